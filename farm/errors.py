@@ -1,0 +1,70 @@
+"""Every error that the farm raises on purpose. The branch is the retry policy; whoever raises picks it.
+
+    FarmError
+    ├── UsageError          the caller's input is wrong             exit 2, never retried
+    ├── TransientError      trying again may work                   exit 3 once retries are spent
+    │   ├── DeadlineError       a wait ended; says what it waited for
+    │   └── BoardLostError      the connection to a board ended
+    ├── PermanentError      trying again cannot work                exit 1
+    │   └── UnavailableError    a part of the farm is missing       exit 3
+    ├── BoardUnsafeError    a board's clocks could not be restored  exit 4
+    └── InternalError       our bug                                 exit 1
+
+Foreign errors are translated once, where they enter. All classes survive pickling (Ray moves them).
+"""
+
+from __future__ import annotations
+
+
+class FarmError(Exception):
+    """Base of the tree. `hint` says what the user can do about it; empty where there is nothing to do."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  {self.hint}" if self.hint else self.message
+
+
+class UsageError(FarmError):
+    """The input is wrong: a flag, a file, a name."""
+
+    exit_code = 2
+
+
+class TransientError(FarmError):
+    """Failed this time; the same call may work later."""
+
+    exit_code = 3
+
+
+class DeadlineError(TransientError):
+    """A wait reached its deadline. The message says what was waited for, and for how long."""
+
+
+class BoardLostError(TransientError):
+    """The connection to a board ended before the answer came. The board may or may not have done the work."""
+
+
+class PermanentError(FarmError):
+    """Failed, and the same call will fail again."""
+
+
+class UnavailableError(PermanentError):
+    """A part of the farm that this needs is not there: tracker, agent, disk, optional package."""
+
+    exit_code = 3
+
+
+class BoardUnsafeError(FarmError):
+    """A board's clocks could not be restored: it must not be used until somebody looked at it."""
+
+    exit_code = 4
+
+
+class InternalError(FarmError):
+    """A bug of ours."""
