@@ -1,0 +1,79 @@
+# One folder, .venv, holds everything; nothing here needs root, a C compiler or a board.
+# `make quickstart` and `make test` are all that a newcomer needs. See CONTRIBUTING.md for the rest.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+# The first interpreter that the pins cover; set PYTHON to choose another.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python3.10; do \
+	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null && { echo $$p; exit; }; \
+	done; echo python3)
+BIN := .venv/bin
+STAMP := .venv/.complete
+# Only `make lock` uses it; in a virtual environment of its own.
+UV_VERSION := 0.13.8
+
+.PHONY: help setup quickstart test check bench lock clean
+
+help:
+	@echo "make quickstart   set up .venv, then tune, compile and time a real model on this machine"
+	@echo "make test         set up .venv, then the whole test suite"
+	@echo "make check        lint, types, import directions and unit tests (what CI runs first)"
+	@echo "make bench        what the speed claims rest on, as JSON"
+	@echo "make setup        only .venv, with everything for the above"
+	@echo "make lock         resolve requirements/ again from pyproject.toml"
+	@echo "make clean        remove .venv and what tools left behind"
+
+setup: $(STAMP)
+
+# The stamp is the last thing written, so an interrupted or failed run starts over. Only wheels are taken and each must
+# match its hash; where they come from is the user's own pip configuration.
+$(STAMP): requirements/all.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null || { \
+		echo "error: '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true); tvm-farm needs Python 3.10 to 3.14." >&2; \
+		echo "  Install one, or name it: make setup PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@case "$$(uname -sm)" in "Linux x86_64"|"Linux aarch64") ;; *) \
+		echo "error: tvm-farm runs on Linux x86-64 and aarch64, not on $$(uname -sm)." >&2; exit 2;; esac
+	@rm -f $@
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf .venv; $(PYTHON) -m venv .venv; } || { \
+		rm -rf .venv; \
+		echo "error: $(PYTHON) cannot make a virtual environment (on Debian and Ubuntu: the package python3-venv)." >&2; exit 2; }
+	@echo "setup: installing the pinned wheels into .venv (about 550 MB to fetch the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --only-binary=:all: \
+		--no-deps --require-hashes --requirement requirements/all.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --no-index --no-deps --no-build-isolation --editable .
+	@touch $@
+	@echo "setup: done, $$($(BIN)/python --version) in .venv"
+
+quickstart: setup
+	@$(BIN)/farm quickstart
+
+test: setup
+	@$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m pytest -q tests/unit
+
+bench: setup
+	@for script in benchmarks/[a-z]*.py; do echo "== $$script" >&2; $(BIN)/python $$script; done
+
+# pip's and uv's own settings are kept out: neither an index address nor a local path may reach the files.
+lock:
+	@$(PYTHON) -m venv build/lock && build/lock/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@compile() { env -u UV_INDEX -u UV_INDEX_URL -u UV_EXTRA_INDEX_URL -u UV_FIND_LINKS -u UV_CONFIG_FILE \
+		build/lock/bin/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.10 \
+		--generate-hashes --only-binary :all: --no-header --no-annotate "$$@"; }; \
+	compile --extra farm --extra dev --output-file requirements/all.txt; \
+	compile --extra agent --constraint requirements/all.txt --output-file requirements/agent.txt
+	@! grep -nE '://|^-|@ ' requirements/*.txt || { echo "error: requirements/ must hold pins and hashes only" >&2; exit 1; }
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

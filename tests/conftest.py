@@ -1,0 +1,18 @@
+"""Marks every test by the folder it lies in, so that `-m unit` and `tests/unit` mean the same."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+_HERE = pathlib.Path(__file__).parent
+_KINDS = ("unit", "contract", "integration", "acceptance")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Add the marker that the first folder below `tests/` names."""
+    for item in items:
+        kind = item.path.relative_to(_HERE).parts[0]
+        if kind in _KINDS:
+            item.add_marker(kind)

@@ -1,0 +1,64 @@
+"""Who may import what, where import-linter has no words for it: ray and tvm are kept to a few modules.
+
+The directions between our own packages are contracts in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+MODULES = sorted(p for package in ("farm", "device_agent") for p in (ROOT / package).rglob("*.py"))
+
+# package -> the modules, as a pattern over paths from the root, that may import it
+ALLOWED = {
+    "ray": r"farm/campaign/engine\w*(/\w+)?\.py|farm/search/build\w*(/\w+)?\.py",
+    "tvm": r"farm/(search|artifacts)/.*\.py|farm/measure/session\w*\.py|device_agent/(rpc|worker)\w*(/\w+)?\.py",
+}
+ALLOWED["tvm_ffi"] = ALLOWED["tvm"]
+
+
+def imported_packages(path: pathlib.Path) -> dict[str, int]:
+    """Top-level packages that a module imports anywhere in it, with the first line that does."""
+    found: dict[str, int] = {}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [node.module]
+        else:
+            continue
+        for name in names:
+            found.setdefault(name.partition(".")[0], node.lineno)
+    return found
+
+
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_only_the_named_modules_import(package: str) -> None:
+    """A package that is slow to load or ties us to one machine is imported only where DESIGN allows it."""
+    strangers = [
+        f"{relative}:{line}"
+        for path in MODULES
+        if (line := imported_packages(path).get(package))
+        and not re.fullmatch(ALLOWED[package], relative := str(path.relative_to(ROOT)))
+    ]
+    assert not strangers, f"these modules may not import {package}: {', '.join(strangers)}"
+
+
+def test_every_module_says_what_lives_in_it() -> None:
+    """Each module that holds anything starts with a docstring."""
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in MODULES
+        if (text := path.read_text(encoding="utf-8")).strip() and not ast.get_docstring(ast.parse(text))
+    ]
+    assert not silent
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    """`utils`, `helpers`, `common` and `misc` are not places."""
+    assert not [p for p in MODULES if p.stem in {"utils", "helpers", "common", "misc", "util", "helper"}]

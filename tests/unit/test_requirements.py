@@ -1,0 +1,44 @@
+"""The pinned sets: what they may hold, and that they follow pyproject.toml."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+FILES = ("all.txt", "agent.txt")
+LINE = re.compile(r"[a-z0-9.-]+==[^ ]+( ; [^\\]+)? \\|    --hash=sha256:[0-9a-f]{64}( \\)?")
+
+
+def pins(name: str) -> dict[str, set[str]]:
+    """Distribution -> its pinned versions (more than one where Python versions differ)."""
+    found: dict[str, set[str]] = {}
+    for match in re.finditer(r"(?m)^([a-z0-9.-]+)==([^ ]+)", (ROOT / "requirements" / name).read_text()):
+        found.setdefault(match[1], set()).add(match[2])
+    return found
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_only_pins_markers_and_hashes(name: str) -> None:
+    """A pinned set names no index, no host and no local path: where wheels come from is the user's choice."""
+    for line in (ROOT / "requirements" / name).read_text().splitlines():
+        assert LINE.fullmatch(line), line
+
+
+def test_agent_set_is_part_of_the_whole() -> None:
+    """A board and the coordinator run the same versions of what both have."""
+    whole = pins("all.txt")
+    assert {k: v for k, v in pins("agent.txt").items() if whole.get(k) != v} == {}
+
+
+def test_tvm_and_its_ffi_move_together() -> None:
+    """The pair that works is pinned: later tvm-ffi releases crash TuneContext."""
+    assert pins("all.txt")["apache-tvm"] == {"0.27.0.post1"}
+    assert pins("all.txt")["apache-tvm-ffi"] == {"0.1.14.post1"}
+
+
+def test_nothing_drags_in_cuda() -> None:
+    """The 335 MB NCCL wheel of plain xgboost stays out."""
+    assert not [name for name in pins("all.txt") if name.startswith("nvidia-") or name == "xgboost"]
