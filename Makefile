@@ -42,9 +42,9 @@ $(STAMP): requirements/all.txt pyproject.toml
 		rm -rf .venv; \
 		echo "error: $(PYTHON) cannot make a virtual environment (on Debian and Ubuntu: the package python3-venv)." >&2; exit 2; }
 	@echo "setup: installing the pinned wheels into .venv (about 550 MB to fetch the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --only-binary=:all: \
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --only-binary=:all: \
 		--no-deps --require-hashes --requirement requirements/all.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --no-index --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --no-index --no-deps --no-build-isolation --editable .
 	@touch $@
 	@echo "setup: done, $$($(BIN)/python --version) in .venv"
 

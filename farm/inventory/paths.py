@@ -1,4 +1,4 @@
-"""Find the inventory's data files, in a checkout and in an installed wheel alike. Reading them is the neighbours' work."""
+"""Find the inventory's data files, in a checkout and in an installed wheel alike. Reading them is not done here."""
 
 from __future__ import annotations
 
