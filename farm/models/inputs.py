@@ -1,0 +1,173 @@
+"""A model's inputs: which there are, which dimensions are open, what `--shape` settles, and seeded values for them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from farm.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class InputSpec:
+    """One input. `shape` has an int per known dimension and the model's name for it ("?" if it has none) per open one.
+
+    `dtype` is NumPy's name of the element type.
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether any dimension is open."""
+        return any(isinstance(d, str) for d in self.shape)
+
+    @property
+    def static_shape(self) -> tuple[int, ...]:
+        """The shape as numbers. Raises UsageError while a dimension is open."""
+        if self.is_dynamic:
+            raise UsageError(f"input {self} has open dimensions", _shape_hint([self]))
+        return tuple(int(d) for d in self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({', '.join(map(str, self.shape))}) {self.dtype}"
+
+
+def read_inputs(model: onnx.ModelProto) -> tuple[InputSpec, ...]:
+    """The inputs that a caller must feed, in order.
+
+    ONNX files of IR version 3 list their weights among the inputs; those have values and are left out.
+    Raises UsageError for an input that is not a tensor, or whose rank the model does not say.
+    """
+    weights = {i.name for i in model.graph.initializer} | {i.values.name for i in model.graph.sparse_initializer}
+    return tuple(_read_input(value) for value in model.graph.input if value.name not in weights)
+
+
+def _read_input(value: onnx.ValueInfoProto) -> InputSpec:
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        raise UsageError(
+            f"input {value.name!r} is a {(kind or 'value without type').removesuffix('_type')}, not a tensor"
+        )
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        raise UsageError(
+            f"input {value.name!r} has no shape in the model, not even a number of dimensions",
+            "Export the model with shapes; onnx.tools.update_model_dims can add them.",
+        )
+    try:
+        dtype = str(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    except (KeyError, ValueError) as error:
+        raise UsageError(f"input {value.name!r} has the unknown element type {tensor.elem_type}") from error
+    if dtype == "object":
+        raise UsageError(f"input {value.name!r} is text; the farm feeds numbers only")
+    return InputSpec(value.name, tuple(_read_dimension(d) for d in tensor.shape.dim), dtype)
+
+
+def _read_dimension(dimension: onnx.TensorShapeProto.Dimension) -> int | str:
+    # Zero and -1 are how some exporters write "open".
+    return dimension.dim_value if dimension.dim_value > 0 else dimension.dim_param or "?"
+
+
+def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """Read `NAME=1,3,224,224` (or 1x3x224x224; `NAME=` alone means a scalar). Raises UsageError.
+
+    A name may hold "=" and ":"; the last "=" ends it.
+    """
+    name, equals, numbers = text.rpartition("=")
+    if not equals or not name.strip():
+        raise UsageError(f"--shape {text!r} is not NAME=1,3,224,224")
+    shape = []
+    for word in filter(None, numbers.strip(" []()").replace("x", ",").split(",")):
+        if not word.strip().lstrip("+-").isdecimal():
+            raise UsageError(f"--shape {text!r}: {word.strip()!r} is not a whole number")
+        if (number := int(word)) <= 0:
+            raise UsageError(f"--shape {text!r}: every dimension must be at least 1, not {number}")
+        shape.append(number)
+    return name.strip(), tuple(shape)
+
+
+def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """Read several `--shape` options. Raises UsageError, also when two are about one input."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, shape = parse_shape(text)
+        if shapes.setdefault(name, shape) != shape:
+            raise UsageError(f"--shape gives input {name!r} twice: {_listed(shapes[name])} and {_listed(shape)}")
+    return shapes
+
+
+def resolve_inputs(inputs: Sequence[InputSpec], shapes: Mapping[str, tuple[int, ...]]) -> tuple[InputSpec, ...]:
+    """The inputs with every dimension a number: the model's own, and `shapes` for the open ones.
+
+    Equal names for open dimensions must get equal numbers. Raises UsageError naming the inputs left open, an unknown
+    name, a wrong rank, or a dimension that the model fixes otherwise.
+    """
+    known = {spec.name: spec for spec in inputs}
+    for name in shapes:
+        if name not in known:
+            raise UsageError(
+                f"the model has no input {name!r}", f"Its inputs: {'; '.join(map(str, inputs)) or 'none'}."
+            )
+    settled: dict[str, int] = {}
+    resolved = [_apply(spec, shapes[spec.name], settled) if spec.name in shapes else spec for spec in inputs]
+    # One `--shape` settles a named dimension for the inputs that share it.
+    resolved = [
+        dataclasses.replace(spec, shape=tuple(settled.get(d, d) if isinstance(d, str) else d for d in spec.shape))
+        for spec in resolved
+    ]
+    if still_open := [spec for spec in resolved if spec.is_dynamic]:
+        raise UsageError(
+            f"the model leaves dimensions open: {'; '.join(map(str, still_open))}",
+            _shape_hint(still_open),
+        )
+    return tuple(resolved)
+
+
+def _apply(spec: InputSpec, shape: tuple[int, ...], settled: dict[str, int]) -> InputSpec:
+    if len(shape) != len(spec.shape):
+        raise UsageError(
+            f"--shape {spec.name}={_listed(shape)} has {len(shape)} dimensions; the model's input is {spec}"
+        )
+    for own, given in zip(spec.shape, shape, strict=True):
+        if isinstance(own, int) and own != given:
+            raise UsageError(
+                f"--shape {spec.name}={_listed(shape)} changes a dimension that the model fixes; its input is {spec}"
+            )
+        if isinstance(own, str) and own != "?" and settled.setdefault(own, given) != given:
+            raise UsageError(f"--shape gives the dimension {own!r} twice: {settled[own]} and {given}")
+    return dataclasses.replace(spec, shape=shape)
+
+
+def make_inputs(inputs: Sequence[InputSpec], seed: int = 0) -> dict[str, npt.NDArray[np.generic]]:
+    """Seeded values for resolved inputs: floats standard normal, integers 0 to 9 (small enough for most lookup tables).
+
+    An input's values depend on its name and the seed, not on the other inputs.
+    """
+    return {spec.name: _fill(spec, seed) for spec in inputs}
+
+
+def _fill(spec: InputSpec, seed: int) -> npt.NDArray[np.generic]:
+    random = np.random.default_rng([seed, *spec.name.encode()])
+    dtype = np.dtype(spec.dtype)
+    if dtype.kind == "b":
+        return random.integers(0, 2, spec.static_shape).astype(dtype)
+    if dtype.kind in "iu":
+        return random.integers(0, 10, spec.static_shape).astype(dtype)
+    values: npt.NDArray[np.float64] = random.standard_normal(spec.static_shape)
+    return values.astype(dtype)
+
+
+def _shape_hint(specs: Sequence[InputSpec]) -> str:
+    examples = (f"--shape {s.name}={_listed(tuple(d if isinstance(d, int) else 1 for d in s.shape))}" for s in specs)
+    return f"Give the shape, for example: {' '.join(examples)}"
+
+
+def _listed(shape: tuple[int, ...]) -> str:
+    return ",".join(map(str, shape))

@@ -1,0 +1,91 @@
+"""The zoo's networks, layer by layer as published. Weights come from `onnx_builder.py`, names from `zoo.py`.
+
+Each function builds on (1, 3, H, W) or (1, features) and returns the tensor that holds the scores, before any softmax:
+a softmax would hide small errors and saturate on large ones.
+"""
+
+from __future__ import annotations
+
+from farm.models.onnx_builder import GraphBuilder
+
+# (squeeze, expand) channels of the eight fire modules of SqueezeNet 1.1; "M" is a pooling step.
+_FIRES: tuple[tuple[int, int] | str, ...] = (
+    *((16, 64), (16, 64), "M"),
+    *((32, 128), (32, 128), "M"),
+    *((48, 192), (48, 192), (64, 256), (64, 256)),
+)
+
+# (expansion, channels, repeats, stride) of MobileNet v2, table 2 of arXiv 1801.04381.
+_INVERTED_RESIDUALS = (
+    *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
+    *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
+)
+
+
+def squeezenet(g: GraphBuilder, x: str) -> str:
+    """SqueezeNet 1.1 (arXiv 1602.07360 and its authors' later revision), 1000 classes."""
+    x = g.relu(g.conv(x, 64, 3, stride=2))
+    x = g.max_pool(x, 3, stride=2, ceil=True)
+    for fire in _FIRES:
+        if isinstance(fire, str):
+            x = g.max_pool(x, 3, stride=2, ceil=True)
+            continue
+        squeeze, expand = fire
+        x = g.relu(g.conv(x, squeeze, 1))
+        x = g.concat(g.relu(g.conv(x, expand, 1)), g.relu(g.conv(x, expand, 3, pad=1)))
+    return g.global_average(g.relu(g.conv(x, 1000, 1)))
+
+
+def resnet18(g: GraphBuilder, x: str) -> str:
+    """ResNet-18 (arXiv 1512.03385), 1000 classes; batch norm is left as nodes of its own."""
+    x = g.relu(g.batch_norm(g.conv(x, 64, 7, stride=2, pad=3, bias=False)))
+    x = g.max_pool(x, 3, stride=2, pad=1)
+    for stage, channels in enumerate((64, 128, 256, 512)):
+        for block in range(2):
+            x = _basic_block(g, x, channels, stride=2 if stage and not block else 1)
+    return g.dense(g.global_average(x), 1000)
+
+
+def _basic_block(g: GraphBuilder, x: str, channels: int, stride: int) -> str:
+    y = g.relu(g.batch_norm(g.conv(x, channels, 3, stride=stride, pad=1, bias=False)))
+    y = g.batch_norm(g.conv(y, channels, 3, pad=1, bias=False, gain=1.0), scale=0.5)
+    if stride != 1 or g.channels(x) != channels:
+        x = g.batch_norm(g.conv(x, channels, 1, stride=stride, bias=False, gain=1.0))
+    return g.relu(g.add(y, x))
+
+
+def mobilenet_v2(g: GraphBuilder, x: str) -> str:
+    """MobileNet v2 at width 1.0, 1000 classes."""
+    x = g.relu6(g.batch_norm(g.conv(x, 32, 3, stride=2, pad=1, bias=False)))
+    for expansion, channels, repeats, stride in _INVERTED_RESIDUALS:
+        for repeat in range(repeats):
+            x = _inverted_residual(g, x, expansion, channels, stride if repeat == 0 else 1)
+    x = g.relu6(g.batch_norm(g.conv(x, 1280, 1, bias=False)))
+    return g.dense(g.global_average(x), 1000)
+
+
+def _inverted_residual(g: GraphBuilder, x: str, expansion: int, channels: int, stride: int) -> str:
+    hidden = g.channels(x) * expansion
+    y = x
+    if expansion != 1:
+        y = g.relu6(g.batch_norm(g.conv(y, hidden, 1, bias=False)))
+    y = g.relu6(g.batch_norm(g.conv(y, hidden, 3, stride=stride, pad=1, groups=hidden, bias=False)))
+    y = g.batch_norm(g.conv(y, channels, 1, bias=False, gain=1.0))
+    return g.add(x, y) if stride == 1 and g.channels(x) == channels else y
+
+
+def tiny_cnn(g: GraphBuilder, x: str) -> str:
+    """One of each: convolution, batch norm, pooling, depthwise, residual, dense; 10 classes."""
+    x = g.relu(g.batch_norm(g.conv(x, 8, 3, pad=1, bias=False)))
+    x = g.max_pool(x, 2, stride=2)
+    y = g.relu(g.conv(x, 8, 3, pad=1, groups=8))
+    x = g.add(x, g.conv(y, 8, 1, gain=1.0))
+    x = g.relu(g.conv(x, 16, 3, stride=2, pad=1))
+    return g.dense(g.global_average(x), 10)
+
+
+def mlp(g: GraphBuilder, x: str) -> str:
+    """Three dense layers, 10 classes."""
+    for features in (256, 128):
+        x = g.relu(g.dense(x, features, gain=2.0))
+    return g.dense(x, 10)

@@ -1,0 +1,170 @@
+"""Turn what the user typed into a checked ONNX model: a file, or a name from the zoo.
+
+Whether TVM can import the model is not known here; see `farm.search.importer`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import pathlib
+
+import google.protobuf.message
+import onnx
+import onnx.external_data_helper
+
+from farm.errors import UsageError
+from farm.models import zoo
+
+# Protocol buffers cannot hold more in one message.
+_MAX_BYTES = 2**31 - 1
+# How files begin that people mistake for models, and what to say about them.
+_LOOKALIKES = (
+    (b"version https://git-lfs", "it is a Git LFS pointer; run `git lfs pull` to get the model"),
+    (b"PK\x03\x04", "it is a zip archive, perhaps a PyTorch checkpoint; export it with torch.onnx.export first"),
+    (b"\x80", "it is a pickle; export the model with torch.onnx.export first"),
+    (b"\x1f\x8b", "it is compressed; gunzip it first"),
+    (b"<", "it is a web page or XML; the download probably failed"),
+    (b"\x1c\x00\x00\x00TFL3", "it is a TensorFlow Lite model; convert it with tf2onnx first"),
+    (b"\x89HDF", "it is a Keras HDF5 file; convert it with tf2onnx first"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSource:
+    """A model as ONNX bytes with all weights inside, whatever it was given as.
+
+    `origin` is the file's absolute path, or `zoo:<name>`. `sha256` is of `onnx_bytes`.
+    """
+
+    name: str
+    onnx_bytes: bytes = dataclasses.field(repr=False)
+    sha256: str
+    origin: str
+
+    def load(self) -> onnx.ModelProto:
+        """A fresh copy of the parsed model; the caller may change it."""
+        return onnx.load_model_from_string(self.onnx_bytes)
+
+
+def resolve_model(text: str) -> ModelSource:
+    """Find the model that `text` names: a zoo name, else a file.
+
+    Raises UsageError saying what is wrong with it and what to do.
+    """
+    if text in zoo.ZOO:
+        return _source(text, zoo.ZOO[text].build(), f"zoo:{text}")
+    path = pathlib.Path(text).expanduser()
+    data = _require_model(path, _read(path, text))
+    return _source(path.stem, data, str(path.resolve()))
+
+
+def _source(name: str, data: bytes, origin: str) -> ModelSource:
+    return ModelSource(name, data, hashlib.sha256(data).hexdigest(), origin)
+
+
+def _read(path: pathlib.Path, typed: str) -> bytes:
+    """The file's bytes; what cannot be read or cannot be a model is refused before it fills the memory."""
+    try:
+        if not path.exists():
+            raise _not_found(path, typed)
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder, not an ONNX file", _folder_hint(path))
+        if not path.is_file():
+            raise UsageError(f"{path} is not a regular file", "Give an ONNX file or a zoo name.")
+        with path.open("rb") as file:
+            start = file.read(64)
+            _refuse_lookalikes(path, start)
+            if (size := path.stat().st_size) > _MAX_BYTES:
+                raise UsageError(
+                    f"{path} has {size:,} bytes; an ONNX file ends at {_MAX_BYTES:,}",
+                    "Save the model with its weights as external data.",
+                )
+            return start + file.read()
+    except PermissionError as error:
+        raise UsageError(f"{path} may not be read: permission denied", "Check the file's mode and owner.") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{typed!r} cannot be read: {error}") from error
+
+
+def _require_model(path: pathlib.Path, data: bytes) -> bytes:
+    """Parse and check; weights kept in other files are taken in. Returns the self-contained bytes."""
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except google.protobuf.message.DecodeError as error:
+        raise _unreadable(path, data) from error
+    if not model.ir_version or not model.HasField("graph"):
+        raise _unreadable(path, data)
+    if not model.graph.node:
+        raise UsageError(f"{path} holds an ONNX model without any node", "Export the model again.")
+    external = _take_in_external_data(path, model)
+    try:
+        onnx.checker.check_model(model)
+    except onnx.checker.ValidationError as error:
+        raise UsageError(
+            f"{path} is not a valid ONNX model: {_first_line(error)}",
+            "Export the model again; `python -m onnx.checker` tells more.",
+        ) from error
+    try:
+        return model.SerializeToString(deterministic=True) if external else data
+    except (ValueError, google.protobuf.message.EncodeError) as error:
+        raise UsageError(f"{path} with its external weights exceeds 2 GiB, more than the farm can take") from error
+
+
+def _take_in_external_data(path: pathlib.Path, model: onnx.ModelProto) -> bool:
+    """Load weights that lie in other files. Returns whether there were any."""
+    external = [t for t in _tensors(model) if t.data_location == onnx.TensorProto.EXTERNAL]
+    for tensor in external:
+        location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "?")
+        try:
+            onnx.external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
+        except (OSError, ValueError, onnx.checker.ValidationError) as error:
+            raise UsageError(
+                f"{path} keeps its weight {tensor.name!r} in {location!r}, which cannot be read: {_first_line(error)}",
+                f"Put {location!r} into the folder {path.resolve().parent}.",
+            ) from error
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        del tensor.external_data[:]
+    return bool(external)
+
+
+def _tensors(model: onnx.ModelProto) -> list[onnx.TensorProto]:
+    attributes = [a for node in model.graph.node for a in node.attribute]
+    return [*model.graph.initializer, *(a.t for a in attributes if a.HasField("t"))]
+
+
+def _not_found(path: pathlib.Path, typed: str) -> UsageError:
+    looks_like_file = path.suffix.lower() == ".onnx" or len(path.parts) > 1
+    names = difflib.get_close_matches(typed.lower(), zoo.ZOO, n=3, cutoff=0.5)
+    hint = f"Did you mean {' or '.join(names)}? " if names else ""
+    hint += f"Give an ONNX file or one of the zoo: {', '.join(zoo.ZOO)}."
+    return UsageError(
+        f"no such file: {typed}" if looks_like_file else f"no file and no zoo model is called {typed!r}", hint
+    )
+
+
+def _folder_hint(folder: pathlib.Path) -> str:
+    files = sorted(p.name for p in folder.glob("*.onnx"))[:5]
+    return f"It holds {', '.join(files)}." if files else "It holds no ONNX file."
+
+
+def _refuse_lookalikes(path: pathlib.Path, start: bytes) -> None:
+    if not start:
+        raise UsageError(f"{path} is empty", "The export or the download did not finish.")
+    for magic, meaning in _LOOKALIKES:
+        if start.startswith(magic):
+            raise UsageError(f"{path} is not an ONNX file: {meaning}")
+
+
+def _unreadable(path: pathlib.Path, data: bytes) -> UsageError:
+    # Field 1 of the model, its IR version, is what exporters write first: such a file began as a model.
+    if data[:1] == b"\x08":
+        return UsageError(f"{path} is a damaged ONNX file: it breaks off or was changed", "Copy or export it again.")
+    return UsageError(f"{path} is not an ONNX file", "Give a file written by an ONNX exporter, or a zoo name.")
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,161 @@
+"""A model's inputs: reading them, settling open dimensions, filling them."""
+
+from __future__ import annotations
+
+import pathlib
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import onnx
+import pytest
+
+from farm.errors import UsageError
+from farm.models import inputs
+from farm.models.inputs import InputSpec
+
+LIGHT = pathlib.Path(onnx.__file__).parent / "backend/test/data/light"
+IMAGE = InputSpec("data", ("batch", 3, "?", "?"), "float32")
+MASK = InputSpec("mask", ("batch", 10), "int64")
+
+
+def model_with(*values: onnx.ValueInfoProto) -> onnx.ModelProto:
+    """A graph with these inputs and nothing else of interest."""
+    return onnx.helper.make_model(onnx.helper.make_graph([], "g", values, []))
+
+
+def tensor(name: str, shape: list[int | str | None] | None, dtype: int = onnx.TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    """Short for make_tensor_value_info."""
+    return onnx.helper.make_tensor_value_info(name, dtype, shape)
+
+
+def test_open_dimensions_keep_their_names() -> None:
+    """A named open dimension keeps its name; unnamed, zero and negative ones are '?'."""
+    (spec,) = inputs.read_inputs(model_with(tensor("data", ["batch", 3, None, -1])))
+    assert spec == InputSpec("data", ("batch", 3, "?", "?"), "float32")
+    assert spec.is_dynamic
+
+
+@pytest.mark.parametrize("name", ["light_squeezenet", "light_resnet50"])
+def test_weights_listed_as_inputs_are_not_inputs(name: str) -> None:
+    """Of the hundreds of inputs of an IR version 3 file only the image remains."""
+    (spec,) = inputs.read_inputs(onnx.load(LIGHT / f"{name}.onnx"))
+    assert spec.static_shape == (1, 3, 224, 224)
+
+
+def test_input_without_rank_is_refused() -> None:
+    """Without even a rank no shape can be given, and the error says so."""
+    with pytest.raises(UsageError, match="no shape"):
+        inputs.read_inputs(model_with(tensor("data", None)))
+
+
+def test_text_and_sequences_are_refused() -> None:
+    """The farm feeds number tensors; anything else is named for what it is."""
+    with pytest.raises(UsageError, match="text"):
+        inputs.read_inputs(model_with(tensor("words", [1], onnx.TensorProto.STRING)))
+    sequence = onnx.helper.make_tensor_sequence_value_info("list", onnx.TensorProto.FLOAT, None)
+    with pytest.raises(UsageError, match="sequence"):
+        inputs.read_inputs(model_with(sequence))
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("data=1,3,224,224", ("data", (1, 3, 224, 224))),
+        ("data=1x3x8x8", ("data", (1, 3, 8, 8))),
+        ("data = [1, 3]", ("data", (1, 3))),
+        ("data=", ("data", ())),
+        ("gpu_0/data_0=1", ("gpu_0/data_0", (1,))),
+        ("a=b:0=2,2", ("a=b:0", (2, 2))),
+    ],
+)
+def test_shape_option(text: str, parsed: tuple[str, tuple[int, ...]]) -> None:
+    """The forms that people type are read, names with '=' included."""
+    assert inputs.parse_shape(text) == parsed
+
+
+@pytest.mark.parametrize("text", ["", "data", "=1,2", "data=1,two", "data=1,0", "data=1,-3", "data=1.5", "data=1,,²"])
+def test_bad_shape_option(text: str) -> None:
+    """Anything else is refused, quoting what was typed."""
+    with pytest.raises(UsageError, match="--shape"):
+        inputs.parse_shape(text)
+
+
+def test_same_input_twice() -> None:
+    """Two different shapes for one input contradict; the same shape twice does not."""
+    assert inputs.parse_shapes(["a=1,2", "a=1x2"]) == {"a": (1, 2)}
+    with pytest.raises(UsageError, match="twice"):
+        inputs.parse_shapes(["a=1,2", "a=1,3"])
+
+
+def test_open_inputs_are_named_with_an_example() -> None:
+    """Without `--shape` the error names each open input and gives a command to copy."""
+    with pytest.raises(UsageError, match=r"data \(batch, 3, \?, \?\) float32; mask") as raised:
+        inputs.resolve_inputs([IMAGE, MASK], {})
+    assert "--shape data=1,3,1,1 --shape mask=1,10" in raised.value.hint
+
+
+def test_one_shape_settles_a_shared_dimension() -> None:
+    """A named dimension settled for one input holds for the others."""
+    image, mask = inputs.resolve_inputs([IMAGE, MASK], {"data": (2, 3, 8, 8)})
+    assert image.static_shape == (2, 3, 8, 8)
+    assert mask.static_shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"image": (1, 3, 8, 8)}, "no input 'image'"),
+        ({"data": (1, 3, 8)}, "3 dimensions"),
+        ({"data": (1, 4, 8, 8)}, "fixes"),
+        ({"data": (1, 3, 8, 8), "mask": (2, 10)}, "'batch' twice"),
+    ],
+)
+def test_shapes_that_do_not_fit(shapes: dict[str, tuple[int, ...]], message: str) -> None:
+    """An unknown name, a wrong rank, a fixed dimension and a contradiction are each told apart."""
+    with pytest.raises(UsageError, match=message):
+        inputs.resolve_inputs([IMAGE, MASK], shapes)
+
+
+def test_unknown_input_lists_the_known() -> None:
+    """The hint holds the names that would have worked."""
+    with pytest.raises(UsageError) as raised:
+        inputs.resolve_inputs([IMAGE, MASK], {"image": (1, 3, 8, 8)})
+    assert "data" in raised.value.hint
+    assert "mask" in raised.value.hint
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int64", "int32", "uint8", "int8", "bool"])
+def test_values_have_the_dtype_and_vary(dtype: str) -> None:
+    """Values have the input's type and shape, and are not all one number."""
+    spec = InputSpec("x", (4, 8), dtype)
+    array = inputs.make_inputs([spec], seed=3)["x"]
+    assert array.dtype == np.dtype(dtype)
+    assert array.shape == (4, 8)
+    assert len(np.unique(array)) > 1
+
+
+def test_values_are_seeded_per_input() -> None:
+    """The same seed gives the same values whatever other inputs there are; another seed, others."""
+    a, b = InputSpec("a", (8,), "float32"), InputSpec("b", (8,), "float32")
+    both, alone = inputs.make_inputs([a, b], 5), inputs.make_inputs([b], 5)
+    np.testing.assert_array_equal(both["b"], alone["b"])
+    assert not np.array_equal(both["a"], both["b"])
+    assert not np.array_equal(alone["b"], inputs.make_inputs([b], 6)["b"])
+
+
+def test_open_input_cannot_be_filled() -> None:
+    """Filling an input with open dimensions is refused, not guessed."""
+    with pytest.raises(UsageError, match="open dimensions"):
+        inputs.make_inputs([IMAGE])
+
+
+@hypothesis.given(st.text(max_size=30))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    """No text makes the option's reader fail in another way than UsageError."""
+    try:
+        name, shape = inputs.parse_shape(text)
+    except UsageError:
+        return
+    assert name
+    assert all(d > 0 for d in shape)
