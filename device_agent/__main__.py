@@ -1,0 +1,7 @@
+"""`python -m device_agent` is the same as `device-agent`."""
+
+import sys
+
+from device_agent.agent import main
+
+sys.exit(main())

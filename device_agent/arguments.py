@@ -1,0 +1,84 @@
+"""Fill kernel arguments with seeded values: quick, the same on every board, never constant."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# One draw of values is repeated to fill a tensor. A prime length keeps the period off every power-of-two stride.
+_POOL_SIZE = 65_521
+# Arguments start at different places of the pool, so that no two of a shape are equal.
+_STRIDE_BETWEEN_ARGUMENTS = 7919
+
+
+class UnknownDtypeError(ValueError):
+    """An argument's dtype that this agent cannot fill."""
+
+
+@functools.lru_cache(maxsize=4)
+def values(seed: int) -> NDArray[np.int32]:
+    """Integers in [-32768, 32768], equal on all machines (no floating point is involved in drawing them)."""
+    return np.random.default_rng(seed).integers(-32768, 32769, size=_POOL_SIZE, dtype=np.int32)
+
+
+def pool(dtype: str, seed: int) -> NDArray[Any]:
+    """Values of one dtype: floats in [-1, 1], integers in 0..7 (safe as indices of all but tiny axes), booleans.
+
+    Raises UnknownDtypeError for a dtype that neither NumPy nor ml_dtypes knows.
+    """
+    raw = values(seed)
+    kind = _numpy_dtype(dtype)
+    if kind.kind in "iu":
+        return (raw & 7).astype(kind)
+    if kind.kind == "b":
+        return (raw & 1).astype(kind)
+    return (raw.astype(np.float32) / 32768).astype(kind)
+
+
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    try:
+        return np.dtype(name)
+    except TypeError:
+        try:
+            import ml_dtypes
+
+            return np.dtype(getattr(ml_dtypes, name))
+        except (ImportError, AttributeError, TypeError) as error:
+            raise UnknownDtypeError(f"arguments of dtype {name!r} are not known to this agent") from error
+
+
+def fill(destination: NDArray[Any], source: NDArray[Any], start: int) -> None:
+    """Fill the flat `destination` with `source`, from position `start` of it on, again and again."""
+    first = np.roll(source, -(start % len(source)))[: len(destination)]
+    filled = len(first)
+    destination[:filled] = first
+    while filled < len(destination):  # doubling keeps the period and runs at the speed of memcpy
+        step = min(filled, len(destination) - filled)
+        destination[filled : filled + step] = destination[:step]
+        filled += step
+
+
+def allocate(specs: Any, seed: int) -> list[Any]:
+    """TVM tensors on the CPU for the given TensorSpecs, filled. Raises UnknownDtypeError."""
+    import tvm.runtime
+
+    tensors = []
+    pools: dict[str, NDArray[Any]] = {}
+    for index, spec in enumerate(specs):
+        if spec.dtype not in pools:
+            pools[spec.dtype] = pool(spec.dtype, seed)
+        source = pools[spec.dtype]
+        tensor = tvm.runtime.empty(spec.shape, spec.dtype, tvm.runtime.cpu())
+        size = int(np.prod(spec.shape, dtype=np.int64))
+        if size:
+            # NumPy cannot view bfloat16 and the like through DLPack, but it can through their bytes.
+            memory = (ctypes.c_uint8 * (size * source.itemsize)).from_address(tensor.data_ptr())
+            fill(np.frombuffer(memory, dtype=source.dtype), source, index * _STRIDE_BETWEEN_ARGUMENTS)
+        tensors.append(tensor)
+    return tensors

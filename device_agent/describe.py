@@ -1,0 +1,97 @@
+"""What a board says of itself, read from the machine: cores, clocks, memory, sensors, engines."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+from pathlib import Path
+
+from device_agent.evidence import Sensors, read_text
+from device_agent.protocol import PROTOCOL_VERSION, Description, Engine
+
+# Which installed distribution serves which engine.
+_DISTRIBUTION = {
+    Engine.RELAX_VM: "apache-tvm",
+    Engine.KERNEL: "apache-tvm",
+    Engine.ONNXRUNTIME: "onnxruntime",
+}
+
+
+class Machine:
+    """One machine, whose /sys and /proc are found under `root`."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+
+    def describe(self, name: str, board_type: str, version: str) -> Description:
+        """Read everything now; what the machine does not have is empty. Never raises for a missing file."""
+        cores = self.read_cores_online()
+        versions = find_engine_versions()
+        return Description(
+            name=name,
+            board_type=board_type,
+            agent_version=version,
+            protocol_version=PROTOCOL_VERSION,
+            simulated=False,
+            architecture=platform.machine(),
+            cpu_model=self.read_cpu_model(),
+            cores_online=cores,
+            cpu_freq_range_hz=self.read_cpu_freq_ranges(cores),
+            memory_bytes=self.read_memory_bytes(),
+            engines=tuple(versions),
+            engine_versions=versions,
+            rails=(),
+            thermal_zones=Sensors(self._root).thermal_zones,
+        )
+
+    def read_cores_online(self) -> tuple[int, ...]:
+        """Numbers of the cores that are online, e.g. from `0,3-5`."""
+        text = read_text(self._root / "sys/devices/system/cpu/online")
+        if text is None:
+            return tuple(range(os.cpu_count() or 1))
+        cores: list[int] = []
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            cores += range(int(first), int(last or first) + 1)
+        return tuple(cores)
+
+    def read_cpu_freq_ranges(self, cores: tuple[int, ...]) -> dict[str, list[int]]:
+        """Lowest and highest clock in Hz of each core that has cpufreq."""
+        ranges = {}
+        for core in cores:
+            folder = self._root / f"sys/devices/system/cpu/cpu{core}/cpufreq"
+            limits_khz = [read_text(folder / name) for name in ("cpuinfo_min_freq", "cpuinfo_max_freq")]
+            if all(text and text.isdigit() for text in limits_khz):
+                ranges[str(core)] = [int(text or 0) * 1000 for text in limits_khz]
+        return ranges
+
+    def read_cpu_model(self) -> str:
+        """The CPU's name: `model name` on x86, the device tree's model or the CPU part numbers on ARM."""
+        cpuinfo = read_text(self._root / "proc/cpuinfo") or ""
+        if found := re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE):
+            return found.group(1)
+        if model := read_text(self._root / "proc/device-tree/model"):
+            return model.rstrip("\0")
+        parts = sorted(set(re.findall(r"^CPU part\s*:\s*(\S+)$", cpuinfo, re.MULTILINE)))
+        return f"CPU part {', '.join(parts)}" if parts else "unknown"
+
+    def read_memory_bytes(self) -> int:
+        """Physical memory usable by Linux, in bytes; 0 if it cannot be read."""
+        found = re.search(r"^MemTotal:\s+(\d+) kB", read_text(self._root / "proc/meminfo") or "", re.MULTILINE)
+        return int(found.group(1)) * 1024 if found else 0
+
+
+def find_engine_versions() -> dict[str, str]:
+    """The engines that this board can run, and the version of what runs them."""
+    versions = {}
+    for engine, distribution in _DISTRIBUTION.items():
+        module = "tvm" if distribution == "apache-tvm" else distribution
+        if importlib.util.find_spec(module) is not None:
+            try:
+                versions[engine.value] = importlib.metadata.version(distribution)
+            except importlib.metadata.PackageNotFoundError:  # unpacked by hand, as on a bundle
+                versions[engine.value] = "unknown"
+    return versions

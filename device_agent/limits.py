@@ -1,0 +1,74 @@
+"""What a worker may use: address space, threads, core dumps; and the hold on a crashing worker.
+
+Applied inside the worker, before it loads anything foreign.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import re
+import resource
+import socket
+from pathlib import Path
+
+from device_agent.protocol import Limits
+
+# From malloc.h. With glibc's default, every thread that allocates reserves 64-128 MiB of address space, which would
+# count as the candidate's; TVM's own workspaces are cached per thread, so one arena costs them nothing.
+_M_ARENA_MAX = -8
+
+
+def apply(limits: Limits) -> int:
+    """Limit this process; return the address space it may map, in bytes.
+
+    TVM's thread pool is started first, so that its stacks are not charged to the candidate.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        # When the machine itself runs out, the kernel must take this process, not the agent.
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    with contextlib.suppress(AttributeError):  # not glibc
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+    start_threads(thread_count(limits))
+    allowed = mapped_bytes("self") + limits.memory_bytes
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard != resource.RLIM_INFINITY:
+        allowed = min(allowed, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
+    return allowed
+
+
+def thread_count(limits: Limits) -> int:
+    """The number of threads a worker computes with: as asked for, or one per core this process may use."""
+    return limits.threads or len(os.sched_getaffinity(0))
+
+
+def start_threads(count: int) -> None:
+    """Start TVM's thread pool with `count` threads, this one included."""
+    import tvm_ffi
+
+    os.environ["TVM_NUM_THREADS"] = str(count)
+    big_cores = 1  # TVM's AffinityMode::kBig: fast cores first
+    tvm_ffi.get_global_func("runtime.config_threadpool")(big_cores, count)
+
+
+def mapped_bytes(process: int | str, field: str = "VmSize") -> int:
+    """`VmSize` (now) or `VmPeak` (highest ever) of a process in bytes; 0 once its memory is gone."""
+    with contextlib.suppress(OSError):
+        if found := re.search(rf"^{field}:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text(), re.MULTILINE):
+            return int(found.group(1)) * 1024
+    return 0
+
+
+def hold_when_crashing(distress: socket.socket) -> None:
+    """Make a crash (SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL) wait until the other end has looked.
+
+    The kernel takes a dying process's memory away before it tells the parent, so that the parent could not see
+    whether memory had run out. Python's fault handler writes its report from within the signal handler in many
+    small pieces; a socket buffer as small as the kernel allows stops it there until the parent reads.
+    """
+    distress.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    faulthandler.enable(file=distress.fileno(), all_threads=True)

@@ -1,0 +1,51 @@
+"""Link what a stock client uploads (an object file, or a tar of them) into a library, on the board."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+# Linking a few objects takes 0.2 s; the first call of ziglang on a slow board builds its C library first.
+_TIMEOUT_S = 120.0
+
+
+class NoLinkerError(RuntimeError):
+    """This board has no linker."""
+
+
+def link(path: Path) -> Path:
+    """The path of a loadable library made from `path`: itself, unless it is a .o or .tar.
+
+    Raises NoLinkerError where the board cannot link, RuntimeError with the linker's words where linking fails.
+    """
+    if path.suffix == ".o":
+        objects = [path]
+    elif path.suffix == ".tar":
+        folder = path.with_suffix(".objects")
+        with tarfile.open(path) as archive:
+            archive.extractall(folder, filter="data")
+        objects = sorted(p for p in folder.rglob("*") if p.is_file())
+    else:
+        return path
+    output = path.with_name(path.name + ".so")
+    command = [*find_linker(), "-shared", "-fPIC", "-o", str(output), *map(str, objects)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr.strip()[-2000:]}")
+    return output
+
+
+def find_linker() -> list[str]:
+    """The command that links here. Raises NoLinkerError."""
+    for name in ("g++", "gcc"):
+        if found := shutil.which(name):
+            return [found]
+    if importlib.util.find_spec("ziglang") is not None:
+        return [sys.executable, "-m", "ziglang", "cc"]
+    raise NoLinkerError(
+        "this board has no g++, gcc or ziglang to link uploaded objects with; upload a linked .so, or install ziglang"
+    )

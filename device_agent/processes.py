@@ -1,0 +1,160 @@
+"""Fork processes, and end them so that none is ever left behind.
+
+Three nets, each for a way of dying: a child asks the kernel to be killed with its parent (`die_with_parent`); a parent
+adopts what its children leave behind (`become_subreaper`) and kills it (`kill_children`). What a process does belongs
+elsewhere. Forking is safe here only because the agent's processes have one thread each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+# From linux/prctl.h.
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+# A killed process is gone within milliseconds; one stuck in a driver may never go, and must not hold up the board.
+KILL_TIMEOUT_S = 1.0
+
+_HANDLED_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}, {value}): {os.strerror(code)}")
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when `parent`'s main thread ends; end at once if it already has."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def become_subreaper() -> None:
+    """Adopt every descendant whose own parent dies, so that `kill_children` can find it."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def fork(body: Callable[[], None]) -> int:
+    """Run `body` in a child process of its own session and process group; return its pid.
+
+    The child starts with default signal handling, is killed with its parent, and ends when `body` returns or raises:
+    nothing of the parent's stack, exit handlers or finalizers ever runs in it.
+    """
+    parent = os.getpid()
+    # A signal between fork and the reset below would run the parent's handler in the child.
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _run_child(parent, body)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+    return pid
+
+
+def _run_child(parent: int, body: Callable[[], None]) -> NoReturn:
+    code = 1
+    try:
+        die_with_parent(parent)
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in _HANDLED_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        # TVM's own handler symbolises the stack on a crash: slow, and unsafe when the heap is what is broken.
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        body()
+        code = 0
+    except BaseException:  # the edge of a process: whatever it was, it must not unwind into the parent's stack
+        import traceback
+
+        with contextlib.suppress(Exception):
+            os.write(2, traceback.format_exc().encode())
+    finally:
+        os._exit(code)
+
+
+def find_children() -> list[int]:
+    """Pids of this process's children, adopted ones and zombies included."""
+    me = os.getpid()
+    try:
+        return [int(pid) for pid in Path(f"/proc/self/task/{me}/children").read_text().split()]
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+        pids = []
+        for entry in os.listdir("/proc"):
+            with contextlib.suppress(OSError, ValueError):
+                # The command name may hold spaces and brackets; the parent is the second field after it.
+                if int(Path(f"/proc/{int(entry)}/stat").read_text().rpartition(")")[2].split()[1]) == me:
+                    pids.append(int(entry))
+        return pids
+
+
+def kill_group(pid: int) -> None:
+    """Kill the process group that `pid` leads; no error if it is gone."""
+    for send in (os.killpg, os.kill):  # the group exists only once the child has called setsid
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            send(pid, signal.SIGKILL)
+
+
+def kill_children(timeout_s: float = KILL_TIMEOUT_S) -> bool:
+    """Kill and reap all children, and theirs as they are adopted; return whether none is left after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while children := find_children():
+        for pid in children:
+            kill_group(pid)
+        if reap(children[0], deadline) is None:
+            return False
+    return True
+
+
+def has_ended(pid: int) -> bool:
+    """Whether the child `pid` is dead; it stays a zombie, so that its pid cannot be taken by another process."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
+def reap(pid: int, deadline: float) -> int | None:
+    """Wait for the child `pid` until `deadline` (monotonic seconds); its wait status, or None if it lives on.
+
+    A child that somebody reaped already counts as ended with exit code 0.
+    """
+    pause_s = 0.0002
+    while True:
+        try:
+            reaped, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return 0
+        if reaped:
+            return status
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 2, 0.01)
+
+
+def describe_end(status: int) -> str:
+    """How a process ended, from its wait status, in words."""
+    if os.WIFSIGNALED(status):
+        return f"killed by {signal_name(os.WTERMSIG(status))}"
+    return f"exit code {os.waitstatus_to_exitcode(status)}"
+
+
+def signal_name(number: int) -> str:
+    """`SIGSEGV` for 11, and a plain number for one that Python does not know."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,327 @@
+"""The listening loop: speaks TVM's RPC server handshake and forks one session process per client.
+
+One thread, no TVM calls of its own: what a client may do happens in the session process (`session.py`), whose death,
+by whatever exit code or signal, only ends that client. Registration with the tracker is in `tracker.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from device_agent import processes
+from device_agent.tracker import TrackerLink
+
+RPC_MAGIC = 0xFF271
+_CODE_SUCCESS = RPC_MAGIC
+_CODE_MISMATCH = RPC_MAGIC + 2
+
+# A client sends its greeting at once; one that does not is a port scanner.
+_GREETING_TIMEOUT_S = 5.0
+_MAX_KEY_BYTES = 4096
+# A session ends by itself when its client closes; one inside a function does not notice and is killed after this.
+_GONE_GRACE_S = 0.2
+# Clients that vanish without a word (power cut, network split) are given up after 10 + 3 x 5 s.
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
+# How often the parent is looked at where the kernel cannot tell of its death.
+_PARENT_CHECK_S = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+class AllPortsBusyError(OSError):
+    """No port of the range can be bound."""
+
+
+def open_listener(host: str, first_port: int, last_port: int) -> socket.socket:
+    """Listen on the first free port of the range. Raises AllPortsBusyError, or OSError for a bad host."""
+    family, kind, protocol, _, _ = socket.getaddrinfo(host, first_port, type=socket.SOCK_STREAM)[0]
+    for port in range(first_port, last_port + 1):
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen(16)
+        except OSError as error:
+            listener.close()
+            if port and error.errno not in (98, 13):  # EADDRINUSE, EACCES
+                raise
+            continue
+        listener.setblocking(False)
+        return listener
+    raise AllPortsBusyError(f"every port from {first_port} to {last_port} of {host} is in use")
+
+
+@dataclasses.dataclass
+class _Greeting:
+    """A connection that has not yet said whom it wants."""
+
+    sock: socket.socket
+    peer: str
+    deadline: float
+    data: bytes = b""
+
+    def read(self) -> str | None:
+        """The client's key once it is complete. Raises ValueError or OSError when this is no client."""
+        try:
+            chunk = self.sock.recv(_MAX_KEY_BYTES)
+        except BlockingIOError:
+            return None
+        if not chunk:
+            raise ConnectionResetError("connection closed")
+        self.data += chunk
+        if len(self.data) >= 4 and struct.unpack_from("<i", self.data)[0] != RPC_MAGIC:
+            raise ValueError("not a TVM RPC client")
+        if len(self.data) < 8:
+            return None
+        (size,) = struct.unpack_from("<i", self.data, 4)
+        if not 0 < size <= _MAX_KEY_BYTES:
+            raise ValueError(f"key of {size} bytes")
+        return self.data[8 : 8 + size].decode() if len(self.data) >= 8 + size else None
+
+
+@dataclasses.dataclass
+class _Session:
+    """A client that holds the board, and the process that serves it."""
+
+    pid: int
+    sock: socket.socket
+    peer: str
+    folder: Path
+    started: float
+    expires: float | None  # monotonic; from the client's -timeout= option
+    timeout_s: float
+    gone_at: float | None = None
+
+
+class Listener:
+    """Serves one client at a time until `stop` is asked for by SIGTERM, SIGINT or the death of the parent.
+
+    `serve` runs in a forked process with the client's socket and an empty work folder; `on_ready` is called once, when
+    clients can come (with a tracker: when it has accepted the registration).
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        key: str,
+        tracker: TrackerLink | None,
+        serve: Callable[[socket.socket, Path], None],
+        on_ready: Callable[[], None],
+        parent: int | None = None,
+        on_timeout: Callable[[socket.socket, str], None] | None = None,
+    ) -> None:
+        self._listener = listener
+        self._key = key
+        self._tracker = tracker
+        self._serve = serve
+        self._on_ready: Callable[[], None] | None = on_ready
+        self._on_timeout = on_timeout
+        self._parent = parent
+        self._greetings: list[_Greeting] = []
+        self._session: _Session | None = None
+        self._stopping = ""
+        self._sessions_served = 0
+
+    def run(self) -> None:
+        """Serve until told to stop; leave no process, folder or registration behind."""
+        processes.become_subreaper()
+        with contextlib.ExitStack() as stack:
+            wakeup_read, wakeup_write = socket.socketpair()
+            stack.callback(wakeup_read.close)
+            stack.callback(wakeup_write.close)
+            wakeup_read.setblocking(False)
+            wakeup_write.setblocking(False)
+            signal.set_wakeup_fd(wakeup_write.fileno(), warn_on_full_buffer=False)
+            stack.callback(signal.set_wakeup_fd, -1)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, self._on_stop_signal)
+            signal.signal(signal.SIGCHLD, lambda *_: None)
+            self._folder = Path(stack.enter_context(_work_folder()))
+            stack.callback(self._end_everything)
+            if self._tracker is not None:
+                self._tracker.offer()
+            while not self._stopping:
+                self._step(wakeup_read)
+            _log.info("stopping: %s", self._stopping)
+
+    def _on_stop_signal(self, number: int, _frame: object) -> None:
+        self._stopping = signal.Signals(number).name
+
+    def _step(self, wakeup: socket.socket) -> None:
+        now = time.monotonic()
+        due = self._do_what_is_due(now)
+        poll = select.poll()
+        poll.register(wakeup, select.POLLIN)
+        tracked = self._tracker.watched() if self._tracker else None
+        if tracked is not None:
+            poll.register(*tracked)
+        if self._session is None:
+            poll.register(self._listener, select.POLLIN)
+            for greeting in self._greetings:
+                poll.register(greeting.sock, select.POLLIN)
+        elif self._session.gone_at is None:
+            poll.register(self._session.sock, select.POLLRDHUP)  # hang-ups only: the bytes are the session's
+        timeout_ms = None if due is None else max(0.0, (due - now) * 1000)
+        ready = dict(poll.poll(timeout_ms))
+        now = time.monotonic()
+        if wakeup.fileno() in ready:
+            with contextlib.suppress(BlockingIOError):
+                wakeup.recv(4096)
+        if tracked is not None and self._tracker is not None and tracked[0] in ready:
+            self._tracker.handle(ready[tracked[0]], now)
+        if self._session is not None:
+            if self._session.sock.fileno() in ready:
+                self._session.gone_at = now
+        else:
+            for greeting in [g for g in self._greetings if g.sock.fileno() in ready]:
+                self._continue_greeting(greeting, now)
+            if self._session is None and self._listener.fileno() in ready:
+                self._accept(now)
+
+    def _do_what_is_due(self, now: float) -> float | None:
+        """Handle deadlines and dead children; return when to look again, None for never."""
+        due: list[float] = []
+        if self._parent is not None:
+            if os.getppid() != self._parent:
+                self._stopping = "the parent process is gone"
+            due.append(now + _PARENT_CHECK_S)
+        if self._session is not None:
+            due += self._watch_session(self._session, now)
+        if self._tracker is not None:
+            due.append(self._tracker.tick(now))
+        for greeting in [g for g in self._greetings if now >= g.deadline]:
+            self._drop_greeting(greeting, "it said nothing")
+        due += [greeting.deadline for greeting in self._greetings]
+        if self._on_ready is not None and (self._tracker is None or self._tracker.registered):
+            self._on_ready()
+            self._on_ready = None
+        return 0.0 if self._stopping else min(due, default=None)
+
+    def _accept(self, now: float) -> None:
+        try:
+            sock, address = self._listener.accept()
+        except OSError:  # the client is gone already
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            if option := getattr(socket, name, None):
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        greeting = _Greeting(sock, f"{address[0]}:{address[1]}", now + _GREETING_TIMEOUT_S)
+        self._greetings.append(greeting)
+        self._continue_greeting(greeting, now)
+
+    def _continue_greeting(self, greeting: _Greeting, now: float) -> None:
+        try:
+            key = greeting.read()
+            if key is None:
+                return
+            wanted, *options = key.split() or [""]
+            expected = self._tracker.match_key if self._tracker else self._key
+            if wanted != f"client:{expected}":
+                greeting.sock.sendall(struct.pack("<i", _CODE_MISMATCH))
+                raise ValueError("its key was not handed out for this moment")
+            answer = f"server:{self._key}".encode()
+            greeting.sock.sendall(struct.pack("<ii", _CODE_SUCCESS, len(answer)) + answer)
+            timeout_s = sum(float(o.removeprefix("-timeout=")) for o in options if o.startswith("-timeout="))
+        except (OSError, ValueError) as error:
+            self._drop_greeting(greeting, str(error))
+            return
+        self._greetings.remove(greeting)
+        self._start_session(greeting, timeout_s, now)
+
+    def _drop_greeting(self, greeting: _Greeting, reason: str) -> None:
+        _log.info("refused %s: %s", greeting.peer, reason)
+        greeting.sock.close()
+        self._greetings.remove(greeting)
+
+    def _start_session(self, greeting: _Greeting, timeout_s: float, now: float) -> None:
+        self._sessions_served += 1
+        folder = self._folder / f"session-{self._sessions_served}"
+        folder.mkdir()
+        sock = greeting.sock
+        sock.setblocking(True)
+
+        def body() -> None:
+            os.chdir(folder)
+            self._listener.close()
+            if self._tracker is not None:
+                self._tracker.close()
+            self._serve(sock, folder)
+
+        pid = processes.fork(body)
+        expires = now + timeout_s if timeout_s > 0 else None
+        self._session = _Session(pid, sock, greeting.peer, folder, now, expires, timeout_s)
+        _log.info("session %d for %s started, pid %d", self._sessions_served, greeting.peer, pid)
+        if self._tracker is not None:
+            self._tracker.withdraw()
+        for other in list(self._greetings):
+            self._drop_greeting(other, "another client came first")
+
+    def _watch_session(self, session: _Session, now: float) -> list[float]:
+        if processes.has_ended(session.pid):
+            self._end_session(session, "its process ended")
+            return []
+        if session.gone_at is not None and now >= session.gone_at + _GONE_GRACE_S:
+            self._end_session(session, "killed: its client is gone")
+            return []
+        if session.expires is not None and now >= session.expires:
+            processes.kill_group(session.pid)
+            if self._on_timeout is not None:
+                self._on_timeout(session.sock, f"the session's {session.timeout_s:g} s are over (session_timeout)")
+            self._end_session(session, f"killed: its {session.timeout_s:g} s are over")
+            return []
+        dues = [session.expires, None if session.gone_at is None else session.gone_at + _GONE_GRACE_S]
+        return [due for due in dues if due is not None]
+
+    def _end_session(self, session: _Session, how: str) -> None:
+        """Kill what is left of a session, remove its folder, offer the board again."""
+        processes.kill_group(session.pid)
+        status = processes.reap(session.pid, time.monotonic() + processes.KILL_TIMEOUT_S)
+        if not processes.kill_children():
+            _log.error("session %d left a process that does not die: %s", session.pid, processes.find_children())
+        end = "does not die" if status is None else processes.describe_end(status)
+        session.sock.close()
+        remove_folder(session.folder)
+        self._session = None
+        _log.info("session of %s ended after %.1f s: %s (%s)", session.peer, time.monotonic() - session.started, how, end)
+        if self._tracker is not None and not self._stopping:
+            self._tracker.offer()
+
+    def _end_everything(self) -> None:
+        self._stopping = self._stopping or "an error"
+        self._listener.close()
+        if self._tracker is not None:
+            self._tracker.close()
+        for greeting in self._greetings:
+            greeting.sock.close()
+        if self._session is not None:
+            self._end_session(self._session, "killed: the agent stops")
+
+
+@contextlib.contextmanager
+def _work_folder():  # type: ignore[no-untyped-def]
+    """A folder for this agent's sessions; also removes those of agents that were killed."""
+    folder = tempfile.mkdtemp(prefix="device-agent-")
+    try:
+        yield folder
+    finally:
+        remove_folder(Path(folder))
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder whatever its content did to its permissions; what cannot be removed is logged."""
+    shutil.rmtree(folder, ignore_errors=True)

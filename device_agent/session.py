@@ -1,0 +1,118 @@
+"""What runs in the process that serves one client: the stock RPC functions, ours, and TVM's server loop.
+
+Candidates given to `device_agent.measure` run in workers (`worker.py`); what a stock client loads by the stock
+functions runs right here, and its crash ends this session only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from device_agent import arguments, describe, evidence, linking, processes, protocol, worker
+
+
+class Board:
+    """Who this agent is and what it allows: the same for every session.
+
+    `root` is where /sys and /proc are found, so that a captured or simulated tree can stand in for a machine.
+    """
+
+    def __init__(self, name: str, board_type: str, version: str, max_library_bytes: int, root: Path = Path("/")) -> None:
+        self.name = name
+        self.board_type = board_type
+        self.version = version
+        self.max_library_bytes = max_library_bytes
+        self.machine = describe.Machine(root)
+        self.sensors = evidence.Sensors(root)
+
+    @property
+    def key(self) -> str:
+        """What the board is registered as with the tracker."""
+        return f"{self.board_type}/{self.name}"
+
+    def describe(self) -> protocol.Description:
+        """What the board says of itself, read from the machine now."""
+        return self.machine.describe(self.name, self.board_type, self.version)
+
+
+def load_tvm() -> None:
+    """Import TVM's runtime, without its compiler, before the first fork, so that forks start with it."""
+    import tvm.rpc  # noqa: F401
+
+    # Stock clients ask for tvm.contrib.random.*, which lives in a library that the runtime-only mode leaves out.
+    package = importlib.util.find_spec("tvm")
+    extra = Path(package.origin or "").parent / "lib" / "libtvm_runtime_extra.so" if package else None
+    if extra is not None and extra.exists():
+        ctypes.CDLL(str(extra), ctypes.RTLD_GLOBAL)
+
+
+def serve(board: Board, sock: socket.socket, folder: Path) -> None:
+    """Serve the client at the other end of `sock` until it leaves. Runs in a process of its own, in `folder`."""
+    import tvm.rpc._ffi_api as rpc_api
+
+    processes.become_subreaper()
+    _register(board, folder)
+    rpc_api.ServerLoop(sock.fileno())
+
+
+def return_exception(sock: socket.socket, message: str) -> None:
+    """Tell the client why its session was ended from outside."""
+    import tvm.rpc._ffi_api as rpc_api
+
+    rpc_api.ReturnException(sock.fileno(), f"RPCSessionTimeoutError: {message}")
+
+
+def _register(board: Board, folder: Path) -> None:
+    """Put the functions of this session into TVM's registry; clients call them by name."""
+    from tvm_ffi import register_global_func
+
+    def path_of(name: str) -> Path:
+        path = Path(os.path.normpath(folder / name))
+        if not path.is_relative_to(folder):
+            raise ValueError(f"{name!r} lies outside this session's work folder")
+        return path
+
+    def checked(data: bytes, what: str) -> bytes:
+        if len(data) > board.max_library_bytes:
+            raise ValueError(
+                f"{what} of {len(data)} bytes refused: this agent takes {board.max_library_bytes} (--max-library-bytes)"
+            )
+        return data
+
+    def upload(name: str, data: bytes) -> None:
+        path_of(name).write_bytes(checked(data, "upload"))
+
+    def load_module(name: str) -> Any:
+        from tvm.runtime import load_module as load
+
+        return load(str(linking.link(path_of(name))))
+
+    def download_linked_module(name: str) -> bytearray:
+        return bytearray(linking.link(path_of(name)).read_bytes())
+
+    def measure(spec_json: str, library: bytes) -> str:
+        spec = protocol.MeasureSpec.from_json(spec_json)
+        arguments.values(spec.seed)  # drawn before the fork, so that only the first call pays
+        return _sign(board, worker.measure(spec, checked(library, "library"), folder, board.sensors)).to_json()
+
+    functions = {
+        "tvm.rpc.server.workpath": lambda name: str(path_of(name)),
+        "tvm.rpc.server.upload": upload,
+        "tvm.rpc.server.load_module": load_module,
+        "tvm.rpc.server.download_linked_module": download_linked_module,
+        protocol.DESCRIBE: lambda: board.describe().to_json(),
+        protocol.MEASURE: measure,
+    }
+    for name, function in functions.items():
+        register_global_func(name, function, override=True)
+
+
+def _sign(board: Board, outcome: protocol.Outcome) -> protocol.Outcome:
+    import dataclasses
+
+    return dataclasses.replace(outcome, board=board.name, agent_version=board.version)

@@ -1,0 +1,82 @@
+"""Time one candidate, inside a worker process: load its library, fill arguments, warm up, sample."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from device_agent import arguments, evidence, protocol
+from device_agent.protocol import Outcome, Status
+
+# A sample aimed exactly at the wanted length falls short half of the time.
+_GROWTH_MARGIN = 1.2
+# A kernel may be lazily paged in: one sample may mislead about the number of calls, three rounds do not.
+_MAX_ROUNDS = 8
+
+
+class LoadError(Exception):
+    """The library cannot be loaded, or has no such entry."""
+
+
+def load(path: Path, entry: str) -> tuple[Any, Any]:
+    """The module in the library at `path` and its function `entry`. Raises LoadError with the loader's words."""
+    import tvm.runtime
+
+    try:
+        module = tvm.runtime.load_module(str(path))
+    except (RuntimeError, OSError, ValueError) as error:
+        raise LoadError(str(error).replace(f"{path} ", "").strip()) from error
+    try:
+        return module, module[entry]
+    except AttributeError as error:
+        raise LoadError(f"the library has no function {entry!r}") from error
+
+
+def time_candidate(spec: protocol.MeasureSpec, library: Path, sensors: evidence.Sensors) -> Outcome:
+    """Measure; the process this runs in may well not survive it. Raises LoadError, MemoryError, TVM's errors.
+
+    At least one call is made before the first sample, even with `warmup` 0: TVM's evaluator always drops one. With
+    `flush_cache` the caches are emptied before each sample and `number` does not grow, since only the first call of
+    a sample meets cold caches.
+    """
+    import tvm.runtime
+
+    module, function = load(library, spec.entry)
+    tensors = arguments.allocate(spec.arguments, spec.seed)
+    before = sensors.read()
+    started = time.perf_counter()
+    for _ in range(spec.warmup - 1):
+        function(*tensors)
+
+    def sample(number: int, repeat: int) -> list[float]:
+        evaluator = module.time_evaluator(
+            spec.entry,
+            tvm.runtime.cpu(),
+            number=number,
+            repeat=repeat,
+            f_preproc="cache_flush_cpu_non_first_arg" if spec.flush_cache else "",
+        )
+        return list(evaluator(*tensors).results)
+
+    number = spec.number
+    samples = sample(number, spec.repeat)
+    if spec.min_repeat_s > 0 and not spec.flush_cache:
+        for _ in range(_MAX_ROUNDS):
+            call_s = statistics.median(samples)
+            if call_s * number >= spec.min_repeat_s:
+                break
+            wanted = spec.min_repeat_s * _GROWTH_MARGIN / max(call_s, 1e-9)
+            number = max(math.ceil(wanted), number + 1)
+            samples = sample(number, spec.repeat)
+    timing_s = time.perf_counter() - started
+    return Outcome(
+        Status.OK,
+        latency_s=tuple(samples),
+        calls_per_sample=number,
+        timing_s=timing_s,
+        before=before,
+        after=sensors.read(),
+    )

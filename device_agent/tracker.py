@@ -1,0 +1,231 @@
+"""The agent's connection to TVM's tracker: offers the board, keeps its match key fresh, comes back after a restart.
+
+Never blocks: the listening loop asks it which events it wants and by when. The protocol is TVM's (length-prefixed
+JSON); who may use the board is the tracker's business.
+"""
+
+from __future__ import annotations
+
+import collections
+import errno
+import json
+import logging
+import random
+import select
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+TRACKER_MAGIC = 0x2F271
+_SUCCESS = 0
+_PUT = 3
+_UPDATE_INFO = 5
+_GET_PENDING_MATCHKEYS = 7
+
+# Reconnecting after 0.1, 0.2 … 2 s: a restarted tracker sees the board within 2 s, a dead one costs nothing.
+_FIRST_RETRY_S = 0.1
+_LAST_RETRY_S = 2.0
+# How often the tracker is asked whether our match key was handed out, and how long a client may take to use it
+# (both as in TVM's own server).
+_PING_PERIOD_S = 2.0
+_UNUSED_KEY_S = 6.0
+# A tracker that has not answered or accepted a connection for so long is frozen: start over.
+_ANSWER_TIMEOUT_S = 5.0
+# Tracker messages are short JSON lists; TVM's own limit is the same.
+_MAX_MESSAGE_BYTES = 1 << 20
+
+_log = logging.getLogger(__name__)
+
+
+class TrackerLink:
+    """Keeps one board registered under `key` with the tracker at `address`.
+
+    `port` is where the board listens. Not thread-safe. Times are monotonic seconds given by the caller.
+    """
+
+    def __init__(self, address: tuple[str, int], key: str, port: int) -> None:
+        self._address = address
+        self._key = key
+        self._port = port
+        self._sock: socket.socket | None = None
+        self._connected = False
+        self._greeted = False
+        self._offered = False
+        self._out = b""
+        self._in = b""
+        self._answers: collections.deque[Callable[[Any], None]] = collections.deque()
+        self._waiting_since = 0.0
+        self._now = 0.0
+        self._retry_at = 0.0
+        self._retry_s = _FIRST_RETRY_S
+        self._ping_at = 0.0
+        self._unused_since: float | None = None
+        self.match_key: str | None = None
+        self.registered = False
+
+    def offer(self) -> None:
+        """Tell the tracker that the board is free, under a new match key."""
+        self._offered = True
+        if self._greeted:
+            self._put()
+
+    def withdraw(self) -> None:
+        """Note that the board is taken; the tracker knows, since a client came with the key that it handed out."""
+        self._offered = False
+        self.registered = False
+        self.match_key = None
+
+    def close(self) -> None:
+        """End the connection, by which the tracker forgets the board."""
+        if self._sock is not None:
+            self._sock.close()
+        self._sock = None
+
+    def watched(self) -> tuple[int, int] | None:
+        """The file descriptor and poll events to wait for, or None while disconnected."""
+        if self._sock is None:
+            return None
+        return self._sock.fileno(), select.POLLIN | (select.POLLOUT if self._out or not self._connected else 0)
+
+    def tick(self, now: float) -> float:
+        """Do what is due at `now`; return the time of the next thing to do."""
+        self._now = now
+        if self._sock is None:
+            if now >= self._retry_at:
+                self._connect()
+            return self._retry_at if self._sock is None else now + _ANSWER_TIMEOUT_S
+        if not self._greeted or self._answers:
+            if now - self._waiting_since >= _ANSWER_TIMEOUT_S:
+                self._drop("it does not answer")
+                return self._retry_at
+            return self._waiting_since + _ANSWER_TIMEOUT_S
+        if not self.registered:
+            return now + _ANSWER_TIMEOUT_S
+        if now >= self._ping_at:
+            self._ping_at = now + _PING_PERIOD_S
+            self._ask([_GET_PENDING_MATCHKEYS], self._on_pending_keys)
+        return self._ping_at
+
+    def handle(self, events: int, now: float) -> None:
+        """React to poll `events` on the connection."""
+        self._now = now
+        if self._sock is None:
+            return
+        try:
+            if not self._connected:
+                self._finish_connecting()
+            if self._connected and events & (select.POLLIN | select.POLLHUP | select.POLLERR):
+                self._receive()
+            self._send()
+        except (OSError, ValueError) as error:
+            self._drop(str(error))
+
+    def _connect(self) -> None:
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(*self._address, type=socket.SOCK_STREAM)[0]
+            self._sock = socket.socket(family, kind, protocol)
+            self._sock.setblocking(False)
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            code = self._sock.connect_ex(address)
+            if code not in (0, errno.EINPROGRESS):
+                raise OSError(code, errno.errorcode.get(code, str(code)))
+        except OSError as error:
+            self._drop(str(error))
+            return
+        self._out, self._in, self._waiting_since = struct.pack("<i", TRACKER_MAGIC), b"", self._now
+        self._answers.clear()
+
+    def _finish_connecting(self) -> None:
+        assert self._sock is not None
+        code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, errno.errorcode.get(code, str(code)))
+        self._connected = True
+
+    def _receive(self) -> None:
+        assert self._sock is not None
+        try:
+            data = self._sock.recv(65536)
+        except BlockingIOError:
+            return
+        if not data:
+            raise ConnectionResetError("connection closed by the tracker")
+        self._in += data
+        while len(self._in) >= 4 and self._sock is not None:
+            (number,) = struct.unpack_from("<i", self._in)
+            if not self._greeted:
+                if number != TRACKER_MAGIC:
+                    raise ValueError("this is not a TVM tracker")
+                self._in = self._in[4:]
+                self._on_greeted()
+                continue
+            if not 0 < number <= _MAX_MESSAGE_BYTES or not self._answers:
+                raise ValueError(f"unexpected message of {number} bytes")
+            if len(self._in) < 4 + number:
+                return
+            value = json.loads(self._in[4 : 4 + number])
+            self._in = self._in[4 + number :]
+            self._waiting_since = self._now
+            self._answers.popleft()(value)
+
+    def _send(self) -> None:
+        if self._sock is not None and self._connected and self._out:
+            try:
+                self._out = self._out[self._sock.send(self._out) :]
+            except BlockingIOError:
+                return
+
+    def _ask(self, message: list[Any], on_answer: Callable[[Any], None]) -> None:
+        text = json.dumps(message).encode()
+        if not self._answers:
+            self._waiting_since = self._now
+        self._out += struct.pack("<i", len(text)) + text
+        self._answers.append(on_answer)
+
+    def _on_greeted(self) -> None:
+        self._greeted = True
+        self._retry_s = _FIRST_RETRY_S
+        _log.info("connected to the tracker at %s:%d", *self._address)
+        self._ask([_UPDATE_INFO, {"key": f"server:{self._key}", "addr": [None, self._port]}], _expect_success)
+        if self._offered:
+            self._put()
+
+    def _put(self) -> None:
+        self.registered = False
+        self._unused_since = None
+        self.match_key = f"{self._key}:{random.random()}"  # the tracker splits it at the last colon
+        match_key = self.match_key
+
+        def on_answer(value: Any) -> None:
+            _expect_success(value)
+            if self.match_key == match_key:
+                self.registered = True
+                self._ping_at = self._now + _PING_PERIOD_S
+
+        self._ask([_PUT, self._key, [self._port, match_key], None], on_answer)
+
+    def _on_pending_keys(self, value: Any) -> None:
+        if not self._offered or not isinstance(value, list):
+            return
+        if self.match_key in value:
+            self._unused_since = None
+        elif self._unused_since is None:
+            self._unused_since = self._now
+        elif self._now - self._unused_since >= _UNUSED_KEY_S:
+            _log.info("a client took the match key and never came; offering the board again")
+            self._put()
+
+    def _drop(self, reason: str) -> None:
+        if self._greeted or self._retry_s == _FIRST_RETRY_S:
+            _log.warning("no tracker at %s:%d (%s); trying again", *self._address, reason)
+        self.close()
+        self._connected = self._greeted = self.registered = False
+        self._retry_at = self._now + self._retry_s
+        self._retry_s = min(self._retry_s * 2, _LAST_RETRY_S)
+
+
+def _expect_success(value: Any) -> None:
+    if value != _SUCCESS:
+        raise ValueError(f"the tracker refused: {value!r}")

@@ -1,0 +1,228 @@
+"""Run one candidate or model in a process of its own, and say how that ended.
+
+The session forks a worker per call, waits with a deadline, kills whatever is left, and turns its end into an
+Outcome. What the worker does meanwhile is in `timing.py` and `engines.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import select
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from device_agent import arguments, evidence, limits, processes, protocol, timing
+from device_agent.protocol import Limits, Outcome, Status
+
+# What is kept of a worker's stdout and stderr, and of an exception's text.
+_OUTPUT_BYTES = 2000
+# Where the kernel has no pidfd (before 5.3), a death that leaves the pipes open is noticed this late.
+_LOOK_S = 0.1
+# How long a crashing worker may take to die once its memory has been looked at.
+_DYING_S = 1.0
+# A report starts with the address space allowed, sent before anything foreign runs; the length of its frame follows.
+_SIZE = struct.Struct("<Q")
+# A crash this close to the limit (a quarter of what was granted) is blamed on memory: the allocation that failed is
+# not counted in the peak.
+_NEAR_LIMIT = 0.25
+
+
+@dataclasses.dataclass
+class _End:
+    """How a worker ended."""
+
+    report: bytes | None = None  # a complete frame
+    status: int | None = None  # wait status; None for a process that does not die
+    timed_out: bool = False
+    output: str = ""
+    allowed_bytes: int = 0
+    peak_bytes: int = 0  # 0: not seen
+
+
+def measure(spec: protocol.MeasureSpec, library: bytes, folder: Path, sensors: evidence.Sensors) -> Outcome:
+    """Time the candidate in `library` (a linked shared object). Never raises for what the candidate does."""
+    path = folder / "candidate.so"
+
+    def job() -> bytes:
+        path.write_bytes(library)
+        return protocol.pack_frame(timing.time_candidate(spec, path, sensors).to_json(), b"")
+
+    try:
+        return _run(job, spec.limits)[0]
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _run(job: Callable[[], bytes], allowed: Limits) -> tuple[Outcome, bytes]:
+    """Run `job`, which returns a frame of an Outcome and its payload, in a worker."""
+    started_at = time.time()
+    payload = b""
+    if len(os.listdir("/proc/self/task")) > 1:
+        outcome = Outcome(
+            Status.FARM_ERROR,
+            "code loaded straight into this session has started threads, so no worker can be forked from it; "
+            "measure in a session of its own",
+        )
+    else:
+        outcome, payload = _judge(_supervise(job, allowed), allowed)
+    return dataclasses.replace(outcome, started_at=started_at), payload
+
+
+def _supervise(job: Callable[[], bytes], allowed: Limits) -> _End:
+    """Fork a worker for `job`, collect what it says, and leave nothing of it behind."""
+    deadline = time.monotonic() + allowed.timeout_s
+    report, workers_report = os.pipe()
+    output, workers_output = os.pipe()
+    distress, workers_distress = socket.socketpair()
+    pid = processes.fork(lambda: _work(job, allowed, workers_report, workers_output, workers_distress))
+    os.close(workers_report)
+    os.close(workers_output)
+    workers_distress.close()
+    for fd in (report, output, distress.fileno()):
+        os.set_blocking(fd, False)
+    try:
+        return _Watch(pid, report, output, distress.fileno(), deadline).run()
+    finally:
+        processes.kill_children()
+        os.close(report)
+        os.close(output)
+        distress.close()
+
+
+class _Watch:
+    """Waits for a worker's report, death or deadline, whichever comes first."""
+
+    def __init__(self, pid: int, report: int, output: int, distress: int, deadline: float) -> None:
+        self._pid = pid
+        self._report, self._output, self._distress = report, output, distress
+        self._deadline = deadline
+        self._end = _End()
+        self._received = {report: bytearray(), output: bytearray()}
+
+    def run(self) -> _End:
+        """Wait; kill the worker's process group; say how it ended."""
+        end = self._end
+        with contextlib.ExitStack() as stack:
+            poll = select.poll()
+            for fd in (self._report, self._output, self._distress):
+                poll.register(fd, select.POLLIN)
+            look_s = _LOOK_S
+            with contextlib.suppress(AttributeError, OSError):
+                pidfd = os.pidfd_open(self._pid)
+                stack.callback(os.close, pidfd)
+                poll.register(pidfd, select.POLLIN)
+                look_s = 3600.0
+            while end.report is None and not processes.has_ended(self._pid):
+                left_s = self._deadline - time.monotonic()
+                if left_s <= 0:
+                    end.timed_out = end.peak_bytes == 0
+                    break
+                for fd, _ in poll.poll(min(left_s, look_s) * 1000):
+                    if fd == self._distress:
+                        self._look_at_memory()
+                    if fd in (self._report, self._output, self._distress) and not self._read(fd):
+                        poll.unregister(fd)
+            for fd in (self._report, self._output):
+                while self._read(fd):
+                    pass
+        processes.kill_group(self._pid)
+        end.status = processes.reap(self._pid, time.monotonic() + processes.KILL_TIMEOUT_S)
+        end.output = bytes(self._received[self._output]).decode(errors="replace").strip()
+        return end
+
+    def _look_at_memory(self) -> None:
+        """Note how much a crashing worker has mapped; it waits for us to read from the distress socket."""
+        if not self._end.peak_bytes:
+            self._end.peak_bytes = limits.mapped_bytes(self._pid, "VmPeak")
+            self._deadline = min(self._deadline, time.monotonic() + _DYING_S)
+
+    def _read(self, fd: int) -> bool:
+        """Read what there is; return False when there is no more for now or for good."""
+        try:
+            data = os.read(fd, 1 << 20)
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:  # the distress socket of a process that died with our bytes unread
+            return False
+        if fd in self._received:
+            self._received[fd] += data
+            if fd == self._output:
+                del self._received[fd][:-_OUTPUT_BYTES]
+            else:
+                self._parse_report()
+        return bool(data)
+
+    def _parse_report(self) -> None:
+        received = self._received[self._report]
+        if len(received) >= _SIZE.size:
+            (self._end.allowed_bytes,) = _SIZE.unpack_from(received)
+        if len(received) >= 2 * _SIZE.size:
+            (size,) = _SIZE.unpack_from(received, _SIZE.size)
+            if len(received) >= 2 * _SIZE.size + size:
+                self._end.report = bytes(memoryview(received)[2 * _SIZE.size : 2 * _SIZE.size + size])
+
+
+def _work(job: Callable[[], bytes], allowed: Limits, report: int, output: int, distress: socket.socket) -> None:
+    """The life of a worker process, from the fork to its report."""
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    _close_all_but({0, 1, 2, report, distress.fileno()})  # above all the client's connection
+    try:
+        os.write(report, _SIZE.pack(limits.apply(allowed)))
+        limits.hold_when_crashing(distress)
+        frame = job()
+    except Exception as error:  # the edge of a process: whatever the candidate raises is its outcome
+        frame = protocol.pack_frame(_judge_exception(error).to_json(), b"")
+    left = memoryview(_SIZE.pack(len(frame)) + frame)
+    while left:
+        left = left[os.write(report, left) :]
+
+
+def _close_all_but(kept: set[int]) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with contextlib.suppress(OSError):  # the descriptor that listed them
+                os.close(int(name))
+
+
+def _judge_exception(error: Exception) -> Outcome:
+    """The outcome of a job that raised."""
+    text = str(error)[:_OUTPUT_BYTES]
+    if isinstance(error, timing.LoadError):
+        return Outcome(Status.LOAD_FAILED, text)
+    if isinstance(error, MemoryError) or "bad_alloc" in text:
+        return Outcome(Status.OUT_OF_MEMORY, f"an allocation failed at the worker's limit: {text}")
+    if isinstance(error, arguments.UnknownDtypeError | protocol.ProtocolError | OSError):
+        return Outcome(Status.FARM_ERROR, f"{type(error).__name__}: {text}")
+    return Outcome(Status.CRASHED, f"the candidate raised {type(error).__name__}: {text}")
+
+
+def _judge(end: _End, allowed: Limits) -> tuple[Outcome, bytes]:
+    """The outcome of a worker's end, and the payload of its report."""
+    if end.report is not None:
+        try:
+            text, payload = protocol.unpack_frame(end.report)
+            return Outcome.from_json(text), payload
+        except protocol.ProtocolError as error:
+            return Outcome(Status.CRASHED, f"the worker's report was overwritten: {error}"), b""
+    said = f"; it last wrote: {end.output}" if end.output else ""
+    if end.timed_out or end.status is None:
+        stuck = "" if end.status is not None else "; its process does not die (a driver may be stuck)"
+        return Outcome(Status.RUN_TIMEOUT, f"not finished after {allowed.timeout_s:g} s{stuck}{said}"), b""
+    if not os.WIFSIGNALED(end.status):
+        code = os.waitstatus_to_exitcode(end.status)
+        return Outcome(Status.CRASHED, f"the candidate ended its process itself, exit code {code}{said}"), b""
+    name = processes.signal_name(os.WTERMSIG(end.status))
+    if os.WTERMSIG(end.status) == signal.SIGKILL:
+        return Outcome(Status.OUT_OF_MEMORY, f"killed by the kernel: the board ran out of memory{said}", signal=name), b""
+    at_limit = end.peak_bytes > end.allowed_bytes - _NEAR_LIMIT * allowed.memory_bytes > 0
+    if at_limit or "bad_alloc" in end.output:
+        message = f"crashed ({name}) at its limit of {allowed.memory_bytes} bytes{said}"
+        return Outcome(Status.OUT_OF_MEMORY, message, signal=name), b""
+    return Outcome(Status.CRASHED, f"killed by {name}{said}", signal=name), b""
