@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
@@ -136,10 +137,10 @@ class GraphBuilder:
         data: bytes = model.SerializeToString(deterministic=True)
         return data
 
-    def _normal(self, shape: tuple[int, ...], std: float) -> np.ndarray:
+    def _normal(self, shape: tuple[int, ...], std: float) -> npt.NDArray[np.float64]:
         return self._random.standard_normal(shape) * std
 
-    def _weight(self, values: np.ndarray | np.floating, *, trained: bool = True) -> str:
+    def _weight(self, values: npt.ArrayLike, *, trained: bool = True) -> str:
         array = np.asarray(values, dtype=np.float32)
         name = f"w{len(self._weights)}"
         self._weights.append(numpy_helper.from_array(array, name))

@@ -19,7 +19,7 @@ ALLOWED = {
     "ray": r"farm/campaign/engine\w*(/\w+)?\.py|farm/search/build\w*(/\w+)?\.py",
     "tvm": (
         r"farm/(search|artifacts)/.*\.py|farm/measure/session\w*\.py"
-        # On the board everything that serves or runs candidates may; what reads hardware, and the processes around it, may not.
+        # On the board, what serves or runs candidates may; what reads hardware and minds processes may not.
         r"|device_agent/(?!agent|clocks|evidence|platforms|power|processes|protocol|sysfs|thermal|tracker)\w+\.py"
     ),
 }
