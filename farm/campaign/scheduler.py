@@ -1,0 +1,80 @@
+"""Decide which workload gets the next trials. Pure: state in, decision out; running them is the engine's business."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+# Weights of the two guesses about a workload's next gain, and how much of its operator family's best speed it is
+# expected to reach: alpha and beta of Ansor's task scheduler (Zheng et al., OSDI 2020, section 6).
+_ALPHA, _BETA = 0.2, 2.0
+_WINDOW = 3
+
+# A workload below this share of the model's FLOP starts with one trial: its first schedule is usually its last.
+_LIGHT_SHARE = 0.002
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkloadState:
+    """What is known of one workload. `asked` counts every trial given to it, finished or not.
+
+    `best_s` holds the best latency so far (seconds) after each finished round, oldest first; empty before the first
+    good trial. `weight` is calls per inference.
+    """
+
+    kind: str
+    weight: float
+    flop: float
+    asked: int = 0
+    best_s: tuple[float, ...] = ()
+    exhausted: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class SchedulerSettings:
+    """`warmup` trials are given to every workload that matters before gains are compared; `batch` after that."""
+
+    warmup: int = 4
+    batch: int = 8
+
+
+def decide_next(states: Sequence[WorkloadState], remaining: int, settings: SchedulerSettings) -> tuple[int, int] | None:
+    """The index of the workload to search next and how many trials to give it, or None where nothing is left to do."""
+    open_ = [i for i, state in enumerate(states) if not state.exhausted]
+    if remaining <= 0 or not open_:
+        return None
+    total = sum(state.flop * state.weight for state in states) or 1.0
+    fresh = [i for i in open_ if states[i].asked == 0]
+    if fresh:
+        heaviest = max(fresh, key=lambda i: states[i].flop * states[i].weight)
+        light = states[heaviest].flop * states[heaviest].weight < _LIGHT_SHARE * total
+        # With fewer trials than workloads times `warmup`, breadth goes before depth: an untouched workload runs scalar.
+        fair = max(1, remaining // (2 * len(fresh))) if remaining < 2 * settings.warmup * len(fresh) else settings.warmup
+        return heaviest, min(remaining, 1 if light else min(settings.warmup, fair))
+    gains = {i: _expected_gain(i, states) for i in open_}
+    best = max(open_, key=lambda i: gains[i])
+    return best, min(remaining, settings.batch)
+
+
+def _expected_gain(index: int, states: Sequence[WorkloadState]) -> float:
+    """Seconds of model latency that one more round is expected to save."""
+    state = states[index]
+    if not state.best_s:
+        # Nothing has worked yet, so nothing is known to be lost by waiting; more tries make it less promising.
+        return state.weight * state.flop / 1e9 / (1 + state.asked)
+    latency = state.best_s[-1]
+    window = min(_WINDOW, len(state.best_s) - 1)
+    recent = (state.best_s[-1 - window] - latency) / window if window else 0.0
+    optimistic = latency / max(1, state.asked)
+    speeds = [s.flop / s.best_s[-1] for s in states if s.kind == state.kind and s.best_s and s.flop > 0]
+    if speeds and state.flop > 0:
+        similar = latency - state.flop / (_BETA * max(speeds))
+        optimistic = min(optimistic, similar) if similar > 0 else 0.0
+    return state.weight * (_ALPHA * recent + (1 - _ALPHA) * optimistic)
+
+
+def model_latency_s(states: Sequence[WorkloadState]) -> float | None:
+    """The sum over workloads of weight times best latency, or None while a workload has no good trial."""
+    if any(not state.best_s for state in states):
+        return None
+    return sum(state.weight * state.best_s[-1] for state in states)

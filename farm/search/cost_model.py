@@ -1,0 +1,136 @@
+"""A cost model that ranks candidates: gradient-boosted trees over MetaSchedule's per-store features.
+
+It learns from what boards measured and from nothing else: a trial that failed through no fault of the candidate never
+gets here, and a candidate that failed counts as speed zero, not as some huge number of seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xgboost
+
+from farm.search import tvm_env
+
+# Ansor's published settings (Zheng et al., OSDI 2020, arXiv:2006.06762) except the number of trees: with at most some
+# thousand trials 60 trees rank as well as its early-stopped hundreds and train ten times faster (docs/performance.md).
+_PARAMETERS = {
+    "max_depth": 8,
+    "gamma": 0.001,
+    "min_child_weight": 0,
+    "eta": 0.2,
+    "verbosity": 0,
+    "tree_method": "hist",
+    "disable_default_eval_metric": 1,
+}
+_ROUNDS = 60
+
+Features = npt.NDArray[np.float32]  # [stores of one candidate, features]
+
+
+class CostModel:
+    """Scores candidates: higher is faster, 1 is as fast as the workload's best so far. Not thread-safe."""
+
+    def __init__(self, seed: int, threads: int, warmup: int = 32) -> None:
+        """Until `warmup` candidates are known, scores are random."""
+        self._rng = np.random.default_rng(seed)
+        self._parameters = {**_PARAMETERS, "seed": seed, "nthread": threads}
+        self._warmup = warmup
+        self._features: dict[str, list[Features]] = {}
+        self._latency_s: dict[str, list[float]] = {}
+        self._booster: xgboost.Booster | None = None
+        self._trained_on = 0
+        self._extractor: Any = None
+
+    @property
+    def size(self) -> int:
+        """How many candidates it has learned from."""
+        return sum(map(len, self._latency_s.values()))
+
+    @property
+    def ready(self) -> bool:
+        """Whether scores mean something yet."""
+        return self.size >= self._warmup
+
+    def extract(self, context: Any, candidates: list[Any]) -> list[Features]:
+        """MetaSchedule's per-store features of each candidate."""
+        if self._extractor is None:
+            tvm_env.load()
+            import tvm.s_tir.meta_schedule as ms
+
+            self._extractor = ms.feature_extractor.PerStoreFeature()
+        return [tensor.numpy().astype("float32") for tensor in self._extractor.extract_from(context, candidates)]
+
+    def learn(self, workload: str, features: list[Features], latency_s: list[float | None]) -> None:
+        """Add measured candidates of one workload; None stands for a candidate that failed by its own fault."""
+        for matrix, latency in zip(features, latency_s, strict=True):
+            if len(matrix):
+                self._features.setdefault(workload, []).append(matrix)
+                self._latency_s.setdefault(workload, []).append(np.inf if latency is None else latency)
+
+    def score(self, features: list[Features]) -> npt.NDArray[np.float64]:
+        """One score per candidate, float64."""
+        # Training again for every handful of results costs more than it teaches.
+        if self.ready and self.size >= self._trained_on * 1.1 + 1:
+            self._train()
+        if self._booster is None:
+            return self._rng.uniform(size=len(features))
+        filled = [index for index, matrix in enumerate(features) if len(matrix)]
+        scores = np.zeros(len(features))
+        if filled:
+            stacked, owner = _stack([features[index] for index in filled])
+            per_store = self._booster.predict(xgboost.DMatrix(stacked), output_margin=True)
+            scores[filled] = np.bincount(owner, weights=per_store, minlength=len(filled))
+        return scores
+
+    def _train(self) -> None:
+        """Fit per-store terms whose sum over a candidate's stores is its speed relative to its workload's best."""
+        matrices = [matrix for group in self._features.values() for matrix in group]
+        speed = np.concatenate([_relative_speed(np.array(group)) for group in self._latency_s.values()])
+        stacked, owner = _stack(matrices)
+        data = xgboost.DMatrix(stacked)
+        # Fast candidates matter most: errors are weighted by speed, as in Ansor; a floor keeps bad ones from vanishing.
+        weight = np.maximum(speed, 0.05)[owner]
+
+        def gradient(prediction: Any, _: xgboost.DMatrix) -> tuple[Any, Any]:
+            total = np.bincount(owner, weights=prediction, minlength=len(speed))
+            return ((total - speed)[owner] * weight), weight
+
+        self._booster = xgboost.train(self._parameters, data, num_boost_round=_ROUNDS, obj=gradient)
+        self._trained_on = self.size
+
+
+def _relative_speed(latency_s: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    best = latency_s.min()
+    return np.zeros_like(latency_s) if not np.isfinite(best) else best / latency_s
+
+
+def _stack(matrices: list[Features]) -> tuple[Features, npt.NDArray[np.int64]]:
+    """All rows below each other, and for each row the index of its matrix."""
+    lengths = [len(matrix) for matrix in matrices]
+    return np.concatenate(matrices), np.repeat(np.arange(len(matrices)), lengths)
+
+
+def as_tvm(model: CostModel) -> Any:
+    """The same model as MetaSchedule's search calls it."""
+    tvm_env.load()
+    from tvm.s_tir.meta_schedule.cost_model import PyCostModel
+    from tvm.ir.utils import derived_object
+
+    @derived_object
+    class Adapter(PyCostModel):  # type: ignore[misc]
+        def load(self, path: str) -> None:
+            raise NotImplementedError(path)
+
+        def save(self, path: str) -> None:
+            raise NotImplementedError(path)
+
+        def update(self, context: Any, candidates: list[Any], results: list[Any]) -> None:
+            """Learning goes through `CostModel.learn`, which knows the fault side of each result."""
+
+        def predict(self, context: Any, candidates: list[Any]) -> npt.NDArray[np.float64]:
+            return model.score(model.extract(context, candidates))
+
+    return Adapter()

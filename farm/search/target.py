@@ -1,0 +1,36 @@
+"""Turn a board type's target into TVM's, asking LLVM where the target is this machine itself."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+from farm.errors import UsageError
+from farm.search import tvm_env
+
+
+def host_target(cores: int) -> dict[str, Any]:
+    """The target of this machine: triple and CPU as LLVM detects them, `cores` of them."""
+    tvm_env.load()
+    from tvm.target import codegen
+
+    machine = platform.machine()
+    return {
+        "kind": "llvm",
+        # LLVM's own triple names the vendor of the wheel's build machine; the generic one says the same of the ABI.
+        "mtriple": f"{machine}-linux-gnu",
+        "mcpu": str(codegen.llvm_get_system_cpu()),
+        "num-cores": cores,
+    }
+
+
+def make_target(config: Mapping[str, Any]) -> Any:
+    """A `tvm.target.Target` from its dict form. Raises UsageError where TVM refuses it."""
+    tvm_env.load()
+    from tvm.target import Target
+
+    try:
+        return Target(dict(config))
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UsageError(f"TVM refuses the target {dict(config)}: {error}") from error

@@ -1,0 +1,43 @@
+"""Import TVM's tuning parts without the minute that its tensor intrinsics cost.
+
+Call `load()` before anything else in a process that searches or builds; nothing here searches or builds.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import os
+import sys
+import types
+
+# Families of tensor intrinsics that MetaSchedule's CPU rules look up by name: x86 for this kind of host and boards,
+# arm_cpu for every Jetson. Both cost 0.9 s together; the package's own __init__ also builds cuda, rocm and hexagon
+# (65 s measured on two cores), which no CPU target asks for.
+_FAMILIES = ("x86", "arm_cpu")
+
+
+@functools.cache
+def load() -> types.ModuleType:
+    """Import TVM ready for tuning and return the `tvm` module. Later calls cost nothing."""
+    # The XGBoost model and TVM share the cores with the builders; a thread pool per library would fight over them.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1))))
+    import tvm
+    import tvm.s_tir
+
+    name = "tvm.s_tir.tensor_intrin"
+    if name not in sys.modules:
+        # A stand-in package: `import tvm.s_tir.tensor_intrin`, which TuneContext runs, then finds it and is content.
+        package = types.ModuleType(name)
+        package.__path__ = [os.path.join(path, "tensor_intrin") for path in tvm.s_tir.__path__]
+        package.__package__ = name
+        sys.modules[name] = package
+        tvm.s_tir.tensor_intrin = package
+        for family in _FAMILIES:
+            importlib.import_module(f"{name}.{family}")
+    import tvm.s_tir.meta_schedule  # noqa: F401
+
+    for logger in ("tvm.s_tir.meta_schedule", "tvm.s_tir.meta_schedule.tune_context"):
+        logging.getLogger(logger).setLevel(logging.ERROR)
+    return tvm
