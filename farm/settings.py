@@ -1,0 +1,83 @@
+"""Every setting once: its default, its environment variable and what it means. Flags of a command override them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from farm.errors import UsageError
+
+
+def _setting(default: Any, env: str, meaning: str) -> Any:
+    return dataclasses.field(default=default, metadata={"env": env, "meaning": meaning})
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What may be set. Times are in seconds, sizes in bytes."""
+
+    home: str = _setting("", "FARM_HOME", "folder of the store, caches and reports; default: the platform's data folder")
+    tracker_port: int = _setting(9190, "FARM_TRACKER_PORT", "first port tried for the local tracker; a busy one is skipped")
+    isolation: str = _setting(
+        "exclusive",
+        "FARM_ISOLATION",
+        "how the host keeps out of the way where it is the board: exclusive (phases), own-core, or none",
+    )
+    batch: int = _setting(8, "FARM_BATCH", "candidates given to one workload at a time")
+    warmup: int = _setting(4, "FARM_WARMUP", "trials that every workload gets before gains are compared")
+    population: int = _setting(64, "FARM_POPULATION", "schedules that evolve for one batch")
+    generations: int = _setting(3, "FARM_GENERATIONS", "generations that they evolve for")
+    seed: int = _setting(0, "FARM_SEED", "seed of the search, the cost model and the inputs")
+    build_workers: int = _setting(0, "FARM_BUILD_WORKERS", "compiler processes; 0: one per core")
+    build_timeout_s: float = _setting(60.0, "FARM_BUILD_TIMEOUT_S", "deadline of one build")
+    build_recycle_count: int = _setting(200, "FARM_BUILD_RECYCLE_COUNT", "builds after which a compiler process is replaced")
+    build_recycle_bytes: int = _setting(2 << 30, "FARM_BUILD_RECYCLE_BYTES", "resident size at which it is replaced earlier")
+    measure_number: int = _setting(1, "FARM_MEASURE_NUMBER", "least calls per latency sample")
+    measure_repeat: int = _setting(3, "FARM_MEASURE_REPEAT", "latency samples per trial")
+    measure_min_repeat_s: float = _setting(0.02, "FARM_MEASURE_MIN_REPEAT_S", "least duration of one sample")
+    measure_timeout_s: float = _setting(10.0, "FARM_MEASURE_TIMEOUT_S", "deadline of one trial on the board")
+    measure_memory_bytes: int = _setting(2 << 30, "FARM_MEASURE_MEMORY_BYTES", "memory a candidate may allocate")
+    model_runs: int = _setting(60, "FARM_MODEL_RUNS", "timed runs of a whole model, per variant")
+    model_timeout_s: float = _setting(120.0, "FARM_MODEL_TIMEOUT_S", "deadline of one block of such runs")
+    model_memory_bytes: int = _setting(8 << 30, "FARM_MODEL_MEMORY_BYTES", "memory a whole model may allocate")
+
+    @property
+    def home_path(self) -> Path:
+        """The state folder; not created here."""
+        if self.home:
+            return Path(self.home).expanduser().absolute()
+        data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+        return Path(data).expanduser().absolute() / "tvm-farm"
+
+
+ISOLATIONS = ("exclusive", "own-core", "none")
+
+
+def load(environment: Mapping[str, str] | None = None) -> Settings:
+    """Settings from the environment. Raises UsageError naming the variable whose value is impossible."""
+    environment = os.environ if environment is None else environment
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(Settings):
+        text = environment.get(field.metadata["env"])
+        if text is not None:
+            values[field.name] = _parse(field, text)
+    settings = Settings(**values)
+    if settings.isolation not in ISOLATIONS:
+        raise UsageError(f"FARM_ISOLATION={settings.isolation!r} is unknown; known: {', '.join(ISOLATIONS)}")
+    return settings
+
+
+def _parse(field: dataclasses.Field[Any], text: str) -> Any:
+    env, kind = field.metadata["env"], type(field.default)
+    if kind is str:
+        return text
+    try:
+        value = kind(text)
+    except ValueError:
+        raise UsageError(f"{env}={text!r} is not {'a whole number' if kind is int else 'a number'}") from None
+    if value < 0 or (value == 0 and field.default > 0):
+        raise UsageError(f"{env}={text!r} must be {'>= 0' if field.default == 0 else '> 0'}")
+    return value

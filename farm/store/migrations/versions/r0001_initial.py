@@ -1,0 +1,108 @@
+"""The first schema: boards, workloads, campaigns, trials (append-only), records, events."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Make the tables, and triggers that refuse to change or delete a trial."""
+    op.create_table(
+        "boards",
+        sa.Column("name", sa.Text, primary_key=True),
+        sa.Column("board_type", sa.Text, nullable=False),
+        sa.Column("simulated", sa.Boolean, nullable=False),
+        sa.Column("description", sa.JSON, nullable=False),
+        sa.Column("added_at", sa.Float, nullable=False),
+        sa.Column("seen_at", sa.Float, nullable=False),
+    )
+    op.create_table(
+        "workloads",
+        sa.Column("hash", sa.Text, primary_key=True),
+        sa.Column("name", sa.Text, nullable=False),
+        sa.Column("flop", sa.Float, nullable=False),
+        sa.Column("arguments", sa.JSON, nullable=False),
+        sa.Column("target", sa.JSON, nullable=False),
+        sa.Column("pipeline", sa.Text, nullable=False),
+        sa.Column("module_json", sa.Text, nullable=False),
+        sa.Column("added_at", sa.Float, nullable=False),
+    )
+    op.create_table(
+        "campaigns",
+        sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+        sa.Column("command", sa.Text, nullable=False),
+        sa.Column("model", sa.Text, nullable=False),
+        sa.Column("model_sha256", sa.Text, nullable=False),
+        sa.Column("board_type", sa.Text, nullable=False),
+        sa.Column("trials_budget", sa.Integer, nullable=False),
+        sa.Column("settings", sa.JSON, nullable=False),
+        sa.Column("started_at", sa.Float, nullable=False),
+        sa.Column("finished_at", sa.Float),
+        sa.Column("state", sa.Text, nullable=False),
+    )
+    op.create_table(
+        "campaign_workloads",
+        sa.Column("campaign", sa.Integer, sa.ForeignKey("campaigns.id"), primary_key=True),
+        sa.Column("workload", sa.Text, sa.ForeignKey("workloads.hash"), primary_key=True),
+        sa.Column("weight", sa.Integer, nullable=False),
+    )
+    op.create_table(
+        "trials",
+        sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+        sa.Column("campaign", sa.Integer, sa.ForeignKey("campaigns.id"), nullable=False),
+        sa.Column("workload", sa.Text, sa.ForeignKey("workloads.hash"), nullable=False),
+        sa.Column("candidate", sa.Text, nullable=False),
+        sa.Column("operating_point", sa.Text, nullable=False),
+        sa.Column("attempt", sa.Integer, nullable=False),
+        sa.Column("status", sa.Text, nullable=False),
+        sa.Column("fault_side", sa.Text),
+        sa.Column("median_s", sa.Float),
+        sa.Column("board", sa.Text),
+        sa.Column("simulated", sa.Boolean, nullable=False),
+        sa.Column("outcome", sa.JSON, nullable=False),
+        sa.Column("trace_json", sa.Text, nullable=False),
+        sa.Column("library_sha256", sa.Text),
+        sa.Column("build_s", sa.Float),
+        sa.Column("held_s", sa.Float),
+        sa.Column("recorded_at", sa.Float, nullable=False),
+        sa.UniqueConstraint(
+            "campaign", "workload", "candidate", "operating_point", "attempt", name="uq_trials_identity"
+        ),
+    )
+    op.create_index("ix_trials_workload", "trials", ["workload", "operating_point", "median_s"])
+    op.create_table(
+        "records",
+        sa.Column("workload", sa.Text, sa.ForeignKey("workloads.hash"), primary_key=True),
+        sa.Column("board_type", sa.Text, primary_key=True),
+        sa.Column("operating_point", sa.Text, primary_key=True),
+        sa.Column("simulated", sa.Boolean, primary_key=True),
+        sa.Column("candidate", sa.Text, nullable=False),
+        sa.Column("median_s", sa.Float, nullable=False),
+        sa.Column("max_abs_error", sa.Float, nullable=False),
+        sa.Column("max_rel_error", sa.Float, nullable=False),
+        sa.Column("trace_json", sa.Text, nullable=False),
+        sa.Column("verified_at", sa.Float, nullable=False),
+    )
+    op.create_table(
+        "events",
+        sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+        sa.Column("at", sa.Float, nullable=False),
+        sa.Column("kind", sa.Text, nullable=False),
+        sa.Column("subject", sa.Text, nullable=False),
+        sa.Column("message", sa.Text, nullable=False),
+    )
+    for action in ("UPDATE", "DELETE"):
+        op.execute(
+            f"CREATE TRIGGER trials_no_{action.lower()} BEFORE {action} ON trials "
+            "BEGIN SELECT RAISE(ABORT, 'trials are append-only'); END"
+        )
+
+
+def downgrade() -> None:
+    """Drop everything; the first revision has nothing before it."""
+    for table in ("events", "records", "trials", "campaign_workloads", "campaigns", "workloads", "boards"):
+        op.drop_table(table)

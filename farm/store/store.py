@@ -1,0 +1,275 @@
+"""Every query of the farm, as methods in the farm's own values. Each write is one transaction."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import sqlalchemy as sa
+
+from device_agent.protocol import FaultSide, Status
+from farm.store import database, schema
+from farm.values import Board, Record, Trial
+
+
+class Store:
+    """The farm's memory in one SQLite file. Safe for several processes; one thread per instance."""
+
+    def __init__(self, path: Path) -> None:
+        """Open, make or migrate the file. Raises UnavailableError (see `database.open_engine`)."""
+        self.path = path
+        self._engine = database.open_engine(path)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._engine.dispose()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sa.Connection]:
+        with database.translated(self.path), self._engine.begin() as connection:
+            yield connection
+
+    def _rows(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
+        with database.translated(self.path), self._engine.connect() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
+
+    # Boards
+
+    def save_board(self, board: Board) -> None:
+        """Add a board, or note that it was seen again and what it says of itself now."""
+        now = time.time()
+        with self._writing() as connection:
+            values = {
+                "board_type": board.board_type,
+                "simulated": board.simulated,
+                "description": dict(board.description),
+                "seen_at": now,
+            }
+            table = schema.boards
+            done = connection.execute(table.update().where(table.c.name == board.name).values(values))
+            if done.rowcount == 0:
+                connection.execute(table.insert().values(name=board.name, added_at=now, **values))
+
+    def fetch_boards(self) -> list[dict[str, Any]]:
+        """All boards by name, with `added_at` and `seen_at` (seconds since the epoch)."""
+        return self._rows(sa.select(schema.boards).order_by(schema.boards.c.name))
+
+    # Campaigns
+
+    def start_campaign(
+        self,
+        command: str,
+        model: str,
+        model_sha256: str,
+        board_type: str,
+        trials_budget: int,
+        settings: Mapping[str, Any],
+    ) -> int:
+        """Note that a campaign begins; returns its number."""
+        with self._writing() as connection:
+            done = connection.execute(
+                schema.campaigns.insert().values(
+                    command=command,
+                    model=model,
+                    model_sha256=model_sha256,
+                    board_type=board_type,
+                    trials_budget=trials_budget,
+                    settings=dict(settings),
+                    started_at=time.time(),
+                    state="running",
+                )
+            )
+            [number] = done.inserted_primary_key or (None,)
+            return int(number)
+
+    def finish_campaign(self, campaign: int, state: str) -> None:
+        """Note how a campaign ended: `finished`, `interrupted` or `failed`."""
+        with self._writing() as connection:
+            table = schema.campaigns
+            connection.execute(
+                table.update().where(table.c.id == campaign).values(state=state, finished_at=time.time())
+            )
+
+    def fetch_campaigns(self) -> list[dict[str, Any]]:
+        """All campaigns, the newest first."""
+        return self._rows(sa.select(schema.campaigns).order_by(schema.campaigns.c.id.desc()))
+
+    def save_workloads(self, campaign: int, workloads: Sequence[Mapping[str, Any]]) -> None:
+        """Add the workloads of a campaign: mappings with the columns of `workloads` and a `weight`."""
+        with self._writing() as connection:
+            for workload in workloads:
+                row = {key: value for key, value in workload.items() if key != "weight"}
+                connection.execute(
+                    schema.workloads.insert().prefix_with("OR IGNORE").values(**row, added_at=time.time())
+                )
+                connection.execute(
+                    schema.campaign_workloads.insert()
+                    .prefix_with("OR IGNORE")
+                    .values(campaign=campaign, workload=workload["hash"], weight=workload["weight"])
+                )
+
+    # Trials
+
+    def add_trial(self, trial: Trial) -> bool:
+        """Write a trial once. Returns False where its identity is there already: a repeated delivery changes nothing."""
+        outcome = trial.outcome
+        side = outcome.status.fault_side
+        try:
+            with self._writing() as connection:
+                connection.execute(
+                    schema.trials.insert().values(
+                        campaign=trial.campaign,
+                        workload=trial.workload,
+                        candidate=trial.candidate,
+                        operating_point=trial.operating_point,
+                        attempt=trial.attempt,
+                        status=str(outcome.status),
+                        fault_side=None if side is None else str(side),
+                        median_s=trial.median_s,
+                        board=outcome.board or None,
+                        simulated=outcome.simulated,
+                        outcome=outcome.to_dict(),
+                        trace_json=trial.trace_json,
+                        library_sha256=trial.library_sha256,
+                        build_s=trial.build_s,
+                        held_s=trial.held_s,
+                        recorded_at=time.time(),
+                    )
+                )
+        except sa.exc.IntegrityError as error:
+            if "uq_trials_identity" in str(error.orig) or "UNIQUE constraint failed: trials" in str(error.orig):
+                return False
+            raise
+        return True
+
+    def count_trials(self, campaign: int) -> dict[str, int]:
+        """Trials by side: `ok`, `candidate_faults`, `board_faults`, `farm_faults`, `sample_faults`."""
+        table = schema.trials
+        rows = self._rows(
+            sa.select(table.c.fault_side, sa.func.count().label("n"))
+            .where(table.c.campaign == campaign)
+            .group_by(table.c.fault_side)
+        )
+        by_side = {row["fault_side"]: row["n"] for row in rows}
+        return {"ok": by_side.get(None, 0)} | {f"{side}_faults": by_side.get(str(side), 0) for side in FaultSide}
+
+    def fetch_trials(self, campaign: int | None = None) -> list[dict[str, Any]]:
+        """Trials in the order in which they were written, of one campaign or of all."""
+        query = sa.select(schema.trials).order_by(schema.trials.c.id)
+        if campaign is not None:
+            query = query.where(schema.trials.c.campaign == campaign)
+        return self._rows(query)
+
+    def fetch_known_candidates(
+        self, workload: str, board_type: str, operating_point: str, simulated: bool
+    ) -> list[dict[str, Any]]:
+        """What is known of a workload's candidates on a board type: `candidate`, `trace_json`, `median_s`.
+
+        `median_s` is the least median of the candidate's good trials, or None where the candidate itself failed.
+        Trials that failed through no fault of the candidate say nothing and are left out.
+        """
+        trials, campaigns = schema.trials, schema.campaigns
+        wrong = sa.func.max(sa.case((trials.c.status == str(Status.WRONG_RESULT), 1), else_=0))
+        query = (
+            sa.select(
+                trials.c.candidate,
+                sa.func.min(trials.c.trace_json).label("trace_json"),
+                sa.case((wrong == 1, None), else_=sa.func.min(trials.c.median_s)).label("median_s"),
+            )
+            .join(campaigns, campaigns.c.id == trials.c.campaign)
+            .where(
+                trials.c.workload == workload,
+                campaigns.c.board_type == board_type,
+                trials.c.operating_point == operating_point,
+                trials.c.simulated == simulated,
+                sa.or_(trials.c.fault_side.is_(None), trials.c.fault_side == str(FaultSide.CANDIDATE)),
+            )
+            .group_by(trials.c.candidate)
+            .order_by(sa.func.min(trials.c.id))
+        )
+        return self._rows(query)
+
+    # Records
+
+    def save_record(self, record: Record) -> bool:
+        """Keep a verified record where it beats the one that is there. Returns whether it did."""
+        table = schema.records
+        key = (
+            (table.c.workload == record.workload)
+            & (table.c.board_type == record.board_type)
+            & (table.c.operating_point == record.operating_point)
+            & (table.c.simulated == record.simulated)
+        )
+        with self._writing() as connection:
+            known = connection.execute(sa.select(table.c.median_s).where(key)).scalar()
+            if known is not None and known <= record.median_s:
+                return False
+            connection.execute(table.delete().where(key))
+            connection.execute(
+                table.insert().values(
+                    workload=record.workload,
+                    board_type=record.board_type,
+                    operating_point=record.operating_point,
+                    simulated=record.simulated,
+                    candidate=record.candidate,
+                    median_s=record.median_s,
+                    max_abs_error=record.max_abs_error,
+                    max_rel_error=record.max_rel_error,
+                    trace_json=record.trace_json,
+                    verified_at=time.time(),
+                )
+            )
+        return True
+
+    def fetch_records(
+        self,
+        *,
+        workloads: Sequence[str] | None = None,
+        board_type: str | None = None,
+        operating_point: str | None = None,
+        simulated: bool | None = False,
+    ) -> list[Record]:
+        """Records, by board type and falling FLOP. `simulated` None asks for both kinds."""
+        table, about = schema.records, schema.workloads
+        query = sa.select(table, about.c.name, about.c.flop, about.c.pipeline).join(
+            about, about.c.hash == table.c.workload
+        )
+        if workloads is not None:
+            query = query.where(table.c.workload.in_(list(workloads)))
+        if board_type is not None:
+            query = query.where(table.c.board_type == board_type)
+        if operating_point is not None:
+            query = query.where(table.c.operating_point == operating_point)
+        if simulated is not None:
+            query = query.where(table.c.simulated == simulated)
+        rows = self._rows(query.order_by(table.c.board_type, about.c.flop.desc(), about.c.name))
+        return [
+            Record(
+                **{key: value for key, value in row.items() if key not in ("name",)},
+                workload_name=row["name"],
+            )
+            for row in rows
+        ]
+
+    # Events
+
+    def add_event(self, kind: str, subject: str, message: str) -> None:
+        """Append one line to the log of what happened."""
+        with self._writing() as connection:
+            connection.execute(
+                schema.events.insert().values(at=time.time(), kind=kind, subject=subject, message=message)
+            )
+
+    def fetch_events(self) -> list[dict[str, Any]]:
+        """All events, oldest first."""
+        return self._rows(sa.select(schema.events).order_by(schema.events.c.id))
