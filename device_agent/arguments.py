@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ def values(seed: int) -> NDArray[np.int32]:
     return np.random.default_rng(seed).integers(-32768, 32769, size=_POOL_SIZE, dtype=np.int32)
 
 
+@functools.lru_cache(maxsize=32)
 def pool(dtype: str, seed: int) -> NDArray[Any]:
     """Values of one dtype: floats in [-1, 1], integers in 0..7 (safe as indices of all but tiny axes), booleans.
 
@@ -55,9 +57,12 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
 
 def fill(destination: NDArray[Any], source: NDArray[Any], start: int) -> None:
     """Fill the flat `destination` with `source`, from position `start` of it on, again and again."""
-    first = np.roll(source, -(start % len(source)))[: len(destination)]
-    filled = len(first)
-    destination[:filled] = first
+    start %= len(source)
+    filled = 0
+    for part in (source[start:], source[:start]):
+        part = part[: len(destination) - filled]
+        destination[filled : filled + len(part)] = part
+        filled += len(part)
     while filled < len(destination):  # doubling keeps the period and runs at the speed of memcpy
         step = min(filled, len(destination) - filled)
         destination[filled : filled + step] = destination[:step]
@@ -69,11 +74,8 @@ def allocate(specs: Any, seed: int) -> list[Any]:
     import tvm.runtime
 
     tensors = []
-    pools: dict[str, NDArray[Any]] = {}
     for index, spec in enumerate(specs):
-        if spec.dtype not in pools:
-            pools[spec.dtype] = pool(spec.dtype, seed)
-        source = pools[spec.dtype]
+        source = pool(spec.dtype, seed)
         tensor = tvm.runtime.empty(spec.shape, spec.dtype, tvm.runtime.cpu())
         size = int(np.prod(spec.shape, dtype=np.int64))
         if size:
@@ -82,3 +84,10 @@ def allocate(specs: Any, seed: int) -> list[Any]:
             fill(np.frombuffer(memory, dtype=source.dtype), source, index * _STRIDE_BETWEEN_ARGUMENTS)
         tensors.append(tensor)
     return tensors
+
+
+def prepare(specs: Any, seed: int) -> None:
+    """Draw the values that `allocate` will need, and keep them; dtypes nobody knows are left to fail there."""
+    for spec in specs:
+        with contextlib.suppress(UnknownDtypeError):
+            pool(spec.dtype, seed)

@@ -33,7 +33,8 @@ def apply(limits: Limits) -> int:
     with contextlib.suppress(AttributeError):  # not glibc
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
     start_threads(thread_count(limits))
-    allowed = mapped_bytes("self") + limits.memory_bytes
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    allowed = pages * resource.getpagesize() + limits.memory_bytes
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if hard != resource.RLIM_INFINITY:
         allowed = min(allowed, hard)
@@ -55,10 +56,10 @@ def start_threads(count: int) -> None:
     tvm_ffi.get_global_func("runtime.config_threadpool")(big_cores, count)
 
 
-def mapped_bytes(process: int | str, field: str = "VmSize") -> int:
-    """`VmSize` (now) or `VmPeak` (highest ever) of a process in bytes; 0 once its memory is gone."""
+def peak_mapped_bytes(pid: int) -> int:
+    """The most address space that process `pid` ever had mapped; 0 once its memory is gone."""
     with contextlib.suppress(OSError):
-        if found := re.search(rf"^{field}:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text(), re.MULTILINE):
+        if found := re.search(r"^VmPeak:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE):
             return int(found.group(1)) * 1024
     return 0
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import time
 from collections.abc import Callable
@@ -132,17 +133,26 @@ def reap(pid: int, deadline: float) -> int | None:
     A child that somebody reaped already counts as ended with exit code 0.
     """
     pause_s = 0.0002
-    while True:
-        try:
-            reaped, status = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:
-            return 0
-        if reaped:
-            return status
-        if time.monotonic() >= deadline:
-            return None
-        time.sleep(pause_s)
-        pause_s = min(pause_s * 2, 0.01)
+    with contextlib.ExitStack() as stack:
+        poll = None
+        with contextlib.suppress(AttributeError, OSError):  # a kernel before 5.3
+            pidfd = os.pidfd_open(pid)
+            stack.callback(os.close, pidfd)
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+        while True:
+            if poll is not None:
+                poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            try:
+                reaped, status = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                return 0
+            if reaped:
+                return status
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, 0.01)
 
 
 def describe_end(status: int) -> str:

@@ -7,6 +7,8 @@ functions runs right here, and its crash ends this session only.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+import gc
 import importlib.util
 import os
 import socket
@@ -49,6 +51,10 @@ def load_tvm() -> None:
     extra = Path(package.origin or "").parent / "lib" / "libtvm_runtime_extra.so" if package else None
     if extra is not None and extra.exists():
         ctypes.CDLL(str(extra), ctypes.RTLD_GLOBAL)
+    # NumPy's statistics load on first use: 8 ms that every forked worker would pay.
+    tvm.runtime.module.BenchmarkResult([1.0, 2.0])
+    gc.collect()
+    gc.freeze()  # a collection in a forked process would copy every page it looks at
 
 
 def serve(board: Board, sock: socket.socket, folder: Path) -> None:
@@ -56,7 +62,7 @@ def serve(board: Board, sock: socket.socket, folder: Path) -> None:
     import tvm.rpc._ffi_api as rpc_api
 
     processes.become_subreaper()
-    _register(board, folder)
+    _register(board, sock, folder)
     rpc_api.ServerLoop(sock.fileno())
 
 
@@ -67,7 +73,7 @@ def return_exception(sock: socket.socket, message: str) -> None:
     rpc_api.ReturnException(sock.fileno(), f"RPCSessionTimeoutError: {message}")
 
 
-def _register(board: Board, folder: Path) -> None:
+def _register(board: Board, sock: socket.socket, folder: Path) -> None:
     """Put the functions of this session into TVM's registry; clients call them by name."""
     from tvm_ffi import register_global_func
 
@@ -84,6 +90,11 @@ def _register(board: Board, folder: Path) -> None:
             )
         return data
 
+    def keep_acknowledging() -> None:
+        # A client's big argument comes in many small writes; a hop that waits for our acknowledgement before it sends
+        # on (an SSH tunnel) would add 40 ms. The kernel forgets this setting, hence at every call.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
     def upload(name: str, data: bytes) -> None:
         path_of(name).write_bytes(checked(data, "upload"))
 
@@ -97,8 +108,16 @@ def _register(board: Board, folder: Path) -> None:
 
     def measure(spec_json: str, library: bytes) -> str:
         spec = protocol.MeasureSpec.from_json(spec_json)
-        arguments.values(spec.seed)  # drawn before the fork, so that only the first call pays
+        keep_acknowledging()
+        arguments.prepare(spec.arguments, spec.seed)  # before the fork, so that only the first call pays
         return _sign(board, worker.measure(spec, checked(library, "library"), folder, board.sensors)).to_json()
+
+    def run_model(spec_json: str, program: bytes, inputs: bytes) -> bytes:
+        spec = protocol.RunSpec.from_json(spec_json)
+        keep_acknowledging()
+        checked(inputs, "inputs")
+        outcome, outputs = worker.run_model(spec, checked(program, "program"), inputs, folder, board.sensors)
+        return protocol.pack_frame(_sign(board, outcome).to_json(), outputs)
 
     functions = {
         "tvm.rpc.server.workpath": lambda name: str(path_of(name)),
@@ -107,12 +126,11 @@ def _register(board: Board, folder: Path) -> None:
         "tvm.rpc.server.download_linked_module": download_linked_module,
         protocol.DESCRIBE: lambda: board.describe().to_json(),
         protocol.MEASURE: measure,
+        protocol.RUN_MODEL: run_model,
     }
     for name, function in functions.items():
         register_global_func(name, function, override=True)
 
 
 def _sign(board: Board, outcome: protocol.Outcome) -> protocol.Outcome:
-    import dataclasses
-
     return dataclasses.replace(outcome, board=board.name, agent_version=board.version)

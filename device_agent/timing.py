@@ -21,14 +21,22 @@ class LoadError(Exception):
     """The library cannot be loaded, or has no such entry."""
 
 
-def load(path: Path, entry: str) -> tuple[Any, Any]:
-    """The module in the library at `path` and its function `entry`. Raises LoadError with the loader's words."""
+def load_module(path: Path) -> Any:
+    """The module in the library at `path`. Raises LoadError with the loader's words."""
     import tvm.runtime
 
     try:
-        module = tvm.runtime.load_module(str(path))
+        return tvm.runtime.load_module(str(path))
     except (RuntimeError, OSError, ValueError) as error:
-        raise LoadError(str(error).replace(f"{path} ", "").strip()) from error
+        text = str(error)
+        if "bad_alloc" in text or "Cannot allocate memory" in text:
+            raise MemoryError(text) from error
+        raise LoadError(text.replace(f"{path} ", "")) from error
+
+
+def load(path: Path, entry: str) -> tuple[Any, Any]:
+    """The module in the library at `path` and its function `entry`. Raises LoadError."""
+    module = load_module(path)
     try:
         return module, module[entry]
     except AttributeError as error:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from device_agent import arguments, evidence, limits, processes, protocol, timing
+from device_agent import arguments, engines, evidence, limits, processes, protocol, timing
 from device_agent.protocol import Limits, Outcome, Status
 
 # What is kept of a worker's stdout and stderr, and of an exception's text.
@@ -55,6 +55,22 @@ def measure(spec: protocol.MeasureSpec, library: bytes, folder: Path, sensors: e
 
     try:
         return _run(job, spec.limits)[0]
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def run_model(
+    spec: protocol.RunSpec, program: bytes, inputs: bytes, folder: Path, sensors: evidence.Sensors
+) -> tuple[Outcome, bytes]:
+    """Run `program` on the arrays in the npz `inputs`; return the outcome and an npz of the outputs."""
+    path = folder / ("program.onnx" if spec.engine is protocol.Engine.ONNXRUNTIME else "program.so")
+
+    def job() -> bytes:
+        path.write_bytes(program)
+        return engines.run_program(spec, path, inputs, sensors)
+
+    try:
+        return _run(job, spec.limits)
     finally:
         path.unlink(missing_ok=True)
 
@@ -139,7 +155,7 @@ class _Watch:
     def _look_at_memory(self) -> None:
         """Note how much a crashing worker has mapped; it waits for us to read from the distress socket."""
         if not self._end.peak_bytes:
-            self._end.peak_bytes = limits.mapped_bytes(self._pid, "VmPeak")
+            self._end.peak_bytes = limits.peak_mapped_bytes(self._pid)
             self._deadline = min(self._deadline, time.monotonic() + _DYING_S)
 
     def _read(self, fd: int) -> bool:

@@ -1,0 +1,152 @@
+"""Run a whole program on given inputs, inside a worker process: Relax VM, a bare kernel, or ONNX Runtime.
+
+Each run is timed on its own. Timing of candidates, with its own rules, is in `timing.py`.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from device_agent import evidence, limits, protocol
+from device_agent.protocol import Engine, Outcome, RunSpec, Status
+from device_agent.timing import LoadError, load, load_module
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Arrays = dict[str, NDArray[Any]]
+
+# Runs once and returns the outputs, still where the engine keeps them; and how to copy those into arrays.
+Runner = Callable[[], Any]
+Collector = Callable[[Any], "list[NDArray[Any]]"]
+
+
+def run_program(spec: RunSpec, program: Path, inputs: bytes, sensors: evidence.Sensors) -> bytes:
+    """Run the program in the file `program`; return a frame of the Outcome and an npz of the outputs.
+
+    The outputs are those of the very first run, warm-up included, since a kernel may build on what it finds in its
+    arguments. Raises LoadError, ProtocolError for inputs that are no npz, MemoryError, and what the engine raises.
+    """
+    arrays = read_arrays(inputs)
+    run, collect = _LOADERS[spec.engine](spec, program, arrays)
+    before = sensors.read()
+    started = time.perf_counter()
+    payload = b""
+    latency_s = []
+    collecting_s = 0.0
+    for index in range(spec.warmup + spec.runs):
+        begun = time.perf_counter()
+        result = run()
+        ended = time.perf_counter()
+        if index >= spec.warmup:
+            latency_s.append(ended - begun)
+        if index == 0 and spec.return_outputs:
+            payload = write_arrays(collect(result))
+            collecting_s = time.perf_counter() - ended
+        del result
+    outcome = Outcome(
+        Status.OK,
+        latency_s=tuple(latency_s),
+        calls_per_sample=1,
+        timing_s=time.perf_counter() - started - collecting_s,
+        before=before,
+        after=sensors.read(),
+    )
+    return protocol.pack_frame(outcome.to_json(), payload)
+
+
+def read_arrays(data: bytes) -> Arrays:
+    """The arrays of an npz in their order. Raises ProtocolError; never unpickles."""
+    if not data:
+        return {}
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            return {name: np.ascontiguousarray(archive[name]) for name in archive.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        raise protocol.ProtocolError(f"the inputs are not an npz of plain arrays: {error}") from error
+
+
+def write_arrays(arrays: list[NDArray[Any]]) -> bytes:
+    """An npz of `out_000`, `out_001` …"""
+    buffer = io.BytesIO()
+    np.savez(buffer, **{f"out_{index:03}": array for index, array in enumerate(arrays)})  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def _tensors(arrays: Arrays) -> list[Any]:
+    import tvm.runtime
+
+    return [tvm.runtime.tensor(array, tvm.runtime.cpu()) for array in arrays.values()]
+
+
+def _load_kernel(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, Collector]:
+    _, function = load(program, spec.entry)
+    tensors = _tensors(arrays)
+
+    def run() -> list[Any]:
+        function(*tensors)
+        return tensors
+
+    return run, _collect
+
+
+def _load_relax_vm(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, Collector]:
+    import tvm.runtime
+    from tvm.runtime.vm import VirtualMachine
+
+    module = load_module(program)
+    if not module.implements_function("vm_load_executable"):
+        raise LoadError("the library holds no Relax VM program")
+    try:
+        machine = VirtualMachine(module, tvm.runtime.cpu())
+        function = machine[spec.entry]
+    except (AttributeError, KeyError, RuntimeError, ValueError) as error:
+        raise LoadError(f"the program has no function {spec.entry!r}: {error}") from error
+    tensors = _tensors(arrays)
+    return lambda: function(*tensors), _collect
+
+
+def _load_onnxruntime(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, Collector]:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise LoadError(f"ONNX Runtime is not installed on this board ({error})") from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = limits.thread_count(spec.limits)
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(str(program), options, providers=["CPUExecutionProvider"])
+    except MemoryError:
+        raise
+    except Exception as error:  # its exceptions have no base class of their own
+        if "bad_alloc" in str(error):
+            raise MemoryError(str(error)) from error
+        raise LoadError(f"ONNX Runtime cannot load the model: {error}") from error
+    names = [graph_input.name for graph_input in session.get_inputs()]
+    feed = arrays if set(arrays) == set(names) else dict(zip(names, arrays.values(), strict=False))
+    return lambda: session.run(None, feed), lambda outputs: [np.asarray(output) for output in outputs]
+
+
+_LOADERS: dict[Engine, Callable[[RunSpec, Path, Arrays], tuple[Runner, Collector]]] = {
+    Engine.RELAX_VM: _load_relax_vm,
+    Engine.KERNEL: _load_kernel,
+    Engine.ONNXRUNTIME: _load_onnxruntime,
+}
+
+
+def _collect(result: Any) -> list[NDArray[Any]]:
+    """Copies of the tensors in a result, which may be one, or nested tuples of them; other values are left out."""
+    if hasattr(result, "numpy"):
+        return [result.numpy()]
+    if isinstance(result, str | bytes) or not hasattr(result, "__len__"):
+        return []
+    return [array for item in result for array in _collect(item)]
