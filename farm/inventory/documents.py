@@ -1,0 +1,93 @@
+"""Read YAML files that people write into pydantic models, with errors that say which file and which key.
+
+What the models mean is not known here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import pathlib
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeVar
+
+import pydantic
+import yaml
+
+from farm.errors import UsageError
+
+Document = TypeVar("Document", bound="StrictModel")
+
+
+class StrictModel(pydantic.BaseModel):
+    """Base of everything read from YAML: frozen, and unknown keys are refused."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, populate_by_name=True, validate_default=True)
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that refuses a key given twice, where plain YAML takes the last one silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def read_document(path: pathlib.Path, model: type[Document]) -> Document:
+    """Read one YAML file as `model`. Raises UsageError listing everything that is wrong with it at once."""
+    try:
+        # The loader is a SafeLoader, which the rule cannot see.
+        value = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text") from error
+    except yaml.MarkedYAMLError as error:
+        line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UsageError(f"{path}{line} is not good YAML: {error.problem}") from error
+    except (yaml.YAMLError, TypeError) as error:
+        raise UsageError(f"{path} is not good YAML: {error}") from error
+    if not isinstance(value, dict):
+        raise UsageError(
+            f"{path} must hold keys and values, not {'nothing' if value is None else type(value).__name__}"
+        )
+    try:
+        return model.model_validate(value)
+    except pydantic.ValidationError as error:
+        lines = [f"{path}: {_describe(detail, model)}" for detail in error.errors()]
+        raise UsageError("\n".join(lines)) from error
+
+
+def _describe(detail: Any, model: type[StrictModel]) -> str:
+    where = ".".join(map(str, detail["loc"]))
+    if detail["type"] == "extra_forbidden":
+        key = str(detail["loc"][-1])
+        known = _known_keys(model, detail["loc"][:-1])
+        near = difflib.get_close_matches(key, known, n=1)
+        return f"unknown key {where}; " + (f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}")
+    if detail["type"] == "missing":
+        return f"the key {where} is missing"
+    message = detail["msg"].removeprefix("Value error, ")
+    return f"{where}: {message} (it is {detail['input']!r})" if where else message
+
+
+def _known_keys(model: type[StrictModel], steps: Sequence[int | str]) -> list[str]:
+    """Keys of the model that the path leads to. Steps that are not fields (list positions) stay where they are."""
+    for step in steps:
+        fields = {field.alias or name: field for name, field in model.model_fields.items()}
+        if isinstance(step, str) and step in fields:
+            model = _find_model(fields[step].annotation) or model
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _find_model(annotation: Any) -> type[StrictModel] | None:
+    """The model inside an annotation such as `Target | None` or `tuple[Cluster, ...]`."""
+    if isinstance(annotation, type) and issubclass(annotation, StrictModel):
+        return annotation
+    return next(filter(None, map(_find_model, getattr(annotation, "__args__", ()))), None)

@@ -1,0 +1,158 @@
+"""Board types: what the farm ships, and what is said when a file is wrong."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import pytest
+
+from farm.errors import UsageError
+from farm.inventory import board_types, paths
+
+GOOD = """\
+name: my-board
+title: Mine
+target: {kind: llvm, mtriple: aarch64-linux-gnu, mcpu: cortex-a53, num-cores: 2}
+link_triple: aarch64-linux-gnu.2.31
+clusters:
+  - {name: a53, core: cortex-a53, cpus: [0, 1]}
+"""
+
+
+def write(folder: pathlib.Path, text: str, name: str = "my-board") -> pathlib.Path:
+    """Put a board type file into a folder."""
+    path = folder / f"{name}.yaml"
+    path.write_text(text)
+    return folder
+
+
+def test_own_types() -> None:
+    """The farm ships these types, and `local` alone is the host."""
+    types = board_types.load_board_types()
+    assert set(types) == {"local", "jetson-nano", "jetson-tx2", "raspberry-pi-4"}
+    assert [t.name for t in types.values() if t.host_is_board] == ["local"]
+
+
+def test_local_detects_everything() -> None:
+    """`host` leaves target and linker to detection, and no number is invented."""
+    local = board_types.require_board_type("local")
+    assert (local.target, local.link_triple, local.cores, local.memory_bytes) == (None, None, None, None)
+
+
+def test_target_is_what_tvm_takes() -> None:
+    """The target comes out under TVM's own keys."""
+    nano = board_types.require_board_type("jetson-nano")
+    assert nano.target is not None
+    assert nano.target.to_tvm() == {
+        "kind": "llvm",
+        "mtriple": "aarch64-linux-gnu",
+        "mcpu": "cortex-a57",
+        "mattr": ["+neon"],
+        "num-cores": 4,
+    }
+    assert nano.link_triple == "aarch64-linux-gnu.2.27"
+
+
+def test_isolated_cores_are_not_counted_for_the_target() -> None:
+    """The TX2 has six cores, of which TVM's threads get the four that the kernel schedules on."""
+    tx2 = board_types.require_board_type("jetson-tx2")
+    assert tx2.cores == 6
+    assert tx2.target is not None
+    assert tx2.target.num_cores == 4
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("jetson_nano", "jetson-nano"), ("nano", "jetson-nano"), ("Local", "local")]
+)
+def test_unknown_type_suggests_and_lists(typed: str, meant: str) -> None:
+    """A wrong name gets the nearest one, and the list."""
+    with pytest.raises(UsageError, match="unknown board type") as raised:
+        board_types.require_board_type(typed)
+    assert f"Did you mean {meant}?" in raised.value.hint
+    assert "raspberry-pi-4" in raised.value.hint
+
+
+def test_extra_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder named in the environment adds types."""
+    monkeypatch.setenv(board_types.EXTRA_FOLDER_VARIABLE, str(write(tmp_path, GOOD)))
+    assert board_types.require_board_type("my-board").title == "Mine"
+
+
+def test_extra_folder_missing(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that is not there is an error, not an empty one."""
+    monkeypatch.setenv(board_types.EXTRA_FOLDER_VARIABLE, str(tmp_path / "nowhere"))
+    with pytest.raises(UsageError, match="not a folder"):
+        board_types.load_board_types()
+
+
+def test_own_name_cannot_be_taken(tmp_path: pathlib.Path) -> None:
+    """A user's file cannot change what one of the farm's own types means."""
+    write(tmp_path, GOOD.replace("my-board", "jetson-nano"), "jetson-nano")
+    with pytest.raises(UsageError, match="jetson-nano"):
+        board_types.load_board_types(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("mcpu:", "mcpuu:"), r"unknown key target\.mcpuu; did you mean mcpu\?"),
+        (("num-cores: 2", "num_core: 2"), r"unknown key target\.num_core; did you mean num-cores\?"),
+        (("title: Mine", "titel: Mine"), r"the key title is missing"),
+        (("cpus: [0, 1]", "cpu: [0, 1]"), r"unknown key clusters\.0\.cpu; did you mean cpus\?"),
+        (("title: Mine", "title: Mine\ncolour: blue"), r"unknown key colour; known: name, title, target"),
+        (("num-cores: 2", "num-cores: two"), r"target\.num-cores: .*valid integer.*'two'"),
+        (("num-cores: 2", "num-cores: 0"), r"target\.num-cores: .*greater than or equal to 1"),
+        (("num-cores: 2", "num-cores: 3"), r"num-cores is 3, but clusters have 2 usable CPUs"),
+        (("cpus: [0, 1]", "cpus: [0, 0]"), r"a CPU is in two clusters"),
+        (("cpus: [0, 1]", "cpus: []"), r"clusters\.0\.cpus: "),
+        (("kind: llvm", "kind: cuda"), r"target\.kind: .*'llvm'"),
+        (("link_triple: aarch64-linux-gnu.2.31", "link_triple: host"), r"both be `host`"),
+        (("link_triple: aarch64-linux-gnu.2.31", "link_triple:"), r"link_triple: must be set"),
+        (("link_triple: aarch64-linux-gnu.2.31", "link_triple: arm board"), r"link_triple: .*pattern"),
+        (("name: my-board", "name: other"), r"must be the file's, 'my-board'"),
+        (("name: my-board", "name: My Board"), r"name: .*pattern"),
+        (("title: Mine", "title: Mine\ntitle: Yours"), r"line 3 is not good YAML: the key 'title' is given twice"),
+        (("title: Mine", "title: [Mine"), r"is not good YAML"),
+        (("title: Mine", "title: !!python/object:os.system x"), r"is not good YAML"),
+        (("title: Mine", "? [a, {b: c}]\n: Mine"), r"is not good YAML"),
+    ],
+)
+def test_wrong_file(tmp_path: pathlib.Path, change: tuple[str, str], message: str) -> None:
+    """Each mistake is named with file and key, and where there is a near name it is suggested."""
+    assert change[0] in GOOD
+    write(tmp_path, GOOD.replace(*change))
+    with pytest.raises(UsageError, match=message) as raised:
+        board_types.load_board_types(tmp_path)
+    assert "my-board.yaml" in raised.value.message
+
+
+@pytest.mark.parametrize("text", ["", "just words", "- a\n- list\n"])
+def test_file_without_keys(tmp_path: pathlib.Path, text: str) -> None:
+    """A file that holds no keys is refused before its keys are looked for."""
+    with pytest.raises(UsageError, match="must hold keys and values"):
+        board_types.load_board_types(write(tmp_path, text))
+
+
+def test_file_that_is_not_text(tmp_path: pathlib.Path) -> None:
+    """Bytes that are not UTF-8 are named as such."""
+    (tmp_path / "my-board.yaml").write_bytes(b"name: \xff\xfe")
+    with pytest.raises(UsageError, match="UTF-8"):
+        board_types.load_board_types(tmp_path)
+
+
+def test_all_mistakes_at_once(tmp_path: pathlib.Path) -> None:
+    """Two mistakes in one file give two lines, so that both can be mended in one go."""
+    write(tmp_path, GOOD.replace("mcpu:", "mcpuu:").replace("title: Mine\n", ""))
+    with pytest.raises(UsageError) as raised:
+        board_types.load_board_types(tmp_path)
+    lines = raised.value.message.splitlines()
+    assert any("title is missing" in line for line in lines)
+    assert any("target.mcpuu" in line for line in lines)
+
+
+def test_data_is_packaged() -> None:
+    """The folder that a wheel carries is the one that a checkout reads."""
+    root = pathlib.Path(__file__).parents[2]
+    assert paths.require_inventory_folder() == root / "inventory"
+    assert re.search(r'(?m)^inventory = "farm/inventory/data"$', (root / "pyproject.toml").read_text())
