@@ -72,16 +72,26 @@ def _parser() -> argparse.ArgumentParser:
 
     serve = commands.add_parser("serve", parents=[common], help="offer this board to clients")
     serve.add_argument("--tracker", type=_address, metavar="HOST:PORT", help="TVM tracker to register with")
-    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1; whoever "
-                       "reaches it runs code on this board)")
+    serve.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on (default: 127.0.0.1; whoever reaches it runs code on this board)",
+    )
     serve.add_argument("--port", type=_port, default=9090, help="first port to try (default: 9090)")
     serve.add_argument("--port-end", type=_port, default=9199, help="last port to try (default: 9199)")
-    serve.add_argument("--max-library-bytes", type=_positive, default=512 << 20, metavar="BYTES",
-                       help="largest library, program or upload taken (default: 512 MiB)")
-    serve.add_argument("--exit-with-parent", action="store_true",
-                       help="end when the process that started this one is gone")
-    serve.add_argument("--ready-file", type=Path, metavar="PATH",
-                       help="write {port, pid, key} there as JSON once clients can come")
+    serve.add_argument(
+        "--max-library-bytes",
+        type=_positive,
+        default=512 << 20,
+        metavar="BYTES",
+        help="largest library, program or upload taken (default: 512 MiB)",
+    )
+    serve.add_argument(
+        "--exit-with-parent", action="store_true", help="end when the process that started this one is gone"
+    )
+    serve.add_argument(
+        "--ready-file", type=Path, metavar="PATH", help="write {port, pid, key} there as JSON once clients can come"
+    )
     serve.add_argument("--ready-fd", type=int, metavar="N", help="the same, to an inherited file descriptor")
     return parser
 
@@ -114,7 +124,7 @@ def _positive(text: str) -> int:
 
 
 def _host_name() -> str:
-    """This host's name as far as it fits a board's name."""
+    """The host's name as far as it fits a board's name."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).strip(".-_")[:63]
     return name or "board"
 

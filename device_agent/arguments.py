@@ -50,9 +50,10 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
         try:
             import ml_dtypes
 
-            return np.dtype(getattr(ml_dtypes, name))
+            kind: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         except (ImportError, AttributeError, TypeError) as error:
             raise UnknownDtypeError(f"arguments of dtype {name!r} are not known to this agent") from error
+        return kind
 
 
 def fill(destination: NDArray[Any], source: NDArray[Any], start: int) -> None:
@@ -81,7 +82,7 @@ def allocate(specs: Any, seed: int) -> list[Any]:
         if size:
             # NumPy cannot view bfloat16 and the like through DLPack, but it can through their bytes.
             memory = (ctypes.c_uint8 * (size * source.itemsize)).from_address(tensor.data_ptr())
-            fill(np.frombuffer(memory, dtype=source.dtype), source, index * _STRIDE_BETWEEN_ARGUMENTS)
+            fill(np.frombuffer(memoryview(memory), dtype=source.dtype), source, index * _STRIDE_BETWEEN_ARGUMENTS)
         tensors.append(tensor)
     return tensors
 

@@ -14,7 +14,7 @@ _TIMEOUT_S = 120.0
 
 
 class NoLinkerError(RuntimeError):
-    """This board has no linker."""
+    """The board has no linker."""
 
 
 def link(path: Path) -> Path:
@@ -25,10 +25,7 @@ def link(path: Path) -> Path:
     if path.suffix == ".o":
         objects = [path]
     elif path.suffix == ".tar":
-        folder = path.with_suffix(".objects")
-        with tarfile.open(path) as archive:
-            archive.extractall(folder, filter="data")
-        objects = sorted(p for p in folder.rglob("*") if p.is_file())
+        objects = _unpack(path)
     else:
         return path
     output = path.with_name(path.name + ".so")
@@ -37,6 +34,20 @@ def link(path: Path) -> Path:
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr.strip()[-2000:]}")
     return output
+
+
+def _unpack(archive_path: Path) -> list[Path]:
+    """Write the files of a tar side by side, under names of our own, so that no member's name can lead elsewhere."""
+    folder = archive_path.with_suffix(".objects")
+    folder.mkdir(exist_ok=True)
+    objects = []
+    with tarfile.open(archive_path) as archive:
+        for member in archive:
+            content = archive.extractfile(member)
+            if content is not None:
+                objects.append(folder / f"{len(objects)}-{Path(member.name).name}")
+                objects[-1].write_bytes(content.read())
+    return objects
 
 
 def find_linker() -> list[str]:

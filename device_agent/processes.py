@@ -77,7 +77,7 @@ def _run_child(parent: int, body: Callable[[], None]) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         body()
         code = 0
-    except BaseException:  # the edge of a process: whatever it was, it must not unwind into the parent's stack
+    except BaseException:  # noqa: BLE001  the edge of a process: nothing may unwind into the parent's stack
         import traceback
 
         with contextlib.suppress(Exception):

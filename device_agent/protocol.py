@@ -125,7 +125,8 @@ class _Message:
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
     """Turn JSON lists back into tuples and strings back into enums; check the scalar types."""
-    origin, arguments = getattr(hint, "__origin__", None), getattr(hint, "__args__", ())
+    origin = getattr(hint, "__origin__", None)
+    arguments: tuple[Any, ...] = getattr(hint, "__args__", ())
     if type(None) in arguments:  # Optional
         return None if value is None else _convert(next(a for a in arguments if a is not type(None)), value, where)
     if origin is tuple:

@@ -301,7 +301,8 @@ class Listener:
         session.sock.close()
         remove_folder(session.folder)
         self._session = None
-        _log.info("session of %s ended after %.1f s: %s (%s)", session.peer, time.monotonic() - session.started, how, end)
+        lasted_s = time.monotonic() - session.started
+        _log.info("session of %s ended after %.1f s: %s (%s)", session.peer, lasted_s, how, end)
         if self._tracker is not None and not self._stopping:
             self._tracker.offer()
 
@@ -359,7 +360,7 @@ def remove_folder(folder: Path) -> None:
     if folder.exists():
         for path, _, _ in os.walk(folder):
             with contextlib.suppress(OSError):
-                os.chmod(path, 0o700)
+                Path(path).chmod(0o700)
         shutil.rmtree(folder, ignore_errors=True)
         if folder.exists():
             _log.error("cannot remove %s", folder)

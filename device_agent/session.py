@@ -24,7 +24,9 @@ class Board:
     `root` is where /sys and /proc are found, so that a captured or simulated tree can stand in for a machine.
     """
 
-    def __init__(self, name: str, board_type: str, version: str, max_library_bytes: int, root: Path = Path("/")) -> None:
+    def __init__(
+        self, name: str, board_type: str, version: str, max_library_bytes: int, root: Path = Path("/")
+    ) -> None:
         self.name = name
         self.board_type = board_type
         self.version = version
@@ -44,7 +46,7 @@ class Board:
 
 def load_tvm() -> None:
     """Import TVM's runtime, without its compiler, before the first fork, so that forks start with it."""
-    import tvm.rpc  # noqa: F401
+    import tvm.rpc
 
     # Stock clients ask for tvm.contrib.random.*, which lives in a library that the runtime-only mode leaves out.
     package = importlib.util.find_spec("tvm")

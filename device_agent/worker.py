@@ -193,7 +193,7 @@ def _work(job: Callable[[], bytes], allowed: Limits, report: int, output: int, d
         os.write(report, _SIZE.pack(limits.apply(allowed)))
         limits.hold_when_crashing(distress)
         frame = job()
-    except Exception as error:  # the edge of a process: whatever the candidate raises is its outcome
+    except Exception as error:  # noqa: BLE001  the edge of a process: what the candidate raises is its outcome
         frame = protocol.pack_frame(_judge_exception(error).to_json(), b"")
     left = memoryview(_SIZE.pack(len(frame)) + frame)
     while left:
@@ -236,7 +236,8 @@ def _judge(end: _End, allowed: Limits) -> tuple[Outcome, bytes]:
         return Outcome(Status.CRASHED, f"the candidate ended its process itself, exit code {code}{said}"), b""
     name = processes.signal_name(os.WTERMSIG(end.status))
     if os.WTERMSIG(end.status) == signal.SIGKILL:
-        return Outcome(Status.OUT_OF_MEMORY, f"killed by the kernel: the board ran out of memory{said}", signal=name), b""
+        message = f"killed by the kernel: the board ran out of memory{said}"
+        return Outcome(Status.OUT_OF_MEMORY, message, signal=name), b""
     at_limit = end.peak_bytes > end.allowed_bytes - _NEAR_LIMIT * allowed.memory_bytes > 0
     if at_limit or "bad_alloc" in end.output:
         message = f"crashed ({name}) at its limit of {allowed.memory_bytes} bytes{said}"
