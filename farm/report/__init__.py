@@ -1,0 +1,1 @@
+"""Makes figures readable: plots and Markdown from plain values. Measures nothing and reads no database."""

@@ -1,0 +1,146 @@
+"""The report's text: every figure it is given stands in it, and what is missing is said."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from farm.report import markdown
+
+
+def latency(median: float) -> markdown.Latency:
+    """Figures around a median in milliseconds."""
+    return {
+        "median": median,
+        "mean": median * 1.01,
+        "min": median * 0.9,
+        "max": median * 1.5,
+        "std": median * 0.05,
+        "ci": [median * 0.98, median * 1.02],
+        "runs": 60,
+    }
+
+
+def document() -> markdown.Document:
+    """A complete run."""
+    return {
+        "model": "squeezenet1.1",
+        "board": {"name": "bench", "type": "local", "simulated": False},
+        "trials": {
+            "ok": 120,
+            "candidate_faults": 5,
+            "board_faults": 2,
+            "farm_faults": 1,
+            "by_status": {"ok": 120, "crashed": 5, "board_lost": 2, "farm_error": 1},
+        },
+        "seconds_to_first_trial": 21.4,
+        "seconds_total": 301.2,
+        "latency_ms": {"untuned": latency(396.0), "tuned": latency(9.82), "onnxruntime": latency(4.63)},
+        "speedup_vs_untuned": 40.33,
+        "ratio_to_onnxruntime": 2.121,
+        "max_abs_error": 3.1e-6,
+        "max_rel_error": 2.2e-6,
+        "outputs_match": True,
+        "report": {"markdown": "report.md"},
+        "workloads": [
+            {"name": "conv2d|add", "flop": 2.1e7, "weight": 2, "best_gflops": 100.0, "latency_us": 210.0, "trials": 12},
+            {"name": "softmax", "flop": 4e3, "weight": 1, "best_gflops": None, "latency_us": None, "trials": 0},
+        ],
+        "records_reused": 3,
+        "measurement": {"threads": 2, "graph_pipeline": "graph/1"},
+        "environment": {"tvm": "0.27.0.post1"},
+        "notes": ["tracker port 9190 was in use; took 9191"],
+        "plots": {"Latency": "latency.png", "Progress": "progress.png"},
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# squeezenet1.1 on local/bench",
+        "**9.82 ms** after tuning",
+        "**40.3 times** as fast",
+        "2.12 times as long as ONNX Runtime",
+        "5 min 1 s",
+        "| tuned TVM | 9.82 | 9.62 – 10.0 | 9.92 | 8.84 | 14.7 | 0.491 | 60 |",
+        "matches the reference: largest absolute error 3.10e-06, largest relative error 2.20e-06",
+        r"`conv2d\|add` | 21.0 M | 2 | 100 | 210 | 420 | 12 |",
+        "| 1 | `softmax` | 4.00 k | 1 | – | – | – | 0 |",
+        "add up to 420 µs; 1 of 2 workloads have no valid trial",
+        "learns from it | 5 |",
+        "2 board_lost, 5 crashed, 1 farm_error",
+        "3 records of earlier runs",
+        "first trial was measured 21.4 s",
+        "- graph pipeline: graph/1",
+        "- tvm: 0.27.0.post1",
+        "- tracker port 9190 was in use; took 9191",
+        "![Progress](progress.png)",
+    ],
+)
+def test_holds_every_figure(text: str) -> None:
+    """What the run found is in the report, in words a person reads."""
+    assert text in markdown.write_report(document())
+
+
+def test_least_document() -> None:
+    """The required keys alone make a report without empty sections, and say that nothing was checked."""
+    text = markdown.write_report(
+        {
+            "model": "mlp",
+            "board": {"name": "bench", "type": "local", "simulated": False},
+            "trials": {"ok": 0},
+            "latency_ms": {},
+        }
+    )
+    assert "## Workloads" not in text
+    assert "None" not in text
+    assert "not checked" in text
+    assert "ONNX Runtime was not timed" in text
+
+
+def test_nulls_are_not_figures() -> None:
+    """Null values never print as None or as zero."""
+    full = document()
+    full["latency_ms"] = {**full["latency_ms"], "onnxruntime": None}
+    for key in ("ratio_to_onnxruntime", "speedup_vs_untuned", "max_abs_error", "max_rel_error", "seconds_total"):
+        full[key] = None  # type: ignore[literal-required]
+    text = markdown.write_report(full)
+    assert "None" not in text
+    assert "| ONNX Runtime |" not in text
+
+
+def test_simulated_is_said_first() -> None:
+    """A simulated board is announced before any figure; a real one is not mentioned as such."""
+    simulated = document()
+    simulated["board"] = {"name": "virtual-1", "type": "jetson-nano", "simulated": True}
+    text = markdown.write_report(simulated)
+    assert text.index("Simulated") < text.index("9.82")
+    assert "imulated" not in markdown.write_report(document())
+
+
+def test_wrong_output_is_said_first() -> None:
+    """When the output is wrong the summary says so before the tables."""
+    wrong = document()
+    wrong["outputs_match"] = False
+    text = markdown.write_report(wrong)
+    assert text.index("do not use this artifact") < text.index("## Latency")
+    assert "does **not** match" in text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"), [(2.121, "2.12 times as long as"), (0.8, "0.80 of the time of"), (1.001, "takes the same time")]
+)
+def test_ratio_in_words(ratio: float, words: str) -> None:
+    """Slower, faster and equal are told apart in the sentence, not left to the reader."""
+    changed = document()
+    changed["ratio_to_onnxruntime"] = ratio
+    assert words in markdown.write_report(changed)
+
+
+def test_tables_are_rectangular() -> None:
+    """Every row of every table has as many cells as its head."""
+    lines = [line.replace(r"\|", "") for line in markdown.write_report(document()).splitlines()]
+    for before, line in itertools.pairwise(lines):
+        if before.startswith("|") and line.startswith("|"):
+            assert before.count("|") == line.count("|")
