@@ -33,7 +33,7 @@ setup: $(STAMP)
 # match its hash; where they come from is the user's own pip configuration.
 $(STAMP): requirements/all.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null || { \
-		echo "error: '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true); tvm-farm needs Python 3.10 to 3.14." >&2; \
+		echo "error: '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo no Python); tvm-farm needs Python 3.10 to 3.14." >&2; \
 		echo "  Install one, or name it: make setup PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@case "$$(uname -sm)" in "Linux x86_64"|"Linux aarch64") ;; *) \
 		echo "error: tvm-farm runs on Linux x86-64 and aarch64, not on $$(uname -sm)." >&2; exit 2;; esac
