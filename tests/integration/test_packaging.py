@@ -1,0 +1,56 @@
+"""What a wheel of this project carries, built without a network as an installer would."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A wheel built from the checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "--wheel-dir", str(folder), str(ROOT)], check=True, timeout=120)
+    (path,) = folder.glob("tvm_farm-*.whl")
+    return path
+
+
+def test_carries_code_and_data_only(wheel: pathlib.Path) -> None:
+    """Both packages, the board types beside their reader and the licence are in; tests and benchmarks are not."""
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"farm", "device_agent", "tvm_farm"}
+    assert "farm/inventory/data/board_types/local.yaml" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_finds_its_data_when_installed(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """An installed copy reads its own board types, not those of a checkout."""
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    script = "from farm.inventory import board_types, paths; board_types.load_board_types(); print(paths.__file__)"
+    # The unpacked wheel comes before the editable checkout on the path.
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.startswith(str(tmp_path))
+
+
+def test_console_scripts(wheel: pathlib.Path) -> None:
+    """The two commands of the README are there."""
+    archive = zipfile.ZipFile(wheel)
+    (entry_points,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
+    text = archive.read(entry_points).decode()
+    assert "farm = farm.cli.main:main" in text
+    assert "device-agent = device_agent.agent:main" in text
