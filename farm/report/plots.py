@@ -21,6 +21,7 @@ WIDTH_INCHES = 8.4
 DPI = 200
 # Told apart by the colour-blind too (Okabe and Ito's palette), and in grey.
 BLUE, ORANGE, GREY, RED, INK, FAINT = "#0072b2", "#e69f00", "#9a9a9a", "#b3261e", "#222222", "#5a5a5a"
+_PER_SECOND = {"s": 1.0, "ms": 1e3, "µs": 1e6}
 _STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
@@ -87,8 +88,9 @@ def plot_latency(
         axes.barh(positions, medians, height=0.62, color=[row.role.value for row in rows], zorder=2)
         axes.set_yticks(positions, [row.label for row in rows])
         axes.tick_params(axis="y", length=0)
+        axes.set_ylim(-0.55, max(len(rows) - 0.45, 1.0))
         if log:
-            _log_axis(axes, "x")
+            _log_axis(axes, "x", max(medians) / min(medians))
         axes.set_xlabel(f"latency per inference, {unit}{' (logarithmic axis)' if log else ''}; less is better")
         has_interval = any(row.low_s is not None for row in rows)
         note = "Bars: median. Whiskers: 95 % confidence interval of the median." if has_interval else ""
@@ -123,15 +125,15 @@ def plot_progress(
         axes.set_xlim(0, max(1, *trials) * 1.02)
         axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, steps=[1, 2, 4, 5, 8, 10]))
         if log:
-            _log_axis(axes, "y")
+            _log_axis(axes, "y", max(levels) / min(levels))
             axes.set_ylim(min(levels) * scale / 1.4, max(levels) * scale * 1.4)
         else:
             axes.set_ylim(0, max(levels) * scale * 1.12)
-        labels = [(values[-1], f"best so far: {_number(values[-1])} {unit}", Role.OURS)]
+        labels = [(values[-1], f"best so far: {_text(points[-1].latency_s, unit)}", Role.OURS)]
         for reference in references:
             level = reference.latency_s * scale
             axes.axhline(level, color=reference.role.value, linewidth=1.3, linestyle=(0, (5, 3)), zorder=2)
-            labels.append((level, f"{reference.label}: {_number(level)} {unit}", reference.role))
+            labels.append((level, f"{reference.label}: {_text(reference.latency_s, unit)}", reference.role))
         axes.set_xlabel("trials measured")
         axes.set_ylabel(f"model latency, {unit}{' (logarithmic)' if log else ''}")
         room = 0.25 + 0.098 * max(len(text) for _, text, _ in labels)
@@ -158,7 +160,7 @@ def _draw_row(axes: Axes, position: int, row: LatencyRow, scale: float, unit: st
     offset = 8.0
     points_per_axes = axes.get_window_extent().width * 72 / axes.figure.dpi
     for text, style in (
-        (f"{_number(median)} {unit}", {"fontweight": "bold", "fontsize": 10.5}),
+        (_text(row.median_s, unit), {"fontweight": "bold", "fontsize": 10.5}),
         (row.remark, {"color": FAINT}),
     ):
         if text:
@@ -187,12 +189,12 @@ def _fit_values(axes: Axes, medians: Sequence[float], ends: Sequence[tuple[float
         axes.set_xlim(0, max(end / (1 - width) for end, width in ends))
 
 
-def _log_axis(axes: Axes, which: str) -> None:
-    """A logarithmic axis labelled with plain numbers at 1, 2 and 5."""
+def _log_axis(axes: Axes, which: Literal["x", "y"], ratio: float) -> None:
+    """A logarithmic axis with plain numbers: at 1, 2 and 5, or at the decades alone where these would crowd."""
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(ticker.LogLocator(base=10, subs=(1, 2, 5)))
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_locator(ticker.LogLocator(base=10, subs=(1, 2, 5) if ratio < 500 else (1,)))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axis.set_minor_locator(ticker.NullLocator())
 
 
@@ -258,13 +260,13 @@ def _save(figure: Figure, path: pathlib.Path) -> None:
 
 def _unit(smallest_s: float) -> tuple[float, str]:
     """The unit in which the smallest figure has at least one digit before the point: (units per second, name)."""
-    if smallest_s >= 1:
-        return 1.0, "s"
-    return (1e3, "ms") if smallest_s >= 1e-3 else (1e6, "µs")
+    name = "s" if smallest_s >= 1 else "ms" if smallest_s >= 1e-3 else "µs"
+    return _PER_SECOND[name], name
 
 
-def _number(value: float) -> str:
-    """Three significant digits, more only before the point."""
-    if value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+def _text(seconds: float, unit: str) -> str:
+    """Three significant digits in `unit`, or in the unit that fits where that would take five digits or more."""
+    if seconds * _PER_SECOND[unit] >= 1e4:
+        unit = _unit(seconds)[1]
+    value = seconds * _PER_SECOND[unit]
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}" if value >= 10 else f"{value:.2f} {unit}"
