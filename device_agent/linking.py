@@ -40,7 +40,7 @@ def _unpack(archive_path: Path) -> list[Path]:
     """Write the files of a tar side by side, under names of our own, so that no member's name can lead elsewhere."""
     folder = archive_path.with_suffix(".objects")
     folder.mkdir(exist_ok=True)
-    objects = []
+    objects: list[Path] = []
     with tarfile.open(archive_path) as archive:
         for member in archive:
             content = archive.extractfile(member)

@@ -234,18 +234,16 @@ class Listener:
             if key is None:
                 return
             wanted, *options = key.split() or [""]
+            timeout_s = sum(float(o.removeprefix("-timeout=")) for o in options if o.startswith("-timeout="))
             expected = self._tracker.match_key if self._tracker else self._key
             if wanted != f"client:{expected}":
                 greeting.sock.sendall(struct.pack("<i", _CODE_MISMATCH))
                 raise ValueError("its key was not handed out for this moment")
             answer = f"server:{self._key}".encode()
             greeting.sock.sendall(struct.pack("<ii", _CODE_SUCCESS, len(answer)) + answer)
-            timeout_s = sum(float(o.removeprefix("-timeout=")) for o in options if o.startswith("-timeout="))
+            self._start_session(greeting, timeout_s, now)
         except (OSError, ValueError) as error:
             self._drop_greeting(greeting, str(error))
-            return
-        self._greetings.remove(greeting)
-        self._start_session(greeting, timeout_s, now)
 
     def _drop_greeting(self, greeting: _Greeting, reason: str) -> None:
         _log.info("refused %s: %s", greeting.peer, reason)
@@ -253,9 +251,10 @@ class Listener:
         self._greetings.remove(greeting)
 
     def _start_session(self, greeting: _Greeting, timeout_s: float, now: float) -> None:
+        """Fork a session. Raises OSError when the board has no process, memory or disk space left for it."""
         self._sessions_served += 1
         folder = self._folder / f"session-{self._sessions_served}"
-        folder.mkdir()
+        folder.mkdir(parents=True)
         sock = greeting.sock
         sock.setblocking(True)
 
@@ -270,6 +269,7 @@ class Listener:
         expires = now + timeout_s if timeout_s > 0 else None
         self._session = _Session(pid, sock, greeting.peer, folder, now, expires, timeout_s)
         _log.info("session %d for %s started, pid %d", self._sessions_served, greeting.peer, pid)
+        self._greetings.remove(greeting)
         if self._tracker is not None:
             self._tracker.withdraw()
         for other in list(self._greetings):

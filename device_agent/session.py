@@ -15,7 +15,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from device_agent import arguments, describe, evidence, linking, processes, protocol, worker
+from device_agent import arguments, describe, evidence, limits, linking, processes, protocol, worker
 
 
 class Board:
@@ -64,6 +64,8 @@ def serve(board: Board, sock: socket.socket, folder: Path) -> None:
     import tvm.rpc._ffi_api as rpc_api
 
     processes.become_subreaper()
+    # What stock clients run right here gets every core; nothing else in this process computes.
+    os.environ.setdefault("TVM_NUM_THREADS", str(limits.thread_count(protocol.Limits())))
     _register(board, sock, folder)
     rpc_api.ServerLoop(sock.fileno())
 

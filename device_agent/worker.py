@@ -86,29 +86,36 @@ def _run(job: Callable[[], bytes], allowed: Limits) -> tuple[Outcome, bytes]:
             "measure in a session of its own",
         )
     else:
-        outcome, payload = _judge(_supervise(job, allowed), allowed)
+        try:
+            outcome, payload = _judge(_supervise(job, allowed), allowed)
+        except OSError as error:
+            outcome = Outcome(Status.FARM_ERROR, f"the board cannot start a worker: {error}")
     return dataclasses.replace(outcome, started_at=started_at), payload
 
 
 def _supervise(job: Callable[[], bytes], allowed: Limits) -> _End:
     """Fork a worker for `job`, collect what it says, and leave nothing of it behind."""
     deadline = time.monotonic() + allowed.timeout_s
-    report, workers_report = os.pipe()
-    output, workers_output = os.pipe()
-    distress, workers_distress = socket.socketpair()
-    pid = processes.fork(lambda: _work(job, allowed, workers_report, workers_output, workers_distress))
-    os.close(workers_report)
-    os.close(workers_output)
-    workers_distress.close()
-    for fd in (report, output, distress.fileno()):
-        os.set_blocking(fd, False)
-    try:
+    with contextlib.ExitStack() as ours, contextlib.ExitStack() as workers:
+        report, workers_report = _pipe(ours, workers)
+        output, workers_output = _pipe(ours, workers)
+        distress, workers_distress = socket.socketpair()
+        ours.callback(distress.close)
+        workers.callback(workers_distress.close)
+        pid = processes.fork(lambda: _work(job, allowed, workers_report, workers_output, workers_distress))
+        ours.callback(processes.kill_children)
+        workers.close()  # so that the worker's death is an end of file here
+        for fd in (report, output, distress.fileno()):
+            os.set_blocking(fd, False)
         return _Watch(pid, report, output, distress.fileno(), deadline).run()
-    finally:
-        processes.kill_children()
-        os.close(report)
-        os.close(output)
-        distress.close()
+
+
+def _pipe(ours: contextlib.ExitStack, workers: contextlib.ExitStack) -> tuple[int, int]:
+    """A pipe to us from the worker, each end closed with its stack."""
+    read, write = os.pipe()
+    ours.callback(os.close, read)
+    workers.callback(os.close, write)
+    return read, write
 
 
 class _Watch:

@@ -1,0 +1,222 @@
+"""A real tracker and real agents on loopback, and candidate libraries for them.
+
+Every agent gets a temporary folder of its own (TMPDIR), so that a test can look for what is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import pathlib
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from device_agent import protocol
+from tests.integration import candidates
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+# Generous: a busy machine must not fail a test that waits for something to happen.
+PATIENCE_S = 30.0
+# No test holds a board longer; a session left over by a failed test must not block the next one.
+SESSION_TIMEOUT_S = 45
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
+    """Wait until `condition` is true and return its value; fail naming `what` after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {timeout_s:g} s for {what}")
+        select.select([], [], [], 0.01)
+    return value
+
+
+def find_free_port() -> int:
+    """A port of the loopback interface that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Tracker:
+    """TVM's own tracker as a process; can be stopped and started again on the same port."""
+
+    def __init__(self) -> None:
+        self.host = "127.0.0.1"
+        self.port = find_free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start, and wait until it accepts connections."""
+        ports = ["--port", str(self.port), "--port-end", str(self.port + 1)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tvm.exec.rpc_tracker", "--host", self.host, *ports, "--silent"],
+            env=os.environ | {"TVM_USE_RUNTIME_LIB": "1"},
+            start_new_session=True,
+        )
+        wait_until(self._accepts, "the tracker")
+
+    def stop(self) -> None:
+        """Kill it with the helper process it starts."""
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def request(self, key: str, session_timeout_s: int = SESSION_TIMEOUT_S) -> Any:
+        """Borrow a board as any TVM script does; waits until it is free."""
+        from tvm import rpc
+
+        return rpc.connect_tracker(self.host, self.port).request(key, session_timeout=session_timeout_s)
+
+    def free_boards(self) -> dict[str, int]:
+        """How many free boards there are under each key."""
+        from tvm import rpc
+
+        queues = rpc.connect_tracker(self.host, self.port).summary()["queue_info"]
+        return {key: queue["free"] for key, queue in queues.items()}
+
+    def _accepts(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), timeout=1):
+            return True
+        return False
+
+
+@dataclasses.dataclass
+class Agent:
+    """A `device-agent serve` process that is ready for clients."""
+
+    process: subprocess.Popen[bytes]
+    key: str
+    port: int
+    folder: pathlib.Path  # its TMPDIR
+    log_path: pathlib.Path
+
+    def session_files(self, name: str) -> list[pathlib.Path]:
+        """Files called `name` in the work folders of this agent's sessions."""
+        return list(self.folder.glob(f"device-agent-*/session-*/{name}"))
+
+    def descendants(self) -> list[psutil.Process]:
+        """Every process below the agent, sessions and workers."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def stop(self) -> int:
+        """End it the polite way; return its exit code."""
+        self.process.terminate()
+        return self.process.wait(PATIENCE_S)
+
+
+@dataclasses.dataclass
+class Board:
+    """The farm's side of a session with an agent."""
+
+    rpc: Any
+
+    def describe(self) -> protocol.Description:
+        """Ask the agent what its board is."""
+        return protocol.Description.from_json(self.rpc.get_function(protocol.DESCRIBE)())
+
+    def measure(self, library: bytes, **fields: Any) -> protocol.Outcome:
+        """Measure `library`; `fields` are those of MeasureSpec, by default for the 64 x 64 matmul."""
+        shape = protocol.TensorSpec((candidates.SIZE, candidates.SIZE), "float32")
+        spec = protocol.MeasureSpec(**{"arguments": (shape,) * 3} | fields)
+        return protocol.Outcome.from_json(self.rpc.get_function(protocol.MEASURE)(spec.to_json(), library))
+
+    def run_model(
+        self, spec: protocol.RunSpec, program: bytes, arrays: dict[str, Any]
+    ) -> tuple[protocol.Outcome, list[Any]]:
+        """Run `program` on `arrays`; return the outcome and the outputs."""
+        inputs = io.BytesIO()
+        np.savez(inputs, **arrays)
+        frame = self.rpc.get_function(protocol.RUN_MODEL)(spec.to_json(), program, inputs.getvalue())
+        text, payload = protocol.unpack_frame(bytes(frame))
+        outputs: list[Any] = []
+        if payload:
+            with np.load(io.BytesIO(payload), allow_pickle=False) as archive:
+                outputs = [archive[name] for name in archive.files]
+        return protocol.Outcome.from_json(text), outputs
+
+
+@pytest.fixture(scope="session")
+def tracker() -> Iterator[Tracker]:
+    """One tracker for all tests; has .host and .port."""
+    tracker = Tracker()
+    try:
+        tracker.start()
+        yield tracker
+    finally:
+        tracker.stop()
+
+
+@pytest.fixture(scope="session")
+def start_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Agent]]:
+    """Start an agent with the given options, wait until it is ready; it is stopped after the last test."""
+    agents: list[Agent] = []
+
+    def start(*options: str, folder: pathlib.Path | None = None, wait: bool = True) -> Agent:
+        name = f"board-{len(agents)}"
+        folder = folder or tmp_path_factory.mktemp(name)
+        ready, log_path = folder / f"{name}.json", folder / f"{name}.log"
+        command = [sys.executable, "-m", "device_agent", "serve", "--name", name, "--ready-file", str(ready), *options]
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(command, cwd=ROOT, stderr=log, env=os.environ | {"TMPDIR": str(folder)})
+        agent = Agent(process, f"local/{name}", 0, folder, log_path)
+        agents.append(agent)
+        if wait:
+            wait_until(lambda: ready.exists() or process.poll() is not None, f"agent {name} to be ready")
+            assert process.poll() is None, log_path.read_text()
+            agent.port = json.loads(ready.read_text())["port"]
+        return agent
+
+    yield start
+    for agent in agents:
+        if agent.process.poll() is None:
+            agent.process.kill()
+            agent.process.wait()
+
+
+@pytest.fixture(scope="module")
+def agent(tracker: Tracker, start_agent: Callable[..., Agent]) -> Iterator[Agent]:
+    """One agent for the tests of a module, registered with the tracker; has .key, .port and .process."""
+    agent = start_agent("--tracker", f"{tracker.host}:{tracker.port}")
+    yield agent
+    assert agent.stop() == 0, agent.log_path.read_text()
+
+
+@pytest.fixture
+def board(tracker: Tracker, agent: Agent) -> Iterator[Board]:
+    """A session with the module's agent."""
+    board = Board(tracker.request(agent.key))
+    yield board
+    board.rpc = None  # dropping the session ends it
+
+
+@pytest.fixture(scope="session")
+def library_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Where candidate libraries are built."""
+    return tmp_path_factory.mktemp("candidates")
+
+
+@pytest.fixture(scope="session")
+def matmul(library_folder: pathlib.Path) -> bytes:
+    """A good candidate, see `candidates.build_matmul`."""
+    return candidates.build_matmul(library_folder)
+
+
+@pytest.fixture(scope="session")
+def bad(library_folder: pathlib.Path) -> bytes:
+    """A library of functions that misbehave, see `candidates.build_bad`."""
+    return candidates.build_bad(library_folder)

@@ -1,0 +1,173 @@
+"""What `device_agent.measure` says of good candidates and of those that misbehave, on one session."""
+
+from __future__ import annotations
+
+import pathlib
+
+import psutil
+import pytest
+
+from device_agent import protocol
+from device_agent.protocol import Limits, Status, TensorSpec
+from tests.integration.conftest import Agent, Board
+
+# Enough for every good candidate here, little enough that a hungry one fails fast.
+_LIMITS = Limits(timeout_s=10.0, memory_bytes=256 << 20)
+
+
+def test_a_good_candidate_is_timed(board: Board, matmul: bytes) -> None:
+    """An ok outcome has one positive latency per sample, and says where and when it was taken."""
+    outcome = board.measure(matmul, repeat=4, number=2)
+    assert outcome.status is Status.OK, outcome.message
+    assert len(outcome.latency_s) == 4
+    assert all(0 < latency < 0.1 for latency in outcome.latency_s)
+    assert outcome.calls_per_sample == 2
+    assert outcome.timing_s >= sum(outcome.latency_s) * 2
+    assert outcome.board
+    assert outcome.agent_version
+    assert outcome.started_at > 1.7e9
+    assert outcome.before is not None
+    assert outcome.before.load_1min is not None
+    assert outcome.power_w is None
+
+
+def test_number_grows_until_a_sample_is_long_enough(board: Board, matmul: bytes) -> None:
+    """With min_repeat_s a sample takes about that long, whatever the number asked for."""
+    outcome = board.measure(matmul, repeat=3, number=1, min_repeat_s=0.02)
+    lengths = sorted(latency * outcome.calls_per_sample for latency in outcome.latency_s)
+    assert lengths[1] >= 0.02
+
+
+def test_flushed_caches_are_timed_call_by_call(board: Board, matmul: bytes) -> None:
+    """With flush_cache the number of calls per sample stays as asked for."""
+    outcome = board.measure(matmul, flush_cache=True, min_repeat_s=0.02)
+    assert outcome.status is Status.OK, outcome.message
+    assert outcome.calls_per_sample == 1
+
+
+@pytest.mark.parametrize(
+    ("entry", "status", "signal"),
+    [
+        ("segfault", Status.CRASHED, "SIGSEGV"),
+        ("overflow", Status.CRASHED, "SIGSEGV"),
+        ("aborts", Status.CRASHED, "SIGABRT"),
+        ("exits_0", Status.CRASHED, None),
+        ("exits_3", Status.CRASHED, None),
+        ("loops", Status.RUN_TIMEOUT, None),
+        ("eats_memory", Status.OUT_OF_MEMORY, "SIGSEGV"),
+        ("reserves_memory", Status.OUT_OF_MEMORY, "SIGSEGV"),
+        ("aborts_without_memory", Status.OUT_OF_MEMORY, "SIGABRT"),
+        ("closes_everything", Status.CRASHED, None),
+        ("absent", Status.LOAD_FAILED, None),
+    ],
+)
+def test_a_bad_candidate_is_an_outcome(
+    board: Board, bad: bytes, matmul: bytes, entry: str, status: Status, signal: str | None
+) -> None:
+    """However a candidate ends, its outcome says how, and the next measurement works on the same session."""
+    limits = Limits(timeout_s=1.0 if entry == "loops" else 10.0, memory_bytes=256 << 20)
+    outcome = board.measure(bad, entry=entry, arguments=(), limits=limits)
+    assert (outcome.status, outcome.signal) == (status, signal), outcome.message
+    assert outcome.latency_s == ()
+    assert board.measure(matmul, limits=_LIMITS).status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [("exits_3", "exit code 3"), ("exits_0", "exit code 0"), ("aborts", "about to abort"), ("absent", "'absent'")],
+)
+def test_the_message_says_what_happened(board: Board, bad: bytes, entry: str, said: str) -> None:
+    """The message carries the exit code, the missing name, or the last words on stderr."""
+    assert said in board.measure(bad, entry=entry, arguments=(), limits=_LIMITS).message
+
+
+@pytest.mark.parametrize("library", [b"", b"this is no library", b"\x7fELF" + b"\0" * 100])
+def test_what_is_no_library_fails_to_load(board: Board, matmul: bytes, library: bytes) -> None:
+    """Bytes that the loader refuses are load_failed with the loader's words."""
+    outcome = board.measure(library)
+    assert outcome.status is Status.LOAD_FAILED
+    assert outcome.message
+    assert board.measure(matmul).status is Status.OK
+
+
+def test_output_of_a_candidate_corrupts_nothing(board: Board, bad: bytes) -> None:
+    """A candidate that writes megabytes to stdout and stderr is measured all the same."""
+    outcome = board.measure(bad, entry="talks", arguments=(), repeat=1)
+    assert outcome.status is Status.OK, outcome.message
+
+
+def test_wrong_arguments_are_the_candidates_fault(board: Board, matmul: bytes) -> None:
+    """A kernel that refuses its arguments has crashed without a signal, and the message quotes it."""
+    outcome = board.measure(matmul, arguments=(TensorSpec((2, 2), "float32"),) * 3)
+    assert outcome.status is Status.CRASHED
+    assert outcome.signal is None
+    assert "raised" in outcome.message
+
+
+def test_arguments_beyond_the_limit_are_out_of_memory(board: Board, matmul: bytes) -> None:
+    """Arguments that do not fit the worker's memory limit end as out_of_memory."""
+    outcome = board.measure(matmul, arguments=(TensorSpec((1 << 30,), "float32"),), limits=_LIMITS)
+    assert outcome.status is Status.OUT_OF_MEMORY
+
+
+def test_an_unknown_dtype_is_nobodys_bad_schedule(board: Board, matmul: bytes) -> None:
+    """A dtype that the agent cannot fill is a farm_error naming it."""
+    outcome = board.measure(matmul, arguments=(TensorSpec((2,), "complex7"),))
+    assert outcome.status is Status.FARM_ERROR
+    assert "complex7" in outcome.message
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", "uint8", "int32", "int64", "bool"])
+def test_arguments_of_every_usual_dtype_can_be_filled(board: Board, bad: bytes, dtype: str) -> None:
+    """Tensors of all dtypes that models use are allocated on the board."""
+    outcome = board.measure(bad, entry="nothing", arguments=(TensorSpec((3, 5), dtype), TensorSpec((), dtype)))
+    assert outcome.status is Status.OK, outcome.message
+
+
+def test_children_of_a_candidate_die_with_it(board: Board, bad: bytes, agent: Agent) -> None:
+    """A process that a candidate left behind, in a group of its own, is gone when the outcome comes."""
+    outcome = board.measure(bad, entry="leaves_a_child", arguments=(), warmup=0, repeat=1)
+    assert outcome.status is Status.OK, outcome.message
+    (file,) = agent.session_files("orphan")
+    assert not psutil.pid_exists(int(file.read_text()))
+
+
+def test_a_worker_has_the_threads_it_was_given(board: Board, matmul: bytes) -> None:
+    """Limits on threads are accepted from one to more than there are cores."""
+    for threads in (1, 2, 4):
+        outcome = board.measure(matmul, limits=Limits(threads=threads))
+        assert outcome.status is Status.OK, outcome.message
+
+
+def test_a_session_that_has_threads_refuses_to_measure(board: Board, matmul: bytes, tmp_path: pathlib.Path) -> None:
+    """After a parallel kernel ran straight in the session, a worker forked from it would hang; this is said instead."""
+    import numpy as np
+    import tvm
+
+    path = tmp_path / "direct.so"
+    path.write_bytes(matmul)
+    board.rpc.upload(str(path))
+    module = board.rpc.load_module("direct.so")
+    arrays = [tvm.runtime.tensor(np.ones((64, 64), "float32"), board.rpc.cpu(0)) for _ in range(3)]
+    module["main"](*arrays)
+    outcome = board.measure(matmul)
+    assert outcome.status is Status.FARM_ERROR
+    assert "threads" in outcome.message
+
+
+def test_a_spec_that_is_none_is_refused(board: Board, matmul: bytes) -> None:
+    """A message with an unknown key raises at the caller, naming the key, and the session goes on."""
+    with pytest.raises(Exception, match="colour"):
+        board.rpc.get_function(protocol.MEASURE)('{"arguments": [], "colour": 1}', matmul)
+    assert board.measure(matmul).status is Status.OK
+
+
+def test_describe_tells_what_the_board_is(board: Board, agent: Agent) -> None:
+    """The description names the board as the tracker knows it, its cores, memory and engines."""
+    description = board.describe()
+    assert f"{description.board_type}/{description.name}" == agent.key
+    assert description.protocol_version == protocol.PROTOCOL_VERSION
+    assert description.cores_online
+    assert description.memory_bytes > 1 << 28
+    assert {"relax_vm", "kernel"} <= set(description.engines)
+    assert not description.simulated
