@@ -14,6 +14,7 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 # Above this ratio the short bars of a linear axis can no longer be told apart.
 LOG_RATIO = 8.0
@@ -229,10 +230,10 @@ def _lay_out(
     axes.set_axisbelow(True)
     width, height = figure.get_size_inches()
     left = 0.1 / width
-    figure.text(
-        left, 1 - 0.1 / height, _shorten(title, 60 if simulated else 82), va="top", fontsize=13, fontweight="bold"
-    )
-    figure.text(left, 1 - 0.38 / height, _shorten(subtitle, 125), va="top", fontsize=9.5, color=FAINT)
+    room = width - (2.6 if simulated else 0.25)
+    _shorten(figure.text(left, 1 - 0.1 / height, title, va="top", fontsize=13, fontweight="bold"), room * figure.dpi)
+    subtitle_text = figure.text(left, 1 - 0.38 / height, subtitle, va="top", fontsize=9.5, color=FAINT)
+    _shorten(subtitle_text, (width - 0.25) * figure.dpi)
     if simulated:
         tag = {"facecolor": "white", "edgecolor": RED, "boxstyle": "round,pad=0.3"}
         place = (1 - 0.2 / width, 1 - 0.13 / height)
@@ -249,9 +250,13 @@ def _lay_out(
     )
 
 
-def _shorten(text: str, characters: int) -> str:
-    """Cut what would run out of the picture."""
-    return text if len(text) <= characters else text[: characters - 1] + "…"
+def _shorten(text: Text, room: float) -> None:
+    """Cut what would run out of the picture, with `room` in pixels."""
+    whole = text.get_text()
+    for kept in range(len(whole) - 1, 0, -1):
+        if text.get_window_extent().width <= room:
+            return
+        text.set_text(whole[:kept] + "…")
 
 
 def _save(figure: Figure, path: pathlib.Path) -> None:
