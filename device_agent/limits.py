@@ -20,6 +20,15 @@ from device_agent.protocol import Limits
 # count as the candidate's; TVM's own workspaces are cached per thread, so one arena costs them nothing.
 _M_ARENA_MAX = -8
 
+# The words of Python's fault handler (Modules/faulthandler.c).
+_FAULTS = {
+    "Segmentation fault": "SIGSEGV",
+    "Aborted": "SIGABRT",
+    "Bus error": "SIGBUS",
+    "Floating": "SIGFPE",
+    "Illegal instruction": "SIGILL",
+}
+
 
 def apply(limits: Limits) -> int:
     """Limit this process; return the address space it may map, in bytes.
@@ -73,3 +82,8 @@ def hold_when_crashing(distress: socket.socket) -> None:
     """
     distress.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     faulthandler.enable(file=distress.fileno(), all_threads=True)
+
+
+def find_reported_signal(report: str) -> str | None:
+    """The signal that a fault handler's report speaks of, e.g. `SIGSEGV`."""
+    return next((name for words, name in _FAULTS.items() if words in report), None)

@@ -9,20 +9,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import logging
 import os
 import select
-import shutil
 import signal
 import socket
 import struct
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-from device_agent import processes
+from device_agent import processes, workspace
 from device_agent.tracker import TrackerLink
 
 RPC_MAGIC = 0xFF271
@@ -38,8 +35,6 @@ _GONE_GRACE_S = 0.2
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
 # How often the parent is looked at where the kernel cannot tell of its death.
 _PARENT_CHECK_S = 0.5
-
-_FOLDER_PREFIX = "device-agent-"
 
 _log = logging.getLogger(__name__)
 
@@ -152,7 +147,7 @@ class Listener:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, self._on_stop_signal)
             signal.signal(signal.SIGCHLD, lambda *_: None)
-            self._folder = stack.enter_context(_work_folder())
+            self._folder = stack.enter_context(workspace.work_folder())
             stack.callback(self._end_everything)
             if self._tracker is not None:
                 self._tracker.offer()
@@ -299,7 +294,7 @@ class Listener:
             _log.error("session %d left a process that does not die: %s", session.pid, processes.find_children())
         end = "does not die" if status is None else processes.describe_end(status)
         session.sock.close()
-        remove_folder(session.folder)
+        workspace.remove_folder(session.folder)
         self._session = None
         lasted_s = time.monotonic() - session.started
         _log.info("session of %s ended after %.1f s: %s (%s)", session.peer, lasted_s, how, end)
@@ -315,52 +310,3 @@ class Listener:
             greeting.sock.close()
         if self._session is not None:
             self._end_session(self._session, "killed: the agent stops")
-
-
-@contextlib.contextmanager
-def _work_folder() -> Iterator[Path]:
-    """A folder for this agent's sessions; also removes those of agents that were killed.
-
-    An agent holds a lock on its folder: the kernel lets go of it when the agent dies, however it dies.
-    """
-    root = Path(tempfile.gettempdir())
-    for left in root.glob(f"{_FOLDER_PREFIX}*"):
-        lock = _lock(left)
-        if lock is not None:
-            _log.info("removing %s, left by an agent that was killed", left)
-            remove_folder(left)
-            os.close(lock)
-    folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX))
-    lock = _lock(folder)
-    try:
-        yield folder
-    finally:
-        remove_folder(folder)
-        if lock is not None:
-            os.close(lock)
-
-
-def _lock(folder: Path) -> int | None:
-    """A descriptor holding the lock of `folder`, or None if another process holds it or it is not ours."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            if os.fstat(descriptor).st_uid == os.getuid():
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return descriptor
-        except OSError:
-            pass
-        os.close(descriptor)
-    return None
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove a folder whatever its content did to its permissions; what cannot be removed is logged."""
-    shutil.rmtree(folder, ignore_errors=True)
-    if folder.exists():
-        for path, _, _ in os.walk(folder):
-            with contextlib.suppress(OSError):
-                Path(path).chmod(0o700)
-        shutil.rmtree(folder, ignore_errors=True)
-        if folder.exists():
-            _log.error("cannot remove %s", folder)

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import os
 import select
-import signal
 import socket
 import struct
 import time
@@ -41,8 +40,10 @@ class _End:
     status: int | None = None  # wait status; None for a process that does not die
     timed_out: bool = False
     output: str = ""
+    distress: str = ""  # what its fault handler wrote
     allowed_bytes: int = 0
-    peak_bytes: int = 0  # 0: not seen
+    crashing: bool = False  # it called for us from its fault handler
+    peak_bytes: int = 0  # the most it had mapped when it crashed; 0: not seen
 
 
 def measure(spec: protocol.MeasureSpec, library: bytes, folder: Path, sensors: evidence.Sensors) -> Outcome:
@@ -126,7 +127,7 @@ class _Watch:
         self._report, self._output, self._distress = report, output, distress
         self._deadline = deadline
         self._end = _End()
-        self._received = {report: bytearray(), output: bytearray()}
+        self._received = {report: bytearray(), output: bytearray(), distress: bytearray()}
 
     def run(self) -> _End:
         """Wait; kill the worker's process group; say how it ended."""
@@ -144,7 +145,7 @@ class _Watch:
             while end.report is None and not processes.has_ended(self._pid):
                 left_s = self._deadline - time.monotonic()
                 if left_s <= 0:
-                    end.timed_out = end.peak_bytes == 0
+                    end.timed_out = not end.crashing
                     break
                 for fd, _ in poll.poll(min(left_s, look_s) * 1000):
                     if fd == self._distress:
@@ -156,12 +157,14 @@ class _Watch:
                     pass
         processes.kill_group(self._pid)
         end.status = processes.reap(self._pid, time.monotonic() + processes.KILL_TIMEOUT_S)
-        end.output = bytes(self._received[self._output]).decode(errors="replace").strip()
+        end.output = self._received[self._output].decode(errors="replace").strip()
+        end.distress = self._received[self._distress].decode(errors="replace")
         return end
 
     def _look_at_memory(self) -> None:
         """Note how much a crashing worker has mapped; it waits for us to read from the distress socket."""
-        if not self._end.peak_bytes:
+        if not self._end.crashing:
+            self._end.crashing = True
             self._end.peak_bytes = limits.peak_mapped_bytes(self._pid)
             self._deadline = min(self._deadline, time.monotonic() + _DYING_S)
 
@@ -173,12 +176,13 @@ class _Watch:
             return False
         except ConnectionResetError:  # the distress socket of a process that died with our bytes unread
             return False
-        if fd in self._received:
-            self._received[fd] += data
-            if fd == self._output:
-                del self._received[fd][:-_OUTPUT_BYTES]
-            else:
-                self._parse_report()
+        self._received[fd] += data
+        if fd == self._report:
+            self._parse_report()
+        elif fd == self._output:
+            del self._received[fd][:-_OUTPUT_BYTES]
+        else:
+            del self._received[fd][_OUTPUT_BYTES:]
         return bool(data)
 
     def _parse_report(self) -> None:
@@ -241,8 +245,10 @@ def _judge(end: _End, allowed: Limits) -> tuple[Outcome, bytes]:
     if not os.WIFSIGNALED(end.status):
         code = os.waitstatus_to_exitcode(end.status)
         return Outcome(Status.CRASHED, f"the candidate ended its process itself, exit code {code}{said}"), b""
-    name = processes.signal_name(os.WTERMSIG(end.status))
-    if os.WTERMSIG(end.status) == signal.SIGKILL:
+    name: str | None = processes.signal_name(os.WTERMSIG(end.status))
+    if name == "SIGKILL" and end.crashing:  # our own: it hung in its fault handler
+        name = limits.find_reported_signal(end.distress)
+    elif name == "SIGKILL":
         message = f"killed by the kernel: the board ran out of memory{said}"
         return Outcome(Status.OUT_OF_MEMORY, message, signal=name), b""
     at_limit = end.peak_bytes > end.allowed_bytes - _NEAR_LIMIT * allowed.memory_bytes > 0

@@ -1,0 +1,65 @@
+"""The agent's temporary folder, in which every session has its own; none outlives its owner for long."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+_PREFIX = "device-agent-"
+
+_log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def work_folder() -> Iterator[Path]:
+    """A folder for this agent's sessions; also removes those of agents that were killed.
+
+    An agent holds a lock on its folder: the kernel lets go of it when the agent dies, however it dies.
+    """
+    root = Path(tempfile.gettempdir())
+    for left in root.glob(f"{_PREFIX}*"):
+        lock = _lock(left)
+        if lock is not None:
+            _log.info("removing %s, left by an agent that was killed", left)
+            remove_folder(left)
+            os.close(lock)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    lock = _lock(folder)
+    try:
+        yield folder
+    finally:
+        remove_folder(folder)
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """A descriptor holding the lock of `folder`, or None if another process holds it or it is not ours."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if os.fstat(descriptor).st_uid == os.getuid():
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return descriptor
+        except OSError:
+            pass
+        os.close(descriptor)
+    return None
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder whatever its content did to its permissions; what cannot be removed is logged."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        for path, _, _ in os.walk(folder):
+            with contextlib.suppress(OSError):
+                Path(path).chmod(0o700)
+        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            _log.error("cannot remove %s", folder)
