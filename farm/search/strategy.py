@@ -103,17 +103,27 @@ class WorkloadSearch:
         """A proposed candidate will not be measured (a fault of the board or the farm): teach nothing."""
         self._open.pop(candidate, None)
 
-    def recall(self, trace_json: str, candidate: str, latency_s: float) -> None:
-        """Know a candidate measured in an earlier run: it joins the population and is not proposed again."""
-        self._seen.add(candidate)
-        record = self._ms.database.TuningRecord.from_json(
-            json.loads(trace_json_as_record(trace_json, latency_s)), self._entry
+    def recall(self, known: list[tuple[str, str, float | None]]) -> None:
+        """Know candidates of earlier runs, as (hash, trace, latency or None for its own fault): never proposed again.
+
+        Good ones join the population and teach the cost model, as if they had been measured now.
+        """
+        self._seen.update(candidate for candidate, _, _ in known)
+        records = []
+        for _, trace_json, latency in known:
+            if latency is not None:
+                trace, _, target, arguments = json.loads(trace_json)
+                record = [trace, [latency], target, arguments]
+                records.append((self._ms.database.TuningRecord.from_json(record, self._entry), latency))
+        if not records:
+            return
+        self._prepare(1)
+        items = [record.as_measure_candidate() for record, _ in records]
+        self._model.learn(
+            self._workload.hash, self._model.extract(self._context, items), [latency for _, latency in records]
         )
-        item = record.as_measure_candidate()
-        self._prepare(8)
-        [features] = self._model.extract(self._context, [item])
-        self._model.learn(self._workload.hash, [features], [latency_s])
-        self._database.commit_tuning_record(record)
+        for record, _ in records:
+            self._database.commit_tuning_record(record)
 
     def _prepare(self, count: int) -> None:
         """Point the search at `count` candidates: evolved ones once the cost model can tell them apart."""
@@ -171,9 +181,3 @@ class WorkloadSearch:
             module_json=self._tvm.ir.save_json(module),
         )
 
-
-def trace_json_as_record(record_json: str, latency_s: float) -> str:
-    """A MetaSchedule tuning record with its run time filled in."""
-    record = json.loads(record_json)
-    record[1] = [latency_s]
-    return json.dumps(record)

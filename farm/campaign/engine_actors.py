@@ -1,0 +1,132 @@
+"""The Ray actors of the engine: one that searches, one per leased board. They hold state; the engine decides."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import ray
+
+from device_agent.protocol import MeasureSpec, Outcome, RunSpec, Status
+from farm.errors import FarmError, TransientError
+from farm.measure.session import Arrays, BoardSession
+from farm.fleet.tracker import Tracker
+
+
+class SearchActor:
+    """Holds a prepared model's workloads, their searches and the cost model they share."""
+
+    def __init__(self, target: Mapping[str, Any], pipeline: str, seed: int, population: int, generations: int, threads: int) -> None:
+        from farm.search import cost_model, strategy, tvm_env
+
+        tvm_env.load()
+        self._target_config = dict(target)
+        self._pipeline = pipeline
+        self._settings = strategy.SearchSettings(
+            population=population, generations=generations, seed=seed, threads=threads
+        )
+        self._model = cost_model.CostModel(seed, threads)
+        self._searches: dict[str, strategy.WorkloadSearch] = {}
+
+    def load(self, onnx_bytes: bytes, shapes: Mapping[str, tuple[int, ...]]) -> list[Any]:
+        """Import a model and extract its workloads. Raises UsageError where TVM cannot import it."""
+        import onnx
+
+        from farm.search import importer, pipeline, target, workloads
+
+        compile_target = target.make_target(self._target_config)
+        module = importer.import_onnx(onnx.load_from_string(onnx_bytes), shapes)
+        module, used = pipeline.prepare(module, compile_target, pipeline.require_pipeline(self._pipeline))
+        return workloads.extract(module, compile_target, self._target_config, used.name)
+
+    def open(self, chosen: list[Any]) -> None:
+        """Make these workloads searchable."""
+        from farm.search import strategy, target
+
+        compile_target = target.make_target(self._target_config)
+        for workload in chosen:
+            self._searches[workload.hash] = strategy.WorkloadSearch(
+                workload, compile_target, self._model, self._settings
+            )
+
+    def recall(self, workload: str, known: list[tuple[str, str, float | None]]) -> None:
+        """See `WorkloadSearch.recall`."""
+        self._searches[workload].recall(known)
+
+    def propose(self, workload: str, count: int) -> list[Any]:
+        """See `WorkloadSearch.propose`."""
+        return list(self._searches[workload].propose(count))
+
+    def observe(self, workload: str, results: list[tuple[str, float | None]]) -> None:
+        """See `WorkloadSearch.observe`."""
+        self._searches[workload].observe(results)
+
+    def forget(self, workload: str, candidate: str) -> None:
+        """See `WorkloadSearch.forget`."""
+        self._searches[workload].forget(candidate)
+
+    def pid(self) -> int:
+        """Process id, for tests that harm it."""
+        return os.getpid()
+
+
+class BoardActor:
+    """Holds one board's session and opens it again after a fault. Every answer is an outcome, never an exception."""
+
+    def __init__(self, host: str, port: int, key: str) -> None:
+        self._tracker = Tracker(host, port)
+        self._key = key
+        self._session: BoardSession | None = None
+
+    def connect(self, timeout_s: float) -> dict[str, Any]:
+        """Take the board; returns its description. Raises the farm's errors."""
+        return self._open(timeout_s).description.to_dict()
+
+    def measure(self, spec_json: str, library: bytes) -> tuple[str, float]:
+        """An outcome's JSON and for how many seconds the session was busy with it."""
+        started = time.monotonic()
+        try:
+            session = self._open(60.0)
+            started = time.monotonic()
+            outcome = session.measure(MeasureSpec.from_json(spec_json), library)
+        except FarmError as error:
+            outcome = self._fault(error)
+        return outcome.to_json(), time.monotonic() - started
+
+    def run_model(self, spec_json: str, program: bytes, inputs: Mapping[str, Any]) -> tuple[str, Arrays]:
+        """An outcome's JSON and the outputs."""
+        try:
+            outcome, outputs = self._open(60.0).run_model(RunSpec.from_json(spec_json), program, inputs)
+        except FarmError as error:
+            return self._fault(error).to_json(), {}
+        return outcome.to_json(), {name: np.asarray(value) for name, value in outputs.items()}
+
+    def close(self) -> None:
+        """Give the board back."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def _open(self, timeout_s: float) -> BoardSession:
+        if self._session is None:
+            self._session = BoardSession(self._tracker, self._key, timeout_s)
+        return self._session
+
+    def _fault(self, error: FarmError) -> Outcome:
+        self.close()
+        # What may pass is the board's doing; what cannot work by trying again is ours.
+        status = Status.BOARD_LOST if isinstance(error, TransientError) else Status.FARM_ERROR
+        return Outcome(status, str(error), board=self._key.partition("/")[2])
+
+
+def start_search(*arguments: Any) -> Any:
+    """A search actor on this host."""
+    return ray.remote(num_cpus=0, max_restarts=0)(SearchActor).remote(*arguments)
+
+
+def start_board(host: str, port: int, key: str) -> Any:
+    """A board actor on this host, which is where the board's tunnel ends."""
+    return ray.remote(num_cpus=0, max_restarts=0)(BoardActor).remote(host, port, key)

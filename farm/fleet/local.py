@@ -1,0 +1,83 @@
+"""The farm on this machine: TVM's tracker and an agent for the host itself, both ours, both ended with us."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+from farm.errors import DeadlineError, UnavailableError
+from farm.fleet import processes
+from farm.fleet.tracker import Tracker
+
+AGENT_START_TIMEOUT_S = 30.0
+FIRST_AGENT_PORT = 9090
+
+
+class LocalFarm:
+    """Tracker and agent as child processes. `key` is the board's; `cores` are those the agent may use (all: None)."""
+
+    def __init__(self, tracker_port: int, folder: Path, cores: set[int] | None = None) -> None:
+        """Start both; `folder` takes their logs. Raises UnavailableError, DeadlineError."""
+        self._folder = folder
+        self._cores = cores
+        self._ready_file = folder / "agent.json"
+        self.wanted_port = tracker_port
+        self.tracker = Tracker.start(tracker_port, folder / "tracker.log")
+        self.restarts = 0
+        try:
+            self._start_agent()
+        except BaseException:
+            self.tracker.stop()
+            raise
+
+    def ensure_alive(self) -> list[str]:
+        """Start again what died; says what it was. The agent re-registers with a tracker that comes back."""
+        died = []
+        if not self.tracker.is_alive:
+            died.append("tracker")
+            self.tracker = Tracker.start(self.tracker.port, self._folder / "tracker.log")
+        if self._agent.poll() is not None:
+            died.append("agent")
+            self.restarts += 1
+            self._start_agent()
+        return died
+
+    @property
+    def agent_pid(self) -> int:
+        """Process id of the agent, for tests that harm it."""
+        return self._agent.pid
+
+    def stop(self) -> None:
+        """End both processes."""
+        processes.stop(self._agent)
+        self.tracker.stop()
+
+    def __enter__(self) -> LocalFarm:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def _start_agent(self) -> None:
+        import json
+
+        self._ready_file.unlink(missing_ok=True)
+        log = self._folder / "agent.log"
+        command = [sys.executable, "-m", "device_agent", "serve", "--board-type", "local"]
+        command += ["--tracker", f"{self.tracker.host}:{self.tracker.port}", "--port", str(FIRST_AGENT_PORT)]
+        # The agent's range begins below the tracker's default port and reaches past it, so a second farm finds room.
+        command += ["--port-end", str(FIRST_AGENT_PORT + 400), "--exit-with-parent", "--ready-file", str(self._ready_file)]
+        self._agent = processes.start(command, log, os.environ, self._cores)
+        deadline = time.monotonic() + AGENT_START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._ready_file.exists():
+                self.key = str(json.loads(self._ready_file.read_text())["key"])
+                return
+            if self._agent.poll() is not None:
+                raise UnavailableError(f"the agent ended at once: {processes.tail(log)}")
+            time.sleep(0.02)
+        processes.stop(self._agent)
+        raise DeadlineError(f"the agent was not ready within {AGENT_START_TIMEOUT_S:g} s: {processes.tail(log)}")

@@ -1,0 +1,60 @@
+"""Children of the farm that are not Ray's: started so that they die with us, stopped so that nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+STOP_TIMEOUT_S = 5.0
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def start(command: Sequence[str], log: Path, environment: Mapping[str, str], cores: set[int] | None = None) -> subprocess.Popen[bytes]:
+    """Start a child in a session of its own, its output in `log`, pinned to `cores` where given.
+
+    A session of its own keeps the terminal's Ctrl-C away from it, so that we decide the order in which things end.
+    """
+    parent = os.getpid()
+
+    def in_child() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # the parent died before the line above took effect
+            os._exit(1)
+        if cores:
+            os.sched_setaffinity(0, cores)
+
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            start_new_session=True,
+            preexec_fn=in_child,
+        )
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ask the child to end, then end its whole group."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_TIMEOUT_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def tail(log: Path, lines: int = 5) -> str:
+    """The last lines of a log, for an error message."""
+    with contextlib.suppress(OSError):
+        return " | ".join(log.read_text(errors="replace").strip().splitlines()[-lines:])
+    return ""

@@ -1,0 +1,155 @@
+"""One board, held through TVM's RPC: open, call the agent's functions, cut what overruns its deadline, close.
+
+Retrying and choosing boards is the engine's business; a broken session is closed and a new one opened.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from device_agent import protocol
+from device_agent.protocol import Description, MeasureSpec, Outcome, RunSpec
+from farm.errors import BoardLostError, DeadlineError, InternalError, PermanentError, UnavailableError
+from farm.fleet.relay import Relay
+from farm.fleet.tracker import Tracker
+
+REQUEST_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 15.0
+DESCRIBE_TIMEOUT_S = 15.0
+# What a call may take beyond the worker's own deadline: upload at about 20 MB/s, fork, start, answer. The board's
+# deadline has to fire first, because it gives an outcome where ours only gives up.
+_CALL_GRACE_S = 10.0
+_SLOWEST_BYTES_PER_S = 5e6
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class BoardSession:
+    """The exclusive use of one board until `close`. Not thread-safe. After any error but PermanentError it is useless."""
+
+    def __init__(self, tracker: Tracker, key: str, request_timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+        """Wait for the board and connect. Raises DeadlineError, BoardLostError, UnavailableError."""
+        self.key = key
+        host, port, match_key = tracker.request(key, request_timeout_s)
+        self._relay = Relay(host, port)
+        self._functions: dict[str, Any] = {}
+        try:
+            self._session = self._connect(match_key)
+            self.description = self._describe()
+        except BaseException:
+            self._relay.cut()
+            raise
+
+    def measure(self, spec: MeasureSpec, library: bytes) -> Outcome:
+        """Time a candidate on the board (see `device_agent.protocol`). Raises DeadlineError, BoardLostError."""
+        deadline = spec.limits.timeout_s + _CALL_GRACE_S + len(library) / _SLOWEST_BYTES_PER_S
+        answer = self._call(protocol.MEASURE, deadline, spec.to_json(), library)
+        return Outcome.from_json(str(answer))
+
+    def run_model(self, spec: RunSpec, program: bytes, inputs: Mapping[str, npt.NDArray[Any]]) -> tuple[Outcome, Arrays]:
+        """Run a program on inputs; the outputs come back in order. Raises DeadlineError, BoardLostError."""
+        packed = pack_arrays(inputs)
+        deadline = spec.limits.timeout_s + _CALL_GRACE_S + 2 * (len(program) + len(packed)) / _SLOWEST_BYTES_PER_S
+        answer = self._call(protocol.RUN_MODEL, deadline, spec.to_json(), program, packed)
+        text, outputs = protocol.unpack_frame(bytes(answer))
+        return Outcome.from_json(text), unpack_arrays(outputs) if outputs else {}
+
+    def close(self) -> None:
+        """Give the board back. Never blocks."""
+        # Dropping TVM's session first would send a farewell that nobody may read; the cut ends both sides at once.
+        self._relay.cut()
+        self._functions.clear()
+        self._session = None
+
+    def __enter__(self) -> BoardSession:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _connect(self, match_key: str) -> Any:
+        # A board's client needs the runtime alone, unless this process has loaded the compiler already.
+        os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")
+        from tvm import rpc
+
+        host, port = self._relay.address
+        return self._guarded("connecting", CONNECT_TIMEOUT_S, lambda: rpc.connect(host, port, match_key))
+
+    def _describe(self) -> Description:
+        try:
+            description = Description.from_json(str(self._call(protocol.DESCRIBE, DESCRIBE_TIMEOUT_S)))
+        except (PermanentError, protocol.ProtocolError) as error:
+            raise UnavailableError(
+                f"the board {self.key} does not speak our protocol: {error}",
+                "It may run a stock TVM server or another version of device-agent; update it.",
+            ) from error
+        if description.protocol_version != protocol.PROTOCOL_VERSION:
+            raise UnavailableError(
+                f"the agent on {self.key} speaks protocol {description.protocol_version}, "
+                f"this farm speaks {protocol.PROTOCOL_VERSION}",
+                "Install the device-agent of this version there.",
+            )
+        return description
+
+    def _call(self, function: str, deadline_s: float, *arguments: str | bytes) -> Any:
+        def call() -> Any:
+            # Kept until the session ends: dropping a remote function makes TVM tell the board so and wait for its
+            # answer while it holds the interpreter's lock, which the relay's threads need to carry that answer.
+            if function not in self._functions:
+                self._functions[function] = self._session.get_function(function)
+            return self._functions[function](*arguments)
+
+        return self._guarded(function, deadline_s, call)
+
+    def _guarded(self, what: str, deadline_s: float, work: Any) -> Any:
+        """Do `work`, cutting the connection when the deadline passes: TVM's client would wait for ever."""
+        overrun = threading.Event()
+
+        def cut() -> None:
+            overrun.set()
+            self._relay.cut()
+
+        timer = threading.Timer(deadline_s, cut)
+        timer.daemon = True
+        timer.start()
+        started = time.monotonic()
+        try:
+            return work()
+        except Exception as error:  # TVM raises its own, and whatever class the far side named
+            if overrun.is_set():
+                raise DeadlineError(f"the board {self.key} did not answer {what} within {deadline_s:.1f} s") from error
+            # The relay hears of a lost board a moment after TVM's client does.
+            if self._relay.board_ended.wait(0.2):
+                elapsed = time.monotonic() - started
+                raise BoardLostError(f"the board {self.key} hung up after {elapsed:.1f} s of {what}") from error
+            reason = str(error).strip().splitlines()
+            raise PermanentError(
+                f"{what} failed on {self.key}: {reason[-1] if reason else type(error).__name__}"
+            ) from error
+        finally:
+            timer.cancel()
+
+
+def pack_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
+    """NumPy's own .npz, uncompressed; order is kept."""
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **arrays)
+    return buffer.getvalue()
+
+
+def unpack_arrays(data: bytes) -> Arrays:
+    """The inverse of `pack_arrays`. Raises InternalError on what is not one."""
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (ValueError, OSError, EOFError) as error:
+        raise InternalError(f"the board's arrays cannot be read: {error}") from error

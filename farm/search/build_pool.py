@@ -1,0 +1,151 @@
+"""Compilers in Ray workers that keep TVM loaded: one build each at a time, replaced when old, fat, stuck or dead.
+
+They are actors rather than plain tasks, so that who is replaced, and when, is decided here and not by Ray's pool.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Hashable, Mapping
+from typing import Any, Generic, TypeVar
+
+import ray
+
+from device_agent.protocol import Status
+from farm.settings import Settings
+
+Job = TypeVar("Job", bound=Hashable)
+
+
+@dataclasses.dataclass(frozen=True)
+class BuildResult:
+    """`library` is None unless `status` is `ok`. `status` is `farm_error` where the compiler process died under us."""
+
+    status: Status
+    message: str = ""
+    library: bytes | None = dataclasses.field(default=None, repr=False)
+    sha256: str | None = None
+    seconds: float = 0.0
+
+
+class Builder:
+    """What runs in a Ray worker."""
+
+    def __init__(self) -> None:
+        from farm.search import tvm_env
+
+        tvm_env.load()
+        self._count = 0
+
+    def build(self, module_json: str, target: Mapping[str, Any], standalone: bool) -> tuple[BuildResult, int, int]:
+        """Compile one function. Returns the result, how many builds this was, and the resident size in bytes."""
+        from farm.search import builder
+
+        self._count += 1
+        started = time.monotonic()
+        try:
+            library = builder.build_candidate(module_json, target, standalone=standalone)
+            result = BuildResult(Status.OK, "", library, builder.content_address(library), time.monotonic() - started)
+        except Exception as error:  # whatever the compiler raises is the candidate's fault, and must not end the worker
+            text = str(error).strip().splitlines()
+            message = f"{type(error).__name__}: {text[-1] if text else ''}"
+            result = BuildResult(Status.BUILD_FAILED, message[:500], seconds=time.monotonic() - started)
+        return result, self._count, _resident_bytes()
+
+    def pid(self) -> int:
+        """Process id, for tests that harm it."""
+        return os.getpid()
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclasses.dataclass
+class _Running(Generic[Job]):
+    job: Job
+    actor: Any
+    deadline: float
+    started: float
+
+
+class BuildPool(Generic[Job]):
+    """A fixed number of builders. Not thread-safe."""
+
+    def __init__(self, size: int, settings: Settings) -> None:
+        """Start `size` workers; they load TVM in the background."""
+        self._settings = settings
+        self._idle = [self._start() for _ in range(size)]
+        self._running: dict[Any, _Running[Job]] = {}
+        self.recycled = 0
+
+    @property
+    def free(self) -> int:
+        """How many builds may be submitted now."""
+        return len(self._idle)
+
+    @property
+    def pending(self) -> list[Any]:
+        """Ray references to wait for."""
+        return list(self._running)
+
+    @property
+    def jobs(self) -> list[Job]:
+        """What is being built."""
+        return [running.job for running in self._running.values()]
+
+    def submit(self, job: Job, module_json: str, target: Mapping[str, Any], standalone: bool = False) -> None:
+        """Begin a build; the caller made sure that a worker is free."""
+        actor = self._idle.pop()
+        now = time.monotonic()
+        reference = actor.build.remote(module_json, dict(target), standalone)
+        self._running[reference] = _Running(job, actor, now + self._settings.build_timeout_s, now)
+
+    def collect(self, reference: Any) -> tuple[Job, BuildResult]:
+        """The outcome of a finished build."""
+        running = self._running.pop(reference)
+        try:
+            result, count, resident = ray.get(reference)
+        except ray.exceptions.RayError as error:
+            self._replace(running.actor)
+            message = f"the compiler process died: {str(error).strip().splitlines()[0]}"
+            return running.job, BuildResult(Status.FARM_ERROR, message, seconds=time.monotonic() - running.started)
+        if count >= self._settings.build_recycle_count or resident >= self._settings.build_recycle_bytes:
+            self._replace(running.actor)
+        else:
+            self._idle.append(running.actor)
+        return running.job, result
+
+    def expire(self) -> list[tuple[Job, BuildResult]]:
+        """End the builds whose deadline has passed."""
+        now = time.monotonic()
+        late = [reference for reference, running in self._running.items() if running.deadline < now]
+        expired = []
+        for reference in late:
+            running = self._running.pop(reference)
+            self._replace(running.actor)
+            message = f"not finished within {self._settings.build_timeout_s:g} s"
+            expired.append((running.job, BuildResult(Status.BUILD_TIMEOUT, message, seconds=now - running.started)))
+        return expired
+
+    def pids(self) -> list[int]:
+        """Process ids of the idle workers, for tests that harm them."""
+        return [int(pid) for pid in ray.get([actor.pid.remote() for actor in self._idle])]
+
+    def close(self) -> None:
+        """End all workers."""
+        for actor in [*self._idle, *(running.actor for running in self._running.values())]:
+            ray.kill(actor)
+        self._idle.clear()
+        self._running.clear()
+
+    def _replace(self, actor: Any) -> None:
+        ray.kill(actor)
+        self.recycled += 1
+        self._idle.append(self._start())
+
+    def _start(self) -> Any:
+        return ray.remote(num_cpus=0, max_restarts=0)(Builder).remote()
