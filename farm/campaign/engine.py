@@ -1,0 +1,419 @@
+"""Run one tuning: ask the scheduler, search, build, measure, write trials; every failure is attributed, none is lost.
+
+One loop owns all state; search, builds and boards are Ray actors that it waits for. What is tried next is decided in
+`scheduler`, what a candidate is in `farm.search`, what the answers mean in `device_agent.protocol`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import ray
+
+from device_agent.protocol import FaultSide, Limits, MeasureSpec, Outcome, Status, TensorSpec
+from farm.campaign import engine_actors, scheduler
+from farm.campaign.progress import Progress, WorkloadProgress
+from farm.errors import FarmError, InternalError, PermanentError
+from farm.fleet.local import LocalFarm
+from farm.search.build_pool import BuildPool, BuildResult
+from farm.settings import Settings
+from farm.store import Store
+from farm.values import DEFAULT_POINT, Trial
+
+_log = logging.getLogger(__name__)
+
+# A trial that failed through no fault of the candidate is tried this often in all. A candidate that is there whenever
+# a board goes down, or a compiler dies, is given up after that: twice is no accident.
+MAX_ATTEMPTS = 3
+MAX_LOSSES = 2
+# How often everything is looked at when nothing finishes.
+_TICK_S = 0.5
+
+
+@dataclasses.dataclass(eq=False)
+class _Job:
+    """A candidate on its way through the engine."""
+
+    index: int
+    candidate: Any
+    attempt: int = 1
+    losses: int = 0
+    library: bytes | None = None
+    sha256: str | None = None
+    build_s: float | None = None
+
+
+@dataclasses.dataclass
+class _Workload:
+    """A workload and how far it is."""
+
+    spec: Any
+    state: scheduler.WorkloadState
+    trials: int = 0
+    open: int = 0
+    round_best_s: float | None = None
+
+
+@contextlib.contextmanager
+def ray_running(cores: int) -> Iterator[None]:
+    """A local Ray for the block; ended with it."""
+    # Ray's usage report would go over the network; its dashboard and workers' prints are nobody's business here.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray.init(
+        num_cpus=cores,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        object_store_memory=256 << 20,
+        configure_logging=False,
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+class Engine:
+    """One tuning of one model on the boards of one farm. Not thread-safe; use as a context manager."""
+
+    def __init__(
+        self, farm: LocalFarm, store: Store, settings: Settings, target: Mapping[str, Any], pipeline: str, host_cores: int
+    ) -> None:
+        """Start the actors. `host_cores` is how many cores search and build may use."""
+        self._farm, self._store, self._settings = farm, store, settings
+        self._target = dict(target)
+        self._search_arguments = (
+            self._target, pipeline, settings.seed, settings.population, settings.generations, host_cores,
+        )  # fmt: skip
+        self._search = engine_actors.start_search(*self._search_arguments)
+        self._builds: BuildPool[_Job] = BuildPool(settings.build_workers or host_cores, settings)
+        self._board = self._start_board()
+        self._connect = self._board.connect.remote(60.0)
+        self._workloads: list[_Workload] = []
+        self._searching: dict[Any, int] = {}
+        self._to_build: deque[_Job] = deque()
+        self._built: deque[_Job] = deque()
+        self._measuring: dict[Any, _Job] = {}
+        self._quiet_phase = False
+        self._first_phase = True
+        self.faults = {f"{side}_faults": 0 for side in FaultSide}
+        self.first_trial_at: float | None = None
+        self.overheads_s: list[float] = []
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the actors and give the board back."""
+        self._builds.close()
+        for actor in (self._search, self._board):
+            ray.kill(actor)
+
+    # What a run is made of
+
+    def load(self, onnx_bytes: bytes, shapes: Mapping[str, tuple[int, ...]]) -> list[Any]:
+        """Import the model; returns its workloads, the heaviest first. Raises UsageError."""
+        self._model = (onnx_bytes, dict(shapes))
+        return list(_get(self._search.load.remote(onnx_bytes, dict(shapes))))
+
+    def connect(self) -> dict[str, Any]:
+        """Wait for the board; returns its description. Raises DeadlineError, UnavailableError."""
+        return dict(_get(self._connect))
+
+    def open(self, campaign: int, workloads: Sequence[Any], known: Mapping[str, list[tuple[str, str, float | None]]]) -> None:
+        """Begin with these workloads; `known` holds what earlier runs measured (hash -> candidate, trace, latency)."""
+        self._campaign = campaign
+        self._known = {workload: list(items) for workload, items in known.items()}
+        for workload in workloads:
+            good = [latency for _, _, latency in known.get(workload.hash, ()) if latency is not None]
+            self._workloads.append(
+                _Workload(
+                    workload,
+                    scheduler.WorkloadState(
+                        kind=workload.kind,
+                        weight=workload.weight,
+                        flop=workload.flop,
+                        asked=len(known.get(workload.hash, ())),
+                        best_s=(min(good),) if good else (),
+                    ),
+                )
+            )
+        self._open_search()
+
+    def tune(self, budget: int, report: Callable[[Progress], None]) -> None:
+        """Measure `budget` candidates (or all there are). Trials are in the store as soon as they are known."""
+        self._budget = budget
+        self._asked = 0
+        self._started = time.monotonic()
+        self._counted = 0
+        while True:
+            self._look_after_farm()
+            self._dispatch()
+            pending = [*self._searching, *self._builds.pending, *self._measuring]
+            if not pending:
+                if self._to_build or self._built:
+                    continue
+                break
+            ready, _ = ray.wait(pending, num_returns=1, timeout=_TICK_S)
+            for reference in ready:
+                self._collect(reference)
+            for job, result in self._builds.expire():
+                self._on_built(job, result)
+            report(self.progress())
+        report(self.progress(finished=True))
+
+    def progress(self, finished: bool = False) -> Progress:
+        """How far the run is."""
+        lines = tuple(
+            WorkloadProgress(
+                index=index,
+                name=workload.spec.name,
+                flop=workload.spec.flop,
+                weight=workload.spec.weight,
+                best_s=workload.state.best_s[-1] if workload.state.best_s else None,
+                trials=workload.trials,
+                done=finished or workload.state.exhausted,
+            )
+            for index, workload in enumerate(self._workloads)
+        )
+        return Progress(
+            workloads=lines,
+            trials=self._counted,
+            budget=self._budget,
+            latency_s=scheduler.model_latency_s([w.state for w in self._workloads]),
+            boards=1,
+            boards_busy=int(bool(self._measuring)),
+            faults=dict(self.faults),
+            elapsed_s=time.monotonic() - self._started,
+            phase="done" if finished else "measuring" if self._measuring else "searching and building",
+        )
+
+    # Dispatch: what is started now
+
+    def _dispatch(self) -> None:
+        exclusive = self._settings.isolation == "exclusive"
+        host_busy = bool(self._searching or self._builds.pending or self._to_build)
+        ahead = len(self._built) + len(self._builds.pending) + len(self._to_build) + len(self._measuring)
+        # Where the host is the board, work comes in phases: first fill the queue, then measure with the host quiet.
+        # The first phase is one batch, so that the user sees a trial soon.
+        goal = 1 if self._first_phase else 2 * self._settings.batch
+        if exclusive:
+            if self._quiet_phase and not self._built and not self._measuring:
+                self._quiet_phase = self._first_phase = False
+            elif not self._quiet_phase and not host_busy and self._built and (ahead >= goal or not self._may_search()):
+                self._quiet_phase = True
+        if not (exclusive and self._quiet_phase):
+            if not self._searching and ahead < (goal if exclusive else 3 * self._settings.batch):
+                self._start_search()
+            while self._to_build and self._builds.free:
+                job = self._to_build.popleft()
+                self._builds.submit(job, job.candidate.module_json, self._target)
+        if not exclusive or self._quiet_phase:
+            # One runs, one waits at the board's actor, so that the board never waits for this loop.
+            while self._built and len(self._measuring) < 2:
+                self._start_measuring(self._built.popleft())
+
+    def _may_search(self) -> bool:
+        return scheduler.decide_next(self._states(), self._budget - self._asked, self._scheduling()) is not None
+
+    def _start_search(self) -> None:
+        decision = scheduler.decide_next(self._states(), self._budget - self._asked, self._scheduling())
+        if decision is None:
+            return
+        index, count = decision
+        self._asked += count
+        workload = self._workloads[index]
+        workload.state = dataclasses.replace(workload.state, asked=workload.state.asked + count)
+        reference = self._search.propose.remote(workload.spec.hash, count)
+        self._searching[reference] = index
+        self._searching_count = count
+
+    def _start_measuring(self, job: _Job) -> None:
+        settings = self._settings
+        spec = MeasureSpec(
+            arguments=tuple(TensorSpec(shape, dtype) for shape, dtype in job.candidate.arguments),
+            number=settings.measure_number,
+            repeat=settings.measure_repeat,
+            min_repeat_s=settings.measure_min_repeat_s,
+            seed=settings.seed,
+            limits=Limits(
+                timeout_s=settings.measure_timeout_s,
+                memory_bytes=settings.measure_memory_bytes,
+                threads=int(self._target.get("num-cores", 0)),
+            ),
+        )
+        self._measuring[self._board.measure.remote(spec.to_json(), job.library)] = job
+
+    # Collect: what has finished
+
+    def _collect(self, reference: Any) -> None:
+        if reference in self._searching:
+            self._on_searched(reference, self._searching.pop(reference))
+        elif reference in self._measuring:
+            self._on_measured(reference, self._measuring.pop(reference))
+        else:
+            self._on_built(*self._builds.collect(reference))
+
+    def _on_searched(self, reference: Any, index: int) -> None:
+        workload = self._workloads[index]
+        try:
+            candidates = ray.get(reference)
+        except ray.exceptions.RayActorError:
+            self._give_back(index, self._searching_count)
+            self._event("search", workload.spec.name, "the search process died; started again from the store")
+            self._search = engine_actors.start_search(*self._search_arguments)
+            _get(self._search.load.remote(*self._model))
+            self._remember()
+            self._open_search()
+            return
+        self._give_back(index, self._searching_count - len(candidates))
+        if not candidates:
+            workload.state = dataclasses.replace(workload.state, exhausted=True)
+        workload.open += len(candidates)
+        self._to_build.extend(_Job(index, candidate) for candidate in candidates)
+
+    def _on_built(self, job: _Job, result: BuildResult) -> None:
+        job.build_s = result.seconds
+        if result.status is Status.OK:
+            job.library, job.sha256 = result.library, result.sha256
+            self._built.append(job)
+            return
+        outcome = Outcome(result.status, result.message, started_at=time.time())
+        if result.status is Status.FARM_ERROR:
+            job.losses += 1
+            if job.losses >= MAX_LOSSES:
+                outcome = dataclasses.replace(
+                    outcome, status=Status.BUILD_FAILED, message=f"took {job.losses} compilers down: {result.message}"
+                )
+        self._conclude(job, outcome, None)
+
+    def _on_measured(self, reference: Any, job: _Job) -> None:
+        held_s = None
+        try:
+            text, held_s = ray.get(reference)
+            outcome = Outcome.from_json(text)
+        except ray.exceptions.RayActorError as error:
+            outcome = Outcome(Status.FARM_ERROR, f"the board's actor died: {str(error).splitlines()[0]}")
+            self._replace_board()
+        except ray.exceptions.RayTaskError as error:
+            outcome = Outcome(Status.FARM_ERROR, f"the board's actor failed: {error.cause}")
+        if outcome.status is Status.OK and held_s is not None:
+            self.overheads_s.append(held_s - outcome.timing_s)
+        if outcome.status is Status.BOARD_LOST:
+            job.losses += 1
+            self._event("board_lost", self._farm.key, outcome.message)
+        self._conclude(job, outcome, held_s)
+
+    def _conclude(self, job: _Job, outcome: Outcome, held_s: float | None) -> None:
+        """Write the trial; teach the search what the candidate itself is to blame for; try the rest again."""
+        workload = self._workloads[job.index]
+        trial = Trial(
+            campaign=self._campaign,
+            workload=workload.spec.hash,
+            candidate=job.candidate.hash,
+            operating_point=DEFAULT_POINT,
+            attempt=job.attempt,
+            outcome=outcome,
+            trace_json=job.candidate.trace_json,
+            library_sha256=job.sha256,
+            build_s=job.build_s,
+            held_s=held_s,
+        )
+        if not self._store.add_trial(trial):
+            raise InternalError(f"trial {trial.workload}/{trial.candidate}/{trial.attempt} was there already")
+        side = outcome.status.fault_side
+        if side is not None:
+            self.faults[f"{side}_faults"] += 1
+        if side in (None, FaultSide.CANDIDATE):
+            if self.first_trial_at is None and side is None:
+                self.first_trial_at = time.time()
+            self._counted += 1
+            workload.trials += 1
+            self._learn(job, workload, trial.median_s)
+        elif job.attempt < MAX_ATTEMPTS and job.losses < MAX_LOSSES:
+            job.attempt += 1
+            (self._to_build if job.library is None else self._built).append(job)
+            return
+        else:
+            self._event("given_up", job.candidate.hash, f"{outcome.status} {job.attempt} times: {outcome.message}")
+            self._search.forget.remote(workload.spec.hash, job.candidate.hash)
+            self._give_back(job.index, 1)
+        workload.open -= 1
+        if workload.open == 0 and workload.round_best_s is not None:
+            best = min([workload.round_best_s, *workload.state.best_s[-1:]])
+            workload.state = dataclasses.replace(workload.state, best_s=(*workload.state.best_s, best))
+            workload.round_best_s = None
+
+    def _learn(self, job: _Job, workload: _Workload, median_s: float | None) -> None:
+        self._known.setdefault(workload.spec.hash, []).append(
+            (job.candidate.hash, job.candidate.trace_json, median_s)
+        )
+        self._search.observe.remote(workload.spec.hash, [(job.candidate.hash, median_s)])
+        if median_s is not None:
+            workload.round_best_s = min(median_s, workload.round_best_s or median_s)
+
+    # The rest
+
+    def _open_search(self) -> None:
+        _get(self._search.open.remote([w.spec for w in self._workloads]))
+        for workload in self._workloads:
+            if known := self._known.get(workload.spec.hash):
+                self._search.recall.remote(workload.spec.hash, known)
+
+    def _remember(self) -> None:
+        """Candidates under way are lost to the new search's memory; keep it from proposing them twice."""
+        for job in [*self._to_build, *self._built, *self._measuring.values(), *self._builds.jobs]:
+            self._known.setdefault(self._workloads[job.index].spec.hash, []).append(
+                (job.candidate.hash, job.candidate.trace_json, None)
+            )
+
+    def _give_back(self, index: int, count: int) -> None:
+        """Return unused trials to the budget."""
+        if count:
+            self._asked -= count
+            workload = self._workloads[index]
+            workload.state = dataclasses.replace(workload.state, asked=max(0, workload.state.asked - count))
+
+    def _look_after_farm(self) -> None:
+        for what in self._farm.ensure_alive():
+            self._event("restarted", what, "it had died")
+
+    def _replace_board(self) -> None:
+        self._board = self._start_board()
+
+    def _start_board(self) -> Any:
+        tracker = self._farm.tracker
+        return engine_actors.start_board(tracker.host, tracker.port, self._farm.key)
+
+    def _event(self, kind: str, subject: str, message: str) -> None:
+        _log.warning("%s %s: %s", kind, subject, message)
+        self._store.add_event(kind, subject, message)
+
+    def _states(self) -> list[scheduler.WorkloadState]:
+        return [workload.state for workload in self._workloads]
+
+    def _scheduling(self) -> scheduler.SchedulerSettings:
+        return scheduler.SchedulerSettings(self._settings.warmup, self._settings.batch)
+
+
+def _get(reference: Any) -> Any:
+    """A Ray result, with the farm's own errors as they were raised over there."""
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, FarmError):
+            raise error.cause from None
+        raise PermanentError(f"{type(error.cause).__name__}: {error.cause}") from error
+    except ray.exceptions.RayActorError as error:
+        raise PermanentError(f"a farm process died: {str(error).splitlines()[0]}") from error
