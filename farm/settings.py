@@ -19,8 +19,12 @@ def _setting(default: Any, env: str, meaning: str) -> Any:
 class Settings:
     """What may be set. Times are in seconds, sizes in bytes."""
 
-    home: str = _setting("", "FARM_HOME", "folder of the store, caches and reports; default: the platform's data folder")
-    tracker_port: int = _setting(9190, "FARM_TRACKER_PORT", "first port tried for the local tracker; a busy one is skipped")
+    home: str = _setting(
+        "", "FARM_HOME", "folder of the store, caches and reports; default: the platform's data folder"
+    )
+    tracker_port: int = _setting(
+        9190, "FARM_TRACKER_PORT", "first port tried for the local tracker; a busy one is skipped"
+    )
     isolation: str = _setting(
         "exclusive",
         "FARM_ISOLATION",
@@ -33,8 +37,12 @@ class Settings:
     seed: int = _setting(0, "FARM_SEED", "seed of the search, the cost model and the inputs")
     build_workers: int = _setting(0, "FARM_BUILD_WORKERS", "compiler processes; 0: one per core")
     build_timeout_s: float = _setting(60.0, "FARM_BUILD_TIMEOUT_S", "deadline of one build")
-    build_recycle_count: int = _setting(200, "FARM_BUILD_RECYCLE_COUNT", "builds after which a compiler process is replaced")
-    build_recycle_bytes: int = _setting(2 << 30, "FARM_BUILD_RECYCLE_BYTES", "resident size at which it is replaced earlier")
+    build_recycle_count: int = _setting(
+        200, "FARM_BUILD_RECYCLE_COUNT", "builds after which a compiler process is replaced"
+    )
+    build_recycle_bytes: int = _setting(
+        2 << 30, "FARM_BUILD_RECYCLE_BYTES", "resident size at which it is replaced earlier"
+    )
     measure_number: int = _setting(1, "FARM_MEASURE_NUMBER", "least calls per latency sample")
     measure_repeat: int = _setting(3, "FARM_MEASURE_REPEAT", "latency samples per trial")
     measure_min_repeat_s: float = _setting(0.02, "FARM_MEASURE_MIN_REPEAT_S", "least duration of one sample")
@@ -71,13 +79,14 @@ def load(environment: Mapping[str, str] | None = None) -> Settings:
 
 
 def _parse(field: dataclasses.Field[Any], text: str) -> Any:
-    env, kind = field.metadata["env"], type(field.default)
+    default: Any = field.default
+    env, kind = field.metadata["env"], type(default)
     if kind is str:
         return text
     try:
         value = kind(text)
     except ValueError:
         raise UsageError(f"{env}={text!r} is not {'a whole number' if kind is int else 'a number'}") from None
-    if value < 0 or (value == 0 and field.default > 0):
-        raise UsageError(f"{env}={text!r} must be {'>= 0' if field.default == 0 else '> 0'}")
+    if value < 0 or (value == 0 and default > 0):
+        raise UsageError(f"{env}={text!r} must be {'>= 0' if default == 0 else '> 0'}")
     return value

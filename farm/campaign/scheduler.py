@@ -49,7 +49,9 @@ def decide_next(states: Sequence[WorkloadState], remaining: int, settings: Sched
         heaviest = max(fresh, key=lambda i: states[i].flop * states[i].weight)
         light = states[heaviest].flop * states[heaviest].weight < _LIGHT_SHARE * total
         # With fewer trials than workloads times `warmup`, breadth goes before depth: an untouched workload runs scalar.
-        fair = max(1, remaining // (2 * len(fresh))) if remaining < 2 * settings.warmup * len(fresh) else settings.warmup
+        fair = (
+            max(1, remaining // (2 * len(fresh))) if remaining < 2 * settings.warmup * len(fresh) else settings.warmup
+        )
         return heaviest, min(remaining, 1 if light else min(settings.warmup, fair))
     gains = {i: _expected_gain(i, states) for i in open_}
     best = max(open_, key=lambda i: gains[i])

@@ -58,7 +58,9 @@ class LocalFarm:
     def __enter__(self) -> LocalFarm:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def _start_agent(self) -> None:
@@ -69,7 +71,13 @@ class LocalFarm:
         command = [sys.executable, "-m", "device_agent", "serve", "--board-type", "local"]
         command += ["--tracker", f"{self.tracker.host}:{self.tracker.port}", "--port", str(FIRST_AGENT_PORT)]
         # The agent's range begins below the tracker's default port and reaches past it, so a second farm finds room.
-        command += ["--port-end", str(FIRST_AGENT_PORT + 400), "--exit-with-parent", "--ready-file", str(self._ready_file)]
+        command += [
+            "--port-end",
+            str(FIRST_AGENT_PORT + 400),
+            "--exit-with-parent",
+            "--ready-file",
+            str(self._ready_file),
+        ]
         self._agent = processes.start(command, log, os.environ, self._cores)
         deadline = time.monotonic() + AGENT_START_TIMEOUT_S
         while time.monotonic() < deadline:

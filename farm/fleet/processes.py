@@ -15,7 +15,9 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def start(command: Sequence[str], log: Path, environment: Mapping[str, str], cores: set[int] | None = None) -> subprocess.Popen[bytes]:
+def start(
+    command: Sequence[str], log: Path, environment: Mapping[str, str], cores: set[int] | None = None
+) -> subprocess.Popen[bytes]:
     """Start a child in a session of its own, its output in `log`, pinned to `cores` where given.
 
     A session of its own keeps the terminal's Ctrl-C away from it, so that we decide the order in which things end.

@@ -40,9 +40,9 @@ class Tracker:
     def start(cls, first_port: int, log: Path) -> Tracker:
         """Start TVM's tracker on the first free port from `first_port` on. Raises UnavailableError."""
         port = _free_port(first_port)
+        ports = ["--port", str(port), "--port-end", str(port + 1)]
         process = processes.start(
-            [sys.executable, "-m", "tvm.exec.rpc_tracker", "--host", "127.0.0.1", "--port", str(port)]
-            + ["--port-end", str(port + 1), "--silent"],
+            [sys.executable, "-m", "tvm.exec.rpc_tracker", "--host", "127.0.0.1", *ports, "--silent"],
             log,
             # The tracker needs none of TVM's compiler, and starts in half the time without it.
             {**os.environ, "TVM_USE_RUNTIME_LIB": "1"},

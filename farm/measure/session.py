@@ -34,7 +34,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 class BoardSession:
-    """The exclusive use of one board until `close`. Not thread-safe. After any error but PermanentError it is useless."""
+    """The exclusive use of one board until `close`. Not thread-safe; useless after any error but PermanentError."""
 
     def __init__(self, tracker: Tracker, key: str, request_timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         """Wait for the board and connect. Raises DeadlineError, BoardLostError, UnavailableError."""
@@ -55,7 +55,9 @@ class BoardSession:
         answer = self._call(protocol.MEASURE, deadline, spec.to_json(), library)
         return Outcome.from_json(str(answer))
 
-    def run_model(self, spec: RunSpec, program: bytes, inputs: Mapping[str, npt.NDArray[Any]]) -> tuple[Outcome, Arrays]:
+    def run_model(
+        self, spec: RunSpec, program: bytes, inputs: Mapping[str, npt.NDArray[Any]]
+    ) -> tuple[Outcome, Arrays]:
         """Run a program on inputs; the outputs come back in order. Raises DeadlineError, BoardLostError."""
         packed = pack_arrays(inputs)
         deadline = spec.limits.timeout_s + _CALL_GRACE_S + 2 * (len(program) + len(packed)) / _SLOWEST_BYTES_PER_S
@@ -73,7 +75,9 @@ class BoardSession:
     def __enter__(self) -> BoardSession:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _connect(self, match_key: str) -> Any:

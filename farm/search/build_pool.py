@@ -9,11 +9,13 @@ import dataclasses
 import os
 import time
 from collections.abc import Hashable, Mapping
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import ray
 
 from device_agent.protocol import Status
+from farm.errors import FarmError
 from farm.settings import Settings
 
 Job = TypeVar("Job", bound=Hashable)
@@ -48,10 +50,10 @@ class Builder:
         try:
             library = builder.build_candidate(module_json, target, standalone=standalone)
             result = BuildResult(Status.OK, "", library, builder.content_address(library), time.monotonic() - started)
-        except Exception as error:  # whatever the compiler raises is the candidate's fault, and must not end the worker
-            text = str(error).strip().splitlines()
-            message = f"{type(error).__name__}: {text[-1] if text else ''}"
-            result = BuildResult(Status.BUILD_FAILED, message[:500], seconds=time.monotonic() - started)
+        except (OSError, FarmError) as error:  # a full disk, a linker that cannot run: no candidate's fault
+            result = BuildResult(Status.FARM_ERROR, _one_line(error), seconds=time.monotonic() - started)
+        except Exception as error:  # noqa: BLE001 - edge of a process: what the compiler raises is the candidate's fault
+            result = BuildResult(Status.BUILD_FAILED, _one_line(error), seconds=time.monotonic() - started)
         return result, self._count, _resident_bytes()
 
     def pid(self) -> int:
@@ -59,9 +61,13 @@ class Builder:
         return os.getpid()
 
 
+def _one_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[-1] if text else ''}"[:500]
+
+
 def _resident_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclasses.dataclass

@@ -116,11 +116,11 @@ def _stack(matrices: list[Features]) -> tuple[Features, npt.NDArray[np.int64]]:
 def as_tvm(model: CostModel) -> Any:
     """The same model as MetaSchedule's search calls it."""
     tvm_env.load()
-    from tvm.s_tir.meta_schedule.cost_model import PyCostModel
     from tvm.ir.utils import derived_object
+    from tvm.s_tir.meta_schedule.cost_model import PyCostModel
 
     @derived_object
-    class Adapter(PyCostModel):  # type: ignore[misc]
+    class Adapter(PyCostModel):
         def load(self, path: str) -> None:
             raise NotImplementedError(path)
 

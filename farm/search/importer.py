@@ -1,4 +1,7 @@
-"""ONNX to Relax. Only what TVM's importer needs done first is done here; files are found and checked in `farm.models`."""
+"""ONNX to Relax: what TVM's importer needs done first, and its errors in plain words.
+
+Model files are found and checked in `farm.models`.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,9 @@ def _fold_constant_of_shape(graph: onnx.GraphProto) -> None:
     for node in graph.node:
         if node.op_type == "ConstantOfShape" and node.input[0] in constants:
             shape = onnx.numpy_helper.to_array(constants[node.input[0]])
-            value = next((onnx.numpy_helper.to_array(a.t) for a in node.attribute if a.name == "value"), np.zeros(1, "f4"))
+            value = next(
+                (onnx.numpy_helper.to_array(a.t) for a in node.attribute if a.name == "value"), np.zeros(1, "f4")
+            )
             array = np.full(tuple(int(d) for d in shape), value.flat[0], value.dtype)
             graph.initializer.append(onnx.numpy_helper.from_array(array, node.output[0]))
         else:

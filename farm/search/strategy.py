@@ -85,9 +85,7 @@ class WorkloadSearch:
         if not proposed:
             self.exhausted = True
             return []
-        for candidate, item, features in zip(
-            proposed, fresh, self._model.extract(self._context, fresh), strict=True
-        ):
+        for candidate, item, features in zip(proposed, fresh, self._model.extract(self._context, fresh), strict=True):
             self._open[candidate.hash] = (item, features)
         return proposed[:count]
 
@@ -124,6 +122,12 @@ class WorkloadSearch:
         )
         for record, _ in records:
             self._database.commit_tuning_record(record)
+
+    def replay(self, trace_json: str) -> str:
+        """The scheduled function that a candidate's trace leads to, in TVM's JSON."""
+        trace, _, target, arguments = json.loads(trace_json)
+        record = self._ms.database.TuningRecord.from_json([trace, [1.0], target, arguments], self._entry)
+        return str(self._tvm.ir.save_json(record.as_measure_candidate().sch.mod))
 
     def _prepare(self, count: int) -> None:
         """Point the search at `count` candidates: evolved ones once the cost model can tell them apart."""
@@ -180,4 +184,3 @@ class WorkloadSearch:
             ),
             module_json=self._tvm.ir.save_json(module),
         )
-

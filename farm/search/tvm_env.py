@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import types
+from typing import Any
 
 # Families of tensor intrinsics that MetaSchedule's CPU rules look up by name: x86 for this kind of host and boards,
 # arm_cpu for every Jetson. Both cost 0.9 s together; the package's own __init__ also builds cuda, rocm and hexagon
@@ -19,7 +20,7 @@ _FAMILIES = ("x86", "arm_cpu")
 
 
 @functools.cache
-def load() -> types.ModuleType:
+def load() -> Any:
     """Import TVM ready for tuning and return the `tvm` module. Later calls cost nothing."""
     # The XGBoost model and TVM share the cores with the builders; a thread pool per library would fight over them.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1))))
@@ -36,7 +37,7 @@ def load() -> types.ModuleType:
         tvm.s_tir.tensor_intrin = package
         for family in _FAMILIES:
             importlib.import_module(f"{name}.{family}")
-    import tvm.s_tir.meta_schedule  # noqa: F401
+    import tvm.s_tir.meta_schedule
 
     for logger in ("tvm.s_tir.meta_schedule", "tvm.s_tir.meta_schedule.tune_context"):
         logging.getLogger(logger).setLevel(logging.ERROR)

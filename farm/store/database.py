@@ -68,7 +68,8 @@ def _migrate(engine: sa.Engine, current: str | None, path: Path) -> None:
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     if current is not None and current not in known:
         raise UnavailableError(
-            f"{path} has schema {current}, which this version does not know", "A newer tvm-farm wrote it: update this one."
+            f"{path} has schema {current}, which this version does not know",
+            "A newer tvm-farm wrote it: update this one.",
         )
     with engine.begin() as connection:
         config.attributes["connection"] = connection

@@ -73,9 +73,7 @@ trials = sa.Table(
     sa.Column("build_s", sa.Float),
     sa.Column("held_s", sa.Float),
     sa.Column("recorded_at", sa.Float, nullable=False),
-    sa.UniqueConstraint(
-        "campaign", "workload", "candidate", "operating_point", "attempt", name="uq_trials_identity"
-    ),
+    sa.UniqueConstraint("campaign", "workload", "candidate", "operating_point", "attempt", name="uq_trials_identity"),
     sa.Index("ix_trials_workload", "workload", "operating_point", "median_s"),
 )
 

@@ -31,7 +31,9 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     @contextlib.contextmanager
@@ -89,8 +91,8 @@ class Store:
                     state="running",
                 )
             )
-            [number] = done.inserted_primary_key or (None,)
-            return int(number)
+            # SQLite gives every row of this table a number; the type allows for tables without one.
+            return int(done.inserted_primary_key[0]) if done.inserted_primary_key else 0
 
     def finish_campaign(self, campaign: int, state: str) -> None:
         """Note how a campaign ended: `finished`, `interrupted` or `failed`."""
@@ -121,7 +123,7 @@ class Store:
     # Trials
 
     def add_trial(self, trial: Trial) -> bool:
-        """Write a trial once. Returns False where its identity is there already: a repeated delivery changes nothing."""
+        """Write a trial once. Returns False where its identity is there already: a second delivery changes nothing."""
         outcome = trial.outcome
         side = outcome.status.fault_side
         try:
