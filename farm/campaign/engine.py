@@ -6,28 +6,22 @@ One loop owns all state; search, builds and boards are Ray actors that it waits 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import logging
-import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
 
 from device_agent.protocol import FaultSide, Limits, MeasureSpec, Outcome, Status, TensorSpec
-from farm.campaign import engine_actors, scheduler
-from farm.campaign.progress import Progress, WorkloadProgress
-from farm.errors import FarmError, InternalError, PermanentError
-from farm.fleet.local import LocalFarm
-from farm.search.build_pool import BuildPool, BuildResult
-from farm.settings import Settings
+from farm.campaign import scheduler
+from farm.campaign.engine_parts import Parts
+from farm.errors import InternalError
+from farm.report.progress import Progress, WorkloadProgress
+from farm.search.build_pool import BuildResult
 from farm.store import Store
 from farm.values import DEFAULT_POINT, Trial
-
-_log = logging.getLogger(__name__)
 
 # A trial that failed through no fault of the candidate is tried this often in all. A candidate that is there whenever
 # a board goes down, or a compiler dies, is given up after that: twice is no accident.
@@ -61,44 +55,24 @@ class _Workload:
     round_best_s: float | None = None
 
 
-@contextlib.contextmanager
-def ray_running(cores: int) -> Iterator[None]:
-    """A local Ray for the block; ended with it."""
-    # Ray's usage report would go over the network; its dashboard and workers' prints are nobody's business here.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    ray.init(
-        num_cpus=cores,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        object_store_memory=256 << 20,
-        configure_logging=False,
-    )
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
 class Engine:
-    """One tuning of one model on the boards of one farm. Not thread-safe; use as a context manager."""
+    """One tuning of one model on the boards of one farm. Not thread-safe."""
 
     def __init__(
-        self, farm: LocalFarm, store: Store, settings: Settings, target: Mapping[str, Any], pipeline: str, host_cores: int
+        self,
+        parts: Parts,
+        store: Store,
+        campaign: int,
+        workloads: Sequence[Any],
+        known: Mapping[str, list[tuple[str, str, float | None]]],
     ) -> None:
-        """Start the actors. `host_cores` is how many cores search and build may use."""
-        self._farm, self._store, self._settings = farm, store, settings
-        self._target = dict(target)
-        self._search_arguments = (
-            self._target, pipeline, settings.seed, settings.population, settings.generations, host_cores,
-        )  # fmt: skip
-        self._search = engine_actors.start_search(*self._search_arguments)
-        self._builds: BuildPool[_Job] = BuildPool(settings.build_workers or host_cores, settings)
-        self._board = self._start_board()
-        self._connect = self._board.connect.remote(60.0)
-        self._workloads: list[_Workload] = []
-        self._searching: dict[Any, int] = {}
+        """Begin with these workloads; `known` holds what earlier runs measured (hash -> candidate, trace, latency)."""
+        self._parts, self._store, self._settings = parts, store, parts.settings
+        self._campaign = campaign
+        self._target = parts.target()
+        self._known = {workload: list(items) for workload, items in known.items()}
+        self._workloads = [_begin(workload, self._known.get(workload.hash, [])) for workload in workloads]
+        self._searching: dict[Any, tuple[int, int]] = {}
         self._to_build: deque[_Job] = deque()
         self._built: deque[_Job] = deque()
         self._measuring: dict[Any, _Job] = {}
@@ -107,49 +81,8 @@ class Engine:
         self.faults = {f"{side}_faults": 0 for side in FaultSide}
         self.first_trial_at: float | None = None
         self.overheads_s: list[float] = []
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the actors and give the board back."""
-        self._builds.close()
-        for actor in (self._search, self._board):
-            ray.kill(actor)
-
-    # What a run is made of
-
-    def load(self, onnx_bytes: bytes, shapes: Mapping[str, tuple[int, ...]]) -> list[Any]:
-        """Import the model; returns its workloads, the heaviest first. Raises UsageError."""
-        self._model = (onnx_bytes, dict(shapes))
-        return list(_get(self._search.load.remote(onnx_bytes, dict(shapes))))
-
-    def connect(self) -> dict[str, Any]:
-        """Wait for the board; returns its description. Raises DeadlineError, UnavailableError."""
-        return dict(_get(self._connect))
-
-    def open(self, campaign: int, workloads: Sequence[Any], known: Mapping[str, list[tuple[str, str, float | None]]]) -> None:
-        """Begin with these workloads; `known` holds what earlier runs measured (hash -> candidate, trace, latency)."""
-        self._campaign = campaign
-        self._known = {workload: list(items) for workload, items in known.items()}
-        for workload in workloads:
-            good = [latency for _, _, latency in known.get(workload.hash, ()) if latency is not None]
-            self._workloads.append(
-                _Workload(
-                    workload,
-                    scheduler.WorkloadState(
-                        kind=workload.kind,
-                        weight=workload.weight,
-                        flop=workload.flop,
-                        asked=len(known.get(workload.hash, ())),
-                        best_s=(min(good),) if good else (),
-                    ),
-                )
-            )
-        self._open_search()
+        self.history: list[tuple[int, float]] = []
+        self._parts.open_search(workloads, self._known)
 
     def tune(self, budget: int, report: Callable[[Progress], None]) -> None:
         """Measure `budget` candidates (or all there are). Trials are in the store as soon as they are known."""
@@ -158,9 +91,9 @@ class Engine:
         self._started = time.monotonic()
         self._counted = 0
         while True:
-            self._look_after_farm()
+            self._parts.look_after_farm()
             self._dispatch()
-            pending = [*self._searching, *self._builds.pending, *self._measuring]
+            pending = [*self._searching, *self._parts.builds.pending, *self._measuring]
             if not pending:
                 if self._to_build or self._built:
                     continue
@@ -168,7 +101,7 @@ class Engine:
             ready, _ = ray.wait(pending, num_returns=1, timeout=_TICK_S)
             for reference in ready:
                 self._collect(reference)
-            for job, result in self._builds.expire():
+            for job, result in self._parts.builds.expire():
                 self._on_built(job, result)
             report(self.progress())
         report(self.progress(finished=True))
@@ -203,8 +136,8 @@ class Engine:
 
     def _dispatch(self) -> None:
         exclusive = self._settings.isolation == "exclusive"
-        host_busy = bool(self._searching or self._builds.pending or self._to_build)
-        ahead = len(self._built) + len(self._builds.pending) + len(self._to_build) + len(self._measuring)
+        host_busy = bool(self._searching or self._parts.builds.pending or self._to_build)
+        ahead = len(self._built) + len(self._parts.builds.pending) + len(self._to_build) + len(self._measuring)
         # Where the host is the board, work comes in phases: first fill the queue, then measure with the host quiet.
         # The first phase is one batch, so that the user sees a trial soon.
         goal = 1 if self._first_phase else 2 * self._settings.batch
@@ -216,9 +149,9 @@ class Engine:
         if not (exclusive and self._quiet_phase):
             if not self._searching and ahead < (goal if exclusive else 3 * self._settings.batch):
                 self._start_search()
-            while self._to_build and self._builds.free:
+            while self._to_build and self._parts.builds.free:
                 job = self._to_build.popleft()
-                self._builds.submit(job, job.candidate.module_json, self._target)
+                self._parts.builds.submit(job, job.candidate.module_json, self._target)
         if not exclusive or self._quiet_phase:
             # One runs, one waits at the board's actor, so that the board never waits for this loop.
             while self._built and len(self._measuring) < 2:
@@ -235,9 +168,8 @@ class Engine:
         self._asked += count
         workload = self._workloads[index]
         workload.state = dataclasses.replace(workload.state, asked=workload.state.asked + count)
-        reference = self._search.propose.remote(workload.spec.hash, count)
-        self._searching[reference] = index
-        self._searching_count = count
+        reference = self._parts.search.propose.remote(workload.spec.hash, count)
+        self._searching[reference] = (index, count)
 
     def _start_measuring(self, job: _Job) -> None:
         settings = self._settings
@@ -253,31 +185,29 @@ class Engine:
                 threads=int(self._target.get("num-cores", 0)),
             ),
         )
-        self._measuring[self._board.measure.remote(spec.to_json(), job.library)] = job
+        self._measuring[self._parts.board.measure.remote(spec.to_json(), job.library)] = job
 
     # Collect: what has finished
 
     def _collect(self, reference: Any) -> None:
         if reference in self._searching:
-            self._on_searched(reference, self._searching.pop(reference))
+            self._on_searched(reference, *self._searching.pop(reference))
         elif reference in self._measuring:
             self._on_measured(reference, self._measuring.pop(reference))
         else:
-            self._on_built(*self._builds.collect(reference))
+            self._on_built(*self._parts.builds.collect(reference))
 
-    def _on_searched(self, reference: Any, index: int) -> None:
+    def _on_searched(self, reference: Any, index: int, count: int) -> None:
         workload = self._workloads[index]
         try:
             candidates = ray.get(reference)
         except ray.exceptions.RayActorError:
-            self._give_back(index, self._searching_count)
-            self._event("search", workload.spec.name, "the search process died; started again from the store")
-            self._search = engine_actors.start_search(*self._search_arguments)
-            _get(self._search.load.remote(*self._model))
+            self._give_back(index, count)
+            self._parts.restart_search()
             self._remember()
-            self._open_search()
+            self._parts.open_search([w.spec for w in self._workloads], self._known)
             return
-        self._give_back(index, self._searching_count - len(candidates))
+        self._give_back(index, count - len(candidates))
         if not candidates:
             workload.state = dataclasses.replace(workload.state, exhausted=True)
         workload.open += len(candidates)
@@ -305,14 +235,14 @@ class Engine:
             outcome = Outcome.from_json(text)
         except ray.exceptions.RayActorError as error:
             outcome = Outcome(Status.FARM_ERROR, f"the board's actor died: {str(error).splitlines()[0]}")
-            self._replace_board()
+            self._parts.replace_board()
         except ray.exceptions.RayTaskError as error:
             outcome = Outcome(Status.FARM_ERROR, f"the board's actor failed: {error.cause}")
         if outcome.status is Status.OK and held_s is not None:
             self.overheads_s.append(held_s - outcome.timing_s)
         if outcome.status is Status.BOARD_LOST:
             job.losses += 1
-            self._event("board_lost", self._farm.key, outcome.message)
+            self._parts.event("board_lost", self._parts.farm.key, outcome.message)
         self._conclude(job, outcome, held_s)
 
     def _conclude(self, job: _Job, outcome: Outcome, held_s: float | None) -> None:
@@ -346,34 +276,30 @@ class Engine:
             (self._to_build if job.library is None else self._built).append(job)
             return
         else:
-            self._event("given_up", job.candidate.hash, f"{outcome.status} {job.attempt} times: {outcome.message}")
-            self._search.forget.remote(workload.spec.hash, job.candidate.hash)
+            self._parts.event("given_up", job.candidate.hash, f"{outcome.status} {job.attempt} times: {outcome.message}")
+            self._parts.search.forget.remote(workload.spec.hash, job.candidate.hash)
             self._give_back(job.index, 1)
         workload.open -= 1
         if workload.open == 0 and workload.round_best_s is not None:
             best = min([workload.round_best_s, *workload.state.best_s[-1:]])
             workload.state = dataclasses.replace(workload.state, best_s=(*workload.state.best_s, best))
             workload.round_best_s = None
+            if (latency := scheduler.model_latency_s(self._states())) is not None:
+                self.history.append((self._counted, latency))
 
     def _learn(self, job: _Job, workload: _Workload, median_s: float | None) -> None:
         self._known.setdefault(workload.spec.hash, []).append(
             (job.candidate.hash, job.candidate.trace_json, median_s)
         )
-        self._search.observe.remote(workload.spec.hash, [(job.candidate.hash, median_s)])
+        self._parts.search.observe.remote(workload.spec.hash, [(job.candidate.hash, median_s)])
         if median_s is not None:
             workload.round_best_s = min(median_s, workload.round_best_s or median_s)
 
     # The rest
 
-    def _open_search(self) -> None:
-        _get(self._search.open.remote([w.spec for w in self._workloads]))
-        for workload in self._workloads:
-            if known := self._known.get(workload.spec.hash):
-                self._search.recall.remote(workload.spec.hash, known)
-
     def _remember(self) -> None:
         """Candidates under way are lost to the new search's memory; keep it from proposing them twice."""
-        for job in [*self._to_build, *self._built, *self._measuring.values(), *self._builds.jobs]:
+        for job in [*self._to_build, *self._built, *self._measuring.values(), *self._parts.builds.jobs]:
             self._known.setdefault(self._workloads[job.index].spec.hash, []).append(
                 (job.candidate.hash, job.candidate.trace_json, None)
             )
@@ -385,21 +311,6 @@ class Engine:
             workload = self._workloads[index]
             workload.state = dataclasses.replace(workload.state, asked=max(0, workload.state.asked - count))
 
-    def _look_after_farm(self) -> None:
-        for what in self._farm.ensure_alive():
-            self._event("restarted", what, "it had died")
-
-    def _replace_board(self) -> None:
-        self._board = self._start_board()
-
-    def _start_board(self) -> Any:
-        tracker = self._farm.tracker
-        return engine_actors.start_board(tracker.host, tracker.port, self._farm.key)
-
-    def _event(self, kind: str, subject: str, message: str) -> None:
-        _log.warning("%s %s: %s", kind, subject, message)
-        self._store.add_event(kind, subject, message)
-
     def _states(self) -> list[scheduler.WorkloadState]:
         return [workload.state for workload in self._workloads]
 
@@ -407,13 +318,15 @@ class Engine:
         return scheduler.SchedulerSettings(self._settings.warmup, self._settings.batch)
 
 
-def _get(reference: Any) -> Any:
-    """A Ray result, with the farm's own errors as they were raised over there."""
-    try:
-        return ray.get(reference)
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, FarmError):
-            raise error.cause from None
-        raise PermanentError(f"{type(error.cause).__name__}: {error.cause}") from error
-    except ray.exceptions.RayActorError as error:
-        raise PermanentError(f"a farm process died: {str(error).splitlines()[0]}") from error
+def _begin(workload: Any, known: Sequence[tuple[str, str, float | None]]) -> _Workload:
+    good = [latency for _, _, latency in known if latency is not None]
+    return _Workload(
+        workload,
+        scheduler.WorkloadState(
+            kind=workload.kind,
+            weight=workload.weight,
+            flop=workload.flop,
+            asked=len(known),
+            best_s=(min(good),) if good else (),
+        ),
+    )

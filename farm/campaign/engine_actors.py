@@ -12,24 +12,38 @@ import ray
 
 from device_agent.protocol import MeasureSpec, Outcome, RunSpec, Status
 from farm.errors import FarmError, TransientError
-from farm.measure.session import Arrays, BoardSession
 from farm.fleet.tracker import Tracker
+from farm.measure.session import Arrays, BoardSession
 
 
 class SearchActor:
     """Holds a prepared model's workloads, their searches and the cost model they share."""
 
-    def __init__(self, target: Mapping[str, Any], pipeline: str, seed: int, population: int, generations: int, threads: int) -> None:
+    def __init__(
+        self,
+        target: Mapping[str, Any] | None,
+        board_cores: int,
+        pipeline: str,
+        seed: int,
+        population: int,
+        generations: int,
+        threads: int,
+    ) -> None:
         from farm.search import cost_model, strategy, tvm_env
+        from farm.search.target import host_target
 
         tvm_env.load()
-        self._target_config = dict(target)
+        self._target_config = host_target(board_cores) if target is None else dict(target)
         self._pipeline = pipeline
         self._settings = strategy.SearchSettings(
             population=population, generations=generations, seed=seed, threads=threads
         )
         self._model = cost_model.CostModel(seed, threads)
         self._searches: dict[str, strategy.WorkloadSearch] = {}
+
+    def target(self) -> dict[str, Any]:
+        """The target in TVM's dict form."""
+        return self._target_config
 
     def load(self, onnx_bytes: bytes, shapes: Mapping[str, tuple[int, ...]]) -> list[Any]:
         """Import a model and extract its workloads. Raises UsageError where TVM cannot import it."""
@@ -63,6 +77,10 @@ class SearchActor:
     def observe(self, workload: str, results: list[tuple[str, float | None]]) -> None:
         """See `WorkloadSearch.observe`."""
         self._searches[workload].observe(results)
+
+    def replay(self, workload: str, trace_json: str) -> str:
+        """See `WorkloadSearch.replay`."""
+        return self._searches[workload].replay(trace_json)
 
     def forget(self, workload: str, candidate: str) -> None:
         """See `WorkloadSearch.forget`."""

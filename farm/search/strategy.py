@@ -12,6 +12,9 @@ from typing import Any
 from farm.search import cost_model, tvm_env
 from farm.search.workloads import Workload
 
+# Rounds without any new candidate before a space counts as used up.
+_MAX_BARREN_ROUNDS = 4
+
 
 @dataclasses.dataclass(frozen=True)
 class SearchSettings:
@@ -73,21 +76,27 @@ class WorkloadSearch:
     def propose(self, count: int) -> list[Candidate]:
         """Up to `count` candidates that were not proposed before. Fewer, or none, where the space is used up."""
         self._prepare(count)
-        found = self._context.generate_measure_candidates()
-        proposed = []
-        fresh = []
-        for item in found or []:
-            candidate = self._describe(item)
-            if candidate.hash not in self._seen:
-                self._seen.add(candidate.hash)
-                proposed.append(candidate)
-                fresh.append(item)
-        if not proposed:
+        fresh: dict[str, tuple[Candidate, Any]] = {}
+        # The best of a population may all be known: recalled, or proposed before the cost model was ready. TVM never
+        # returns the same ones twice, so asking again digs deeper, and in a space that is used up soon ends.
+        for _ in range(_MAX_BARREN_ROUNDS):
+            found = self._context.generate_measure_candidates()
+            if not found:
+                break
+            for item in found:
+                candidate = self._describe(item)
+                if candidate.hash not in self._seen:
+                    self._seen.add(candidate.hash)
+                    fresh[candidate.hash] = candidate, item
+            if fresh:
+                break
+        if not fresh:
             self.exhausted = True
             return []
-        for candidate, item, features in zip(proposed, fresh, self._model.extract(self._context, fresh), strict=True):
-            self._open[candidate.hash] = (item, features)
-        return proposed[:count]
+        features = self._model.extract(self._context, [item for _, item in fresh.values()])
+        for (candidate, item), matrix in zip(fresh.values(), features, strict=True):
+            self._open[candidate.hash] = item, matrix
+        return [candidate for candidate, _ in fresh.values()]
 
     def observe(self, results: list[tuple[str, float | None]]) -> None:
         """Learn from (candidate hash, median latency in seconds, or None for a fault of the candidate itself)."""

@@ -1,0 +1,1 @@
+"""Compiled models: made from records, checked against a reference, timed on a board."""

@@ -1,0 +1,76 @@
+"""Compile a model for a board type from the records there are, into one linked library with a Relax VM executable."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from farm.errors import PermanentError
+from farm.search import importer, linker, pipeline, target, tvm_env, workloads
+from farm.values import Record
+
+# What TVM makes of a model when nobody tunes: its own operator schedules in the model's layout, weights as they are.
+UNTUNED_PIPELINE = "graph/1-plain"
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """`library` is a linked shared object. `applied` of the model's `workloads` distinct functions came from records."""
+
+    library: bytes = dataclasses.field(repr=False)
+    workloads: int
+    applied: int
+    pipeline: str
+
+
+def compile_model(
+    model: onnx.ModelProto,
+    shapes: Mapping[str, tuple[int, ...]],
+    target_config: Mapping[str, Any],
+    pipeline_name: str,
+    records: Sequence[Record],
+    link_triple: str | None,
+) -> Compiled:
+    """Compile `model`; functions without a record keep TVM's default schedule.
+
+    `link_triple` is Zig's name of the board's system, None for this machine. Raises UsageError, PermanentError.
+    """
+    tvm = tvm_env.load()
+    import tvm.s_tir.meta_schedule as ms
+    from tvm import relax
+
+    compile_target = target.make_target(target_config)
+    module = importer.import_onnx(model, shapes)
+    module, used = pipeline.prepare(module, compile_target, pipeline.require_pipeline(pipeline_name))
+    found = workloads.extract(module, compile_target, target_config, used.name)
+    best = {record.workload: record for record in records}
+    database = ms.database.MemoryDatabase()
+    applied = 0
+    for workload in found:
+        if (record := best.get(workload.hash)) is not None:
+            trace, _, recorded_target, arguments = json.loads(record.trace_json)
+            entry = database.commit_workload(tvm.ir.load_json(workload.module_json))
+            database.commit_tuning_record(
+                ms.database.TuningRecord.from_json([trace, [record.median_s], recorded_target, arguments], entry)
+            )
+            applied += 1
+    finished = pipeline.finish(module, compile_target, database if applied else None, used)
+
+    def link(output: str, objects: list[str] | str, options: list[str] | None = None, **_: Any) -> None:
+        linker.link_artifact(output, [objects] if isinstance(objects, str) else list(objects), link_triple, options)
+
+    try:
+        executable = relax.build(finished, compile_target)
+        with tempfile.TemporaryDirectory(prefix="farm-compile-") as folder:
+            path = Path(folder) / "model.so"
+            executable.export_library(str(path), fcompile=link)
+            return Compiled(path.read_bytes(), len(found), applied, used.name)
+    except (tvm.error.InternalError, RuntimeError, ValueError, TypeError) as error:
+        reason = str(error).strip().splitlines()
+        raise PermanentError(f"the model does not compile: {reason[-1] if reason else type(error).__name__}") from error

@@ -1,0 +1,135 @@
+"""Examine the farm hop by hop: each check uses the real part, and the last one runs a kernel on the board."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from device_agent.protocol import Engine as Runner
+from device_agent.protocol import RunSpec, Status
+from farm.artifacts.verify import compare
+from farm.campaign.engine_parts import Parts, ray_running
+from farm.errors import FarmError, PermanentError
+from farm.fleet.local import LocalFarm
+from farm.inventory.board_types import load_board_types, require_board_type
+from farm.search import linker
+from farm.settings import Settings
+from farm.store import Store
+
+# What the farm was tested with; a newer tvm-ffi crashes inside TVM's tuning.
+_PINS = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
+_LEAST_FREE_BYTES = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One hop: what was found, or what is wrong and what to do."""
+
+    name: str
+    ok: bool
+    detail: str
+    seconds: float
+
+
+def examine(settings: Settings, show: Callable[[Check], None]) -> None:
+    """Go through all hops in order; a hop that needs a failed one is not tried. `show` hears of each at once."""
+    with contextlib.ExitStack() as stack:
+        found: dict[str, Any] = {}
+
+        def hop(name: str, work: Callable[[], str]) -> bool:
+            started = time.monotonic()
+            try:
+                detail, ok = work(), True
+            except FarmError as error:
+                detail, ok = str(error), False
+            except OSError as error:
+                detail, ok = f"{error}", False
+            show(Check(name, ok, detail, time.monotonic() - started))
+            return ok
+
+        def store() -> str:
+            found["store"] = stack.enter_context(Store(settings.home_path / "farm.db"))
+            return f"{settings.home_path / 'farm.db'}, {len(found['store'].fetch_records())} records"
+
+        def start_ray() -> str:
+            import ray
+
+            stack.enter_context(ray_running(1))
+            return f"{ray.__version__}, local, {ray.cluster_resources().get('CPU', 0):.0f} CPU"
+
+        def farm() -> str:
+            found["farm"] = stack.enter_context(LocalFarm(settings.tracker_port, settings.home_path / "logs"))
+            tracker = found["farm"].tracker
+            busy = "" if tracker.port == settings.tracker_port else f" ({settings.tracker_port} is in use)"
+            return f"tracker on {tracker.host}:{tracker.port}{busy}, agent registered as {found['farm'].key}"
+
+        def agent() -> str:
+            kind = require_board_type("local")
+            parts = stack.enter_context(Parts(found["farm"], found["store"], settings, None, kind.pipeline, 1, 1))
+            found["parts"] = parts
+            about = parts.connect()
+            return (
+                f"protocol {about['protocol_version']}, agent {about['agent_version']}, {about['cpu_model']}, "
+                f"{len(about['cores_online'])} cores, engines {', '.join(about['engines'])}"
+            )
+
+        everything = all(
+            [
+                hop("packages", _packages),
+                hop("settings", lambda: _settings(settings)),
+                hop("board types", lambda: ", ".join(sorted(load_board_types()))),
+                hop("linker", _link),
+            ]
+        )
+        if hop("store", store) and hop("ray", start_ray) and hop("tracker", farm) and hop("agent", agent) and everything:
+            hop("kernel", lambda: _kernel(found["parts"]))
+
+
+def _packages() -> str:
+    wrong = [f"{name} {have}, needs {want}" for name, want in _PINS.items() if (have := importlib.metadata.version(name)) != want]
+    if wrong:
+        raise PermanentError("; ".join(wrong), "Install the pinned versions: make setup.")
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in (*_PINS, "ray", "xgboost-cpu", "numpy"))
+
+
+def _settings(settings: Settings) -> str:
+    home = settings.home_path
+    existing = next(path for path in (home, *home.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if free < _LEAST_FREE_BYTES:
+        raise PermanentError(f"only {free >> 20} MiB free under {home}", "Free some space, or set FARM_HOME elsewhere.")
+    return f"FARM_HOME {home}, {free >> 30} GiB free"
+
+
+def _link() -> str:
+    with tempfile.TemporaryDirectory(prefix="farm-doctor-") as folder:
+        linker.warm(Path(folder), None)
+    return "zig links for this machine"
+
+
+def _kernel(parts: Parts) -> str:
+    """A matrix product: built by a compiler process, sent to the board, run there, compared with NumPy."""
+    from farm.search.probe import probe_module
+
+    [built] = parts.build_all([(probe_module(), True)], parts.target())
+    if built.library is None:
+        raise PermanentError(f"the probe kernel does not build: {built.status} {built.message}")
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal((64, 64)).astype("float32") for _ in range(2))
+    inputs = {"arg_000": a, "arg_001": b, "arg_002": np.zeros((64, 64), "float32")}
+    outcome, outputs = parts.run(RunSpec(Runner.KERNEL, runs=10, warmup=2), built.library, inputs)
+    if outcome.status is not Status.OK:
+        raise PermanentError(f"the probe kernel failed: {outcome.status} {outcome.message}")
+    verdict = compare([list(outputs.values())[-1]], [a @ b])
+    if not verdict.matches:
+        raise PermanentError(f"the probe kernel computes something else: {verdict.reason}")
+    return f"64x64 matrix product in {np.median(outcome.latency_s) * 1e6:.0f} us, largest error {verdict.max_abs_error:.1e}"

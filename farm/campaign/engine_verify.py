@@ -1,0 +1,166 @@
+"""Turn winners into records: run the best candidate of each workload on the board and check what it computes.
+
+A schedule that computes something else is a candidate's fault; the next best one is tried then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from device_agent.protocol import Engine as Runner
+from device_agent.protocol import Limits, Outcome, RunSpec, Status
+from farm.artifacts.verify import Comparison, compare
+from farm.campaign.engine_parts import Parts
+from farm.errors import PermanentError
+from farm.search.build_pool import BuildResult
+from farm.store import Store
+from farm.values import DEFAULT_POINT, Record, Trial
+
+_log = logging.getLogger(__name__)
+
+# How many candidates of a workload are tried before it is left without a new record.
+_TRIES = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What came of one campaign's winners. `rejected` counts candidates whose output was wrong."""
+
+    records: int
+    unchanged: int
+    rejected: int
+
+
+def verify_winners(
+    parts: Parts,
+    store: Store,
+    campaign: int,
+    board_type: str,
+    workloads: Sequence[Any],
+    note: Callable[[str], None],
+) -> Verdict:
+    """Check the best known candidate of every workload and write the records that are new or better."""
+    simulated = bool(parts.connect()["simulated"])
+    records = {
+        record.workload: record
+        for record in store.fetch_records(
+            workloads=[w.hash for w in workloads],
+            board_type=board_type,
+            operating_point=DEFAULT_POINT,
+            simulated=simulated,
+        )
+    }
+    written = unchanged = rejected = 0
+    pending = list(workloads)
+    for _ in range(_TRIES):
+        winners = []
+        for workload in pending:
+            best = _find_best(store, workload, board_type, simulated)
+            record = records.get(workload.hash)
+            if best is None:
+                continue
+            if record is not None and record.median_s <= best["median_s"]:
+                unchanged += 1
+            else:
+                winners.append((workload, best))
+        if not winners:
+            break
+        note(f"checking the output of {len(winners)} winners against unscheduled code on the board")
+        pending = []
+        for (workload, row), verdict in zip(winners, _check_all(parts, winners), strict=True):
+            if verdict.matches:
+                written += store.save_record(_record(workload, row, board_type, simulated, verdict))
+                continue
+            rejected += 1
+            _log.warning("%s: candidate %s is wrong: %s", workload.name, row["candidate"], verdict.reason)
+            # From now on the candidate counts as a failed one, so the next round finds the next best.
+            store.add_trial(_wrong(campaign, workload, row, simulated, verdict))
+            pending.append(workload)
+    return Verdict(written, unchanged, rejected)
+
+
+def _find_best(store: Store, workload: Any, board_type: str, simulated: bool) -> dict[str, Any] | None:
+    rows = store.fetch_known_candidates(workload.hash, board_type, DEFAULT_POINT, simulated)
+    return min(
+        (row for row in rows if row["median_s"] is not None), key=lambda row: float(row["median_s"]), default=None
+    )
+
+
+def _check_all(parts: Parts, winners: Sequence[tuple[Any, dict[str, Any]]]) -> Iterator[Comparison]:
+    """A verdict per winner, in order. All are built together, so that every compiler has work."""
+    programs = []
+    for workload, row in winners:
+        programs.append((workload.module_json, True))
+        programs.append((parts.replay(workload.hash, row["trace_json"]), True))
+    built = parts.build_all(programs, parts.target())
+    for index, (workload, _) in enumerate(winners):
+        yield _check(parts, workload, built[2 * index], built[2 * index + 1])
+
+
+def _check(parts: Parts, workload: Any, reference: BuildResult, candidate: BuildResult) -> Comparison:
+    """Run both on the same inputs. Raises PermanentError where it is the reference that fails."""
+    settings = parts.settings
+    spec = RunSpec(
+        Runner.KERNEL,
+        limits=Limits(timeout_s=settings.model_timeout_s, memory_bytes=settings.model_memory_bytes),
+    )
+    inputs = _inputs(workload.arguments, settings.seed)
+    results = []
+    for what, program in (("reference", reference), ("candidate", candidate)):
+        status, message = program.status, program.message
+        if program.library is not None:
+            outcome, outputs = parts.run(spec, program.library, inputs)
+            status, message = outcome.status, outcome.message
+        if status is Status.OK:
+            results.append(list(outputs.values()))
+        elif what == "reference":
+            raise PermanentError(f"the reference code of {workload.name} does not run: {status} {message}")
+        else:
+            return Comparison(False, float("inf"), float("inf"), f"{status}: {message}")
+    return compare(results[1], results[0])
+
+
+def _inputs(arguments: Sequence[tuple[tuple[int, ...], str]], seed: int) -> dict[str, npt.NDArray[Any]]:
+    random = np.random.default_rng(seed)
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for index, (shape, dtype) in enumerate(arguments):
+        kind = np.dtype(dtype).kind
+        values = random.integers(0, 10, shape) if kind in "iub" else random.standard_normal(shape)
+        arrays[f"arg_{index:03d}"] = values.astype(dtype)
+    return arrays
+
+
+def _record(workload: Any, row: dict[str, Any], board_type: str, simulated: bool, verdict: Comparison) -> Record:
+    return Record(
+        workload=workload.hash,
+        workload_name=workload.name,
+        board_type=board_type,
+        operating_point=DEFAULT_POINT,
+        pipeline=workload.pipeline,
+        candidate=row["candidate"],
+        median_s=row["median_s"],
+        flop=workload.flop,
+        max_abs_error=verdict.max_abs_error,
+        max_rel_error=verdict.max_rel_error,
+        simulated=simulated,
+        trace_json=row["trace_json"],
+    )
+
+
+def _wrong(campaign: int, workload: Any, row: dict[str, Any], simulated: bool, verdict: Comparison) -> Trial:
+    return Trial(
+        campaign=campaign,
+        workload=workload.hash,
+        candidate=row["candidate"],
+        operating_point=DEFAULT_POINT,
+        # Past every attempt at timing it, so that the identity is new whatever came before.
+        attempt=100,
+        outcome=Outcome(Status.WRONG_RESULT, verdict.reason, simulated=simulated),
+        trace_json=row["trace_json"],
+    )

@@ -1,0 +1,251 @@
+"""The main job end to end on one machine: tune a model, compile it, check it, time it against others, report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import farm
+from device_agent.protocol import Engine as Runner
+from device_agent.protocol import Limits, RunSpec, Status
+from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled, compile_model
+from farm.artifacts.verify import compare
+from farm.campaign.tuning import Listener, LocalTuning, Tuned
+from farm.errors import PermanentError
+from farm.inventory.board_types import BoardType
+from farm.measure.statistics import Summary, summarise
+from farm.models.inputs import InputSpec, make_inputs
+from farm.models.source import ModelSource
+from farm.report import markdown, plots
+from farm.settings import Settings
+from farm.store import Store
+from farm.values import DEFAULT_POINT, Board
+
+# The variants take turns in this many rounds, so that a drifting machine treats them alike.
+_ROUNDS = 3
+_WARMUP_RUNS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What the user asked for. `since` is when the command began (monotonic seconds)."""
+
+    source: ModelSource
+    inputs: tuple[InputSpec, ...]
+    trials: int
+    out: Path
+    fresh: bool
+    since: float
+
+
+def run(
+    request: Request, settings: Settings, store: Store, board_type: BoardType, listener: Listener
+) -> dict[str, Any]:
+    """Do it; returns the document that `--json` prints, after writing it and the report into `request.out`."""
+    source = request.source
+    listener.note("starting the local farm: tracker, agent, Ray")
+    with LocalTuning(settings, store, board_type, listener) as local:
+        workloads = local.load(source, request.inputs, ())
+        listener.note(f"{source.name}: {len(workloads)} workloads, {_gflop(workloads):.2f} GFLOP per inference")
+        tuned = local.tune("quickstart", source, workloads, request.trials, request.fresh, request.since)
+        board = local.board()
+        target = local.parts.target()
+        records = store.fetch_records(
+            workloads=[w.hash for w in workloads],
+            board_type=board.board_type,
+            operating_point=DEFAULT_POINT,
+            simulated=board.simulated,
+        )
+        listener.note("compiling the model, untuned and from the records")
+        shapes = {spec.name: spec.static_shape for spec in request.inputs}
+        model = source.load()
+        pipeline = workloads[0].pipeline if workloads else board_type.pipeline
+        untuned = compile_model(model, shapes, target, UNTUNED_PIPELINE, [], board_type.link_triple)
+        compiled = compile_model(model, shapes, target, pipeline, records, board_type.link_triple)
+        listener.note(f"timing untuned, tuned and ONNX Runtime on {board.name}, {settings.model_runs} runs each")
+        timed = _time_variants(local, settings, request, untuned, compiled, int(target["num-cores"]))
+    document = _document(request, settings, board, target, tuned, compiled, timed, len(records))
+    _write(request.out, document, tuned, compiled, timed)
+    return document
+
+
+@dataclasses.dataclass
+class _Timed:
+    samples: dict[str, list[float]]
+    outputs: dict[str, list[Any]]
+    missing: dict[str, str]
+
+    def summary(self, name: str) -> Summary | None:
+        return summarise(self.samples[name]) if self.samples.get(name) else None
+
+
+def _time_variants(
+    local: LocalTuning, settings: Settings, request: Request, untuned: Compiled, tuned: Compiled, threads: int
+) -> _Timed:
+    """Run all three on the board, in turns, with the same inputs and threads."""
+    inputs = make_inputs(request.inputs, settings.seed)
+    ordered = {f"arg_{index:03d}": array for index, array in enumerate(inputs.values())}
+    variants: list[tuple[str, Runner, bytes, Mapping[str, Any]]] = [
+        ("untuned", Runner.RELAX_VM, untuned.library, ordered),
+        ("tuned", Runner.RELAX_VM, tuned.library, ordered),
+        ("onnxruntime", Runner.ONNXRUNTIME, request.source.onnx_bytes, inputs),
+    ]
+    timed = _Timed({}, {}, {})
+    if str(Runner.ONNXRUNTIME) not in local.parts.connect()["engines"]:
+        timed.missing["onnxruntime"] = "ONNX Runtime is not installed on the board"
+        variants.pop()
+    runs = -(-settings.model_runs // _ROUNDS)
+    for _ in range(_ROUNDS):
+        for name, engine, program, arrays in variants:
+            if name in timed.missing:
+                continue
+            spec = RunSpec(
+                engine,
+                runs=runs,
+                warmup=_WARMUP_RUNS,
+                limits=Limits(
+                    timeout_s=settings.model_timeout_s, memory_bytes=settings.model_memory_bytes, threads=threads
+                ),
+            )
+            outcome, outputs = local.parts.run(spec, program, dict(arrays))
+            if outcome.status is not Status.OK:
+                if name == "tuned":
+                    raise PermanentError(f"the tuned model does not run on the board: {outcome.status} {outcome.message}")
+                timed.missing[name] = f"{outcome.status}: {outcome.message}"
+                timed.samples.pop(name, None)
+                continue
+            timed.samples.setdefault(name, []).extend(outcome.latency_s)
+            timed.outputs[name] = [np.asarray(value) for value in outputs.values()]
+    return timed
+
+
+def _document(
+    request: Request,
+    settings: Settings,
+    board: Board,
+    target: Mapping[str, Any],
+    tuned: Tuned,
+    compiled: Compiled,
+    timed: _Timed,
+    records: int,
+) -> dict[str, Any]:
+    summaries = {name: timed.summary(name) for name in ("untuned", "tuned", "onnxruntime")}
+    latency = {name: None if s is None else _milliseconds(s) for name, s in summaries.items()}
+    ours, stock, theirs = summaries["tuned"], summaries["untuned"], summaries["onnxruntime"]
+    assert ours is not None  # `_time_variants` raises otherwise
+    # Without ONNX Runtime, untuned TVM is the reference: the same importer, but none of the schedules.
+    reference = timed.outputs.get("onnxruntime") or timed.outputs.get("untuned")
+    check = compare(timed.outputs["tuned"], reference) if reference else None
+    overhead = float(np.median(tuned.overheads_s)) if tuned.overheads_s else None
+    notes = [f"{name}: {reason}" for name, reason in timed.missing.items()]
+    if check is not None and check.reason:
+        notes.append(check.reason)
+    return {
+        "model": request.source.name,
+        "board": {"name": board.name, "type": board.board_type, "simulated": board.simulated},
+        "trials": tuned.trials,
+        "seconds_to_first_trial": tuned.seconds_to_first_trial,
+        "seconds_total": time.monotonic() - request.since,
+        "latency_ms": latency,
+        "speedup_vs_untuned": None if stock is None else stock.median / ours.median,
+        "ratio_to_onnxruntime": None if theirs is None else ours.median / theirs.median,
+        "max_abs_error": None if check is None else check.max_abs_error,
+        "max_rel_error": None if check is None else check.max_rel_error,
+        "outputs_match": None if check is None else check.matches,
+        "overhead_per_trial_ms": None if overhead is None else overhead * 1e3,
+        "records_reused": tuned.recalled,
+        "records": {"used": compiled.applied, "workloads": compiled.workloads, "new": tuned.verdict.records},
+        "workloads": [
+            {
+                "name": line.name,
+                "flop": line.flop,
+                "weight": line.weight,
+                "best_gflops": line.flop / line.best_s / 1e9 if line.best_s else None,
+                "latency_us": line.best_s * 1e6 if line.best_s else None,
+                "trials": line.trials,
+            }
+            for line in tuned.progress.workloads
+        ],
+        "measurement": {
+            "runs": f"{settings.model_runs} timed runs per variant in {_ROUNDS} alternating blocks, "
+            f"{_WARMUP_RUNS} warm-up runs dropped before each",
+            "threads": int(target["num-cores"]),
+            "interval": "95 % bootstrap confidence interval of the median",
+            "untuned": f"TVM's own default schedules, graph pipeline {UNTUNED_PIPELINE}",
+            "tuned": f"graph pipeline {compiled.pipeline}, {compiled.applied} of {compiled.workloads} functions from records",
+            "isolation": settings.isolation,
+        },
+        "environment": {
+            "tvm-farm": farm.__version__,
+            "cpu": board.description.get("cpu_model"),
+            "cores": len(board.description.get("cores_online", ())),
+            "target": json.dumps(dict(target)),
+            "python": platform.python_version(),
+            "engines": ", ".join(f"{k} {v}" for k, v in dict(board.description.get("engine_versions", {})).items()),
+        },
+        "notes": notes,
+        "report": {
+            "markdown": str(request.out / "report.md"),
+            "json": str(request.out / "report.json"),
+            "plot": str(request.out / "latency.png"),
+            "progress_plot": str(request.out / "progress.png"),
+            "artifact": str(request.out / "model.so"),
+        },
+    }
+
+
+def _milliseconds(summary: Summary) -> dict[str, Any]:
+    values = summary.scaled(1e3)
+    low, high = values.pop("ci_low"), values.pop("ci_high")
+    return {**values, "ci": [low, high], "runs": values.pop("count")}
+
+
+def _gflop(workloads: Sequence[Any]) -> float:
+    return float(sum(workload.flop * workload.weight for workload in workloads)) / 1e9
+
+
+def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: Compiled, timed: _Timed) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "model.so").write_bytes(compiled.library)
+    board = document["board"]
+    title = f"{document['model']} on {board['type']}/{board['name']}"
+    roles = {"untuned": plots.Role.BASELINE, "tuned": plots.Role.OURS, "onnxruntime": plots.Role.RIVAL}
+    labels = {"untuned": "TVM, untuned", "tuned": "TVM, tuned", "onnxruntime": "ONNX Runtime"}
+    rows, references = [], []
+    for name, label in labels.items():
+        if (summary := timed.summary(name)) is not None:
+            rows.append(plots.LatencyRow(label, summary.median, roles[name], summary.ci_low, summary.ci_high))
+            if name == "onnxruntime":
+                references.append(plots.Reference(label, summary.median, plots.Role.RIVAL))
+    threads = document["measurement"]["threads"]
+    runs = document["latency_ms"]["tuned"]["runs"]
+    plots.plot_latency(
+        out / "latency.png",
+        rows,
+        title,
+        f"median of {runs} runs with 95 % confidence interval, {threads} threads",
+        simulated=board["simulated"],
+    )
+    document["plots"] = {"Latency": "latency.png"}
+    if len(tuned.history) >= 2:
+        points = [plots.ProgressPoint(trials, latency) for trials, latency in tuned.history]
+        plots.plot_progress(
+            out / "progress.png",
+            points,
+            title,
+            "sum of the best latencies of its workloads",
+            references=references,
+            simulated=board["simulated"],
+        )
+        document["plots"]["Progress"] = "progress.png"
+    else:
+        del document["report"]["progress_plot"]
+    (out / "report.md").write_text(markdown.write_report(document))  # type: ignore[arg-type]
+    (out / "report.json").write_text(json.dumps(document, indent=2) + "\n")

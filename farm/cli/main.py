@@ -1,0 +1,42 @@
+"""Puts the nouns together; `main` is the console script."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+import farm
+from farm.cli import board, doctor, model, quickstart, record, tune
+
+app = typer.Typer(
+    name="farm",
+    help="Tune neural networks on the boards you own.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("quickstart")(quickstart.quickstart)
+app.command("tune")(tune.tune)
+app.command("doctor")(doctor.doctor)
+app.add_typer(model.app, name="model")
+app.add_typer(record.app, name="record")
+app.add_typer(board.app, name="board")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"tvm-farm {farm.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print it.")) -> None:
+    """Tune neural networks on the boards you own."""
+
+
+def main() -> None:
+    """Run the command line; leaves by SystemExit."""
+    sys.exit(app())

@@ -1,0 +1,97 @@
+"""`farm model`: what a model is made of."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import typer
+
+from farm.cli import options, output
+from farm.inventory.board_types import require_board_type
+from farm.models import zoo
+
+app = typer.Typer(help="Models: the zoo, and what is in one.", no_args_is_help=True)
+
+
+@app.command("zoo")
+def list_zoo(json: options.Json = False, debug: options.Debug = False) -> None:
+    """List the models that come with the farm: real topologies, seeded random weights."""
+
+    def work() -> None:
+        rows = [
+            {
+                "name": model.name,
+                "description": model.description,
+                "inputs": {name: list(shape) for name, shape in model.input_shapes.items()},
+                "parameters": model.parameters,
+            }
+            for model in zoo.ZOO.values()
+        ]
+        if json:
+            output.print_json(rows)
+            return
+        output.print_table(
+            ("Name", "Parameters", "Inputs", "Description"),
+            [
+                (r["name"], f"{r['parameters']:,}", ", ".join(f"{n} {_shape(s)}" for n, s in r["inputs"].items()), r["description"])
+                for r in rows
+            ],
+            left=(0, 2, 3),
+        )
+
+    output.run(work, debug)
+
+
+@app.command("show")
+def show(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a name from `farm model zoo`.")],
+    board_type: Annotated[str, typer.Option("--board-type", metavar="TYPE", help="Whose target to use.")] = "local",
+    shape: options.Shapes = None,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Show a model's inputs and its workloads with FLOP, as `farm tune` would see them."""
+
+    def work() -> None:
+        kind = require_board_type(board_type)
+        source, inputs = options.read_model(model, shape)
+        # Imported here: TVM takes a second that wrong usage should not wait for.
+        from farm.campaign.survey import survey_model
+
+        workloads, pipeline = survey_model(source, inputs, kind)
+        total = math.fsum(w.flop * w.weight for w in workloads)
+        if json:
+            output.print_json(
+                {
+                    "model": source.name,
+                    "sha256": source.sha256,
+                    "inputs": [{"name": i.name, "shape": list(i.static_shape), "dtype": i.dtype} for i in inputs],
+                    "pipeline": pipeline,
+                    "flop": total,
+                    "workloads": [
+                        {"hash": w.hash, "name": w.name, "kind": w.kind, "flop": w.flop, "weight": w.weight}
+                        for w in workloads
+                    ],
+                }
+            )
+            return
+        output.stdout.print(f"{source.name} ({source.origin})", soft_wrap=True, markup=False)
+        for spec in inputs:
+            output.stdout.print(f"input {spec.name}: {_shape(spec.static_shape)} {spec.dtype}", soft_wrap=True, markup=False)
+        output.print_table(
+            ("ID", "Name", "Operator", "FLOP", "Weight", "Share", "Workload"),
+            [
+                (i, w.name, w.kind, f"{w.flop:,.0f}", w.weight, f"{100 * w.flop * w.weight / total:.1f} %" if total else None, w.hash)
+                for i, w in enumerate(workloads)
+            ],
+            left=(1, 2, 6),
+            empty="no tunable workloads",
+        )
+        output.stdout.print(f"{len(workloads)} workloads, {total / 1e9:.3f} GFLOP per inference, graph pipeline {pipeline}")
+
+    output.run(work, debug)
+
+
+def _shape(shape: object) -> str:
+    return "x".join(map(str, shape))  # type: ignore[call-overload]

@@ -1,0 +1,41 @@
+"""Options that several commands share, and the reading of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from farm import settings as farm_settings
+from farm.errors import UsageError
+from farm.models.inputs import InputSpec, parse_shapes, read_inputs, resolve_inputs
+from farm.models.source import ModelSource, resolve_model
+from farm.settings import Settings
+from farm.store import Store
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+Trials = Annotated[int, typer.Option("--trials", metavar="N", help="Candidates to measure.")]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option("--shape", metavar="NAME=1,3,224,224", help="Shape of an input that the model leaves open; repeatable."),
+]
+
+
+def require_trials(trials: int) -> int:
+    """Refuse a budget that cannot be spent."""
+    if trials <= 0:
+        raise UsageError(f"--trials must be at least 1, not {trials}")
+    return trials
+
+
+def read_model(text: str, shapes: list[str] | None) -> tuple[ModelSource, tuple[InputSpec, ...]]:
+    """The model that the user named, with every input's shape settled. Raises UsageError."""
+    given = parse_shapes(shapes or [])
+    source = resolve_model(text)
+    return source, resolve_inputs(read_inputs(source.load()), given)
+
+
+def open_store(settings: Settings | None = None) -> Store:
+    """The store under FARM_HOME. Raises UnavailableError."""
+    return Store((settings or farm_settings.load()).home_path / "farm.db")

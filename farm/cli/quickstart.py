@@ -1,0 +1,95 @@
+"""`farm quickstart`: the main job, end to end, on this machine."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from farm import settings as farm_settings
+from farm.cli import options, output
+from farm.errors import UnavailableError
+from farm.inventory.board_types import require_board_type
+
+
+def quickstart(
+    model: Annotated[
+        str, typer.Option("--model", metavar="FILE.onnx|ZOO_NAME", help="What to tune; see `farm model zoo`.")
+    ] = "squeezenet1.1",
+    trials: options.Trials = 128,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the report goes.")] = Path("quickstart-report"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Do not start from what earlier runs measured.")] = False,
+    shape: options.Shapes = None,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Tune a model on this machine, compile it, check it, time it against untuned TVM and ONNX Runtime."""
+    since = time.monotonic()
+
+    def work() -> None:
+        options.require_trials(trials)
+        settings = farm_settings.load()
+        source, inputs = options.read_model(model, shape)
+        _require_writable(out)
+        screen = output.Screen()
+        # Imported here: Ray takes a second that wrong usage should not wait for.
+        from farm.campaign import quickstart as job
+
+        with options.open_store(settings) as store, output.interruptible():
+            try:
+                request = job.Request(source, inputs, trials, out.absolute(), fresh, since)
+                document = job.run(request, settings, store, require_board_type("local"), screen)
+            finally:
+                screen.close()
+        if json:
+            output.print_json(document)
+        else:
+            _print(document)
+        if document["outputs_match"] is False:
+            raise SystemExit(1)
+
+    output.run(work, debug)
+
+
+def _require_writable(out: Path) -> None:
+    """Find out now, not after some minutes of tuning."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / ".writable"
+        probe.write_bytes(b"x")
+        probe.unlink()
+    except OSError as error:
+        raise UnavailableError(f"cannot write the report to {out}: {error.strerror}", "Choose another --out.") from error
+
+
+def _print(document: dict[str, Any]) -> None:
+    rows = []
+    labels = {"untuned": "TVM, untuned", "tuned": "TVM, tuned", "onnxruntime": "ONNX Runtime"}
+    for name, label in labels.items():
+        figures = document["latency_ms"][name]
+        if figures is None:
+            rows.append((label, "not timed", None, None, None, None, None))
+            continue
+        low, high = figures["ci"]
+        cells = [f"{figures[key]:.2f}" for key in ("mean", "min", "max", "std")]
+        rows.append((label, f"{figures['median']:.2f}", f"{low:.2f} – {high:.2f}", *cells))
+    output.print_table(("Latency (ms)", "Median", "95 % CI", "Mean", "Min", "Max", "Std"), rows)
+    trials = document["trials"]
+    lines = []
+    if document["speedup_vs_untuned"] is not None:
+        lines.append(f"{document['speedup_vs_untuned']:.1f} times as fast as untuned TVM")
+    if document["ratio_to_onnxruntime"] is not None:
+        lines.append(f"{document['ratio_to_onnxruntime']:.2f} times the latency of ONNX Runtime")
+    match = {True: "matches", False: "DOES NOT MATCH", None: "was not checked against"}[document["outputs_match"]]
+    error = document["max_rel_error"]
+    lines.append(f"output {match} the reference" + (f" (largest relative error {error:.1e})" if error is not None else ""))
+    faults = ", ".join(f"{key.removesuffix('_faults')} {n}" for key, n in trials.items() if n and key != "ok")
+    lines.append(f"{trials['ok']} good trials, faults: {faults or 'none'}")
+    if document["seconds_to_first_trial"] is not None:
+        lines.append(f"first trial after {document['seconds_to_first_trial']:.0f} s, all in {document['seconds_total']:.0f} s")
+    lines += document["notes"]
+    lines.append(f"report: {document['report']['markdown']}")
+    for line in lines:
+        output.stdout.print(line, soft_wrap=True, markup=False)
