@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import sqlite
 
 from device_agent.protocol import FaultSide, Status
 from farm.store import database, schema
@@ -38,7 +39,7 @@ class Store:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sa.Connection]:
-        with database.translated(self.path), self._engine.begin() as connection:
+        with database.translated(self.path), database.writing(self._engine) as connection:
             yield connection
 
     def _rows(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
@@ -126,33 +127,28 @@ class Store:
         """Write a trial once. Returns False where its identity is there already: a second delivery changes nothing."""
         outcome = trial.outcome
         side = outcome.status.fault_side
-        try:
-            with self._writing() as connection:
-                connection.execute(
-                    schema.trials.insert().values(
-                        campaign=trial.campaign,
-                        workload=trial.workload,
-                        candidate=trial.candidate,
-                        operating_point=trial.operating_point,
-                        attempt=trial.attempt,
-                        status=str(outcome.status),
-                        fault_side=None if side is None else str(side),
-                        median_s=trial.median_s,
-                        board=outcome.board or None,
-                        simulated=outcome.simulated,
-                        outcome=outcome.to_dict(),
-                        trace_json=trial.trace_json,
-                        library_sha256=trial.library_sha256,
-                        build_s=trial.build_s,
-                        held_s=trial.held_s,
-                        recorded_at=time.time(),
-                    )
-                )
-        except sa.exc.IntegrityError as error:
-            if "uq_trials_identity" in str(error.orig) or "UNIQUE constraint failed: trials" in str(error.orig):
-                return False
-            raise
-        return True
+        row = {
+            "campaign": trial.campaign,
+            "workload": trial.workload,
+            "candidate": trial.candidate,
+            "operating_point": trial.operating_point,
+            "attempt": trial.attempt,
+            "status": str(outcome.status),
+            "fault_side": None if side is None else str(side),
+            "median_s": trial.median_s,
+            "board": outcome.board or None,
+            "simulated": outcome.simulated,
+            "outcome": outcome.to_dict(),
+            "trace_json": trial.trace_json,
+            "library_sha256": trial.library_sha256,
+            "build_s": trial.build_s,
+            "held_s": trial.held_s,
+            "recorded_at": time.time(),
+        }
+        identity = ["campaign", "workload", "candidate", "operating_point", "attempt"]
+        with self._writing() as connection:
+            insert = sqlite.insert(schema.trials).values(**row).on_conflict_do_nothing(index_elements=identity)
+            return connection.execute(insert).rowcount == 1
 
     def count_trials(self, campaign: int) -> dict[str, int]:
         """Trials by side: `ok`, `candidate_faults`, `board_faults`, `farm_faults`, `sample_faults`."""
@@ -257,7 +253,7 @@ class Store:
         rows = self._rows(query.order_by(table.c.board_type, about.c.flop.desc(), about.c.name))
         return [
             Record(
-                **{key: value for key, value in row.items() if key not in ("name",)},
+                **{key: value for key, value in row.items() if key != "name"},
                 workload_name=row["name"],
             )
             for row in rows
