@@ -38,7 +38,11 @@ class LocalFarm:
         died = []
         if not self.tracker.is_alive:
             died.append("tracker")
-            self.tracker = Tracker.start(self.tracker.port, self._folder / "tracker.log")
+            port = self.tracker.port
+            self.tracker.stop()
+            self.tracker = Tracker.start(port, self._folder / "tracker.log")
+            if self.tracker.port != port:  # somebody took the port meanwhile; the agent knows only the old one
+                processes.stop(self._agent)
         if self._agent.poll() is not None:
             died.append("agent")
             self.restarts += 1

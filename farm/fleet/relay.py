@@ -15,7 +15,11 @@ _CHUNK = 1 << 18
 
 
 class Relay:
-    """Carries one connection. `address` is where the client connects to; `board_ended` tells who hung up first."""
+    """Carries one connection. `address` is where the client connects to.
+
+    `board_ended` is set once the board hung up or could not be reached: before the client notices, and never because
+    the client left or `cut` was called.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         """Listen on a free loopback port for the one connection that goes on to `host`:`port`."""
@@ -23,6 +27,7 @@ class Relay:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=1)
         self.address: tuple[str, int] = self._listener.getsockname()
         self.board_ended = threading.Event()
+        self._client_ended = threading.Event()
         self._sockets: list[socket.socket] = [self._listener]
         self._lock = threading.Lock()
         self._closed = False
@@ -47,34 +52,72 @@ class Relay:
         self.cut()
 
     def _serve(self) -> None:
+        """Connect both sides and carry what the board sends; the other direction has a thread of its own."""
         try:
             client, _ = self._listener.accept()
+        except OSError:  # cut before anybody came
+            return
+        # Owned before the board answers: `cut` must free a client that waits for a board which never does.
+        if not self._own(client):
+            return
+        try:
             board = socket.create_connection(self._target, timeout=CONNECT_TIMEOUT_S)
         except OSError:
-            self.board_ended.set()
+            self._end_by_board()
             self.cut()
             return
         board.settimeout(None)
-        with self._lock:
-            if self._closed:
-                client.close()
-                board.close()
-                return
-            self._sockets += [client, board]
-        for sock in (client, board):
-            # Small RPC frames must not wait for the peer's delayed acknowledgement.
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        threading.Thread(target=self._pump, args=(client, board), name="farm-relay-up", daemon=True).start()
-        self._pump(board, client)
-        if not self._closed:
-            self.board_ended.set()
+        if not self._own(board):
+            return
+        threading.Thread(target=self._carry_up, args=(client, board), name="farm-relay-up", daemon=True).start()
+        self._carry_down(board, client)
         self.cut()
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
-        buffer = bytearray(_CHUNK)
-        view = memoryview(buffer)
+    def _own(self, sock: socket.socket) -> bool:
+        """Take a socket into the set that `cut` closes; False, and closed at once, where that has happened already."""
+        with self._lock:
+            if self._closed:
+                sock.close()
+                return False
+            self._sockets.append(sock)
         with contextlib.suppress(OSError):
-            while count := source.recv_into(buffer):
-                sink.sendall(view[:count])
+            # Small RPC frames must not wait for the peer's delayed acknowledgement.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return True
+
+    def _carry_up(self, client: socket.socket, board: socket.socket) -> None:
+        view = memoryview(bytearray(_CHUNK))
+        while True:
+            try:
+                count = client.recv_into(view)
+            except OSError:
+                count = 0
+            if not count:
+                self._client_ended.set()
+                break
+            try:
+                board.sendall(view[:count])
+            except OSError:  # a board that left is noticed on its way down
+                break
         with contextlib.suppress(OSError):
-            sink.shutdown(socket.SHUT_WR)
+            board.shutdown(socket.SHUT_WR)
+
+    def _carry_down(self, board: socket.socket, client: socket.socket) -> None:
+        view = memoryview(bytearray(_CHUNK))
+        while True:
+            try:
+                count = board.recv_into(view)
+            except OSError:
+                count = 0
+            if not count:
+                self._end_by_board()
+                break
+            try:
+                client.sendall(view[:count])
+            except OSError:
+                break
+
+    def _end_by_board(self) -> None:
+        with self._lock:
+            if not self._closed and not self._client_ended.is_set():
+                self.board_ended.set()

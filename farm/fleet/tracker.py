@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ _REQUEST, _SUMMARY = 4, 6
 _SUCCESS = 0
 
 START_TIMEOUT_S = 30.0
+# A tracker on loopback or behind a tunnel answers in milliseconds; one that is stopped never does.
+HANDSHAKE_TIMEOUT_S = 5.0
+# Far above a summary of a thousand boards: a stranger's bytes must not be taken for a length.
+_MAX_MESSAGE_BYTES = 64 << 20
 LAST_PORT_OFFSET = 9
 
 
@@ -38,7 +43,10 @@ class Tracker:
 
     @classmethod
     def start(cls, first_port: int, log: Path) -> Tracker:
-        """Start TVM's tracker on the first free port from `first_port` on. Raises UnavailableError."""
+        """Start TVM's tracker on the first free port from `first_port` on.
+
+        Raises UnavailableError where ten ports are busy or the tracker ends at once, DeadlineError where it is silent.
+        """
         port = _free_port(first_port)
         ports = ["--port", str(port), "--port-end", str(port + 1)]
         process = processes.start(
@@ -67,7 +75,7 @@ class Tracker:
         return self._process is None or self._process.poll() is None
 
     def fetch_summary(self, timeout_s: float = 5.0) -> dict[str, Any]:
-        """The tracker's own summary: `server_info` and `queue_info`. Raises TransientError."""
+        """The tracker's own summary: `server_info` and `queue_info`. Raises TransientError, UnavailableError."""
         with self._connection(timeout_s) as sock:
             _send(sock, [_SUMMARY])
             code, summary = _receive(sock)
@@ -78,7 +86,8 @@ class Tracker:
     def request(self, key: str, timeout_s: float, priority: int = 1) -> tuple[str, int, str]:
         """Wait for a free board with `key`; returns its host, port and the key to connect with.
 
-        Raises DeadlineError after `timeout_s`, TransientError where the tracker is gone.
+        Raises DeadlineError after `timeout_s`, TransientError where the tracker is gone, UnavailableError where
+        something else listens there.
         """
         with self._connection(timeout_s) as sock:
             _send(sock, [_REQUEST, key, "", priority])
@@ -92,16 +101,19 @@ class Tracker:
         return str(host), int(port), str(match_key)
 
     @contextlib.contextmanager
-    def _connection(self, timeout_s: float) -> Any:
+    def _connection(self, timeout_s: float) -> Iterator[socket.socket]:
+        where = f"{self.host}:{self.port}"
         try:
-            with socket.create_connection((self.host, self.port), timeout=min(5.0, timeout_s)) as sock:
-                sock.settimeout(timeout_s)
+            with socket.create_connection((self.host, self.port), timeout=min(HANDSHAKE_TIMEOUT_S, timeout_s)) as sock:
                 sock.sendall(struct.pack("<i", _MAGIC))
                 if struct.unpack("<i", _read(sock, 4))[0] != _MAGIC:
-                    raise UnavailableError(f"{self.host}:{self.port} is not a TVM tracker")
+                    raise UnavailableError(f"{where} is not a TVM tracker", "Give the tracker's host and port.")
+                sock.settimeout(timeout_s)
                 yield sock
         except (OSError, EOFError) as error:
-            raise TransientError(f"the tracker at {self.host}:{self.port} does not answer: {error}") from error
+            raise TransientError(f"the tracker at {where} does not answer: {error}") from error
+        except ValueError as error:
+            raise TransientError(f"the tracker at {where} answers nonsense: {error}") from error
 
     def _wait_until_up(self, log: Path) -> None:
         assert self._process is not None
@@ -135,6 +147,8 @@ def _send(sock: socket.socket, message: Any) -> None:
 
 def _receive(sock: socket.socket) -> Any:
     (size,) = struct.unpack("<i", _read(sock, 4))
+    if not 0 <= size <= _MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {size} bytes")
     return json.loads(_read(sock, size))
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import threading
 import time
+import zipfile
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -50,23 +52,29 @@ class BoardSession:
             raise
 
     def measure(self, spec: MeasureSpec, library: bytes) -> Outcome:
-        """Time a candidate on the board (see `device_agent.protocol`). Raises DeadlineError, BoardLostError."""
+        """Time a candidate on the board (see `device_agent.protocol`). Raises DeadlineError, BoardLostError.
+
+        Raises PermanentError where the agent itself failed or answered what is no outcome.
+        """
         deadline = spec.limits.timeout_s + _CALL_GRACE_S + len(library) / _SLOWEST_BYTES_PER_S
         answer = self._call(protocol.MEASURE, deadline, spec.to_json(), library)
-        return Outcome.from_json(str(answer))
+        return self._read_outcome(str(answer))
 
     def run_model(
         self, spec: RunSpec, program: bytes, inputs: Mapping[str, npt.NDArray[Any]]
     ) -> tuple[Outcome, Arrays]:
-        """Run a program on inputs; the outputs come back in order. Raises DeadlineError, BoardLostError."""
+        """Run a program on inputs; the outputs come back in order. Raises what `measure` raises."""
         packed = pack_arrays(inputs)
         deadline = spec.limits.timeout_s + _CALL_GRACE_S + 2 * (len(program) + len(packed)) / _SLOWEST_BYTES_PER_S
         answer = self._call(protocol.RUN_MODEL, deadline, spec.to_json(), program, packed)
-        text, outputs = protocol.unpack_frame(bytes(answer))
-        return Outcome.from_json(text), unpack_arrays(outputs) if outputs else {}
+        try:
+            text, outputs = protocol.unpack_frame(bytes(answer))
+        except protocol.ProtocolError as error:
+            raise self._garbled(error) from error
+        return self._read_outcome(text), unpack_arrays(outputs) if outputs else {}
 
     def close(self) -> None:
-        """Give the board back. Never blocks."""
+        """Give the board back. Never blocks; safe to call twice."""
         # Dropping TVM's session first would send a farewell that nobody may read; the cut ends both sides at once.
         self._relay.cut()
         self._functions.clear()
@@ -81,10 +89,7 @@ class BoardSession:
         self.close()
 
     def _connect(self, match_key: str) -> Any:
-        # A board's client needs the runtime alone, unless this process has loaded the compiler already.
-        os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")
-        from tvm import rpc
-
+        rpc = _import_rpc()
         host, port = self._relay.address
         return self._guarded("connecting", CONNECT_TIMEOUT_S, lambda: rpc.connect(host, port, match_key))
 
@@ -103,6 +108,15 @@ class BoardSession:
                 "Install the device-agent of this version there.",
             )
         return description
+
+    def _read_outcome(self, text: str) -> Outcome:
+        try:
+            return Outcome.from_json(text)
+        except protocol.ProtocolError as error:
+            raise self._garbled(error) from error
+
+    def _garbled(self, error: protocol.ProtocolError) -> PermanentError:
+        return PermanentError(f"the agent on {self.key} answered what our protocol does not know: {error}")
 
     def _call(self, function: str, deadline_s: float, *arguments: str | bytes) -> Any:
         def call() -> Any:
@@ -127,7 +141,7 @@ class BoardSession:
         timer.start()
         started = time.monotonic()
         try:
-            return work()
+            result = work()
         except Exception as error:  # TVM raises its own, and whatever class the far side named
             if overrun.is_set():
                 raise DeadlineError(f"the board {self.key} did not answer {what} within {deadline_s:.1f} s") from error
@@ -141,6 +155,23 @@ class BoardSession:
             ) from error
         finally:
             timer.cancel()
+        if overrun.is_set():  # the answer and the cut crossed; the session is useless, whatever the answer says
+            raise DeadlineError(f"the board {self.key} did not answer {what} within {deadline_s:.1f} s")
+        return result
+
+
+def _import_rpc() -> Any:
+    """TVM's RPC client. It needs the runtime library alone, unless this process has loaded the compiler already."""
+    chosen = os.environ.get("TVM_USE_RUNTIME_LIB")
+    if "tvm" not in sys.modules:
+        os.environ["TVM_USE_RUNTIME_LIB"] = chosen or "1"
+    try:
+        from tvm import rpc
+    finally:
+        # TVM has read it; left behind, it would keep the compiler from this process's children.
+        if chosen is None:
+            os.environ.pop("TVM_USE_RUNTIME_LIB", None)
+    return rpc
 
 
 def pack_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
@@ -155,5 +186,5 @@ def unpack_arrays(data: bytes) -> Arrays:
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise InternalError(f"the board's arrays cannot be read: {error}") from error
