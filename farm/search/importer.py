@@ -5,41 +5,67 @@ Model files are found and checked in `farm.models`.
 
 from __future__ import annotations
 
-import re
+import contextlib
+import io
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx.inliner
 
 from farm.errors import UsageError
-from farm.search import tvm_env
+from farm.search import converters, tvm_env
+
+# TVM looks converters up by operator name alone, so an operator of any other domain would become its namesake.
+_STANDARD_DOMAINS = ("", "ai.onnx")
+# Those whose converter says it is ONNX Runtime's (TVM 0.27, onnx_frontend.py).
+_MICROSOFT_OPERATORS = frozenset(
+    {
+        "Attention",
+        "BiasGelu",
+        "EmbedLayerNormalization",
+        "FastGelu",
+        "Gelu",
+        "MatMulInteger16",
+        "SkipLayerNormalization",
+    }
+)
+# Names that both domains have, with different meanings, and that TVM reads as ONNX Runtime's.
+_ONLY_MICROSOFT = frozenset({"Attention"})
+
+_HINT = "Replace the operator in the model (onnx-simplifier or a newer export often does), or leave that part out."
 
 
 def import_onnx(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Any:
     """Import an ONNX graph as a `tvm.IRModule` with constant weights and static `shapes` (input name -> shape).
 
-    Raises UsageError naming the operator and the node where TVM has no converter for it.
+    The model is not changed. Nothing is printed. Raises UsageError naming the operator and the node that TVM has no
+    converter for or whose converter failed, and the inputs that hold text.
     """
     tvm = tvm_env.load()
-    from tvm.relax.frontend.onnx import from_onnx
-
     model = _rewrite_for_tvm(model)
+    _refuse_text(model.graph)
+    _refuse_foreign_operators(model.graph)
+    opset = next((o.version for o in model.opset_import if o.domain in _STANDARD_DOMAINS), 1)
     try:
-        with warnings.catch_warnings():
+        # TVM prints the operator it stumbled over; standard output belongs to the caller's results.
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return from_onnx(model, shape_dict={n: list(s) for n, s in shapes.items()}, keep_params_in_input=False)
+            importer = converters.importer_class()({name: list(shape) for name, shape in shapes.items()}, "float32")
+            return importer.from_onnx(model.graph, opset)
     except tvm.error.OpNotImplemented as error:
-        raise _unsupported(model, str(error)) from error
+        raise _unsupported(model.graph, str(error)) from error
     except Exception as error:  # the importer raises whatever its converters stumble over
-        raise _failed(model, error) from error
+        raise _failed(error) from error
 
 
 def _rewrite_for_tvm(model: onnx.ModelProto) -> onnx.ModelProto:
     """Drop what inference does not need and spell what TVM imports badly another way. Works on a copy."""
     copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    # Exporters wrap parts of a model in functions of a domain of their own; their bodies are ordinary operators.
+    copy.CopyFrom(onnx.inliner.inline_local_functions(model) if model.functions else model)
     graph = copy.graph
     # ONNX IR < 4 lists initializers among the inputs; TVM would make them parameters of the function.
     constants = {i.name for i in graph.initializer}
@@ -48,7 +74,8 @@ def _rewrite_for_tvm(model: onnx.ModelProto) -> onnx.ModelProto:
     graph.input.extend(inputs)
 
     outputs = {value.name for value in graph.output}
-    read = {name for node in graph.node for name in node.input} | outputs
+    read = _names_read(graph) | outputs
+    captured = {name for node in graph.node for body in _bodies(node) for name in _names_read(body)}
     renamed: dict[str, str] = {}
     nodes = []
     for node in graph.node:
@@ -56,10 +83,13 @@ def _rewrite_for_tvm(model: onnx.ModelProto) -> onnx.ModelProto:
             node.input[position] = renamed.get(name, name)
         # Dropout is the identity at inference; TVM keeps it as an operator with two results, which layout
         # conversion cannot handle.
-        if node.op_type == "Dropout" and node.output[0] not in outputs and not read.intersection(node.output[1:]):
-            renamed[node.output[0]] = node.input[0]
+        if _is_inference_dropout(node) and not read.intersection(node.output[1:]):
+            if node.output[0] in outputs or node.output[0] in captured:
+                nodes.append(onnx.helper.make_node("Identity", [node.input[0]], [node.output[0]], name=node.name))
+            else:
+                renamed[node.output[0]] = node.input[0]
         # TVM imports Sum as stack + reduce over a fifth dimension.
-        elif node.op_type == "Sum" and len(node.input) >= 2:
+        elif _is_standard(node, "Sum") and len(node.input) >= 2:
             nodes.extend(_sum_as_adds(node))
         else:
             nodes.append(node)
@@ -67,6 +97,15 @@ def _rewrite_for_tvm(model: onnx.ModelProto) -> onnx.ModelProto:
     graph.node.extend(nodes)
     _fold_constant_of_shape(graph)
     return copy
+
+
+def _is_standard(node: onnx.NodeProto, op_type: str) -> bool:
+    return node.op_type == op_type and node.domain in _STANDARD_DOMAINS
+
+
+def _is_inference_dropout(node: onnx.NodeProto) -> bool:
+    # A third input, since opset 12, can switch the training mode on.
+    return _is_standard(node, "Dropout") and (len(node.input) < 3 or not node.input[2])
 
 
 def _sum_as_adds(node: onnx.NodeProto) -> list[onnx.NodeProto]:
@@ -83,43 +122,105 @@ def _sum_as_adds(node: onnx.NodeProto) -> list[onnx.NodeProto]:
 def _fold_constant_of_shape(graph: onnx.GraphProto) -> None:
     """Weights made by ConstantOfShape on a constant shape become initializers, so that shapes are known early."""
     constants = {i.name: i for i in graph.initializer}
+    outputs = {value.name for value in graph.output}
     nodes = []
     for node in graph.node:
-        if node.op_type == "ConstantOfShape" and node.input[0] in constants:
+        foldable = _is_standard(node, "ConstantOfShape") and node.input[0] in constants
+        if foldable and node.output[0] not in outputs:
             shape = onnx.numpy_helper.to_array(constants[node.input[0]])
-            value = next(
-                (onnx.numpy_helper.to_array(a.t) for a in node.attribute if a.name == "value"), np.zeros(1, "f4")
-            )
+            values = [onnx.numpy_helper.to_array(a.t) for a in node.attribute if a.name == "value"]
+            value = values[0] if values else np.zeros(1, "float32")
             array = np.full(tuple(int(d) for d in shape), value.flat[0], value.dtype)
             graph.initializer.append(onnx.numpy_helper.from_array(array, node.output[0]))
         else:
             nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
-    used = {name for node in graph.node for name in node.input}
+    used = _names_read(graph) | outputs
     kept = [i for i in graph.initializer if i.name in used]
     del graph.initializer[:]
     graph.initializer.extend(kept)
 
 
-def _unsupported(model: onnx.ModelProto, message: str) -> UsageError:
+def _bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The graphs inside a node: branches of If, bodies of Loop and Scan."""
+    return [*(a.g for a in node.attribute if a.HasField("g")), *(g for a in node.attribute for g in a.graphs)]
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Every node, those of inner graphs included."""
+    for node in graph.node:
+        yield node
+        for body in _bodies(node):
+            yield from _nodes(body)
+
+
+def _names_read(graph: onnx.GraphProto) -> set[str]:
+    """What the graph's nodes read; inner graphs read the values around them, and their outputs may be such values."""
+    names = {name for node in _nodes(graph) for name in node.input}
+    return names | {value.name for node in _nodes(graph) for body in _bodies(node) for value in body.output}
+
+
+def _refuse_text(graph: onnx.GraphProto) -> None:
+    text = onnx.TensorProto.STRING
+    named = [v.name for v in graph.input if v.type.tensor_type.elem_type == text]
+    named += [i.name for i in graph.initializer if i.data_type == text]
+    if named:
+        raise UsageError(
+            f"TVM cannot import text: {', '.join(map(repr, named))}",
+            "Leave the part that handles strings out of the model.",
+        )
+
+
+def _refuse_foreign_operators(graph: onnx.GraphProto) -> None:
+    strangers: dict[tuple[str, str], onnx.NodeProto] = {}
+    for node in _nodes(graph):
+        if node.domain == "com.microsoft":
+            known = node.op_type in _MICROSOFT_OPERATORS
+        else:
+            known = node.domain in _STANDARD_DOMAINS and node.op_type not in _ONLY_MICROSOFT
+        if not known:
+            strangers.setdefault((node.domain, node.op_type), node)
+    if strangers:
+        listed = ", ".join(
+            f"{domain or 'ai.onnx'}::{op} (node {_node_name(node)})" for (domain, op), node in sorted(strangers.items())
+        )
+        raise UsageError(f"TVM cannot import the operator {listed}", _HINT)
+
+
+def _unsupported(graph: onnx.GraphProto, message: str) -> UsageError:
     """Name the operators that TVM lists as unsupported, each with the first node that uses it."""
-    named = [node for node in model.graph.node if re.search(rf"\b{re.escape(node.op_type)}\b", message)]
-    firsts = {node.op_type: node for node in reversed(named)}
+    missing = {name.strip() for name in message.rpartition(":")[2].split(",")}
+    firsts: dict[str, onnx.NodeProto] = {}
+    for node in _nodes(graph):
+        if node.op_type in missing:
+            firsts.setdefault(node.op_type, node)
     if not firsts:
         return UsageError(f"TVM cannot import this model: {message.strip()}")
     listed = ", ".join(f"{op} (node {_node_name(node)})" for op, node in sorted(firsts.items()))
-    return UsageError(
-        f"TVM cannot import the operator {listed}",
-        "Replace the operator in the model (onnx-simplifier or a newer export often does), or leave that part out.",
-    )
+    return UsageError(f"TVM cannot import the operator {listed}", _HINT)
 
 
-def _failed(model: onnx.ModelProto, error: Exception) -> UsageError:
-    """Find the node that the importer stumbled over by importing growing prefixes of the graph."""
+def _failed(error: Exception) -> UsageError:
+    """Name the operator and the node whose conversion raised; TVM's own words go with it."""
     text = str(error).strip().splitlines()
     reason = f"{type(error).__name__}: {text[-1] if text else 'no message'}"
-    return UsageError(f"TVM cannot import this model: {reason}")
+    node = _node_being_converted(error)
+    if node is None:
+        return UsageError(f"TVM cannot import this model: {reason}")
+    return UsageError(f"TVM cannot import the operator {node.op_type} (node {_node_name(node)}): {reason}", _HINT)
+
+
+def _node_being_converted(error: Exception) -> onnx.NodeProto | None:
+    """The innermost node on the traceback. TVM's own message, if any, says the operator but not which of them."""
+    found = None
+    trace = error.__traceback__
+    while trace is not None:
+        node = trace.tb_frame.f_locals.get("node")
+        if isinstance(node, onnx.NodeProto):
+            found = node
+        trace = trace.tb_next
+    return found
 
 
 def _node_name(node: onnx.NodeProto) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from farm.search import pipeline as graph_pipeline
 from farm.search import tvm_env
 
 
@@ -35,16 +36,50 @@ class Workload:
         return operator_kind(self.name)
 
 
-# Function names that TVM gives to fused operators hold the operator's own name; the first match decides.
-_KINDS = ("depthwise_conv2d", "conv2d", "conv1d", "conv3d", "matmul", "dense", "max_pool2d", "avg_pool2d", "softmax")
+# A fused function's name holds the names of its operators; the first match decides.
+_KINDS = (
+    "depthwise_conv2d", "conv2d", "conv1d", "conv3d", "matmul", "dense", "max_pool2d", "avg_pool2d", "log_softmax",
+    "softmax", "layer_norm", "group_norm", "rms_norm",
+)  # fmt: skip
 
 
 def operator_kind(name: str) -> str:
-    """The dominating operator in a fused function's name; a matrix product is `dense`, as users of TVM call it."""
+    """The dominating operator in a workload's name; a matrix product is `dense`, as users of TVM call it."""
+    fused = name.partition(" ")[0]
     for kind in _KINDS:
-        if kind in name:
+        if kind in fused:
             return "dense" if kind == "matmul" else kind
-    return name.removeprefix("fused_").split("_")[0].rstrip("0123456789")
+    return fused.removeprefix("fused_").split("_")[0].rstrip("0123456789")
+
+
+def readable_name(function: str, shapes: Sequence[tuple[int, ...]], kernel_layout: str) -> str:
+    """A workload's name from TVM's name of the function and the shapes of its arguments, the result being the last.
+
+    Says what the function does to what: `conv2d_add_relu 3x3/2 224x224x3>64` is a 3x3 convolution of stride 2 from
+    224x224x3 to 64 channels (in the model's own layout where the pipeline keeps it), `matmul_add 512>1000` a dense
+    layer. A batch of one is left out. TVM's counters (`conv2d4_add1_relu21`) depend on the rest of the model and go.
+    """
+    fused = "_".join(word.rstrip("0123456789") for word in function.removeprefix("fused_").split("_"))
+    source, result = shapes[0], shapes[-1]
+    # What `farm.search.converters` makes of a Clip.
+    fused = fused.replace("maximum_minimum", "clip")
+    words = fused.split("_")
+    if words[0] == "conv2d" and len(shapes) > 2 and len(shapes[1]) == len(source) == len(result) == 4:
+        kernel = dict(zip(kernel_layout, shapes[1], strict=True))
+        rows, channels = (1, 3) if kernel_layout == "HWIO" else (2, 1)
+        if kernel["I"] == 1 and source[channels] > 1:
+            fused = f"depthwise_{fused}"
+        stride = round(source[rows] / result[rows])
+        size = f"{kernel['H']}x{kernel['W']}" + (f"/{stride}" if stride > 1 else "")
+        return f"{fused} {size} {_dimensions(source)}>{kernel['O']}"
+    if words[0] == "matmul" and result[:-1] == source[:-1]:
+        return f"{fused} {_dimensions(source)}>{result[-1]}"
+    return f"{fused} {_dimensions(source)}" + (f">{_dimensions(result)}" if result != source else "")
+
+
+def _dimensions(shape: tuple[int, ...]) -> str:
+    kept = shape[1:] if len(shape) > 1 and shape[0] == 1 else shape
+    return "x".join(map(str, kept)) or "scalar"
 
 
 def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline: str) -> list[Workload]:
@@ -53,25 +88,39 @@ def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline
     import tvm.s_tir.meta_schedule as ms
     from tvm.s_tir.analysis import estimate_tir_flops
 
+    pipelines = graph_pipeline.PIPELINES
+    layout = pipelines[pipeline].layout if pipeline in pipelines else None
+    kernel_layout = layout[1] if layout else "OIHW"
     found = []
     for task in ms.relax_integration.extract_tasks(module, target):
         mod = task.dispatched[0]
+        arguments = tuple(
+            (tuple(int(d) for d in argument.shape), str(argument.dtype))
+            for argument in ms.arg_info.ArgInfo.from_entry_func(mod, remove_preproc=False)
+        )
         found.append(
             Workload(
                 hash=workload_hash(mod, target_config, pipeline),
-                name=_strip_copy_number(task.task_name),
+                name=readable_name(str(task.task_name), [shape for shape, _ in arguments], kernel_layout),
                 flop=float(estimate_tir_flops(mod)),
                 weight=int(task.weight),
-                arguments=tuple(
-                    (tuple(int(d) for d in argument.shape), str(argument.dtype))
-                    for argument in ms.arg_info.ArgInfo.from_entry_func(mod, remove_preproc=False)
-                ),
+                arguments=arguments,
                 module_json=tvm.ir.save_json(mod),
                 target=dict(target_config),
                 pipeline=pipeline,
             )
         )
-    return sorted(found, key=lambda w: (-w.flop * w.weight, w.name))
+    return _with_unique_names(sorted(found, key=lambda w: (-w.flop * w.weight, w.name, w.hash)))
+
+
+def _with_unique_names(found: list[Workload]) -> list[Workload]:
+    """Number those that a name does not tell apart, such as convolutions that differ in their padding alone."""
+    counts: dict[str, int] = {}
+    unique = []
+    for workload in found:
+        counts[workload.name] = number = counts.get(workload.name, 0) + 1
+        unique.append(dataclasses.replace(workload, name=f"{workload.name} #{number}") if number > 1 else workload)
+    return unique
 
 
 def workload_hash(module: Any, target_config: Mapping[str, Any], pipeline: str) -> str:
@@ -82,8 +131,3 @@ def workload_hash(module: Any, target_config: Mapping[str, Any], pipeline: str) 
     structure = int(tvm_ffi.structural_hash(module)) & (2**64 - 1)
     text = json.dumps([f"{structure:016x}", dict(target_config), pipeline], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _strip_copy_number(name: str) -> str:
-    """TVM numbers the copy of a function that layout-free weights make by one more digit: conv2d4 becomes conv2d41."""
-    return name.removeprefix("fused_")

@@ -1,0 +1,93 @@
+"""Operators that TVM 0.27 imports in a form its layout conversion cannot see through, converted another way.
+
+TVM's own Clip becomes opaque functions, its HardSwish and HardSigmoid a `clip` without a layout rule: the convolution
+before each is then followed by a transpose there and back and fused with nothing (MobileNet v2: 34 transposes).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+from farm.search import tvm_env
+
+
+@functools.cache
+def importer_class() -> Any:
+    """TVM's ONNX importer with our converters; the same constructor and methods."""
+    tvm_env.load()
+    from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
+
+    class Importer(ONNXGraphImporter):
+        def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
+            convert = _CONVERTERS.get(op_name)
+            converted = convert(inputs, attrs) if convert else None
+            if converted is None:
+                return super()._convert_operator(op_name, inputs, attrs, opset)
+            return self.bb.normalize(converted)
+
+    return Importer
+
+
+def _convert_clip(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Clip with constant bounds: attributes before opset 11, inputs since. None where a bound is computed."""
+    data = inputs[0]
+    # TVM's input list gives None beyond its end.
+    low = _constant_bound(inputs[1], attributes.get("min"))
+    high = _constant_bound(inputs[2], attributes.get("max"))
+    return None if low is None or high is None else _clamp(data, low, high)
+
+
+def _constant_bound(value: Any, attribute: float | None) -> float | None:
+    """A bound as a number, NaN where there is none; None where it is not known at import."""
+    if value is None:
+        return math.nan if attribute is None else float(attribute)
+    from tvm.ir import GenericConst
+
+    if not isinstance(value, GenericConst):
+        return None
+    number = value.value.numpy()
+    return float(number.item()) if number.size == 1 else None
+
+
+def _clamp(data: Any, low: float, high: float) -> Any:
+    """`min(max(data, low), high)`; a bound that is NaN or infinite does nothing."""
+    from tvm import relax
+
+    dtype = data.ty.dtype
+    if math.isfinite(low):
+        data = relax.op.maximum(data, relax.const(_of_kind(dtype, low), dtype))
+    if math.isfinite(high):
+        data = relax.op.minimum(data, relax.const(_of_kind(dtype, high), dtype))
+    return data
+
+
+def _of_kind(dtype: Any, number: float) -> float | int:
+    return number if "float" in str(dtype) else int(number)
+
+
+def _convert_hard_swish(inputs: Any, _: dict[str, Any]) -> Any:
+    from tvm import relax
+
+    data = inputs[0]
+    dtype = data.ty.dtype
+    gate = _clamp(relax.op.add(data, relax.const(3.0, dtype)), 0.0, 6.0)
+    return relax.op.multiply(data, relax.op.multiply(gate, relax.const(1 / 6, dtype)))
+
+
+def _convert_hard_sigmoid(inputs: Any, attributes: dict[str, Any]) -> Any:
+    from tvm import relax
+
+    data = inputs[0]
+    dtype = data.ty.dtype
+    slope, offset = (relax.const(float(attributes.get(n, d)), dtype) for n, d in (("alpha", 0.2), ("beta", 0.5)))
+    return _clamp(relax.op.add(relax.op.multiply(data, slope), offset), 0.0, 1.0)
+
+
+_CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
+    "Clip": _convert_clip,
+    "HardSwish": _convert_hard_swish,
+    "HardSigmoid": _convert_hard_sigmoid,
+}
