@@ -158,7 +158,7 @@ def _serve(options: argparse.Namespace, parent: int) -> int:
     except rpc.AllPortsBusyError as error:
         raise UnavailableError(f"{error}; give another --port and --port-end") from error
     port = listener.getsockname()[1]
-    session.load_tvm()
+    session.load_tvm(board)
     _log.info("board %s listens on %s:%d", board.key, options.host, port)
     rpc.Listener(
         listener,

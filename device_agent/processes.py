@@ -86,19 +86,21 @@ def _run_child(parent: int, body: Callable[[], None]) -> NoReturn:
         os._exit(code)
 
 
-def find_children() -> list[int]:
-    """Pids of this process's children, adopted ones and zombies included."""
-    me = os.getpid()
+def find_children(pid: int | None = None) -> list[int]:
+    """Pids of the children of `pid` (by default this process), adopted ones and zombies included."""
+    pid = pid or os.getpid()
+    children: list[int] = []
     try:
-        return [int(pid) for pid in Path(f"/proc/self/task/{me}/children").read_text().split()]
-    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
-        pids = []
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(ProcessLookupError):
+                children += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    except FileNotFoundError:  # the process is gone, or the kernel has no CONFIG_PROC_CHILDREN
         for entry in os.listdir("/proc"):
             with contextlib.suppress(OSError, ValueError):
                 # The command name may hold spaces and brackets; the parent is the second field after it.
-                if int(Path(f"/proc/{int(entry)}/stat").read_text().rpartition(")")[2].split()[1]) == me:
-                    pids.append(int(entry))
-        return pids
+                if int(Path(f"/proc/{int(entry)}/stat").read_text().rpartition(")")[2].split()[1]) == pid:
+                    children.append(int(entry))
+    return children
 
 
 def kill_group(pid: int) -> None:

@@ -150,7 +150,7 @@ class Listener:
             self._folder = stack.enter_context(workspace.work_folder())
             stack.callback(self._end_everything)
             if self._tracker is not None:
-                self._tracker.offer()
+                self._tracker.offer(time.monotonic())
             while not self._stopping:
                 self._step(wakeup_read)
             _log.info("stopping: %s", self._stopping)
@@ -299,7 +299,7 @@ class Listener:
         lasted_s = time.monotonic() - session.started
         _log.info("session of %s ended after %.1f s: %s (%s)", session.peer, lasted_s, how, end)
         if self._tracker is not None and not self._stopping:
-            self._tracker.offer()
+            self._tracker.offer(time.monotonic())
 
     def _end_everything(self) -> None:
         self._stopping = self._stopping or "an error"

@@ -44,19 +44,35 @@ class Board:
         return self.machine.describe(self.name, self.board_type, self.version)
 
 
-def load_tvm() -> None:
+def load_tvm(board: Board) -> None:
     """Import TVM's runtime, without its compiler, before the first fork, so that forks start with it."""
-    import tvm.rpc
+    import tvm.rpc  # noqa: F401  the whole of it: sessions use its parts
 
     # Stock clients ask for tvm.contrib.random.*, which lives in a library that the runtime-only mode leaves out.
     package = importlib.util.find_spec("tvm")
     extra = Path(package.origin or "").parent / "lib" / "libtvm_runtime_extra.so" if package else None
     if extra is not None and extra.exists():
         ctypes.CDLL(str(extra), ctypes.RTLD_GLOBAL)
-    # NumPy's statistics load on first use: 8 ms that every forked worker would pay.
-    tvm.runtime.module.BenchmarkResult([1.0, 2.0])
+    _rehearse(board)
     gc.collect()
     gc.freeze()  # a collection in a forked process would copy every page it looks at
+
+
+def _rehearse(board: Board) -> None:
+    """Do once what every worker does, as far as it needs no library.
+
+    What Python, NumPy and TVM set up on first use is then shared by all forks instead of made in each: NumPy's
+    statistics alone take 8 ms.
+    """
+    import tvm.runtime.module
+
+    spec = protocol.MeasureSpec(arguments=(protocol.TensorSpec((8, 8), "float32"),) * 2)
+    spec = protocol.MeasureSpec.from_json(spec.to_json())
+    arguments.allocate(spec.arguments, spec.seed)
+    samples = tuple(tvm.runtime.module.BenchmarkResult([1.0, 2.0]).results)
+    outcome = protocol.Outcome(protocol.Status.OK, latency_s=samples, before=board.sensors.read())
+    text, _ = protocol.unpack_frame(protocol.pack_frame(outcome.to_json(), b""))
+    _sign(board, protocol.Outcome.from_json(text))
 
 
 def serve(board: Board, sock: socket.socket, folder: Path) -> None:

@@ -64,8 +64,9 @@ class TrackerLink:
         self.match_key: str | None = None
         self.registered = False
 
-    def offer(self) -> None:
+    def offer(self, now: float) -> None:
         """Tell the tracker that the board is free, under a new match key."""
+        self._now = now
         self._offered = True
         if self._greeted:
             self._put()

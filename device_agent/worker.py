@@ -80,6 +80,7 @@ def _run(job: Callable[[], bytes], allowed: Limits) -> tuple[Outcome, bytes]:
     """Run `job`, which returns a frame of an Outcome and its payload, in a worker."""
     started_at = time.time()
     payload = b""
+    processes.kill_children()
     if len(os.listdir("/proc/self/task")) > 1:
         outcome = Outcome(
             Status.FARM_ERROR,
@@ -104,7 +105,6 @@ def _supervise(job: Callable[[], bytes], allowed: Limits) -> _End:
         ours.callback(distress.close)
         workers.callback(workers_distress.close)
         pid = processes.fork(lambda: _work(job, allowed, workers_report, workers_output, workers_distress))
-        ours.callback(processes.kill_children)
         workers.close()  # so that the worker's death is an end of file here
         for fd in (report, output, distress.fileno()):
             os.set_blocking(fd, False)
@@ -155,8 +155,12 @@ class _Watch:
             for fd in (self._report, self._output):
                 while self._read(fd):
                     pass
+        alone = not processes.find_children(self._pid) and processes.find_children() == [self._pid]
         processes.kill_group(self._pid)
+        if end.report is not None and alone:
+            return end  # its memory is taken down while the answer travels; `_run` reaps it before the next worker
         end.status = processes.reap(self._pid, time.monotonic() + processes.KILL_TIMEOUT_S)
+        processes.kill_children()
         end.output = self._received[self._output].decode(errors="replace").strip()
         end.distress = self._received[self._distress].decode(errors="replace")
         return end

@@ -12,7 +12,6 @@ import json
 import os
 import pathlib
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -66,15 +65,16 @@ class Tracker:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tvm.exec.rpc_tracker", "--host", self.host, *ports, "--silent"],
             env=os.environ | {"TVM_USE_RUNTIME_LIB": "1"},
-            start_new_session=True,
         )
         wait_until(self._accepts, "the tracker")
 
     def stop(self) -> None:
-        """Kill it with the helper process it starts."""
+        """Kill it with the helper process it starts, which leads a process group of its own."""
         if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            for process in [*psutil.Process(self.process.pid).children(recursive=True), self.process]:
+                process.kill()
             self.process.wait()
+            self.process = None
 
     def request(self, key: str, session_timeout_s: int = SESSION_TIMEOUT_S) -> Any:
         """Borrow a board as any TVM script does; waits until it is free."""
