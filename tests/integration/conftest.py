@@ -51,6 +51,15 @@ def find_free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+# What `python -m tvm.exec.rpc_tracker` runs in a helper process that outlives it when it is killed; here in one process.
+_TRACKER = """
+import sys
+from tvm.rpc.tracker import PopenTrackerServerState
+host, port = sys.argv[1], int(sys.argv[2])
+PopenTrackerServerState(host, port, port + 1, silent=True).thread.join()
+"""
+
+
 class Tracker:
     """TVM's own tracker as a process; can be stopped and started again on the same port."""
 
@@ -61,20 +70,17 @@ class Tracker:
 
     def start(self) -> None:
         """Start, and wait until it accepts connections."""
-        ports = ["--port", str(self.port), "--port-end", str(self.port + 1)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tvm.exec.rpc_tracker", "--host", self.host, *ports, "--silent"],
+            [sys.executable, "-c", _TRACKER, self.host, str(self.port)],
             env=os.environ | {"TVM_USE_RUNTIME_LIB": "1"},
         )
         wait_until(self._accepts, "the tracker")
 
     def stop(self) -> None:
-        """Kill it with the helper process it starts, which leads a process group of its own."""
+        """Kill it; wait until it is gone."""
         if self.process is not None:
-            for process in [*psutil.Process(self.process.pid).children(recursive=True), self.process]:
-                process.kill()
+            self.process.kill()
             self.process.wait()
-            self.process = None
 
     def request(self, key: str, session_timeout_s: int = SESSION_TIMEOUT_S) -> Any:
         """Borrow a board as any TVM script does; waits until it is free."""
