@@ -51,7 +51,7 @@ def find_free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-# What `python -m tvm.exec.rpc_tracker` runs in a helper process that outlives it when it is killed; here in one process.
+# What `python -m tvm.exec.rpc_tracker` runs in a helper process, which outlives it when it is killed: here in one.
 _TRACKER = """
 import sys
 from tvm.rpc.tracker import PopenTrackerServerState
