@@ -1,0 +1,103 @@
+"""The cost model on made-up features whose speed is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from farm.search.cost_model import CostModel
+
+ROWS, COLUMNS = 3, 12
+
+
+def make_candidates(count: int, seed: int) -> tuple[list[npt.NDArray[np.float32]], list[float]]:
+    """Feature matrices, and latencies (s) that two of their columns decide."""
+    rng = np.random.default_rng(seed)
+    matrices = [rng.uniform(size=(ROWS, COLUMNS)).astype("float32") for _ in range(count)]
+    latencies = [1e-3 * float(1 + 4 * m[:, 2].mean() + 2 * m[:, 5].max()) for m in matrices]
+    return matrices, latencies
+
+
+def rank_correlation(left: npt.ArrayLike, right: npt.ArrayLike) -> float:
+    """Spearman's coefficient of two rankings without ties."""
+    ranks = [np.argsort(np.argsort(values)) for values in (left, right)]
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def test_it_learns_to_rank() -> None:
+    """After 200 measured candidates it ranks 100 new ones by speed (Spearman above 0.7)."""
+    model = CostModel(seed=0, threads=1)
+    model.learn("w", *make_candidates(200, 1))
+    features, latencies = make_candidates(100, 2)
+    assert rank_correlation(model.score(features), -np.array(latencies)) > 0.7
+
+
+def test_the_best_score_is_about_one() -> None:
+    """A score is a speed relative to the workload's best: what was best scores near 1, nothing far above."""
+    model = CostModel(seed=0, threads=1)
+    features, latencies = make_candidates(200, 1)
+    model.learn("w", features, latencies)
+    scores = model.score(features)
+    assert 0.7 < scores[int(np.argmin(latencies))] < 1.3
+    assert scores.max() < 1.5
+
+
+def test_failed_candidates_count_as_speed_zero() -> None:
+    """What failed by its own fault scores near zero; the others keep the scale that they have without it."""
+    features, latencies = make_candidates(200, 1)
+    bad = [matrix + np.float32(3) for matrix in make_candidates(60, 3)[0]]
+    model = CostModel(seed=0, threads=1)
+    model.learn("w", features + bad, [*latencies, *[None] * len(bad)])
+    good_scores, bad_scores = model.score(features), model.score(bad)
+    assert np.isfinite(good_scores).all()
+    assert bad_scores.max() < 0.2
+    assert rank_correlation(good_scores, -np.array(latencies)) > 0.8
+
+
+def test_a_workload_where_everything_failed_teaches_low_speed() -> None:
+    """With no good trial at all every score is near zero, and finite."""
+    features, _ = make_candidates(40, 1)
+    model = CostModel(seed=0, threads=1)
+    model.learn("w", features, [None] * 40)
+    assert np.abs(model.score(features)).max() < 0.1
+
+
+def test_workloads_are_scaled_by_their_own_best() -> None:
+    """A workload a thousand times slower does not push another one's scores to zero."""
+    features, latencies = make_candidates(100, 1)
+    model = CostModel(seed=0, threads=1)
+    model.learn("quick", features, latencies)
+    model.learn("slow", features, [1e3 * latency for latency in latencies])
+    assert model.score(features)[int(np.argmin(latencies))] > 0.6
+
+
+def test_scores_are_random_until_enough_is_known() -> None:
+    """Below the warm-up there is nothing to say: scores spread over 0 to 1 and differ from call to call."""
+    model = CostModel(seed=0, threads=1, warmup=32)
+    features, latencies = make_candidates(31, 1)
+    model.learn("w", features, latencies)
+    assert not model.ready
+    first, second = model.score(features), model.score(features)
+    assert not np.array_equal(first, second)
+    assert 0 <= first.min() < first.max() <= 1
+
+
+def test_the_same_seed_gives_the_same_scores() -> None:
+    """Two models that saw the same score the same, to the last bit."""
+
+    def scores(seed: int) -> npt.NDArray[np.float64]:
+        model = CostModel(seed=seed, threads=1)
+        model.learn("w", *make_candidates(80, 1))
+        return model.score(make_candidates(20, 2)[0])
+
+    assert np.array_equal(scores(5), scores(5))
+
+
+def test_a_candidate_without_stores_is_neither_learned_nor_preferred() -> None:
+    """No features: nothing is learned from it, and its score is zero."""
+    model = CostModel(seed=0, threads=1)
+    empty = np.zeros((0, COLUMNS), "float32")
+    features, latencies = make_candidates(40, 1)
+    model.learn("w", [*features, empty], [*latencies, 1e-9])
+    assert model.size == 40
+    assert model.score([empty, features[0]])[0] == 0

@@ -1,0 +1,144 @@
+"""Which workload gets the next trials: facts over plain states."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farm.campaign import scheduler
+from farm.campaign.scheduler import SchedulerSettings, WorkloadState
+
+SETTINGS = SchedulerSettings(warmup=4, batch=8)
+
+
+def state(**fields: object) -> WorkloadState:
+    """A workload with a hundred million operations that one inference calls once."""
+    values: dict[str, object] = {"kind": "conv2d", "weight": 1.0, "flop": 1e8}
+    return WorkloadState(**(values | fields))  # type: ignore[arg-type]
+
+
+workload_states = st.builds(
+    WorkloadState,
+    kind=st.sampled_from(["conv2d", "dense", "softmax"]),
+    weight=st.integers(1, 20).map(float),
+    flop=st.sampled_from([0.0, 1e3, 1e6, 1e9]),
+    asked=st.integers(0, 64),
+    best_s=st.lists(st.floats(1e-6, 1.0), max_size=5).map(lambda best: tuple(sorted(best, reverse=True))),
+    exhausted=st.booleans(),
+)
+
+
+@given(st.lists(workload_states, max_size=12), st.integers(-3, 500))
+def test_a_decision_stays_within_budget_and_space(states: list[WorkloadState], remaining: int) -> None:
+    """Never more trials than remain, never an exhausted workload, and None only where nothing can be done."""
+    decision = scheduler.decide_next(states, remaining, SETTINGS)
+    if decision is None:
+        assert remaining <= 0 or all(s.exhausted for s in states)
+        return
+    index, count = decision
+    assert not states[index].exhausted
+    assert 1 <= count <= min(remaining, SETTINGS.batch)
+
+
+@given(st.lists(workload_states, min_size=1, max_size=12), st.integers(1, 500))
+def test_breadth_comes_before_depth(states: list[WorkloadState], remaining: int) -> None:
+    """While a workload was never tried, no other one gets a second round."""
+    decision = scheduler.decide_next(states, remaining, SETTINGS)
+    if any(s.asked == 0 and not s.exhausted for s in states):
+        assert decision is not None
+        assert states[decision[0]].asked == 0
+
+
+@given(st.lists(workload_states, min_size=1, max_size=12), st.integers(1, 500))
+def test_the_same_states_give_the_same_decision(states: list[WorkloadState], remaining: int) -> None:
+    """Nothing but its arguments enters a decision."""
+    assert scheduler.decide_next(states, remaining, SETTINGS) == scheduler.decide_next(states, remaining, SETTINGS)
+
+
+def test_untouched_workloads_come_heaviest_first() -> None:
+    """Of workloads never tried, the one with most work per inference is first: calls count, not size alone."""
+    states = [state(flop=3e8), state(flop=1e8, weight=5.0), state(flop=1e8)]
+    assert scheduler.decide_next(states, 100, SETTINGS) == (1, 4)
+
+
+def test_a_light_workload_starts_with_one_trial() -> None:
+    """A share below two thousandths of the model is worth one trial at first."""
+    states = [state(flop=1e9, asked=4, best_s=(1e-2,)), state(flop=1e5, kind="softmax")]
+    assert scheduler.decide_next(states, 100, SETTINGS) == (1, 1)
+
+
+def test_a_small_budget_is_spread() -> None:
+    """With fewer trials than a warm-up for all, every workload still gets at least one."""
+    states = [state() for _ in range(6)]
+    remaining = 7
+    while (decision := scheduler.decide_next(states, remaining, SETTINGS)) and remaining:
+        index, count = decision
+        states[index] = dataclasses.replace(states[index], asked=states[index].asked + count)
+        remaining -= count
+    assert all(s.asked >= 1 for s in states)
+
+
+def test_the_greater_recent_gain_decides() -> None:
+    """Between equals, the workload that just got faster is tried again rather than the one that stands still."""
+    still = state(asked=40, best_s=(1e-3, 1e-3, 1e-3, 1e-3))
+    falling = state(asked=40, best_s=(4e-3, 3e-3, 2e-3, 1e-3))
+    assert scheduler.decide_next([still, falling], 100, SETTINGS) == (1, 8)
+
+
+def test_weight_multiplies_the_gain() -> None:
+    """A millisecond saved in a function that is called ten times counts ten times."""
+    once = state(asked=8, best_s=(3e-3, 2e-3))
+    often = state(asked=8, best_s=(3e-3, 2e-3), weight=10.0)
+    assert scheduler.decide_next([once, often], 100, SETTINGS) == (1, 8)
+
+
+def test_a_laggard_of_its_kind_is_preferred() -> None:
+    """A convolution far below the speed that another one reached has more to gain than that one."""
+    fast = state(asked=16, best_s=(1e-3,))
+    slow = state(asked=16, best_s=(2e-2,))
+    assert scheduler.decide_next([fast, slow], 100, SETTINGS) == (1, 8)
+
+
+def test_model_latency_is_the_weighted_sum_or_unknown() -> None:
+    """Weights times best latencies; unknown while one workload has no good trial."""
+    states = [state(weight=2.0, best_s=(5.0, 3.0)), state(best_s=(1.0,))]
+    assert scheduler.model_latency_s(states) == 7.0
+    assert scheduler.model_latency_s([*states, state()]) is None
+
+
+def simulate(floors_s: list[float], start_s: list[float], weights: list[float], budget: int) -> list[int]:
+    """Tune workloads whose best latency falls towards a floor as 1 / (1 + trials / 8); returns trials for each."""
+    states = [state(weight=w, flop=1e8) for w in weights]
+    remaining = budget
+    while decision := scheduler.decide_next(states, remaining, SETTINGS):
+        index, count = decision
+        asked = states[index].asked + count
+        best = floors_s[index] + (start_s[index] - floors_s[index]) / (1 + asked / 8)
+        states[index] = dataclasses.replace(states[index], asked=asked, best_s=(*states[index].best_s, best))
+        remaining -= count
+    return [s.asked for s in states]
+
+
+def test_trials_go_where_they_cut_model_latency() -> None:
+    """In a simulated tuning the workload with most to gain gets most, the one at its floor next to nothing."""
+    trials = simulate(
+        floors_s=[1e-3, 1e-3, 1e-3], start_s=[5e-2, 1.2e-2, 1.001e-3], weights=[1.0, 1.0, 1.0], budget=200
+    )
+    assert sum(trials) == 200
+    assert trials[0] > trials[1] > trials[2]
+    assert trials[2] <= 30
+
+
+def test_a_simulated_tuning_beats_equal_shares() -> None:
+    """Trials placed by expected gain end with a faster model than the same trials spread evenly."""
+    floors, start, weights = [1e-3, 1e-3, 1e-3, 1e-3], [8e-2, 2e-3, 2e-3, 2e-3], [4.0, 1.0, 1.0, 1.0]
+
+    def latency(trials: list[int]) -> float:
+        return math.fsum(
+            w * (f + (s - f) / (1 + n / 8)) for w, f, s, n in zip(weights, floors, start, trials, strict=True)
+        )
+
+    assert latency(simulate(floors, start, weights, 96)) < latency([24] * 4)

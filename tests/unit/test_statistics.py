@@ -1,0 +1,59 @@
+"""Summaries of latency samples against known values and against a seeded simulation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farm.measure import statistics
+
+
+def test_known_values() -> None:
+    """Median, mean, extremes and the sample standard deviation are the textbook's."""
+    summary = statistics.summarise([4.0, 1.0, 3.0, 2.0])
+    assert (summary.count, summary.median, summary.mean) == (4, 2.5, 2.5)
+    assert (summary.min, summary.max) == (1.0, 4.0)
+    assert summary.std == pytest.approx(np.sqrt(5 / 3))
+
+
+def test_one_sample_has_no_spread() -> None:
+    """A single sample is its own median, with an interval of no width and a deviation of zero."""
+    summary = statistics.summarise([0.5])
+    assert (summary.median, summary.ci_low, summary.ci_high, summary.std) == (0.5, 0.5, 0.5, 0.0)
+
+
+def test_nothing_cannot_be_summarised() -> None:
+    """No samples is the caller's mistake."""
+    with pytest.raises(ValueError, match="no samples"):
+        statistics.summarise([])
+
+
+@settings(max_examples=25)
+@given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=40))
+def test_the_interval_holds_the_median_within_the_extremes(samples: list[float]) -> None:
+    """Min <= ci_low <= median <= ci_high <= max, whatever the samples; twice the same for the same samples."""
+    summary = statistics.summarise(samples)
+    tolerance = 1e-12 * summary.max
+    assert summary.min - tolerance <= summary.ci_low <= summary.median + tolerance
+    assert summary.median - tolerance <= summary.ci_high <= summary.max + tolerance
+    assert statistics.summarise(samples) == summary
+
+
+def test_the_interval_covers_the_true_median() -> None:
+    """Over 300 seeded experiments of 40 skewed latencies, 95 % intervals hold the true median in 91 to 99 % of them."""
+    rng = np.random.default_rng(7)
+    hits = 0
+    for _ in range(300):
+        summary = statistics.summarise(1e-3 * rng.lognormal(mean=0.0, sigma=0.3, size=40))
+        hits += summary.ci_low <= 1e-3 <= summary.ci_high
+    assert 0.91 <= hits / 300 <= 0.99
+
+
+def test_scaling_leaves_the_count() -> None:
+    """In milliseconds everything is a thousand times the seconds, except how many samples there were."""
+    scaled = statistics.summarise([0.001, 0.003]).scaled(1e3)
+    assert scaled["median"] == pytest.approx(2.0)
+    assert scaled["max"] == pytest.approx(3.0)
+    assert scaled["count"] == 2

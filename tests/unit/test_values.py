@@ -1,0 +1,43 @@
+"""What the shared values say of themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from device_agent.protocol import Outcome, Status
+from farm.values import DEFAULT_POINT, Board, Trial
+
+
+def trial(status: Status, samples: tuple[float, ...]) -> Trial:
+    """A trial with this outcome."""
+    return Trial(1, "w", "c", DEFAULT_POINT, 1, Outcome(status, latency_s=samples), trace_json="[]")
+
+
+def test_a_boards_key_is_its_type_and_name() -> None:
+    """The tracker knows a board as type/name."""
+    assert Board("rack-3", "jetson-nano", simulated=False).key == "jetson-nano/rack-3"
+
+
+@pytest.mark.parametrize(("samples", "median"), [((3.0,), 3.0), ((3.0, 1.0, 2.0), 2.0), ((4.0, 1.0, 2.0, 3.0), 2.5)])
+def test_the_median_of_a_good_trial(samples: tuple[float, ...], median: float) -> None:
+    """The middle sample, or the mean of the middle two."""
+    assert trial(Status.OK, samples).median_s == median
+
+
+@pytest.mark.parametrize("status", [s for s in Status if s is not Status.OK])
+def test_a_failed_trial_has_no_median(status: Status) -> None:
+    """Whatever samples a failed trial brought along, it says nothing about speed."""
+    assert trial(status, (1.0, 2.0)).median_s is None
+
+
+def test_a_good_trial_without_samples_has_no_median() -> None:
+    """No number is made up."""
+    assert trial(Status.OK, ()).median_s is None
+
+
+def test_values_cannot_be_changed() -> None:
+    """A fact stays as it was told."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        trial(Status.OK, (1.0,)).attempt = 2  # type: ignore[misc]
