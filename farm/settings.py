@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,6 +62,7 @@ class Settings:
         return Path(data).expanduser().absolute() / "tvm-farm"
 
 
+_LAST_PORT = 65535
 ISOLATIONS = ("exclusive", "own-core", "none")
 
 
@@ -75,6 +77,8 @@ def load(environment: Mapping[str, str] | None = None) -> Settings:
     settings = Settings(**values)
     if settings.isolation not in ISOLATIONS:
         raise UsageError(f"FARM_ISOLATION={settings.isolation!r} is unknown; known: {', '.join(ISOLATIONS)}")
+    if settings.tracker_port > _LAST_PORT:
+        raise UsageError(f"FARM_TRACKER_PORT={settings.tracker_port} is no port: they end at 65535")
     return settings
 
 
@@ -87,6 +91,8 @@ def _parse(field: dataclasses.Field[Any], text: str) -> Any:
         value = kind(text)
     except ValueError:
         raise UsageError(f"{env}={text!r} is not {'a whole number' if kind is int else 'a number'}") from None
+    if not math.isfinite(value):
+        raise UsageError(f"{env}={text!r} must be finite")
     if value < 0 or (value == 0 and default > 0):
         raise UsageError(f"{env}={text!r} must be {'>= 0' if default == 0 else '> 0'}")
     return value

@@ -129,7 +129,7 @@ class Tracker:
 
 
 def _free_port(first: int) -> int:
-    for port in range(first, first + LAST_PORT_OFFSET + 1):
+    for port in range(first, min(first + LAST_PORT_OFFSET, 65535) + 1):
         with contextlib.suppress(OSError), socket.socket() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(("127.0.0.1", port))

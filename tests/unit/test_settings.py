@@ -1,0 +1,74 @@
+"""Settings from the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+import pytest
+
+from farm import settings
+from farm.errors import UsageError
+
+
+def test_an_empty_environment_gives_the_defaults() -> None:
+    """Nothing has to be set."""
+    assert settings.load({}) == settings.Settings()
+
+
+def test_every_setting_has_a_variable_of_its_own_and_a_meaning() -> None:
+    """Names are unique, begin with FARM_, and each says what it means."""
+    fields = dataclasses.fields(settings.Settings)
+    names = [field.metadata["env"] for field in fields]
+    assert len(set(names)) == len(names)
+    assert all(name.startswith("FARM_") for name in names)
+    assert all(len(field.metadata["meaning"]) > 10 for field in fields)
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(settings.Settings), ids=lambda field: field.name)
+def test_every_variable_sets_its_setting(field: dataclasses.Field[object]) -> None:
+    """The value of each variable arrives with the type of its default."""
+    texts = {str: "none", int: "7", float: "0.25"}
+    loaded = settings.load({field.metadata["env"]: texts[type(field.default)]})
+    value = getattr(loaded, field.name)
+    assert type(value) is type(field.default)
+    assert str(value) == texts[type(field.default)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("FARM_BATCH", "many", "not a whole number"),
+        ("FARM_BATCH", "2.5", "not a whole number"),
+        ("FARM_BATCH", "0", "must be > 0"),
+        ("FARM_BATCH", "-1", "must be > 0"),
+        ("FARM_SEED", "-1", "must be >= 0"),
+        ("FARM_BUILD_TIMEOUT_S", "soon", "not a number"),
+        ("FARM_BUILD_TIMEOUT_S", "nan", "must be finite"),
+        ("FARM_BUILD_TIMEOUT_S", "inf", "must be finite"),
+        ("FARM_ISOLATION", "total", "exclusive, own-core, none"),
+        ("FARM_TRACKER_PORT", "70000", "65535"),
+    ],
+)
+def test_an_impossible_value_is_refused_by_name(name: str, text: str, words: str) -> None:
+    """The message holds the variable, its value and what is wrong with it."""
+    with pytest.raises(UsageError, match=words) as caught:
+        settings.load({name: text})
+    assert name in str(caught.value)
+    assert text in str(caught.value)
+
+
+def test_zero_is_allowed_where_the_default_is_zero() -> None:
+    """Zero build workers means one per core."""
+    assert settings.load({"FARM_BUILD_WORKERS": "0"}).build_workers == 0
+
+
+def test_home_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    """FARM_HOME may be relative or begin with ~; without it the platform's data folder is used."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    assert settings.load({"FARM_HOME": "~/farm"}).home_path == tmp_path / "farm"
+    assert settings.load({"FARM_HOME": "here"}).home_path == pathlib.Path("here").absolute()
+    assert settings.load({}).home_path == tmp_path / ".local/share/tvm-farm"
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert settings.load({}).home_path == tmp_path / "data/tvm-farm"
