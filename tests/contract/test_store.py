@@ -1,0 +1,436 @@
+"""What every store promises: trials once and for ever, several writers at once, and plain words when it cannot work."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from device_agent.protocol import Outcome, Status
+from farm.errors import InternalError, TransientError, UnavailableError
+from farm.store import Store, database, schema
+from farm.values import DEFAULT_POINT, Board, Record, Trial
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture
+def path(tmp_path: pathlib.Path) -> pathlib.Path:
+    """Where the store's file goes; its folder does not exist yet."""
+    return tmp_path / "home" / "farm.sqlite"
+
+
+@pytest.fixture
+def store(path: pathlib.Path) -> Iterator[Store]:
+    """A store with one campaign (number 1) and two workloads, w1 and w2."""
+    with Store(path) as store:
+        begin(store)
+        yield store
+
+
+def begin(store: Store) -> int:
+    """Start a campaign with workloads w1 and w2."""
+    campaign = store.start_campaign("farm tune", "tiny-cnn", "00", "local", 16, {"batch": 8})
+    store.save_workloads(
+        campaign,
+        [
+            {
+                "hash": name,
+                "name": f"conv2d {name}",
+                "flop": 1e6,
+                "arguments": [[[1, 2], "float32"]],
+                "target": {"kind": "llvm"},
+                "pipeline": "graph/1",
+                "module_json": "{}",
+                "weight": 1,
+            }
+            for name in ("w1", "w2")
+        ],
+    )
+    return campaign
+
+
+def trial(candidate: str = "c1", status: Status = Status.OK, *samples: float, **fields: object) -> Trial:
+    """A trial of campaign 1 with workload w1."""
+    values: dict[str, object] = {
+        "campaign": 1,
+        "workload": "w1",
+        "candidate": candidate,
+        "operating_point": DEFAULT_POINT,
+        "attempt": 1,
+        "outcome": Outcome(status, latency_s=samples, board="b"),
+        "trace_json": "[]",
+    }
+    return Trial(**(values | fields))  # type: ignore[arg-type]
+
+
+def record(median_s: float, **fields: object) -> Record:
+    """A record of w1 on board type local."""
+    values: dict[str, object] = {
+        "workload": "w1",
+        "workload_name": "conv2d w1",
+        "board_type": "local",
+        "operating_point": DEFAULT_POINT,
+        "pipeline": "graph/1",
+        "candidate": "c1",
+        "median_s": median_s,
+        "flop": 1e6,
+        "max_abs_error": 0.0,
+        "max_rel_error": 0.0,
+        "simulated": False,
+        "trace_json": "[]",
+    }
+    return Record(**(values | fields))  # type: ignore[arg-type]
+
+
+def run_python(script: str, *arguments: object) -> subprocess.Popen[str]:
+    """A process of its own that knows this checkout."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+# Trials
+
+
+def test_a_trial_is_written_once(store: Store) -> None:
+    """A second delivery of the same trial changes nothing and says so."""
+    assert store.add_trial(trial("c1", Status.OK, 1.0))
+    assert not store.add_trial(trial("c1", Status.OK, 9.0))
+    assert [row["median_s"] for row in store.fetch_trials(1)] == [1.0]
+
+
+def test_another_attempt_is_another_trial(store: Store) -> None:
+    """Each part of a trial's identity makes a new one."""
+    assert store.add_trial(trial())
+    assert store.add_trial(trial(attempt=2))
+    assert store.add_trial(trial(operating_point="maxn"))
+    assert store.add_trial(trial("c2"))
+    assert store.add_trial(trial(workload="w2"))
+    assert len(store.fetch_trials()) == 5
+
+
+@pytest.mark.parametrize("statement", ["UPDATE trials SET median_s = 0", "DELETE FROM trials"])
+def test_trials_are_append_only(store: Store, path: pathlib.Path, statement: str) -> None:
+    """The database itself refuses to change or delete a trial, whoever asks."""
+    store.add_trial(trial("c1", Status.OK, 1.0))
+    with sqlite3.connect(path) as connection, pytest.raises(sqlite3.IntegrityError, match="append-only"):
+        connection.execute(statement)
+    connection.close()
+    assert [row["median_s"] for row in store.fetch_trials(1)] == [1.0]
+
+
+def test_a_trial_of_no_campaign_is_our_bug(store: Store) -> None:
+    """A row that the schema refuses is an internal error, not a lost trial."""
+    with pytest.raises(InternalError, match="FOREIGN KEY"):
+        store.add_trial(trial(campaign=99))
+
+
+def test_an_outcome_comes_back_as_it_was(store: Store) -> None:
+    """All that a board said is kept: samples, evidence, nulls."""
+    outcome = Outcome(Status.CRASHED, "worker died", signal="SIGSEGV", board="b", simulated=True)
+    store.add_trial(trial(outcome=outcome))
+    [row] = store.fetch_trials(1)
+    assert Outcome.from_dict(row["outcome"]) == outcome
+    assert (row["status"], row["fault_side"], row["median_s"], row["simulated"]) == ("crashed", "candidate", None, True)
+
+
+def test_trials_are_counted_by_side(store: Store) -> None:
+    """Every side has a number, zero included."""
+    for index, status in enumerate([Status.OK, Status.OK, Status.CRASHED, Status.BOARD_LOST, Status.NOISY]):
+        store.add_trial(trial(f"c{index}", status, 1.0))
+    assert store.count_trials(1) == {
+        "ok": 2,
+        "candidate_faults": 1,
+        "board_faults": 1,
+        "farm_faults": 0,
+        "sample_faults": 1,
+    }
+
+
+def test_known_candidates_leave_out_what_says_nothing_about_them(store: Store) -> None:
+    """The best median of good trials, None for a candidate's own fault; faults of board and farm are left out."""
+    store.add_trial(trial("good", Status.OK, 3.0))
+    store.add_trial(trial("good", Status.OK, 2.0, attempt=2))
+    store.add_trial(trial("bad", Status.CRASHED))
+    store.add_trial(trial("lost", Status.BOARD_LOST))
+    store.add_trial(trial("ours", Status.FARM_ERROR))
+    known = store.fetch_known_candidates("w1", "local", DEFAULT_POINT, simulated=False)
+    assert {row["candidate"]: row["median_s"] for row in known} == {"good": 2.0, "bad": None}
+
+
+def test_a_wrong_result_outweighs_a_good_time(store: Store) -> None:
+    """A candidate that computed nonsense once is known as a failure, however fast it was."""
+    store.add_trial(trial("c1", Status.OK, 1.0))
+    store.add_trial(trial("c1", Status.WRONG_RESULT, attempt=2))
+    [row] = store.fetch_known_candidates("w1", "local", DEFAULT_POINT, simulated=False)
+    assert row["median_s"] is None
+
+
+def test_simulated_trials_stay_apart(store: Store) -> None:
+    """What a virtual board measured is not known of a real one."""
+    store.add_trial(trial(outcome=Outcome(Status.OK, latency_s=(1.0,), simulated=True)))
+    assert store.fetch_known_candidates("w1", "local", DEFAULT_POINT, simulated=False) == []
+    assert len(store.fetch_known_candidates("w1", "local", DEFAULT_POINT, simulated=True)) == 1
+
+
+# Records, boards, campaigns, events
+
+
+def test_a_record_is_replaced_only_by_a_faster_one(store: Store) -> None:
+    """The best verified trial is kept, whichever came first."""
+    assert store.save_record(record(2.0))
+    assert not store.save_record(record(2.0))
+    assert not store.save_record(record(3.0))
+    assert store.save_record(record(1.0, candidate="c2"))
+    [kept] = store.fetch_records(board_type="local")
+    assert (kept.median_s, kept.candidate, kept.workload_name, kept.flop) == (1.0, "c2", "conv2d w1", 1e6)
+
+
+def test_records_are_kept_per_board_type_point_and_simulation(store: Store) -> None:
+    """One record each; simulated ones are shown only when asked for."""
+    for other in ({}, {"board_type": "jetson-nano"}, {"operating_point": "maxn"}, {"simulated": True}):
+        assert store.save_record(record(1.0, **other))
+    assert len(store.fetch_records()) == 3
+    assert len(store.fetch_records(simulated=True)) == 1
+    assert len(store.fetch_records(simulated=None)) == 4
+    assert len(store.fetch_records(workloads=["w2"])) == 0
+    assert len(store.fetch_records(operating_point="maxn")) == 1
+
+
+def test_a_board_seen_again_keeps_its_first_day(store: Store) -> None:
+    """Saving a board twice updates what it says of itself, not when it was added."""
+    store.save_board(Board("b", "local", simulated=False, description={"cores": 2}))
+    [before] = store.fetch_boards()
+    store.save_board(Board("b", "local", simulated=False, description={"cores": 4}))
+    [after] = store.fetch_boards()
+    assert after["added_at"] == before["added_at"]
+    assert after["seen_at"] >= before["seen_at"]
+    assert after["description"] == {"cores": 4}
+
+
+def test_a_campaign_ends_in_a_state(store: Store) -> None:
+    """Running until it is said how it ended; the newest comes first."""
+    second = begin(store)
+    store.finish_campaign(1, "finished")
+    newest, oldest = store.fetch_campaigns()
+    assert (newest["id"], newest["state"], newest["finished_at"]) == (second, "running", None)
+    assert (oldest["id"], oldest["state"], oldest["settings"]) == (1, "finished", {"batch": 8})
+
+
+def test_events_keep_their_order(store: Store) -> None:
+    """What happened first is listed first."""
+    store.add_event("restarted", "agent", "it had died")
+    store.add_event("board_lost", "local/b", "hung up")
+    assert [event["kind"] for event in store.fetch_events()] == ["restarted", "board_lost"]
+
+
+# Several processes
+
+_WRITER = """
+import pathlib, sys
+from device_agent.protocol import Outcome, Status
+from farm.store import Store
+from farm.values import Trial
+path, name, count = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+with Store(path) as store:
+    for number in range(count):
+        store.add_trial(Trial(1, "w1", f"{name}-{number}", "default", 1, Outcome(Status.OK, latency_s=(1.0,)), "[]"))
+        store.add_trial(Trial(1, "w1", f"both-{number}", "default", 1, Outcome(Status.OK, latency_s=(1.0,)), "[]"))
+"""
+
+
+def test_two_processes_write_at_once(store: Store, path: pathlib.Path) -> None:
+    """No trial of either is lost, none that both deliver is doubled, and neither sees an error."""
+    writers = [run_python(_WRITER, path, name, 60) for name in ("left", "right")]
+    for writer in writers:
+        _, complaints = writer.communicate(timeout=60)
+        assert writer.returncode == 0, complaints
+    names = [row["candidate"] for row in store.fetch_trials()]
+    assert len(names) == len(set(names)) == 180
+
+
+def test_several_processes_make_the_same_store(path: pathlib.Path) -> None:
+    """Commands that start at once on a fresh machine all find one complete schema."""
+    script = "import pathlib, sys; from farm.store import Store; Store(pathlib.Path(sys.argv[1])).close()"
+    makers = [run_python(script, path) for _ in range(4)]
+    for maker in makers:
+        _, complaints = maker.communicate(timeout=60)
+        assert maker.returncode == 0, complaints
+    with Store(path) as store:
+        assert store.fetch_trials() == []
+
+
+def test_a_lock_that_stays_is_transient(store: Store, path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another command in the middle of a long transaction: trying again may work, and the error says so."""
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.1)
+    with Store(path) as impatient:
+        blocker = sqlite3.connect(path, isolation_level=None)
+        blocker.execute("BEGIN IMMEDIATE")
+        with pytest.raises(TransientError, match="locked by another command"):
+            impatient.add_trial(trial())
+        blocker.execute("ROLLBACK")
+        blocker.close()
+        assert impatient.add_trial(trial())
+
+
+# Places that do not work
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: pathlib.Path) -> None:
+    """A file stands where the folder should be: the error names it and points to FARM_HOME."""
+    (tmp_path / "home").write_text("")
+    with pytest.raises(UnavailableError, match="cannot make the folder") as caught:
+        Store(tmp_path / "home" / "farm.sqlite")
+    assert "FARM_HOME" in caught.value.hint
+
+
+_WITHOUT_RIGHTS = """
+import os, pathlib, sys
+import alembic.autogenerate, alembic.command
+from farm.errors import FarmError
+from farm.store import Store
+if os.getuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    Store(pathlib.Path(sys.argv[1]))
+except FarmError as error:
+    print(type(error).__name__, "|", error.message, "|", error.hint)
+"""
+
+
+@pytest.mark.parametrize("existing", [False, True], ids=["new", "existing"])
+def test_a_read_only_folder(existing: bool) -> None:
+    """Neither a new nor an existing store can be used there; the error names the file and points to FARM_HOME."""
+    # Not pytest's own folder: another user, whom root becomes for this test, cannot look into that.
+    folder = pathlib.Path(tempfile.mkdtemp())
+    try:
+        path = folder / "farm.sqlite"
+        if existing:
+            Store(path).close()
+        folder.chmod(0o555)
+        stranger = run_python(_WITHOUT_RIGHTS, path)
+        answer, complaints = stranger.communicate(timeout=60)
+        assert stranger.returncode == 0, complaints
+        assert answer.startswith("UnavailableError |")
+        assert str(path) in answer
+        assert "FARM_HOME" in answer
+    finally:
+        folder.chmod(0o755)
+        shutil.rmtree(folder)
+
+
+_ON_A_FULL_DISK = """
+import pathlib, resource, sys
+from device_agent.protocol import Outcome, Status
+from farm.errors import FarmError
+from farm.store import Store
+from farm.values import Trial
+store = Store(pathlib.Path(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
+written = 0
+try:
+    while written < 100:
+        outcome = Outcome(Status.OK, latency_s=(1.0,))
+        store.add_trial(Trial(1, "w1", f"c{written}", "default", 1, outcome, "x" * 20_000))
+        written += 1
+except FarmError as error:
+    print(written, "|", type(error).__name__, "|", error.hint)
+"""
+
+
+def test_a_full_disk_loses_nothing_written(store: Store, path: pathlib.Path) -> None:
+    """When no byte more fits the error points to FARM_HOME, and every trial reported as written is there."""
+    writer = run_python(_ON_A_FULL_DISK, path)
+    answer, complaints = writer.communicate(timeout=60)
+    assert writer.returncode == 0, complaints
+    written, kind, hint = (word.strip() for word in answer.split("|"))
+    assert kind == "UnavailableError"
+    assert "FARM_HOME" in hint
+    assert 0 < int(written) < 100
+    assert [row["candidate"] for row in store.fetch_trials()] == [f"c{n}" for n in range(int(written))]
+
+
+def test_a_path_may_hold_any_character(tmp_path: pathlib.Path) -> None:
+    """A question mark or a percent sign in a folder's name is part of the name."""
+    path = tmp_path / "what? 100% #1" / "farm.sqlite"
+    with Store(path) as store:
+        begin(store)
+    assert path.is_file()
+
+
+# Schema
+
+
+def test_a_newer_schema_is_refused(path: pathlib.Path) -> None:
+    """A file written by a newer version is left alone, and the error says to update."""
+    Store(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    with pytest.raises(UnavailableError, match="9999") as caught:
+        Store(path)
+    assert "newer" in caught.value.hint
+
+
+def test_a_corrupt_file_is_refused(path: pathlib.Path) -> None:
+    """A file that is no database is left as it is."""
+    path.parent.mkdir()
+    path.write_bytes(b"not a database at all" * 100)
+    with pytest.raises(UnavailableError, match="not a database"):
+        Store(path)
+    assert path.read_bytes().startswith(b"not a database")
+
+
+def test_a_strangers_database_is_refused(path: pathlib.Path) -> None:
+    """No tables are added to another program's file."""
+    path.parent.mkdir()
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE songs (title TEXT)")
+    connection.close()
+    with pytest.raises(UnavailableError, match="songs"):
+        Store(path)
+
+
+def test_a_migration_is_all_or_nothing(path: pathlib.Path) -> None:
+    """A file on which the migration fails half way holds no table afterwards, and works once the cause is gone."""
+    limit = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000));"
+        "import pathlib, sys; from farm.store import Store; Store(pathlib.Path(sys.argv[1]))"
+    )
+    failing = run_python(limit, path)
+    _, complaints = failing.communicate(timeout=60)
+    assert failing.returncode != 0
+    assert "UnavailableError" in complaints
+    with Store(path) as store:
+        assert begin(store) == 1
+
+
+def test_head_is_alembics_head() -> None:
+    """The revision that the store expects is the newest migration there is."""
+    config = Config()
+    config.set_main_option("script_location", str(ROOT / "farm/store/migrations"))
+    assert ScriptDirectory.from_config(config).get_heads() == [database.HEAD]
+
+
+def test_migrations_make_the_schema(path: pathlib.Path) -> None:
+    """What the migrations build is what the tables in schema.py say, to the last column and index."""
+    Store(path).close()
+    engine = sa.create_engine(f"sqlite:///{path}")
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, schema.metadata) == []
+    engine.dispose()
