@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import onnx
 
 from farm.errors import PermanentError
-from farm.search import importer, linker, pipeline, target, tvm_env, workloads
+from farm.search import importer, linker, pipeline, target, traces, tvm_env, workloads
 from farm.values import Record
 
 # What TVM makes of a model when nobody tunes: its own operator schedules in the model's layout, weights as they are.
@@ -54,11 +53,9 @@ def compile_model(
     applied = 0
     for workload in found:
         if (record := best.get(workload.hash)) is not None:
-            trace, _, recorded_target, arguments = json.loads(record.trace_json)
             entry = database.commit_workload(tvm.ir.load_json(workload.module_json))
-            database.commit_tuning_record(
-                ms.database.TuningRecord.from_json([trace, [record.median_s], recorded_target, arguments], entry)
-            )
+            item = traces.restore(record.trace_json, entry, compile_target)
+            database.commit_tuning_record(traces.as_record(item, entry, compile_target, record.median_s))
             applied += 1
     finished = pipeline.finish(module, compile_target, database if applied else None, used)
 

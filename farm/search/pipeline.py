@@ -83,7 +83,7 @@ def finish(module: Any, target: Any, database: Any | None, pipeline: GraphPipeli
     tvm = tvm_env.load()
     from tvm.relax import transform
 
-    with target, database or contextlib.nullcontext():
+    with target, contextlib.nullcontext() if database is None else database:
         passes = []
         if database is not None:
             passes.append(transform.MetaScheduleApplyDatabase(enable_warning=False))

@@ -6,10 +6,9 @@ Which workload is asked next is the scheduler's business (`farm.campaign.schedul
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
-from farm.search import cost_model, tvm_env
+from farm.search import cost_model, traces, tvm_env
 from farm.search.workloads import Workload
 
 # Rounds without any new candidate before a space counts as used up.
@@ -104,7 +103,7 @@ class WorkloadSearch:
         self._model.learn(self._workload.hash, [f for (_, f), _ in known], [latency for _, latency in known])
         for (item, _), latency in known:
             if latency is not None:
-                self._commit(item.sch.trace, latency, item.args_info)
+                self._commit(item, latency)
 
     def forget(self, candidate: str) -> None:
         """A proposed candidate will not be measured (a fault of the board or the farm): teach nothing."""
@@ -116,27 +115,22 @@ class WorkloadSearch:
         Good ones join the population and teach the cost model, as if they had been measured now.
         """
         self._seen.update(candidate for candidate, _, _ in known)
-        records = []
-        for _, trace_json, latency in known:
-            if latency is not None:
-                trace, _, target, arguments = json.loads(trace_json)
-                record = [trace, [latency], target, arguments]
-                records.append((self._ms.database.TuningRecord.from_json(record, self._entry), latency))
-        if not records:
+        good = [
+            (traces.restore(trace_json, self._entry, self._target), latency)
+            for _, trace_json, latency in known
+            if latency is not None
+        ]
+        if not good:
             return
         self._prepare(1)
-        items = [record.as_measure_candidate() for record, _ in records]
-        self._model.learn(
-            self._workload.hash, self._model.extract(self._context, items), [latency for _, latency in records]
-        )
-        for record, _ in records:
-            self._database.commit_tuning_record(record)
+        features = self._model.extract(self._context, [item for item, _ in good])
+        self._model.learn(self._workload.hash, features, [latency for _, latency in good])
+        for item, latency in good:
+            self._commit(item, latency)
 
     def replay(self, trace_json: str) -> str:
         """The scheduled function that a candidate's trace leads to, in TVM's JSON."""
-        trace, _, target, arguments = json.loads(trace_json)
-        record = self._ms.database.TuningRecord.from_json([trace, [1.0], target, arguments], self._entry)
-        return str(self._tvm.ir.save_json(record.as_measure_candidate().sch.mod))
+        return str(self._tvm.ir.save_json(traces.restore(trace_json, self._entry, self._target).sch.mod))
 
     def _prepare(self, count: int) -> None:
         """Point the search at `count` candidates: evolved ones once the cost model can tell them apart."""
@@ -172,10 +166,8 @@ class WorkloadSearch:
         self._spaces = context.generate_design_space()
         return context
 
-    def _commit(self, trace: Any, latency_s: float, args_info: Any) -> None:
-        self._database.commit_tuning_record(
-            self._ms.database.TuningRecord(trace, self._entry, [latency_s], self._target, args_info)
-        )
+    def _commit(self, item: Any, latency_s: float) -> None:
+        self._database.commit_tuning_record(traces.as_record(item, self._entry, self._target, latency_s))
 
     def _describe(self, item: Any) -> Candidate:
         import tvm_ffi
@@ -186,10 +178,6 @@ class WorkloadSearch:
             workload=self._workload.hash,
             hash=f"{structure:016x}",
             arguments=tuple((tuple(int(d) for d in a.shape), str(a.dtype)) for a in item.args_info),
-            trace_json=json.dumps(
-                self._ms.database.TuningRecord(
-                    item.sch.trace.simplified(True), self._entry, None, self._target, item.args_info
-                ).as_json()
-            ),
+            trace_json=traces.dump(item, self._entry, self._target),
             module_json=self._tvm.ir.save_json(module),
         )
