@@ -1,0 +1,150 @@
+"""A board's session against real agents: overruns, deaths and strangers at the other end."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from device_agent.protocol import Engine, Limits, MeasureSpec, RunSpec, Status, TensorSpec
+from farm.errors import BoardLostError, DeadlineError, InternalError, UnavailableError
+from farm.fleet.tracker import Tracker
+from farm.measure import session as farm_session
+from farm.measure.session import BoardSession
+from farm.search import tvm_env
+from tests.integration import candidates
+from tests.integration.conftest import PATIENCE_S, find_free_port, wait_until
+
+# These tests share a process with ones that compile: the session alone would load TVM's runtime only.
+tvm_env.load()
+
+SHAPE = TensorSpec((candidates.SIZE, candidates.SIZE), "float32")
+
+
+def spec(entry: str = "main", timeout_s: float = 10.0) -> MeasureSpec:
+    """How to measure a candidate that takes three matrices."""
+    return MeasureSpec((SHAPE,) * 3, entry=entry, limits=Limits(timeout_s=timeout_s, threads=1))
+
+
+@pytest.fixture(scope="module")
+def client(tracker: Any) -> Tracker:
+    """Our client of the tests' tracker."""
+    return Tracker(tracker.host, tracker.port)
+
+
+def test_it_measures_and_describes(client: Tracker, agent: Any, matmul: bytes) -> None:
+    """One session describes its board and measures twice."""
+    with BoardSession(client, agent.key) as session:
+        assert session.description.board_type == "local"
+        outcomes = [session.measure(spec(), matmul) for _ in range(2)]
+    assert [outcome.status for outcome in outcomes] == [Status.OK, Status.OK]
+    assert all(sample > 0 for outcome in outcomes for sample in outcome.latency_s)
+
+
+def test_a_kernel_runs_on_given_arrays(client: Tracker, agent: Any, matmul: bytes) -> None:
+    """What comes back is what NumPy computes, in the order of the arguments."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(SHAPE.shape).astype("float32") for _ in range(2))
+    with BoardSession(client, agent.key) as session:
+        run = RunSpec(Engine.KERNEL, limits=Limits(threads=1))
+        outcome, outputs = session.run_model(run, matmul, {"a": a, "b": b, "c": np.zeros_like(a)})
+    assert outcome.status is Status.OK
+    assert np.abs(list(outputs.values())[-1] - a @ b).max() < 1e-4
+
+
+def test_a_crash_is_an_outcome_and_the_session_goes_on(
+    client: Tracker, agent: Any, bad: bytes, matmul: bytes
+) -> None:
+    """A candidate that segfaults costs nothing but itself."""
+    with BoardSession(client, agent.key) as session:
+        assert session.measure(spec("segfault"), bad).status is Status.CRASHED
+        assert session.measure(spec(), matmul).status is Status.OK
+
+
+def test_an_overrun_raises_and_the_next_session_works(
+    client: Tracker, agent: Any, bad: bytes, matmul: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A board that does not answer in time is cut off; once its own deadline has passed it serves again."""
+    monkeypatch.setattr(farm_session, "_CALL_GRACE_S", -1.5)
+    with BoardSession(client, agent.key) as session:
+        started = time.monotonic()
+        with pytest.raises(DeadlineError, match=r"device_agent\.measure within 0\.5 s"):
+            session.measure(spec("loops", timeout_s=2.0), bad)
+        assert time.monotonic() - started < 1.9
+    monkeypatch.undo()
+    with BoardSession(client, agent.key, PATIENCE_S) as session:
+        assert session.measure(spec(), matmul).status is Status.OK
+
+
+def test_a_killed_agent_is_a_lost_board(
+    client: Tracker, tracker: Any, start_agent: Callable[..., Any], bad: bytes
+) -> None:
+    """kill -9 of the whole agent in the middle of a measurement ends the call at once, as the board's fault."""
+    agent = start_agent("--tracker", f"{tracker.host}:{tracker.port}")
+    with BoardSession(client, agent.key) as session:
+        family = [*agent.descendants()]
+
+        def kill() -> None:
+            wait_until(lambda: agent.session_files("busy"), "the candidate to loop")
+            for process in [*family, *agent.descendants()]:
+                if process.is_running():
+                    process.kill()
+            agent.process.kill()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        started = time.monotonic()
+        with pytest.raises(BoardLostError, match="hung up"):
+            session.measure(spec("loops", timeout_s=20.0), bad)
+        assert time.monotonic() - started < 15
+        killer.join()
+
+
+def test_a_board_that_is_not_there_is_a_deadline(client: Tracker) -> None:
+    """Waiting for a board that never comes ends with the time that was given."""
+    with pytest.raises(DeadlineError, match="local/nobody"):
+        BoardSession(client, "local/nobody", 0.2)
+
+
+def test_a_stock_server_is_refused(client: Tracker, tracker: Any, tmp_path: pathlib.Path) -> None:
+    """TVM's own RPC server lacks our functions: the error says so, and what to do."""
+    port = find_free_port()
+    command = [sys.executable, "-m", "tvm.exec.rpc_server", "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--port-end", str(port + 1)]
+    command += ["--tracker", f"{tracker.host}:{tracker.port}", "--key", "stock/board", "--silent"]
+    with (tmp_path / "log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        with pytest.raises(UnavailableError, match="stock/board does not speak our protocol") as caught:
+            BoardSession(client, "stock/board", PATIENCE_S)
+        assert "device-agent" in caught.value.hint
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_closing_twice_is_harmless(client: Tracker, agent: Any) -> None:
+    """A closed session may be closed again, and the board is free for the next one."""
+    session = BoardSession(client, agent.key)
+    session.close()
+    session.close()
+    BoardSession(client, agent.key, PATIENCE_S).close()
+
+
+def test_arrays_travel_in_order_and_bitwise() -> None:
+    """Names, order, dtypes and values survive; what is no archive is refused."""
+    arrays = {"z": np.arange(6, dtype="int8").reshape(2, 3), "a": np.array(np.nan, "float16"), "m": np.zeros((0, 2))}
+    back = farm_session.unpack_arrays(farm_session.pack_arrays(arrays))
+    assert list(back) == list(arrays)
+    for name, array in arrays.items():
+        assert back[name].dtype == array.dtype
+        assert back[name].tobytes() == array.tobytes()
+    with pytest.raises(InternalError, match="cannot be read"):
+        farm_session.unpack_arrays(b"PK\x03\x04 cut short")
