@@ -1,7 +1,8 @@
 """Operators that TVM 0.27 imports in a form its layout conversion cannot see through, converted another way.
 
 TVM's own Clip becomes opaque functions, its HardSwish and HardSigmoid a `clip` without a layout rule: the convolution
-before each is then followed by a transpose there and back and fused with nothing (MobileNet v2: 34 transposes).
+before each is then followed by a transpose there and back and fused with nothing (MobileNet v2: 34 transposes). Its
+Sum, Mean, Max and Min stack their inputs along a fifth dimension, for which no convolution layout exists.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _convert_clip(inputs: Any, attributes: dict[str, Any]) -> Any | None:
     # TVM's input list gives None beyond its end.
     low = _constant_bound(inputs[1], attributes.get("min"))
     high = _constant_bound(inputs[2], attributes.get("max"))
-    return None if low is None or high is None else _clamp(data, low, high)
+    return None if low is None or high is None else _clamp(data, data.ty.dtype, low, high)
 
 
 def _constant_bound(value: Any, attribute: float | None) -> float | None:
@@ -52,11 +53,10 @@ def _constant_bound(value: Any, attribute: float | None) -> float | None:
     return float(number.item()) if number.size == 1 else None
 
 
-def _clamp(data: Any, low: float, high: float) -> Any:
+def _clamp(data: Any, dtype: Any, low: float, high: float) -> Any:
     """`min(max(data, low), high)`; a bound that is NaN or infinite does nothing."""
     from tvm import relax
 
-    dtype = data.ty.dtype
     if math.isfinite(low):
         data = relax.op.maximum(data, relax.const(_of_kind(dtype, low), dtype))
     if math.isfinite(high):
@@ -73,7 +73,7 @@ def _convert_hard_swish(inputs: Any, _: dict[str, Any]) -> Any:
 
     data = inputs[0]
     dtype = data.ty.dtype
-    gate = _clamp(relax.op.add(data, relax.const(3.0, dtype)), 0.0, 6.0)
+    gate = _clamp(relax.op.add(data, relax.const(3.0, dtype)), dtype, 0.0, 6.0)
     return relax.op.multiply(data, relax.op.multiply(gate, relax.const(1 / 6, dtype)))
 
 
@@ -83,11 +83,29 @@ def _convert_hard_sigmoid(inputs: Any, attributes: dict[str, Any]) -> Any:
     data = inputs[0]
     dtype = data.ty.dtype
     slope, offset = (relax.const(float(attributes.get(n, d)), dtype) for n, d in (("alpha", 0.2), ("beta", 0.5)))
-    return _clamp(relax.op.add(relax.op.multiply(data, slope), offset), 0.0, 1.0)
+    return _clamp(relax.op.add(relax.op.multiply(data, slope), offset), dtype, 0.0, 1.0)
+
+
+def _convert_variadic(name: str, inputs: Any, _: dict[str, Any]) -> Any:
+    """One binary operator after the other, broadcasting as ONNX does."""
+    from tvm import relax
+
+    return functools.reduce(getattr(relax.op, name), list(inputs))
+
+
+def _convert_mean(inputs: Any, _: dict[str, Any]) -> Any:
+    from tvm import relax
+
+    total = functools.reduce(relax.op.add, list(inputs))
+    return relax.op.multiply(total, relax.const(1 / len(inputs), inputs[0].ty.dtype))
 
 
 _CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
     "Clip": _convert_clip,
     "HardSwish": _convert_hard_swish,
     "HardSigmoid": _convert_hard_sigmoid,
+    "Max": functools.partial(_convert_variadic, "maximum"),
+    "Mean": _convert_mean,
+    "Min": functools.partial(_convert_variadic, "minimum"),
+    "Sum": functools.partial(_convert_variadic, "add"),
 }

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx.inliner
 
@@ -73,50 +74,58 @@ def _rewrite_for_tvm(model: onnx.ModelProto) -> onnx.ModelProto:
     del graph.input[:]
     graph.input.extend(inputs)
 
+    _drop_dropout(graph)
+    _fold_constant_of_shape(graph)
+    return copy
+
+
+def _drop_dropout(graph: onnx.GraphProto) -> None:
+    """Take Dropout out: at inference it is the identity, and TVM keeps it as an operator with two results, which layout
+    conversion cannot handle, and whose mask has the wrong type.
+    """
     outputs = {value.name for value in graph.output}
-    read = _names_read(graph) | outputs
     captured = {name for node in graph.node for body in _bodies(node) for name in _names_read(body)}
+    read = _names_read(graph) | outputs
+    off = {i.name for i in graph.initializer if i.data_type == onnx.TensorProto.BOOL and not _value(i).any()}
+    off |= {n.output[0] for n in graph.node if n.op_type == "Constant" and any(_is_false(a) for a in n.attribute)}
     renamed: dict[str, str] = {}
     nodes = []
     for node in graph.node:
         for position, name in enumerate(node.input):
             node.input[position] = renamed.get(name, name)
-        # Dropout is the identity at inference; TVM keeps it as an operator with two results, which layout
-        # conversion cannot handle.
-        if _is_inference_dropout(node) and not read.intersection(node.output[1:]):
-            if node.output[0] in outputs or node.output[0] in captured:
-                nodes.append(onnx.helper.make_node("Identity", [node.input[0]], [node.output[0]], name=node.name))
-            else:
-                renamed[node.output[0]] = node.input[0]
-        # TVM imports Sum as stack + reduce over a fifth dimension.
-        elif _is_standard(node, "Sum") and len(node.input) >= 2:
-            nodes.extend(_sum_as_adds(node))
-        else:
+        # A third input, since opset 12, can switch the training mode on.
+        training = [name for name in node.input[2:] if name and name not in off]
+        if not _is_standard(node, "Dropout") or training:
             nodes.append(node)
+            continue
+        data, result = node.input[0], node.output[0]
+        if result in outputs or result in captured:
+            nodes.append(onnx.helper.make_node("Identity", [data], [result], name=node.name))
+        else:
+            renamed[result] = data
+        for mask in read.intersection(node.output[1:]):
+            true = onnx.helper.make_tensor("true", onnx.TensorProto.BOOL, [1], [True])
+            nodes.append(onnx.helper.make_node("Shape", [data], [f"{mask}__shape"], name=f"{node.name}__shape"))
+            nodes.append(
+                onnx.helper.make_node(
+                    "ConstantOfShape", [f"{mask}__shape"], [mask], name=f"{node.name}__mask", value=true
+                )
+            )
     del graph.node[:]
     graph.node.extend(nodes)
-    _fold_constant_of_shape(graph)
-    return copy
+
+
+def _is_false(attribute: onnx.AttributeProto) -> bool:
+    return attribute.t.data_type == onnx.TensorProto.BOOL and not _value(attribute.t).any()
+
+
+def _value(tensor: onnx.TensorProto) -> npt.NDArray[Any]:
+    array: npt.NDArray[Any] = onnx.numpy_helper.to_array(tensor)
+    return array
 
 
 def _is_standard(node: onnx.NodeProto, op_type: str) -> bool:
     return node.op_type == op_type and node.domain in _STANDARD_DOMAINS
-
-
-def _is_inference_dropout(node: onnx.NodeProto) -> bool:
-    # A third input, since opset 12, can switch the training mode on.
-    return _is_standard(node, "Dropout") and (len(node.input) < 3 or not node.input[2])
-
-
-def _sum_as_adds(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    adds = []
-    left = node.input[0]
-    for index, right in enumerate(node.input[1:], start=1):
-        last = index == len(node.input) - 1
-        output = node.output[0] if last else f"{node.output[0]}__sum{index}"
-        adds.append(onnx.helper.make_node("Add", [left, right], [output], name=f"{node.name}__add{index}"))
-        left = output
-    return adds
 
 
 def _fold_constant_of_shape(graph: onnx.GraphProto) -> None:
@@ -127,8 +136,8 @@ def _fold_constant_of_shape(graph: onnx.GraphProto) -> None:
     for node in graph.node:
         foldable = _is_standard(node, "ConstantOfShape") and node.input[0] in constants
         if foldable and node.output[0] not in outputs:
-            shape = onnx.numpy_helper.to_array(constants[node.input[0]])
-            values = [onnx.numpy_helper.to_array(a.t) for a in node.attribute if a.name == "value"]
+            shape = _value(constants[node.input[0]])
+            values = [_value(a.t) for a in node.attribute if a.name == "value"]
             value = values[0] if values else np.zeros(1, "float32")
             array = np.full(tuple(int(d) for d in shape), value.flat[0], value.dtype)
             graph.initializer.append(onnx.numpy_helper.from_array(array, node.output[0]))

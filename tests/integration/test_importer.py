@@ -1,0 +1,304 @@
+"""What is imported computes what ONNX Runtime computes, and what cannot be imported is named."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from farm.errors import UsageError
+from farm.models import inputs as model_inputs
+from farm.models import source
+from farm.search import importer, pipeline, target, tvm_env, workloads
+
+tvm = tvm_env.load()
+
+LIGHT = pathlib.Path(onnx.__file__).parent / "backend/test/data/light"
+RNG = np.random.default_rng(11)
+
+
+def make_model(
+    nodes: list[onnx.NodeProto],
+    inputs: Mapping[str, tuple[int, ...]],
+    weights: Mapping[str, npt.NDArray[Any]] | None = None,
+    *,
+    opset: int = 17,
+    domains: Mapping[str, int] | None = None,
+    input_type: int = TensorProto.FLOAT,
+) -> onnx.ModelProto:
+    """A model whose output is `y`."""
+    graph = helper.make_graph(
+        nodes,
+        "test",
+        [helper.make_tensor_value_info(name, input_type, list(shape)) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()],
+    )
+    opsets = [helper.make_opsetid("", opset)]
+    opsets += [helper.make_opsetid(domain, version) for domain, version in (domains or {}).items()]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+def random(*shape: int) -> npt.NDArray[np.float32]:
+    """Normal values small enough to keep deep sums tame."""
+    return (0.3 * RNG.standard_normal(shape)).astype("float32")
+
+
+def node(op: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
+    """A node called after its output; inputs are separated by spaces."""
+    return helper.make_node(op, inputs.split(), [output], name=f"node_{output}", **attributes)
+
+
+IMAGE = {"x": (1, 8, 12, 12)}
+
+
+def dropout_unused_mask() -> onnx.ModelProto:
+    """Dropout between two operators, its mask unused."""
+    nodes = [node("Relu", "x", "a"), helper.make_node("Dropout", ["a"], ["b", "mask"]), node("Neg", "b", "y")]
+    return make_model(nodes, IMAGE)
+
+
+def dropout_chain_to_output() -> onnx.ModelProto:
+    """Two Dropouts in a row, the second one's result being the model's."""
+    return make_model([node("Relu", "x", "a"), node("Dropout", "a", "b"), node("Dropout", "b", "y")], IMAGE)
+
+
+def dropout_switched_off() -> onnx.ModelProto:
+    """Dropout as newer exporters write it: a ratio and a training mode that is false."""
+    off = {"ratio": np.array(0.5, "float32"), "training": np.array(False)}
+    return make_model(
+        [node("Relu", "x", "a"), node("Dropout", "a ratio training", "b"), node("Neg", "b", "y")], IMAGE, off
+    )
+
+
+def dropout_used_mask() -> onnx.ModelProto:
+    """The mask decides what the output is."""
+    drop = helper.make_node("Dropout", ["x"], ["a", "mask"], name="drop")
+    return make_model([drop, node("Neg", "x", "b"), node("Where", "mask a b", "y")], IMAGE)
+
+
+def sums() -> onnx.ModelProto:
+    """Sums, maxima, minima and means of one to three values, with broadcasting, after a convolution."""
+    nodes = [
+        node("Conv", "x k", "c"),
+        node("Sum", "c", "a"),
+        node("Sum", "a w", "b"),
+        node("Sum", "a b w", "d"),
+        node("Max", "d a w", "e"),
+        node("Min", "e b", "f"),
+        node("Mean", "f a b", "y"),
+    ]
+    return make_model(nodes, IMAGE, {"w": random(1, 8, 1, 1), "k": random(8, 8, 1, 1)})
+
+
+def constant_of_shape_weights() -> onnx.ModelProto:
+    """A convolution whose weights ConstantOfShape makes."""
+    value = numpy_helper.from_array(np.array([0.25], "float32"))
+    nodes = [node("ConstantOfShape", "shape", "w", value=value), node("Conv", "x w", "y", pads=[1, 1, 1, 1])]
+    return make_model(nodes, IMAGE, {"shape": np.array([4, 8, 3, 3], "int64")})
+
+
+def conv_batch_norm() -> onnx.ModelProto:
+    """A convolution with batch normalisation and ReLU."""
+    nodes = [
+        node("Conv", "x w b", "a", strides=[2, 2], pads=[1, 1, 1, 1]),
+        node("BatchNormalization", "a s o m v", "n"),
+        node("Relu", "n", "y"),
+    ]
+    weights = {"w": random(16, 8, 3, 3), "b": random(16), "s": random(16), "o": random(16), "m": random(16)}
+    return make_model(nodes, IMAGE, weights | {"v": np.abs(random(16)) + np.float32(0.5)})
+
+
+def grouped_and_depthwise() -> onnx.ModelProto:
+    """A depthwise convolution, then one in two groups."""
+    nodes = [
+        node("Conv", "x d", "a", group=8, pads=[1, 1, 1, 1]),
+        node("Conv", "a g", "y", group=2, pads=[1, 1, 1, 1]),
+    ]
+    return make_model(nodes, IMAGE, {"d": random(8, 1, 3, 3), "g": random(6, 4, 3, 3)})
+
+
+def residual() -> onnx.ModelProto:
+    """A ResNet block: two convolutions beside a projection, pooled and classified."""
+    nodes = [
+        node("Conv", "x w1", "a", pads=[1, 1, 1, 1], strides=[2, 2]),
+        node("Relu", "a", "b"),
+        node("Conv", "b w2", "c", pads=[1, 1, 1, 1]),
+        node("Conv", "x w3", "d", strides=[2, 2]),
+        node("Add", "c d", "e"),
+        node("Relu", "e", "f"),
+        node("GlobalAveragePool", "f", "g"),
+        node("Flatten", "g", "h"),
+        node("Gemm", "h w4 b4", "y", transB=1),
+    ]
+    weights = {"w1": random(16, 8, 3, 3), "w2": random(16, 16, 3, 3), "w3": random(16, 8, 1, 1)}
+    return make_model(nodes, IMAGE, weights | {"w4": random(10, 16), "b4": random(10)})
+
+
+def clipped() -> onnx.ModelProto:
+    """ReLU6 by Clip, an open-ended Clip, HardSwish and HardSigmoid between convolutions."""
+    nodes = [
+        node("Conv", "x w", "a", pads=[1, 1, 1, 1]),
+        node("Clip", "a low high", "b"),
+        node("Conv", "b w", "c", pads=[1, 1, 1, 1]),
+        node("HardSwish", "c", "d"),
+        node("Conv", "d w", "e", pads=[1, 1, 1, 1]),
+        node("HardSigmoid", "e", "f", alpha=0.3),
+        node("Conv", "f w", "g", pads=[1, 1, 1, 1]),
+        helper.make_node("Clip", ["g", "", "high"], ["y"], name="node_y"),
+    ]
+    bounds = {"low": np.array(0.0, "float32"), "high": np.array(0.4, "float32")}
+    return make_model(nodes, IMAGE, {"w": random(8, 8, 3, 3), **bounds})
+
+
+def old_clip() -> onnx.ModelProto:
+    """Clip with attributes, as before opset 11; and initializers listed among the inputs, as in IR version 3."""
+    model = make_model([node("Clip", "x", "a", min=-0.2, max=0.3), node("Add", "a w", "y")], IMAGE, {"w": random(1)})
+    model.opset_import[0].version = 9
+    model.ir_version = 3
+    model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [1]))
+    return model
+
+
+def local_function() -> onnx.ModelProto:
+    """An operator of a domain of its own that the model itself defines."""
+    model = make_model([helper.make_node("Twice", ["x"], ["y"], domain="here")], IMAGE, domains={"here": 1})
+    opsets = [helper.make_opsetid("", 17)]
+    body = [helper.make_node("Add", ["v", "v"], ["w"])]
+    model.functions.append(helper.make_function("here", "Twice", ["v"], ["w"], body, opsets))
+    return model
+
+
+GRAPHS = [
+    dropout_unused_mask, dropout_chain_to_output, dropout_switched_off, dropout_used_mask, sums,
+    constant_of_shape_weights, conv_batch_norm, grouped_and_depthwise, residual, clipped, old_clip, local_function,
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def host() -> Any:
+    """The target of this machine."""
+    return target.make_target(target.host_target(2))
+
+
+def prepared(model: onnx.ModelProto, host: Any) -> tuple[Any, Any]:
+    """The imported model after the pipeline, and that pipeline."""
+    shapes = {spec.name: spec.static_shape for spec in model_inputs.read_inputs(model)}
+    return pipeline.prepare(importer.import_onnx(model, shapes), host, pipeline.require_pipeline("graph/1"))
+
+
+def largest_error(model: onnx.ModelProto, host: Any) -> float:
+    """Run both ways on the same values: the largest difference as a share of the largest output."""
+    module, used = prepared(model, host)
+    assert used.name == "graph/1"
+    executable = tvm.compile(pipeline.finish(module, host, None, used), target=host)
+    machine = tvm.relax.VirtualMachine(executable, tvm.cpu())
+    specs = model_inputs.read_inputs(model)
+    values = model_inputs.make_inputs(specs, 3)
+    ours = machine["main"](*(tvm.runtime.tensor(values[spec.name]) for spec in specs)).numpy()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    theirs = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, values)[0]
+    assert ours.shape == theirs.shape
+    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+
+
+@pytest.mark.parametrize("build", GRAPHS, ids=lambda build: build.__name__)
+def test_a_graph_computes_what_onnx_runtime_computes(build: Callable[[], onnx.ModelProto], host: Any) -> None:
+    """Within 1e-4 of the output's peak, through import, graph pipeline and compiler."""
+    model = build()
+    before = model.SerializeToString()
+    assert largest_error(model, host) < 1e-4
+    assert model.SerializeToString() == before
+
+
+@pytest.mark.parametrize("name", ["tiny-cnn", "mlp"])
+def test_a_zoo_model_computes_what_onnx_runtime_computes(name: str, host: Any) -> None:
+    """The zoo's small models do too."""
+    assert largest_error(source.resolve_model(name).load(), host) < 1e-4
+
+
+def test_clips_stay_with_their_convolutions(host: Any) -> None:
+    """No layout is turned around for an activation: each convolution holds what follows it."""
+    module, used = prepared(clipped(), host)
+    names = [w.name for w in workloads.extract(module, host, {}, used.name)]
+    assert sum(name.startswith("conv2d") for name in names) == 4
+    assert sum(name.startswith("transpose") for name in names) == 2
+
+
+@pytest.mark.parametrize("name", ["light_squeezenet", "light_resnet50"])
+def test_models_that_the_project_did_not_make(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """The ONNX package's own test models import, without a word on standard output."""
+    model = onnx.load(LIGHT / f"{name}.onnx")
+    shapes = {spec.name: spec.static_shape for spec in model_inputs.read_inputs(model)}
+    module = importer.import_onnx(model, shapes)
+    assert "main" in [var.name_hint for var in module.get_global_vars()]
+    assert capfd.readouterr().out == ""
+
+
+# What cannot be imported
+
+
+def test_an_unknown_operator_is_named_with_its_node() -> None:
+    """An ONNX operator without a converter: the error says which, and the first node of it."""
+    model = make_model([node("Relu", "x", "a"), node("Det", "a", "b"), node("Det", "a", "y")], {"x": (2, 3, 3)})
+    with pytest.raises(UsageError, match=r"operator Det \(node 'node_b'\)"):
+        importer.import_onnx(model, {"x": (2, 3, 3)})
+
+
+def test_a_failing_conversion_is_named_and_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """A converter that gives up: operator, node and its reason are in the error, standard output stays clean."""
+    model = make_model([node("Relu", "x", "a"), node("MatMul", "a w", "y")], {"x": (2, 3)}, {"w": random(4, 5)})
+    with pytest.raises(UsageError, match=r"operator MatMul \(node 'node_y'\): "):
+        importer.import_onnx(model, {"x": (2, 3)})
+    assert capfd.readouterr().out == ""
+
+
+def test_a_namesake_of_another_domain_is_refused() -> None:
+    """com.acme's Relu is not ONNX's: name, domain and node are in the error."""
+    relu = helper.make_node("Relu", ["x"], ["y"], name="theirs", domain="com.acme")
+    model = make_model([relu], IMAGE, domains={"com.acme": 1})
+    with pytest.raises(UsageError, match=r"com\.acme::Relu \(node 'theirs'\)"):
+        importer.import_onnx(model, IMAGE)
+
+
+def test_an_operator_of_onnx_runtimes_own_domain(host: Any) -> None:
+    """FastGelu of com.microsoft is known and computes the same; its BiasSoftmax is refused by name."""
+    gelu = helper.make_node("FastGelu", ["x"], ["y"], domain="com.microsoft")
+    assert largest_error(make_model([gelu], IMAGE, domains={"com.microsoft": 1}), host) < 1e-4
+    stranger = helper.make_node("BiasSoftmax", ["x", "x"], ["y"], domain="com.microsoft")
+    with pytest.raises(UsageError, match=r"com\.microsoft::BiasSoftmax"):
+        importer.import_onnx(make_model([stranger], IMAGE, domains={"com.microsoft": 1}), IMAGE)
+
+
+def test_attention_of_onnx_is_not_taken_for_onnx_runtimes() -> None:
+    """Both domains have an Attention; TVM knows one of them only."""
+    shape = (1, 2, 4, 8)
+    model = make_model([node("Attention", "q k v", "y")], dict.fromkeys("qkv", shape), opset=23)
+    with pytest.raises(UsageError, match=r"ai\.onnx::Attention"):
+        importer.import_onnx(model, dict.fromkeys("qkv", shape))
+
+
+def test_a_foreign_operator_inside_a_branch_is_found() -> None:
+    """Inner graphs are looked through as well."""
+    inner = helper.make_node("Relu", ["x"], ["z"], name="inside", domain="com.acme")
+    out = [helper.make_tensor_value_info("z", TensorProto.FLOAT, [2])]
+    branches = {f"{side}_branch": helper.make_graph([inner], side, [], out) for side in ("then", "else")}
+    nodes = [node("ReduceSum", "x", "s", keepdims=0), node("Cast", "s", "c", to=TensorProto.BOOL)]
+    model = make_model([*nodes, node("If", "c", "y", **branches)], {"x": (2,)}, domains={"com.acme": 1})
+    with pytest.raises(UsageError, match=r"com\.acme::Relu \(node 'inside'\)"):
+        importer.import_onnx(model, {"x": (2,)})
+
+
+def test_text_is_refused_by_input() -> None:
+    """A model that takes strings: the error names the inputs."""
+    model = make_model([node("Identity", "words", "y")], {"words": (3,)}, input_type=TensorProto.STRING)
+    with pytest.raises(UsageError, match="text: 'words'"):
+        importer.import_onnx(model, {"words": (3,)})
