@@ -19,13 +19,12 @@ def build_candidate(module_json: str, target_config: Mapping[str, Any], *, stand
     `standalone` the packing stays inside the function, so that it computes the right result from ordinary weights.
     """
     tvm = tvm_env.load()
-    from tvm.driver import build
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
     module = tvm.ir.load_json(module_json)
     if not standalone:
         module = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module)
-    built = build(module, target=make_target(target_config))
+    built = tvm.tirx.build(module, target=make_target(target_config))
     with tempfile.TemporaryDirectory(prefix="farm-build-") as folder:
         path = Path(folder) / "candidate.so"
         built.export_library(str(path), fcompile=_link)
