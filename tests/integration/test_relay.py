@@ -120,5 +120,5 @@ def test_a_relay_nobody_uses_ends_with_its_cut(board: socket.socket) -> None:
     """Cut before any client came: the address is free again and no thread stays behind."""
     relay = Relay(*board.getsockname())
     relay.cut()
-    with pytest.raises(OSError), socket.create_connection(relay.address, 0.5):  # noqa: PT012 - connecting is what fails
+    with pytest.raises(OSError), socket.create_connection(relay.address, 0.5):
         pass

@@ -59,9 +59,7 @@ def test_a_kernel_runs_on_given_arrays(client: Tracker, agent: Any, matmul: byte
     assert np.abs(list(outputs.values())[-1] - a @ b).max() < 1e-4
 
 
-def test_a_crash_is_an_outcome_and_the_session_goes_on(
-    client: Tracker, agent: Any, bad: bytes, matmul: bytes
-) -> None:
+def test_a_crash_is_an_outcome_and_the_session_goes_on(client: Tracker, agent: Any, bad: bytes, matmul: bytes) -> None:
     """A candidate that segfaults costs nothing but itself."""
     with BoardSession(client, agent.key) as session:
         assert session.measure(spec("segfault"), bad).status is Status.CRASHED
@@ -86,7 +84,7 @@ def test_an_overrun_raises_and_the_next_session_works(
 def test_a_killed_agent_is_a_lost_board(
     client: Tracker, tracker: Any, start_agent: Callable[..., Any], bad: bytes
 ) -> None:
-    """kill -9 of the whole agent in the middle of a measurement ends the call at once, as the board's fault."""
+    """Kill -9 of the whole agent in the middle of a measurement ends the call at once, as the board's fault."""
     agent = start_agent("--tracker", f"{tracker.host}:{tracker.port}")
     with BoardSession(client, agent.key) as session:
         family = [*agent.descendants()]

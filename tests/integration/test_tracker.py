@@ -137,5 +137,5 @@ def test_something_else_listens() -> None:
 def test_a_tracker_that_answers_nonsense(rest: bytes) -> None:
     """Garbage after the greeting is an error of the farm's own, not a crash or an endless read."""
     greeting = (0x2F271).to_bytes(4, "little")
-    with pytest.raises(TransientError, match="does not answer|nonsense"):
+    with pytest.raises(TransientError, match=r"does not answer|nonsense"):
         Tracker(*serve_once(greeting + rest)).fetch_summary()
