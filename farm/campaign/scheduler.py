@@ -8,7 +8,9 @@ from collections.abc import Sequence
 # Weights of the two guesses about a workload's next gain, and how much of its operator family's best speed it is
 # expected to reach: alpha and beta of Ansor's task scheduler (Zheng et al., OSDI 2020, section 6).
 _ALPHA, _BETA = 0.2, 2.0
-_WINDOW = 3
+# Rounds over which the recent gain is averaged. One lucky round early on must not hold the scheduler for long: with
+# Ansor's three, half of a small budget went to whichever workload had started worst.
+_WINDOW = 1
 
 # A workload below this share of the model's FLOP starts with one trial: its first schedule is usually its last.
 _LIGHT_SHARE = 0.002
