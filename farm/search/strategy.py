@@ -6,10 +6,14 @@ Which workload is asked next is the scheduler's business (`farm.campaign.schedul
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import Any
 
+from farm.errors import InternalError
 from farm.search import cost_model, traces, tvm_env
 from farm.search.workloads import Workload
+
+_log = logging.getLogger(__name__)
 
 # Rounds without any new candidate before a space counts as used up.
 _MAX_BARREN_ROUNDS = 4
@@ -20,6 +24,8 @@ class SearchSettings:
     """`population` is how many schedules evolve per proposal; see docs/performance.md for what it costs and brings.
 
     `first_population` is how many random ones are drawn while the cost model knows too little to evolve against.
+    Only with one thread does the same `seed` give the same candidates: with more, TVM hands out work as threads become
+    free.
     """
 
     population: int = 64
@@ -115,11 +121,13 @@ class WorkloadSearch:
         Good ones join the population and teach the cost model, as if they had been measured now.
         """
         self._seen.update(candidate for candidate, _, _ in known)
-        good = [
-            (traces.restore(trace_json, self._entry, self._target), latency)
-            for _, trace_json, latency in known
-            if latency is not None
-        ]
+        good = []
+        for candidate, trace_json, latency in known:
+            if latency is not None:
+                try:
+                    good.append((traces.restore(trace_json, self._entry, self._target), latency))
+                except InternalError as error:  # an old record that TVM takes no more must not stop a new run
+                    _log.warning("%s: candidate %s is left out: %s", self._workload.name, candidate, error)
         if not good:
             return
         self._prepare(1)

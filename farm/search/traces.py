@@ -27,15 +27,27 @@ def restore(text: str, entry: Any, target: Any) -> Any:
     tvm = tvm_env.load()
     import tvm.s_tir.meta_schedule as ms
 
-    trace, _, recorded_target, arguments = json.loads(text)
-    record = ms.database.TuningRecord.from_json([trace, [1.0], recorded_target, arguments], entry)
-    schedule = tvm.s_tir.Schedule(entry.mod)
-    record.trace.apply_to_schedule(schedule, remove_postproc=True)
-    context = ms.TuneContext(entry.mod, target=target, space_generator="post-order-apply", num_threads=1)
-    for postprocessor in context.space_generator.postprocs:
-        if not postprocessor.apply(schedule):
-            raise InternalError(f"{type(postprocessor).__name__} refuses a trace that it once took")
+    try:
+        trace, _, recorded_target, arguments = json.loads(text)
+        record = ms.database.TuningRecord.from_json([trace, [1.0], recorded_target, arguments], entry)
+        schedule = tvm.s_tir.Schedule(entry.mod)
+        record.trace.apply_to_schedule(schedule, remove_postproc=True)
+        # Marks where decisions end: without it the search, which replays decisions alone, would post-process twice.
+        schedule.enter_postproc()
+        for postprocessor in _postprocessors(entry.mod, target):
+            if not postprocessor.apply(schedule):
+                raise InternalError(f"{type(postprocessor).__name__} refuses a trace that it once took")
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:  # what TVM raises for a misfit
+        reason = str(error).strip().splitlines()
+        raise InternalError(f"a trace does not fit its workload: {reason[-1] if reason else error!r}") from error
     return ms.search_strategy.MeasureCandidate(schedule, record.args_info)
+
+
+def _postprocessors(module: Any, target: Any) -> list[Any]:
+    import tvm.s_tir.meta_schedule as ms
+
+    context = ms.TuneContext(module, target=target, space_generator="post-order-apply", num_threads=1)
+    return list(context.space_generator.postprocs)
 
 
 def as_record(item: Any, entry: Any, target: Any, latency_s: float) -> Any:

@@ -72,7 +72,7 @@ def readable_name(function: str, shapes: Sequence[tuple[int, ...]], kernel_layou
         stride = round(source[rows] / result[rows])
         size = f"{kernel['H']}x{kernel['W']}" + (f"/{stride}" if stride > 1 else "")
         return f"{fused} {size} {_dimensions(source)}>{kernel['O']}"
-    if words[0] == "matmul" and result[:-1] == source[:-1]:
+    if words[0] == "matmul" and source and len(result) == len(source) and result[:-1] == source[:-1]:
         return f"{fused} {_dimensions(source)}>{result[-1]}"
     return f"{fused} {_dimensions(source)}" + (f">{_dimensions(result)}" if result != source else "")
 

@@ -1,0 +1,262 @@
+"""Workloads of real models, and the search over one of them: what it proposes, remembers and learns."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+import tvm_ffi
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from farm.errors import InternalError
+from farm.models import inputs as model_inputs
+from farm.models import source
+from farm.search import builder, importer, pipeline, target, tvm_env, workloads
+from farm.search.cost_model import CostModel
+from farm.search.strategy import Candidate, SearchSettings, WorkloadSearch
+from farm.search.workloads import Workload
+
+tvm = tvm_env.load()
+
+ROOT = pathlib.Path(__file__).parents[2]
+# One fixed target, so that hashes are the same wherever the tests run.
+TARGET = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 2}
+# One thread: with more, TVM hands out work as threads become free, and no two runs are the same.
+SMALL = SearchSettings(population=16, first_population=8, generations=2, threads=1)
+
+
+def extract(model: onnx.ModelProto, pipeline_name: str = "graph/1") -> list[Workload]:
+    """The workloads of a model for the fixed target."""
+    compile_target = target.make_target(TARGET)
+    shapes = {spec.name: spec.static_shape for spec in model_inputs.read_inputs(model)}
+    module, used = pipeline.prepare(
+        importer.import_onnx(model, shapes), compile_target, pipeline.require_pipeline(pipeline_name)
+    )
+    return workloads.extract(module, compile_target, TARGET, used.name)
+
+
+@pytest.fixture(scope="module")
+def tiny_cnn() -> list[Workload]:
+    """The workloads of the zoo's tiny-cnn."""
+    return extract(source.resolve_model("tiny-cnn").load())
+
+
+@pytest.fixture(scope="module")
+def conv(tiny_cnn: list[Workload]) -> Workload:
+    """Its heaviest convolution."""
+    return tiny_cnn[0]
+
+
+def start_search(workload: Workload, model: CostModel | None = None) -> WorkloadSearch:
+    """A search with a cost model of its own."""
+    return WorkloadSearch(workload, target.make_target(TARGET), model or CostModel(0, 1, warmup=8), SMALL)
+
+
+def made_up_latency(candidate: Candidate) -> float:
+    """A latency that depends on the candidate alone; its last digits keep ties apart."""
+    return 1e-4 * (1 + int(candidate.hash[:4], 16) / 65536)
+
+
+# Workloads
+
+
+def test_names_say_what_is_done_to_what(tiny_cnn: list[Workload]) -> None:
+    """Operators, kernel, stride and sizes; no counters; every name once."""
+    names = {w.name: w.kind for w in tiny_cnn}
+    assert len(names) == len(tiny_cnn)
+    assert names["conv2d_add_relu 3x3 16x16x3>8"] == "conv2d"
+    assert names["conv2d_add_relu 3x3/2 8x8x8>16"] == "conv2d"
+    assert names["depthwise_conv2d_add_relu 3x3 8x8x8>8"] == "depthwise_conv2d"
+    assert names["matmul_add 16>10"] == "dense"
+    assert names["max_pool2d 16x16x8>8x8x8"] == "max_pool2d"
+
+
+def test_the_models_own_layout_is_named_too() -> None:
+    """Without layout conversion the kernel is found in the second and third dimension of OIHW."""
+    names = [w.name for w in extract(source.resolve_model("tiny-cnn").load(), "graph/1-nchw")]
+    assert "conv2d_add_relu 3x3 3x16x16>8" in names
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "name"),
+    [
+        ("fused_conv2d4_add1_relu11", [(1, 9, 9, 4), (3, 3, 4, 8), (1, 1, 1, 8), (1, 9, 9, 8)], "3x3 9x9x4>8"),
+        ("conv2d_add", [(2, 9, 9, 4), (1, 1, 4, 8), (1, 1, 1, 8), (2, 9, 9, 8)], "1x1 2x9x9x4>8"),
+        ("fused_matmul2", [(7, 16), (16, 4), (7, 4)], "7x16>4"),
+        ("softmax1", [(1, 10), (1, 10)], "10"),
+        ("add", [(), ()], "scalar"),
+    ],
+)
+def test_a_name_from_a_function(function: str, shapes: list[tuple[int, ...]], name: str) -> None:
+    """TVM's function names and argument shapes, and what the table shows for them."""
+    assert workloads.readable_name(function, shapes, "HWIO").partition(" ")[2] == name
+
+
+@settings(max_examples=50)
+@given(st.lists(st.lists(st.integers(1, 99), max_size=4).map(tuple), min_size=2, max_size=4), st.integers(0, 99))
+def test_every_function_gets_a_name(shapes: list[tuple[int, ...]], counter: int) -> None:
+    """Whatever the shapes, there is a name, and TVM's counter is not in its first word."""
+    for function in ("conv2d", "matmul", "softmax"):
+        first, _, rest = workloads.readable_name(f"{function}{counter}", shapes, "OIHW").partition(" ")
+        assert first.endswith(function)
+        assert rest
+
+
+def test_weights_and_flop_are_counted() -> None:
+    """Two equal convolutions are one workload of weight 2, with 2 * H * W * K * K * Cin * Cout operations and more."""
+    weight = np.random.default_rng(0).standard_normal((8, 8, 3, 3)).astype("float32")
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["a"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Conv", ["b", "w2"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["y"]),
+    ]
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 8, 10, 10]) for n in "xy"]
+    tensors = [numpy_helper.from_array(weight, "w1"), numpy_helper.from_array(2 * weight, "w2")]
+    graph = helper.make_graph(nodes, "twice", values[:1], values[1:], tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    heaviest = extract(model)[0]
+    assert (heaviest.name, heaviest.weight) == ("conv2d_relu 3x3 10x10x8>8", 2)
+    assert heaviest.flop == pytest.approx(2 * 10 * 10 * 9 * 8 * 8, rel=0.1)
+
+
+_PRINT_HASHES = """
+from tests.integration.test_search import extract
+from farm.models import source
+print([w.hash for w in extract(source.resolve_model("tiny-cnn").load())])
+"""
+
+
+def test_hashes_are_the_same_in_every_process(tiny_cnn: list[Workload]) -> None:
+    """A fresh interpreter with another hash seed finds the same workloads: records are found again."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "12345"}
+    command = [sys.executable, "-c", _PRINT_HASHES]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=True)
+    assert done.stdout.strip() == str([w.hash for w in tiny_cnn])
+
+
+def test_a_hash_holds_target_and_pipeline(conv: Workload) -> None:
+    """The same function for another CPU, or another graph pipeline, is another workload."""
+    module = tvm.ir.load_json(conv.module_json)
+    assert workloads.workload_hash(module, TARGET, "graph/1") == conv.hash
+    others = {
+        workloads.workload_hash(module, {**TARGET, "mcpu": "x86-64-v4"}, "graph/1"),
+        workloads.workload_hash(module, TARGET, "graph/1-nchw"),
+    }
+    assert len(others | {conv.hash}) == 3
+
+
+# Search
+
+
+def test_the_same_seed_and_results_give_the_same_candidates(conv: Workload) -> None:
+    """Two searches that are told the same propose the same, before and after the cost model is ready."""
+
+    def proposals() -> list[list[str]]:
+        search = start_search(conv)
+        rounds = []
+        for _ in range(3):
+            candidates = search.propose(8)
+            search.observe([(c.hash, made_up_latency(c)) for c in candidates])
+            rounds.append([c.hash for c in candidates])
+        return rounds
+
+    first, second = proposals(), proposals()
+    assert first == second
+    assert all(first)
+
+
+def test_a_candidate_is_proposed_once(conv: Workload) -> None:
+    """Over rounds with good, failed and forgotten candidates no hash comes twice."""
+    search = start_search(conv)
+    seen: list[str] = []
+    for _ in range(4):
+        candidates = search.propose(6)
+        assert 0 < len(candidates) <= 6
+        seen += [c.hash for c in candidates]
+        search.forget(candidates[-1].hash)
+        search.observe([(c.hash, None if i == 1 else made_up_latency(c)) for i, c in enumerate(candidates[:-1])])
+    assert len(seen) == len(set(seen))
+
+
+def test_what_was_recalled_is_not_proposed_again(conv: Workload) -> None:
+    """A new search that recalls an earlier run's candidates learns from them and proposes others."""
+    first = start_search(conv)
+    known = [(c.hash, c.trace_json, made_up_latency(c)) for c in first.propose(12)]
+    failed = first.propose(4)
+    model = CostModel(0, 1, warmup=8)
+    second = start_search(conv, model)
+    second.recall([*known, *[(c.hash, c.trace_json, None) for c in failed]])
+    assert model.size == len(known)
+    assert model.ready
+    proposed = {c.hash for _ in range(3) for c in second.propose(8)}
+    assert proposed
+    assert not proposed & {candidate for candidate, *_ in [*known, *[(c.hash,) for c in failed]]}
+
+
+def test_a_trace_leads_back_to_its_function(tiny_cnn: list[Workload]) -> None:
+    """Replayed, every candidate's trace gives the function that was measured, packed layouts and all."""
+    for workload in tiny_cnn[:3]:
+        search = start_search(workload)
+        for candidate in search.propose(4):
+            replayed = tvm.ir.load_json(search.replay(candidate.trace_json))
+            assert tvm_ffi.structural_equal(replayed, tvm.ir.load_json(candidate.module_json))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '[[[["Fuse"]], []], null, {}, []]'])
+def test_a_trace_that_fits_no_more_is_left_out(conv: Workload, text: str) -> None:
+    """A damaged record of an earlier run teaches nothing and stops nothing; its candidate is still not proposed."""
+    with pytest.raises(InternalError, match="does not fit"):
+        start_search(conv).replay(text)
+    model = CostModel(0, 1)
+    search = start_search(conv, model)
+    search.recall([("0" * 16, text, 1e-3)])
+    assert model.size == 0
+    assert search.propose(2)
+
+
+def test_unknown_results_are_ignored(conv: Workload) -> None:
+    """Results of candidates that this search never proposed teach nothing."""
+    model = CostModel(0, 1)
+    search = start_search(conv, model)
+    search.observe([("0" * 16, 1.0)])
+    search.forget("0" * 16)
+    assert model.size == 0
+
+
+def test_a_used_up_space_ends(tiny_cnn: list[Workload]) -> None:
+    """A transpose has few schedules: after a while nothing new is proposed, and asking on stays quick and empty."""
+    [tiny] = [w for w in tiny_cnn if w.name.startswith("transpose_reshape")]
+    search = start_search(tiny)
+    total = 0
+    for _ in range(30):
+        candidates = search.propose(8)
+        search.observe([(c.hash, made_up_latency(c)) for c in candidates])
+        total += len(candidates)
+        if search.exhausted:
+            break
+    assert search.exhausted
+    assert total > 0
+    assert search.propose(8) == []
+
+
+def test_a_proposed_candidate_builds_and_computes(tiny_cnn: list[Workload], tmp_path: pathlib.Path) -> None:
+    """A scheduled dense layer, built with its weights packed inside, gives NumPy's result."""
+    [dense] = [w for w in tiny_cnn if w.name == "matmul_add 16>10"]
+    [candidate] = start_search(dense).propose(1)
+    path = tmp_path / "candidate.so"
+    path.write_bytes(builder.build_candidate(candidate.module_json, TARGET, standalone=True))
+    function = tvm.runtime.load_module(str(path))["main"]
+    rng = np.random.default_rng(2)
+    arrays = [rng.standard_normal(shape).astype(dtype) for shape, dtype in dense.arguments]
+    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    function(*tensors)
+    x, w, b, _ = arrays
+    assert np.abs(tensors[-1].numpy() - (x @ w + b)).max() < 1e-4
