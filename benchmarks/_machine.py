@@ -118,3 +118,8 @@ def wait_until_quiet(quick: bool = False) -> bool:
             say("the machine does not become quiet: the figures will be noisy")
             return False
     return True
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0))
