@@ -17,7 +17,7 @@ import onnx
 import onnx.inliner
 
 from farm.errors import UsageError
-from farm.search import converters, tvm_env
+from farm.search import constants, converters, tvm_env
 
 # TVM looks converters up by operator name alone, so an operator of any other domain would become its namesake.
 _STANDARD_DOMAINS = ("", "ai.onnx")
@@ -69,12 +69,13 @@ def _rewrite_for_tvm(model: onnx.ModelProto) -> onnx.ModelProto:
     copy.CopyFrom(onnx.inliner.inline_local_functions(model) if model.functions else model)
     graph = copy.graph
     # ONNX IR < 4 lists initializers among the inputs; TVM would make them parameters of the function.
-    constants = {i.name for i in graph.initializer}
-    inputs = [value for value in graph.input if value.name not in constants]
+    weights = {i.name for i in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in weights]
     del graph.input[:]
     graph.input.extend(inputs)
 
     _drop_dropout(graph)
+    constants.fold_batch_norm(graph)
     _fold_constant_of_shape(graph)
     return copy
 
@@ -130,13 +131,13 @@ def _is_standard(node: onnx.NodeProto, op_type: str) -> bool:
 
 def _fold_constant_of_shape(graph: onnx.GraphProto) -> None:
     """Weights made by ConstantOfShape on a constant shape become initializers, so that shapes are known early."""
-    constants = {i.name: i for i in graph.initializer}
+    known = {i.name: i for i in graph.initializer}
     outputs = {value.name for value in graph.output}
     nodes = []
     for node in graph.node:
-        foldable = _is_standard(node, "ConstantOfShape") and node.input[0] in constants
+        foldable = _is_standard(node, "ConstantOfShape") and node.input[0] in known
         if foldable and node.output[0] not in outputs:
-            shape = _value(constants[node.input[0]])
+            shape = _value(known[node.input[0]])
             values = [_value(a.t) for a in node.attribute if a.name == "value"]
             value = values[0] if values else np.zeros(1, "float32")
             array = np.full(tuple(int(d) for d in shape), value.flat[0], value.dtype)

@@ -11,7 +11,7 @@ import dataclasses
 from typing import Any
 
 from farm.errors import UsageError
-from farm.search import tvm_env
+from farm.search import constants, tvm_env
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +66,12 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
         transform.FoldBatchnormToConv2D(),
         transform.DecomposeOpsForInference(),
         transform.CanonicalizeBindings(),
+        constants.fold_shapes(),
         transform.FoldConstant(),
     ]
     if pipeline.layout:
         data, kernel = pipeline.layout
-        passes.append(transform.ConvertLayout({"relax.nn.conv2d": [data, kernel]}))
+        passes += [transform.ConvertLayout({"relax.nn.conv2d": [data, kernel]}), constants.fold_shapes()]
     passes.append(relax.get_pipeline("zero"))
     if pipeline.prepack:
         passes.append(transform.AttachAttrLayoutFreeBuffers())

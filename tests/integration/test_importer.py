@@ -116,6 +116,20 @@ def conv_batch_norm() -> onnx.ModelProto:
     return make_model(nodes, IMAGE, weights | {"v": np.abs(random(16)) + np.float32(0.5)})
 
 
+def conv_read_twice() -> onnx.ModelProto:
+    """A convolution whose result is read before and after batch normalisation, its weights shared with another one."""
+    nodes = [
+        node("Conv", "x w", "a"),
+        node("BatchNormalization", "a s o m v", "n", epsilon=1e-3),
+        node("Add", "a n", "c"),
+        node("Conv", "x w", "d"),
+        node("BatchNormalization", "d s o m v", "e"),
+        node("Add", "c e", "y"),
+    ]
+    weights = {"w": random(8, 8, 1, 1), "s": random(8), "o": random(8), "m": random(8)}
+    return make_model(nodes, IMAGE, weights | {"v": np.abs(random(8)) + np.float32(0.5)})
+
+
 def grouped_and_depthwise() -> onnx.ModelProto:
     """A depthwise convolution, then one in two groups."""
     nodes = [
@@ -178,7 +192,7 @@ def local_function() -> onnx.ModelProto:
 
 GRAPHS = [
     dropout_unused_mask, dropout_chain_to_output, dropout_switched_off, dropout_used_mask, sums,
-    constant_of_shape_weights, conv_batch_norm, grouped_and_depthwise, residual, clipped, old_clip, local_function,
+    constant_of_shape_weights, conv_batch_norm, conv_read_twice, grouped_and_depthwise, residual, clipped, old_clip, local_function,
 ]  # fmt: skip
 
 
@@ -223,6 +237,13 @@ def test_a_graph_computes_what_onnx_runtime_computes(build: Callable[[], onnx.Mo
 def test_a_zoo_model_computes_what_onnx_runtime_computes(name: str, host: Any) -> None:
     """The zoo's small models do too."""
     assert largest_error(source.resolve_model(name).load(), host) < 1e-4
+
+
+def test_batch_norm_and_layout_cost_no_compilation(host: Any) -> None:
+    """After import and pipeline a convolution with batch normalisation is one function with constant weights."""
+    module, used = prepared(conv_batch_norm(), host)
+    names = [w.name for w in workloads.extract(module, host, {}, used.name)]
+    assert names == ["conv2d_add_relu 3x3/2 12x12x8>16", "transpose 8x12x12>12x12x8", "transpose 6x6x16>16x6x6"]
 
 
 def test_clips_stay_with_their_convolutions(host: Any) -> None:
