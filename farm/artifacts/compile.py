@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 
 import onnx
 
-from farm.errors import PermanentError
+from farm.errors import InternalError, PermanentError
 from farm.search import importer, linker, pipeline, target, traces, tvm_env, workloads
 from farm.values import Record
+
+_log = logging.getLogger(__name__)
 
 # What TVM makes of a model when nobody tunes: its own operator schedules in the model's layout, weights as they are.
 UNTUNED_PIPELINE = "graph/1-plain"
@@ -20,7 +23,7 @@ UNTUNED_PIPELINE = "graph/1-plain"
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """`library` is a linked shared object. `applied` of the model's `workloads` distinct functions came from records."""
+    """`library` is a linked shared object. `applied` of the model's `workloads` distinct functions are from records."""
 
     library: bytes = dataclasses.field(repr=False)
     workloads: int
@@ -54,7 +57,11 @@ def compile_model(
     for workload in found:
         if (record := best.get(workload.hash)) is not None:
             entry = database.commit_workload(tvm.ir.load_json(workload.module_json))
-            item = traces.restore(record.trace_json, entry, compile_target)
+            try:
+                item = traces.restore(record.trace_json, entry, compile_target)
+            except (InternalError, tvm.error.InternalError, ValueError) as error:
+                _log.warning("the record of %s cannot be applied: %s", record.workload_name, error)
+                continue
             database.commit_tuning_record(traces.as_record(item, entry, compile_target, record.median_s))
             applied += 1
     finished = pipeline.finish(module, compile_target, database if applied else None, used)

@@ -17,7 +17,9 @@ import numpy as np
 from device_agent.protocol import Engine as Runner
 from device_agent.protocol import RunSpec, Status
 from farm.artifacts.verify import compare
-from farm.campaign.engine_parts import Parts, ray_running
+from farm.campaign.engine_parts import Parts
+from farm.campaign.engine_ray import ray_running
+from farm.campaign.machine import machine_lock
 from farm.errors import FarmError, PermanentError
 from farm.fleet.local import LocalFarm
 from farm.inventory.board_types import load_board_types, require_board_type
@@ -60,11 +62,13 @@ def examine(settings: Settings, show: Callable[[Check], None]) -> None:
             found["store"] = stack.enter_context(Store(settings.home_path / "farm.db"))
             return f"{settings.home_path / 'farm.db'}, {len(found['store'].fetch_records())} records"
 
-        def start_ray() -> str:
-            import ray
+        def machine() -> str:
+            stack.enter_context(machine_lock())
+            return "no other farm command is measuring"
 
+        def start_ray() -> str:
             stack.enter_context(ray_running(1))
-            return f"{ray.__version__}, local, {ray.cluster_resources().get('CPU', 0):.0f} CPU"
+            return f"{importlib.metadata.version('ray')}, local, 1 CPU"
 
         def farm() -> str:
             found["farm"] = stack.enter_context(LocalFarm(settings.tracker_port, settings.home_path / "logs"))
@@ -90,15 +94,28 @@ def examine(settings: Settings, show: Callable[[Check], None]) -> None:
                 hop("linker", _link),
             ]
         )
-        if hop("store", store) and hop("ray", start_ray) and hop("tracker", farm) and hop("agent", agent) and everything:
+        if (
+            hop("store", store)
+            and hop("machine", machine)
+            and hop("ray", start_ray)
+            and hop("tracker", farm)
+            and hop("agent", agent)
+            and everything
+        ):
             hop("kernel", lambda: _kernel(found["parts"]))
 
 
 def _packages() -> str:
-    wrong = [f"{name} {have}, needs {want}" for name, want in _PINS.items() if (have := importlib.metadata.version(name)) != want]
+    names = (*_PINS, "ray", "xgboost-cpu", "numpy", "onnx", "ziglang")
+    found: dict[str, str] = {}
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    wrong = [f"{name} is not installed" for name in names if name not in found]
+    wrong += [f"{name} {found[name]}, needs {want}" for name, want in _PINS.items() if found.get(name, want) != want]
     if wrong:
         raise PermanentError("; ".join(wrong), "Install the pinned versions: make setup.")
-    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in (*_PINS, "ray", "xgboost-cpu", "numpy"))
+    return ", ".join(f"{name} {version}" for name, version in found.items())
 
 
 def _settings(settings: Settings) -> str:
@@ -132,4 +149,5 @@ def _kernel(parts: Parts) -> str:
     verdict = compare([list(outputs.values())[-1]], [a @ b])
     if not verdict.matches:
         raise PermanentError(f"the probe kernel computes something else: {verdict.reason}")
-    return f"64x64 matrix product in {np.median(outcome.latency_s) * 1e6:.0f} us, largest error {verdict.max_abs_error:.1e}"
+    microseconds = np.median(outcome.latency_s) * 1e6
+    return f"64x64 matrix product in {microseconds:.0f} us, largest error {verdict.max_abs_error:.1e}"

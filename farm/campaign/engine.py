@@ -14,10 +14,12 @@ from typing import Any
 
 import ray
 
-from device_agent.protocol import FaultSide, Limits, MeasureSpec, Outcome, Status, TensorSpec
-from farm.campaign import scheduler
-from farm.campaign.engine_parts import Parts
-from farm.errors import InternalError
+from device_agent.protocol import FaultSide, Limits, MeasureSpec, Outcome, ProtocolError, Status, TensorSpec
+from farm.campaign import engine_ray, scheduler
+from farm.campaign.engine_parts import WORK_TIMEOUT_S, Parts
+from farm.campaign.engine_ray import ActorLostError
+from farm.campaign.engine_state import Job, Measurement, Search, Workload, begin_workload
+from farm.errors import DeadlineError, FarmError, InternalError, UnavailableError
 from farm.report.progress import Progress, WorkloadProgress
 from farm.search.build_pool import BuildResult
 from farm.store import Store
@@ -27,32 +29,14 @@ from farm.values import DEFAULT_POINT, Trial
 # a board goes down, or a compiler dies, is given up after that: twice is no accident.
 MAX_ATTEMPTS = 3
 MAX_LOSSES = 2
+# So many trials in a row that failed through no fault of their candidates: nothing says that the next will not.
+MAX_FAULTS_IN_A_ROW = 8
+# After so many losses of the board in a row an agent that still runs is taken for stuck.
+_LOSSES_TO_RESTART = 2
+# For an answer that Ray has announced to arrive here.
+_FETCH_TIMEOUT_S = 10.0
 # How often everything is looked at when nothing finishes.
 _TICK_S = 0.5
-
-
-@dataclasses.dataclass(eq=False)
-class _Job:
-    """A candidate on its way through the engine."""
-
-    index: int
-    candidate: Any
-    attempt: int = 1
-    losses: int = 0
-    library: bytes | None = None
-    sha256: str | None = None
-    build_s: float | None = None
-
-
-@dataclasses.dataclass
-class _Workload:
-    """A workload and how far it is."""
-
-    spec: Any
-    state: scheduler.WorkloadState
-    trials: int = 0
-    open: int = 0
-    round_best_s: float | None = None
 
 
 class Engine:
@@ -71,11 +55,13 @@ class Engine:
         self._campaign = campaign
         self._target = parts.target()
         self._known = {workload: list(items) for workload, items in known.items()}
-        self._workloads = [_begin(workload, self._known.get(workload.hash, [])) for workload in workloads]
-        self._searching: dict[Any, tuple[int, int]] = {}
-        self._to_build: deque[_Job] = deque()
-        self._built: deque[_Job] = deque()
-        self._measuring: dict[Any, _Job] = {}
+        self._workloads = [begin_workload(workload, self._known.get(workload.hash, [])) for workload in workloads]
+        self._searching: dict[Any, Search] = {}
+        self._to_build: deque[Job] = deque()
+        self._built: deque[Job] = deque()
+        self._measuring: dict[Any, Measurement] = {}
+        self._faults_in_a_row = 0
+        self._losses_in_a_row = 0
         self._quiet_phase = False
         self._first_phase = True
         self.faults = {f"{side}_faults": 0 for side in FaultSide}
@@ -85,13 +71,17 @@ class Engine:
         self._parts.open_search(workloads, self._known)
 
     def tune(self, budget: int, report: Callable[[Progress], None]) -> None:
-        """Measure `budget` candidates (or all there are). Trials are in the store as soon as they are known."""
+        """Measure `budget` candidates (or all there are). Trials are in the store as soon as they are known.
+
+        Raises UnavailableError where the board or the farm stays broken, or the store cannot be written.
+        """
         self._budget = budget
         self._asked = 0
         self._started = time.monotonic()
         self._counted = 0
         while True:
             self._parts.look_after_farm()
+            self._parts.look_after_search()
             self._dispatch()
             pending = [*self._searching, *self._parts.builds.pending, *self._measuring]
             if not pending:
@@ -103,6 +93,7 @@ class Engine:
                 self._collect(reference)
             for job, result in self._parts.builds.expire():
                 self._on_built(job, result)
+            self._expire()
             report(self.progress())
         report(self.progress(finished=True))
 
@@ -169,9 +160,9 @@ class Engine:
         workload = self._workloads[index]
         workload.state = dataclasses.replace(workload.state, asked=workload.state.asked + count)
         reference = self._parts.search.propose.remote(workload.spec.hash, count)
-        self._searching[reference] = (index, count)
+        self._searching[reference] = Search(index, count, time.monotonic() + WORK_TIMEOUT_S)
 
-    def _start_measuring(self, job: _Job) -> None:
+    def _start_measuring(self, job: Job) -> None:
         settings = self._settings
         spec = MeasureSpec(
             arguments=tuple(TensorSpec(shape, dtype) for shape, dtype in job.candidate.arguments),
@@ -185,42 +176,66 @@ class Engine:
                 threads=int(self._target.get("num-cores", 0)),
             ),
         )
-        self._measuring[self._parts.board.measure.remote(spec.to_json(), job.library)] = job
+        deadline = time.monotonic() + self._parts.call_timeout_s(spec.limits.timeout_s, len(job.library or b""))
+        reference = self._parts.board.measure.remote(spec.to_json(), job.library)
+        self._measuring[reference] = Measurement(job, self._parts.board, deadline)
 
     # Collect: what has finished
 
     def _collect(self, reference: Any) -> None:
         if reference in self._searching:
-            self._on_searched(reference, *self._searching.pop(reference))
+            self._on_searched(reference, self._searching.pop(reference))
         elif reference in self._measuring:
             self._on_measured(reference, self._measuring.pop(reference))
         else:
             self._on_built(*self._parts.builds.collect(reference))
 
-    def _on_searched(self, reference: Any, index: int, count: int) -> None:
-        workload = self._workloads[index]
+    def _expire(self) -> None:
+        """Give up waiting for actors that are stuck; whoever waits for them finds them dead."""
+        now = time.monotonic()
+        for reference, search in list(self._searching.items()):
+            if search.deadline < now:
+                self._on_searched(reference, self._searching.pop(reference))
+        for reference, measurement in list(self._measuring.items()):
+            if measurement.deadline < now:
+                self._on_measured(reference, self._measuring.pop(reference))
+
+    def _on_searched(self, reference: Any, search: Search) -> None:
+        workload = self._workloads[search.index]
         try:
-            candidates = ray.get(reference)
-        except ray.exceptions.RayActorError:
-            self._give_back(index, count)
+            candidates = engine_ray.get(reference, f"searching {workload.spec.name}", _FETCH_TIMEOUT_S)
+        except (ActorLostError, DeadlineError) as error:
+            self._give_back(search.index, search.count)
+            workload.search_losses += 1
             self._parts.restart_search()
             self._remember()
             self._parts.open_search([w.spec for w in self._workloads], self._known)
+            if workload.search_losses >= MAX_LOSSES:
+                self._leave(workload, error)
             return
-        self._give_back(index, count - len(candidates))
+        except FarmError as error:
+            self._give_back(search.index, search.count)
+            self._leave(workload, error)
+            return
+        self._give_back(search.index, search.count - len(candidates))
         if not candidates:
             workload.state = dataclasses.replace(workload.state, exhausted=True)
         workload.open += len(candidates)
-        self._to_build.extend(_Job(index, candidate) for candidate in candidates)
+        self._to_build.extend(Job(search.index, candidate) for candidate in candidates)
 
-    def _on_built(self, job: _Job, result: BuildResult) -> None:
+    def _leave(self, workload: Workload, error: FarmError) -> None:
+        """Search a workload no further: what it does to the search it would do again. The others go on."""
+        workload.state = dataclasses.replace(workload.state, exhausted=True)
+        self._parts.event("search_failed", workload.spec.name, error.message)
+
+    def _on_built(self, job: Job, result: BuildResult) -> None:
         job.build_s = result.seconds
         if result.status is Status.OK:
             job.library, job.sha256 = result.library, result.sha256
             self._built.append(job)
             return
         outcome = Outcome(result.status, result.message, started_at=time.time())
-        if result.status is Status.FARM_ERROR:
+        if result.died:
             job.losses += 1
             if job.losses >= MAX_LOSSES:
                 outcome = dataclasses.replace(
@@ -228,24 +243,31 @@ class Engine:
                 )
         self._conclude(job, outcome, None)
 
-    def _on_measured(self, reference: Any, job: _Job) -> None:
-        held_s = None
+    def _on_measured(self, reference: Any, measurement: Measurement) -> None:
+        job, held_s = measurement.job, None
         try:
-            text, held_s = ray.get(reference)
+            text, held_s = engine_ray.get(reference, "the board's actor", _FETCH_TIMEOUT_S)
             outcome = Outcome.from_json(text)
-        except ray.exceptions.RayActorError as error:
-            outcome = Outcome(Status.FARM_ERROR, f"the board's actor died: {str(error).splitlines()[0]}")
-            self._parts.replace_board()
-        except ray.exceptions.RayTaskError as error:
-            outcome = Outcome(Status.FARM_ERROR, f"the board's actor failed: {error.cause}")
+        except (ActorLostError, DeadlineError) as error:
+            outcome = Outcome(Status.FARM_ERROR, error.message, started_at=time.time())
+            # Both calls of a dead actor come here; the second one finds a new actor in place.
+            if measurement.actor is self._parts.board:
+                self._parts.replace_board()
+        except (FarmError, ProtocolError) as error:
+            outcome = Outcome(Status.FARM_ERROR, f"the board's actor failed: {error}", started_at=time.time())
         if outcome.status is Status.OK and held_s is not None:
             self.overheads_s.append(held_s - outcome.timing_s)
         if outcome.status is Status.BOARD_LOST:
             job.losses += 1
+            self._losses_in_a_row += 1
             self._parts.event("board_lost", self._parts.farm.key, outcome.message)
+            if self._losses_in_a_row % _LOSSES_TO_RESTART == 0:
+                self._parts.restart_agent()
+        else:
+            self._losses_in_a_row = 0
         self._conclude(job, outcome, held_s)
 
-    def _conclude(self, job: _Job, outcome: Outcome, held_s: float | None) -> None:
+    def _conclude(self, job: Job, outcome: Outcome, held_s: float | None) -> None:
         """Write the trial; teach the search what the candidate itself is to blame for; try the rest again."""
         workload = self._workloads[job.index]
         trial = Trial(
@@ -265,6 +287,7 @@ class Engine:
         side = outcome.status.fault_side
         if side is not None:
             self.faults[f"{side}_faults"] += 1
+        self._count_faults(outcome)
         if side in (None, FaultSide.CANDIDATE):
             if self.first_trial_at is None and side is None:
                 self.first_trial_at = time.time()
@@ -276,8 +299,10 @@ class Engine:
             (self._to_build if job.library is None else self._built).append(job)
             return
         else:
-            self._parts.event("given_up", job.candidate.hash, f"{outcome.status} {job.attempt} times: {outcome.message}")
-            self._parts.search.forget.remote(workload.spec.hash, job.candidate.hash)
+            self._parts.event(
+                "given_up", job.candidate.hash, f"{outcome.status} {job.attempt} times: {outcome.message}"
+            )
+            self._parts.forget(workload.spec.hash, job.candidate.hash)
             self._give_back(job.index, 1)
         workload.open -= 1
         if workload.open == 0 and workload.round_best_s is not None:
@@ -287,11 +312,22 @@ class Engine:
             if (latency := scheduler.model_latency_s(self._states())) is not None:
                 self.history.append((self._counted, latency))
 
-    def _learn(self, job: _Job, workload: _Workload, median_s: float | None) -> None:
-        self._known.setdefault(workload.spec.hash, []).append(
-            (job.candidate.hash, job.candidate.trace_json, median_s)
-        )
-        self._parts.search.observe.remote(workload.spec.hash, [(job.candidate.hash, median_s)])
+    def _count_faults(self, outcome: Outcome) -> None:
+        """Raise UnavailableError once nothing has worked for a while: trying on would go on for ever."""
+        if outcome.status.fault_side in (None, FaultSide.CANDIDATE):
+            self._faults_in_a_row = 0
+            return
+        self._faults_in_a_row += 1
+        if self._faults_in_a_row >= MAX_FAULTS_IN_A_ROW:
+            raise UnavailableError(
+                f"{self._faults_in_a_row} trials in a row failed through no fault of their candidates; "
+                f"the last: {outcome.status}: {outcome.message}",
+                "Finished trials are kept. `farm doctor` names the part that fails.",
+            )
+
+    def _learn(self, job: Job, workload: Workload, median_s: float | None) -> None:
+        self._known.setdefault(workload.spec.hash, []).append((job.candidate.hash, job.candidate.trace_json, median_s))
+        self._parts.observe(workload.spec.hash, [(job.candidate.hash, median_s)])
         if median_s is not None:
             workload.round_best_s = min(median_s, workload.round_best_s or median_s)
 
@@ -299,7 +335,8 @@ class Engine:
 
     def _remember(self) -> None:
         """Candidates under way are lost to the new search's memory; keep it from proposing them twice."""
-        for job in [*self._to_build, *self._built, *self._measuring.values(), *self._parts.builds.jobs]:
+        at_board = [measurement.job for measurement in self._measuring.values()]
+        for job in [*self._to_build, *self._built, *at_board, *self._parts.builds.jobs]:
             self._known.setdefault(self._workloads[job.index].spec.hash, []).append(
                 (job.candidate.hash, job.candidate.trace_json, None)
             )
@@ -316,17 +353,3 @@ class Engine:
 
     def _scheduling(self) -> scheduler.SchedulerSettings:
         return scheduler.SchedulerSettings(self._settings.warmup, self._settings.batch)
-
-
-def _begin(workload: Any, known: Sequence[tuple[str, str, float | None]]) -> _Workload:
-    good = [latency for _, _, latency in known if latency is not None]
-    return _Workload(
-        workload,
-        scheduler.WorkloadState(
-            kind=workload.kind,
-            weight=workload.weight,
-            flop=workload.flop,
-            asked=len(known),
-            best_s=(min(good),) if good else (),
-        ),
-    )

@@ -15,6 +15,9 @@ from farm.errors import FarmError, TransientError
 from farm.fleet.tracker import Tracker
 from farm.measure.session import Arrays, BoardSession
 
+# An agent that takes a dead one's place is at the tracker in some seconds, a released board at once.
+REQUEST_TIMEOUT_S = 30.0
+
 
 class SearchActor:
     """Holds a prepared model's workloads, their searches and the cost model they share."""
@@ -107,7 +110,7 @@ class BoardActor:
         """An outcome's JSON and for how many seconds the session was busy with it."""
         started = time.monotonic()
         try:
-            session = self._open(60.0)
+            session = self._open(REQUEST_TIMEOUT_S)
             started = time.monotonic()
             outcome = session.measure(MeasureSpec.from_json(spec_json), library)
         except FarmError as error:
@@ -117,7 +120,7 @@ class BoardActor:
     def run_model(self, spec_json: str, program: bytes, inputs: Mapping[str, Any]) -> tuple[str, Arrays]:
         """An outcome's JSON and the outputs."""
         try:
-            outcome, outputs = self._open(60.0).run_model(RunSpec.from_json(spec_json), program, inputs)
+            outcome, outputs = self._open(REQUEST_TIMEOUT_S).run_model(RunSpec.from_json(spec_json), program, inputs)
         except FarmError as error:
             return self._fault(error).to_json(), {}
         return outcome.to_json(), {name: np.asarray(value) for name, value in outputs.items()}

@@ -17,7 +17,7 @@ from device_agent.protocol import Engine as Runner
 from device_agent.protocol import Limits, Outcome, RunSpec, Status
 from farm.artifacts.verify import Comparison, compare
 from farm.campaign.engine_parts import Parts
-from farm.errors import PermanentError
+from farm.errors import InternalError, PermanentError
 from farm.search.build_pool import BuildResult
 from farm.store import Store
 from farm.values import DEFAULT_POINT, Record, Trial
@@ -94,13 +94,22 @@ def _find_best(store: Store, workload: Any, board_type: str, simulated: bool) ->
 
 def _check_all(parts: Parts, winners: Sequence[tuple[Any, dict[str, Any]]]) -> Iterator[Comparison]:
     """A verdict per winner, in order. All are built together, so that every compiler has work."""
-    programs = []
+    programs: list[tuple[str, bool]] = []
+    places: list[tuple[int, int] | str] = []
     for workload, row in winners:
-        programs.append((workload.module_json, True))
-        programs.append((parts.replay(workload.hash, row["trace_json"]), True))
+        try:
+            scheduled = parts.replay(workload.hash, row["trace_json"])
+        except InternalError as error:
+            places.append(f"its trace cannot be replayed: {error.message}")
+            continue
+        places.append((len(programs), len(programs) + 1))
+        programs += [(workload.module_json, True), (scheduled, True)]
     built = parts.build_all(programs, parts.target())
-    for index, (workload, _) in enumerate(winners):
-        yield _check(parts, workload, built[2 * index], built[2 * index + 1])
+    for (workload, _), place in zip(winners, places, strict=True):
+        if isinstance(place, str):
+            yield Comparison(False, float("inf"), float("inf"), place)
+        else:
+            yield _check(parts, workload, built[place[0]], built[place[1]])
 
 
 def _check(parts: Parts, workload: Any, reference: BuildResult, candidate: BuildResult) -> Comparison:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -26,11 +27,13 @@ from farm.models.source import ModelSource
 from farm.report import markdown, plots
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import DEFAULT_POINT, Board
+from farm.values import DEFAULT_POINT, Board, Record
 
 # The variants take turns in this many rounds, so that a drifting machine treats them alike.
 _ROUNDS = 3
 _WARMUP_RUNS = 5
+# A compiled model this much slower than the sum of its parts was not made of what was measured.
+_SUSPICIOUS = 1.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +74,7 @@ def run(
         compiled = compile_model(model, shapes, target, pipeline, records, board_type.link_triple)
         listener.note(f"timing untuned, tuned and ONNX Runtime on {board.name}, {settings.model_runs} runs each")
         timed = _time_variants(local, settings, request, untuned, compiled, int(target["num-cores"]))
-    document = _document(request, settings, board, target, tuned, compiled, timed, len(records))
+    document = _document(request, settings, board, target, tuned, compiled, timed, workloads, records)
     _write(request.out, document, tuned, compiled, timed)
     return document
 
@@ -117,7 +120,9 @@ def _time_variants(
             outcome, outputs = local.parts.run(spec, program, dict(arrays))
             if outcome.status is not Status.OK:
                 if name == "tuned":
-                    raise PermanentError(f"the tuned model does not run on the board: {outcome.status} {outcome.message}")
+                    raise PermanentError(
+                        f"the tuned model does not run on the board: {outcome.status} {outcome.message}"
+                    )
                 timed.missing[name] = f"{outcome.status}: {outcome.message}"
                 timed.samples.pop(name, None)
                 continue
@@ -134,7 +139,8 @@ def _document(
     tuned: Tuned,
     compiled: Compiled,
     timed: _Timed,
-    records: int,
+    workloads: Sequence[Any],
+    records: Sequence[Record],
 ) -> dict[str, Any]:
     summaries = {name: timed.summary(name) for name in ("untuned", "tuned", "onnxruntime")}
     latency = {name: None if s is None else _milliseconds(s) for name, s in summaries.items()}
@@ -147,6 +153,7 @@ def _document(
     notes = [f"{name}: {reason}" for name, reason in timed.missing.items()]
     if check is not None and check.reason:
         notes.append(check.reason)
+    notes += _doubts(ours, compiled, workloads, records)
     return {
         "model": request.source.name,
         "board": {"name": board.name, "type": board.board_type, "simulated": board.simulated},
@@ -156,8 +163,8 @@ def _document(
         "latency_ms": latency,
         "speedup_vs_untuned": None if stock is None else stock.median / ours.median,
         "ratio_to_onnxruntime": None if theirs is None else ours.median / theirs.median,
-        "max_abs_error": None if check is None else check.max_abs_error,
-        "max_rel_error": None if check is None else check.max_rel_error,
+        "max_abs_error": None if check is None else _finite(check.max_abs_error),
+        "max_rel_error": None if check is None else _finite(check.max_rel_error),
         "outputs_match": None if check is None else check.matches,
         "overhead_per_trial_ms": None if overhead is None else overhead * 1e3,
         "records_reused": tuned.recalled,
@@ -179,7 +186,8 @@ def _document(
             "threads": int(target["num-cores"]),
             "interval": "95 % bootstrap confidence interval of the median",
             "untuned": f"TVM's own default schedules, graph pipeline {UNTUNED_PIPELINE}",
-            "tuned": f"graph pipeline {compiled.pipeline}, {compiled.applied} of {compiled.workloads} functions from records",
+            "tuned": f"graph pipeline {compiled.pipeline}, "
+            f"{compiled.applied} of {compiled.workloads} functions from records",
             "isolation": settings.isolation,
         },
         "environment": {
@@ -203,8 +211,31 @@ def _document(
 
 def _milliseconds(summary: Summary) -> dict[str, Any]:
     values = summary.scaled(1e3)
-    low, high = values.pop("ci_low"), values.pop("ci_high")
-    return {**values, "ci": [low, high], "runs": values.pop("count")}
+    low, high, runs = values.pop("ci_low"), values.pop("ci_high"), values.pop("count")
+    return {**values, "ci": [low, high], "runs": runs}
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity: the error of an output that is not a number has no size."""
+    return value if math.isfinite(value) else None
+
+
+def _doubts(ours: Summary, compiled: Compiled, workloads: Sequence[Any], records: Sequence[Record]) -> list[str]:
+    """What the reader must know before believing the figures."""
+    notes = []
+    if compiled.applied < len(records):
+        notes.append(f"{len(records) - compiled.applied} of {len(records)} records could not be applied to the model")
+    if missing := compiled.workloads - len(records):
+        notes.append(f"{missing} of {compiled.workloads} functions have no record and run TVM's default code")
+        return notes  # there is no sum to compare with
+    weights = {workload.hash: workload.weight for workload in workloads}
+    expected = math.fsum(record.median_s * weights[record.workload] for record in records)
+    if ours.median > _SUSPICIOUS * expected > 0:
+        notes.append(
+            f"the whole model takes {ours.median / expected:.1f} times as long as its functions did one by one "
+            f"({ours.median * 1e3:.3f} ms, {expected * 1e3:.3f} ms)"
+        )
+    return notes
 
 
 def _gflop(workloads: Sequence[Any]) -> float:

@@ -8,27 +8,38 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import subprocess
+import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
 from farm.campaign.engine import Engine
-from farm.campaign.engine_parts import Parts, ray_running
+from farm.campaign.engine_parts import Parts
+from farm.campaign.engine_ray import ray_running
 from farm.campaign.engine_verify import Verdict, verify_winners
+from farm.campaign.machine import close_abandoned_campaigns, machine_lock, process_identity
 from farm.errors import FarmError, UnavailableError, UsageError
+from farm.fleet import processes
 from farm.fleet.local import LocalFarm
 from farm.inventory.board_types import BoardType
 from farm.models.inputs import InputSpec
 from farm.models.source import ModelSource
 from farm.report.progress import Progress
-from farm.search import linker
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import DEFAULT_POINT, Board
+
+# Runs in a process of its own, so that nothing of it is left when the farm is told to end meanwhile.
+_WARM_LINKER = """
+import pathlib, sys
+from farm.search import linker
+linker.warm(pathlib.Path(sys.argv[1]), sys.argv[2] or None)
+"""
+# The first use ever of the linker takes 5 to 30 s; without it the farm works all the same, some seconds slower.
+_WARM_TIMEOUT_S = 120.0
 
 
 class Listener(Protocol):
@@ -43,7 +54,7 @@ class Listener(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """What a tuning came to. Times in seconds; `overheads_s` has one entry per good trial: session held minus timing."""
+    """What a tuning came to. Times in seconds; `overheads_s`: for how long each good trial held the session untimed."""
 
     campaign: int
     workloads: tuple[Any, ...]
@@ -77,12 +88,15 @@ class LocalTuning:
             self._stack = self._stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stack.close()
 
     def _start(self) -> None:
         settings = self._settings
-        self._stack.enter_context(_machine_lock())
+        self._stack.enter_context(machine_lock())
+        close_abandoned_campaigns(self._store)
         cache = settings.home_path / "cache" / "zig"
         os.environ.setdefault("FARM_ZIG_CACHE", str(cache))
         logs = settings.home_path / "logs"
@@ -91,7 +105,7 @@ class LocalTuning:
             everything = os.sched_getaffinity(0)
             os.sched_setaffinity(0, self.host_cores)
             self._stack.callback(os.sched_setaffinity, 0, everything)
-        # From this thread, which lives as long as the farm: the children are told to die with the thread that made them.
+        # From this thread, which lives as long as the farm: children are told to die with the thread that made them.
         self.farm = self._stack.enter_context(
             LocalFarm(settings.tracker_port, logs, self.board_cores if pinned else None)
         )
@@ -109,11 +123,13 @@ class LocalTuning:
                 len(self.board_cores),
             )
         )
-        self._warming = threading.Thread(target=self._warm_linker, name="farm-warm", daemon=True)
-        self._warming.start()
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="farm-warm-"))
+        command = [sys.executable, "-c", _WARM_LINKER, folder, self._board_type.link_triple or ""]
+        self._warming = processes.start(command, logs / "linker.log", os.environ)
+        self._stack.callback(processes.stop, self._warming)
 
     def load(self, source: ModelSource, inputs: Sequence[InputSpec], ops: Sequence[str]) -> list[Any]:
-        """Import the model; returns the workloads that `ops` (operator kinds; empty: all) chooses. Raises UsageError."""
+        """Import the model; returns the workloads that `ops` (operator kinds; empty: all) choose. Raises UsageError."""
         workloads = self.parts.load(source.onnx_bytes, {spec.name: spec.static_shape for spec in inputs})
         kinds = {workload.kind for workload in workloads}
         if unknown := sorted(set(ops) - kinds):
@@ -144,27 +160,29 @@ class LocalTuning:
             source.sha256,
             board.board_type,
             trials,
-            {**dataclasses.asdict(self._settings), "target": self.parts.target()},
+            {**dataclasses.asdict(self._settings), "target": self.parts.target(), "process": process_identity()},
         )
-        state = "failed"
         began = time.monotonic()
         wall = time.time() - (began - since)
         try:
             self._store.save_workloads(campaign, [_row(workload) for workload in workloads])
             # The warm-up of the linker keeps a core busy for some seconds, which would be measured along.
-            self._warming.join()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._warming.wait(_WARM_TIMEOUT_S)
             engine = Engine(self.parts, self._store, campaign, workloads, known)
             engine.tune(trials, self._listener.progress)
             seconds = time.monotonic() - began
             verdict = verify_winners(
                 self.parts, self._store, campaign, board.board_type, workloads, self._listener.note
             )
-            state = "finished"
-        except KeyboardInterrupt:
-            state = "interrupted"
+        except BaseException as error:
+            # A store that is full refuses this too; the first error is the one to report.
+            with contextlib.suppress(FarmError):
+                self._store.finish_campaign(
+                    campaign, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+                )
             raise
-        finally:
-            self._store.finish_campaign(campaign, state)
+        self._store.finish_campaign(campaign, "finished")
         return Tuned(
             campaign=campaign,
             workloads=tuple(workloads),
@@ -185,10 +203,6 @@ class LocalTuning:
             if rows:
                 known[workload.hash] = [(row["candidate"], row["trace_json"], row["median_s"]) for row in rows]
         return known
-
-    def _warm_linker(self) -> None:
-        with contextlib.suppress(FarmError, OSError), tempfile.TemporaryDirectory(prefix="farm-warm-") as folder:
-            linker.warm(Path(folder), self._board_type.link_triple)
 
 
 def _row(workload: Any) -> Mapping[str, Any]:
@@ -213,28 +227,3 @@ def _share_cores(isolation: str) -> tuple[set[int], set[int]]:
         raise UsageError("FARM_ISOLATION=own-core needs at least two cores", "Use exclusive on this machine.")
     half = len(cores) // 2
     return set(cores[half:]), set(cores[:half])
-
-
-@contextlib.contextmanager
-def _machine_lock() -> Iterator[None]:
-    """Keep a second farm from measuring on this machine at the same time: each would be the other's noise."""
-    import fcntl
-
-    path = Path(tempfile.gettempdir()) / f"tvm-farm-{os.getuid()}.lock"
-    with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "unknown"
-            raise UnavailableError(
-                f"another farm command is measuring on this machine (pid {holder})",
-                "Two at once would spoil each other's results; wait for it to end.",
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        try:
-            yield
-        finally:
-            file.truncate(0)

@@ -1,6 +1,8 @@
-"""`farm doctor`: go through every hop, from the configuration to a kernel run on the board, and name the one that fails."""
+"""`farm doctor`: go through every hop, from the configuration to a kernel run on the board; name the one that fails."""
 
 from __future__ import annotations
+
+from rich import markup
 
 from farm import settings as farm_settings
 from farm.cli import options, output
@@ -19,11 +21,9 @@ def doctor(json: options.Json = False, debug: options.Debug = False) -> None:
             checks.append(check)
             if not json:
                 mark = "[green]ok  [/]" if check.ok else "[red]FAIL[/]"
-                text = check.detail.replace("[", "\\[")
-                output.stdout.print(f"{mark} {check.name:<12} {text}", soft_wrap=True)
+                output.stdout.print(f"{mark} {check.name:<12} {markup.escape(check.detail)}", soft_wrap=True)
 
-        with output.interruptible():
-            examine(settings, show)
+        examine(settings, show)
         if json:
             output.print_json([{"name": c.name, "ok": c.ok, "detail": c.detail, "seconds": c.seconds} for c in checks])
         if not all(check.ok for check in checks):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,7 +19,7 @@ def list_zoo(json: options.Json = False, debug: options.Debug = False) -> None:
     """List the models that come with the farm: real topologies, seeded random weights."""
 
     def work() -> None:
-        rows = [
+        rows: list[dict[str, Any]] = [
             {
                 "name": model.name,
                 "description": model.description,
@@ -34,7 +34,12 @@ def list_zoo(json: options.Json = False, debug: options.Debug = False) -> None:
         output.print_table(
             ("Name", "Parameters", "Inputs", "Description"),
             [
-                (r["name"], f"{r['parameters']:,}", ", ".join(f"{n} {_shape(s)}" for n, s in r["inputs"].items()), r["description"])
+                (
+                    r["name"],
+                    f"{r['parameters']:,}",
+                    ", ".join(f"{n} {_shape(s)}" for n, s in r["inputs"].items()),
+                    r["description"],
+                )
                 for r in rows
             ],
             left=(0, 2, 3),
@@ -78,17 +83,29 @@ def show(
             return
         output.stdout.print(f"{source.name} ({source.origin})", soft_wrap=True, markup=False)
         for spec in inputs:
-            output.stdout.print(f"input {spec.name}: {_shape(spec.static_shape)} {spec.dtype}", soft_wrap=True, markup=False)
+            output.stdout.print(
+                f"input {spec.name}: {_shape(spec.static_shape)} {spec.dtype}", soft_wrap=True, markup=False
+            )
         output.print_table(
             ("ID", "Name", "Operator", "FLOP", "Weight", "Share", "Workload"),
             [
-                (i, w.name, w.kind, f"{w.flop:,.0f}", w.weight, f"{100 * w.flop * w.weight / total:.1f} %" if total else None, w.hash)
+                (
+                    i,
+                    w.name,
+                    w.kind,
+                    f"{w.flop:,.0f}",
+                    w.weight,
+                    f"{100 * w.flop * w.weight / total:.1f} %" if total else None,
+                    w.hash,
+                )
                 for i, w in enumerate(workloads)
             ],
             left=(1, 2, 6),
             empty="no tunable workloads",
         )
-        output.stdout.print(f"{len(workloads)} workloads, {total / 1e9:.3f} GFLOP per inference, graph pipeline {pipeline}")
+        output.stdout.print(
+            f"{len(workloads)} workloads, {total / 1e9:.3f} GFLOP per inference, graph pipeline {pipeline}"
+        )
 
     output.run(work, debug)
 

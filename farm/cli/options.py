@@ -18,7 +18,9 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 Trials = Annotated[int, typer.Option("--trials", metavar="N", help="Candidates to measure.")]
 Shapes = Annotated[
     list[str] | None,
-    typer.Option("--shape", metavar="NAME=1,3,224,224", help="Shape of an input that the model leaves open; repeatable."),
+    typer.Option(
+        "--shape", metavar="NAME=1,3,224,224", help="Shape of an input that the model leaves open; repeatable."
+    ),
 ]
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
-from rich import box
+from rich import box, markup
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -34,10 +35,12 @@ stdout = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_W
 
 def print_json(document: Any) -> None:
     """One JSON document on stdout."""
-    print(json.dumps(document, indent=2))
+    print(json.dumps(document, indent=2, allow_nan=False))
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], left: Sequence[int] = (0,), empty: str = "") -> None:
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], left: Sequence[int] = (0,), empty: str = ""
+) -> None:
     """A table on stdout; `left` columns are text, the others numbers. `empty` is said where there are no rows."""
     if not rows:
         stdout.print(empty)
@@ -46,7 +49,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], left: Seq
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index in left else "right", overflow="fold")
     for row in rows:
-        table.add_row(*("–" if cell is None else str(cell) for cell in row))
+        table.add_row(*("–" if cell is None else markup.escape(str(cell)) for cell in row))
     stdout.print(table)
 
 
@@ -61,7 +64,7 @@ class Screen:
     def note(self, text: str) -> None:
         """One line, above the live table where there is one."""
         self._end_live()
-        stderr.print(f"[bold]•[/] {text}", soft_wrap=True)
+        stderr.print(f"[bold]•[/] {markup.escape(text)}", soft_wrap=True)
 
     def progress(self, progress: Progress) -> None:
         """Draw the table anew, or print a line if it is time for one."""
@@ -92,7 +95,10 @@ class Screen:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let the first SIGINT, SIGTERM or SIGHUP end the block as Ctrl-C does; later ones cannot cut the cleaning up short."""
+    """Let the first SIGINT, SIGTERM or SIGHUP end the block as Ctrl-C does.
+
+    Later ones cannot cut the cleaning up short.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         for each in signals:
@@ -110,33 +116,55 @@ def interruptible() -> Iterator[None]:
 
 def run(work: Callable[[], None], debug: bool) -> None:
     """Run a command's work; leave with the exit code that its error stands for."""
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    # Through the console, so that a warning appears above a live table and not in its middle.
+    logging.basicConfig(level=logging.WARNING, handlers=[_ConsoleHandler()])
     try:
-        work()
+        with interruptible():
+            try:
+                work()
+            finally:
+                # Now, while an error can still be told: at exit Python would print a traceback for it.
+                sys.stdout.flush()
     except FarmError as error:
-        if debug:
-            traceback.print_exc()
-        stderr.print(f"[bold red]error:[/] {_escape(str(error))}", soft_wrap=True)
-        raise SystemExit(error.exit_code) from None
+        _fail(str(error), error.exit_code, debug)
     except KeyboardInterrupt:
-        stderr.print("interrupted; finished trials are kept", soft_wrap=True)
+        _print("interrupted; finished trials are kept")
         raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:
         # Whoever read our output has gone; that is not worth a message.
+        _drop_stdout()
         raise SystemExit(1) from None
     except OSError as error:
-        if debug:
-            traceback.print_exc()
-        stderr.print(f"[bold red]error:[/] {_escape(str(error))}", soft_wrap=True)
-        stderr.print("  Is FARM_HOME or --out on a full or read-only disk?", soft_wrap=True)
-        raise SystemExit(3) from None
-    except Exception as error:  # a bug of ours: say so, and where to look
-        if debug:
-            traceback.print_exc()
-        stderr.print(f"[bold red]internal error:[/] {type(error).__name__}: {_escape(str(error))}", soft_wrap=True)
-        stderr.print("  This is a bug of tvm-farm. Run again with --debug for the traceback.", soft_wrap=True)
-        raise SystemExit(1) from None
+        _drop_stdout()
+        _fail(f"{error}\n  Is FARM_HOME, --out or the output on a full or read-only disk?", 3, debug)
+    except Exception as error:  # noqa: BLE001 - edge of the process: a bug of ours; say so, and where to look
+        where = "" if debug else "\n  This is a bug of tvm-farm. Run again with --debug for the traceback."
+        _fail(f"{type(error).__name__}: {error}{where}", 1, debug, "internal error")
 
 
-def _escape(text: str) -> str:
-    return text.replace("[", "\\[")
+def _fail(text: str, code: int, debug: bool, kind: str = "error") -> NoReturn:
+    if debug:
+        traceback.print_exc()
+    _print(f"[bold red]{kind}:[/] {markup.escape(text)}")
+    raise SystemExit(code) from None
+
+
+def _print(text: str) -> None:
+    # Of a terminal that has gone there is nobody to tell, and the exit code still does.
+    with contextlib.suppress(OSError):
+        stderr.print(text, soft_wrap=True)
+
+
+def _drop_stdout() -> None:
+    """Let what is still buffered for a stdout that takes no more go nowhere, silently."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+class _ConsoleHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        text = f"{record.levelname.lower()}: {record.getMessage()}"
+        with contextlib.suppress(OSError):
+            stderr.print(text, soft_wrap=True, markup=False)

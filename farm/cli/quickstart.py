@@ -19,7 +19,9 @@ def quickstart(
         str, typer.Option("--model", metavar="FILE.onnx|ZOO_NAME", help="What to tune; see `farm model zoo`.")
     ] = "squeezenet1.1",
     trials: options.Trials = 128,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the report goes.")] = Path("quickstart-report"),
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the report goes.")] = Path(
+        "quickstart-report"
+    ),
     fresh: Annotated[bool, typer.Option("--fresh", help="Do not start from what earlier runs measured.")] = False,
     shape: options.Shapes = None,
     json: options.Json = False,
@@ -37,7 +39,7 @@ def quickstart(
         # Imported here: Ray takes a second that wrong usage should not wait for.
         from farm.campaign import quickstart as job
 
-        with options.open_store(settings) as store, output.interruptible():
+        with options.open_store(settings) as store:
             try:
                 request = job.Request(source, inputs, trials, out.absolute(), fresh, since)
                 document = job.run(request, settings, store, require_board_type("local"), screen)
@@ -61,11 +63,13 @@ def _require_writable(out: Path) -> None:
         probe.write_bytes(b"x")
         probe.unlink()
     except OSError as error:
-        raise UnavailableError(f"cannot write the report to {out}: {error.strerror}", "Choose another --out.") from error
+        raise UnavailableError(
+            f"cannot write the report to {out}: {error.strerror}", "Choose another --out."
+        ) from error
 
 
 def _print(document: dict[str, Any]) -> None:
-    rows = []
+    rows: list[tuple[str | None, ...]] = []
     labels = {"untuned": "TVM, untuned", "tuned": "TVM, tuned", "onnxruntime": "ONNX Runtime"}
     for name, label in labels.items():
         figures = document["latency_ms"][name]
@@ -84,11 +88,15 @@ def _print(document: dict[str, Any]) -> None:
         lines.append(f"{document['ratio_to_onnxruntime']:.2f} times the latency of ONNX Runtime")
     match = {True: "matches", False: "DOES NOT MATCH", None: "was not checked against"}[document["outputs_match"]]
     error = document["max_rel_error"]
-    lines.append(f"output {match} the reference" + (f" (largest relative error {error:.1e})" if error is not None else ""))
+    lines.append(
+        f"output {match} the reference" + (f" (largest relative error {error:.1e})" if error is not None else "")
+    )
     faults = ", ".join(f"{key.removesuffix('_faults')} {n}" for key, n in trials.items() if n and key != "ok")
     lines.append(f"{trials['ok']} good trials, faults: {faults or 'none'}")
     if document["seconds_to_first_trial"] is not None:
-        lines.append(f"first trial after {document['seconds_to_first_trial']:.0f} s, all in {document['seconds_total']:.0f} s")
+        lines.append(
+            f"first trial after {document['seconds_to_first_trial']:.0f} s, all in {document['seconds_total']:.0f} s"
+        )
     lines += document["notes"]
     lines.append(f"report: {document['report']['markdown']}")
     for line in lines:

@@ -16,7 +16,9 @@ app = typer.Typer(help="Records: the best verified trial of each workload.", no_
 @app.command("list")
 def list_records(
     board_type: Annotated[str, typer.Option("--board-type", metavar="TYPE", help="Of this board type only.")] = "",
-    simulated: Annotated[bool, typer.Option("--simulated", help="Those of virtual boards instead of real ones.")] = False,
+    simulated: Annotated[
+        bool, typer.Option("--simulated", help="Those of virtual boards instead of real ones.")
+    ] = False,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:

@@ -35,7 +35,7 @@ def tune(
         screen = output.Screen()
         from farm.campaign.tuning import LocalTuning
 
-        with options.open_store(settings) as store, output.interruptible():
+        with options.open_store(settings) as store:
             try:
                 with LocalTuning(settings, store, kind, screen) as local:
                     workloads = local.load(source, inputs, [op.strip() for op in ops.split(",") if op.strip()])

@@ -53,23 +53,40 @@ class Progress:
 def draw(progress: Progress, height: int | None = None) -> RenderableType:
     """The table and the line below it. With `height` rows of terminal, workloads that do not fit are summed up."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for title in ("ID", "Name", "FLOP", "Weight", "Speed\n(GFLOPS)", "Latency\n(us)", "Weighted\nLatency (us)", "Trials"):
+    for title in (
+        "ID",
+        "Name",
+        "FLOP",
+        "Weight",
+        "Speed\n(GFLOPS)",
+        "Latency\n(us)",
+        "Weighted\nLatency (us)",
+        "Trials",
+    ):
         table.add_column(title, justify="left" if title == "Name" else "right", no_wrap=True)
     table.add_column("Done", justify="center")
     shown = len(progress.workloads) if height is None else max(3, height - 8)
     for line in progress.workloads[:shown]:
         table.add_row(*_cells(line))
     if hidden := progress.workloads[shown:]:
-        table.add_row("…", f"{len(hidden)} lighter workloads", "", "", "", "", _us(_weighted(hidden)), str(sum(w.trials for w in hidden)), "")
+        table.add_row(
+            "…",
+            f"{len(hidden)} lighter workloads",
+            "",
+            "",
+            "",
+            "",
+            _us(_weighted(hidden)),
+            str(sum(w.trials for w in hidden)),
+            "",
+        )
     return Group(table, Text(summary_line(progress)))
 
 
 def summary_line(progress: Progress) -> str:
     """One line: how far, how fast, what went wrong, how long still."""
     latency = "–" if progress.latency_s is None else f"{progress.latency_s * 1e3:.2f} ms"
-    faults = ", ".join(
-        f"{name.removesuffix('_faults')} {count}" for name, count in progress.faults.items() if count
-    )
+    faults = ", ".join(f"{name.removesuffix('_faults')} {count}" for name, count in progress.faults.items() if count)
     eta = progress.eta_s
     parts = [
         f"trials {progress.trials}/{progress.budget}",

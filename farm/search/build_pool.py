@@ -23,13 +23,14 @@ Job = TypeVar("Job", bound=Hashable)
 
 @dataclasses.dataclass(frozen=True)
 class BuildResult:
-    """`library` is None unless `status` is `ok`. `status` is `farm_error` where the compiler process died under us."""
+    """`library` is None unless `status` is `ok`. `died` says that a `farm_error` took the compiler process with it."""
 
     status: Status
     message: str = ""
     library: bytes | None = dataclasses.field(default=None, repr=False)
     sha256: str | None = None
     seconds: float = 0.0
+    died: bool = False
 
 
 class Builder:
@@ -118,7 +119,9 @@ class BuildPool(Generic[Job]):
         except ray.exceptions.RayError as error:
             self._replace(running.actor)
             message = f"the compiler process died: {str(error).strip().splitlines()[0]}"
-            return running.job, BuildResult(Status.FARM_ERROR, message, seconds=time.monotonic() - running.started)
+            return running.job, BuildResult(
+                Status.FARM_ERROR, message, seconds=time.monotonic() - running.started, died=True
+            )
         if count >= self._settings.build_recycle_count or resident >= self._settings.build_recycle_bytes:
             self._replace(running.actor)
         else:

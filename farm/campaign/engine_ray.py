@@ -1,0 +1,117 @@
+"""Ray on this machine for the length of a block, and waiting for its answers.
+
+What its actors do is in `engine_actors`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from farm.errors import DeadlineError, FarmError, PermanentError, UnavailableError
+
+_PREFIX = "farm-ray-"
+# Ray's socket names add some 80 characters to its folder, and the kernel takes 107 in all.
+_LONGEST_FOLDER = 24
+
+
+class ActorLostError(PermanentError):
+    """The process that should have answered is gone: killed, out of memory, or never started."""
+
+
+@contextlib.contextmanager
+def ray_running(cores: int) -> Iterator[None]:
+    """A local Ray for the block; its processes and files end with it. Raises UnavailableError where it cannot start."""
+    # Ray's usage report would go over the network; its dashboard and its workers' prints are nobody's business here.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    with _folder() as folder:
+        try:
+            with _own_signal_handlers():
+                # `local`: RAY_ADDRESS in the environment would take us to somebody else's cluster.
+                ray.init(
+                    address="local",
+                    num_cpus=cores,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    object_store_memory=256 << 20,
+                    _temp_dir=str(folder),
+                )
+            yield
+        except (ray.exceptions.RaySystemError, ConnectionError, TimeoutError) as error:
+            raise UnavailableError(f"Ray cannot work here: {_first_line(error)}", "Try `farm doctor`.") from error
+        finally:
+            ray.shutdown()
+
+
+@contextlib.contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Keep ours: Ray puts handlers of its own in place, which would end the process past our cleaning up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit as error:  # how Ray's handler takes a SIGTERM
+        raise KeyboardInterrupt from error
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder for Ray's sockets and logs, removed afterwards; so are those of farms that were killed."""
+    root = tempfile.gettempdir()
+    if len(root) > _LONGEST_FOLDER and os.access("/tmp", os.W_OK):  # noqa: S108 - chosen for being short
+        root = "/tmp"  # noqa: S108
+    for left in Path(root).glob(f"{_PREFIX}*-*"):
+        owner = left.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def kill(actor: Any) -> None:
+    """End an actor, however it is; never raises for one that is gone already."""
+    with contextlib.suppress(ray.exceptions.RayError, ValueError):
+        ray.kill(actor)
+
+
+def get(reference: Any, what: str, timeout_s: float) -> Any:
+    """A Ray result; the farm's own errors come out as they were raised over there.
+
+    Raises DeadlineError naming `what` after `timeout_s`, ActorLostError where the process that should answer died,
+    PermanentError for foreign errors.
+    """
+    try:
+        return ray.get(reference, timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError as error:
+        raise DeadlineError(f"{what} did not finish within {timeout_s:g} s") from error
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, FarmError):
+            raise error.cause from None
+        raise PermanentError(f"{what} failed: {type(error.cause).__name__}: {_first_line(error.cause)}") from error
+    except ray.exceptions.RayError as error:
+        raise ActorLostError(f"{what} failed: its process died: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
