@@ -16,6 +16,7 @@ import numpy as np
 from device_agent.protocol import Engine, Limits, RunSpec, Status
 from farm.artifacts.compile import compile_model
 from farm.artifacts.verify import compare
+from farm.campaign.machine import machine_lock
 from farm.campaign.tuning import LocalTuning, Tuned
 from farm.fleet.local import LocalFarm
 from farm.inventory.board_types import BoardType
@@ -193,6 +194,7 @@ def time_programs(
 def quiet_board(settings: Settings) -> Iterator[BoardSession]:
     """A session with an agent of our own, beside which nothing of ours runs but a tracker."""
     with (
+        machine_lock(),
         tempfile.TemporaryDirectory(prefix="farm-bench-logs-") as logs,
         LocalFarm(settings.tracker_port, Path(logs)) as farm,
         BoardSession(farm.tracker, farm.key) as session,
