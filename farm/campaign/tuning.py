@@ -10,7 +10,6 @@ import dataclasses
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -123,8 +122,9 @@ class LocalTuning:
                 len(self.board_cores),
             )
         )
-        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="farm-warm-"))
-        command = [sys.executable, "-c", _WARM_LINKER, folder, self._board_type.link_triple or ""]
+        folder = cache.with_name("warm")
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-c", _WARM_LINKER, str(folder), self._board_type.link_triple or ""]
         self._warming = processes.start(command, logs / "linker.log", os.environ)
         self._stack.callback(processes.stop, self._warming)
 

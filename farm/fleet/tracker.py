@@ -25,6 +25,14 @@ _MAGIC = 0x2F271
 _REQUEST, _SUMMARY = 4, 6
 _SUCCESS = 0
 
+# What `python -m tvm.exec.rpc_tracker` runs in a second process, which would outlive the first if that is killed.
+_PROGRAM = """
+import sys
+from tvm.rpc.tracker import PopenTrackerServerState
+host, port = sys.argv[1], int(sys.argv[2])
+PopenTrackerServerState(host, port, port + 1, silent=True).thread.join()
+"""
+
 START_TIMEOUT_S = 30.0
 # A tracker on loopback or behind a tunnel answers in milliseconds; one that is stopped never does.
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -48,9 +56,8 @@ class Tracker:
         Raises UnavailableError where ten ports are busy or the tracker ends at once, DeadlineError where it is silent.
         """
         port = _free_port(first_port)
-        ports = ["--port", str(port), "--port-end", str(port + 1)]
         process = processes.start(
-            [sys.executable, "-m", "tvm.exec.rpc_tracker", "--host", "127.0.0.1", *ports, "--silent"],
+            [sys.executable, "-c", _PROGRAM, "127.0.0.1", str(port)],
             log,
             # The tracker needs none of TVM's compiler, and starts in half the time without it.
             {**os.environ, "TVM_USE_RUNTIME_LIB": "1"},
