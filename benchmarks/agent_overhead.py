@@ -1,30 +1,24 @@
 """What one `device_agent.measure` call costs beyond the timing itself: real tracker, real agent, loopback.
 
-Prints one JSON document. Usage: python benchmarks/agent_overhead.py [--calls N] [--library-bytes N]
+Default budget: well below a minute.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
-import os
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import _machine
 import psutil
 
-ROOT = pathlib.Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from device_agent import protocol  # noqa: E402  the checkout, wherever this is started from
+from device_agent import protocol
 
 SIZE = 64
 
@@ -46,8 +40,8 @@ print(json.dumps({"fork_ms": statistics.median(a for a, _ in times) * 1e3,
 """
 
 
-def build_library(folder: pathlib.Path, library_bytes: int) -> bytes:
-    """A linked 64 x 64 matmul, padded to the size of a typical candidate."""
+def build_library(folder: pathlib.Path) -> bytes:
+    """A linked 64 x 64 matmul."""
     import tvm
     from tvm import te
     from tvm.support import cc
@@ -61,13 +55,13 @@ def build_library(folder: pathlib.Path, library_bytes: int) -> bytes:
     path = folder / "matmul.so"
     library = tvm.compile(te.create_prim_func([a, b, c]), target=tvm.target.Target({"kind": "llvm", "num-cores": 2}))
     library.export_library(str(path), fcompile=cc.cross_compiler(str(linker)))
-    return path.read_bytes().ljust(library_bytes, b"\0")
+    return path.read_bytes()
 
 
 @contextlib.contextmanager
 def running(command: list[str], ready: pathlib.Path, **options: Any) -> Iterator[None]:
     """A process that has written the file `ready`, ended after the block."""
-    process = subprocess.Popen(command, cwd=ROOT, **options)
+    process = subprocess.Popen(command, cwd=_machine.ROOT, **options)
     try:
         deadline = time.monotonic() + 60
         while not ready.exists():
@@ -118,13 +112,21 @@ def measure_overhead(port: int, key: str, library: bytes, calls: int) -> dict[st
 
 def main() -> None:
     """Run everything and print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--calls", type=int, default=200)
-    parser.add_argument("--library-bytes", type=int, default=60_000)
+    parser = _machine.parser(__doc__)
+    parser.add_argument("--calls", type=int, default=200, help="measured calls (default: 200)")
+    parser.add_argument("--library-bytes", type=int, default=60_000, help="size of the candidate (default: 60000)")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
-        folder = pathlib.Path(name)
-        library = build_library(folder, options.library_bytes)
+    if options.quick:
+        options.calls = 20
+    with _machine.only_json() as emit, _machine.scratch() as folder:
+        quiet = _machine.wait_until_quiet(options.quick)
+        emit("agent_overhead", vars(options), {"machine_quiet": quiet} | measure(options, folder))
+
+
+def measure(options: Any, folder: pathlib.Path) -> dict[str, Any]:
+    """Start a tracker and an agent, and call it."""
+    with contextlib.ExitStack() as stack:
+        library = build_library(folder)
         from tvm.rpc.tracker import Tracker
 
         tracker = Tracker("127.0.0.1", port=9190, port_end=9300, silent=True)
@@ -133,20 +135,17 @@ def main() -> None:
         serve = ["serve", "--tracker", f"127.0.0.1:{tracker.port}", "--name", "bench", "--ready-file", str(ready)]
         command = [sys.executable, "-m", "device_agent", *serve, "--log-level", "warning"]
         stack.enter_context(running(command, ready))
-        load_before = os.getloadavg()[0]
-        figures = measure_overhead(tracker.port, "local/bench", library, options.calls)
-        fork = subprocess.run([sys.executable, "-c", _FORK], cwd=ROOT, capture_output=True, text=True, check=True)
+        padded = library.ljust(options.library_bytes, b"\0")  # to the size of a typical candidate
+        figures = measure_overhead(tracker.port, "local/bench", padded, options.calls)
+        figures["unpadded"] = measure_overhead(tracker.port, "local/bench", library, options.calls)
+        fork = subprocess.run(
+            [sys.executable, "-c", _FORK], cwd=_machine.ROOT, capture_output=True, text=True, check=True
+        )
         figures |= {key: round(value, 3) for key, value in json.loads(fork.stdout).items()}
         figures["agent_resident_mb"] = round(
             psutil.Process(json.loads(ready.read_text())["pid"]).memory_info().rss / 1e6, 1
         )
-        machine = {
-            "architecture": platform.machine(),
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-            "load_1min_before": round(load_before, 2),
-        }
-        print(json.dumps({"benchmark": "agent_overhead", "calls": options.calls} | figures | {"machine": machine}))
+        return figures
 
 
 if __name__ == "__main__":
