@@ -12,10 +12,12 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 
 from farm.errors import DeadlineError, FarmError, PermanentError, UnavailableError
@@ -23,6 +25,7 @@ from farm.errors import DeadlineError, FarmError, PermanentError, UnavailableErr
 _PREFIX = "farm-ray-"
 # Ray's socket names add some 80 characters to its folder, and the kernel takes 107 in all.
 _LONGEST_FOLDER = 24
+_STRAGGLERS_TIMEOUT_S = 3.0
 
 
 class ActorLostError(PermanentError):
@@ -54,6 +57,7 @@ def ray_running(cores: int) -> Iterator[None]:
             raise UnavailableError(f"Ray cannot work here: {_first_line(error)}", "Try `farm doctor`.") from error
         finally:
             ray.shutdown()
+            _end_stragglers(folder)
 
 
 @contextlib.contextmanager
@@ -86,6 +90,30 @@ def _folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_stragglers(folder: Path) -> None:
+    """End what `ray.shutdown` leaves: it ends those that it started, not those that they were starting just then."""
+    deadline = time.monotonic() + _STRAGGLERS_TIMEOUT_S
+    while time.monotonic() < deadline:
+        left = [process for process in psutil.process_iter() if _is_of_session(process, str(folder))]
+        if not left:
+            return
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=1.0)
+
+
+def _is_of_session(process: psutil.Process, folder: str) -> bool:
+    """Whether a process was started by the Ray whose folder this is: all have its path among their arguments.
+
+    Workers overwrite their arguments with a title, but by then they have seen their raylet and end with it.
+    """
+    try:
+        return any(folder in argument for argument in process.cmdline()) and process.pid != os.getpid()
+    except (psutil.Error, OSError):
+        return False
 
 
 def kill(actor: Any) -> None:

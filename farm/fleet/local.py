@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -25,12 +26,13 @@ class LocalFarm:
         self._cores = cores
         self._ready_file = folder / "agent.json"
         self.wanted_port = tracker_port
+        self._started: subprocess.Popen[bytes] | None = None
         self.tracker = Tracker.start(tracker_port, folder / "tracker.log")
         self.restarts = 0
         try:
             self._start_agent()
         except BaseException:
-            self.tracker.stop()
+            self.stop()
             raise
 
     def ensure_alive(self) -> list[str]:
@@ -50,13 +52,19 @@ class LocalFarm:
         return died
 
     @property
+    def _agent(self) -> subprocess.Popen[bytes]:
+        assert self._started is not None  # `__init__` raises otherwise
+        return self._started
+
+    @property
     def agent_pid(self) -> int:
         """Process id of the agent, for tests that harm it."""
         return self._agent.pid
 
     def stop(self) -> None:
         """End both processes."""
-        processes.stop(self._agent)
+        if self._started is not None:
+            processes.stop(self._started)
         self.tracker.stop()
 
     def __enter__(self) -> LocalFarm:
@@ -82,7 +90,7 @@ class LocalFarm:
             "--ready-file",
             str(self._ready_file),
         ]
-        self._agent = processes.start(command, log, os.environ, self._cores)
+        self._started = processes.start(command, log, os.environ, self._cores)
         deadline = time.monotonic() + AGENT_START_TIMEOUT_S
         while time.monotonic() < deadline:
             if self._ready_file.exists():

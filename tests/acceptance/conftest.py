@@ -1,0 +1,190 @@
+"""The installed commands as child processes, in a home of their own; a mark they carry shows who is left."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import select
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+# A machine that runs other things as well takes five times the usual.
+PATIENCE_S = 110.0
+FARM = pathlib.Path(sys.executable).with_name("farm")
+_MARK = "FARM_TEST_MARK"
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
+    """Wait until `condition` is true and return its value; fail naming `what` after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {timeout_s:g} s for {what}")
+        select.select([], [], [], 0.02)
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """How a command ended. `seconds` is its wall time."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+    def json(self) -> Any:
+        """The one document on stdout; anything else there fails."""
+        return json.loads(self.out)
+
+
+@dataclasses.dataclass
+class Running:
+    """A command under way, its output in files."""
+
+    process: subprocess.Popen[bytes]
+    out_path: pathlib.Path
+    err_path: pathlib.Path
+    started: float
+
+    @property
+    def err(self) -> str:
+        """What it has said on stderr so far."""
+        return self.err_path.read_text()
+
+    def wait_for(self, text: str) -> None:
+        """Wait until stderr holds `text`."""
+        wait_until(lambda: text in self.err or self.process.poll() is not None, f"{text!r} on stderr")
+        assert text in self.err, self.err
+
+    def send(self, number: signal.Signals, group: bool = False) -> None:
+        """Send a signal to the process or, as a terminal does for Ctrl-C, to its whole group."""
+        (os.killpg if group else os.kill)(self.process.pid, number)
+
+    def wait(self, timeout_s: float = PATIENCE_S) -> Done:
+        """Wait for the end."""
+        try:
+            code = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running after {timeout_s:g} s; its stderr: {self.err}")
+        return Done(code, self.out_path.read_text(), self.err, time.monotonic() - self.started)
+
+
+class Home:
+    """A FARM_HOME, a temporary folder and a mark for every process that belongs to it."""
+
+    def __init__(self) -> None:
+        # Short: Ray's sockets lie below it, and a socket's path may have 107 characters.
+        self.path = pathlib.Path(tempfile.mkdtemp(prefix="ft-", dir="/tmp"))
+        self.temporary = self.path / "t"
+        self.temporary.mkdir()
+        self.mark = uuid.uuid4().hex
+        self.environment = {key: value for key, value in os.environ.items() if not key.startswith("FARM_")} | {
+            "FARM_HOME": str(self.path / "home"),
+            "TMPDIR": str(self.temporary),
+            # Filled once for all tests: it holds what Zig makes on first use.
+            "FARM_ZIG_CACHE": str(pathlib.Path(tempfile.gettempdir()) / "farm-test-zig"),
+            "FARM_TRACKER_PORT": str(find_free_port()),
+            _MARK: self.mark,
+        }
+        self._count = 0
+
+    def start(self, *arguments: str, **environment: str) -> Running:
+        """Start `farm` in a process group of its own, as a shell does."""
+        self._count += 1
+        out, err = (self.path / f"{self._count}.{name}" for name in ("out", "err"))
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            process = subprocess.Popen(
+                [str(FARM), *arguments],
+                env=self.environment | environment,
+                cwd=self.path,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        return Running(process, out, err, time.monotonic())
+
+    def run(self, *arguments: str, timeout_s: float = PATIENCE_S, **environment: str) -> Done:
+        """Run `farm` to its end."""
+        return self.start(*arguments, **environment).wait(timeout_s)
+
+    def processes(self) -> list[psutil.Process]:
+        """Every living process that this home's commands have started, however far down."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(_MARK) == self.mark:
+                    found.append(process)
+        return found
+
+    def rows(self, query: str) -> list[Any]:
+        """What the store holds, read beside whoever writes it; nothing where there is no store yet."""
+        database = pathlib.Path(self.environment["FARM_HOME"]) / "farm.db"
+        with contextlib.suppress(sqlite3.OperationalError):
+            connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
+            with contextlib.closing(connection):
+                return connection.execute(query).fetchall()
+        return []
+
+    def count_trials(self) -> int:
+        """Trials in the store."""
+        rows = self.rows("SELECT count(*) FROM trials")
+        return int(rows[0][0]) if rows else 0
+
+    def lock_is_free(self) -> bool:
+        """Whether the next command may measure."""
+        import fcntl
+
+        with (self.temporary / f"tvm-farm-{os.getuid()}.lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+    def close(self) -> None:
+        """End what is left and remove the files."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def find_free_port() -> int:
+    """A port of the loopback interface that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def new_home() -> Iterator[Home]:
+    """A home for the length of a block."""
+    home = Home()
+    try:
+        yield home
+    finally:
+        home.close()
+
+
+@pytest.fixture
+def home() -> Iterator[Home]:
+    """A home for one test."""
+    with new_home() as home:
+        yield home

@@ -1,0 +1,216 @@
+"""Wrong input and broken surroundings: an exit code, a message that says what to do, and nothing on stdout."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import resource
+import subprocess
+import tempfile
+from collections.abc import Iterator
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tests.acceptance.conftest import FARM, Done, Home, new_home
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Home]:
+    """One home for commands that change nothing."""
+    with new_home() as home:
+        yield home
+
+
+def refused(done: Done, code: int, *texts: str) -> None:
+    """Assert how a command was refused."""
+    assert done.code == code, done.err
+    assert done.out == ""
+    assert "Traceback" not in done.err
+    for text in texts:
+        assert text in done.err
+
+
+def write_model(path: pathlib.Path, operator: str, shape: list[int | str], domain: str = "") -> str:
+    """An ONNX file with one node called `the_node`."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * len(shape))
+    node = helper.make_node(operator, ["x"], ["y"], name="the_node", domain=domain)
+    opsets = [helper.make_opsetid("", 17)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    onnx.save(helper.make_model(helper.make_graph([node], "g", [x], [y]), opset_imports=opsets, ir_version=9), path)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "texts"),
+    [
+        (["quickstart", "--model", "gone.onnx"], 2, ["no such file: gone.onnx", "squeezenet1.1"]),
+        (["quickstart", "--trials", "0"], 2, ["--trials must be at least 1, not 0"]),
+        (["tune", "tiny-cnn", "--trials", "-1", "--json"], 2, ["--trials must be at least 1, not -1"]),
+        (["tune", "tiny-cnn", "--trials", "many"], 2, ["--trials", "integer"]),
+        (["tune"], 2, ["MODEL"]),
+        (
+            ["tune", "tiny-cnn", "--board-type", "jetson-nan"],
+            2,
+            ["unknown board type", "jetson-nano, jetson-tx2, local"],
+        ),
+        (["tune", "tiny-cnn", "--board-type", "jetson-nano", "--json"], 3, ["no board of type 'jetson-nano'"]),
+        (["model", "show", "tiny-cnn", "--shape", "nope=1,3"], 2, ["no input 'nope'", "data (1, 3, 16, 16)"]),
+        (["model", "show", "tiny-cnn", "--shape", "data"], 2, ["--shape", "data"]),
+        (["record", "list", "--board-type", "toaster"], 2, ["unknown board type 'toaster'"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) and value and not value[0].startswith("no") else "",
+)
+def test_wrong_usage_is_refused_at_once(shared: Home, arguments: list[str], code: int, texts: list[str]) -> None:
+    """A wrong argument ends the command with its exit code and a message that names it."""
+    refused(shared.run(*arguments), code, *texts)
+
+
+def test_a_file_that_is_no_model_is_refused(shared: Home) -> None:
+    """A text file is said to be no ONNX file."""
+    (shared.path / "notes.onnx").write_text("remember the milk")
+    refused(shared.run("model", "show", "notes.onnx", "--json"), 2, "notes.onnx is not an ONNX file")
+
+
+def test_an_operator_that_tvm_lacks_is_named(shared: Home) -> None:
+    """The message names the operator and the node that cannot be imported."""
+    path = write_model(shared.path / "odd.onnx", "StringNormalizer", [1, 4])
+    refused(shared.run("model", "show", path), 2, "StringNormalizer", "the_node")
+
+
+def test_open_shapes_are_asked_for_and_taken(shared: Home) -> None:
+    """A model with an open batch names its input without --shape, and is shown with it."""
+    path = write_model(shared.path / "open.onnx", "Softmax", ["batch", 10])
+    refused(shared.run("model", "show", path, "--json"), 2, "x", "--shape")
+    done = shared.run("model", "show", path, "--shape", "x=4,10", "--json")
+    assert done.code == 0, done.err
+    assert done.json()["inputs"] == [{"name": "x", "shape": [4, 10], "dtype": "float32"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("FARM_TRACKER_PORT", "70000"),
+        ("FARM_BATCH", "many"),
+        ("FARM_MEASURE_TIMEOUT_S", "inf"),
+        ("FARM_ISOLATION", "perfect"),
+    ],
+)
+def test_an_impossible_setting_is_named(shared: Home, name: str, value: str) -> None:
+    """A FARM_ variable with an impossible value is named with it."""
+    refused(shared.run("quickstart", "--json", **{name: value}), 2, name, value)
+
+
+def test_a_traceback_is_shown_for_debug_alone(shared: Home) -> None:
+    """`--debug` adds the traceback to the message."""
+    done = shared.run("model", "show", "gone.onnx", "--debug")
+    assert done.code == 2
+    assert "Traceback" in done.err
+    assert "no such file" in done.err
+
+
+def test_a_file_in_place_of_the_home_is_said(home: Home) -> None:
+    """FARM_HOME that is a file ends the command as unavailable and names the variable."""
+    pathlib.Path(home.environment["FARM_HOME"]).write_text("")
+    refused(home.run("record", "list", "--json"), 3, "FARM_HOME")
+
+
+@contextlib.contextmanager
+def read_only_folder() -> Iterator[pathlib.Path]:
+    """A folder that cannot be written to: by its mode, or for root, who may write anywhere, by how it is mounted."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        if os.getuid() != 0:
+            folder.chmod(0o555)
+            yield folder
+            folder.chmod(0o755)
+        elif subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", name], capture_output=True).returncode == 0:
+            try:
+                yield folder
+            finally:
+                subprocess.run(["umount", name], check=True)
+        else:  # root without the right to mount: the kernel's own folder takes no files from anybody
+            yield pathlib.Path("/proc")
+
+
+def test_a_read_only_home_is_said(home: Home) -> None:
+    """A FARM_HOME that cannot be written ends quickstart as unavailable before anything is started."""
+    with read_only_folder() as folder:
+        for place in (folder, folder / "deeper"):
+            done = home.run("quickstart", "--model", "tiny-cnn", "--json", FARM_HOME=str(place))
+            refused(done, 3, "FARM_HOME", str(place))
+
+
+def test_a_report_that_cannot_be_written_is_said_first(home: Home) -> None:
+    """An --out that cannot be written is refused before tuning begins."""
+    (home.path / "taken").write_text("")
+    with read_only_folder() as folder:
+        for out in (home.path / "taken", folder / "report"):
+            refused(home.run("quickstart", "--out", str(out), "--json"), 3, "cannot write the report", "--out")
+
+
+def test_a_full_home_is_said(home: Home) -> None:
+    """A disk without room for the store ends the command as unavailable and names FARM_HOME."""
+    done = subprocess.run(
+        [str(FARM), "record", "list", "--json"],
+        env=home.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
+    )
+    refused(Done(done.returncode, done.stdout, done.stderr, 0), 3, "FARM_HOME")
+
+
+def test_a_reader_that_leaves_early_is_no_error_to_talk_about(shared: Home) -> None:
+    """`farm model zoo | head -1` prints a line and no traceback."""
+    for options in ("", "--json"):
+        done = subprocess.run(
+            ["bash", "-c", f"'{FARM}' model zoo {options} | true; '{FARM}' model zoo {options} | head -1"],
+            env=shared.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert len(done.stdout.splitlines()) == 1
+        assert done.stderr == ""
+
+
+def test_an_output_that_is_full_is_an_error(shared: Home) -> None:
+    """`farm model zoo > /dev/full` fails and says why, in words."""
+    with pathlib.Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [str(FARM), "model", "zoo", "--json"],
+            env=shared.environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 3
+    assert "No space left" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_what_is_known_without_a_farm_is_listed(shared: Home) -> None:
+    """The zoo and empty lists come as a table and as one JSON document."""
+    assert "tiny-cnn" in shared.run("model", "zoo").out
+    assert "tiny-cnn" in [model["name"] for model in shared.run("model", "zoo", "--json").json()]
+    assert "no records yet" in shared.run("record", "list").out
+    assert shared.run("record", "list", "--json").json() == []
+    assert "no boards yet" in shared.run("board", "list").out
+    assert shared.run("board", "list", "--json").json() == []
+
+
+def test_models_that_the_project_did_not_make_are_shown(shared: Home) -> None:
+    """The ONNX package's ResNet-50 is imported, its workloads are those of a ResNet-50."""
+    data = pathlib.Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+    done = shared.run("model", "show", str(data / "light_resnet50.onnx"), "--json")
+    assert done.code == 0, done.err
+    document = done.json()
+    # 4.1 billion multiply-accumulates per image (He et al., 2016), two operations each.
+    assert document["flop"] == pytest.approx(8.2e9, rel=0.1)
+    assert sum(w["weight"] for w in document["workloads"] if w["kind"] == "conv2d") == 53
+    assert "conv2d" in shared.run("model", "show", "tiny-cnn").out

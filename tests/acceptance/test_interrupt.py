@@ -1,0 +1,71 @@
+"""Ending a command at any moment: nothing is left but what was found, and the next command goes on from there."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.acceptance.conftest import Done, Home, Running, wait_until
+
+# What a user accepts between Ctrl-C and the prompt; measured: 3 s.
+END_TIMEOUT_S = 10.0
+# Whoever is orphaned by a kill -9 notices within this; measured: 3 s for Ray's workers.
+ORPHAN_TIMEOUT_S = 20.0
+
+
+def begin(home: Home, trials: int, *options: str) -> Running:
+    """Start a quickstart of the tiny model."""
+    return home.start("quickstart", "--model", "tiny-cnn", "--trials", str(trials), *options)
+
+
+def interrupt(home: Home, running: Running, number: signal.Signals, group: bool) -> Done:
+    """Interrupt, and assert what holds at every moment: exit code, message, time, and that nobody is left."""
+    running.send(number, group)
+    done = running.wait(END_TIMEOUT_S)
+    assert done.code == 130, done.err
+    assert "interrupted; finished trials are kept" in done.err
+    assert "Traceback" not in done.err
+    assert done.out == ""
+    # Whom we were just starting hears of our end from the kernel, a moment after us.
+    wait_until(lambda: not home.processes(), "every process to be gone", 2.0)
+    assert home.lock_is_free()
+    assert {path.name for path in home.temporary.iterdir()} <= {f"tvm-farm-{os.getuid()}.lock"}
+    return done
+
+
+@pytest.mark.parametrize("process", ["device_agent", "gcs_server", "raylet"])
+def test_interrupted_while_starting(home: Home, process: str) -> None:
+    """Ctrl-C while the farm's parts come up ends them all."""
+    running = begin(home, 8, "--json")
+    wait_until(lambda: any(process in " ".join(p.cmdline()) for p in home.processes()), process)
+    interrupt(home, running, signal.SIGINT, group=True)
+    assert home.count_trials() == 0
+
+
+def test_killed_while_tuning_then_terminated_while_tuning(home: Home) -> None:
+    """After kill -9 every process ends by itself and the next run starts from the trials; SIGTERM ends that one."""
+    running = begin(home, 200)
+    wait_until(lambda: home.count_trials() >= 3, "the first trials")
+    running.send(signal.SIGKILL)
+    assert running.wait().code == -signal.SIGKILL
+    wait_until(lambda: not home.processes(), "every process to be gone", ORPHAN_TIMEOUT_S)
+    kept = home.count_trials()
+
+    running = begin(home, 200)
+    wait_until(lambda: home.count_trials() >= kept + 2, "more trials")
+    assert f"starting from {kept} candidates" in running.err
+    interrupt(home, running, signal.SIGTERM, group=False)
+    assert home.count_trials() >= kept + 2
+    assert home.rows("SELECT state FROM campaigns ORDER BY id") == [("interrupted",), ("interrupted",)]
+
+
+@pytest.mark.parametrize(("moment", "state"), [("checking the output", "interrupted"), ("timing untuned", "finished")])
+def test_interrupted_after_tuning(home: Home, moment: str, state: str) -> None:
+    """Ctrl-C while winners are verified, or the model is timed, ends everything; every trial is kept."""
+    running = begin(home, 2, "--json")
+    running.wait_for(moment)
+    interrupt(home, running, signal.SIGINT, group=True)
+    assert home.rows("SELECT state FROM campaigns") == [(state,)]
+    assert home.count_trials() == 2

@@ -1,0 +1,60 @@
+"""`farm tune` on a model that the project did not make, and `farm doctor`."""
+
+from __future__ import annotations
+
+import pathlib
+
+import onnx
+
+from tests.acceptance.conftest import Home
+
+
+def test_a_foreign_model_is_tuned(home: Home) -> None:
+    """Three trials of the ONNX package's SqueezeNet: softmax becomes a record; an operator it lacks is refused."""
+    model = pathlib.Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / "light_squeezenet.onnx"
+    done = home.run("tune", str(model), "--ops", "softmax", "--trials", "3", "--json")
+    assert done.code == 0, done.err
+    document = done.json()
+    assert document["model"] == "light_squeezenet"
+    assert document["trials"]["ok"] + document["trials"]["candidate_faults"] == 3
+    [workload] = document["workloads"]
+    assert workload["latency_us"] > 0
+    assert document["records"]["new"] == 1
+    assert document["board"]["type"] == "local"
+    assert home.processes() == []
+
+    wrong = home.run("tune", str(model), "--ops", "softmax,dream", "--trials", "3", "--json")
+    assert wrong.code == 2
+    assert wrong.out == ""
+    assert "'dream'" in wrong.err
+    assert "conv2d" in wrong.err
+
+
+def test_without_json_the_result_is_told(home: Home) -> None:
+    """The result of tuning one operator is a few lines on stdout."""
+    done = home.run("tune", "mlp", "--trials", "2")
+    assert done.code == 0, done.err
+    assert "campaign 1: 2 good trials, faults: none" in done.out
+    assert "farm record list" in done.out
+
+
+def test_a_healthy_farm_passes(home: Home) -> None:
+    """Every hop is ok, down to a kernel run on the board."""
+    done = home.run("doctor", "--json")
+    assert done.code == 0, done.err
+    checks = {check["name"]: check for check in done.json()}
+    assert list(checks)[-1] == "kernel"
+    assert all(check["ok"] for check in checks.values())
+    assert "matrix product" in checks["kernel"]["detail"]
+    assert home.processes() == []
+
+
+def test_a_broken_hop_is_named(home: Home) -> None:
+    """With a file for a home the doctor fails at the store, says what to do, and tries nothing that needs it."""
+    pathlib.Path(home.environment["FARM_HOME"]).write_text("")
+    done = home.run("doctor")
+    assert done.code == 3
+    lines = {line.split()[1]: line for line in done.out.splitlines() if line.startswith(("ok", "FAIL"))}
+    assert lines["store"].startswith("FAIL")
+    assert "FARM_HOME" in done.out
+    assert "ray" not in lines
