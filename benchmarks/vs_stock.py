@@ -64,7 +64,7 @@ def settings_of(base: Settings, options: Any) -> dict[str, Any]:
             "threads": _machine.cores(),
         },
         "stock": {
-            "builder": f"LocalBuilder(timeout_sec={BUILD_TIMEOUT_S:g}); default is 30, which the imports of its workers use up",
+            "builder": f"LocalBuilder(timeout_sec={BUILD_TIMEOUT_S:g}); the default 30 goes into imports",
             "export": "tar of objects, linked on the board: the default",
             "runner": f"RPCRunner(session_timeout_sec={SESSION_TIMEOUT_S}), one worker: the default",
             "search": "evolutionary, population 512, 4 generations: the defaults",
