@@ -25,8 +25,9 @@ _NO_CHECKS = "-fno-sanitize=undefined"
 def link_candidate(output: Path, objects: list[Path]) -> None:
     """Link a library that lives for one measurement inside a TVM runtime process.
 
-    LLD alone takes 20 ms where the C driver takes 160-250 ms. What LLD leaves unresolved (memset, expf) the dynamic
-    loader finds in the libc and libm that the runtime process has loaded already, so no stub libraries are needed.
+    LLD alone takes a quarter of the C driver's time (benchmarks/toolchain.py). What LLD leaves unresolved (memset,
+    expf) the dynamic loader finds in the libc and libm that the runtime process has loaded already, so no stub
+    libraries are needed.
     """
     _run(["ld.lld", "-shared", "-O0", "-o", str(output), *map(str, objects)], LINK_TIMEOUT_S)
 

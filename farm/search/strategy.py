@@ -21,7 +21,7 @@ _MAX_BARREN_ROUNDS = 4
 
 @dataclasses.dataclass(frozen=True)
 class SearchSettings:
-    """`population` is how many schedules evolve per proposal; see docs/performance.md for what it costs and brings.
+    """`population` is how many schedules evolve per proposal; benchmarks/search_cost.py says what that costs.
 
     `first_population` is how many random ones are drawn while the cost model knows too little to evolve against.
     Only with one thread does the same `seed` give the same candidates: with more, TVM hands out work as threads become

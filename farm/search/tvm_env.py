@@ -15,7 +15,7 @@ from typing import Any
 
 # Families of tensor intrinsics that MetaSchedule's CPU rules look up by name: x86 for this kind of host and boards,
 # arm_cpu for every Jetson. Both cost 0.9 s together; the package's own __init__ also builds cuda, rocm and hexagon
-# (65 s measured on two cores), which no CPU target asks for.
+# (20 to 65 s on two cores), which no CPU target asks for.
 _FAMILIES = ("x86", "arm_cpu")
 
 
