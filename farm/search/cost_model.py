@@ -14,8 +14,8 @@ import xgboost
 
 from farm.search import tvm_env
 
-# After MetaSchedule's XGBModel, but shallower and with a fixed 60 trees in place of up to 10,000 with early stopping, so
-# that training stays near 0.1 s (docs/performance.md, "Search cost") and can follow every batch.
+# After MetaSchedule's XGBModel, but shallower and with 60 trees in place of up to 10,000 with early stopping: training
+# then stays near 0.1 s (docs/performance.md, "Search cost") and can follow every batch.
 _PARAMETERS = {
     "max_depth": 8,
     "gamma": 0.001,
