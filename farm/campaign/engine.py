@@ -105,7 +105,7 @@ class Engine:
                 name=workload.spec.name,
                 flop=workload.spec.flop,
                 weight=workload.spec.weight,
-                best_s=workload.state.best_s[-1] if workload.state.best_s else None,
+                best_s=workload.best_s,
                 trials=workload.trials,
                 done=finished or workload.state.exhausted,
             )

@@ -33,6 +33,12 @@ class Workload:
     search_losses: int = 0
     round_best_s: float | None = None
 
+    @property
+    def best_s(self) -> float | None:
+        """The best latency so far, the unfinished round included."""
+        known = [*self.state.best_s[-1:], *([] if self.round_best_s is None else [self.round_best_s])]
+        return min(known, default=None)
+
 
 @dataclasses.dataclass(frozen=True)
 class Search:

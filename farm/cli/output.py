@@ -74,14 +74,14 @@ class Screen:
             if self._live is None:
                 self._live = Live(console=stderr, refresh_per_second=4, transient=True)
                 self._live.start()
-            self._live.update(progress_view.draw(progress, stderr.height))
+            self._live.update(progress_view.draw(progress, stderr.height, stderr.width))
             if done:
                 self._end_live()
         elif not done and time.monotonic() - self._printed_at >= _PLAIN_INTERVAL_S:
             self._printed_at = time.monotonic()
             stderr.print(progress_view.summary_line(progress), soft_wrap=True)
         if done:
-            stderr.print(progress_view.draw(progress))
+            stderr.print(progress_view.draw(progress, width=stderr.width if stderr.is_terminal else None))
 
     def close(self) -> None:
         """Give the terminal back."""

@@ -9,6 +9,19 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+# Column titles, and whether a narrow terminal gets them too.
+_TITLES = (
+    ("ID", True),
+    ("Name", True),
+    ("FLOP", False),
+    ("Weight", True),
+    ("Speed\n(GFLOPS)", True),
+    ("Latency\n(us)", True),
+    ("Weighted\nLatency\n(us)", True),
+    ("Trials", True),
+    ("Done", False),
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class WorkloadProgress:
@@ -50,41 +63,39 @@ class Progress:
         return self.elapsed_s / self.trials * max(0, self.budget - self.trials)
 
 
-def draw(progress: Progress, height: int | None = None) -> RenderableType:
-    """The table and the line below it. With `height` rows of terminal, workloads that do not fit are summed up."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for title in (
-        "ID",
-        "Name",
-        "FLOP",
-        "Weight",
-        "Speed\n(GFLOPS)",
-        "Latency\n(us)",
-        "Weighted\nLatency (us)",
-        "Trials",
-    ):
-        table.add_column(title, justify="left" if title == "Name" else "right", no_wrap=True)
-    table.add_column("Done", justify="center")
-    shown = len(progress.workloads) if height is None else max(3, height - 8)
-    for line in progress.workloads[:shown]:
-        table.add_row(*_cells(line))
+# Narrower than this the columns that say least are left out, so that names can still be told apart.
+_FULL_WIDTH = 96
+# What stands around the workloads: three lines of titles, a rule, the rest in one line, and up to three of summary.
+_OTHER_LINES = 9
+
+
+def draw(progress: Progress, height: int | None = None, width: int | None = None) -> RenderableType:
+    """The table and the line below it. `height` and `width` are a terminal's, in characters; None stands for a file.
+
+    Workloads that do not fit are summed up, long names are cut, and a narrow terminal gets fewer columns.
+    """
+    wide = width is None or width >= _FULL_WIDTH
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for title, _ in (pair for pair in _TITLES if wide or pair[1]):
+        # Only the name may shrink; its text is cut rather than folded (see `_cells`).
+        table.add_column(title, justify="left" if title == "Name" else "right", no_wrap=title != "Name")
+    shown = len(progress.workloads) if height is None else max(3, height - _OTHER_LINES)
+    rows = [_cells(line) for line in progress.workloads[:shown]]
     if hidden := progress.workloads[shown:]:
-        table.add_row(
-            "…",
-            f"{len(hidden)} lighter workloads",
-            "",
-            "",
-            "",
-            "",
-            _us(_weighted(hidden)),
-            str(sum(w.trials for w in hidden)),
-            "",
-        )
-    return Group(table, Text(summary_line(progress)))
+        trials = str(sum(w.trials for w in hidden))
+        rows.append(("…", f"{len(hidden)} lighter workloads", "", "", "", "", _us(_weighted(hidden)), trials, ""))
+    for row in rows:
+        index, name, *rest = (cell for cell, (_, always) in zip(row, _TITLES, strict=True) if wide or always)
+        table.add_row(index, Text(name, no_wrap=True, overflow="ellipsis"), *rest)
+    return Group(table, Text("\n".join(_fold(_summary(progress), width))))
 
 
 def summary_line(progress: Progress) -> str:
     """One line: how far, how fast, what went wrong, how long still."""
+    return " | ".join(_summary(progress))
+
+
+def _summary(progress: Progress) -> list[str]:
     latency = "–" if progress.latency_s is None else f"{progress.latency_s * 1e3:.2f} ms"
     faults = ", ".join(f"{name.removesuffix('_faults')} {count}" for name, count in progress.faults.items() if count)
     eta = progress.eta_s
@@ -99,7 +110,19 @@ def summary_line(progress: Progress) -> str:
     ]
     if eta is not None and progress.phase != "done":
         parts.append(f"ETA {_clock(eta)}")
-    return " | ".join(parts)
+    return parts
+
+
+def _fold(parts: list[str], width: int | None) -> list[str]:
+    """Parts joined to lines, broken between parts alone."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        longer = f"{lines[-1]} | {part}"
+        if width is None or len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return lines
 
 
 def _cells(line: WorkloadProgress) -> tuple[str, ...]:

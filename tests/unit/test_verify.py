@@ -1,0 +1,78 @@
+"""Comparing outputs: what counts as the same result."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from farm.artifacts.verify import compare
+
+ONES = np.ones((2, 3), "float32")
+
+
+def test_equal_arrays_match() -> None:
+    """No difference is no error."""
+    result = compare([ONES], [ONES])
+    assert (result.matches, result.max_abs_error, result.max_rel_error, result.reason) == (True, 0.0, 0.0, "")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "difference", "matches"),
+    [
+        ("float32", 5e-5, True),
+        ("float32", 5e-4, False),
+        ("float64", 5e-9, True),
+        ("float64", 5e-8, False),
+        ("float16", 1e-2, True),
+        ("float16", 5e-2, False),
+        ("int32", 0, True),
+        ("int32", 1, False),
+        ("bool", 0, True),
+    ],
+)
+def test_the_tolerance_is_the_types(dtype: str, difference: float, matches: bool) -> None:
+    """Rounding is forgiven as far as the reference's type rounds; integers not at all."""
+    reference = np.ones(4, dtype)
+    output = reference.copy()
+    output[2] += np.asarray(difference, dtype)
+    assert compare([output], [reference]).matches is matches
+
+
+def test_an_error_is_relative_to_the_peak() -> None:
+    """A zero in the reference does not blow a rounding error up."""
+    reference = np.array([0.0, 1000.0], "float32")
+    result = compare([reference + np.array([0.01, 0.0], "float32")], [reference])
+    assert result.matches
+    assert result.max_abs_error == pytest.approx(0.01)
+    assert result.max_rel_error == pytest.approx(1e-5)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_never_matches_a_number(bad: float) -> None:
+    """NaN or infinity where the reference has a number is a wrong result."""
+    output = ONES.copy()
+    output[0, 0] = bad
+    result = compare([output], [ONES])
+    assert not result.matches
+    assert "not finite" in result.reason
+
+
+def test_shapes_and_counts_must_agree() -> None:
+    """A missing output, or one of another shape, is a wrong result and named."""
+    assert "2 expected" in compare([ONES], [ONES, ONES]).reason
+    assert "shape" in compare([ONES.T], [ONES]).reason
+
+
+def test_the_worst_output_counts() -> None:
+    """One wrong output among right ones is found and named."""
+    result = compare([ONES, 2 * ONES], [ONES, ONES])
+    assert not result.matches
+    assert result.reason.startswith("output 1")
+    assert result.max_rel_error == 1.0
+
+
+def test_empty_outputs_match() -> None:
+    """Nothing equals nothing."""
+    assert compare([np.ones((0, 3), "float32")], [np.ones((0, 3), "float32")]).matches
