@@ -65,6 +65,7 @@ def compile_model(
             database.commit_tuning_record(traces.as_record(item, entry, compile_target, record.median_s))
             applied += 1
     finished = pipeline.finish(module, compile_target, database if applied else None, used)
+    applied = min(applied, _count_scheduled(finished))
 
     def link(output: str, objects: list[str] | str, options: list[str] | None = None, **_: Any) -> None:
         linker.link_artifact(output, [objects] if isinstance(objects, str) else list(objects), link_triple, options)
@@ -78,3 +79,15 @@ def compile_model(
     except (tvm.error.InternalError, RuntimeError, ValueError, TypeError) as error:
         reason = str(error).strip().splitlines()
         raise PermanentError(f"the model does not compile: {reason[-1] if reason else type(error).__name__}") from error
+
+
+def _count_scheduled(module: Any) -> int:
+    """Functions whose schedule came from a record, as TVM marks them; what packs a weight is part of another one."""
+    from tvm import tirx
+
+    return sum(
+        isinstance(function, tirx.PrimFunc)
+        and bool(function.attrs and "tirx.is_scheduled" in function.attrs)
+        and not variable.name_hint.endswith("_weight_prepack")
+        for variable, function in module.functions.items()
+    )
