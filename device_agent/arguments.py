@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,8 +71,17 @@ def fill(destination: NDArray[Any], source: NDArray[Any], start: int) -> None:
         filled += step
 
 
+# What `prepare` made last: the tensors of one spec, so that a session never keeps more than one set.
+_inherited: dict[tuple[tuple[Any, ...], int], list[Any]] = {}
+_MOST_INHERITED_BYTES = 64 << 20
+
+
 def allocate(specs: Any, seed: int) -> list[Any]:
     """TVM tensors on the CPU for the given TensorSpecs, filled. Raises UnknownDtypeError."""
+    return _inherited.get((tuple(specs), seed)) or _make(specs, seed)
+
+
+def _make(specs: Any, seed: int) -> list[Any]:
     import tvm.runtime
 
     tensors = []
@@ -88,7 +98,18 @@ def allocate(specs: Any, seed: int) -> list[Any]:
 
 
 def prepare(specs: Any, seed: int) -> None:
-    """Draw the values that `allocate` will need, and keep them; dtypes nobody knows are left to fail there."""
+    """Do what `allocate` will need ahead of the fork; dtypes nobody knows are left to fail there.
+
+    Tensors up to a bound are made here and inherited copy-on-write by the workers of one spec after the other: filling
+    megabytes anew costs each worker some milliseconds of page faults.
+    """
     for spec in specs:
         with contextlib.suppress(UnknownDtypeError):
             pool(spec.dtype, seed)
+    if (tuple(specs), seed) in _inherited:
+        return
+    _inherited.clear()
+    with contextlib.suppress(UnknownDtypeError):
+        size = sum(math.prod(spec.shape) * _numpy_dtype(spec.dtype).itemsize for spec in specs)
+        if size <= _MOST_INHERITED_BYTES:
+            _inherited[tuple(specs), seed] = _make(specs, seed)

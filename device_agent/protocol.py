@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import json
 import struct
 from collections.abc import Mapping
@@ -113,7 +114,7 @@ class _Message:
         fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
         if unknown := sorted(set(value) - set(fields)):
             raise ProtocolError(f"{cls.__name__} has unknown keys: {', '.join(map(str, unknown))}")
-        hints = get_type_hints(cls)
+        hints = _hints(cls)  # type: ignore[arg-type]  # mypy: a generic class is hashable all the same
         arguments = {}
         for name, field in fields.items():
             if name in value:
@@ -121,6 +122,12 @@ class _Message:
             elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
                 raise ProtocolError(f"{cls.__name__} lacks {name}")
         return cls(**arguments)
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The types of a message's fields; working them out takes longer than reading the message."""
+    return get_type_hints(kind)
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
