@@ -12,7 +12,8 @@ from typing import Any
 import onnx
 
 from farm.errors import InternalError, PermanentError
-from farm.search import importer, linker, pipeline, target, traces, tvm_env, workloads
+from farm.search import linker, pipeline, traces, tvm_env
+from farm.search.prepared import prepare_model
 from farm.values import Record
 
 _log = logging.getLogger(__name__)
@@ -47,10 +48,8 @@ def compile_model(
     import tvm.s_tir.meta_schedule as ms
     from tvm import relax
 
-    compile_target = target.make_target(target_config)
-    module = importer.import_onnx(model, shapes)
-    module, used = pipeline.prepare(module, compile_target, pipeline.require_pipeline(pipeline_name))
-    found = workloads.extract(module, compile_target, target_config, used.name)
+    prepared = prepare_model(model, shapes, target_config, pipeline_name)
+    module, compile_target, used, found = prepared.module, prepared.target, prepared.pipeline, prepared.workloads
     best = {record.workload: record for record in records}
     database = ms.database.MemoryDatabase()
     applied = 0

@@ -52,12 +52,10 @@ class SearchActor:
         """Import a model and extract its workloads. Raises UsageError where TVM cannot import it."""
         import onnx
 
-        from farm.search import importer, pipeline, target, workloads
+        from farm.search.prepared import prepare_model
 
-        compile_target = target.make_target(self._target_config)
-        module = importer.import_onnx(onnx.load_from_string(onnx_bytes), shapes)
-        module, used = pipeline.prepare(module, compile_target, pipeline.require_pipeline(self._pipeline))
-        return workloads.extract(module, compile_target, self._target_config, used.name)
+        model = onnx.load_from_string(onnx_bytes)
+        return list(prepare_model(model, shapes, self._target_config, self._pipeline).workloads)
 
     def open(self, chosen: list[Any]) -> None:
         """Make these workloads searchable."""

@@ -9,7 +9,8 @@ from typing import Any
 from farm.inventory.board_types import BoardType
 from farm.models.inputs import InputSpec
 from farm.models.source import ModelSource
-from farm.search import importer, pipeline, target, workloads
+from farm.search import target
+from farm.search.prepared import prepare_model
 
 
 def survey_model(source: ModelSource, inputs: Sequence[InputSpec], board_type: BoardType) -> tuple[list[Any], str]:
@@ -18,7 +19,6 @@ def survey_model(source: ModelSource, inputs: Sequence[InputSpec], board_type: B
         config = target.host_target(len(os.sched_getaffinity(0)))
     else:
         config = board_type.target.to_tvm()
-    compile_target = target.make_target(config)
-    module = importer.import_onnx(source.load(), {spec.name: spec.static_shape for spec in inputs})
-    module, used = pipeline.prepare(module, compile_target, pipeline.require_pipeline(board_type.pipeline))
-    return workloads.extract(module, compile_target, config, used.name), used.name
+    shapes = {spec.name: spec.static_shape for spec in inputs}
+    prepared = prepare_model(source.load(), shapes, config, board_type.pipeline)
+    return prepared.workloads, prepared.pipeline.name
