@@ -17,15 +17,18 @@ from collections.abc import Mapping
 from typing import Any, TypeVar, get_type_hints
 
 # Raised whenever a message changes in a way that an older peer would misread.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 # Names under which the agent registers its functions with TVM's RPC server.
 DESCRIBE = "device_agent.describe"
 MEASURE = "device_agent.measure"
 RUN_MODEL = "device_agent.run_model"
+PIN = "device_agent.pin"
+UNPIN = "device_agent.unpin"
+POWER = "device_agent.power"
 
 
-M = TypeVar("M", bound="_Message")
+M = TypeVar("M", bound="Message")
 
 
 class ProtocolError(ValueError):
@@ -87,7 +90,7 @@ _FAULT_SIDE = {
 }
 
 
-class _Message:
+class Message:
     """JSON in and out for frozen dataclasses; unknown and missing keys are refused."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -153,7 +156,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             return hint(value)
         except ValueError as error:
             raise ProtocolError(f"{where}: {error}") from error
-    if isinstance(hint, type) and issubclass(hint, _Message):
+    if isinstance(hint, type) and issubclass(hint, Message):
         return hint.from_dict(value)
     wanted = (int, float) if hint is float else hint
     if hint is not Any and (not isinstance(value, wanted) or (isinstance(value, bool) and hint is not bool)):
@@ -162,7 +165,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class TensorSpec(_Message):
+class TensorSpec(Message):
     """One kernel argument: `shape` in elements, `dtype` as NumPy names it."""
 
     shape: tuple[int, ...]
@@ -170,7 +173,7 @@ class TensorSpec(_Message):
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits(_Message):
+class Limits(Message):
     """What a worker may use. A worker that exceeds one is an outcome, not an accident.
 
     `memory_bytes` is what the worker may allocate beyond what the agent itself has mapped.
@@ -178,7 +181,8 @@ class Limits(_Message):
 
     timeout_s: float = 10.0
     memory_bytes: int = 2 << 30
-    threads: int = 0  # 0: every core of the board
+    threads: int = 0  # 0: one per core of `cluster`
+    cluster: str = ""  # whose cores the worker's threads are placed on; "": every core that is not isolated
 
     def __post_init__(self) -> None:
         _require_positive(self, "timeout_s", "memory_bytes")
@@ -187,11 +191,46 @@ class Limits(_Message):
 
 
 @dataclasses.dataclass(frozen=True)
-class MeasureSpec(_Message):
+class StartConditions(Message):
+    """What must hold before timing starts, waited for until `deadline_s`; then the outcome is `noisy` and says which.
+
+    `max_temperature_c` is compared with the hottest zone, `max_load` with the cores' worth of CPU time that other
+    processes use.
+    """
+
+    max_temperature_c: float | None = None
+    max_load: float | None = None
+    deadline_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "deadline_s")
+
+
+@dataclasses.dataclass(frozen=True)
+class EnergySpec(Message):
+    """How to measure energy: the kernel is repeated until the slowest sensor has given `min_updates` values.
+
+    `limit_s` bounds the repeating, `idle_s` is the length of the idle baseline taken before it at the same clocks (0:
+    none is taken).
+    """
+
+    min_updates: int = 10
+    limit_s: float = 10.0
+    idle_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "min_updates", "limit_s")
+        if self.idle_s < 0:
+            raise ProtocolError("EnergySpec.idle_s must be >= 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasureSpec(Message):
     """How to time one candidate whose library travels beside this message.
 
     A sample is the mean of `number` calls; there are `repeat` samples. `number` grows until a sample takes
-    `min_repeat_s`. Arguments are filled with seeded values, the same on every board.
+    `min_repeat_s`. Arguments are filled with seeded values, the same on every board. Samples that spread further than
+    `max_spread` (interquartile range over median) make the outcome `noisy`. Energy is measured where `energy` asks.
     """
 
     arguments: tuple[TensorSpec, ...]
@@ -204,6 +243,9 @@ class MeasureSpec(_Message):
     entry: str = "main"
     device: str = "cpu"
     limits: Limits = dataclasses.field(default_factory=Limits)
+    max_spread: float | None = None
+    start: StartConditions | None = None
+    energy: EnergySpec | None = None
 
     def __post_init__(self) -> None:
         _require_positive(self, "number", "repeat")
@@ -222,7 +264,7 @@ class Engine(StrEnum):
 
 
 @dataclasses.dataclass(frozen=True)
-class RunSpec(_Message):
+class RunSpec(Message):
     """How to run a program on inputs that travel beside this message (see `device_agent.run_model`)."""
 
     engine: Engine
@@ -232,6 +274,9 @@ class RunSpec(_Message):
     device: str = "cpu"
     return_outputs: bool = True
     limits: Limits = dataclasses.field(default_factory=Limits)
+    max_spread: float | None = None
+    start: StartConditions | None = None
+    energy: EnergySpec | None = None
 
     def __post_init__(self) -> None:
         _require_positive(self, "runs")
@@ -241,22 +286,174 @@ class RunSpec(_Message):
             raise ProtocolError(f"RunSpec.device {self.device!r} is not served by this agent; known: cpu")
 
 
+EVERY_CLUSTER = "*"
+
+
 @dataclasses.dataclass(frozen=True)
-class Evidence(_Message):
+class OperatingPoint(Message):
+    """Clocks to hold a board at. What is null or empty is left as it is.
+
+    `cpu_freq_hz` maps a cluster's name, or `EVERY_CLUSTER`, to Hz. `cores_online` are all CPU numbers that shall be
+    online. A power mode is applied first, the other values on top of it; one that needs a reboot is refused unless
+    `allow_reboot`.
+    """
+
+    power_mode: str | None = None
+    cores_online: tuple[int, ...] | None = None
+    cpu_freq_hz: dict[str, Any] = dataclasses.field(default_factory=dict)
+    gpu_freq_hz: int | None = None
+    memory_freq_hz: int | None = None
+    allow_reboot: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in {**self.cpu_freq_hz, "gpu": self.gpu_freq_hz, "memory": self.memory_freq_hz}.items():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value <= 0):
+                raise ProtocolError(
+                    f"OperatingPoint: frequency of {name} must be a whole number of Hz, not {value!r}"
+                )
+        if self.cores_online is not None and (not self.cores_online or min(self.cores_online) < 0):
+            raise ProtocolError("OperatingPoint.cores_online must name at least one CPU")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is asked for."""
+        return self == OperatingPoint(allow_reboot=self.allow_reboot)
+
+
+@dataclasses.dataclass(frozen=True)
+class DomainClocks(Message):
+    """One clock as the board says it is now: a CPU cluster's, the GPU's, the memory's. Null: cannot be read.
+
+    `cpus` and `online` are empty for what is not a CPU cluster. `available_hz` is empty where the board has no table.
+    """
+
+    name: str
+    min_hz: int | None = None
+    max_hz: int | None = None
+    current_hz: int | None = None
+    governor: str | None = None
+    available_hz: tuple[int, ...] = ()
+    cpus: tuple[int, ...] = ()
+    online: tuple[int, ...] = ()
+    isolated: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Clocks(Message):
+    """All clocks of a board, who holds them, and whether they can be trusted.
+
+    `unsafe` is the reason why clocks could not be restored, empty while all is well. `notes` say what this board
+    lacks or what looks wrong (clocks locked by somebody else, a table that differs from the board type's).
+    """
+
+    clusters: tuple[DomainClocks, ...] = ()
+    gpu: DomainClocks | None = None
+    memory: DomainClocks | None = None
+    power_mode: str | None = None
+    power_modes: tuple[str, ...] = ()
+    holder: str = ""
+    unsafe: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class PinStatus(StrEnum):
+    """How a `pin` or `unpin` ended."""
+
+    OK = "ok"
+    REFUSED = "refused"  # the board does not have what was asked for; the message names what it has
+    BUSY = "busy"  # somebody else holds the clocks
+    UNAVAILABLE = "unavailable"  # no clock helper answers, so nothing can be written
+    FAILED = "failed"  # a write did not take; everything was restored
+    UNSAFE = "unsafe"  # clocks could not be restored; an operator must look
+
+
+@dataclasses.dataclass(frozen=True)
+class PinReport(Message):
+    """What came of a `pin` or `unpin`: the point actually reached, read back, and all clocks afterwards."""
+
+    status: PinStatus
+    message: str = ""
+    reached: OperatingPoint | None = None
+    clocks: Clocks | None = None
+    notes: tuple[str, ...] = ()  # what was rounded, capped or raised, and by what
+    took_s: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence(Message):
     """What the board saw at one moment. A value that the board cannot read is missing or null, never zero."""
 
     cpu_freq_hz: dict[str, Any] = dataclasses.field(default_factory=dict)  # core number -> Hz
+    cpu_max_hz: dict[str, Any] = dataclasses.field(default_factory=dict)  # core number -> upper limit in force, Hz
+    gpu_freq_hz: int | None = None
+    memory_freq_hz: int | None = None
     temperature_c: dict[str, Any] = dataclasses.field(default_factory=dict)  # thermal zone -> degrees Celsius
+    cooling: dict[str, Any] = dataclasses.field(default_factory=dict)  # cooling device that slows clocks -> its state
+    alarms: dict[str, Any] = dataclasses.field(default_factory=dict)  # over-current alarm -> how often or whether
     load_1min: float | None = None
+    busy_s: float | None = None  # CPU time used since boot, over all cores and processes
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome(_Message):
+class RailPower(Message):
+    """Power of one rail, or of the total, over one window. Intervals are 95 %.
+
+    `reads` counts values read, `updates` those that were new, `gaps` the updates that were missed, `bad_reads` errors
+    and impossible values. `energy_j` is the time integral of power (trapezoid) over the window.
+    """
+
+    rail: str
+    power_w: float
+    power_ci_w: tuple[float, float]
+    energy_j: float
+    energy_ci_j: tuple[float, float]
+    reads: int
+    updates: int
+    gaps: int = 0
+    bad_reads: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class PowerWindow(Message):
+    """Power over a window of the board's own clock. `total` is null where no rail is, or sums to, the board's total.
+
+    `enough` says whether every rail gave as many independent updates as were asked for; `note` says why not. `calls`
+    are the kernel's calls in the window, 0 for a window that just looks.
+    """
+
+    started_s: float  # the board's monotonic clock
+    window_s: float
+    rails: tuple[RailPower, ...]
+    total: RailPower | None
+    total_scope: str = ""  # what the total covers: board, module; with a sum, of what
+    calls: int = 0
+    enough: bool = True
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Energy(Message):
+    """Energy of one kernel call or inference, from `busy`'s total and the idle baseline taken at the same clocks.
+
+    `above_idle_j` leaves the idle power out. Intervals are 95 %. Null where there is no total or no baseline.
+    """
+
+    busy: PowerWindow
+    idle: PowerWindow | None = None
+    per_call_j: float | None = None
+    per_call_ci_j: tuple[float, float] | None = None
+    above_idle_j: float | None = None
+    above_idle_ci_j: tuple[float, float] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome(Message):
     """How one `measure` or `run_model` call ended, and the evidence for believing it.
 
     `latency_s` has one entry per sample, in order, warm-up left out. `timing_s` is how long the worker spent
-    timing (warm-up included), so that what the farm adds can be told apart. `power_w` and `energy_j` are per rail
-    and null where the board has no sensor.
+    timing (warm-up included), so that what the farm adds can be told apart. `power` is what the sensors said while
+    timing, `energy` the measurement that was asked for; both null where the board has no sensor. `point` is the
+    operating point held, null where none was.
     """
 
     status: Status
@@ -267,8 +464,10 @@ class Outcome(_Message):
     signal: str | None = None
     before: Evidence | None = None
     after: Evidence | None = None
-    power_w: dict[str, Any] | None = None
-    energy_j: dict[str, Any] | None = None
+    other_load: float | None = None  # cores' worth of CPU time that other processes used meanwhile
+    point: OperatingPoint | None = None
+    power: PowerWindow | None = None
+    energy: Energy | None = None
     board: str = ""
     agent_version: str = ""
     simulated: bool = False
@@ -276,7 +475,18 @@ class Outcome(_Message):
 
 
 @dataclasses.dataclass(frozen=True)
-class Description(_Message):
+class SensorInfo(Message):
+    """One power sensor as measured at the agent's start. Null: it did not change often enough to tell."""
+
+    rail: str
+    driver: str  # ina3221-iio, ina3221-hwmon, rapl
+    update_period_s: float | None = None
+    step_w: float | None = None
+    note: str = ""  # e.g. that its name was taken from its place, since it may not be read
+
+
+@dataclasses.dataclass(frozen=True)
+class Description(Message):
     """What a board says of itself. Lists are empty and values null where the board has no such thing."""
 
     name: str
@@ -293,9 +503,42 @@ class Description(_Message):
     engine_versions: dict[str, Any]
     rails: tuple[str, ...]
     thermal_zones: tuple[str, ...]
+    detected_type: str = ""  # board type that the device tree says this is; "": none known
+    clocks: Clocks = dataclasses.field(default_factory=Clocks)
+    sensors: tuple[SensorInfo, ...] = ()
+    total_rails: tuple[str, ...] = ()  # rails whose sum is the total; empty: no total
+    notes: tuple[str, ...] = ()  # what this board lacks
 
 
-def _require_positive(message: _Message, *names: str) -> None:
+@dataclasses.dataclass(frozen=True)
+class PowerSpec(Message):
+    """A window to look at power: `seconds` long, read `rate_hz` times a second at most."""
+
+    seconds: float = 1.0
+    rate_hz: float = 100.0
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "seconds", "rate_hz")
+        if self.seconds > 3600 or self.rate_hz > 10_000:
+            raise ProtocolError("PowerSpec: at most 3600 seconds and 10000 reads a second")
+
+
+@dataclasses.dataclass(frozen=True)
+class PowerTrace(Message):
+    """Answer of `device_agent.power`. `samples` maps a rail to [seconds since the window's start, W], new values only.
+
+    `window` is null where the board has no sensor.
+    """
+
+    window: PowerWindow | None
+    samples: dict[str, Any] = dataclasses.field(default_factory=dict)
+    before: Evidence | None = None
+    after: Evidence | None = None
+    board: str = ""
+    simulated: bool = False
+
+
+def _require_positive(message: Message, *names: str) -> None:
     for name in names:
         if not getattr(message, name) > 0:
             raise ProtocolError(f"{type(message).__name__}.{name} must be > 0, not {getattr(message, name)}")
