@@ -1,0 +1,378 @@
+"""Make the root of an emulated aarch64 board: the distribution's own arm64 packages, and the agent's pinned wheels.
+
+Standard library only. `build` and `start` beside this file are the commands; what runs in the root is not decided here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+QEMU = "qemu-aarch64-static"
+QEMU_PACKAGE = "qemu-user-static"
+
+# The release, its Python and its glibc belong together; JetPack 4 boards need a Python of their own as well.
+CODENAME = "bookworm"
+PYTHON_VERSION = "3.11"
+GLIBC_MINOR = 36
+# apt adds what these depend on.
+PACKAGES = ("python3.11-minimal", "libpython3.11-stdlib", "libstdc++6")
+SITE = f"usr/local/lib/python{PYTHON_VERSION}/dist-packages"
+
+# What boards install, and what the agent's simulated boards read besides.
+EXTRA_PINS = ("pyyaml",)
+# 240 MB that the agent never loads: it runs with TVM_USE_RUNTIME_LIB=1.
+LEFT_OUT = ("tvm/lib/libtvm_compiler.so",)
+
+# 115 MB of wheels, 25 MB of packages and lists, 200 MB unpacked; everything lies there at once for a moment.
+NEEDED_BYTES = 500 << 20
+FETCH_TIMEOUT_S = 900.0
+CHECK_TIMEOUT_S = 300.0
+
+STAMP = "emulated-board.json"
+INTERPRETER = "usr/bin/board-python"
+# The kernel runs this file through the host's shell and the emulator, so nothing needs to be registered with it
+# (binfmt_misc). Python takes its own name from -0: sys.executable is this file, and what starts it is emulated too.
+INTERPRETER_TEXT = f"""#!/bin/sh
+self=$(readlink -f -- "$0")
+root=${{self%/{INTERPRETER}}}
+unset LD_PRELOAD LD_LIBRARY_PATH PYTHONHOME
+exec {QEMU} -L "$root" -0 "$self" "$root/usr/bin/python{PYTHON_VERSION}" "$@"
+"""
+# Importing fills the bytecode caches as well, so that the agent's first start is as quick as the next.
+CHECK = """
+import platform, sys
+import cloudpickle, ctypes, ml_dtypes, numpy, prometheus_client, psutil, sqlite3, ssl, tornado, tvm.rpc, yaml, zlib
+assert platform.machine() == "aarch64", platform.machine()
+assert float((numpy.eye(64) @ numpy.ones((64, 64))).sum()) == 4096.0
+print(sys.executable)
+"""
+
+
+class BuildError(Exception):
+    """The root cannot be made or used; the text says why and what to do."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code: 0 done, 1 failed, 2 wrong usage."""
+    parser = argparse.ArgumentParser(prog="build", description="Make the root of an emulated aarch64 board.")
+    parser.add_argument("--root", type=Path, metavar="DIR", help="where (default: a cache folder of the user)")
+    parser.add_argument("--install-qemu", action="store_true", help=f"install {QEMU_PACKAGE} if it is missing; as root")
+    parser.add_argument("--check", action="store_true", help="build nothing: print the root, or fail saying what lacks")
+    options = parser.parse_args(argv)
+    try:
+        if options.check:
+            print(require_root(options.root))
+            return 0
+        if options.install_qemu and shutil.which(QEMU) is None:
+            install_qemu()
+        require_qemu()
+        print(build(options.root))
+    except (BuildError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def require_root(folder: Path | None = None) -> Path:
+    """The finished root at `folder` or the default place. Raises BuildError where that or the emulator is missing."""
+    require_qemu()
+    key = compute_key()
+    root = (folder or default_root(key)).absolute()
+    if (found := find_key(root)) != key:
+        state = "is out of date" if found else "is not built"
+        raise BuildError(f"the emulated board's root {root} {state}; run deploy/emulated-board/build")
+    return root
+
+
+def compute_key() -> str:
+    """What the root is made from, as a short hash: this file and the pins."""
+    return hashlib.sha256(Path(__file__).read_bytes() + read_pins().encode()).hexdigest()[:16]
+
+
+def default_root(key: str) -> Path:
+    """The user's cache folder for roots made from these inputs."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "tvm-farm" / "emulated-board" / key
+
+
+def find_key(root: Path) -> str | None:
+    """The key of the finished root at `root`, None if there is none."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads((root / STAMP).read_text())["key"])
+    return None
+
+
+def build(folder: Path | None = None) -> Path:
+    """Make the root at `folder` or the default place, unless it is there already; return its path.
+
+    It appears under its name only when it is complete and has run. Raises BuildError, OSError.
+    """
+    key = compute_key()
+    root = (folder or default_root(key)).absolute()
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(root):
+        if find_key(root) == key:
+            return root
+        if root.exists() and find_key(root) is None and any(root.iterdir()):
+            raise BuildError(f"{root} exists and is no emulated board; name another folder with --root")
+        require_distribution()
+        free = shutil.disk_usage(root.parent).free
+        if free < NEEDED_BYTES:
+            raise BuildError(f"{free >> 20} MiB free at {root.parent}; {NEEDED_BYTES >> 20} MiB are needed")
+        prefix = f".{root.name}."
+        for left in root.parent.glob(f"{prefix}*.building"):  # of a build that was killed: the lock is ours
+            shutil.rmtree(left)
+        with tempfile.TemporaryDirectory(prefix=prefix, suffix=".building", dir=root.parent) as folder:
+            new = Path(folder) / "root"
+            new.mkdir()
+            (Path(folder) / "wheels").mkdir()
+            packages = unpack_packages(new, Path(folder) / "apt")
+            wheels = unpack_wheels(new, Path(folder) / "wheels")
+            interpreter = new / INTERPRETER
+            interpreter.write_text(INTERPRETER_TEXT)
+            interpreter.chmod(0o755)
+            _say("trying it: importing TVM under emulation")
+            _run(
+                [str(interpreter), "-c", CHECK], "the new root does not work", CHECK_TIMEOUT_S, TVM_USE_RUNTIME_LIB="1"
+            )
+            stamp = {"key": key, "packages": packages, "wheels": wheels}
+            (new / STAMP).write_text(json.dumps(stamp, indent=1) + "\n")
+            if root.exists():
+                root.rename(Path(folder) / "old")
+            new.rename(root)
+    return root
+
+
+def unpack_packages(root: Path, folder: Path) -> list[str]:
+    """Fetch the packages with apt and unpack them into `root`; return their names with version and architecture.
+
+    apt works in `folder` alone: the host's own package state is neither read nor changed. Its configuration, keys and
+    sources are the host's, the last without their limits on architectures.
+    """
+    for name in ("state/lists/partial", "cache/archives/partial", "sources"):
+        (folder / name).mkdir(parents=True)
+    (folder / "status").touch()
+    (folder / "sources" / "host.sources").write_text(read_sources(Path("/etc/apt")))
+    settings = {
+        "Dir::State": folder / "state",
+        "Dir::State::status": folder / "status",
+        "Dir::Cache": folder / "cache",
+        "Dir::Etc::sourcelist": "/dev/null",
+        "Dir::Etc::sourceparts": folder / "sources",
+        "Dir::Etc::preferences": "/dev/null",
+        "Dir::Etc::preferencesparts": "/dev/null",
+        "APT::Architecture": "arm64",
+        "APT::Sandbox::User": "root",  # apt's own user may not enter a private folder
+        "APT::Update::Error-Mode": "any",
+        "APT::Install-Recommends": "false",
+        "Acquire::Languages": "none",
+        "Acquire::Retries": "2",
+    }
+    lines = [f'{name} "{value}";' for name, value in settings.items()]
+    # Hooks are for the host's own packages.
+    cleared = ("APT::Architectures", "APT::Update::Pre-Invoke", "APT::Update::Post-Invoke")
+    cleared += ("APT::Update::Post-Invoke-Success", "DPkg::Pre-Install-Pkgs", "DPkg::Post-Invoke")
+    lines = [f"#clear {name};" for name in cleared] + lines + ['APT::Architectures { "arm64"; };']
+    (folder / "apt.conf").write_text("\n".join(lines) + "\n")
+    apt = ["apt-get", "-c", str(folder / "apt.conf"), "-qq", "-y"]
+    _say("fetching the distribution's arm64 packages (25 MB)")
+    _run([*apt, "update"], "the distribution's package lists cannot be fetched", FETCH_TIMEOUT_S)
+    _run([*apt, "install", "--download-only", *PACKAGES], "the arm64 packages cannot be fetched", FETCH_TIMEOUT_S)
+    archives = sorted((folder / "cache/archives").glob("*.deb"))
+    for archive in archives:
+        _run(["dpkg-deb", "-x", str(archive), str(root)], f"{archive.name} cannot be unpacked", CHECK_TIMEOUT_S)
+    if not (root / f"usr/bin/python{PYTHON_VERSION}").exists():
+        raise BuildError(f"the packages hold no python{PYTHON_VERSION}: {', '.join(a.name for a in archives)}")
+    return [archive.name.removesuffix(".deb") for archive in archives]
+
+
+def read_sources(folder: Path) -> str:
+    """The release's own sources below apt's configuration `folder`, for every architecture, in apt's deb822 form."""
+    stanzas = []
+    for path in sorted([*folder.glob("sources.list.d/*.sources"), *folder.glob("sources.list.d/*.list")]):
+        stanzas += _read_stanzas(path)
+    if (folder / "sources.list").exists():
+        stanzas += _read_stanzas(folder / "sources.list")
+    texts = []
+    for stanza in stanzas:
+        types, suites, components = (stanza.get(name, "").split() for name in ("types", "suites", "components"))
+        suites = [suite for suite in suites if re.fullmatch(rf"{CODENAME}([-/](updates|security))?", suite)]
+        if not suites or "deb" not in types or "main" not in components:
+            continue
+        if stanza.get("enabled", "yes").lower() in ("no", "false", "0", "off"):
+            continue
+        kept = {"Types": "deb", "URIs": stanza.get("uris", ""), "Suites": " ".join(suites), "Components": "main"}
+        kept |= {name: stanza[name.lower()] for name in ("Signed-By", "Trusted") if name.lower() in stanza}
+        texts.append("".join(f"{name}: {value}\n" for name, value in kept.items()))
+    if not texts:
+        raise BuildError(f"apt knows no source of {CODENAME}'s `main`; see {folder}/sources.list.d")
+    return "\n".join(texts)
+
+
+def _read_stanzas(path: Path) -> list[dict[str, str]]:
+    """The sources of a file in either of apt's forms, as fields with names in small letters."""
+    text = path.read_text()
+    stanzas = []
+    if path.suffix == ".sources":
+        for block in re.split(r"\n\s*\n", re.sub(r"(?m)^#.*\n?", "", text)):
+            fields = re.findall(r"(?m)^([A-Za-z-]+):[ \t]*(.*(?:\n[ \t]+.*)*)", block)
+            stanzas.append({name.lower(): value for name, value in fields})
+        return stanzas
+    for line in text.splitlines():
+        if found := re.match(r"deb\s+(?:\[([^]]*)\]\s+)?(\S+)\s+(\S+)\s+([^#]*)", line):
+            settings, uri, suite, components = found.groups(default="")
+            stanza = {"types": "deb", "uris": uri, "suites": suite, "components": components}
+            stanza |= {k.lower(): v.replace(",", " ") for k, v in re.findall(r"(\S+?)=(\S+)", settings)}
+            stanzas.append(stanza)
+    return stanzas
+
+
+def read_pins() -> str:
+    """The agent's pins with their hashes, as they apply to the root's Python."""
+    whole, agent = ((CHECKOUT / "requirements" / name).read_text() for name in ("all.txt", "agent.txt"))
+    chosen = []
+    for text, names in ((agent, None), (whole, EXTRA_PINS)):
+        for name, version, marker, hashes in re.findall(
+            r"(?m)^([a-z0-9.-]+)==([^ ]+)(?: ; ([^\\\n]+))? \\\n((?:    --hash=.*\n?)+)", text
+        ):
+            known = any(pin.startswith(f"{name}==") for pin in chosen)
+            if (names is None or name in names) and not known and _applies(marker):
+                chosen.append(f"{name}=={version} \\\n{hashes.rstrip()}\n")
+    return "".join(chosen)
+
+
+def _applies(marker: str) -> bool:
+    """Whether a pin is for the root's Python on Linux; pip would ask about the interpreter that it runs in."""
+    python = tuple(map(int, PYTHON_VERSION.split(".")))
+    for clause in filter(None, marker.strip().split(" and ")):
+        found = re.fullmatch(r"(python_full_version|sys_platform) (==|!=|<=|>=|<|>) '([^']+)'", clause.strip())
+        if not found:
+            raise BuildError(f"requirements/ holds a marker that is not understood here: {clause}")
+        name, operator, value = found.groups()
+        if name == "sys_platform":
+            holds = (value == "linux") == (operator == "==")
+        else:
+            wanted = tuple(map(int, value.removesuffix(".*").split(".")[:2]))
+            comparisons = {"==": python == wanted, "!=": python != wanted, "<": python < wanted, ">": python > wanted}
+            holds = comparisons.get(operator, python == wanted or (python < wanted) == (operator == "<="))
+        if not holds:
+            return False
+    return True
+
+
+def unpack_wheels(root: Path, folder: Path) -> list[str]:
+    """Fetch the pinned aarch64 wheels with pip and unpack them into `root`; return their names."""
+    pins = folder / "pins.txt"
+    pins.write_text(read_pins())
+    platforms = [f"manylinux_2_{minor}_aarch64" for minor in range(GLIBC_MINOR, 16, -1)] + ["manylinux2014_aarch64"]
+    command = [sys.executable, "-m", "pip", "download", "-qq", "--disable-pip-version-check", "--no-input", "--no-deps"]
+    command += ["--require-hashes", "--only-binary=:all:", "--implementation=cp", f"--python-version={PYTHON_VERSION}"]
+    command += [f"--platform={platform}" for platform in platforms]
+    _say("fetching the agent's aarch64 wheels (115 MB)")
+    failure = "the aarch64 wheels cannot be fetched (pip comes with `make setup`)"
+    _run([*command, "--dest", str(folder), "--requirement", str(pins)], failure, FETCH_TIMEOUT_S)
+    wheels = sorted(folder.glob("*.whl"))
+    _say("unpacking")
+    for path in wheels:
+        with zipfile.ZipFile(path) as wheel:
+            names = [name for name in wheel.namelist() if name not in LEFT_OUT]
+            wheel.extractall(root / SITE, names)
+    return [path.name for path in wheels]
+
+
+def require_distribution() -> None:
+    """Raise BuildError unless this is the release whose packages are used."""
+    release = {}
+    with contextlib.suppress(OSError):
+        text = Path("/etc/os-release").read_text()
+        release = dict(re.findall(r'(?m)^([A-Z_]+)="?([^"\n]*)"?$', text))
+    missing = [name for name in ("apt-get", "dpkg-deb") if shutil.which(name) is None]
+    if release.get("VERSION_CODENAME") != CODENAME or missing:
+        raise BuildError(
+            f"this is {release.get('PRETTY_NAME', 'an unknown system')}; the emulated board is made from the packages "
+            f"of Debian 12 ({CODENAME}) on such a system. Build it there, for instance in a container"
+        )
+
+
+def require_qemu() -> None:
+    """Raise BuildError where the emulator is not installed."""
+    if shutil.which(QEMU) is None:
+        hint = f"apt-get install {QEMU_PACKAGE}, or as root deploy/emulated-board/build --install-qemu"
+        raise BuildError(f"{QEMU} is not installed: {hint}")
+
+
+def install_qemu() -> None:
+    """Install the emulator with the system's own apt. Raises BuildError."""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise BuildError(f"{QEMU_PACKAGE} can be installed by root on Debian only")
+    _say(f"installing {QEMU_PACKAGE}")
+    install = ["apt-get", "-qq", "-y", "--no-install-recommends", "install", QEMU_PACKAGE]
+    quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+    try:
+        _run(install, "", FETCH_TIMEOUT_S, **quiet)
+    except BuildError:  # lists that are missing or name versions that are gone
+        _run(["apt-get", "-qq", "update"], "apt's package lists cannot be fetched", FETCH_TIMEOUT_S)
+        _run(install, f"{QEMU_PACKAGE} cannot be installed", FETCH_TIMEOUT_S, **quiet)
+
+
+@contextlib.contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Hold the lock of `root`, so that two builds do not meet; the kernel lets go of it however we end."""
+    with (root.parent / f".{root.name}.lock").open("w") as lock:
+        deadline = time.monotonic() + FETCH_TIMEOUT_S
+        said = False
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise BuildError(f"another build of {root} has not ended after {FETCH_TIMEOUT_S:g} s") from None
+                if not said:
+                    _say("waiting for another build of the same root")
+                    said = True
+                time.sleep(0.2)
+        yield
+
+
+def _run(command: list[str], failure: str, timeout_s: float, **environment: str) -> None:
+    """Run a command. Raises BuildError with `failure` and the command's last words."""
+    try:
+        done = subprocess.run(
+            command,
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise BuildError(f"{failure}: {command[0]} took longer than {timeout_s:g} s") from None
+    if done.returncode != 0:
+        words = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()
+        raise BuildError(f"{failure}:\n  " + "\n  ".join(words[-6:]))
+
+
+def _say(text: str) -> None:
+    print(f"emulated board: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
