@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import select
 import signal
@@ -26,6 +27,9 @@ KILL_TIMEOUT_S = 1.0
 
 _HANDLED_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
+# A forked process has one thread; under user-mode emulation the emulator's own are there as well.
+_threads_at_birth = 1
+
 
 def _prctl(option: int, value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
@@ -42,8 +46,15 @@ def die_with_parent(parent: int) -> None:
 
 
 def become_subreaper() -> None:
-    """Adopt every descendant whose own parent dies, so that `kill_children` can find it."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    """Adopt every descendant whose own parent dies, so that `kill_children` can find it.
+
+    Where that is refused (QEMU's user-mode emulation, up to 7.2 at least), the nearest subreaper above adopts it.
+    """
+    try:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
 
 
 def fork(body: Callable[[], None]) -> int:
@@ -75,6 +86,8 @@ def _run_child(parent: int, body: Callable[[], None]) -> NoReturn:
         # TVM's own handler symbolises the stack on a crash: slow, and unsafe when the heap is what is broken.
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        global _threads_at_birth
+        _threads_at_birth = _count_threads()
         body()
         code = 0
     except BaseException:  # noqa: BLE001  the edge of a process: nothing may unwind into the parent's stack
@@ -84,6 +97,15 @@ def _run_child(parent: int, body: Callable[[], None]) -> NoReturn:
             os.write(2, traceback.format_exc().encode())
     finally:
         os._exit(code)
+
+
+def has_started_threads() -> bool:
+    """Whether this process has threads beside those that it was forked with."""
+    return _count_threads() > _threads_at_birth
+
+
+def _count_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
 
 
 def find_children(pid: int | None = None) -> list[int]:

@@ -16,8 +16,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from device_agent import arguments, engines, evidence, limits, processes, protocol, timing
+from device_agent import arguments, engines, limits, processes, protocol, timing
+from device_agent.plan import Plan
 from device_agent.protocol import Limits, Outcome, Status
+
+# Runs in the session while a worker runs: the power sampler.
+Beside = Callable[[], contextlib.AbstractContextManager[object]]
 
 # What is kept of a worker's stdout and stderr, and of an exception's text.
 _OUTPUT_BYTES = 2000
@@ -46,42 +50,45 @@ class _End:
     peak_bytes: int = 0  # the most it had mapped when it crashed; 0: not seen
 
 
-def measure(spec: protocol.MeasureSpec, library: bytes, folder: Path, sensors: evidence.Sensors) -> Outcome:
-    """Time the candidate in `library` (a linked shared object). Never raises for what the candidate does."""
+def measure(spec: protocol.MeasureSpec, library: bytes, folder: Path, plan: Plan, beside: Beside) -> Outcome:
+    """Time the candidate in `library` (a linked shared object). Never raises for what the candidate does.
+
+    `beside` is entered once the worker is forked, and left before anything else is.
+    """
     path = folder / "candidate.so"
 
     def job() -> bytes:
         path.write_bytes(library)
-        return protocol.pack_frame(timing.time_candidate(spec, path, sensors).to_json(), b"")
+        return protocol.pack_frame(timing.time_candidate(spec, path, plan).to_json(), b"")
 
     try:
-        return _run(job, spec.limits)[0]
+        return _run(job, spec.limits, plan, beside)[0]
     finally:
         path.unlink(missing_ok=True)
 
 
 def run_model(
-    spec: protocol.RunSpec, program: bytes, inputs: bytes, folder: Path, sensors: evidence.Sensors
+    spec: protocol.RunSpec, program: bytes, inputs: bytes, folder: Path, plan: Plan, beside: Beside
 ) -> tuple[Outcome, bytes]:
     """Run `program` on the arrays in the npz `inputs`; return the outcome and an npz of the outputs."""
     path = folder / ("program.onnx" if spec.engine is protocol.Engine.ONNXRUNTIME else "program.so")
 
     def job() -> bytes:
         path.write_bytes(program)
-        return engines.run_program(spec, path, inputs, sensors)
+        return engines.run_program(spec, path, inputs, plan)
 
     try:
-        return _run(job, spec.limits)
+        return _run(job, spec.limits, plan, beside)
     finally:
         path.unlink(missing_ok=True)
 
 
-def _run(job: Callable[[], bytes], allowed: Limits) -> tuple[Outcome, bytes]:
+def _run(job: Callable[[], bytes], allowed: Limits, plan: Plan, beside: Beside) -> tuple[Outcome, bytes]:
     """Run `job`, which returns a frame of an Outcome and its payload, in a worker."""
     started_at = time.time()
     payload = b""
     processes.kill_children()
-    if len(os.listdir("/proc/self/task")) > 1:
+    if processes.has_started_threads():
         outcome = Outcome(
             Status.FARM_ERROR,
             "code loaded straight into this session has started threads, so no worker can be forked from it; "
@@ -89,26 +96,30 @@ def _run(job: Callable[[], bytes], allowed: Limits) -> tuple[Outcome, bytes]:
         )
     else:
         try:
-            outcome, payload = _judge(_supervise(job, allowed), allowed)
+            outcome, payload = _judge(_supervise(job, allowed, plan, beside), allowed)
         except OSError as error:
             outcome = Outcome(Status.FARM_ERROR, f"the board cannot start a worker: {error}")
     return dataclasses.replace(outcome, started_at=started_at), payload
 
 
-def _supervise(job: Callable[[], bytes], allowed: Limits) -> _End:
+def _supervise(job: Callable[[], bytes], allowed: Limits, plan: Plan, beside: Beside) -> _End:
     """Fork a worker for `job`, collect what it says, and leave nothing of it behind."""
-    deadline = time.monotonic() + allowed.timeout_s
+    plan.marks.clear()
+    deadline = time.monotonic() + allowed.timeout_s + plan.extra_s
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as workers:
         report, workers_report = _pipe(ours, workers)
         output, workers_output = _pipe(ours, workers)
         distress, workers_distress = socket.socketpair()
         ours.callback(distress.close)
         workers.callback(workers_distress.close)
-        pid = processes.fork(lambda: _work(job, allowed, workers_report, workers_output, workers_distress))
+        pid = processes.fork(
+            lambda: _work(job, allowed, plan.cpus, workers_report, workers_output, workers_distress)
+        )
         workers.close()  # so that the worker's death is an end of file here
         for fd in (report, output, distress.fileno()):
             os.set_blocking(fd, False)
-        return _Watch(pid, report, output, distress.fileno(), deadline).run()
+        with beside():
+            return _Watch(pid, report, output, distress.fileno(), deadline).run()
 
 
 def _pipe(ours: contextlib.ExitStack, workers: contextlib.ExitStack) -> tuple[int, int]:
@@ -199,13 +210,15 @@ class _Watch:
                 self._end.report = bytes(memoryview(received)[2 * _SIZE.size : 2 * _SIZE.size + size])
 
 
-def _work(job: Callable[[], bytes], allowed: Limits, report: int, output: int, distress: socket.socket) -> None:
+def _work(
+    job: Callable[[], bytes], allowed: Limits, cpus: tuple[int, ...], report: int, output: int, distress: socket.socket
+) -> None:
     """The life of a worker process, from the fork to its report."""
     os.dup2(output, 1)
     os.dup2(output, 2)
     _close_all_but({0, 1, 2, report, distress.fileno()})  # above all the client's connection
     try:
-        os.write(report, _SIZE.pack(limits.apply(allowed)))
+        os.write(report, _SIZE.pack(limits.apply(allowed, cpus)))
         limits.hold_when_crashing(distress)
         frame = job()
     except Exception as error:  # noqa: BLE001  the edge of a process: what the candidate raises is its outcome
