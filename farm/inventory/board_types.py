@@ -1,6 +1,7 @@
 """Board types: what boards of one kind share. Read from `inventory/board_types/*.yaml` and from a folder of the user's.
 
-What a particular board really has is asked from its agent, not looked up here.
+Sections on hardware are in `hardware.py`; that they agree with each other is checked here. What a particular board
+really has is asked from its agent, not looked up here.
 """
 
 from __future__ import annotations
@@ -15,12 +16,23 @@ import pydantic
 
 from farm.errors import UsageError
 from farm.inventory import documents, paths
+from farm.inventory.hardware import (
+    Cluster,
+    Detect,
+    Fan,
+    Gpu,
+    Memory,
+    Name,
+    Power,
+    PowerMode,
+    Thermal,
+    find_repeated,
+)
 
 # Names a folder with more board types, one YAML file each.
 EXTRA_FOLDER_VARIABLE = "FARM_BOARD_TYPES"
 HOST = "host"
 
-Name = Annotated[str, pydantic.Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=63)]
 Feature = Annotated[str, pydantic.Field(pattern=r"^[+-][a-z0-9.-]+$")]
 
 
@@ -39,20 +51,13 @@ class Target(documents.StrictModel):
         return self.model_dump(by_alias=True, mode="json", exclude_defaults=True)
 
 
-class Cluster(documents.StrictModel):
-    """Cores that share a clock. `cpus` are Linux CPU numbers; `isolated` ones run only what is sent there."""
-
-    name: Name
-    core: str
-    cpus: tuple[Annotated[int, pydantic.Field(ge=0)], ...] = pydantic.Field(min_length=1)
-    isolated: bool = False
-
-
 class BoardType(documents.StrictModel):
     """What boards of one kind share.
 
     `target` and `link_triple` are None where the file says `host`: detect this machine. `memory_bytes` is None and
-    `clusters` is empty where boards of the type differ. `pipeline` names the graph pipeline.
+    `clusters` is empty where boards of the type differ; sections left out say that nothing is known. `releases` are
+    L4T lines, oldest first. `simulation` holds the parameters of virtual boards, which the agent checks. `pipeline`
+    names the graph pipeline.
     """
 
     name: Name
@@ -61,8 +66,19 @@ class BoardType(documents.StrictModel):
     # Zig's form, with the oldest glibc a board of this type may have.
     link_triple: Annotated[str, pydantic.Field(pattern=r"^[a-z0-9_]+-linux-[a-z]+(\.\d+)*$")] | None
     host_is_board: bool = False
-    memory_bytes: int | None = pydantic.Field(default=None, gt=0)
+    detect: Detect = Detect()
+    soc: str = ""
+    releases: tuple[Annotated[str, pydantic.Field(pattern=r"^R\d+$")], ...] = ()
+    memory_bytes: int | None = pydantic.Field(default=None, strict=True, gt=0)
     clusters: tuple[Cluster, ...] = ()
+    gpu: Gpu | None = None
+    memory: Memory | None = None
+    power: Power = Power()
+    thermal: Thermal = Thermal()
+    power_modes: tuple[PowerMode, ...] = ()
+    default_power_mode: Annotated[int, pydantic.Field(strict=True)] | None = None
+    fan: Fan = Fan()
+    simulation: dict[str, Any] = pydantic.Field(default_factory=dict)
     pipeline: str = "graph/1"
 
     @pydantic.field_validator("target", "link_triple", mode="before")
@@ -79,12 +95,39 @@ class BoardType(documents.StrictModel):
         if (self.target is None) != (self.link_triple is None):
             raise ValueError(f"target and link_triple must both be `{HOST}`, or neither")
         cpus = [cpu for cluster in self.clusters for cpu in cluster.cpus]
-        if len(cpus) != len(set(cpus)):
+        if find_repeated(cpus) is not None:
             raise ValueError("clusters: a CPU is in two clusters, or twice in one")
+        if twice := find_repeated(cluster.name for cluster in self.clusters):
+            raise ValueError(f"clusters: two are called {twice}")
         usable = sum(len(cluster.cpus) for cluster in self.clusters if not cluster.isolated)
         if self.target and self.clusters and self.target.num_cores > usable:
             raise ValueError(f"target.num-cores is {self.target.num_cores}, but clusters have {usable} usable CPUs")
+        self._check_clusters()
+        self._check_power_modes(set(cpus))
         return self
+
+    def _check_clusters(self) -> None:
+        for cluster in self.clusters:
+            if cluster.zone and cluster.zone not in self.thermal.zones:
+                raise ValueError(f"clusters: the zone of {cluster.name}, {cluster.zone}, is not among thermal.zones")
+            if cluster.memory_floor_hz and self.memory and self.memory.freqs_hz:
+                floor, top = cluster.memory_floor_hz[-1][1], self.memory.freqs_hz[-1]
+                if floor > top:
+                    raise ValueError(f"clusters: {cluster.name} asks for a memory clock of {floor}, above all: {top}")
+
+    def _check_power_modes(self, cpus: set[int]) -> None:
+        ids = [mode.id for mode in self.power_modes]
+        names = [mode.name for mode in self.power_modes]
+        if (twice := find_repeated([*ids, *names])) is not None:
+            raise ValueError(f"power_modes: two are called {twice}")
+        if self.default_power_mode is not None and self.default_power_mode not in ids:
+            raise ValueError(f"default_power_mode is {self.default_power_mode}, which no power mode has as its id")
+        clusters = {cluster.name for cluster in self.clusters}
+        for mode in self.power_modes:
+            if absent := sorted(set(mode.cores_online or ()) - cpus):
+                raise ValueError(f"power_modes: {mode.name} puts CPU {absent[0]} online, which no cluster has")
+            if unknown := sorted(mode.clusters - clusters):
+                raise ValueError(f"power_modes: {mode.name} limits the cluster {unknown[0]}, which is not there")
 
     @property
     def cores(self) -> int | None:
@@ -111,6 +154,7 @@ def load_board_types(extra_folder: pathlib.Path | None = None) -> dict[str, Boar
                 "Give it another name.",
             )
         types |= extra
+    _require_distinct(types)
     return types
 
 
@@ -122,6 +166,15 @@ def require_board_type(name: str, types: Mapping[str, BoardType] | None = None) 
     near = difflib.get_close_matches(name.lower().replace("_", "-"), types, n=1, cutoff=0.5)
     hint = f"Did you mean {near[0]}? " if near else ""
     raise UsageError(f"unknown board type {name!r}", f"{hint}Known: {', '.join(types)}.")
+
+
+def _require_distinct(types: Mapping[str, BoardType]) -> None:
+    """Raise UsageError where two types would recognise the same board."""
+    owners: dict[str, str] = {}
+    for board_type in types.values():
+        for mark in (*board_type.detect.compatible, *board_type.detect.models):
+            if (owner := owners.setdefault(mark, board_type.name)) != board_type.name:
+                raise UsageError(f"the board types {owner} and {board_type.name} both detect {mark!r}")
 
 
 def _read_folder(folder: pathlib.Path) -> dict[str, BoardType]:

@@ -30,7 +30,17 @@ def write(folder: pathlib.Path, text: str, name: str = "my-board") -> pathlib.Pa
 def test_own_types() -> None:
     """The farm ships these types, and `local` alone is the host."""
     types = board_types.load_board_types()
-    assert set(types) == {"local", "jetson-nano", "jetson-tx2", "raspberry-pi-4"}
+    assert set(types) == {
+        "local",
+        "jetson-agx-orin-64gb",
+        "jetson-agx-xavier",
+        "jetson-nano",
+        "jetson-orin-nano-8gb",
+        "jetson-orin-nx-16gb",
+        "jetson-tx2",
+        "jetson-xavier-nx",
+        "raspberry-pi-4",
+    }
     assert [t.name for t in types.values() if t.host_is_board] == ["local"]
 
 
