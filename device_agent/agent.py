@@ -1,11 +1,12 @@
-"""The `device-agent` command: reads its options, puts the parts together, serves.
+"""The `device-agent` command: puts the parts together and runs what was asked for.
 
-Exit codes: 0 ok, 1 the work failed, 2 wrong usage, 3 unavailable (no free port).
+Exit codes: 0 ok, 1 the work failed, 2 wrong usage, 3 unavailable (no free port, no clock helper), 4 board unsafe.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import logging
@@ -17,11 +18,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import device_agent
+from device_agent import commands, options, rig
+from device_agent.board import Board
+from device_agent.board_types import load_board_types
+from device_agent.clocks.client import HelperClient
+from device_agent.errors import AgentError, BadPointError, HelperUnavailableError, UnsafeError
+from device_agent.protocol import ProtocolError
+from device_agent.sysfs import open_tree
 
 _log = logging.getLogger(__name__)
-
-# Names go into tracker keys, file names and metrics labels; the tracker splits keys at colons, TVM at blanks.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 # Set before NumPy and TVM are imported. The runtime library alone starts no threads and is quick to fork; so are
 # BLAS and OpenMP without pools. TVM's pool in a worker is sized by TVM_NUM_THREADS, which wins over OMP_NUM_THREADS.
@@ -31,6 +36,8 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
+# How long the power sensors are watched at the start; the slowest known one changes every 0.42 s.
+_SENSOR_LOOK_S = 2.0
 
 
 class UnavailableError(Exception):
@@ -40,87 +47,73 @@ class UnavailableError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     parent = os.getppid()
-    options = _parser().parse_args(argv)
+    os.environ.update(_ENVIRONMENT)
+    chosen = options.make_parser().parse_args(argv)
     logging.basicConfig(
         stream=sys.stderr,
-        level=options.log_level.upper(),
+        level=chosen.log_level.upper(),
         format="%(asctime)s %(levelname)s %(message)s",
     )
     try:
-        if options.command == "describe":
-            return _describe(options)
-        return _serve(options, parent)
-    except UnavailableError as error:
-        print(f"device-agent: {error}", file=sys.stderr)
-        return 3
-    except OSError as error:
-        print(f"device-agent: {error}", file=sys.stderr)
-        return 1
+        if chosen.command == "serve" and chosen.port_end < chosen.port:
+            raise ProtocolError(f"--port-end {chosen.port_end} is below --port {chosen.port}")
+        with contextlib.ExitStack() as stack:
+            board = _put_together(chosen, stack)
+            if chosen.command == "serve":
+                return _serve(chosen, board, parent)
+            return commands.run(chosen, board)
+    except (ProtocolError, BadPointError, NotADirectoryError) as error:
+        return _fail(error, 2)
+    except (UnavailableError, HelperUnavailableError) as error:
+        return _fail(error, 3)
+    except UnsafeError as error:
+        return _fail(error, 4)
+    except (AgentError, OSError) as error:
+        return _fail(error, 1)
+    except KeyboardInterrupt:
+        return 130
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="device-agent", description="The tvm-farm program on a board.")
-    parser.add_argument("--version", action="version", version=device_agent.__version__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--board-type", type=_name, default="local", help="kind of board (default: local)")
-    common.add_argument("--name", type=_name, default=None, help="name of this board (default: the host's name)")
-    common.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+def _fail(error: Exception, code: int) -> int:
+    print(f"device-agent: {error}", file=sys.stderr)
+    return code
 
-    describe = commands.add_parser("describe", parents=[common], help="say what this board is")
-    describe.add_argument("--json", action="store_true", help="one JSON document instead of a table")
 
-    serve = commands.add_parser("serve", parents=[common], help="offer this board to clients")
-    serve.add_argument("--tracker", type=_address, metavar="HOST:PORT", help="TVM tracker to register with")
-    serve.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen on (default: 127.0.0.1; whoever reaches it runs code on this board)",
+def _put_together(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Board:
+    """The board that the options speak of; what it needs is ended with `stack`."""
+    types = load_board_types()
+    if chosen.fault and not chosen.virtual:
+        raise ProtocolError("--fault harms virtual boards only; give --virtual TYPE")
+    root, socket_path = chosen.root, chosen.clock_helper
+    if chosen.virtual:
+        if chosen.virtual not in types or not types[chosen.virtual].simulation:
+            known = ", ".join(name for name, facts in types.items() if facts.simulation)
+            raise ProtocolError(f"no virtual board of type {chosen.virtual!r}; there are: {known}")
+        beside = stack.enter_context(rig.Rig())
+        root = beside.start_simulator(chosen.virtual, chosen.seed, chosen.fault)
+        socket_path = socket_path or beside.start_helper(root)
+    elif socket_path is None and root == "/" and Path(rig.SERVICE_SOCKET).exists():
+        socket_path = rig.SERVICE_SOCKET
+    elif socket_path is None and (os.geteuid() == 0 or root != "/") and _writes_clocks(chosen):
+        socket_path = stack.enter_context(rig.Rig()).start_helper(root)
+    access = None
+    if socket_path:
+        access = HelperClient(socket_path)
+        stack.callback(access.close)
+    return Board(
+        chosen.name or _host_name(),
+        chosen.board_type or chosen.virtual,
+        device_agent.__version__,
+        open_tree(root),
+        access,
+        getattr(chosen, "max_library_bytes", 0),
+        types,
     )
-    serve.add_argument("--port", type=_port, default=9090, help="first port to try (default: 9090)")
-    serve.add_argument("--port-end", type=_port, default=9199, help="last port to try (default: 9199)")
-    serve.add_argument(
-        "--max-library-bytes",
-        type=_positive,
-        default=512 << 20,
-        metavar="BYTES",
-        help="largest library, program or upload taken (default: 512 MiB)",
-    )
-    serve.add_argument(
-        "--exit-with-parent", action="store_true", help="end when the process that started this one is gone"
-    )
-    serve.add_argument(
-        "--ready-file", type=Path, metavar="PATH", help="write {port, pid, key} there as JSON once clients can come"
-    )
-    serve.add_argument("--ready-fd", type=int, metavar="N", help="the same, to an inherited file descriptor")
-    return parser
 
 
-def _name(text: str) -> str:
-    if not _NAME.fullmatch(text):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a name: letters, digits, dot, dash and underscore, 63 at most, no dash or dot first"
-        )
-    return text
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host:
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
-    return host.strip("[]"), _port(port)
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port (1 to 65535)")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
+def _writes_clocks(chosen: argparse.Namespace) -> bool:
+    """Whether a one-shot command needs a clock helper. `serve` takes the service's or none: it does not need root."""
+    return getattr(chosen, "verb", "") in ("pin", "restore") or bool(getattr(chosen, "pin", False))
 
 
 def _host_name() -> str:
@@ -129,62 +122,43 @@ def _host_name() -> str:
     return name or "board"
 
 
-def _describe(options: argparse.Namespace) -> int:
-    from device_agent.describe import Machine
-
-    name = options.name or _host_name()
-    description = Machine().describe(name, options.board_type, device_agent.__version__).to_dict()
-    if options.json:
-        print(json.dumps(description))
-        return 0
-    for field, value in description.items():
-        print(f"{field:20} {value if value not in ((), {}, []) else '-'}")
-    return 0
-
-
-def _serve(options: argparse.Namespace, parent: int) -> int:
-    if options.port_end < options.port:
-        print(f"device-agent: --port-end {options.port_end} is below --port {options.port}", file=sys.stderr)
-        return 2
-    os.environ.update(_ENVIRONMENT)
+def _serve(chosen: argparse.Namespace, board: Board, parent: int) -> int:
     from device_agent import rpc, session
     from device_agent.tracker import TrackerLink
 
-    board = session.Board(
-        options.name or _host_name(), options.board_type, device_agent.__version__, options.max_library_bytes
-    )
     try:
-        listener = rpc.open_listener(options.host, options.port, options.port_end)
+        listener = rpc.open_listener(chosen.host, chosen.port, chosen.port_end)
     except rpc.AllPortsBusyError as error:
         raise UnavailableError(f"{error}; give another --port and --port-end") from error
     port = listener.getsockname()[1]
+    board.measure_sensors(_SENSOR_LOOK_S)
     session.load_tvm(board)
-    _log.info("board %s listens on %s:%d", board.key, options.host, port)
+    _log.info("board %s listens on %s:%d%s", board.key, chosen.host, port, " (simulated)" * board.tree.simulated)
     rpc.Listener(
         listener,
         board.key,
-        TrackerLink(options.tracker, board.key, port) if options.tracker else None,
+        TrackerLink(chosen.tracker, board.key, port) if chosen.tracker else None,
         functools.partial(session.serve, board),
-        _announcer(options, {"port": port, "pid": os.getpid(), "key": board.key}),
-        parent=parent if options.exit_with_parent else None,
+        _announcer(chosen, {"port": port, "pid": os.getpid(), "key": board.key}),
+        parent=parent if chosen.exit_with_parent else None,
         on_timeout=session.return_exception,
     ).run()
     return 0
 
 
-def _announcer(options: argparse.Namespace, facts: dict[str, object]) -> Callable[[], None]:
+def _announcer(chosen: argparse.Namespace, facts: dict[str, object]) -> Callable[[], None]:
     """What to do once clients can come: tell whoever waits for it."""
     text = json.dumps(facts) + "\n"
 
     def announce() -> None:
         _log.info("ready for clients")
-        if options.ready_file is not None:
-            unfinished = options.ready_file.with_name(options.ready_file.name + ".part")
+        if chosen.ready_file is not None:
+            unfinished = chosen.ready_file.with_name(chosen.ready_file.name + ".part")
             unfinished.write_text(text)
-            unfinished.replace(options.ready_file)  # whoever waits for the file must never read half of it
-        if options.ready_fd is not None:
-            os.write(options.ready_fd, text.encode())
-            os.close(options.ready_fd)
+            unfinished.replace(chosen.ready_file)  # whoever waits for the file must never read half of it
+        if chosen.ready_fd is not None:
+            os.write(chosen.ready_fd, text.encode())
+            os.close(chosen.ready_fd)
 
     return announce
 

@@ -7,10 +7,9 @@ import importlib.util
 import os
 import platform
 import re
-from pathlib import Path
 
-from device_agent.evidence import Sensors, read_text
 from device_agent.protocol import PROTOCOL_VERSION, Description, Engine
+from device_agent.sysfs import FileTree, Tree, parse_cpu_list, read_int, read_text
 
 # Which installed distribution serves which engine.
 _DISTRIBUTION = {
@@ -21,10 +20,10 @@ _DISTRIBUTION = {
 
 
 class Machine:
-    """One machine, whose /sys and /proc are found under `root`."""
+    """One machine, whose /sys and /proc are in `tree`. Clocks and sensors of a board are added by `board.py`."""
 
-    def __init__(self, root: Path = Path("/")) -> None:
-        self._root = root
+    def __init__(self, tree: Tree | None = None) -> None:
+        self._tree = tree or FileTree()
 
     def describe(self, name: str, board_type: str, version: str) -> Description:
         """Read everything now; what the machine does not have is empty. Never raises for a missing file."""
@@ -35,7 +34,7 @@ class Machine:
             board_type=board_type,
             agent_version=version,
             protocol_version=PROTOCOL_VERSION,
-            simulated=False,
+            simulated=self._tree.simulated,
             architecture=platform.machine(),
             cpu_model=self.read_cpu_model(),
             cores_online=cores,
@@ -44,43 +43,40 @@ class Machine:
             engines=tuple(versions),
             engine_versions=versions,
             rails=(),
-            thermal_zones=Sensors(self._root).thermal_zones,
+            thermal_zones=(),
         )
 
     def read_cores_online(self) -> tuple[int, ...]:
         """Numbers of the cores that are online, e.g. from `0,3-5`."""
-        text = read_text(self._root / "sys/devices/system/cpu/online")
-        if text is None:
-            return tuple(range(os.cpu_count() or 1))
-        cores: list[int] = []
-        for part in text.split(","):
-            first, _, last = part.partition("-")
-            cores += range(int(first), int(last or first) + 1)
-        return tuple(cores)
+        text = read_text(self._tree, "/sys/devices/system/cpu/online")
+        return tuple(range(os.cpu_count() or 1)) if text is None else parse_cpu_list(text)
 
     def read_cpu_freq_ranges(self, cores: tuple[int, ...]) -> dict[str, list[int]]:
         """Lowest and highest clock in Hz of each core that has cpufreq."""
         ranges = {}
         for core in cores:
-            folder = self._root / f"sys/devices/system/cpu/cpu{core}/cpufreq"
-            limits_khz = [read_text(folder / name) for name in ("cpuinfo_min_freq", "cpuinfo_max_freq")]
-            if all(text and text.isdigit() for text in limits_khz):
-                ranges[str(core)] = [int(text or 0) * 1000 for text in limits_khz]
+            folder = f"/sys/devices/system/cpu/cpu{core}/cpufreq"
+            lowest, highest = (
+                read_int(self._tree, f"{folder}/{name}") for name in ("cpuinfo_min_freq", "cpuinfo_max_freq")
+            )
+            if lowest is not None and highest is not None:
+                ranges[str(core)] = [lowest * 1000, highest * 1000]
         return ranges
 
     def read_cpu_model(self) -> str:
         """The CPU's name: `model name` on x86, the device tree's model or the CPU part numbers on ARM."""
-        cpuinfo = read_text(self._root / "proc/cpuinfo") or ""
+        cpuinfo = read_text(self._tree, "/proc/cpuinfo") or ""
         if found := re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE):
             return found.group(1)
-        if model := read_text(self._root / "proc/device-tree/model"):
-            return model.rstrip("\0")
+        if model := read_text(self._tree, "/proc/device-tree/model"):
+            return model
         parts = sorted(set(re.findall(r"^CPU part\s*:\s*(\S+)$", cpuinfo, re.MULTILINE)))
         return f"CPU part {', '.join(parts)}" if parts else "unknown"
 
     def read_memory_bytes(self) -> int:
         """Physical memory usable by Linux, in bytes; 0 if it cannot be read."""
-        found = re.search(r"^MemTotal:\s+(\d+) kB", read_text(self._root / "proc/meminfo") or "", re.MULTILINE)
+        meminfo = read_text(self._tree, "/proc/meminfo") or ""
+        found = re.search(r"^MemTotal:\s+(\d+) kB", meminfo, re.MULTILINE)
         return int(found.group(1)) * 1024 if found else 0
 
 

@@ -6,6 +6,7 @@ Each run is timed on its own. Timing of candidates, with its own rules, is in `t
 from __future__ import annotations
 
 import io
+import statistics
 import time
 import zipfile
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from device_agent import evidence, limits, protocol
+from device_agent import limits, protocol
+from device_agent.plan import Plan
 from device_agent.protocol import Engine, Outcome, RunSpec, Status
 from device_agent.timing import LoadError, load, load_module
 
@@ -28,7 +30,7 @@ Runner = Callable[[], Any]
 Collector = Callable[[Any], "list[NDArray[Any]]"]
 
 
-def run_program(spec: RunSpec, program: Path, inputs: bytes, sensors: evidence.Sensors) -> bytes:
+def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> bytes:
     """Run the program in the file `program`; return a frame of the Outcome and an npz of the outputs.
 
     The outputs are those of the very first run, warm-up included, since a kernel may build on what it finds in its
@@ -36,28 +38,42 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, sensors: evidence.S
     """
     arrays = read_arrays(inputs)
     run, collect = _LOADERS[spec.engine](spec, program, arrays)
-    before = sensors.read()
-    started = time.perf_counter()
+    plan.rest()
+    before = plan.sensors.read()
+    plan.marks.set("timing_start_s")
+    started, cpu_started_s = time.perf_counter(), time.process_time()
+    plan.pace.begin()
     payload = b""
     latency_s = []
     collecting_s = 0.0
-    for index in range(spec.warmup + spec.runs):
+
+    def call() -> float:
+        nonlocal result
         begun = time.perf_counter()
         result = run()
-        ended = time.perf_counter()
+        return time.perf_counter() - begun
+
+    for index in range(spec.warmup + spec.runs):
+        result: Any = None
+        took_s = plan.paced(call, 1)
         if index >= spec.warmup:
-            latency_s.append(ended - begun)
+            latency_s.append(took_s)
         if index == 0 and spec.return_outputs:
+            ended = time.perf_counter()
             payload = write_arrays(collect(result))
             collecting_s = time.perf_counter() - ended
-        del result
+    timing_s = time.perf_counter() - started - collecting_s
+    plan.marks.set("timing_end_s")
+    plan.fill_window(lambda calls: statistics.median(call() for _ in range(calls)), statistics.median(latency_s))
+    plan.pace.end()
+    plan.marks.set("cpu_s", time.process_time() - cpu_started_s)
     outcome = Outcome(
         Status.OK,
         latency_s=tuple(latency_s),
         calls_per_sample=1,
-        timing_s=time.perf_counter() - started - collecting_s,
+        timing_s=timing_s,
         before=before,
-        after=sensors.read(),
+        after=plan.sensors.read(),
     )
     return protocol.pack_frame(outcome.to_json(), payload)
 

@@ -1,31 +1,65 @@
-"""What the board can say about the conditions of a measurement: core clocks, temperatures, load.
+"""What the board can say about the conditions of a measurement: clocks, temperatures, throttling, other load.
 
-Reads kernel files only; holding clocks and sampling power belong elsewhere. A value that cannot be read is missing.
+Reads kernel files only; holding clocks and sampling power belong elsewhere, judging is in `validity.py`. A value that
+cannot be read is missing.
 """
 
 from __future__ import annotations
 
-import contextlib
+import os
 import re
-from pathlib import Path
+from collections.abc import Callable
 
 from device_agent.protocol import Evidence
+from device_agent.sysfs import FileTree, Tree, list_names, read_int, read_text
+
+_CPUS = "/sys/devices/system/cpu"
+_THERMAL = "/sys/class/thermal"
+_HWMON = "/sys/class/hwmon"
+# Cooling devices that cool instead of slowing the board down.
+_FAN = re.compile("fan|pwm", re.IGNORECASE)
+# INA3221 limits (Linux, Documentation/hwmon/ina3221.rst) and the counters of Tegra's over-current throttling.
+_ALARM = re.compile(r"curr\d+_(max|crit)_alarm|oc\d+_event_cnt")
+# The only place where an R32 kernel says that under-voltage or over-current slowed the clocks down.
+_KERNEL_LOG = "/dev/kmsg"
+_KERNEL_ALARM = b"soctherm: OC ALARM"
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+Reader = Callable[[], "int | None"]
 
 
 class Sensors:
-    """The readable clock and temperature files under `root`, found once."""
+    """The readable files of `tree`, found once. `gpu` and `memory` read those clocks in Hz where the board has them.
 
-    def __init__(self, root: Path = Path("/")) -> None:
-        cpus = root / "sys/devices/system/cpu"
-        self._clocks = {
-            path.parent.parent.name.removeprefix("cpu"): path
-            for path in sorted(cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
+    Zones in `ignore` hold values that mean nothing (PMIC-Die).
+    """
+
+    def __init__(
+        self,
+        tree: Tree | None = None,
+        ignore: tuple[str, ...] = (),
+        gpu: Reader | None = None,
+        memory: Reader | None = None,
+    ) -> None:
+        self.tree = tree or FileTree()
+        self._gpu, self._memory = gpu, memory
+        self._cores = [
+            name.removeprefix("cpu")
+            for name in list_names(self.tree, _CPUS, "cpu[0-9]*")
+            if name.removeprefix("cpu").isdecimal()
+        ]
+        self._zones = {
+            zone: path for zone, path in self._find(_THERMAL, "thermal_zone*", "temp").items() if zone not in ignore
         }
-        self._zones: dict[str, Path] = {}
-        for folder in sorted((root / "sys/class/thermal").glob("thermal_zone*"), key=_number):
-            kind = read_text(folder / "type") or folder.name
-            self._zones[kind if kind not in self._zones else f"{kind}.{_number(folder)}"] = folder / "temp"
-        self._load = root / "proc/loadavg"
+        cooling = self._find(_THERMAL, "cooling_device*", "cur_state")
+        self._cooling = {kind: path for kind, path in cooling.items() if not _FAN.search(kind)}
+        self._alarms = {
+            f"{read_text(self.tree, f'{_HWMON}/{chip}/name') or chip}.{name}": f"{_HWMON}/{chip}/{name}"
+            for chip in list_names(self.tree, _HWMON)
+            for name in list_names(self.tree, f"{_HWMON}/{chip}")
+            if _ALARM.fullmatch(name)
+        }
+        self._log = None if self.tree.simulated else _KernelLog.open(self.tree)
 
     @property
     def thermal_zones(self) -> tuple[str, ...]:
@@ -34,29 +68,79 @@ class Sensors:
 
     def read(self) -> Evidence:
         """Read every sensor now; never raises."""
-        clocks = {core: _read_number(path) for core, path in self._clocks.items()}  # kHz
-        zones = {zone: _read_number(path) for zone, path in self._zones.items()}  # millidegrees
-        load = (read_text(self._load) or "").split()
+        load = (read_text(self.tree, "/proc/loadavg") or "").split()
+        alarms = self._read(self._alarms)
+        if self._log is not None:
+            alarms["kernel log"] = self._log.count()
         return Evidence(
-            cpu_freq_hz={core: khz * 1000 for core, khz in clocks.items() if khz is not None},
-            temperature_c={zone: milli / 1000 for zone, milli in zones.items() if milli is not None},
+            cpu_freq_hz=self._read_cores("scaling_cur_freq"),
+            cpu_max_hz=self._read_cores("scaling_max_freq"),
+            gpu_freq_hz=self._gpu() if self._gpu else None,
+            memory_freq_hz=self._memory() if self._memory else None,
+            temperature_c=self.read_temperatures(),
+            cooling=self._read(self._cooling),
+            alarms=alarms,
             load_1min=float(load[0]) if load else None,
+            busy_s=self.read_busy_s(),
         )
 
+    def read_temperatures(self) -> dict[str, float]:
+        """Degrees Celsius by zone."""
+        return {zone: milli / 1000 for zone, milli in self._read(self._zones).items()}
 
-def read_text(path: Path) -> str | None:
-    """The stripped text of a kernel file, None if it cannot be read (a powered-down sensor returns an I/O error)."""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return path.read_text().strip()
-    return None
+    def read_busy_s(self) -> float | None:
+        """CPU time used since boot over all cores and processes, to the kernel's tick (10 ms)."""
+        words = (read_text(self.tree, "/proc/stat") or "").split("\n", 1)[0].split()
+        if len(words) < 8 or words[0] != "cpu":
+            return None
+        user, nice, system, _idle, _iowait, irq, soft, *_ = map(int, words[1:])
+        return (user + nice + system + irq + soft) * _TICK_S
+
+    def _read_cores(self, name: str) -> dict[str, int]:
+        """A cpufreq file in Hz for every core that has it; an offline core has none."""
+        values = {core: read_int(self.tree, f"{_CPUS}/cpu{core}/cpufreq/{name}") for core in self._cores}
+        return {core: khz * 1000 for core, khz in values.items() if khz is not None}
+
+    def _read(self, paths: dict[str, str]) -> dict[str, int]:
+        values = {name: read_int(self.tree, path) for name, path in paths.items()}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _find(self, folder: str, pattern: str, name: str) -> dict[str, str]:
+        """The file `name` of every folder that matches, by the folder's `type`; equal types are numbered."""
+        found: dict[str, str] = {}
+        for entry in list_names(self.tree, folder, pattern):
+            kind = read_text(self.tree, f"{folder}/{entry}/type") or entry
+            if kind in found:
+                kind = f"{kind}.{re.sub('^[a-z_]*', '', entry)}"
+            found[kind] = f"{folder}/{entry}/{name}"
+        return found
 
 
-def _read_number(path: Path) -> int | None:
-    with contextlib.suppress(ValueError):
-        return int(read_text(path) or "")
-    return None
+class _KernelLog:
+    """Counts the kernel's over-current messages since it was opened."""
 
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._count = 0
 
-def _number(folder: Path) -> int:
-    found = re.search(r"\d+$", folder.name)
-    return int(found.group()) if found else 0
+    @classmethod
+    def open(cls, tree: Tree) -> _KernelLog | None:
+        """Follow the log from now on; None for a captured tree, or where the kernel keeps it from this user."""
+        if not isinstance(tree, FileTree) or str(tree.root) != "/":
+            return None
+        try:
+            fd = os.open(_KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(fd, 0, os.SEEK_END)
+        except OSError:
+            return None
+        return cls(fd)
+
+    def count(self) -> int:
+        """How many alarms the kernel has logged."""
+        while True:
+            try:
+                self._count += os.read(self._fd, 8192).count(_KERNEL_ALARM)
+            except BrokenPipeError:  # messages were overwritten before we came; go on with the next
+                continue
+            except OSError:
+                return self._count

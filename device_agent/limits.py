@@ -20,6 +20,10 @@ from device_agent.protocol import Limits
 # count as the candidate's; TVM's own workspaces are cached per thread, so one arena costs them nothing.
 _M_ARENA_MAX = -8
 
+# TVM's AffinityMode (include/tvm/runtime/threading_backend.h): kBig and kSpecifyThreadShareAllCore.
+_FAST_CORES_FIRST = 1
+_SHARE_ALL_CORES = -3
+
 # The words of Python's fault handler (Modules/faulthandler.c).
 _FAULTS = {
     "Segmentation fault": "SIGSEGV",
@@ -30,10 +34,11 @@ _FAULTS = {
 }
 
 
-def apply(limits: Limits) -> int:
+def apply(limits: Limits, cpus: tuple[int, ...] = ()) -> int:
     """Limit this process; return the address space it may map, in bytes.
 
-    TVM's thread pool is started first, so that its stacks are not charged to the candidate.
+    TVM's thread pool is started first, so that its stacks are not charged to the candidate. With `cpus` its threads
+    are placed on those cores, which is the only way onto cores that the kernel keeps free of everything (isolcpus).
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):
@@ -41,7 +46,7 @@ def apply(limits: Limits) -> int:
         Path("/proc/self/oom_score_adj").write_text("1000")
     with contextlib.suppress(AttributeError):  # not glibc
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
-    start_threads(thread_count(limits))
+    start_threads(thread_count(limits, cpus), cpus)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     allowed = pages * resource.getpagesize() + limits.memory_bytes
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -51,18 +56,25 @@ def apply(limits: Limits) -> int:
     return allowed
 
 
-def thread_count(limits: Limits) -> int:
-    """The number of threads a worker computes with: as asked for, or one per core this process may use."""
-    return limits.threads or len(os.sched_getaffinity(0))
+def thread_count(limits: Limits, cpus: tuple[int, ...] = ()) -> int:
+    """The number of threads a worker computes with: as asked for, or one per core it is placed on or may use."""
+    return limits.threads or len(cpus) or len(os.sched_getaffinity(0))
 
 
-def start_threads(count: int) -> None:
-    """Start TVM's thread pool with `count` threads, this one included."""
+def start_threads(count: int, cpus: tuple[int, ...] = ()) -> None:
+    """Start TVM's thread pool with `count` threads, this one included, sharing `cpus` or one on each fast core.
+
+    Raises OSError when none of `cpus` is online.
+    """
     import tvm_ffi
 
     os.environ["TVM_NUM_THREADS"] = str(count)
-    big_cores = 1  # TVM's AffinityMode::kBig: fast cores first
-    tvm_ffi.get_global_func("runtime.config_threadpool")(big_cores, count)
+    configure = tvm_ffi.get_global_func("runtime.config_threadpool")
+    if cpus:
+        os.sched_setaffinity(0, cpus)  # for whatever else the candidate starts
+        configure(_SHARE_ALL_CORES, count, [str(cpu) for cpu in cpus])
+    else:
+        configure(_FAST_CORES_FIRST, count)
 
 
 def peak_mapped_bytes(pid: int) -> int:

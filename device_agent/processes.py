@@ -13,6 +13,7 @@ import errno
 import os
 import select
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -100,8 +101,11 @@ def _run_child(parent: int, body: Callable[[], None]) -> NoReturn:
 
 
 def has_started_threads() -> bool:
-    """Whether this process has threads beside those that it was forked with."""
-    return _count_threads() > _threads_at_birth
+    """Whether foreign code has started threads here: there are more than at birth, Python's own left out.
+
+    Our own (the heartbeat to the clock helper) hold no lock that a forked process could need.
+    """
+    return _count_threads() - (threading.active_count() - 1) > _threads_at_birth
 
 
 def _count_threads() -> int:

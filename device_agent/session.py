@@ -7,7 +7,6 @@ functions runs right here, and its crash ends this session only.
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import gc
 import importlib.util
 import os
@@ -15,33 +14,9 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from device_agent import arguments, describe, evidence, limits, linking, processes, protocol, worker
-
-
-class Board:
-    """Who this agent is and what it allows: the same for every session.
-
-    `root` is where /sys and /proc are found, so that a captured or simulated tree can stand in for a machine.
-    """
-
-    def __init__(
-        self, name: str, board_type: str, version: str, max_library_bytes: int, root: Path = Path("/")
-    ) -> None:
-        self.name = name
-        self.board_type = board_type
-        self.version = version
-        self.max_library_bytes = max_library_bytes
-        self.machine = describe.Machine(root)
-        self.sensors = evidence.Sensors(root)
-
-    @property
-    def key(self) -> str:
-        """What the board is registered as with the tracker."""
-        return f"{self.board_type}/{self.name}"
-
-    def describe(self) -> protocol.Description:
-        """What the board says of itself, read from the machine now."""
-        return self.machine.describe(self.name, self.board_type, self.version)
+from device_agent import arguments, limits, linking, processes, protocol, worker
+from device_agent.board import Board
+from device_agent.measurement import Measurement
 
 
 def load_tvm(board: Board) -> None:
@@ -70,9 +45,9 @@ def _rehearse(board: Board) -> None:
     spec = protocol.MeasureSpec.from_json(spec.to_json())
     arguments.allocate(spec.arguments, spec.seed)
     samples = tuple(tvm.runtime.module.BenchmarkResult([1.0, 2.0]).results)
-    outcome = protocol.Outcome(protocol.Status.OK, latency_s=samples, before=board.sensors.read())
+    outcome = protocol.Outcome(protocol.Status.OK, latency_s=samples, before=board.evidence.read())
     text, _ = protocol.unpack_frame(protocol.pack_frame(outcome.to_json(), b""))
-    _sign(board, protocol.Outcome.from_json(text))
+    board.sign(protocol.Outcome.from_json(text))
 
 
 def serve(board: Board, sock: socket.socket, folder: Path) -> None:
@@ -129,15 +104,21 @@ def _register(board: Board, sock: socket.socket, folder: Path) -> None:
     def measure(spec_json: str, library: bytes) -> str:
         spec = protocol.MeasureSpec.from_json(spec_json)
         keep_acknowledging()
+        checked(library, "library")
         arguments.prepare(spec.arguments, spec.seed)  # before the fork, so that only the first call pays
-        return _sign(board, worker.measure(spec, checked(library, "library"), folder, board.sensors)).to_json()
+        run = Measurement(board, spec)
+        return run.finish(run.refusal or worker.measure(spec, library, folder, run.plan, run.beside)).to_json()
 
     def run_model(spec_json: str, program: bytes, inputs: bytes) -> bytes:
         spec = protocol.RunSpec.from_json(spec_json)
         keep_acknowledging()
         checked(inputs, "inputs")
-        outcome, outputs = worker.run_model(spec, checked(program, "program"), inputs, folder, board.sensors)
-        return protocol.pack_frame(_sign(board, outcome).to_json(), outputs)
+        checked(program, "program")
+        run = Measurement(board, spec)
+        outcome, outputs = run.refusal, b""
+        if outcome is None:
+            outcome, outputs = worker.run_model(spec, program, inputs, folder, run.plan, run.beside)
+        return protocol.pack_frame(run.finish(outcome).to_json(), outputs)
 
     functions = {
         "tvm.rpc.server.workpath": lambda name: str(path_of(name)),
@@ -147,10 +128,9 @@ def _register(board: Board, sock: socket.socket, folder: Path) -> None:
         protocol.DESCRIBE: lambda: board.describe().to_json(),
         protocol.MEASURE: measure,
         protocol.RUN_MODEL: run_model,
+        protocol.PIN: lambda point: board.pin(protocol.OperatingPoint.from_json(point)).to_json(),
+        protocol.UNPIN: lambda: board.unpin().to_json(),
+        protocol.POWER: lambda spec: board.watch_power(protocol.PowerSpec.from_json(spec)).to_json(),
     }
     for name, function in functions.items():
         register_global_func(name, function, override=True)
-
-
-def _sign(board: Board, outcome: protocol.Outcome) -> protocol.Outcome:
-    return dataclasses.replace(outcome, board=board.name, agent_version=board.version)

@@ -8,13 +8,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from device_agent import arguments, evidence, protocol
+from device_agent import arguments, protocol
+from device_agent.plan import HostPace, Plan
 from device_agent.protocol import Outcome, Status
 
 # A sample aimed exactly at the wanted length falls short half of the time.
 _GROWTH_MARGIN = 1.2
 # A kernel may be lazily paged in: one sample may mislead about the number of calls, three rounds do not.
 _MAX_ROUNDS = 8
+# TVM's evaluator makes one call of its own before it counts.
+_CALLS_BESIDE = 1
 
 
 class LoadError(Exception):
@@ -43,7 +46,7 @@ def load(path: Path, entry: str) -> tuple[Any, Any]:
         raise LoadError(f"the library has no function {entry!r}") from error
 
 
-def time_candidate(spec: protocol.MeasureSpec, library: Path, sensors: evidence.Sensors) -> Outcome:
+def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Outcome:
     """Measure; the process this runs in may well not survive it. Raises LoadError, MemoryError, TVM's errors.
 
     At least one call is made before the first sample, even with `warmup` 0: TVM's evaluator always drops one. With
@@ -54,12 +57,15 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, sensors: evidence.
 
     module, function = load(library, spec.entry)
     tensors = arguments.allocate(spec.arguments, spec.seed)
-    before = sensors.read()
-    started = time.perf_counter()
+    plan.rest()
+    before = plan.sensors.read()
+    plan.marks.set("timing_start_s")
+    started, cpu_started_s = time.perf_counter(), time.process_time()
+    plan.pace.begin()
     for _ in range(spec.warmup - 1):
         function(*tensors)
 
-    def sample(number: int, repeat: int) -> list[float]:
+    def evaluate(number: int, repeat: int) -> list[float]:
         evaluator = module.time_evaluator(
             spec.entry,
             tvm.runtime.cpu(),
@@ -68,6 +74,11 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, sensors: evidence.
             f_preproc="cache_flush_cpu_non_first_arg" if spec.flush_cache else "",
         )
         return list(evaluator(*tensors).results)
+
+    def sample(number: int, repeat: int) -> list[float]:
+        if isinstance(plan.pace, HostPace):
+            return evaluate(number, repeat)
+        return [plan.paced(lambda: evaluate(number, 1)[0], number, _CALLS_BESIDE) for _ in range(repeat)]
 
     number = spec.number
     samples = sample(number, spec.repeat)
@@ -80,11 +91,15 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, sensors: evidence.
             number = max(math.ceil(wanted), number + 1)
             samples = sample(number, spec.repeat)
     timing_s = time.perf_counter() - started
+    plan.marks.set("timing_end_s")
+    plan.fill_window(lambda calls: evaluate(calls, 1)[0], statistics.median(samples), _CALLS_BESIDE)
+    plan.pace.end()
+    plan.marks.set("cpu_s", time.process_time() - cpu_started_s)
     return Outcome(
         Status.OK,
         latency_s=tuple(samples),
         calls_per_sample=number,
         timing_s=timing_s,
         before=before,
-        after=sensors.read(),
+        after=plan.sensors.read(),
     )

@@ -112,9 +112,7 @@ def _supervise(job: Callable[[], bytes], allowed: Limits, plan: Plan, beside: Be
         distress, workers_distress = socket.socketpair()
         ours.callback(distress.close)
         workers.callback(workers_distress.close)
-        pid = processes.fork(
-            lambda: _work(job, allowed, plan.cpus, workers_report, workers_output, workers_distress)
-        )
+        pid = processes.fork(lambda: _work(job, allowed, plan.cpus, workers_report, workers_output, workers_distress))
         workers.close()  # so that the worker's death is an end of file here
         for fd in (report, output, distress.fileno()):
             os.set_blocking(fd, False)

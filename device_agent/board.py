@@ -1,0 +1,181 @@
+"""The board that an agent serves: its tree, type, clocks and sensors put together, the same for every session.
+
+What one client asks of it goes through here; how a candidate is measured is in `measurement.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Mapping
+
+from device_agent import board_types, describe, evidence, limits, protocol
+from device_agent.clocks.access import ClockAccess
+from device_agent.clocks.client import HelperClient
+from device_agent.clocks.controller import Controller
+from device_agent.errors import AgentError
+from device_agent.marks import Marks
+from device_agent.plan import HostPace, Pace
+from device_agent.platforms.detect import detect
+from device_agent.platforms.platform import Platform
+from device_agent.power import energy, sampler
+from device_agent.power.sensors import find_sensors, measure_sensors
+from device_agent.protocol import OperatingPoint, Outcome, PinReport, PinStatus, PowerSpec, PowerTrace
+from device_agent.sysfs import Tree
+
+DEFAULT_TYPE = "local"
+
+
+class Board:
+    """Who this agent is and what it allows. `board_type` None: what the device tree says, else `local`.
+
+    `access` writes clocks; without one nothing can be pinned.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        board_type: str | None,
+        version: str,
+        tree: Tree,
+        access: ClockAccess | None = None,
+        max_library_bytes: int = 512 << 20,
+        types: Mapping[str, board_types.BoardType] | None = None,
+    ) -> None:
+        """Read what the board is. Raises ProtocolError for a broken board-type file."""
+        known = board_types.load_board_types() if types is None else types
+        detected = detect(tree, known)
+        self.name = name
+        self.detected_type = detected.name if detected else ""
+        self.board_type = board_type or self.detected_type or DEFAULT_TYPE
+        self.version = version
+        self.tree = tree
+        self.max_library_bytes = max_library_bytes
+        facts = known.get(self.board_type) or detected
+        self.platform = Platform.discover(tree, facts, access)
+        self.access = access
+        self.controller = Controller(self.platform, access) if access is not None else None
+        self.power = find_sensors(tree, facts, access)
+        self.sensor_infos = self.power.infos
+        gpu, memory = self.platform.gpu, self.platform.memory
+        self.evidence = evidence.Sensors(
+            tree,
+            facts.thermal.ignore if facts else (),
+            gpu.read_hz if gpu else None,
+            memory.read_hz if memory else None,
+        )
+        self.marks = Marks()
+        self.point: OperatingPoint | None = None
+        self._machine = describe.Machine(tree)
+
+    @property
+    def key(self) -> str:
+        """What the board is registered as with the tracker."""
+        return f"{self.board_type}/{self.name}"
+
+    def measure_sensors(self, limit_s: float) -> None:
+        """Find out each power sensor's real update period and step; takes up to `limit_s`."""
+        self.sensor_infos = measure_sensors(self.power, limit_s)
+
+    def describe(self) -> protocol.Description:
+        """What the board says of itself, read from the machine now."""
+        description = self._machine.describe(self.name, self.board_type, self.version)
+        notes = list(self.platform.notes)
+        if self.detected_type and self.detected_type != self.board_type:
+            notes.append(f"registered as {self.board_type}, but its device tree says {self.detected_type}")
+        if not self.power.rails:
+            notes.append("no power sensor that can be read")
+        return dataclasses.replace(
+            description,
+            rails=self.power.rails,
+            thermal_zones=self.evidence.thermal_zones,
+            detected_type=self.detected_type,
+            clocks=self.read_clocks(),
+            sensors=self.sensor_infos,
+            total_rails=self.power.total_rails,
+            notes=tuple(notes),
+        )
+
+    def read_clocks(self) -> protocol.Clocks:
+        """All clocks, who holds them, and whether they can be trusted."""
+        if self.controller is not None:
+            return self.controller.show()
+        return Controller.read(self.platform)
+
+    def pin(self, point: OperatingPoint) -> PinReport:
+        """Hold the board at `point`; never raises."""
+        if self.controller is None:
+            return PinReport(
+                PinStatus.UNAVAILABLE, "this agent has no clock helper; see docs/howto/clocks-and-power.md"
+            )
+        report = self.controller.pin(point)
+        self.point = report.reached if report.status is PinStatus.OK else None
+        return report
+
+    def unpin(self) -> PinReport:
+        """Let go; the clocks are restored as they were before the first pin. Never raises."""
+        self.point = None
+        if self.controller is None:
+            return PinReport(PinStatus.OK, "nothing was held")
+        return self.controller.unpin()
+
+    def reassert(self) -> str:
+        """Make sure that a held point still holds; "" or what moved and could not be put back."""
+        if self.controller is None or self.point is None:
+            return ""
+        try:
+            self.controller.check()
+        except AgentError as error:
+            return str(error)
+        return ""
+
+    def unsafe(self) -> str:
+        """Why the clocks cannot be trusted; "" where they can, or where nobody holds them anyway."""
+        if self.access is None:
+            return ""
+        with contextlib.suppress(AgentError, OSError):
+            return self.access.status().unsafe
+        return ""
+
+    def place(self, cluster: str) -> tuple[int, ...]:
+        """CPUs for a worker's threads, empty where the kernel may choose. Raises BadPointError."""
+        cpus = self.platform.affinity(cluster)
+        online = {cpu for domain in self.read_clocks().clusters for cpu in domain.online}
+        return () if not cluster and set(cpus) >= online else cpus
+
+    def pace(self, allowed: protocol.Limits, cpus: tuple[int, ...]) -> Pace:
+        """How time passes on this board."""
+        if not self.tree.simulated:
+            return HostPace()
+        from device_agent.virtual.pace import Pace as VirtualPace
+
+        return VirtualPace(self.tree, allowed.cluster, min(limits.thread_count(allowed), len(os.sched_getaffinity(0))))
+
+    def pinned_hz(self) -> dict[int, int]:
+        """Cores that are held at a clock, in Hz."""
+        if self.point is None:
+            return {}
+        clusters = {domain.name: domain.cpus for domain in self.platform.clusters}
+        return {cpu: hz for name, hz in self.point.cpu_freq_hz.items() for cpu in clusters.get(name, ())}
+
+    def watch_power(self, spec: PowerSpec) -> PowerTrace:
+        """Look at the power sensors for a while; blocks for `spec.seconds`."""
+        before = self.evidence.read()
+        window, samples = None, {}
+        if self.power.rails:
+            start_s = time.monotonic()
+            trace = sampler.collect(self.power, spec.seconds, spec.rate_hz)
+            window = energy.integrate(trace, start_s, start_s + spec.seconds, self.power, self.sensor_infos)
+            samples = trace.updates(start_s)
+        return PowerTrace(window, samples, before, self.evidence.read(), self.name, self.tree.simulated)
+
+    def sign(self, outcome: Outcome) -> Outcome:
+        """The outcome with the board's name on it."""
+        return dataclasses.replace(outcome, board=self.name, agent_version=self.version, simulated=self.tree.simulated)
+
+
+def connect_helper(socket_path: str | None) -> HelperClient | None:
+    """The clock helper at `socket_path`; None where none is configured."""
+    return HelperClient(socket_path) if socket_path else None

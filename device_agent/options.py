@@ -1,0 +1,187 @@
+"""The options of the `device-agent` command, checked where they are read. What they cause is elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from decimal import Decimal
+from pathlib import Path
+
+import device_agent
+from device_agent.protocol import EVERY_CLUSTER, OperatingPoint, ProtocolError
+from device_agent.sysfs import parse_cpu_list
+
+# Names go into tracker keys, file names and metrics labels; the tracker splits keys at colons, TVM at blanks.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_UNITS = {"": 1, "hz": 1, "khz": 1_000, "mhz": 1_000_000, "ghz": 1_000_000_000}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(prog="device-agent", description="The tvm-farm program on a board.")
+    parser.add_argument("--version", action="version", version=device_agent.__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    common, output = _common_options(), _output_options()
+    commands.add_parser("describe", parents=[common, output], help="say what this board is")
+    _add_serve(commands.add_parser("serve", parents=[common], help="offer this board to clients"))
+
+    clocks = commands.add_parser("clocks", help="look at the clocks, hold them, put them back")
+    verbs = clocks.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs.add_parser("show", parents=[common, output], help="every clock, its limits and who holds it")
+    pin = verbs.add_parser(
+        "pin", parents=[common, output], help="hold an operating point until Ctrl-C, then put every clock back"
+    )
+    _add_point(pin)
+    pin.add_argument("--for", dest="seconds", type=_seconds, metavar="SECONDS", help="hold this long instead")
+    restore = verbs.add_parser("restore", parents=[common, output], help="put back what was left, and clear `unsafe`")
+    restore.add_argument("--force", action="store_true", help="take the clocks from whoever holds them")
+
+    power = commands.add_parser("power", parents=[common, output], help="read the power sensors for a while")
+    power.add_argument("--seconds", type=_seconds, default=2.0, help="how long to look (default: 2)")
+    power.add_argument("--rate-hz", type=_seconds, default=100.0, help="reads per second (default: 100)")
+
+    doctor = commands.add_parser("doctor", parents=[common, output], help="check everything that this board needs")
+    doctor.add_argument("--pin", action="store_true", help="also hold the highest CPU clock for a moment and restore")
+    return parser
+
+
+def _output_options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
+    return parser
+
+
+def _common_options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument(
+        "--board-type", type=_name, help="kind of board (default: what the device tree says, else `local`)"
+    )
+    parser.add_argument("--name", type=_name, help="name of this board (default: the host's name)")
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    tree = parser.add_mutually_exclusive_group()
+    tree.add_argument("--root", default="/", metavar="DIR", help="another root for /sys, /proc and /etc")
+    tree.add_argument("--virtual", type=_name, metavar="TYPE", help="simulate a board of this type; says so everywhere")
+    parser.add_argument("--seed", type=int, default=0, help="which of the virtual boards of its type (default: 0)")
+    parser.add_argument(
+        "--fault", action="append", default=[], metavar="KIND[:ARG][@SECONDS]", help="harm the virtual board"
+    )
+    parser.add_argument(
+        "--clock-helper",
+        metavar="SOCKET",
+        help="the clock helper's socket (default: the service's, else one of our own)",
+    )
+    return parser
+
+
+def _add_serve(serve: argparse.ArgumentParser) -> None:
+    serve.add_argument("--tracker", type=_address, metavar="HOST:PORT", help="TVM tracker to register with")
+    serve.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on (default: 127.0.0.1; whoever reaches it runs code on this board)",
+    )
+    serve.add_argument("--port", type=_port, default=9090, help="first port to try (default: 9090)")
+    serve.add_argument("--port-end", type=_port, default=9199, help="last port to try (default: 9199)")
+    serve.add_argument(
+        "--max-library-bytes",
+        type=_positive,
+        default=512 << 20,
+        metavar="BYTES",
+        help="largest library, program or upload taken (default: 512 MiB)",
+    )
+    serve.add_argument(
+        "--exit-with-parent", action="store_true", help="end when the process that started this one is gone"
+    )
+    serve.add_argument(
+        "--ready-file", type=Path, metavar="PATH", help="write {port, pid, key} there as JSON once clients can come"
+    )
+    serve.add_argument("--ready-fd", type=int, metavar="N", help="the same, to an inherited file descriptor")
+
+
+def _add_point(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cpu-freq",
+        action="append",
+        default=[],
+        type=_cpu_freq,
+        metavar="[CLUSTER=]FREQ",
+        help="e.g. 1479MHz, a57=1.2704GHz; without a cluster: every one that is online",
+    )
+    parser.add_argument("--cores", type=_cores, metavar="LIST", help="CPUs online, e.g. 0,3-5")
+    parser.add_argument("--gpu-freq", type=_freq, metavar="FREQ")
+    parser.add_argument("--memory-freq", type=_freq, metavar="FREQ")
+    parser.add_argument("--power-mode", metavar="NAME", help="an nvpmodel mode, applied before the rest")
+
+
+def read_point(options: argparse.Namespace) -> OperatingPoint:
+    """The operating point that `clocks pin` was asked for. Raises ProtocolError when it is empty."""
+    point = OperatingPoint(
+        power_mode=options.power_mode,
+        cores_online=options.cores,
+        cpu_freq_hz=dict(options.cpu_freq),
+        gpu_freq_hz=options.gpu_freq,
+        memory_freq_hz=options.memory_freq,
+    )
+    if point.is_empty:
+        raise ProtocolError("nothing to hold; give --cpu-freq, --cores, --gpu-freq, --memory-freq or --power-mode")
+    return point
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a name: letters, digits, dot, dash and underscore, 63 at most, no dash or dot first"
+        )
+    return text
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    return host.strip("[]"), _port(port)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port (1 to 65535)")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value
+
+
+def _freq(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMgG]?[hH][zZ])?", text.strip())
+    value = Decimal(found.group(1)) * _UNITS[(found.group(2) or "").lower()] if found else Decimal(0)
+    if value < 1 or value != round(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a frequency, such as 1479MHz, 1.479GHz or 1479000000")
+    return round(value)
+
+
+def _cpu_freq(text: str) -> tuple[str, int]:
+    cluster, equals, freq = text.rpartition("=")
+    return (cluster if equals else EVERY_CLUSTER), _freq(freq)
+
+
+def _cores(text: str) -> tuple[int, ...]:
+    try:
+        cpus = parse_cpu_list(text)
+    except ValueError:
+        cpus = ()
+    if not cpus:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of CPUs, such as 0,3-5")
+    return cpus

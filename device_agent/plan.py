@@ -1,0 +1,105 @@
+"""What a worker does beside timing: which evidence it takes, how long it measures energy, whose time it keeps.
+
+Made by the session before the fork, carried out in the worker by `timing.py` and `engines.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from device_agent.evidence import Sensors
+from device_agent.marks import Marks
+
+# An energy window is filled in pieces this long, so that it ends on time.
+_PIECE_S = 0.05
+
+
+class Pace(Protocol):
+    """How fast this board is. A real board's time is the host's; a virtual board's is stretched by its clocks."""
+
+    def begin(self) -> None:
+        """The board starts to compute."""
+        ...
+
+    def end(self) -> None:
+        """The board stops computing."""
+        ...
+
+    def board_seconds(self, host_s: float, cpu_s: float) -> float:
+        """How long this board takes for what took the host `host_s`, with `cpu_s` of CPU time."""
+        ...
+
+    def sleep_out(self, board_s: float, host_s: float) -> None:
+        """Let the rest of the board's time pass."""
+        ...
+
+
+class HostPace:
+    """The pace of a real board."""
+
+    def begin(self) -> None:
+        """Nothing to tell anybody."""
+
+    def end(self) -> None:
+        """Nothing to tell anybody."""
+
+    def board_seconds(self, host_s: float, cpu_s: float) -> float:
+        del cpu_s
+        return host_s
+
+    def sleep_out(self, board_s: float, host_s: float) -> None:
+        """All of the time has passed already."""
+
+
+@dataclasses.dataclass
+class Plan:
+    """`idle_s` and `busy_s` are the energy measurement's windows; no energy is measured where `busy_s` is 0."""
+
+    sensors: Sensors
+    marks: Marks = dataclasses.field(default_factory=Marks)
+    pace: Pace = dataclasses.field(default_factory=HostPace)
+    idle_s: float = 0.0
+    busy_s: float = 0.0
+    cpus: tuple[int, ...] = ()  # cores the worker's threads are placed on; empty: not placed
+
+    @property
+    def extra_s(self) -> float:
+        """What the energy measurement adds to a worker's time."""
+        return self.idle_s + self.busy_s * 1.2 + 1.0 if self.busy_s else 0.0
+
+    def rest(self) -> None:
+        """Take the idle baseline: do nothing, at the clocks in force."""
+        if self.busy_s and self.idle_s:
+            self.marks.set("idle_start_s")
+            time.sleep(self.idle_s)
+            self.marks.set("idle_end_s")
+
+    def fill_window(self, run: Callable[[int], float], call_s: float, calls_beside: int = 0) -> None:
+        """Repeat a kernel for `busy_s`. `run(n)` makes n calls, and `calls_beside` more, and returns seconds per call.
+
+        `call_s` is about how long one call takes the host.
+        """
+        if not self.busy_s:
+            return
+        number = max(1, round(_PIECE_S / max(call_s, 1e-9)))
+        calls = 0
+        start = time.monotonic()
+        self.marks.set("busy_start_s", start)
+        while time.monotonic() - start < self.busy_s:
+            self.paced(lambda: run(number), number, calls_beside)
+            calls += number + calls_beside
+        self.marks.set("busy_calls", calls)
+        self.marks.set("busy_end_s")
+
+    def paced(self, run: Callable[[], float], calls: int, calls_beside: int = 0) -> float:
+        """Run on the board's time; `run` returns the host's seconds per call, this the board's."""
+        cpu_s, wall_s = time.process_time(), time.monotonic()
+        host_s = run()
+        passed_s = max(time.monotonic() - wall_s, 1e-9)
+        share = (time.process_time() - cpu_s) / passed_s  # cores in use
+        board_s = self.pace.board_seconds(host_s, host_s * share)
+        self.pace.sleep_out(board_s * (calls + calls_beside), passed_s)
+        return board_s

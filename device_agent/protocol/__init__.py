@@ -1,0 +1,67 @@
+"""Messages between the coordinator and an agent: statuses, specs, outcomes, the frame for big payloads.
+
+Standard library only; the one part that both sides import. It does no I/O and knows no TVM.
+
+Every `device_agent.*` function takes and returns JSON text. Where arrays or libraries travel too they are `bytes`
+arguments beside the JSON, or come back in one frame (see `pack_frame`).
+"""
+
+from __future__ import annotations
+
+from device_agent.protocol.clocks import EVERY_CLUSTER, Clocks, DomainClocks, OperatingPoint, PinReport, PinStatus
+from device_agent.protocol.description import Description
+from device_agent.protocol.evidence import Evidence
+from device_agent.protocol.messages import Message, ProtocolError, StrEnum, pack_frame, unpack_frame
+from device_agent.protocol.outcome import FaultSide, Outcome, Status
+from device_agent.protocol.power import Energy, EnergySpec, PowerSpec, PowerTrace, PowerWindow, RailPower, SensorInfo
+from device_agent.protocol.specs import Engine, Limits, MeasureSpec, RunSpec, StartConditions, TensorSpec
+
+# Raised whenever a message changes in a way that an older peer would misread.
+PROTOCOL_VERSION = 2
+
+# Names under which the agent registers its functions with TVM's RPC server.
+DESCRIBE = "device_agent.describe"
+MEASURE = "device_agent.measure"
+RUN_MODEL = "device_agent.run_model"
+PIN = "device_agent.pin"
+UNPIN = "device_agent.unpin"
+POWER = "device_agent.power"
+
+__all__ = [
+    "DESCRIBE",
+    "EVERY_CLUSTER",
+    "MEASURE",
+    "PIN",
+    "POWER",
+    "PROTOCOL_VERSION",
+    "RUN_MODEL",
+    "UNPIN",
+    "Clocks",
+    "Description",
+    "DomainClocks",
+    "Energy",
+    "EnergySpec",
+    "Engine",
+    "Evidence",
+    "FaultSide",
+    "Limits",
+    "MeasureSpec",
+    "Message",
+    "OperatingPoint",
+    "Outcome",
+    "PinReport",
+    "PinStatus",
+    "PowerSpec",
+    "PowerTrace",
+    "PowerWindow",
+    "ProtocolError",
+    "RailPower",
+    "RunSpec",
+    "SensorInfo",
+    "StartConditions",
+    "Status",
+    "StrEnum",
+    "TensorSpec",
+    "pack_frame",
+    "unpack_frame",
+]

@@ -1,0 +1,124 @@
+"""What every message is made of: JSON in and out of frozen dataclasses, checked; the frame for big payloads."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any, TypeVar, get_type_hints
+
+M = TypeVar("M", bound="Message")
+
+
+class ProtocolError(ValueError):
+    """A message that does not follow this module: unknown key, missing key, wrong type, impossible value."""
+
+
+class StrEnum(str, enum.Enum):
+    """An enum whose members are their own text (Python 3.10 has no enum.StrEnum)."""
+
+    __str__ = str.__str__
+    __format__ = str.__format__  # type: ignore[assignment]
+
+
+class Message:
+    """JSON in and out for frozen dataclasses; unknown and missing keys are refused."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types only."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls: type[M], text: str) -> M:
+        """Read a message. Raises ProtocolError on anything that is not one."""
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise ProtocolError(f"{cls.__name__} is not JSON: {error}") from error
+        return cls.from_dict(value)
+
+    @classmethod
+    def from_dict(cls: type[M], value: Any) -> M:
+        """Read a message from plain JSON types. Raises ProtocolError on anything that is not one."""
+        if not isinstance(value, Mapping):
+            raise ProtocolError(f"{cls.__name__} must be a JSON object, not {type(value).__name__}")
+        fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        if unknown := sorted(set(value) - set(fields)):
+            raise ProtocolError(f"{cls.__name__} has unknown keys: {', '.join(map(str, unknown))}")
+        hints = _hints(cls)  # type: ignore[arg-type]  # mypy: a generic class is hashable all the same
+        arguments = {}
+        for name, field in fields.items():
+            if name in value:
+                arguments[name] = _convert(hints[name], value[name], f"{cls.__name__}.{name}")
+            elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                raise ProtocolError(f"{cls.__name__} lacks {name}")
+        return cls(**arguments)
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The types of a message's fields; working them out takes longer than reading the message."""
+    return get_type_hints(kind)
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    """Turn JSON lists back into tuples and strings back into enums; check the scalar types."""
+    origin = getattr(hint, "__origin__", None)
+    arguments: tuple[Any, ...] = getattr(hint, "__args__", ())
+    if type(None) in arguments:  # Optional
+        return None if value is None else _convert(next(a for a in arguments if a is not type(None)), value, where)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ProtocolError(f"{where} must be a list")
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return tuple(_convert(arguments[0], item, where) for item in value)
+        if len(arguments) != len(value):
+            raise ProtocolError(f"{where} must have {len(arguments)} items")
+        return tuple(_convert(a, item, where) for a, item in zip(arguments, value, strict=True))
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise ProtocolError(f"{where} must be an object")
+        return dict(value)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        try:
+            return hint(value)
+        except ValueError as error:
+            raise ProtocolError(f"{where}: {error}") from error
+    if isinstance(hint, type) and issubclass(hint, Message):
+        return hint.from_dict(value)
+    wanted = (int, float) if hint is float else hint
+    if hint is not Any and (not isinstance(value, wanted) or (isinstance(value, bool) and hint is not bool)):
+        raise ProtocolError(f"{where} must be {hint.__name__}, not {type(value).__name__}")
+    return float(value) if hint is float else value
+
+
+def require_positive(message: Message, *names: str) -> None:
+    """Raise ProtocolError unless every field of `names` is above zero."""
+    for name in names:
+        if not getattr(message, name) > 0:
+            raise ProtocolError(f"{type(message).__name__}.{name} must be > 0, not {getattr(message, name)}")
+
+
+def pack_frame(message: str, payload: bytes) -> bytes:
+    """One blob holding a JSON text and the bytes that go with it: little-endian u32 length, JSON, payload."""
+    text = message.encode()
+    return struct.pack("<I", len(text)) + text + payload
+
+
+def unpack_frame(frame: bytes) -> tuple[str, bytes]:
+    """The inverse of `pack_frame`. Raises ProtocolError on a short or garbled frame."""
+    if len(frame) < 4:
+        raise ProtocolError(f"frame of {len(frame)} bytes has no header")
+    (size,) = struct.unpack_from("<I", frame)
+    if len(frame) < 4 + size:
+        raise ProtocolError(f"frame holds {len(frame) - 4} bytes where its header promises at least {size}")
+    try:
+        return frame[4 : 4 + size].decode(), frame[4 + size :]
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"frame's message is not UTF-8: {error}") from error

@@ -1,0 +1,86 @@
+"""How a trial ended: statuses, whose fault each is, and the outcome with its evidence."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from device_agent.protocol.clocks import OperatingPoint
+from device_agent.protocol.evidence import Evidence
+from device_agent.protocol.messages import Message, StrEnum
+from device_agent.protocol.power import Energy, PowerWindow
+
+
+class FaultSide(StrEnum):
+    """Who is to blame for a trial that is not ok. Only `CANDIDATE` faults may reach the cost model."""
+
+    CANDIDATE = "candidate"  # counts as a bad schedule
+    BOARD = "board"  # re-run elsewhere; the board's health suffers
+    FARM = "farm"  # re-run, nobody blamed
+    SAMPLE = "sample"  # measure again
+
+
+class Status(StrEnum):
+    """How a trial ended."""
+
+    OK = "ok"
+    BUILD_FAILED = "build_failed"  # the compiler refused the candidate
+    BUILD_TIMEOUT = "build_timeout"  # the compiler did not finish within its deadline
+    LOAD_FAILED = "load_failed"  # the board could not load the library or lacks its entry function
+    CRASHED = "crashed"  # the worker died from a signal; `signal` says which
+    RUN_TIMEOUT = "run_timeout"  # the worker did not finish within its deadline
+    OUT_OF_MEMORY = "out_of_memory"  # the worker hit its address-space limit
+    WRONG_RESULT = "wrong_result"  # the output differs from the reference
+    NOISY = "noisy"  # samples spread too far to mean anything
+    CLOCK_DRIFTED = "clock_drifted"  # clocks after differ from clocks before
+    THROTTLED = "throttled"  # the board slowed itself down meanwhile
+    BOARD_LOST = "board_lost"  # the connection to the board ended before an answer came
+    FARM_ERROR = "farm_error"  # our own machinery failed
+
+    @property
+    def fault_side(self) -> FaultSide | None:
+        """The side to blame, or None for `OK`."""
+        return _FAULT_SIDE.get(self)
+
+
+_FAULT_SIDE = {
+    Status.BUILD_FAILED: FaultSide.CANDIDATE,
+    Status.BUILD_TIMEOUT: FaultSide.CANDIDATE,
+    Status.LOAD_FAILED: FaultSide.CANDIDATE,
+    Status.CRASHED: FaultSide.CANDIDATE,
+    Status.RUN_TIMEOUT: FaultSide.CANDIDATE,
+    Status.OUT_OF_MEMORY: FaultSide.CANDIDATE,
+    Status.WRONG_RESULT: FaultSide.CANDIDATE,
+    Status.NOISY: FaultSide.SAMPLE,
+    Status.CLOCK_DRIFTED: FaultSide.SAMPLE,
+    Status.THROTTLED: FaultSide.SAMPLE,
+    Status.BOARD_LOST: FaultSide.BOARD,
+    Status.FARM_ERROR: FaultSide.FARM,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome(Message):
+    """How one `measure` or `run_model` call ended, and the evidence for believing it.
+
+    `latency_s` has one entry per sample, in order, warm-up left out. `timing_s` is how long the worker spent
+    timing (warm-up included), so that what the farm adds can be told apart. `power` is what the sensors said while
+    timing, `energy` the measurement that was asked for; both null where the board has no sensor. `point` is the
+    operating point held, null where none was.
+    """
+
+    status: Status
+    message: str = ""
+    latency_s: tuple[float, ...] = ()
+    calls_per_sample: int = 0
+    timing_s: float = 0.0
+    signal: str | None = None
+    before: Evidence | None = None
+    after: Evidence | None = None
+    other_load: float | None = None  # cores' worth of CPU time that other processes used meanwhile
+    point: OperatingPoint | None = None
+    power: PowerWindow | None = None
+    energy: Energy | None = None
+    board: str = ""
+    agent_version: str = ""
+    simulated: bool = False
+    started_at: float = 0.0  # seconds since the epoch, the board's own clock
