@@ -8,6 +8,7 @@ import pytest
 
 from device_agent.describe import Machine
 from device_agent.evidence import Sensors
+from device_agent.sysfs import FileTree
 
 
 @pytest.fixture
@@ -18,7 +19,17 @@ def tree(tmp_path: pathlib.Path) -> pathlib.Path:
         "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq": "1479000\n",
         "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_min_freq": "102000\n",
         "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq": "1479000\n",
+        "sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq": "921600\n",
         "sys/devices/system/cpu/cpu2/cpufreq/scaling_cur_freq": "<unknown>\n",
+        "sys/class/thermal/cooling_device0/type": "pwm-fan\n",
+        "sys/class/thermal/cooling_device0/cur_state": "3\n",
+        "sys/class/thermal/cooling_device1/type": "cpu-throttle-alert\n",
+        "sys/class/thermal/cooling_device1/cur_state": "1\n",
+        "sys/class/hwmon/hwmon3/name": "ina3221\n",
+        "sys/class/hwmon/hwmon3/curr1_max_alarm": "0\n",
+        "sys/class/hwmon/hwmon4/name": "soctherm_oc\n",
+        "sys/class/hwmon/hwmon4/oc1_event_cnt": "7\n",
+        "proc/stat": "cpu  100 10 50 9000 5 1 4 0 0 0\ncpu0 100 10 50 9000 5 1 4 0 0 0\n",
         "sys/class/thermal/thermal_zone0/type": "AO-therm\n",
         "sys/class/thermal/thermal_zone0/temp": "41500\n",
         "sys/class/thermal/thermal_zone1/type": "CPU-therm\n",
@@ -38,41 +49,56 @@ def tree(tmp_path: pathlib.Path) -> pathlib.Path:
 
 def test_evidence_is_in_si_units_and_leaves_out_what_cannot_be_read(tree: pathlib.Path) -> None:
     """Clocks come in Hz and temperatures in degrees; an unreadable clock or zone is missing, not zero."""
-    evidence = Sensors(tree).read()
+    evidence = Sensors(FileTree(tree)).read()
     assert evidence.cpu_freq_hz == {"0": 1_479_000_000}
+    assert evidence.cpu_max_hz == {"0": 921_600_000}
     assert evidence.temperature_c == {"AO-therm": 41.5, "CPU-therm.10": -1.0}
+    assert evidence.gpu_freq_hz is None
+    assert evidence.busy_s == pytest.approx(1.65)
     assert evidence.load_1min == 0.5
+
+
+def test_what_slows_the_board_is_told_from_what_cools_it(tree: pathlib.Path) -> None:
+    """A fan at work is no throttling; an active throttle alert and an over-current counter are."""
+    evidence = Sensors(FileTree(tree)).read()
+    assert evidence.cooling == {"cpu-throttle-alert": 1}
+    assert evidence.alarms == {"ina3221.curr1_max_alarm": 0, "soctherm_oc.oc1_event_cnt": 7}
+
+
+def test_zones_that_mean_nothing_are_left_out(tree: pathlib.Path) -> None:
+    """A board type's ignored zones (a constant placeholder) appear nowhere."""
+    sensors = Sensors(FileTree(tree), ignore=("AO-therm",))
+    assert sensors.thermal_zones == ("CPU-therm", "CPU-therm.10")
+    assert "AO-therm" not in sensors.read().temperature_c
 
 
 def test_a_sensor_that_vanishes_is_missing(tree: pathlib.Path) -> None:
     """A file that is gone when it is read does not raise."""
-    sensors = Sensors(tree)
+    sensors = Sensors(FileTree(tree))
     (tree / "sys/class/thermal/thermal_zone0/temp").unlink()
     assert "AO-therm" not in sensors.read().temperature_c
 
 
 def test_a_board_is_described_from_its_files(tree: pathlib.Path) -> None:
     """Cores, clock range, memory, zones and the model's name are what the kernel says."""
-    description = Machine(tree).describe("b", "jetson-nano", "1.0")
+    description = Machine(FileTree(tree)).describe("b", "jetson-nano", "1.0")
     assert description.cores_online == (0, 2, 3)
     assert description.cpu_freq_range_hz == {"0": [102_000_000, 1_479_000_000]}
     assert description.memory_bytes == 4_057_000 * 1024
-    assert description.thermal_zones == ("AO-therm", "CPU-therm", "CPU-therm.10")
     assert description.cpu_model == "NVIDIA Jetson Nano Developer Kit"
     assert not description.simulated
 
 
 def test_a_machine_without_any_of_it_is_described_all_the_same(tmp_path: pathlib.Path) -> None:
     """On an empty tree everything unknown is empty, and nothing raises."""
-    description = Machine(tmp_path).describe("b", "local", "1.0")
+    description = Machine(FileTree(tmp_path)).describe("b", "local", "1.0")
     assert description.cpu_freq_range_hz == {}
-    assert description.thermal_zones == ()
     assert description.memory_bytes == 0
     assert description.cpu_model == "unknown"
-    assert Sensors(tmp_path).read().load_1min is None
+    assert Sensors(FileTree(tmp_path)).read().load_1min is None
 
 
 def test_cpu_parts_stand_in_for_a_missing_model(tree: pathlib.Path) -> None:
     """An ARM machine without a device tree is named by its CPU part numbers."""
     (tree / "proc/device-tree/model").unlink()
-    assert Machine(tree).read_cpu_model() == "CPU part 0xd07"
+    assert Machine(FileTree(tree)).read_cpu_model() == "CPU part 0xd07"
