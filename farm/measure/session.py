@@ -6,6 +6,7 @@ Retrying and choosing boards is the engine's business; a broken session is close
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 import threading
@@ -13,13 +14,22 @@ import time
 import zipfile
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from device_agent import protocol
-from device_agent.protocol import Description, MeasureSpec, Outcome, RunSpec
+from device_agent.protocol import (
+    Description,
+    MeasureSpec,
+    OperatingPoint,
+    Outcome,
+    PinReport,
+    PowerSpec,
+    PowerTrace,
+    RunSpec,
+)
 from farm.errors import BoardLostError, DeadlineError, InternalError, PermanentError, UnavailableError
 from farm.fleet.relay import Relay
 from farm.fleet.tracker import Tracker
@@ -27,12 +37,15 @@ from farm.fleet.tracker import Tracker
 REQUEST_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 15.0
 DESCRIBE_TIMEOUT_S = 15.0
+# The board verifies or gives up within a few seconds; a power mode's own tool may take four.
+PIN_TIMEOUT_S = 20.0
 # What a call may take beyond the worker's own deadline: upload at about 20 MB/s, fork, start, answer. The board's
 # deadline has to fire first, because it gives an outcome where ours only gives up.
 _CALL_GRACE_S = 10.0
 _SLOWEST_BYTES_PER_S = 5e6
 
 Arrays = dict[str, npt.NDArray[Any]]
+Answer = TypeVar("Answer", bound=protocol.Message)
 
 
 class BoardSession:
@@ -56,22 +69,36 @@ class BoardSession:
 
         Raises PermanentError where the agent itself failed or answered what is no outcome.
         """
-        deadline = spec.limits.timeout_s + _CALL_GRACE_S + len(library) / _SLOWEST_BYTES_PER_S
-        answer = self._call(protocol.MEASURE, deadline, spec.to_json(), library)
-        return self._read_outcome(str(answer))
+        deadline = plan_deadline_s(spec, len(library))
+        return self._ask(protocol.MEASURE, deadline, Outcome, spec.to_json(), library)
 
     def run_model(
         self, spec: RunSpec, program: bytes, inputs: Mapping[str, npt.NDArray[Any]]
     ) -> tuple[Outcome, Arrays]:
         """Run a program on inputs; the outputs come back in order. Raises what `measure` raises."""
         packed = pack_arrays(inputs)
-        deadline = spec.limits.timeout_s + _CALL_GRACE_S + 2 * (len(program) + len(packed)) / _SLOWEST_BYTES_PER_S
+        deadline = plan_deadline_s(spec, 2 * (len(program) + len(packed)))
         answer = self._call(protocol.RUN_MODEL, deadline, spec.to_json(), program, packed)
         try:
             text, outputs = protocol.unpack_frame(bytes(answer))
         except protocol.ProtocolError as error:
             raise self._garbled(error) from error
-        return self._read_outcome(text), unpack_arrays(outputs) if outputs else {}
+        return self._read(Outcome, text), unpack_arrays(outputs) if outputs else {}
+
+    def pin(self, point: OperatingPoint) -> PinReport:
+        """Hold the board's clocks at a point until `unpin`, another `pin` or the session's end, however it ends.
+
+        A point that the board refuses is a report, not an error. Raises what `measure` raises.
+        """
+        return self._ask(protocol.PIN, PIN_TIMEOUT_S, PinReport, point.to_json())
+
+    def unpin(self) -> PinReport:
+        """Put the clocks back as they were before `pin`; ok where none are held. Raises what `measure` raises."""
+        return self._ask(protocol.UNPIN, PIN_TIMEOUT_S, PinReport)
+
+    def power(self, spec: PowerSpec) -> PowerTrace:
+        """Look at the board's power for `spec.seconds`. Raises what `measure` raises."""
+        return self._ask(protocol.POWER, spec.seconds + _CALL_GRACE_S, PowerTrace, spec.to_json())
 
     def close(self) -> None:
         """Give the board back. Never blocks; safe to call twice."""
@@ -95,23 +122,22 @@ class BoardSession:
 
     def _describe(self) -> Description:
         try:
-            description = Description.from_json(str(self._call(protocol.DESCRIBE, DESCRIBE_TIMEOUT_S)))
+            text = str(self._call(protocol.DESCRIBE, DESCRIBE_TIMEOUT_S))
+            # Before the rest is read: what another version adds would pass for garbage.
+            require_own_protocol(self.key, text)
+            return Description.from_json(text)
         except (PermanentError, protocol.ProtocolError) as error:
             raise UnavailableError(
                 f"the board {self.key} does not speak our protocol: {error}",
                 "It may run a stock TVM server or another version of device-agent; update it.",
             ) from error
-        if description.protocol_version != protocol.PROTOCOL_VERSION:
-            raise UnavailableError(
-                f"the agent on {self.key} speaks protocol {description.protocol_version}, "
-                f"this farm speaks {protocol.PROTOCOL_VERSION}",
-                "Install the device-agent of this version there.",
-            )
-        return description
 
-    def _read_outcome(self, text: str) -> Outcome:
+    def _ask(self, function: str, deadline_s: float, kind: type[Answer], *arguments: str | bytes) -> Answer:
+        return self._read(kind, str(self._call(function, deadline_s, *arguments)))
+
+    def _read(self, kind: type[Answer], text: str) -> Answer:
         try:
-            return Outcome.from_json(text)
+            return kind.from_json(text)
         except protocol.ProtocolError as error:
             raise self._garbled(error) from error
 
@@ -172,6 +198,30 @@ def _import_rpc() -> Any:
         if chosen is None:
             os.environ.pop("TVM_USE_RUNTIME_LIB", None)
     return rpc
+
+
+def plan_deadline_s(spec: MeasureSpec | RunSpec, size: int) -> float:
+    """How long to wait for a call that carries `size` bytes: longer than whatever the board itself allows."""
+    deadline_s = spec.limits.timeout_s + _CALL_GRACE_S + size / _SLOWEST_BYTES_PER_S
+    if spec.start is not None:
+        deadline_s += spec.start.deadline_s
+    if spec.energy is not None:
+        # The last repetition begins before the limit and may end after it.
+        deadline_s += spec.energy.idle_s + 1.5 * spec.energy.limit_s
+    return deadline_s
+
+
+def require_own_protocol(key: str, description: str) -> None:
+    """Raise UnavailableError where an agent speaks another version, ProtocolError where it names none."""
+    try:
+        version = json.loads(description)["protocol_version"]
+    except (ValueError, TypeError, LookupError) as error:
+        raise protocol.ProtocolError("its description names no protocol version") from error
+    if version != protocol.PROTOCOL_VERSION:
+        raise UnavailableError(
+            f"the agent on {key} speaks protocol {version}, this farm speaks {protocol.PROTOCOL_VERSION}",
+            "Install device-agent and tvm-farm of the same version.",
+        )
 
 
 def pack_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:

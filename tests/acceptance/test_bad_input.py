@@ -54,7 +54,7 @@ def write_model(path: pathlib.Path, operator: str, shape: list[int | str], domai
         (
             ["tune", "tiny-cnn", "--board-type", "jetson-nan"],
             2,
-            ["unknown board type", "jetson-nano, jetson-tx2, local"],
+            ["unknown board type", "jetson-tx2, jetson-xavier-nx, local"],
         ),
         (["tune", "tiny-cnn", "--board-type", "jetson-nano", "--json"], 3, ["no board of type 'jetson-nano'"]),
         (["model", "show", "tiny-cnn", "--shape", "nope=1,3"], 2, ["no input 'nope'", "data (1, 3, 16, 16)"]),

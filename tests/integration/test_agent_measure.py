@@ -28,7 +28,7 @@ def test_a_good_candidate_is_timed(board: Board, matmul: bytes) -> None:
     assert outcome.started_at > 1.7e9
     assert outcome.before is not None
     assert outcome.before.load_1min is not None
-    assert outcome.power_w is None
+    assert outcome.power is None  # nothing on this machine may be read without root
 
 
 def test_number_grows_until_a_sample_is_long_enough(board: Board, matmul: bytes) -> None:

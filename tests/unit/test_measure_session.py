@@ -1,0 +1,55 @@
+"""What the farm works out before it calls a board, and what it reads first of an answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from device_agent import protocol
+from device_agent.protocol import EnergySpec, Engine, Limits, MeasureSpec, RunSpec, StartConditions
+from farm.errors import UnavailableError
+from farm.measure.session import plan_deadline_s, require_own_protocol
+
+
+def test_the_farm_waits_longer_than_the_board() -> None:
+    """The board's own deadline gives an outcome, the farm's only a lost board: the farm's comes later."""
+    assert plan_deadline_s(MeasureSpec((), limits=Limits(timeout_s=3.0)), 0) > 3.0
+
+
+@pytest.mark.parametrize(
+    ("extra", "more_s"),
+    [
+        ({"start": StartConditions(max_load=0.1, deadline_s=60.0)}, 60.0),
+        ({"energy": EnergySpec(limit_s=10.0, idle_s=2.0)}, 12.0),
+        ({"energy": EnergySpec(limit_s=10.0, idle_s=0.0), "start": StartConditions(deadline_s=5.0)}, 15.0),
+    ],
+)
+def test_waiting_for_the_board_and_energy_are_allowed_for(extra: dict[str, object], more_s: float) -> None:
+    """Start conditions and energy windows take time that the kernel's own limit does not cover."""
+    for kind, first in ((MeasureSpec, ()), (RunSpec, Engine.KERNEL)):
+        without, with_it = (plan_deadline_s(kind(first, **more), 0) for more in ({}, extra))  # type: ignore[arg-type]
+        assert with_it - without >= more_s
+
+
+def test_big_payloads_get_longer() -> None:
+    """A hundred megabytes over a slow link are no reason to give a board up."""
+    spec = MeasureSpec(())
+    assert plan_deadline_s(spec, 100 << 20) - plan_deadline_s(spec, 0) > 10
+
+
+def test_another_version_is_refused_by_number() -> None:
+    """An agent of another version says things that this one does not know: both numbers are named, before the rest."""
+    other = protocol.PROTOCOL_VERSION + 1
+    with pytest.raises(UnavailableError, match=rf"nano/7 speaks protocol {other}, this farm speaks {other - 1}"):
+        require_own_protocol("nano/7", f'{{"protocol_version": {other}, "colour": "blue"}}')
+
+
+def test_our_own_version_passes() -> None:
+    """The same version on both sides is what is wanted."""
+    require_own_protocol("nano/7", f'{{"protocol_version": {protocol.PROTOCOL_VERSION}}}')
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{}"])
+def test_what_names_no_version_is_refused(text: str) -> None:
+    """A description without a version is no description."""
+    with pytest.raises(protocol.ProtocolError, match="protocol version"):
+        require_own_protocol("nano/7", text)
