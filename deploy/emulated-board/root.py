@@ -33,8 +33,6 @@ GLIBC_MINOR = 36
 PACKAGES = ("python3.11-minimal", "libpython3.11-stdlib", "libstdc++6")
 SITE = f"usr/local/lib/python{PYTHON_VERSION}/dist-packages"
 
-# What boards install, and what the agent's simulated boards read besides.
-EXTRA_PINS = ("pyyaml",)
 # 240 MB that the agent never loads: it runs with TVM_USE_RUNTIME_LIB=1.
 LEFT_OUT = ("tvm/lib/libtvm_compiler.so",)
 
@@ -147,9 +145,9 @@ def build(folder: Path | None = None) -> Path:
             interpreter.write_text(INTERPRETER_TEXT)
             interpreter.chmod(0o755)
             _say("trying it: importing TVM under emulation")
-            _run(
-                [str(interpreter), "-c", CHECK], "the new root does not work", CHECK_TIMEOUT_S, TVM_USE_RUNTIME_LIB="1"
-            )
+            setting = {"TVM_USE_RUNTIME_LIB": "1", "PYTHONDONTWRITEBYTECODE": "", "PYTHONPATH": ""}
+            trial = [str(interpreter), "-c", CHECK]
+            _run(trial, "the new root does not work", CHECK_TIMEOUT_S, **setting)
             stamp = {"key": key, "packages": packages, "wheels": wheels}
             (new / STAMP).write_text(json.dumps(stamp, indent=1) + "\n")
             if root.exists():
@@ -244,15 +242,9 @@ def _read_stanzas(path: Path) -> list[dict[str, str]]:
 
 def read_pins() -> str:
     """The agent's pins with their hashes, as they apply to the root's Python."""
-    whole, agent = ((CHECKOUT / "requirements" / name).read_text() for name in ("all.txt", "agent.txt"))
-    chosen = []
-    for text, names in ((agent, None), (whole, EXTRA_PINS)):
-        for name, version, marker, hashes in re.findall(
-            r"(?m)^([a-z0-9.-]+)==([^ ]+)(?: ; ([^\\\n]+))? \\\n((?:    --hash=.*\n?)+)", text
-        ):
-            known = any(pin.startswith(f"{name}==") for pin in chosen)
-            if (names is None or name in names) and not known and _applies(marker):
-                chosen.append(f"{name}=={version} \\\n{hashes.rstrip()}\n")
+    text = (CHECKOUT / "requirements" / "agent.txt").read_text()
+    pin = r"(?m)^([a-z0-9.-]+==[^ ]+)(?: ; ([^\\\n]+))? \\\n((?:    --hash=.*\n?)+)"
+    chosen = [f"{name} \\\n{hashes.rstrip()}\n" for name, marker, hashes in re.findall(pin, text) if _applies(marker)]
     return "".join(chosen)
 
 
