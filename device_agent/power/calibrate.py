@@ -1,0 +1,151 @@
+"""What each sensor really does, found by watching it: how often its value is refreshed, how far apart values lie.
+
+Data sheets and drivers disagree about both, and device trees change them; so nothing is taken from tables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from device_agent.power.sampler import Collector
+from device_agent.power.sensors import PowerSensors
+from device_agent.power.trace import Array, RailTrace, Trace
+from device_agent.protocol import SensorInfo
+
+# Fast enough for the 6.6 ms that the chip's power-on setting takes.
+_RATE_HZ = 1000.0
+# How often it is looked whether enough has been seen.
+_LOOK_S = 0.25
+# Changes of each chip that end the watching early.
+_ENOUGH_CHANGES = 60
+# A period is believed if this share of all intervals is (about) as long, and most are whole multiples of it. Shorter
+# ones come from reads that fell into a refresh and saw half of it.
+_SUPPORT, _MULTIPLES = 0.3, 0.7
+_MIN_INTERVALS = 3
+# Sensors' clocks are steady to this, relative to the period.
+_JITTER = 0.05
+# Fewer distinct values say little about the smallest difference between values.
+_MIN_VALUES = 4
+# Below one kernel unit (1 mW, 1 mA) a difference is rounding.
+_UNIT = 0.9e-3
+
+
+def measure_sensors(
+    sensors: PowerSensors,
+    limit_s: float = 2.0,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> tuple[SensorInfo, ...]:
+    """Watch every sensor for up to `limit_s`, note in `sensors.infos` what was found, and return that."""
+    if not sensors.rails:
+        return sensors.infos
+    collector = Collector(sensors, _RATE_HZ, clock)
+    currents: dict[str, set[float]] = {name: set() for name in sensors.rails}
+    end_s, look_s = clock() + limit_s, clock() + _LOOK_S
+    while (now_s := clock()) < end_s:
+        if now_s >= look_s:
+            look_s += _LOOK_S
+            if all(changes.size >= _ENOUGH_CHANGES for changes in _changes_by_chip(collector.trace()).values()):
+                break
+        next_s = min(collector.next_s(), end_s)
+        if next_s > now_s:
+            sleep(next_s - now_s)
+        for name in collector.read():
+            if (current_a := sensors.rail(name).read_current_a()) is not None:
+                currents[name].add(round(current_a, 6))
+    trace = collector.trace()
+    infos = fill_periods(sensors.infos, trace)
+    sensors.infos = tuple(
+        dataclasses.replace(info, step_w=_find_step(trace.find(info.rail), currents[info.rail])) for info in infos
+    )
+    return sensors.infos
+
+
+def fill_periods(infos: tuple[SensorInfo, ...], trace: Trace) -> tuple[SensorInfo, ...]:
+    """`infos` with the update periods that can be told from `trace`, where they were not known yet."""
+    periods = {chip: estimate_period(rails) for chip, rails in _by_chip(trace).items()}
+    chips = {rail.rail: rail.chip for rail in trace.rails}
+    return tuple(
+        info
+        if info.update_period_s is not None or info.rail not in chips
+        else dataclasses.replace(info, update_period_s=periods[chips[info.rail]])
+        for info in infos
+    )
+
+
+def estimate_period(rails: Iterable[RailTrace]) -> float | None:
+    """The update period in s of rails that are refreshed together; None where too little changed to tell.
+
+    Values that come out equal twice hide a refresh, so that intervals between changes are multiples of the period: it is
+    the smallest interval that enough others are, or are multiples of.
+    """
+    lengths, doubts, starts = [], [], []
+    for rail in rails:
+        times = rail.change_s
+        widths = rail.times_s[rail.changed] - rail.since_s[rail.changed]
+        lengths.append(np.diff(times))
+        doubts.append((widths[1:] + widths[:-1]) / 2)
+        starts.append(times[:-1])
+    length, doubt, start = (np.concatenate(parts) if parts else np.empty(0) for parts in (lengths, doubts, starts))
+    if length.size < _MIN_INTERVALS:
+        return None
+    for candidate in np.unique(length):
+        for period in (candidate, candidate / 2, candidate / 3):
+            if (found := _refine(period, length, doubt, start)) is not None:
+                return found
+    return None
+
+
+def _refine(period: float, length: Array, doubt: Array, start: Array) -> float | None:
+    """`period` made exact by the intervals that agree with it; None if too few do."""
+    slack = np.minimum(doubt + _JITTER * period, 0.5 * period)
+    alike = np.abs(length - period) <= doubt + _JITTER * period
+    times = np.maximum(1.0, np.round(length / period))
+    agree = (np.abs(length - times * period) <= slack) & (length > 0.5 * period)
+    few = alike.sum() < _SUPPORT * length.size
+    # A period that no interval shows by itself must explain them all.
+    if few and (alike.any() or not agree.all()):
+        return None
+    if agree.sum() < max(_MIN_INTERVALS, _MULTIPLES * length.size):
+        return None
+    # Rails of one chip see the same interval: it must have been seen at two times at least.
+    if np.ptp(start[agree]) < 0.5 * period:
+        return None
+    return float(length[agree].sum() / times[agree].sum())
+
+
+def _find_step(trace: RailTrace | None, currents_a: set[float]) -> float | None:
+    """The smallest difference between values in W; None where too few were seen.
+
+    A product of voltage and current takes many values close together; there the current's own step is the honest one.
+    """
+    if trace is None or trace.values_w.size == 0:
+        return None
+    step_w = smallest_difference(trace.values_w)
+    step_a = smallest_difference(np.array(sorted(currents_a)))
+    if step_a is not None and (current_a := np.median(sorted(currents_a))) > 0:
+        return max(step_w or 0.0, step_a * float(np.median(trace.values_w)) / float(current_a))
+    return step_w
+
+
+def smallest_difference(values: Array) -> float | None:
+    """How far apart in the values' unit neighbouring ones of `values` are at least; None with fewer than four."""
+    distinct = np.unique(np.round(values, 6))
+    differences = np.diff(distinct)
+    differences = differences[differences > _UNIT]
+    return float(differences.min()) if differences.size >= _MIN_VALUES - 1 else None
+
+
+def _by_chip(trace: Trace) -> dict[str, list[RailTrace]]:
+    chips: dict[str, list[RailTrace]] = {}
+    for rail in trace.rails:
+        chips.setdefault(rail.chip, []).append(rail)
+    return chips
+
+
+def _changes_by_chip(trace: Trace) -> dict[str, Array]:
+    return {chip: np.concatenate([rail.change_s for rail in rails]) for chip, rails in _by_chip(trace).items()}

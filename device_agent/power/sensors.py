@@ -1,0 +1,82 @@
+"""All power sensors of a board together: which rails there are, and which of them sum to what.
+
+A board without a sensor has an empty set of rails and no total. Reading over time is in `sampler.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from device_agent.board_types import UNKNOWN, BoardType
+from device_agent.clocks.access import ClockAccess
+from device_agent.power import ina3221, rapl
+from device_agent.power.rail import Rail
+from device_agent.protocol import SensorInfo
+from device_agent.sysfs import Tree
+
+
+class PowerSensors:
+    """A board's rails. `total_rails` sum to `total_scope`; both empty where no rails do.
+
+    `infos` hold what is known of each sensor, more after `calibrate.measure_sensors`.
+    """
+
+    def __init__(
+        self, rails: Sequence[Rail] = (), total_rails: tuple[str, ...] = (), total_scope: str = "", note: str = ""
+    ) -> None:
+        self._rails = {rail.name: rail for rail in rails}
+        self.total_rails, self.total_scope = total_rails, total_scope
+        self.note = note
+        self.infos = tuple(SensorInfo(rail.name, rail.driver, note=rail.note) for rail in self._rails.values())
+
+    @property
+    def rails(self) -> tuple[str, ...]:
+        """Names of the rails."""
+        return tuple(self._rails)
+
+    def rail(self, name: str) -> Rail:
+        """One rail, to be read often."""
+        return self._rails[name]
+
+    def read(self, name: str) -> float | None:
+        """The latest value of a rail in W, None where its counter has just been started. Raises SensorError."""
+        return self._rails[name].read()
+
+
+def find_sensors(
+    tree: Tree,
+    board_type: BoardType | None,
+    access: ClockAccess | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> PowerSensors:
+    """Every sensor of the board. `access` reads rail names where only root may; never raises."""
+    board_type = board_type or UNKNOWN
+    chips = _with_own_names(ina3221.find_rails(tree, board_type, access))
+    counters = rapl.find_rails(tree, clock)
+    rails = [*chips, *counters]
+    names = {rail.name for rail in rails}
+    power = board_type.power
+    if power.total:
+        missing = [name for name in power.total if name not in names]
+        if missing:
+            note = f"no total: the board lacks {', '.join(missing)}" if rails else "no power sensor"
+            return PowerSensors(rails, note=note)
+        if power.board_total and names.issuperset(power.board_total):
+            return PowerSensors(rails, power.total + power.board_total, "board")
+        return PowerSensors(rails, power.total, power.total_scope)
+    packages = tuple(rail.name for rail in counters if rail.name.startswith(rapl.PACKAGE))
+    if packages:
+        return PowerSensors(rails, packages, "processor" if len(packages) == 1 else f"{len(packages)} processors")
+    note = "no total: the board type does not say which rails make it" if rails else "no power sensor"
+    return PowerSensors(rails, note=note)
+
+
+def _with_own_names(rails: list[Rail]) -> list[Rail]:
+    """The rails, those of equal name told apart by their chips."""
+    seen: set[str] = set()
+    for rail in rails:
+        if rail.name in seen:
+            rail.name = f"{rail.name}.{rail.chip}"
+        seen.add(rail.name)
+    return rails

@@ -1,0 +1,147 @@
+"""What sampling leaves behind: when each rail's value changed, and that it was looked at in between.
+
+Only changes are kept, so that an hour of a slow sensor takes no more room than its updates. What they mean is worked
+out in `energy.py` and `calibrate.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+# Entries of one rail at first, and at most: 40 MB each at most, an hour of a sensor with 200 updates a second.
+_FIRST_ENTRIES, MAX_ENTRIES = 1024, 1_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class RailTrace:
+    """One rail over time, on the board's monotonic clock in s.
+
+    Entry i: `values_w[i]` was first seen at `times_s[i]`, the read before was at `since_s[i]`. Where `changed[i]` is
+    false the value is no other than before: the first entry, the end of a hole without reads, the last read.
+    `counts[i]` counts good reads up to and with this one.
+    """
+
+    rail: str
+    chip: str
+    driver: str
+    times_s: Array
+    since_s: Array
+    values_w: Array
+    changed: NDArray[np.bool_]
+    counts: NDArray[np.int64]
+    bad_s: Array  # when reads failed
+    resolution_w: float | None = None
+    problem: str = ""  # what the last failed read said
+
+    @property
+    def reads(self) -> int:
+        """How many reads were good."""
+        return int(self.counts[-1]) if self.counts.size else 0
+
+    @property
+    def spacing_s(self) -> float:
+        """How far apart reads lie on average; 0 with fewer than two."""
+        return float(self.times_s[-1] - self.times_s[0]) / (self.reads - 1) if self.reads > 1 else 0.0
+
+    @property
+    def change_s(self) -> Array:
+        """When values changed, the middle of what is known."""
+        return (self.times_s[self.changed] + self.since_s[self.changed]) / 2
+
+    def count_reads(self, start_s: float, end_s: float) -> int:
+        """Good reads in a window; between entries they are taken as evenly spread."""
+        if not self.counts.size:
+            return 0
+        low, high = np.interp([start_s, end_s], self.times_s, self.counts, left=0)
+        return round(float(high - low))
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """All rails over one stretch of time."""
+
+    rails: tuple[RailTrace, ...]
+
+    def find(self, rail: str) -> RailTrace | None:
+        """One rail's trace."""
+        return next((trace for trace in self.rails if trace.rail == rail), None)
+
+    def updates(self, start_s: float) -> dict[str, list[list[float]]]:
+        """Per rail [seconds since `start_s`, W] of every new value, as `PowerTrace.samples` has them."""
+        result = {}
+        for trace in self.rails:
+            new = trace.changed.copy()
+            new[:1] = True
+            pairs = zip(trace.times_s[new] - start_s, trace.values_w[new], strict=True)
+            result[trace.rail] = [[round(float(t), 6), round(float(w), 6)] for t, w in pairs]
+        return result
+
+
+class Recorder:
+    """Collects one rail's reads. A pause between reads longer than `hole_s` is kept as a hole."""
+
+    def __init__(self, hole_s: float) -> None:
+        self._hole_s = hole_s
+        self._floats = np.empty((_FIRST_ENTRIES, 4))  # time, since, value, changed
+        self._counts = np.empty(_FIRST_ENTRIES, dtype=np.int64)
+        self._entries = 0
+        self._reads = 0
+        self._last_s = self._last_w = 0.0
+        self._bad_s: list[float] = []
+        self._problem = ""
+
+    @property
+    def reads(self) -> int:
+        """Good reads so far."""
+        return self._reads
+
+    def add(self, time_s: float, value_w: float) -> bool:
+        """One good read; return whether the value is new."""
+        self._reads += 1
+        first = self._reads == 1
+        changed = not first and value_w != self._last_w
+        since_s = time_s if first else self._last_s
+        if first or changed or time_s - since_s > self._hole_s:
+            self._keep(time_s, since_s, value_w, changed)
+        self._last_s, self._last_w = time_s, value_w
+        return changed
+
+    def add_bad(self, time_s: float, problem: str) -> None:
+        """One read that failed."""
+        self._problem = problem
+        if len(self._bad_s) < MAX_ENTRIES:
+            self._bad_s.append(time_s)
+
+    def _keep(self, time_s: float, since_s: float, value_w: float, changed: bool) -> None:
+        if self._entries == len(self._counts):
+            if self._entries >= MAX_ENTRIES:
+                return
+            self._floats = np.concatenate([self._floats, np.empty_like(self._floats)])
+            self._counts = np.concatenate([self._counts, np.empty_like(self._counts)])
+        self._floats[self._entries] = time_s, since_s, value_w, changed
+        self._counts[self._entries] = self._reads
+        self._entries += 1
+
+    def finish(self, rail: str, chip: str, driver: str, resolution_w: float | None) -> RailTrace:
+        """What was collected so far; collecting may go on."""
+        rows, counts = self._floats[: self._entries].copy(), self._counts[: self._entries].copy()
+        if self._reads and counts[-1] != self._reads and self._entries < MAX_ENTRIES:
+            rows = np.vstack([rows, [self._last_s, self._last_s, self._last_w, False]])
+            counts = np.append(counts, self._reads)
+        return RailTrace(
+            rail,
+            chip,
+            driver,
+            times_s=rows[:, 0],
+            since_s=rows[:, 1],
+            values_w=rows[:, 2],
+            changed=rows[:, 3].astype(bool),
+            counts=counts,
+            bad_s=np.array(self._bad_s),
+            resolution_w=resolution_w,
+            problem=self._problem,
+        )
