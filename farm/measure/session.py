@@ -126,6 +126,8 @@ class BoardSession:
             # Before the rest is read: what another version adds would pass for garbage.
             require_own_protocol(self.key, text)
             return Description.from_json(text)
+        except UnavailableError:
+            raise
         except (PermanentError, protocol.ProtocolError) as error:
             raise UnavailableError(
                 f"the board {self.key} does not speak our protocol: {error}",

@@ -5,9 +5,21 @@ from __future__ import annotations
 import pytest
 
 from device_agent import protocol
-from device_agent.protocol import EnergySpec, Engine, Limits, MeasureSpec, RunSpec, StartConditions
-from farm.errors import UnavailableError
-from farm.measure.session import plan_deadline_s, require_own_protocol
+from device_agent.protocol import (
+    EnergySpec,
+    Engine,
+    Limits,
+    MeasureSpec,
+    OperatingPoint,
+    PinReport,
+    PinStatus,
+    PowerSpec,
+    PowerTrace,
+    RunSpec,
+    StartConditions,
+)
+from farm.errors import PermanentError, UnavailableError
+from farm.measure.session import BoardSession, plan_deadline_s, require_own_protocol
 
 
 def test_the_farm_waits_longer_than_the_board() -> None:
@@ -36,16 +48,40 @@ def test_big_payloads_get_longer() -> None:
     assert plan_deadline_s(spec, 100 << 20) - plan_deadline_s(spec, 0) > 10
 
 
+class Answering(BoardSession):
+    """A session without a board, in which every call gives the same answer."""
+
+    def __init__(self, answer: str) -> None:
+        self.key = "nano/7"
+        self.answer = answer
+
+    def _call(self, function: str, deadline_s: float, *arguments: str | bytes) -> str:
+        return self.answer
+
+
 def test_another_version_is_refused_by_number() -> None:
     """An agent of another version says things that this one does not know: both numbers are named, before the rest."""
     other = protocol.PROTOCOL_VERSION + 1
+    session = Answering(f'{{"protocol_version": {other}, "colour": "blue"}}')
     with pytest.raises(UnavailableError, match=rf"nano/7 speaks protocol {other}, this farm speaks {other - 1}"):
-        require_own_protocol("nano/7", f'{{"protocol_version": {other}, "colour": "blue"}}')
+        session._describe()
 
 
-def test_our_own_version_passes() -> None:
-    """The same version on both sides is what is wanted."""
-    require_own_protocol("nano/7", f'{{"protocol_version": {protocol.PROTOCOL_VERSION}}}')
+def test_a_garbled_description_is_no_board_of_ours() -> None:
+    """The right version with a description that lacks half is refused too."""
+    with pytest.raises(UnavailableError, match="does not speak our protocol: Description lacks"):
+        Answering(f'{{"protocol_version": {protocol.PROTOCOL_VERSION}}}')._describe()
+
+
+def test_reports_and_traces_are_read() -> None:
+    """What a board answers to pin, unpin and power comes back as messages; what is none is an error."""
+    report = PinReport(PinStatus.REFUSED, "1 Hz is not in the table")
+    assert Answering(report.to_json()).pin(OperatingPoint(gpu_freq_hz=1)) == report
+    assert Answering(report.to_json()).unpin() == report
+    trace = PowerTrace(None, board="nano")
+    assert Answering(trace.to_json()).power(PowerSpec(0.5)) == trace
+    with pytest.raises(PermanentError, match="nano/7 answered what our protocol does not know"):
+        Answering("{}").unpin()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "{}"])
