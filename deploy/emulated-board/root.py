@@ -66,7 +66,7 @@ class BuildError(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit code: 0 done, 1 failed, 2 wrong usage."""
+    """Run the command; return its exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     parser = argparse.ArgumentParser(prog="build", description="Make the root of an emulated aarch64 board.")
     parser.add_argument("--root", type=Path, metavar="DIR", help="where (default: a cache folder of the user)")
     parser.add_argument("--install-qemu", action="store_true", help=f"install {QEMU_PACKAGE} if it is missing; as root")
@@ -83,6 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (BuildError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     return 0
 
 
