@@ -26,6 +26,7 @@ _ENOUGH_CHANGES = 60
 # ones come from reads that fell into a refresh and saw half of it.
 _SUPPORT, _MULTIPLES = 0.3, 0.7
 _MIN_INTERVALS = 3
+_CANDIDATES = 41
 # Sensors' clocks are steady to this, relative to the period.
 _JITTER = 0.05
 # Fewer distinct values say little about the smallest difference between values.
@@ -80,8 +81,8 @@ def fill_periods(infos: tuple[SensorInfo, ...], trace: Trace) -> tuple[SensorInf
 def estimate_period(rails: Iterable[RailTrace]) -> float | None:
     """The update period in s of rails that are refreshed together; None where too little changed to tell.
 
-    Values that come out equal twice hide a refresh, so that intervals between changes are multiples of the period: it is
-    the smallest interval that enough others are, or are multiples of.
+    Values that come out equal twice hide a refresh, so that intervals between changes are multiples of the period: it
+    is the smallest interval that enough others are, or are multiples of.
     """
     lengths, doubts, starts = [], [], []
     for rail in rails:
@@ -93,7 +94,7 @@ def estimate_period(rails: Iterable[RailTrace]) -> float | None:
     length, doubt, start = (np.concatenate(parts) if parts else np.empty(0) for parts in (lengths, doubts, starts))
     if length.size < _MIN_INTERVALS:
         return None
-    for candidate in np.unique(length):
+    for candidate in np.unique(np.quantile(length, np.linspace(0, 1, _CANDIDATES), method="higher")):
         for period in (candidate, candidate / 2, candidate / 3):
             if (found := _refine(period, length, doubt, start)) is not None:
                 return found

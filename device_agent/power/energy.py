@@ -1,0 +1,283 @@
+"""Energy from samples, with intervals that cover what the sensor cannot see.
+
+A sensor's value is taken as the mean of, or one sample from, the update period before it was refreshed; which of both
+no driver says. Intervals cover quantisation, that delay, variation between updates and missed updates, not the chip's
+and the shunt's own calibration (about 1 %), nor a sensor that samples in step with a load that repeats.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from device_agent.power.calibrate import estimate_period, smallest_difference
+from device_agent.power.sensors import PowerSensors
+from device_agent.power.statistics import half_width_95
+from device_agent.power.trace import Array, RailTrace, Trace
+from device_agent.protocol import Energy, EnergySpec, PowerWindow, RailPower, SensorInfo
+
+# Drivers cut the product of voltage and current to whole mW.
+_UNIT_W = 1e-3
+# Where nothing tells a sensor's step: the largest of the known boards at 5 V (AGX Orin, 2 mOhm).
+_UNKNOWN_STEP_W = 0.1
+# Fewer updates tell nothing of the variation between them: the interval is then half the value at least.
+MIN_UPDATES = 3
+_FEW = 0.5
+# A window loses the updates at its two edges, which partly belong to what was before and after.
+_EDGE_UPDATES = 2
+# A pause between updates longer than this many periods is one in which updates were missed.
+_LONG = 1.5
+
+
+@dataclasses.dataclass(frozen=True)
+class _Series:
+    """A rail's updates: `values_w[i]` stands for the `period_s` before `ends_s[i]`."""
+
+    ends_s: Array
+    values_w: Array
+    period_s: float
+
+    @property
+    def centres_s(self) -> Array:
+        return self.ends_s - self.period_s / 2
+
+
+def integrate(
+    trace: Trace,
+    start_s: float,
+    end_s: float,
+    sensors: PowerSensors,
+    infos: Sequence[SensorInfo] = (),
+    *,
+    calls: int = 0,
+    min_updates: int = 0,
+) -> PowerWindow | None:
+    """Power and energy between two moments of the board's monotonic clock; None without a sensor.
+
+    A rail that gave no value in the window is left out, and so is the total of such a rail. `enough` looks at the rails
+    of the total where there is one, else at all. The trace should reach `plan_margin` beyond the window on both sides.
+    Raises ValueError for a window that is empty.
+    """
+    if not end_s > start_s:
+        raise ValueError(f"the window from {start_s} to {end_s} s is empty")
+    if not sensors.rails:
+        return None
+    known = {info.rail: info for info in infos or sensors.infos}
+    chips: dict[str, list[RailTrace]] = {}
+    for rail in trace.rails:
+        chips.setdefault(rail.chip, []).append(rail)
+    estimated = {chip: estimate_period(rails) for chip, rails in chips.items()}
+    alive = {chip: any(rail.changed.any() for rail in rails) for chip, rails in chips.items()}
+    powers: dict[str, RailPower] = {}
+    notes: dict[str, str] = {}
+    for rail in trace.rails:
+        info = known.get(rail.rail) or SensorInfo(rail.rail, rail.driver)
+        period_s = info.update_period_s or estimated[rail.chip]
+        power, note = _integrate_rail(rail, start_s, end_s, period_s, info.step_w, alive[rail.chip])
+        if power is not None:
+            powers[rail.rail] = power
+        if note:
+            notes[rail.rail] = note
+    whole = [name for name in sensors.total_rails if name in powers and not notes.get(name, "").startswith(_GONE)]
+    total = _sum([powers[name] for name in whole]) if whole and len(whole) == len(sensors.total_rails) else None
+    judged = sensors.total_rails or sensors.rails
+    wanted = max(min_updates, MIN_UPDATES)
+    for name in judged:
+        updates = powers[name].updates if name in powers else 0
+        if updates < wanted and not notes.get(name):
+            notes[name] = f"{updates} updates where {wanted} are needed"
+    enough = all(name in powers and powers[name].updates >= wanted for name in judged)
+    return PowerWindow(
+        started_s=start_s,
+        window_s=end_s - start_s,
+        rails=tuple(powers.values()),
+        total=total,
+        total_scope=sensors.total_scope if total is not None else "",
+        calls=calls,
+        enough=enough and (total is not None or not sensors.total_rails),
+        note="; ".join(filter(None, [sensors.note, *(f"{name}: {text}" for name, text in notes.items())])),
+    )
+
+
+_GONE = "answered"
+
+
+def _integrate_rail(
+    rail: RailTrace, start_s: float, end_s: float, period_s: float | None, step_w: float | None, alive: bool
+) -> tuple[RailPower | None, str]:
+    """One rail's power in the window, None where it gave no value; and what is wrong with it."""
+    bad = int(((rail.bad_s >= start_s) & (rail.bad_s <= end_s)).sum())
+    reads = rail.count_reads(start_s, end_s)
+    if not reads:
+        return None, rail.problem or "no value in this window"
+    # What was not read is not known: a sensor that has gone away leaves the part before.
+    patience_s = 2 * max(period_s or 0.0, rail.spacing_s)
+    first_s, last_s = float(rail.times_s[0]), float(rail.times_s[-1])
+    low_s = start_s if first_s <= start_s + patience_s else first_s
+    high_s = end_s if last_s >= end_s - patience_s else last_s
+    note = ""
+    if (low_s, high_s) != (start_s, end_s):
+        why = f" ({rail.problem})" if rail.problem else ""
+        note = f"{_GONE} for {high_s - low_s:.2f} of {end_s - start_s:.2f} s only{why}"
+    series = _reconstruct(rail, period_s, alive)
+    inside = (series.ends_s - series.period_s >= low_s) & (series.ends_s <= high_s)
+    updates = int(inside.sum())
+    expected = int((high_s - low_s) / period_s) if period_s and alive else updates
+    resolution_w = _resolution_w(rail, step_w)
+    energy_j, spread_j = _estimate(series, inside, low_s, high_s)
+    length_s = high_s - low_s
+    half_j = (resolution_w / 2 + _UNIT_W) * length_s + spread_j
+    if updates < MIN_UPDATES:
+        half_j = max(half_j, _FEW * abs(energy_j) + resolution_w * length_s)
+    if not alive and not note:
+        note = "its value never changed: constant, or stale"
+    interval_j = (min(max(energy_j - half_j, 0.0), energy_j), energy_j + half_j)
+    power = RailPower(
+        rail=rail.rail,
+        power_w=energy_j / length_s,
+        power_ci_w=(interval_j[0] / length_s, interval_j[1] / length_s),
+        energy_j=energy_j,
+        energy_ci_j=interval_j,
+        reads=reads,
+        updates=max(updates, 1),
+        gaps=max(0, expected - _EDGE_UPDATES - updates),
+        bad_reads=bad,
+    )
+    return power, note
+
+
+def _resolution_w(rail: RailTrace, step_w: float | None) -> float:
+    """How far apart neighbouring values lie: what the hardware says, what was measured, what this trace shows."""
+    found = [step for step in (rail.resolution_w, step_w) if step]
+    if not found:
+        found = [step for step in (smallest_difference(rail.values_w),) if step]
+    return max(found, default=_UNKNOWN_STEP_W)
+
+
+def _reconstruct(rail: RailTrace, period_s: float | None, alive: bool) -> _Series:
+    """The updates behind a trace: those that changed the value, and those in between that did not.
+
+    Of a rail whose chip showed no change at all only its one value counts: it may be stale.
+    """
+    new = rail.changed.copy()
+    new[0] = True
+    times, values = rail.times_s[new], rail.values_w[new]
+    # Reads see an update late, by up to their spacing.
+    seen_late_s = np.where(rail.changed[new], times - rail.since_s[new], period_s or 0.0)
+    ends = times - np.minimum(seen_late_s, period_s or np.inf) / 2
+    if period_s is None or not alive:
+        return _Series(ends, values, period_s or rail.spacing_s)
+    # Where reads are further apart than updates, each read is its own update.
+    spacing_s = max(period_s, rail.spacing_s)
+    last_s = max(float(rail.times_s[-1]), float(ends[-1]))
+    gaps = np.diff(np.append(ends, last_s))
+    times_seen = np.maximum(1, np.round(gaps / spacing_s).astype(int))
+    times_seen[-1] = 1 + int(gaps[-1] / spacing_s)
+    step = gaps / times_seen
+    step[-1] = spacing_s
+    index = np.repeat(np.arange(ends.size), times_seen)
+    nth = np.arange(index.size) - np.repeat(np.cumsum(times_seen) - times_seen, times_seen)
+    all_ends = ends[index] + nth * step[index]
+    keep = np.ones(all_ends.size, dtype=bool)
+    holes = np.flatnonzero(rail.times_s - rail.since_s > _LONG * spacing_s)
+    for hole in holes:  # nobody looked: what the updates were is not known
+        keep &= ~((nth > 0) & (all_ends > rail.since_s[hole]) & (all_ends < rail.times_s[hole] - spacing_s))
+    return _Series(all_ends[keep], values[index][keep], period_s)
+
+
+def _estimate(series: _Series, inside: np.ndarray, low_s: float, high_s: float) -> tuple[float, float]:
+    """The integral in J between two moments, and half its 95 % interval without quantisation.
+
+    Only updates that lie in the window as a whole are used, the first and last of them out to its edges; those that
+    straddle an edge belong partly to what was outside, and bound what the edge may hide.
+    """
+    length_s = high_s - low_s
+    if not inside.any():
+        points = np.unique(np.concatenate([[low_s, high_s], np.clip(series.centres_s, low_s, high_s)]))
+        levels = np.interp(points, series.centres_s, series.values_w)
+        near = (series.ends_s > low_s) & (series.ends_s - series.period_s < high_s)
+        seen = series.values_w[near] if near.any() else levels
+        return float(np.trapezoid(levels, points)), float(np.ptp(seen)) * length_s
+    centres, values = series.centres_s[inside], series.values_w[inside]
+    energy_j = float(
+        np.trapezoid(values, centres) + values[0] * (centres[0] - low_s) + values[-1] * (high_s - centres[-1])
+    )
+    edges_j = (
+        _edge(series, series.ends_s - series.period_s < low_s, low_s, values[0], centres[0] - low_s, -1),
+        _edge(series, series.ends_s > high_s, high_s, values[-1], high_s - centres[-1], 0),
+    )
+    pauses = np.diff(centres)
+    long = pauses > _LONG * series.period_s
+    missed_j = float(((pauses - series.period_s)[long] * np.abs(np.diff(values)[long])).sum()) / 2
+    varied_j = 0.0
+    if values.size > 1:
+        varied_j = half_width_95(values) * (length_s * max(series.period_s, length_s / values.size)) ** 0.5
+    return energy_j, float((varied_j**2 + edges_j[0] ** 2 + edges_j[1] ** 2) ** 0.5) + missed_j
+
+
+def _edge(series: _Series, outside: np.ndarray, edge_s: float, value_w: float, zone_s: float, nearest: int) -> float:
+    """What may be wrong in J about an edge: the stretch up to the first whole update, times how much the update that
+    straddles the edge differs from it (0 where none does).
+    """
+    distance_s = np.abs(series.centres_s - edge_s)
+    straddling = outside & (distance_s <= series.period_s)
+    if not straddling.any():
+        return 0.0
+    differing = np.abs(series.values_w[straddling] - value_w)
+    return float(zone_s * differing[nearest])
+
+
+def _sum(rails: list[RailPower]) -> RailPower:
+    """Rails read together as one. Their errors may have one cause, so their intervals add."""
+    if len(rails) == 1:
+        return rails[0]
+    return RailPower(
+        rail="+".join(rail.rail for rail in rails),
+        power_w=sum(rail.power_w for rail in rails),
+        power_ci_w=(sum(rail.power_ci_w[0] for rail in rails), sum(rail.power_ci_w[1] for rail in rails)),
+        energy_j=sum(rail.energy_j for rail in rails),
+        energy_ci_j=(sum(rail.energy_ci_j[0] for rail in rails), sum(rail.energy_ci_j[1] for rail in rails)),
+        reads=min(rail.reads for rail in rails),
+        updates=min(rail.updates for rail in rails),
+        gaps=max(rail.gaps for rail in rails),
+        bad_reads=sum(rail.bad_reads for rail in rails),
+    )
+
+
+def energy_per_call(busy: PowerWindow, idle: PowerWindow | None, calls: int) -> Energy:
+    """Energy of one of `calls` calls that filled `busy`, as it is and above `idle`, which was taken at the same clocks.
+
+    Errors of both windows add: half a step at two levels is a bound, not a deviation.
+    """
+    if busy.total is None or calls < 1:
+        return Energy(busy, idle)
+    low_j, high_j = busy.total.energy_ci_j
+    energy = Energy(busy, idle, busy.total.energy_j / calls, (low_j / calls, high_j / calls))
+    if idle is None or idle.total is None or idle.total_scope != busy.total_scope:
+        return energy
+    length_s = busy.window_s
+    idle_low_w, idle_high_w = idle.total.power_ci_w
+    return dataclasses.replace(
+        energy,
+        above_idle_j=(busy.total.energy_j - idle.total.power_w * length_s) / calls,
+        above_idle_ci_j=((low_j - idle_high_w * length_s) / calls, (high_j - idle_low_w * length_s) / calls),
+    )
+
+
+def plan_window(infos: Sequence[SensorInfo], spec: EnergySpec, total_rails: Sequence[str] = ()) -> float:
+    """How long in s a kernel must be repeated until the slowest rail (of the total, if named) has given enough updates.
+
+    `spec.limit_s` at most, and where a period is not known.
+    """
+    periods = [info.update_period_s for info in infos if not total_rails or info.rail in total_rails]
+    known = [period for period in periods if period is not None]
+    if not periods or len(known) < len(periods):
+        return spec.limit_s
+    return min(spec.limit_s, (max(spec.min_updates, MIN_UPDATES) + _EDGE_UPDATES) * max(known))
+
+
+def plan_margin(infos: Sequence[SensorInfo]) -> float:
+    """How long in s sampling should go on before and after a window: until the update after its edge has been seen."""
+    return 1.5 * max((info.update_period_s or 0.0 for info in infos), default=0.0)
