@@ -58,7 +58,7 @@ def root() -> str:
     """The emulated board's root, if it is here."""
     checked = subprocess.run([FOLDER / "build", "--check"], capture_output=True, text=True, timeout=60, check=False)
     if checked.returncode != 0:
-        reason = checked.stderr.strip() or "deploy/emulated-board/build --check failed"
+        reason = checked.stderr.strip().removeprefix("error: ") or "deploy/emulated-board/build --check failed"
         if os.environ.get("FARM_REQUIRE_EMULATED_BOARD") == "1":
             pytest.fail(reason)
         pytest.skip(reason)
