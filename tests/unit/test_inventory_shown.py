@@ -12,8 +12,8 @@ from farm.inventory.board_types import load_board_types
 
 @pytest.fixture(autouse=True)
 def width(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As wide as a usual terminal is at least."""
-    monkeypatch.setattr(output, "stdout", output.Console(highlight=False, width=100))
+    """Wide enough that no cell is folded."""
+    monkeypatch.setattr(output, "stdout", output.Console(highlight=False, width=140))
 
 
 def rows(out: str) -> dict[str, str]:
