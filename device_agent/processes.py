@@ -30,6 +30,8 @@ _HANDLED_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
 # A forked process has one thread; under user-mode emulation the emulator's own are there as well.
 _threads_at_birth = 1
+# Python takes a thread off its own list before the kernel does: one that was just joined is seen for a moment more.
+_LOOKS, _LOOK_PAUSE_S = 50, 0.001
 
 
 def _prctl(option: int, value: int) -> None:
@@ -105,7 +107,11 @@ def has_started_threads() -> bool:
 
     Our own (the heartbeat to the clock helper) hold no lock that a forked process could need.
     """
-    return _count_threads() - (threading.active_count() - 1) > _threads_at_birth
+    for _ in range(_LOOKS):
+        if _count_threads() - (threading.active_count() - 1) <= _threads_at_birth:
+            return False
+        time.sleep(_LOOK_PAUSE_S)
+    return True
 
 
 def _count_threads() -> int:
