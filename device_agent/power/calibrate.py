@@ -26,7 +26,11 @@ _ENOUGH_CHANGES = 60
 # ones come from reads that fell into a refresh and saw half of it.
 _SUPPORT, _MULTIPLES = 0.3, 0.7
 _MIN_INTERVALS = 3
+# Every interval is about a multiple of a period that is not longer than the doubt about it.
+_SHARP = 0.2
 _CANDIDATES = 41
+# So many changes make a period exact, if their phases agree by this much (1: all the same).
+_PHASES, _IN_PHASE = 256, 0.7
 # Sensors' clocks are steady to this, relative to the period.
 _JITTER = 0.05
 # Fewer distinct values say little about the smallest difference between values.
@@ -85,6 +89,7 @@ def estimate_period(rails: Iterable[RailTrace]) -> float | None:
     is the smallest interval that enough others are, or are multiples of.
     """
     lengths, doubts, starts = [], [], []
+    rails = list(rails)
     for rail in rails:
         times = rail.change_s
         widths = rail.times_s[rail.changed] - rail.since_s[rail.changed]
@@ -96,20 +101,21 @@ def estimate_period(rails: Iterable[RailTrace]) -> float | None:
         return None
     for candidate in np.unique(np.quantile(length, np.linspace(0, 1, _CANDIDATES), method="higher")):
         for period in (candidate, candidate / 2, candidate / 3):
-            if (found := _refine(period, length, doubt, start)) is not None:
-                return found
+            if (found := _explain(period, length, doubt, start)) is not None:
+                return _sharpen(found, max((rail.change_s for rail in rails), key=len))
     return None
 
 
-def _refine(period: float, length: Array, doubt: Array, start: Array) -> float | None:
-    """`period` made exact by the intervals that agree with it; None if too few do."""
+def _explain(period: float, length: Array, doubt: Array, start: Array) -> float | None:
+    """`period` as the intervals that agree with it have it on average; None if too few do."""
     slack = np.minimum(doubt + _JITTER * period, 0.5 * period)
     alike = np.abs(length - period) <= doubt + _JITTER * period
     times = np.maximum(1.0, np.round(length / period))
     agree = (np.abs(length - times * period) <= slack) & (length > 0.5 * period)
-    few = alike.sum() < _SUPPORT * length.size
-    # A period that no interval shows by itself must explain them all.
-    if few and (alike.any() or not agree.all()):
+    supported = alike.sum() >= _SUPPORT * length.size
+    explains = agree.all() and doubt.max() <= _SHARP * period
+    # Half a period explains whatever the period does.
+    if not (supported or explains) or np.gcd.reduce(times[agree].astype(int)) > 1:
         return None
     if agree.sum() < max(_MIN_INTERVALS, _MULTIPLES * length.size):
         return None
@@ -117,6 +123,17 @@ def _refine(period: float, length: Array, doubt: Array, start: Array) -> float |
     if np.ptp(start[agree]) < 0.5 * period:
         return None
     return float(length[agree].sum() / times[agree].sum())
+
+
+def _sharpen(period: float, change_s: Array) -> float:
+    """`period` made exact: changes that are whole periods apart, over all of the time, have one phase."""
+    change_s = change_s[:_PHASES] - change_s[0]
+    turns = change_s[-1] / period
+    offsets = np.arange(-_JITTER * 2, _JITTER * 2, 1 / (8 * turns))
+    phases = np.exp(2j * np.pi * np.outer(1 / (period * (1 + offsets)), change_s))
+    agreement = np.abs(phases.mean(axis=1))
+    best = int(agreement.argmax())
+    return float(period * (1 + offsets[best])) if agreement[best] > _IN_PHASE else period
 
 
 def _find_step(trace: RailTrace | None, currents_a: set[float]) -> float | None:

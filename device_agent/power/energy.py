@@ -74,7 +74,7 @@ def integrate(
     notes: dict[str, str] = {}
     for rail in trace.rails:
         info = known.get(rail.rail) or SensorInfo(rail.rail, rail.driver)
-        period_s = info.update_period_s or estimated[rail.chip]
+        period_s = info.update_period_s or estimated[rail.chip] or rail.longest_period_s
         power, note = _integrate_rail(rail, start_s, end_s, period_s, info.step_w, alive[rail.chip])
         if power is not None:
             powers[rail.rail] = power
@@ -105,7 +105,7 @@ _GONE = "answered"
 
 
 def _integrate_rail(
-    rail: RailTrace, start_s: float, end_s: float, period_s: float | None, step_w: float | None, alive: bool
+    rail: RailTrace, start_s: float, end_s: float, period_s: float, step_w: float | None, alive: bool
 ) -> tuple[RailPower | None, str]:
     """One rail's power in the window, None where it gave no value; and what is wrong with it."""
     bad = int(((rail.bad_s >= start_s) & (rail.bad_s <= end_s)).sum())
@@ -113,7 +113,7 @@ def _integrate_rail(
     if not reads:
         return None, rail.problem or "no value in this window"
     # What was not read is not known: a sensor that has gone away leaves the part before.
-    patience_s = 2 * max(period_s or 0.0, rail.spacing_s)
+    patience_s = 2 * max(period_s, rail.spacing_s)
     first_s, last_s = float(rail.times_s[0]), float(rail.times_s[-1])
     low_s = start_s if first_s <= start_s + patience_s else first_s
     high_s = end_s if last_s >= end_s - patience_s else last_s
@@ -124,7 +124,7 @@ def _integrate_rail(
     series = _reconstruct(rail, period_s, alive)
     inside = (series.ends_s - series.period_s >= low_s) & (series.ends_s <= high_s)
     updates = int(inside.sum())
-    expected = int((high_s - low_s) / period_s) if period_s and alive else updates
+    expected = int((high_s - low_s) / period_s) if alive else updates
     resolution_w = _resolution_w(rail, step_w)
     energy_j, spread_j = _estimate(series, inside, low_s, high_s)
     length_s = high_s - low_s
@@ -156,7 +156,7 @@ def _resolution_w(rail: RailTrace, step_w: float | None) -> float:
     return max(found, default=_UNKNOWN_STEP_W)
 
 
-def _reconstruct(rail: RailTrace, period_s: float | None, alive: bool) -> _Series:
+def _reconstruct(rail: RailTrace, period_s: float, alive: bool) -> _Series:
     """The updates behind a trace: those that changed the value, and those in between that did not.
 
     Of a rail whose chip showed no change at all only its one value counts: it may be stale.
@@ -165,10 +165,10 @@ def _reconstruct(rail: RailTrace, period_s: float | None, alive: bool) -> _Serie
     new[0] = True
     times, values = rail.times_s[new], rail.values_w[new]
     # Reads see an update late, by up to their spacing.
-    seen_late_s = np.where(rail.changed[new], times - rail.since_s[new], period_s or 0.0)
-    ends = times - np.minimum(seen_late_s, period_s or np.inf) / 2
-    if period_s is None or not alive:
-        return _Series(ends, values, period_s or rail.spacing_s)
+    seen_late_s = np.where(rail.changed[new], times - rail.since_s[new], period_s)
+    ends = times - np.minimum(seen_late_s, period_s) / 2
+    if not alive:
+        return _Series(ends, values, period_s)
     # Where reads are further apart than updates, each read is its own update.
     spacing_s = max(period_s, rail.spacing_s)
     last_s = max(float(rail.times_s[-1]), float(ends[-1]))

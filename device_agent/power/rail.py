@@ -50,6 +50,10 @@ class Rail(Protocol):
         """How far apart in W neighbouring values lie, near the values last seen; None: not known."""
         ...
 
+    def longest_period_s(self) -> float:
+        """How long the sensor takes to refresh its value at most, in s: what to assume until it has been seen."""
+        ...
+
 
 def open_reader(tree: Tree, path: str) -> Reader:
     """A function that reads one kernel file again and again. It raises OSError."""

@@ -77,3 +77,6 @@ class RaplRail:
 
     def resolution_w(self) -> float | None:
         return _COUNT_J / _INTERVAL_S
+
+    def longest_period_s(self) -> float:
+        return _INTERVAL_S

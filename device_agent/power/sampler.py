@@ -68,12 +68,7 @@ class Collector:
 
     def trace(self) -> Trace:
         """What was read so far."""
-        return Trace(
-            tuple(
-                recorder.finish(rail.name, rail.chip, rail.driver, rail.resolution_w())
-                for rail, recorder in self._rails
-            )
-        )
+        return Trace(tuple(recorder.finish(rail) for rail, recorder in self._rails))
 
 
 class Sampler:

@@ -11,6 +11,8 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from device_agent.power.rail import Rail
+
 Array = NDArray[np.float64]
 # Entries of one rail at first, and at most: 40 MB each at most, an hour of a sensor with 200 updates a second.
 _FIRST_ENTRIES, MAX_ENTRIES = 1024, 1_000_000
@@ -34,7 +36,8 @@ class RailTrace:
     changed: NDArray[np.bool_]
     counts: NDArray[np.int64]
     bad_s: Array  # when reads failed
-    resolution_w: float | None = None
+    resolution_w: float | None
+    longest_period_s: float
     problem: str = ""  # what the last failed read said
 
     @property
@@ -126,22 +129,23 @@ class Recorder:
         self._counts[self._entries] = self._reads
         self._entries += 1
 
-    def finish(self, rail: str, chip: str, driver: str, resolution_w: float | None) -> RailTrace:
-        """What was collected so far; collecting may go on."""
+    def finish(self, rail: Rail) -> RailTrace:
+        """What was collected of `rail` so far; collecting may go on."""
         rows, counts = self._floats[: self._entries].copy(), self._counts[: self._entries].copy()
         if self._reads and counts[-1] != self._reads and self._entries < MAX_ENTRIES:
             rows = np.vstack([rows, [self._last_s, self._last_s, self._last_w, False]])
             counts = np.append(counts, self._reads)
         return RailTrace(
-            rail,
-            chip,
-            driver,
+            rail.name,
+            rail.chip,
+            rail.driver,
             times_s=rows[:, 0],
             since_s=rows[:, 1],
             values_w=rows[:, 2],
             changed=rows[:, 3].astype(bool),
             counts=counts,
             bad_s=np.array(self._bad_s),
-            resolution_w=resolution_w,
+            resolution_w=rail.resolution_w(),
+            longest_period_s=rail.longest_period_s(),
             problem=self._problem,
         )
