@@ -21,7 +21,8 @@ from device_agent.plan import HostPace, Pace
 from device_agent.platforms.detect import detect
 from device_agent.platforms.platform import Platform
 from device_agent.power import energy, sampler
-from device_agent.power.sensors import find_sensors, measure_sensors
+from device_agent.power.calibrate import measure_sensors
+from device_agent.power.sensors import find_sensors
 from device_agent.protocol import OperatingPoint, Outcome, PinReport, PinStatus, PowerSpec, PowerTrace
 from device_agent.sysfs import Tree
 
@@ -161,12 +162,14 @@ class Board:
         return {cpu: hz for name, hz in self.point.cpu_freq_hz.items() for cpu in clusters.get(name, ())}
 
     def watch_power(self, spec: PowerSpec) -> PowerTrace:
-        """Look at the power sensors for a while; blocks for `spec.seconds`."""
+        """Look at the power sensors; blocks for `spec.seconds`, and a little longer where sensors answer late."""
         before = self.evidence.read()
         window, samples = None, {}
         if self.power.rails:
-            start_s = time.monotonic()
-            trace = sampler.collect(self.power, spec.seconds, spec.rate_hz)
+            # Sensors answer late: what belongs to the window's edges is seen a little before and after.
+            margin_s = energy.plan_margin(self.sensor_infos)
+            start_s = time.monotonic() + margin_s
+            trace = sampler.collect(self.power, spec.seconds + 2 * margin_s, spec.rate_hz)
             window = energy.integrate(trace, start_s, start_s + spec.seconds, self.power, self.sensor_infos)
             samples = trace.updates(start_s)
         return PowerTrace(window, samples, before, self.evidence.read(), self.name, self.tree.simulated)

@@ -48,7 +48,7 @@ class Measurement:
         if not self._board.tree.simulated:
             self.plan.cpus = cpus
         if self._spec.energy is not None:
-            self.plan.busy_s = self._observer.plan_window(self._spec.energy)
+            self.plan.busy_s, self.plan.margin_s = self._observer.plan_window(self._spec.energy)
             self.plan.idle_s = self._spec.energy.idle_s
 
     def finish(self, outcome: Outcome) -> Outcome:

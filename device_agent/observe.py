@@ -27,9 +27,11 @@ class Observer:
         self._rate_hz = rate_hz
         self._trace: Trace | None = None
 
-    def plan_window(self, spec: EnergySpec) -> float:
-        """How long a kernel must be repeated, in s; 0 where there is no sensor."""
-        return energy.plan_window(self._infos, spec) if self._sensors.rails else 0.0
+    def plan_window(self, spec: EnergySpec) -> tuple[float, float]:
+        """How long a kernel must be repeated, and watched before and after, in s; 0 where there is no sensor."""
+        if not self._sensors.rails:
+            return 0.0, 0.0
+        return energy.plan_window(self._infos, spec, self._sensors.total_rails), energy.plan_margin(self._infos)
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:

@@ -63,19 +63,22 @@ class Plan:
     pace: Pace = dataclasses.field(default_factory=HostPace)
     idle_s: float = 0.0
     busy_s: float = 0.0
+    margin_s: float = 0.0  # sensors answer late: what is watched before and after the windows
     cpus: tuple[int, ...] = ()  # cores the worker's threads are placed on; empty: not placed
 
     @property
     def extra_s(self) -> float:
         """What the energy measurement adds to a worker's time."""
-        return self.idle_s + self.busy_s * 1.2 + 1.0 if self.busy_s else 0.0
+        return self.idle_s + self.busy_s * 1.2 + 5 * self.margin_s + 1.0 if self.busy_s else 0.0
 
     def rest(self) -> None:
         """Take the idle baseline: do nothing, at the clocks in force."""
         if self.busy_s and self.idle_s:
+            time.sleep(self.margin_s)
             self.marks.set("idle_start_s")
             time.sleep(self.idle_s)
             self.marks.set("idle_end_s")
+            time.sleep(self.margin_s)
 
     def fill_window(self, run: Callable[[int], float], call_s: float, calls_beside: int = 0) -> None:
         """Repeat a kernel for `busy_s`. `run(n)` makes n calls, and `calls_beside` more, and returns seconds per call.
@@ -85,14 +88,21 @@ class Plan:
         if not self.busy_s:
             return
         number = max(1, round(_PIECE_S / max(call_s, 1e-9)))
-        calls = 0
-        start = time.monotonic()
-        self.marks.set("busy_start_s", start)
-        while time.monotonic() - start < self.busy_s:
-            self.paced(lambda: run(number), number, calls_beside)
-            calls += number + calls_beside
-        self.marks.set("busy_calls", calls)
+
+        def repeat(seconds: float) -> int:
+            calls, start = 0, time.monotonic()
+            while time.monotonic() - start < seconds:
+                self.paced(lambda: run(number), number, calls_beside)
+                calls += number + calls_beside
+            return calls
+
+        # The kernel already runs when the window begins and still runs when it ends, so that late values are of it.
+        repeat(self.margin_s)
+        self.marks.set("busy_start_s")
+        calls = repeat(self.busy_s)
         self.marks.set("busy_end_s")
+        self.marks.set("busy_calls", calls)
+        repeat(self.margin_s)
 
     def paced(self, run: Callable[[], float], calls: int, calls_beside: int = 0) -> float:
         """Run on the board's time; `run` returns the host's seconds per call, this the board's."""
