@@ -5,6 +5,7 @@ Retrying and choosing boards is the engine's business; a broken session is close
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -48,10 +49,23 @@ Arrays = dict[str, npt.NDArray[Any]]
 Answer = TypeVar("Answer", bound=protocol.Message)
 
 
+@dataclasses.dataclass(frozen=True)
+class Direct:
+    """Where one agent listens, in place of a tracker: for a board that nobody else asks for."""
+
+    host: str
+    port: int
+
+    def request(self, key: str, timeout_s: float) -> tuple[str, int, str]:
+        """What a tracker would answer: host, port and the key to connect with."""
+        del timeout_s  # the agent is there or not; connecting has a deadline of its own
+        return self.host, self.port, key
+
+
 class BoardSession:
     """The exclusive use of one board until `close`. Not thread-safe; useless after any error but PermanentError."""
 
-    def __init__(self, tracker: Tracker, key: str, request_timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+    def __init__(self, tracker: Tracker | Direct, key: str, request_timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         """Wait for the board and connect. Raises DeadlineError, BoardLostError, UnavailableError."""
         self.key = key
         host, port, match_key = tracker.request(key, request_timeout_s)
