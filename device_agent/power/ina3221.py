@@ -87,7 +87,9 @@ def _find_hwmon(tree: Tree, folder: str, device: str, chip: PowerChip | None) ->
         label = read_text(tree, f"{folder}/in{channel}_label") or ""
         name, note = _name(label, device, chip, channel - 1)
         if name and "sum of shunt" not in name:
-            rails.append(_HwmonRail(tree, folder, channel, name, device, note, chip.shunt_ohm if chip else None))
+            shunt_uohm = read_int(tree, f"{folder}/shunt{channel}_resistor")
+            shunt_ohm = shunt_uohm / 1e6 if shunt_uohm else chip.shunt_ohm if chip else None
+            rails.append(_HwmonRail(tree, folder, channel, name, device, note, shunt_ohm))
     return rails
 
 

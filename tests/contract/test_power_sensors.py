@@ -1,0 +1,461 @@
+"""Every power driver, over files as its kernel shows them: the same facts about rails, totals and faults."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from device_agent.board_types import BoardType, load_board_types
+from device_agent.clocks.access import AccessStatus
+from device_agent.errors import HelperUnavailableError, SensorError
+from device_agent.power import calibrate, energy, ina3221, sampler
+from device_agent.power.sensors import PowerSensors, find_sensors
+from device_agent.protocol import PowerWindow
+from device_agent.sysfs import FileTree
+
+_DEVICES = "sys/bus/i2c/devices"
+_TYPES = load_board_types()
+_PERIOD_S = 0.1
+
+
+class Clock:
+    """Time that passes only when somebody waits; `passing` is told."""
+
+    def __init__(self) -> None:
+        self.now_s = 500.0
+        self.passing: Callable[[float], None] = lambda now_s: None
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.passing(self.now_s)
+
+
+class RootOnly(FileTree):
+    """A tree whose `rail_name_*` only root may read, as the R32 driver has it."""
+
+    def read(self, path: str) -> str:
+        if "rail_name" in path:
+            raise PermissionError(13, "Permission denied", path)
+        return super().read(path)
+
+
+@dataclasses.dataclass
+class Case:
+    """A board's files in a folder. `set_power` writes a rail's value; `paths` are the files of one value of it."""
+
+    root: Path
+    board_type: BoardType
+    driver: str
+    rails: tuple[str, ...]
+    total: tuple[str, ...]
+    scope: str
+    clock: Clock
+    paths: Callable[[str], list[Path]]
+    set_power: Callable[[str, float], None]
+
+    def find(self) -> PowerSensors:
+        return find_sensors(FileTree(self.root), self.board_type, clock=self.clock)
+
+    def watch(self, sensors: PowerSensors, seconds: float = 2.0, wave_w: float = 0.4) -> PowerWindow | None:
+        """Sample while every rail changes every 0.1 s, by `wave_w` up and down."""
+        start_s, refresh = self.clock(), -1
+        before = self.clock.passing
+
+        def passing(now_s: float) -> None:
+            nonlocal refresh
+            before(now_s)
+            if wave_w and int(now_s / _PERIOD_S) != refresh:
+                refresh = int(now_s / _PERIOD_S)
+                for rail in self.rails:
+                    self.set_power(rail, 3.0 + wave_w * (refresh % 2))
+
+        self.clock.passing = passing
+        trace = sampler.collect(sensors, seconds, 100.0, self.clock, self.clock.sleep)
+        self.clock.passing = before
+        return energy.integrate(trace, start_s, start_s + seconds, sensors)
+
+
+def write(path: Path, text: str) -> None:
+    """One kernel file; a device that went away stays away."""
+    if path.parent.is_dir():
+        path.write_text(f"{text}\n")
+
+
+def make_iio(root: Path, clock: Clock, device: str = "6-0040") -> Case:
+    """A Nano on R32; the third name is one that nothing is connected to on other boards."""
+    folder = root / _DEVICES / device / "iio:device0"
+    folder.mkdir(parents=True)
+    write(folder.parent / "name", "ina3221x")
+    rails = ("POM_5V_IN", "POM_5V_GPU", "POM_5V_CPU")
+
+    def paths(rail: str) -> list[Path]:
+        return [folder / f"in_power{rails.index(rail)}_input"]
+
+    def set_power(rail: str, power_w: float) -> None:
+        if paths(rail)[0].exists():
+            write(paths(rail)[0], str(round(power_w * 1000)))
+
+    for index, rail in enumerate(rails):
+        write(folder / f"rail_name_{index}", rail)
+        write(folder / f"in_voltage{index}_input", "5096")
+        write(folder / f"in_current{index}_input", "600")
+        write(folder / f"warn_current_limit_{index}", "32760 ma")
+        write(paths(rail)[0], "3000")
+    return Case(root, _TYPES["jetson-nano"], "ina3221-iio", rails, ("POM_5V_IN",), "board", clock, paths, set_power)
+
+
+def make_hwmon(root: Path, clock: Clock, device: str = "1-0040") -> Case:
+    """An Orin NX on R35, whose chip also has the sum of the shunts, and a channel that is not connected."""
+    folder = root / _DEVICES / device / "hwmon" / "hwmon4"
+    folder.mkdir(parents=True)
+    write(folder.parents[1] / "name", "ina3221")
+    rails = ("VDD_IN", "VDD_CPU_GPU_CV")
+
+    def paths(rail: str) -> list[Path]:
+        return [folder / f"curr{rails.index(rail) + 1}_input", folder / f"in{rails.index(rail) + 1}_input"]
+
+    def set_power(rail: str, power_w: float) -> None:
+        if all(path.exists() for path in paths(rail)):
+            write(paths(rail)[0], str(round(power_w / 5 * 1000)))
+
+    for index, label in enumerate([*rails, "NC"], 1):
+        write(folder / f"in{index}_label", label)
+        write(folder / f"in{index}_input", "5000")
+        write(folder / f"curr{index}_input", "600")
+    write(folder / "in7_label", "sum of shunt voltages")
+    write(folder / "in7_input", "123")
+    write(folder / "update_interval", "100")
+    return Case(
+        root, _TYPES["jetson-orin-nx-16gb"], "ina3221-hwmon", rails, ("VDD_IN",), "module", clock, paths, set_power
+    )
+
+
+def make_rapl(root: Path, clock: Clock) -> Case:
+    """A PC with one processor; its counter is near its end."""
+    folder = root / "sys/class/powercap"
+    domains = {"package-0": folder / "intel-rapl:0", "core": folder / "intel-rapl:0:0", "psys": folder / "intel-rapl:1"}
+    power: dict[str, float] = {}
+    counts = dict.fromkeys(domains, 260_000_000_000.0)
+    counted_s = clock()
+    for name, domain in domains.items():
+        domain.mkdir(parents=True)
+        write(domain / "name", name)
+        write(domain / "max_energy_range_uj", "262143328850")
+        write(domain / "energy_uj", "260000000000")
+        power[name] = 3.0
+
+    def passing(now_s: float) -> None:
+        nonlocal counted_s
+        for name, domain in domains.items():
+            counts[name] = (counts[name] + power[name] * (now_s - counted_s) * 1e6) % 262_143_328_850
+            if (domain / "energy_uj").exists() and (domain / "energy_uj").read_text().strip().isdecimal():
+                write(domain / "energy_uj", str(int(counts[name])))
+        counted_s = now_s
+
+    clock.passing = passing
+    return Case(
+        root,
+        _TYPES["local"],
+        "rapl",
+        tuple(domains),
+        ("package-0",),
+        "processor",
+        clock,
+        lambda rail: [domains[rail] / "energy_uj"],
+        power.__setitem__,
+    )
+
+
+@pytest.fixture(params=[make_iio, make_hwmon, make_rapl], ids=["ina3221-iio", "ina3221-hwmon", "rapl"])
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
+    """One driver's board."""
+    made: Case = request.param(tmp_path, Clock())
+    return made
+
+
+def test_rails_are_found_by_name(case: Case) -> None:
+    """Connected rails, named as the board names them, nothing doubtful; the driver is said."""
+    sensors = case.find()
+    assert set(sensors.rails) == set(case.rails)
+    assert {info.driver for info in sensors.infos} == {case.driver}
+    assert {info.note for info in sensors.infos} == {""}
+
+
+def test_the_total_is_the_board_types(case: Case) -> None:
+    """Which rails sum to what; never rails that are part of another."""
+    sensors = case.find()
+    assert sensors.total_rails == case.total
+    assert sensors.total_scope == case.scope
+
+
+def test_values_are_watts(case: Case) -> None:
+    """Whatever the files hold: 3 W on average come out as 3 W, and 2 s of them as 6 J."""
+    window = case.watch(case.find())
+    assert window is not None
+    assert window.total is not None
+    assert window.total.power_w == pytest.approx(3.2, rel=0.03)
+    assert window.total.energy_j == pytest.approx(6.4, rel=0.03)
+    assert window.total.energy_ci_j[0] <= 6.4 <= window.total.energy_ci_j[1]
+    assert window.enough
+    assert window.note == ""
+
+
+def test_sensors_are_measured(case: Case) -> None:
+    """The update period as it is; what the kernel's tables say does not matter."""
+    before = case.clock.passing
+
+    def passing(now_s: float) -> None:
+        before(now_s)
+        for rail in case.rails:
+            case.set_power(rail, 3.0 + 0.2 * (int(now_s / _PERIOD_S) * 7 % 5))
+
+    case.clock.passing = passing
+    sensors = case.find()
+    infos = calibrate.measure_sensors(sensors, 2.0, case.clock, case.clock.sleep)
+    assert infos == sensors.infos
+    # A counter is read out as power over the 10 ms before.
+    period_s = pytest.approx(0.011, abs=0.002) if case.driver == "rapl" else pytest.approx(_PERIOD_S, rel=0.03)
+    assert [info.update_period_s for info in infos] == [period_s] * len(infos)
+    if case.driver != "rapl":
+        assert [info.step_w for info in infos] == [pytest.approx(0.2, abs=0.01)] * len(infos)
+
+
+def test_a_sensor_that_does_not_change_has_no_period(case: Case) -> None:
+    """Null instead of a guess."""
+    if case.driver == "rapl":
+        for rail in case.rails:
+            case.set_power(rail, 0.0)
+    infos = calibrate.measure_sensors(case.find(), 0.5, case.clock, case.clock.sleep)
+    assert [(info.update_period_s, info.step_w) for info in infos] == [(None, None)] * len(infos)
+
+
+@pytest.mark.parametrize("text", ["", "garbage", "0x12", "nan", "1e99", "99999999999", "-5000", "12 34"])
+def test_values_that_cannot_be_are_bad_reads(case: Case, text: str) -> None:
+    """Counted, never used, and never zero."""
+    sensors = case.find()
+    rail = case.total[0]
+    if case.driver == "rapl":  # a power needs two counts
+        sensors.read(rail)
+        case.clock.sleep(0.05)
+        sensors.read(rail)
+        case.clock.sleep(0.05)
+        if text == "99999999999":
+            text = "261000000000"
+        if text == "-5000":
+            case.paths(rail)[0].parent.joinpath("max_energy_range_uj").write_text("0")
+            sensors = case.find()
+            sensors.read(rail)
+            case.clock.sleep(0.05)
+    case.paths(rail)[0].write_text(text)
+    with pytest.raises(SensorError, match=rail):
+        sensors.read(rail)
+    window = case.watch(sensors, wave_w=0.0)
+    if case.driver == "rapl" and text in ("261000000000", "-5000"):
+        return  # from there on it counts again
+    assert window is not None
+    assert window.total is None
+    assert window.total_scope == ""
+    assert not window.enough
+    assert rail not in {power.rail for power in window.rails}
+    assert rail in window.note
+
+
+def test_an_error_now_and_then_is_passed_over(case: Case) -> None:
+    """A read that fails is counted and the rest is used."""
+
+    class Flaky(FileTree):
+        def read(self, path: str) -> str:
+            if watching and path.rpartition("/")[2].startswith(("in", "curr", "energy")) and case.clock() % 0.05 < 0.01:
+                raise OSError(5, "Input/output error", path)
+            return super().read(path)
+
+    watching = False
+    sensors = find_sensors(Flaky(case.root), case.board_type, clock=case.clock)
+    watching = True
+    window = case.watch(sensors)
+    assert window is not None
+    assert window.total is not None
+    assert window.total.bad_reads > 10
+    assert window.total.reads > 100
+    assert window.total.power_w == pytest.approx(3.2, rel=0.05)
+
+
+def test_a_sensor_that_vanishes_leaves_what_was_read(case: Case) -> None:
+    """The rail's part of the window is reported with a note; no total is made up from it."""
+    sensors = case.find()
+    gone_s = case.clock() + 1.0
+    before = case.clock.passing
+
+    def passing(now_s: float) -> None:
+        before(now_s)
+        if now_s > gone_s:
+            for path in case.paths(case.total[0]):
+                path.unlink(missing_ok=True)
+
+    case.clock.passing = passing
+    window = case.watch(sensors)
+    assert window is not None
+    rail = next(power for power in window.rails if power.rail == case.total[0])
+    assert rail.power_w == pytest.approx(3.2, rel=0.05)
+    assert rail.energy_j == pytest.approx(3.2, rel=0.05)
+    assert rail.bad_reads > 50
+    assert window.total is None
+    assert not window.enough
+    assert re.search(rf"{case.total[0]}: answered for (0.99|1.0\d) of 2.00 s only", window.note)
+    assert "No such file" in window.note
+
+
+def test_a_stale_sensor_is_told(case: Case) -> None:
+    """A value that never changes is not taken for a measurement."""
+    if case.driver == "rapl":
+        case.clock.passing = lambda now_s: None
+    sensors = case.find()
+    window = case.watch(sensors, wave_w=0.0)
+    assert window is not None
+    assert not window.enough
+    expected = "no value in this window" if case.driver == "rapl" else "never changed: constant, or stale"
+    assert expected in window.note
+    if case.driver != "rapl":
+        assert window.total is not None
+        assert window.total.updates == 1
+        assert window.total.energy_ci_j[1] > 1.4 * window.total.energy_j
+
+
+def test_without_a_total_rail_there_is_no_total(case: Case) -> None:
+    """Rails are still read; the total is null, never the sum of what happens to be there."""
+    for path in case.paths(case.total[0]):
+        path.unlink()
+    sensors = case.find()
+    assert set(sensors.rails) == set(case.rails) - set(case.total)
+    assert sensors.total_rails == ()
+    assert sensors.total_scope == ""
+    window = case.watch(sensors)
+    assert window is not None
+    assert window.total is None
+    assert "no total" in window.note
+
+
+@pytest.mark.parametrize("name", sorted(_TYPES))
+def test_no_sensor_is_null(tmp_path: Path, name: str) -> None:
+    """A board without a sensor has no rails, no total and no window."""
+    clock = Clock()
+    (tmp_path / "sys").mkdir()
+    sensors = find_sensors(FileTree(tmp_path), _TYPES[name], clock=clock)
+    assert (sensors.rails, sensors.infos, sensors.total_rails, sensors.total_scope) == ((), (), (), "")
+    assert calibrate.measure_sensors(sensors, 2.0, clock, clock.sleep) == ()
+    trace = sampler.collect(sensors, 1.0, 100.0, clock, clock.sleep)
+    assert energy.integrate(trace, 500.0, 501.0, sensors) is None
+    assert trace.updates(500.0) == {}
+
+
+def test_an_unreadable_counter_is_no_sensor(tmp_path: Path) -> None:
+    """RAPL that only root may read is not there."""
+
+    class Locked(FileTree):
+        def read(self, path: str) -> str:
+            if path.endswith("energy_uj"):
+                raise PermissionError(13, "Permission denied", path)
+            return super().read(path)
+
+    make_rapl(tmp_path, Clock())
+    assert find_sensors(Locked(tmp_path), _TYPES["local"]).rails == ()
+
+
+class Helper:
+    """A clock helper that reads what only root may, or does not answer."""
+
+    def __init__(self, tree: FileTree, answers: bool = True) -> None:
+        self._tree, self._answers = tree, answers
+
+    def read(self, path: str) -> str:
+        if not self._answers:
+            raise HelperUnavailableError("no clock helper at this socket")
+        return self._tree.read(path)
+
+    def status(self) -> AccessStatus:
+        return AccessStatus()
+
+    def begin(self, holder: str) -> None: ...
+
+    def write(self, path: str, text: str) -> None: ...
+
+    def set_power_mode(self, mode_id: int) -> str:
+        return ""
+
+    def restore(self) -> tuple[str, ...]:
+        return ()
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("device", ["6-0040", "7-0040"])
+@pytest.mark.parametrize("helper", ["none", "silent"])
+def test_unreadable_names_come_from_the_place_and_say_so(tmp_path: Path, device: str, helper: str) -> None:
+    """Channel order by the chip's address, whatever the bus's number."""
+    case = make_iio(tmp_path, Clock(), device)
+    access = Helper(FileTree(tmp_path), answers=False) if helper == "silent" else None
+    sensors = find_sensors(RootOnly(tmp_path), case.board_type, access)
+    assert sensors.rails == case.rails
+    assert sensors.total_rails == case.total
+    assert all("named by its place" in info.note for info in sensors.infos)
+
+
+def test_names_are_read_by_the_helper(tmp_path: Path) -> None:
+    """Where there is somebody who may, nothing is guessed."""
+    case = make_iio(tmp_path, Clock())
+    (tmp_path / _DEVICES / "6-0040/iio:device0/rail_name_1").write_text("POM_OTHER\n")
+    sensors = find_sensors(RootOnly(tmp_path), case.board_type, Helper(FileTree(tmp_path)))
+    assert sensors.rails == ("POM_5V_IN", "POM_OTHER", "POM_5V_CPU")
+    assert {info.note for info in sensors.infos} == {""}
+
+
+def test_an_unknown_board_with_unreadable_names_has_no_total(tmp_path: Path) -> None:
+    """Its rails are called by chip and channel."""
+    make_iio(tmp_path, Clock())
+    sensors = find_sensors(RootOnly(tmp_path), None)
+    assert sensors.rails == ("ina3221-6-0040-0", "ina3221-6-0040-1", "ina3221-6-0040-2")
+    assert sensors.total_rails == ()
+
+
+def test_a_carriers_sensor_makes_the_total_the_boards(tmp_path: Path) -> None:
+    """A TX2 alone has the module's total; with the developer kit's sensor at 0x42, on whatever bus, the board's."""
+
+    def add(device: str, index: int, rails: tuple[str, ...]) -> None:
+        folder = tmp_path / _DEVICES / device / f"iio:device{index}"
+        folder.mkdir(parents=True)
+        write(folder.parent / "name", "ina3221x")
+        for channel, rail in enumerate(rails):
+            write(folder / f"rail_name_{channel}", rail)
+            write(folder / f"in_power{channel}_input", "1000")
+
+    add("0-0040", 0, ("VDD_SYS_GPU", "VDD_SYS_SOC", "VDD_4V0_WIFI"))
+    add("0-0041", 1, ("VDD_IN", "VDD_SYS_CPU", "VDD_SYS_DDR"))
+    module = find_sensors(FileTree(tmp_path), _TYPES["jetson-tx2"])
+    assert (module.total_rails, module.total_scope) == (("VDD_IN",), "module")
+    add("2-0042", 2, ("VDD_MUX", "VDD_5V0_IO_SYS", "VDD_3V3_SYS"))
+    for tree in (FileTree(tmp_path), RootOnly(tmp_path)):
+        board = find_sensors(tree, _TYPES["jetson-tx2"])
+        assert (board.total_rails, board.total_scope) == (("VDD_IN", "VDD_MUX"), "board")
+        assert len(board.rails) == 9
+
+
+def test_equal_names_are_told_apart(tmp_path: Path) -> None:
+    """Two chips with a rail of the same name keep both."""
+    make_iio(tmp_path, Clock())
+    make_iio(tmp_path, Clock(), "7-0041")
+    assert "POM_5V_IN.7-0041" in find_sensors(FileTree(tmp_path), None).rails
+
+
+def test_a_chip_without_driver_has_no_rails(tmp_path: Path) -> None:
+    """A device that nothing is bound to is passed over, and so are other devices."""
+    for device, name in (("6-0040", "ina3221x"), ("6-0041", "lm75")):
+        (tmp_path / _DEVICES / device).mkdir(parents=True)
+        write(tmp_path / _DEVICES / device / "name", name)
+    assert ina3221.find_rails(FileTree(tmp_path), _TYPES["jetson-nano"]) == []
