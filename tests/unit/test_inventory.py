@@ -20,6 +20,12 @@ clusters:
 """
 
 
+@pytest.fixture(autouse=True)
+def only_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs the tests may have types of their own."""
+    monkeypatch.delenv(board_types.EXTRA_FOLDER_VARIABLE, raising=False)
+
+
 def write(folder: pathlib.Path, text: str, name: str = "my-board") -> pathlib.Path:
     """Put a board type file into a folder."""
     path = folder / f"{name}.yaml"

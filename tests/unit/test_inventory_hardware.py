@@ -11,7 +11,7 @@ import pytest
 
 from device_agent import board_types as agent_side
 from farm.errors import UsageError
-from farm.inventory import board_types
+from farm.inventory import board_types, paths
 
 GOOD = """\
 name: my-board
@@ -45,7 +45,13 @@ default_power_mode: 3
 fan: {pwm: /sys/devices/pwm-fan/target_pwm}
 simulation: {anything: {goes: [1, 2]}}
 """
-SHIPPED = sorted(board_types.load_board_types(), key=str)
+SHIPPED = sorted(path.stem for path in (paths.require_inventory_folder() / "board_types").glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def only_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs the tests may have types of their own."""
+    monkeypatch.delenv(board_types.EXTRA_FOLDER_VARIABLE, raising=False)
 
 
 def write(folder: pathlib.Path, text: str = GOOD, name: str = "my-board") -> pathlib.Path:

@@ -7,12 +7,16 @@ import json
 import pytest
 
 from farm.cli import board, output
-from farm.inventory.board_types import load_board_types
+from farm.inventory import paths
+from farm.inventory.board_types import EXTRA_FOLDER_VARIABLE, load_board_types
+
+SHIPPED = sorted(path.stem for path in (paths.require_inventory_folder() / "board_types").glob("*.yaml"))
 
 
 @pytest.fixture(autouse=True)
-def width(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wide enough that no cell is folded."""
+def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what is shipped, and wide enough that no cell is folded."""
+    monkeypatch.delenv(EXTRA_FOLDER_VARIABLE, raising=False)
     monkeypatch.setattr(output, "stdout", output.Console(highlight=False, width=140))
 
 
@@ -65,7 +69,7 @@ def test_what_is_not_known_is_left_out(capsys: pytest.CaptureFixture[str]) -> No
     assert "the machine it is compiled on" in out
 
 
-@pytest.mark.parametrize("name", sorted(load_board_types()))
+@pytest.mark.parametrize("name", SHIPPED)
 def test_json_holds_the_whole_file(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One type, or the list of all, as JSON, under the file's own keys."""
     board.show_type(name, json=True)
