@@ -1,0 +1,411 @@
+"""A virtual board: clocks, load, power and temperature as one model that is advanced to the clock whenever it is asked.
+
+No files and no I/O: those over it are in `tree.py`. Between two changes everything but the temperature is constant, so
+that energy is known in closed form (`history.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Callable, Hashable, Iterator
+
+from device_agent.board_types import BoardType, Cluster, PowerMode
+from device_agent.protocol import EVERY_CLUSTER
+from device_agent.virtual import parameters
+from device_agent.virtual.clocks import LimitedClock, MemoryClock
+from device_agent.virtual.history import History, Piece
+from device_agent.virtual.parameters import GPU, MEMORY, Domain
+
+# What `exact_energy_j` takes for the sum that the board type calls its total.
+TOTAL = "total"
+_HEAT = "heat"
+# A domain of this name draws its constant at the fan's full speed.
+_FAN = "fan"
+_LEAK_REFERENCE_C = 25.0
+# Crossings of a trip point are computed to rounding errors.
+_TOLERANCE_C = 1e-6
+_LOAD_AVERAGE_S = 60.0
+_FOREVER = math.inf
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What somebody computes: busy `cores` of a cluster ("": of those open to the scheduler), shares of the rest."""
+
+    cluster: str = ""
+    cores: float = 0.0
+    memory: float = 0.0
+    gpu: float = 0.0
+    expires_s: float = _FOREVER
+
+
+class CpuCluster:
+    """One cluster: its clock, and which clock it has now."""
+
+    def __init__(self, cluster: Cluster, domain: Domain, clock: LimitedClock) -> None:
+        self.name = cluster.name
+        self.cpus = cluster.cpus
+        self.isolated = cluster.isolated
+        self.core = cluster.core
+        self.measured_clock = cluster.measured_clock
+        self.floors = cluster.memory_floor_hz
+        self.domain = domain
+        self.clock = clock
+        self.hz = clock.min_hz
+        self.busy = 0.0
+
+    def floor_hz(self) -> int:
+        """The memory clock that this CPU clock drags along."""
+        return max((floor for from_hz, floor in self.floors if self.hz >= from_hz), default=0)
+
+
+class Gpu:
+    """The GPU: its clock, and whether it may be cut off from power while idle."""
+
+    def __init__(self, clock: LimitedClock) -> None:
+        self.clock = clock
+        self.hz = clock.min_hz
+        self.busy = 0.0
+        self.railgate = True
+        self.power_control = "auto"
+
+    @property
+    def gated(self) -> bool:
+        return self.railgate and self.power_control == "auto" and not self.busy
+
+
+class VirtualBoard:
+    """The board `seed` of a type. `clock` gives seconds that never run backwards.
+
+    Whoever changes the state does so within `change()`. Raises ProtocolError for a type that cannot be simulated.
+    """
+
+    def __init__(self, board_type: BoardType, seed: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.board_type = board_type
+        self.seed = seed
+        self.parameters = parameters.read_simulation(board_type)
+        self.individual = parameters.draw_individual(self.parameters.spread, seed)
+        self._clock = clock
+        self._domains = {domain.name: domain for domain in self.parameters.domains}
+        self._rails = {rail.name: rail for rail in self.parameters.rails}
+        self.rail_names = tuple(self._rails)
+        power = board_type.power
+        board_total = power.board_total if self.parameters.optional_sensors else ()
+        self.total_rails = tuple(name for name in (*power.total, *board_total) if name in self._rails)
+        self._columns = {name: index for index, name in enumerate((*self.rail_names, TOTAL, _HEAT))}
+        self.cpus = tuple(sorted(cpu for cluster in board_type.clusters for cpu in cluster.cpus))
+        self.hardware: object | None = None  # what `tree.py` keeps beside the model
+        self.boots = 0
+        self.power_mode: PowerMode | None = None
+        self.history = History()
+        self._loads: dict[Hashable, Load] = {}
+        self._schedule: list[tuple[float, Callable[[], None]]] = []
+        self._busy_core_s = 0.0
+        self._load_average = 0.0
+        self.over_currents = 0
+        self._throttled = False
+        self._throttled_until_s = self._over_current_until_s = -_FOREVER
+        self.fan_pwm = 0
+        self._next_event_s = _FOREVER
+        self.boot_s = clock()
+        self._boot()
+        self._begin_piece(self.boot_s, self._settled_temperature_c())
+        self._plan_event(self.boot_s)
+
+    # State: read after `advance`.
+
+    def advance(self) -> float:
+        """Bring the model to the clock; return the time in s."""
+        now_s = self._clock()
+        while self._next_event_s <= now_s:
+            self._settle(self._next_event_s)
+        self._piece.end_s = max(self._piece.end_s, now_s)
+        return self._piece.end_s
+
+    @contextlib.contextmanager
+    def change(self) -> Iterator[None]:
+        """Within it the state may be changed; what follows from it is worked out at the end, also after an error."""
+        now_s = self.advance()
+        try:
+            yield
+        finally:
+            self._settle(now_s)
+
+    @property
+    def temperature_c(self) -> float:
+        """The die's."""
+        return self._piece.temperature_c(self._piece.end_s)
+
+    @property
+    def throttled(self) -> bool:
+        """Whether heat (or a fault that says so) slows the board down."""
+        return self._throttled or self._piece.end_s < self._throttled_until_s
+
+    @property
+    def over_current(self) -> bool:
+        """Whether the supply's alarm is on."""
+        return self._piece.end_s < self._over_current_until_s
+
+    @property
+    def busy_core_s(self) -> float:
+        """CPU time used since boot, over all cores."""
+        return self._busy_core_s + self._piece.busy_cores * (self._piece.end_s - self._piece.start_s)
+
+    @property
+    def load_average(self) -> float:
+        """As the kernel's over one minute."""
+        busy = self._piece.busy_cores
+        return busy + (self._load_average - busy) * math.exp(-self._passed_s / _LOAD_AVERAGE_S)
+
+    @property
+    def uptime_s(self) -> float:
+        return self._piece.end_s - self.boot_s
+
+    @property
+    def gpu_device(self) -> str:
+        """The name of the GPU's device in this release; "" without a GPU."""
+        devices = self.board_type.gpu.devices if self.board_type.gpu else ("",)
+        return devices[-1 if self.parameters.release == "R36" else 0]
+
+    def cluster_of(self, cpu: int) -> CpuCluster:
+        """Raises StopIteration for a CPU that the board does not have."""
+        return next(cluster for cluster in self.clusters.values() if cpu in cluster.cpus)
+
+    def online_in(self, cluster: CpuCluster) -> tuple[int, ...]:
+        """The cluster's cores that are online."""
+        return tuple(cpu for cpu in cluster.cpus if cpu in self.online)
+
+    def exact_power_w(self, rail: str) -> float:
+        """What a rail, or TOTAL, draws now."""
+        self.advance()
+        return self._piece.power_w(self._columns[rail], self._piece.end_s)
+
+    def exact_energy_j(self, rail: str, start_s: float, end_s: float) -> float:
+        """The exact integral of a rail's power, or of TOTAL's. Raises KeyError, ValueError for a time not known."""
+        self.advance()
+        return self.history.energy_j(self._columns[rail], start_s, end_s)
+
+    def drawn_j(self, rail: str) -> float:
+        """What a rail, or TOTAL, has drawn since the model began. Raises KeyError."""
+        return self.history.drawn_j(self._columns[rail], self.advance())
+
+    # What others do to it.
+
+    def set_load(self, owner: Hashable, load: Load | None) -> None:
+        """What `owner` computes from now on; None: nothing."""
+        with self.change():
+            if load is None:
+                self._loads.pop(owner, None)
+            else:
+                self._loads[owner] = load
+
+    def set_online(self, cpu: int, online: bool) -> None:
+        """Hot-plug one core, within `change()`. The first core cannot go."""
+        cluster = self.cluster_of(cpu)
+        if online and not self.online_in(cluster) and self.parameters.release in ("R28", "R32"):
+            # Linux 4.9 sets a policy up anew; later ones keep what was asked for (struct freq_qos_request).
+            cluster.clock.reset_limits()
+        (self.online.add if online else self.online.discard)(cpu)
+
+    def apply_power_mode(self, mode: PowerMode) -> None:
+        """What nvpmodel writes, within `change()`: cores, caps, and the lower limits back to the hardware's."""
+        self.power_mode = mode
+        for cpu in self.cpus:
+            online = mode.cores_online is None or cpu in mode.cores_online
+            if online != (cpu in self.online):
+                self.set_online(cpu, online)
+        for cluster in self.clusters.values():
+            cap_hz = mode.cpu_max_hz.get(cluster.name, mode.cpu_max_hz.get(EVERY_CLUSTER))
+            cluster.clock.set_limits(0, int(cap_hz) if cap_hz else cluster.clock.table[-1])
+        if self.gpu:
+            self.gpu.clock.set_limits(0, mode.gpu_max_hz or self.gpu.clock.table[-1])
+        if self.memory:
+            self.memory.cap_hz = mode.memory_max_hz or 0
+
+    def reboot(self) -> None:
+        """Back to how it boots; only the temperature stays. Within `change()` or as a scheduled action."""
+        self._boot()
+
+    def throttle(self, seconds: float = _FOREVER) -> None:
+        """Slow down as if it were too hot, within `change()`; 0 ends it."""
+        self._throttled_until_s = self._piece.end_s + seconds if seconds > 0 else -_FOREVER
+
+    def raise_over_current(self, seconds: float) -> None:
+        """The supply gives way: an alarm and low clocks for a while, within `change()`."""
+        self.over_currents += 1
+        self._over_current_until_s = self._piece.end_s + seconds
+
+    def schedule(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Do something to the board at a later time, exactly then."""
+        with self.change():
+            self._schedule.append((self._piece.end_s + delay_s, action))
+
+    # How it works.
+
+    def _boot(self) -> None:
+        board_type, simulation = self.board_type, self.parameters
+        tegra, old = bool(simulation.release), simulation.release in ("R28", "R32")
+        self.boots += 1
+        self.boot_s = self.history.pieces[-1].end_s if self.history.pieces else self.boot_s
+        self._loads.clear()
+        self._busy_core_s = self._load_average = 0.0
+        self.over_currents = 0
+        self._throttled_until_s = self._over_current_until_s = -_FOREVER
+        self.fan_pwm = 0
+        self.online = set(self.cpus)
+        default = "schedutil" if "schedutil" in simulation.governors else simulation.governors[0]
+        self.clusters: dict[str, CpuCluster] = {}
+        for cluster in board_type.clusters:
+            domain = self._domains[cluster.name]
+            clock = LimitedClock(cluster.freqs_hz or domain.freqs_hz, simulation.governors, default, old, tegra)
+            self.clusters[cluster.name] = CpuCluster(cluster, domain, clock)
+        self.gpu: Gpu | None = None
+        if board_type.gpu and board_type.gpu.freqs_hz:
+            governors = simulation.gpu_governors or ("performance", "simple_ondemand", "userspace")
+            first = "nvhost_podgov" if "nvhost_podgov" in governors else governors[0]
+            self.gpu = Gpu(LimitedClock(board_type.gpu.freqs_hz, governors, first, old, tegra))
+        self.memory: MemoryClock | None = None
+        self.memory_hz = 0
+        if board_type.memory and board_type.memory.freqs_hz:
+            self.memory = MemoryClock(board_type.memory.freqs_hz)
+        self.power_mode = None
+        wanted = board_type.default_power_mode if simulation.power_mode is None else simulation.power_mode
+        modes = {mode.id: mode for mode in board_type.power_modes}
+        if modes:
+            self.apply_power_mode(modes.get(wanted if wanted is not None else -1, board_type.power_modes[0]))
+
+    @property
+    def _piece(self) -> Piece:
+        return self.history.pieces[-1]
+
+    @property
+    def _passed_s(self) -> float:
+        return self._piece.end_s - self._piece.start_s
+
+    def _settle(self, at_s: float) -> None:
+        """Begin a new piece at `at_s` with what has changed; work out when something will change by itself."""
+        self._piece.end_s = max(self._piece.end_s, at_s)
+        self._load_average = self.load_average
+        self._busy_core_s = self.busy_core_s
+        temperature_c = self._piece.temperature_c(at_s)
+        due = [action for when_s, action in self._schedule if when_s <= at_s]
+        self._schedule = [(when_s, action) for when_s, action in self._schedule if when_s > at_s]
+        for action in due:
+            action()
+        self._loads = {owner: load for owner, load in self._loads.items() if load.expires_s > at_s}
+        thermal = self.parameters.thermal
+        if temperature_c >= thermal.trip_c - _TOLERANCE_C:
+            self._throttled = True
+        elif temperature_c <= thermal.trip_c - thermal.hysteresis_c + _TOLERANCE_C:
+            self._throttled = False
+        self._begin_piece(at_s, temperature_c)
+        self._plan_event(at_s)
+
+    def _begin_piece(self, at_s: float, temperature_c: float) -> None:
+        slowed = self._throttled or at_s < max(self._throttled_until_s, self._over_current_until_s)
+        ratio = self.parameters.thermal.throttle_ratio if slowed else 1.0
+        self._set_clocks(ratio)
+        rails = self._sum_rails()
+        constant_w, per_c = rails[self._columns[_HEAT]]
+        resistance = self.individual.resistance * self.parameters.thermal.resistance_c_per_w
+        resistance *= 1 - self.parameters.thermal.fan_cooling * self.fan_pwm / 255
+        damping = 1 - resistance * per_c
+        final_c = (self.parameters.thermal.ambient_c + resistance * constant_w) / damping
+        tau_s = self.parameters.thermal.time_constant_s / damping
+        busy = sum(cluster.busy for cluster in self.clusters.values())
+        self.history.begin(Piece(at_s, at_s, temperature_c, final_c, tau_s, rails, busy))
+
+    def _settled_temperature_c(self) -> float:
+        """What the board comes to when nothing changes."""
+        self._begin_piece(self.boot_s, self.parameters.thermal.ambient_c)
+        return self._piece.final_c
+
+    def _plan_event(self, at_s: float) -> None:
+        thermal = self.parameters.thermal
+        limit_c = thermal.trip_c - thermal.hysteresis_c if self._throttled else thermal.trip_c
+        events = [load.expires_s for load in self._loads.values()] + [when_s for when_s, _ in self._schedule]
+        events += [until_s for until_s in (self._throttled_until_s, self._over_current_until_s) if until_s > at_s]
+        if (self._piece.final_c < limit_c) if self._throttled else (self._piece.final_c > limit_c):
+            crossing_s = self._piece.find_crossing_s(limit_c)
+            if crossing_s is not None:
+                events.append(max(crossing_s, at_s + 1e-6))
+        self._next_event_s = min(events, default=_FOREVER)
+
+    def _set_clocks(self, ratio: float) -> None:
+        """Share the load out, and let every clock follow it."""
+        for cluster in self.clusters.values():
+            cluster.busy = 0.0
+        memory = gpu = 0.0
+        open_clusters = [cluster for cluster in self.clusters.values() if not cluster.isolated]
+        for load in self._loads.values():
+            chosen = [self.clusters[load.cluster]] if load.cluster in self.clusters else open_clusters
+            cores = sum(len(self.online_in(cluster)) for cluster in chosen)
+            for cluster in chosen:
+                cluster.busy += load.cores * len(self.online_in(cluster)) / max(cores, 1)
+            memory, gpu = memory + load.memory, gpu + load.gpu
+        memory, gpu = min(memory, 1.0), min(gpu, 1.0)
+        floor_hz = 0
+        for cluster in self.clusters.values():
+            online = len(self.online_in(cluster))
+            cluster.busy = min(cluster.busy, online)
+            cluster.hz = cluster.clock.decide(min(cluster.busy, 1.0), ratio * cluster.clock.table[-1])
+            if online:
+                floor_hz = max(floor_hz, cluster.floor_hz())
+        if self.gpu:
+            self.gpu.busy = gpu
+            self.gpu.hz = self.gpu.clock.decide(gpu, ratio * self.gpu.clock.table[-1])
+        self.traffic = memory
+        if self.memory:
+            self.memory_hz = self.memory.decide(floor_hz, memory)
+
+    def _sum_rails(self) -> tuple[tuple[float, float], ...]:
+        """(constant W, W per C) of every rail, of the total and of what heats the die."""
+        drawn = {name: self._draw(domain) for name, domain in self._domains.items()}
+        sums = []
+        for rail in self._rails.values():
+            parts = [drawn[name] for name in rail.domains]
+            sums.append((sum(p[0] for p in parts) / rail.efficiency, sum(p[1] for p in parts) / rail.efficiency))
+        total = [sums[self._columns[name]] for name in self.total_rails]
+        heat = [(drawn[d.name][0] * d.heat, drawn[d.name][1] * d.heat) for d in self._domains.values()]
+        return (
+            *sums,
+            (sum(p[0] for p in total), sum(p[1] for p in total)),
+            (sum(p[0] for p in heat), sum(p[1] for p in heat)),
+        )
+
+    def _draw(self, domain: Domain) -> tuple[float, float]:
+        """(constant W, W per C) of one domain at its clock and load."""
+        units, powered, busy, hz = 1.0, 1.0, 0.0, 0
+        if cluster := self.clusters.get(domain.name):
+            units = len(self.online_in(cluster))
+            powered = units / len(cluster.cpus)
+            busy, hz = (cluster.busy / units if units else 0.0), cluster.hz
+        elif domain.name == GPU and self.gpu:
+            if self.gpu.gated:
+                return domain.constant_w, 0.0
+            busy, hz = self.gpu.busy, self.gpu.hz
+        elif domain.name == MEMORY and self.memory:
+            busy, hz = self.traffic, self.memory_hz
+        elif domain.name == _FAN:
+            return domain.constant_w * self.fan_pwm / 255, 0.0
+        volt = interpolate_v(domain.voltage_v, hz)
+        highest_v = domain.voltage_v[-1][1] if domain.voltage_v else volt
+        activity = domain.idle_activity + (1 - domain.idle_activity) * busy
+        switching_w = self.individual.capacitance * domain.capacitance_f * volt**2 * hz * activity * units
+        leak = self.individual.leakage * powered * volt / highest_v
+        constant_w = domain.constant_w + switching_w + leak * (domain.leak_w - domain.leak_w_per_c * _LEAK_REFERENCE_C)
+        return constant_w, leak * domain.leak_w_per_c
+
+
+def interpolate_v(table: tuple[tuple[int, float], ...], hz: float) -> float:
+    """The voltage for a clock: linear between entries, flat outside; 1 V without a table."""
+    if not table:
+        return 1.0
+    for (low_hz, low_v), (high_hz, high_v) in itertools.pairwise(table):
+        if hz < high_hz:
+            return low_v + (high_v - low_v) * max(0.0, hz - low_hz) / (high_hz - low_hz)
+    return table[-1][1]

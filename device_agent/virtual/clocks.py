@@ -1,0 +1,129 @@
+"""Clocks of a virtual board as state: limits, governors, what they make of load. Files are in `files_*.py`."""
+
+from __future__ import annotations
+
+import bisect
+import errno
+import os
+from collections.abc import Sequence
+
+# schedutil and the GPU's governor leave this headroom (Linux, kernel/sched/cpufreq_schedutil.c).
+_HEADROOM = 1.25
+
+
+def refuse(code: int, what: str = "") -> OSError:
+    """The error a kernel driver returns."""
+    return OSError(code, os.strerror(code), what or None)
+
+
+class LimitedClock:
+    """A clock with a table, two limits and a governor: a CPU cluster's or the GPU's. Hz throughout.
+
+    `strict`: a limit beyond the other one is refused, as before Linux 5.x; else the requests are remembered and the
+    lower limit gives way. `rounds`: a limit between two entries becomes the upper one, as seen on Tegra.
+    """
+
+    def __init__(
+        self, table: Sequence[int], governors: Sequence[str], governor: str, strict: bool = False, rounds: bool = False
+    ) -> None:
+        self.table = tuple(sorted(table))
+        self.governors = tuple(governors)
+        self.governor = governor
+        self.speed_hz = self.table[0]
+        self.stuck_hz: int | None = None
+        self._strict = strict
+        self._rounds = rounds
+        self._min_hz, self._max_hz = self.table[0], self.table[-1]
+
+    @property
+    def max_hz(self) -> int:
+        return self._max_hz
+
+    @property
+    def min_hz(self) -> int:
+        return min(self._min_hz, self._max_hz)
+
+    def reset_limits(self) -> None:
+        """The hardware's own limits."""
+        self._min_hz, self._max_hz = self.table[0], self.table[-1]
+
+    def set_min(self, hz: int) -> None:
+        """Raises OSError (EINVAL) where the driver refuses."""
+        hz = self._fit(hz)
+        if self._strict and hz > self._max_hz:
+            raise refuse(errno.EINVAL)
+        self._min_hz = hz
+
+    def set_max(self, hz: int) -> None:
+        """Raises OSError (EINVAL) where the driver refuses."""
+        hz = self._fit(hz)
+        if self._strict and hz < self._min_hz:
+            raise refuse(errno.EINVAL)
+        self._max_hz = hz
+
+    def set_limits(self, min_hz: int, max_hz: int) -> None:
+        """Both at once, as nvpmodel does."""
+        self._max_hz = self._fit(max_hz)
+        self._min_hz = min(self._fit(min_hz), self._max_hz)
+
+    def set_governor(self, name: str) -> None:
+        """Raises OSError (EINVAL) for one that is not built in."""
+        if name not in self.governors:
+            raise refuse(errno.EINVAL)
+        if name == "userspace" != self.governor:
+            self.speed_hz = self.max_hz
+        self.governor = name
+
+    def decide(self, utilisation: float, ceiling_hz: float) -> int:
+        """The clock for this load, `ceiling_hz` being what throttling leaves."""
+        if self.stuck_hz is not None:
+            return self.stuck_hz
+        if self.governor == "performance":
+            wanted: float = self.max_hz
+        elif self.governor == "powersave":
+            wanted = self.min_hz
+        elif self.governor == "userspace":
+            wanted = self.speed_hz
+        else:
+            wanted = _HEADROOM * utilisation * self.table[-1]
+        wanted = max(self.min_hz, min(wanted, self.max_hz))
+        highest = bisect.bisect_right(self.table, min(self.max_hz, ceiling_hz)) - 1
+        return self.table[max(0, min(bisect.bisect_left(self.table, wanted), highest))]
+
+    def _fit(self, hz: int) -> int:
+        hz = max(self.table[0], min(hz, self.table[-1]))
+        return self.table[bisect.bisect_left(self.table, hz)] if self._rounds else hz
+
+
+class MemoryClock:
+    """The memory clock: follows the CPU's floor and the traffic, unless locked; never above its cap."""
+
+    def __init__(self, table: Sequence[int]) -> None:
+        self.table = tuple(sorted(table))
+        self.locked = False
+        self.enabled = True  # what was written last; the memory's clock is never off
+        self.rate_hz = self.table[-1]  # what a lock holds
+        self.cap_hz = 0  # 0: none
+        self.stuck_hz: int | None = None
+
+    @property
+    def highest_hz(self) -> int:
+        """The highest clock under the cap; a cap between two entries counts as the upper one."""
+        if not self.cap_hz:
+            return self.table[-1]
+        return self.table[min(bisect.bisect_left(self.table, self.cap_hz), len(self.table) - 1)]
+
+    def set_rate(self, hz: int) -> None:
+        """A rate that firmware does not have is dropped without a word."""
+        if hz in self.table:
+            self.rate_hz = hz
+
+    def decide(self, floor_hz: int, traffic: float) -> int:
+        """The clock for the CPU's `floor_hz` and a load that uses `traffic` of the bandwidth."""
+        if self.stuck_hz is not None:
+            return self.stuck_hz
+        if self.locked:
+            return min(self.rate_hz, self.highest_hz)
+        wanted = max(float(floor_hz), _HEADROOM * traffic * self.table[-1])
+        index = min(bisect.bisect_left(self.table, wanted), len(self.table) - 1)
+        return min(self.table[index], self.highest_hz)

@@ -1,0 +1,188 @@
+"""Faults of a virtual board: what they are called, and what they do to files and model.
+
+`KIND[:ARG][@SECONDS]`: with SECONDS it happens that much later. A PATTERN is a glob over the path as it was asked for
+or as it resolves; one without wildcards matches anywhere in the path.
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import math
+from collections.abc import Callable
+
+from device_agent.virtual.board import VirtualBoard
+from device_agent.virtual.clocks import LimitedClock, MemoryClock, refuse
+from device_agent.virtual.sensors import Chip
+
+# kind -> what its argument is; "" where it takes none, in brackets where it may be left out
+KINDS = {
+    "sensor_vanish": "[RAIL]",
+    "sensor_garbage": "[RAIL]",
+    "sensor_stale": "[RAIL]",
+    "sensor_error": "[RAIL]",
+    "write_refused": "PATTERN",
+    "file_vanish": "PATTERN",
+    "clock_stuck": "DOMAIN",
+    "throttle": "[SECONDS]",
+    "overcurrent": "[SECONDS]",
+    "slow_read": "SECONDS",
+    "reboot": "",
+    "hang": "",
+    "clear": "",
+}
+_OVER_CURRENT_S = 1.0
+# What a sensor that has lost its mind says.
+_GARBAGE = ("", "garbage", "-1", "4294967295")
+
+
+class Faults:
+    """The faults of one board. Files ask here before they answer."""
+
+    def __init__(self, board: VirtualBoard, chips: Callable[[], list[Chip]]) -> None:
+        self._board = board
+        self._chips = chips
+        self._active: list[tuple[str, str]] = []
+        self._answers = 0
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        """As they were given."""
+        return tuple(f"{kind}:{argument}" if argument else kind for kind, argument in self._active)
+
+    @property
+    def hangs(self) -> bool:
+        return any(kind == "hang" for kind, _ in self._active)
+
+    @property
+    def delay_s(self) -> float:
+        """How long every read takes."""
+        return sum(float(argument) for kind, argument in self._active if kind == "slow_read")
+
+    def inject(self, text: str) -> None:
+        """Begin a fault, or end them all with `clear`. Raises ValueError naming what is wrong."""
+        kind, argument, delay_s = parse_fault(text)
+        if kind == "clock_stuck" and argument not in self._domains():
+            raise ValueError(f"clock_stuck: no domain {argument!r}; there are {', '.join(self._domains())}")
+        if delay_s:
+            self._board.schedule(delay_s, lambda: self._begin(kind, argument))
+            return
+        with self._board.change():
+            self._begin(kind, argument)
+
+    def check_read(self, paths: tuple[str, ...]) -> None:
+        """Raises OSError for a file that has vanished, or a sensor that gives errors."""
+        for kind, argument in self._active:
+            if kind == "file_vanish" and _matches(argument, paths):
+                raise refuse(errno.ENOENT, paths[0])
+            if kind == "sensor_vanish" and self._is_sensor(argument, paths):
+                raise refuse(errno.ENOENT, paths[0])
+            if kind == "sensor_error" and self._is_sensor(argument, paths) and _is_value(paths):
+                raise refuse(errno.EIO, paths[0])
+
+    def check_write(self, paths: tuple[str, ...]) -> None:
+        """Raises OSError (EBUSY) for a write that is refused."""
+        if any(kind == "write_refused" and _matches(argument, paths) for kind, argument in self._active):
+            raise refuse(errno.EBUSY, paths[0])
+        self.check_read(paths)
+
+    def hides(self, path: str) -> bool:
+        """Whether a folder no longer lists this; a file that vanishes is still listed."""
+        return any(kind == "sensor_vanish" and self._is_sensor(arg, (path,)) for kind, arg in self._active)
+
+    def distort(self, paths: tuple[str, ...], text: str) -> str:
+        """What is read instead."""
+        if any(kind == "sensor_garbage" and self._is_sensor(arg, paths) for kind, arg in self._active) and _is_value(
+            paths
+        ):
+            self._answers += 1
+            return _GARBAGE[self._answers % len(_GARBAGE)]
+        return text
+
+    def _begin(self, kind: str, argument: str) -> None:
+        board = self._board
+        if kind == "clear":
+            self._end_all()
+            return
+        if kind == "reboot":
+            self._active = [(kind, argument) for kind, argument in self._active if kind != "hang"]
+            board.reboot()
+            return
+        if kind == "throttle":
+            board.throttle(float(argument) if argument else math.inf)
+        elif kind == "overcurrent":
+            board.raise_over_current(float(argument) if argument else _OVER_CURRENT_S)
+        elif kind == "clock_stuck":
+            self._stick(argument)
+        elif kind == "sensor_stale":
+            for chip in self._chips():
+                if self._is_sensor(argument, (f"/sys/bus/i2c/devices/{chip.address}",)):
+                    chip.stale_since_s = board.history.pieces[-1].end_s
+        self._active.append((kind, argument))
+
+    def _end_all(self) -> None:
+        self._active.clear()
+        self._board.throttle(0)
+        for clock in self._domains().values():
+            clock.stuck_hz = None
+        for chip in self._chips():
+            chip.stale_since_s = None
+
+    def _domains(self) -> dict[str, LimitedClock | MemoryClock]:
+        board = self._board
+        found: dict[str, LimitedClock | MemoryClock] = {
+            cluster.name: cluster.clock for cluster in board.clusters.values()
+        }
+        if board.gpu:
+            found["gpu"] = board.gpu.clock
+        if board.memory:
+            found["memory"] = board.memory
+        return found
+
+    def _stick(self, domain: str) -> None:
+        board = self._board
+        now = {cluster.name: cluster.hz for cluster in board.clusters.values()} | {"memory": board.memory_hz}
+        if board.gpu:
+            now["gpu"] = board.gpu.hz
+        self._domains()[domain].stuck_hz = now[domain]
+
+    def _is_sensor(self, rail: str, paths: tuple[str, ...]) -> bool:
+        addresses = [
+            chip.address
+            for chip in self._chips()
+            if not rail or any(model and model.name == rail for model in chip.rails)
+        ]
+        return any(f"/{address}" in path for address in addresses for path in paths)
+
+
+def parse_fault(text: str) -> tuple[str, str, float]:
+    """(kind, argument, delay in s). Raises ValueError."""
+    body, mark, after = text.strip().rpartition("@")
+    delay_s = 0.0
+    try:
+        delay_s = float(after) if mark else 0.0
+    except ValueError:  # the at sign is part of a path
+        body = ""
+    kind, _, argument = (body if mark and body else text.strip()).partition(":")
+    if kind not in KINDS:
+        raise ValueError(f"no fault {kind!r}; there are {', '.join(KINDS)}")
+    wanted = KINDS[kind]
+    if wanted and not wanted.startswith("[") and not argument:
+        raise ValueError(f"{kind} needs {wanted}, as in {kind}:{wanted}")
+    if not wanted and argument:
+        raise ValueError(f"{kind} takes no argument")
+    if "SECONDS" in wanted and argument and not 0 <= float(argument) < math.inf:
+        raise ValueError(f"{kind}:{argument}: seconds must be >= 0")
+    if delay_s < 0 or not math.isfinite(delay_s):
+        raise ValueError(f"{text}: seconds must be >= 0")
+    return kind, argument, delay_s
+
+
+def _matches(pattern: str, paths: tuple[str, ...]) -> bool:
+    if not any(character in pattern for character in "*?["):
+        return any(pattern in path for path in paths)
+    return any(fnmatch.fnmatchcase(path, pattern) for path in paths)
+
+
+def _is_value(paths: tuple[str, ...]) -> bool:
+    return paths[-1].endswith("_input")

@@ -1,0 +1,139 @@
+"""GPU and memory clock files of a virtual board: devfreq, the memory drivers `override` and `bpmp`, their caps."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+from device_agent.virtual.board import Gpu, VirtualBoard
+from device_agent.virtual.clocks import MemoryClock, refuse
+from device_agent.virtual.files import Files, parse_number
+
+_DEBUG = "/sys/kernel/debug"
+# The GPU's folder and the memory's cap by release.
+_GPU_PARENT = {"R36": "/sys/devices/platform/bus@0"}
+MEMORY_CAP = {"R36": "/sys/kernel/nvpmodel_clk_cap/emc"}
+DEFAULT_MEMORY_CAP = "/sys/kernel/nvpmodel_emc_cap/emc_iso_cap"
+
+
+def add_gpu_files(board: VirtualBoard, files: Files) -> None:
+    """The GPU's device and devfreq folders and their aliases."""
+    gpu = board.gpu
+    if gpu is None or board.board_type.gpu is None:
+        return
+    release = board.parameters.release
+    name = board.gpu_device
+    device = f"{board.parameters.gpu_path or _GPU_PARENT.get(release, '/sys/devices')}/{name}"
+    folder = f"{device}/devfreq/{name}"
+    files.link(f"/sys/class/devfreq/{name}", folder)
+    files.link(f"{folder}/device", device)
+    if release != "R36":
+        files.link("/sys/devices/gpu.0", device)
+        files.link(f"/sys/devices/platform/{name}", device)
+    files.fixed(f"{device}/of_node/name", name.partition(".")[2])
+    clock = gpu.clock
+    files.fixed(f"{folder}/available_frequencies", " ".join(map(str, clock.table)))
+    files.fixed(f"{folder}/available_governors", " ".join(clock.governors))
+    files.add(f"{folder}/governor", lambda: clock.governor, clock.set_governor)
+    files.add(f"{folder}/min_freq", lambda: str(clock.min_hz), lambda text: clock.set_min(parse_number(text)))
+    files.add(f"{folder}/max_freq", lambda: str(clock.max_hz), lambda text: clock.set_max(parse_number(text)))
+    files.add(f"{folder}/cur_freq", lambda: str(gpu.hz))
+    files.add(f"{folder}/target_freq", lambda: str(gpu.hz))
+    files.fixed(f"{folder}/polling_interval", "25")
+    files.fixed(f"{folder}/trans_stat", "From : To")
+    if release in ("R28", "R32"):
+
+        def set_speed(text: str) -> None:
+            clock.speed_hz = parse_number(text)
+
+        files.add(f"{folder}/userspace/set_freq", lambda: str(clock.speed_hz), set_speed)
+    # A gated GPU keeps showing what it did last; ours did nothing.
+    files.add(f"{device}/load", lambda: str(round(1000 * gpu.busy)))
+    files.add(f"{device}/railgate_enable", lambda: str(int(gpu.railgate)), _write_railgate(gpu))
+    files.add(f"{device}/power/control", lambda: gpu.power_control, _write_power_control(gpu))
+    files.add(f"{device}/power/runtime_status", lambda: "suspended" if gpu.gated else "active")
+    files.fixed(f"{device}/enable_3d_scaling", "1")
+    masks = {mode.power_gating for mode in board.board_type.power_modes}
+    if masks - {0} or board.board_type.soc in ("t194", "t234"):
+        mask = "fbp_pg_mask" if board.board_type.soc == "t234" else "tpc_pg_mask"
+        files.add(f"{device}/{mask}", lambda: str(board.power_mode.power_gating if board.power_mode else 0))
+
+
+def _write_railgate(gpu: Gpu) -> Callable[[str], None]:
+    def write(text: str) -> None:
+        gpu.railgate = bool(parse_number(text))
+
+    return write
+
+
+def _write_power_control(gpu: Gpu) -> Callable[[str], None]:
+    def write(text: str) -> None:
+        if text not in ("on", "auto"):
+            raise refuse(errno.EINVAL)
+        gpu.power_control = text
+
+    return write
+
+
+def add_memory_files(board: VirtualBoard, files: Files) -> None:
+    """The memory clock's files of the board's driver, and the cap that nvpmodel writes."""
+    memory = board.memory
+    if memory is None or board.board_type.memory is None:
+        return
+
+    def set_cap(text: str) -> None:
+        memory.cap_hz = parse_number(text)
+
+    files.add(MEMORY_CAP.get(board.parameters.release, DEFAULT_MEMORY_CAP), lambda: str(memory.cap_hz), set_cap)
+    files.add(f"{_DEBUG}/clk/emc/clk_rate", lambda: str(board.memory_hz), private=True)
+    if board.board_type.memory.driver == "override":
+        _add_override(board, files, memory)
+    else:
+        _add_bpmp(board, files, memory)
+
+
+def _add_override(board: VirtualBoard, files: Files, memory: MemoryClock) -> None:
+    folder, manager = f"{_DEBUG}/clk/override.emc", f"{_DEBUG}/tegra_bwmgr"
+    files.add(f"{folder}/clk_rate", lambda: str(memory.rate_hz), private=True)
+    files.add(
+        f"{folder}/clk_update_rate",
+        lambda: str(memory.rate_hz),
+        lambda text: memory.set_rate(parse_number(text)),
+        private=True,
+    )
+    files.add(f"{folder}/clk_state", lambda: str(int(memory.locked)), _write_lock(memory), private=True)
+    files.add(f"{manager}/emc_rate", lambda: str(board.memory_hz), private=True)
+    files.add(f"{manager}/emc_min_rate", lambda: str(memory.table[0]), private=True)
+    files.add(f"{manager}/emc_max_rate", lambda: str(memory.highest_hz), private=True)
+
+
+def _add_bpmp(board: VirtualBoard, files: Files, memory: MemoryClock) -> None:
+    folder = f"{_DEBUG}/bpmp/debug/clk/emc"
+
+    def set_rate(text: str) -> None:
+        hz = parse_number(text)
+        if memory.locked:  # else the kernel's next request has undone it already
+            memory.set_rate(hz)
+
+    def set_state(text: str) -> None:
+        memory.enabled = bool(parse_number(text))
+
+    files.add(f"{folder}/mrq_rate_locked", lambda: str(int(memory.locked)), _write_lock(memory, board), private=True)
+    files.add(f"{folder}/rate", lambda: str(board.memory_hz), set_rate, private=True)
+    files.add(f"{folder}/state", lambda: str(int(memory.enabled)), set_state, private=True)
+    files.add(f"{folder}/min_rate", lambda: str(memory.table[0]), private=True)
+    files.add(f"{folder}/max_rate", lambda: str(memory.highest_hz), private=True)
+    rates = " ".join(str(hz // 1000) for hz in memory.table)
+    files.add(f"{_DEBUG}/bpmp/debug/emc/possible_rates", lambda: rates, private=True)
+
+
+def _write_lock(memory: MemoryClock, held: VirtualBoard | None = None) -> Callable[[str], None]:
+    """Locking holds what `held` runs at; without it, what was asked for before."""
+
+    def write(text: str) -> None:
+        locked = bool(parse_number(text))
+        if locked and not memory.locked and held is not None:
+            memory.rate_hz = held.memory_hz
+        memory.locked = locked
+
+    return write

@@ -1,0 +1,88 @@
+"""What a virtual board has drawn, exactly: pieces of time in which only the temperature changed, in closed form."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+
+# Pieces end only where something was written, so this is hours of tuning; what is older is forgotten.
+_MAX_PIECES = 200_000
+
+
+@dataclasses.dataclass
+class Piece:
+    """Time in which a rail draws constant_w + per_c T, and T goes from `start_c` towards `final_c` within `tau_s`.
+
+    `rails` holds (constant_w, per_c) per rail in the board's order.
+    """
+
+    start_s: float
+    end_s: float
+    start_c: float
+    final_c: float
+    tau_s: float
+    rails: tuple[tuple[float, float], ...]
+    busy_cores: float = 0.0
+    drawn_j: tuple[float, ...] = ()  # what each rail had drawn when it began
+
+    def temperature_c(self, at_s: float) -> float:
+        return self.final_c + (self.start_c - self.final_c) * math.exp(-(at_s - self.start_s) / self.tau_s)
+
+    def find_crossing_s(self, limit_c: float) -> float | None:
+        """When T reaches `limit_c`; None if it never does."""
+        ratio = (limit_c - self.final_c) / (self.start_c - self.final_c) if self.start_c != self.final_c else -1.0
+        return self.start_s - self.tau_s * math.log(ratio) if 0 < ratio <= 1 else None
+
+    def power_w(self, rail: int, at_s: float) -> float:
+        constant_w, per_c = self.rails[rail]
+        return constant_w + per_c * self.temperature_c(at_s)
+
+    def energy_j(self, rail: int, start_s: float, end_s: float) -> float:
+        """The integral of the rail's power, in closed form."""
+        constant_w, per_c = self.rails[rail]
+        if end_s <= start_s:
+            return 0.0
+        fallen = math.exp(-(start_s - self.start_s) / self.tau_s) - math.exp(-(end_s - self.start_s) / self.tau_s)
+        degree_s = self.final_c * (end_s - start_s) + (self.start_c - self.final_c) * self.tau_s * fallen
+        return constant_w * (end_s - start_s) + per_c * degree_s
+
+
+class History:
+    """Pieces in order of time, the last one still open."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self._starts: list[float] = []
+
+    @property
+    def start_s(self) -> float:
+        """The earliest moment that is still known."""
+        return self._starts[0]
+
+    def begin(self, piece: Piece) -> None:
+        """A new piece from now on; one of no length is replaced."""
+        if self.pieces:
+            last = self.pieces[-1]
+            ended = (last.energy_j(rail, last.start_s, last.end_s) for rail in range(len(last.rails)))
+            piece.drawn_j = tuple(map(sum, zip(last.drawn_j, ended, strict=True)))
+            if last.end_s <= last.start_s:
+                self.pieces.pop()
+                self._starts.pop()
+        else:
+            piece.drawn_j = (0.0,) * len(piece.rails)
+        self.pieces.append(piece)
+        self._starts.append(piece.start_s)
+        if len(self.pieces) > _MAX_PIECES:
+            del self.pieces[: _MAX_PIECES // 4], self._starts[: _MAX_PIECES // 4]
+
+    def drawn_j(self, rail: int, until_s: float) -> float:
+        """What a rail has drawn from the beginning until then. Raises ValueError for a time that is not known."""
+        if until_s < self.start_s or until_s > self.pieces[-1].end_s + 1e-9:
+            raise ValueError(f"known from {self.start_s:g} to {self.pieces[-1].end_s:g} s, not {until_s:g}")
+        piece = self.pieces[bisect.bisect_right(self._starts, until_s) - 1]
+        return piece.drawn_j[rail] + piece.energy_j(rail, piece.start_s, until_s)
+
+    def energy_j(self, rail: int, start_s: float, end_s: float) -> float:
+        """The exact integral. Raises ValueError for a time that is forgotten or has not come yet."""
+        return self.drawn_j(rail, end_s) - self.drawn_j(rail, start_s)

@@ -1,0 +1,84 @@
+"""What an INA3221 makes of a virtual board's rails: averages over its update period, in steps of its converters.
+
+Files over it are in `files_power.py`. Steps: TI INA3221 data sheet (40 uV shunt, 8 mV bus).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+from device_agent.board_types import PowerChip
+from device_agent.virtual import noise
+from device_agent.virtual.board import VirtualBoard
+from device_agent.virtual.parameters import Rail
+
+SHUNT_STEP_V = 40e-6
+BUS_STEP_V = 8e-3
+CHANNELS = 3
+# A triggered conversion of three channels takes 140 us per quantity.
+_TRIGGERED_S = 6 * 140e-6
+SAMPLES = (1, 4, 16, 64, 128, 256, 512, 1024)
+
+
+class Chip:
+    """One INA3221 with up to three rails; `rails` holds None where nothing is connected."""
+
+    def __init__(self, board: VirtualBoard, chip: PowerChip, address: str) -> None:
+        models = {rail.name: rail for rail in board.parameters.rails}
+        self.address = address
+        self.rails: tuple[Rail | None, ...] = tuple(models.get(name) for name in chip.rails)
+        self.shunt_ohm = chip.shunt_ohm
+        self.samples = board.parameters.sensor.samples
+        self.conversion_s = board.parameters.sensor.conversion_s
+        self.triggered = False
+        self.stale_since_s: float | None = None
+        self._board = board
+        self._key = zlib.crc32(address.encode())
+        self._phase = noise.uniform(board.seed, self._key)
+        self._values: dict[int, tuple[tuple[int, float, bool], tuple[int, int]]] = {}
+        self._triggers = 0
+
+    @property
+    def update_period_s(self) -> float:
+        """From one value to the next: both quantities of every channel, `samples` times."""
+        return self.samples * 2 * self.conversion_s * CHANNELS
+
+    def shunt_of(self, rail: Rail) -> float:
+        """The shunt in ohm."""
+        return self.shunt_ohm or rail.shunt_ohm
+
+    def read(self, channel: int) -> tuple[int, int]:
+        """The newest value in steps of (bus voltage, shunt voltage). Raises LookupError where no rail is."""
+        rail = self.rails[channel]
+        if rail is None:
+            raise LookupError(channel)
+        now_s = self._board.advance()
+        if self.stale_since_s is not None:
+            now_s = self.stale_since_s
+        if self.triggered:
+            self._triggers += 1
+            return self._convert(rail, now_s - _TRIGGERED_S, now_s, self._triggers)
+        period_s = self.update_period_s
+        index = math.floor(now_s / period_s - self._phase)
+        key = (index, period_s, self.triggered)
+        cached = self._values.get(channel)
+        if cached is None or cached[0] != key:
+            end_s = (index + self._phase) * period_s
+            cached = self._values[channel] = (key, self._convert(rail, end_s - period_s, end_s, index))
+        return cached[1]
+
+    def _convert(self, rail: Rail, start_s: float, end_s: float, index: int) -> tuple[int, int]:
+        history = self._board.history
+        start_s = max(start_s, history.start_s)
+        end_s = min(end_s, self._board.advance())
+        if end_s > start_s:
+            power_w = self._board.exact_energy_j(rail.name, start_s, end_s) / (end_s - start_s)
+        else:
+            power_w = self._board.exact_power_w(rail.name)
+        sensor = self._board.parameters.sensor
+        volt = rail.volt - sensor.supply_ohm * power_w / rail.volt
+        ampere = self._board.individual.sensor_gain * power_w / volt
+        wobble = sensor.noise_lsb * noise.gaussian(self._board.seed, self._key, zlib.crc32(rail.name.encode()), index)
+        shunt_steps = round(ampere * self.shunt_of(rail) / SHUNT_STEP_V + wobble)
+        return round(volt / BUS_STEP_V), max(0, shunt_steps)

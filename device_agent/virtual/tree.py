@@ -1,0 +1,229 @@
+"""A virtual board's kernel files in this process: permissions, faults, nvpmodel, and the simulation's own files.
+
+Which files there are is in `files_*.py`; the same over a socket is in `server.py` and `client.py`. The simulation's own
+files, which an unprivileged user may use as well unless said otherwise:
+
+- `/sys/virtual/load` (write): what this user computes, `{"cluster": NAME, "cores": BUSY, "memory": 0..1, "gpu": 0..1,
+  "ttl_s": SECONDS}`, everything optional; `{}` is idle. It ends with the user's connection.
+- `/sys/virtual/fault` (write: root): see `faults.py`. Reading lists what is active.
+- `/sys/virtual/pace` and `/sys/virtual/clocks` (read): for `pace.py`.
+- `/sys/virtual/energy` (read): the time in s and what every rail has drawn since the model began, in J, exactly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import math
+from collections.abc import Hashable
+from typing import Any
+
+from device_agent.virtual.board import TOTAL, Load, VirtualBoard
+from device_agent.virtual.clocks import refuse
+from device_agent.virtual.faults import Faults
+from device_agent.virtual.files import Files
+from device_agent.virtual.files_clocks import add_gpu_files, add_memory_files
+from device_agent.virtual.files_cpu import add_cpu_files
+from device_agent.virtual.files_machine import add_machine_files
+from device_agent.virtual.files_power import add_power_files, make_chips
+from device_agent.virtual.noise import Noise
+from device_agent.virtual.power_modes import add_power_mode_files, run_nvpmodel
+
+LOAD = "/sys/virtual/load"
+FAULT = "/sys/virtual/fault"
+PACE = "/sys/virtual/pace"
+CLOCKS = "/sys/virtual/clocks"
+ENERGY = "/sys/virtual/energy"
+_DEBUG = "/sys/kernel/debug"
+
+
+class Hardware:
+    """What all users of one board share: its files, chips and faults."""
+
+    def __init__(self, board: VirtualBoard) -> None:
+        self.board = board
+        self.noise = Noise(board.seed)
+        self._boots = board.boots
+        self._built: dict[frozenset[int], Files] = {}
+        self.chips = make_chips(board)
+        self.faults = Faults(board, lambda: self.chips)
+        self._paces = 0
+
+    @staticmethod
+    def of(board: VirtualBoard) -> Hardware:
+        """The one hardware of this board."""
+        if not isinstance(board.hardware, Hardware):
+            board.hardware = Hardware(board)
+        return board.hardware
+
+    def files(self) -> Files:
+        """The files as they are now: some come and go with hot-plug."""
+        self.board.advance()
+        if self._boots != self.board.boots:
+            self._boots = self.board.boots
+            self._built.clear()
+            self.chips = make_chips(self.board)
+        online = frozenset(self.board.online)
+        if online not in self._built:
+            self._built[online] = self._build()
+        return self._built[online]
+
+    def _build(self) -> Files:
+        files, board = Files(), self.board
+        add_machine_files(board, files)
+        add_cpu_files(board, files, self.noise)
+        add_gpu_files(board, files)
+        add_memory_files(board, files)
+        add_power_files(board, files, self.chips)
+        add_power_mode_files(board, files)
+        files.add(LOAD, lambda: "{}", lambda text: None)
+        files.add(FAULT, lambda: "\n".join(self.faults.active), lambda text: None)
+        files.add(PACE, self._describe_pace)
+        files.add(CLOCKS, self._describe_clocks)
+        files.add(ENERGY, self._describe_energy)
+        return files
+
+    def _describe_pace(self) -> str:
+        """What does not change; `draw` counts, so that every asker gets noise of its own."""
+        board = self.board
+        self._paces += 1
+        latency = board.parameters.latency
+        slowdown = dict(latency.slowdown)
+        highest = max(slowdown.values(), default=1.0)
+        clusters = {
+            cluster.name: {
+                "cpus": cluster.cpus,
+                "isolated": cluster.isolated,
+                "slowdown": slowdown.get(cluster.name, highest) * board.individual.latency,
+                "reference_hz": cluster.clock.table[-1],
+            }
+            for cluster in board.clusters.values()
+        }
+        return json.dumps(
+            {
+                "seed": board.seed,
+                "draw": self._paces,
+                "clusters": clusters,
+                "memory_reference_hz": board.memory.table[-1] if board.memory else 0,
+                "core_share": latency.core_share,
+                "noise": latency.noise,
+            }
+        )
+
+    def _describe_clocks(self) -> str:
+        board = self.board
+        clusters = {c.name: {"hz": c.hz, "online": len(board.online_in(c))} for c in board.clusters.values()}
+        return json.dumps({"clusters": clusters, "memory_hz": board.memory_hz})
+
+    def _describe_energy(self) -> str:
+        board = self.board
+        drawn = {name: board.drawn_j(name) for name in (*board.rail_names, TOTAL)}
+        return json.dumps({"time_s": board.advance(), "drawn_j": drawn})
+
+
+class VirtualTree:
+    """A `device_agent.sysfs.Tree` over a virtual board. `owner` is whose load it is: by default this tree's."""
+
+    simulated = True
+
+    def __init__(self, board: VirtualBoard, privileged: bool = True, owner: Hashable = None) -> None:
+        self.board = board
+        self.privileged = privileged
+        self.hardware = Hardware.of(board)
+        self._owner = owner if owner is not None else object()
+
+    def read(self, path: str) -> str:
+        self._answer()
+        files, real = self._look_up(path)
+        self.hardware.faults.check_read((path, real))
+        file = files.file(real)
+        if file.read is None or (file.private and not self.privileged):
+            raise refuse(errno.EACCES, path)
+        return self.hardware.faults.distort((path, real), file.read()).replace("\0", " ").strip()
+
+    def write(self, path: str, text: str) -> None:
+        if path == FAULT:
+            self._inject(text)
+            return
+        self._answer()
+        files, real = self._look_up(path)
+        if path == LOAD:
+            self.board.set_load(self._owner, read_load(text, self.board))
+            return
+        file = files.file(real)
+        if file.write is None or not self.privileged:
+            raise refuse(errno.EACCES, path)
+        self.hardware.faults.check_write((path, real))
+        with self.board.change():
+            try:
+                file.write(text.strip())
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, path) from None
+
+    def names(self, folder: str) -> list[str]:
+        self._answer()
+        files, real = self._look_up(folder)
+        base = real.rstrip("/")
+        if self.hardware.faults.hides(real):
+            raise refuse(errno.ENOENT, folder)
+        return [name for name in files.names(real) if not self.hardware.faults.hides(f"{base}/{name}")]
+
+    def exists(self, path: str) -> bool:
+        self._answer()
+        try:
+            files, real = self._look_up(path)
+        except OSError:
+            return False
+        return files.exists(real) and not self.hardware.faults.hides(real)
+
+    def run(self, command: list[str]) -> str:
+        """nvpmodel, the one tool of a virtual board. Raises OSError as `run_nvpmodel` says."""
+        self._answer()
+        if not command or command[0].rpartition("/")[2] != "nvpmodel":
+            raise refuse(errno.ENOENT, command[0] if command else "")
+        self.board.advance()
+        self.hardware.faults.check_write(("nvpmodel",))
+        return run_nvpmodel(self.board, command[1:], self.privileged)
+
+    def close(self) -> None:
+        """The user is gone, and with it what it computed."""
+        self.board.set_load(self._owner, None)
+
+    def _look_up(self, path: str) -> tuple[Files, str]:
+        files = self.hardware.files()
+        real = files.resolve(path)
+        if not self.privileged and (real + "/").startswith(_DEBUG + "/"):
+            raise refuse(errno.EACCES, path)
+        return files, real
+
+    def _answer(self) -> None:
+        self.board.advance()
+        if self.hardware.faults.hangs:
+            raise TimeoutError(errno.ETIMEDOUT, "the board does not answer")
+
+    def _inject(self, text: str) -> None:
+        if not self.privileged:
+            raise refuse(errno.EACCES, FAULT)
+        try:
+            self.hardware.faults.inject(text)
+        except ValueError as error:
+            raise OSError(errno.EINVAL, str(error), FAULT) from error
+
+
+def read_load(text: str, board: VirtualBoard) -> Load | None:
+    """The load in a JSON text; None for none. Raises OSError (EINVAL)."""
+    try:
+        value: dict[str, Any] = json.loads(text)
+        if not value:
+            return None
+        ttl_s = float(value.pop("ttl_s", math.inf))
+        load = Load(**value, expires_s=board.advance() + ttl_s)
+        numbers = (load.cores, load.memory, load.gpu)
+        if load.cluster and load.cluster not in board.clusters:
+            raise ValueError(f"no cluster {load.cluster!r}")
+        if not all(isinstance(number, int | float) and 0 <= number < math.inf for number in numbers) or not ttl_s > 0:
+            raise ValueError("numbers must be >= 0")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise OSError(errno.EINVAL, f"not a load: {error}", LOAD) from error
+    return dataclasses.replace(load, memory=min(load.memory, 1.0), gpu=min(load.gpu, 1.0))
