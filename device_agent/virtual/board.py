@@ -171,6 +171,10 @@ class VirtualBoard:
         devices = self.board_type.gpu.devices if self.board_type.gpu else ("",)
         return devices[-1 if self.parameters.release == "R36" else 0]
 
+    def find_next_event_s(self) -> float | None:
+        """When something will change by itself; None if nothing will."""
+        return None if self._next_event_s == _FOREVER else self._next_event_s
+
     def cluster_of(self, cpu: int) -> CpuCluster:
         """Raises StopIteration for a CPU that the board does not have."""
         return next(cluster for cluster in self.clusters.values() if cpu in cluster.cpus)
