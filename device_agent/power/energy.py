@@ -27,6 +27,8 @@ MIN_UPDATES = 3
 _FEW = 0.5
 # A window loses the updates at its two edges, which partly belong to what was before and after.
 _EDGE_UPDATES = 2
+# A sensor that errs more often than this is not to be believed in between either.
+_BAD_SHARE = 0.25
 # A pause between updates longer than this many periods is one in which updates were missed.
 _LONG = 1.5
 
@@ -88,7 +90,7 @@ def integrate(
         updates = powers[name].updates if name in powers else 0
         if updates < wanted and not notes.get(name):
             notes[name] = f"{updates} updates where {wanted} are needed"
-    enough = all(name in powers and powers[name].updates >= wanted for name in judged)
+    enough = all(name in powers and powers[name].updates >= wanted and _is_sound(powers[name]) for name in judged)
     return PowerWindow(
         started_s=start_s,
         window_s=end_s - start_s,
@@ -131,6 +133,8 @@ def _integrate_rail(
     half_j = (resolution_w / 2 + _UNIT_W) * length_s + spread_j
     if updates < MIN_UPDATES:
         half_j = max(half_j, _FEW * abs(energy_j) + resolution_w * length_s)
+    if bad > _BAD_SHARE * (reads + bad) and not note:
+        note = f"{bad} of {reads + bad} reads were bad ({rail.problem})"
     if not alive and not note:
         note = "its value never changed: constant, or stale"
     interval_j = (min(max(energy_j - half_j, 0.0), energy_j), energy_j + half_j)
@@ -146,6 +150,11 @@ def _integrate_rail(
         bad_reads=bad,
     )
     return power, note
+
+
+def _is_sound(power: RailPower) -> bool:
+    """Whether most reads were good."""
+    return power.bad_reads <= _BAD_SHARE * (power.reads + power.bad_reads)
 
 
 def _resolution_w(rail: RailTrace, step_w: float | None) -> float:

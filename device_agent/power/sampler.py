@@ -33,7 +33,7 @@ class Collector:
     """The reads of one stretch of time, turn by turn; whose thread does it is the caller's business."""
 
     def __init__(self, sensors: PowerSensors, rate_hz: float, clock: Callable[[], float]) -> None:
-        self._clock = clock
+        self._sensors, self._clock = sensors, clock
         self._turn_s = 1 / rate_hz
         self._turn = 0
         self._started_s = clock()
@@ -58,7 +58,7 @@ class Collector:
         for rail, recorder in self._rails:
             before_s = clock()
             try:
-                value_w = rail.read()
+                value_w = self._sensors.read(rail.name)
             except SensorError as error:
                 recorder.add_bad(before_s, str(error))
                 continue

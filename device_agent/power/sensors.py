@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from device_agent.board_types import UNKNOWN, BoardType
 from device_agent.clocks.access import ClockAccess
+from device_agent.errors import SensorError
 from device_agent.power import ina3221, rapl
 from device_agent.power.rail import Rail
 from device_agent.protocol import SensorInfo
@@ -19,14 +20,21 @@ from device_agent.sysfs import Tree
 class PowerSensors:
     """A board's rails. `total_rails` sum to `total_scope`; both empty where no rails do.
 
-    `infos` hold what is known of each sensor, more after `calibrate.measure_sensors`.
+    `inputs` are rails that feed a whole module: while the board runs they are never at 0 W. `infos` hold what is known of
+    each sensor, more after `calibrate.measure_sensors`.
     """
 
     def __init__(
-        self, rails: Sequence[Rail] = (), total_rails: tuple[str, ...] = (), total_scope: str = "", note: str = ""
+        self,
+        rails: Sequence[Rail] = (),
+        total_rails: tuple[str, ...] = (),
+        total_scope: str = "",
+        note: str = "",
+        inputs: tuple[str, ...] = (),
     ) -> None:
         self._rails = {rail.name: rail for rail in rails}
         self.total_rails, self.total_scope = total_rails, total_scope
+        self._inputs = inputs
         self.note = note
         self.infos = tuple(SensorInfo(rail.name, rail.driver, note=rail.note) for rail in self._rails.values())
 
@@ -36,12 +44,15 @@ class PowerSensors:
         return tuple(self._rails)
 
     def rail(self, name: str) -> Rail:
-        """One rail, to be read often."""
+        """The sensor of one rail, for what else it knows."""
         return self._rails[name]
 
     def read(self, name: str) -> float | None:
         """The latest value of a rail in W, None where its counter has just been started. Raises SensorError."""
-        return self._rails[name].read()
+        power_w = self._rails[name].read()
+        if power_w is not None and power_w <= 0 and name in self._inputs:
+            raise SensorError(f"{name} cannot be {power_w:g} W while the board runs")
+        return power_w
 
 
 def find_sensors(
@@ -62,9 +73,10 @@ def find_sensors(
         if missing:
             note = f"no total: the board lacks {', '.join(missing)}" if rails else "no power sensor"
             return PowerSensors(rails, note=note)
+        inputs = power.total if len(power.total) == 1 else ()
         if power.board_total and names.issuperset(power.board_total):
-            return PowerSensors(rails, power.total + power.board_total, "board")
-        return PowerSensors(rails, power.total, power.total_scope)
+            return PowerSensors(rails, power.total + power.board_total, "board", inputs=inputs)
+        return PowerSensors(rails, power.total, power.total_scope, inputs=inputs)
     packages = tuple(rail.name for rail in counters if rail.name.startswith(rapl.PACKAGE))
     if packages:
         return PowerSensors(rails, packages, "processor" if len(packages) == 1 else f"{len(packages)} processors")

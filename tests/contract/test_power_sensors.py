@@ -16,6 +16,8 @@ from device_agent.power import calibrate, energy, ina3221, sampler
 from device_agent.power.sensors import PowerSensors, find_sensors
 from device_agent.protocol import PowerWindow
 from device_agent.sysfs import FileTree
+from device_agent.virtual.board import TOTAL, Load, VirtualBoard
+from device_agent.virtual.tree import FAULT, VirtualTree
 
 _DEVICES = "sys/bus/i2c/devices"
 _TYPES = load_board_types()
@@ -459,3 +461,79 @@ def test_a_chip_without_driver_has_no_rails(tmp_path: Path) -> None:
         (tmp_path / _DEVICES / device).mkdir(parents=True)
         write(tmp_path / _DEVICES / device / "name", name)
     assert ina3221.find_rails(FileTree(tmp_path), _TYPES["jetson-nano"]) == []
+
+
+def make_virtual(name: str, privileged: bool = True) -> tuple[VirtualTree, PowerSensors, Clock]:
+    """A virtual board whose load goes up and down; its sensors are those of an agent with these rights."""
+    clock = Clock()
+    board = VirtualBoard(_TYPES[name], 3, clock)
+    cluster = next(iter(board.clusters))
+    refresh = -1
+
+    def passing(now_s: float) -> None:
+        nonlocal refresh
+        if int(now_s / 0.5) != refresh:
+            refresh = int(now_s / 0.5)
+            board.set_load("test", Load(cluster=cluster, cores=3.0 * (refresh % 2), memory=0.5))
+
+    clock.passing = passing
+    tree = VirtualTree(board)
+    sensors = find_sensors(tree if privileged else VirtualTree(board, privileged=False), _TYPES[name], clock=clock)
+    clock.sleep(3.0)
+    return tree, sensors, clock
+
+
+def watch_virtual(tree: VirtualTree, sensors: PowerSensors, clock: Clock, fault: str = "") -> PowerWindow:
+    """Look for 4 s; the fault comes when half of that has passed."""
+    if fault:
+        tree.write(FAULT, f"{fault}@2")
+    start_s = clock()
+    trace = sampler.collect(sensors, 4.0, 50.0, clock, clock.sleep)
+    window = energy.integrate(trace, start_s, start_s + 4.0, sensors)
+    assert window is not None
+    return window
+
+
+_SIMULATED = sorted(name for name, board_type in _TYPES.items() if board_type.simulation)
+
+
+@pytest.mark.parametrize("privileged", [True, False], ids=["root", "user"])
+@pytest.mark.parametrize("name", _SIMULATED)
+def test_virtual_boards_have_their_rails(name: str, privileged: bool) -> None:
+    """Every simulated type: rails and total as the type says, with and without the right to read names."""
+    known = _TYPES[name].power
+    tree, sensors, clock = make_virtual(name, privileged)
+    carrier = tree.board.parameters.optional_sensors
+    fitted = {rail for chip in known.chips if chip.fitted or carrier for rail in chip.rails if rail}
+    assert set(sensors.rails) == fitted
+    assert sensors.total_rails == known.total + (known.board_total if carrier else ())
+    assert sensors.total_scope == ("board" if carrier and known.board_total else known.total_scope)
+    by_place = not privileged and any(info.driver == "ina3221-iio" for info in sensors.infos)
+    assert {bool(info.note) for info in sensors.infos} == ({by_place} if fitted else set())
+    if fitted:
+        window = watch_virtual(tree, sensors, clock)
+        assert window.total is not None
+        truth_j = tree.board.exact_energy_j(TOTAL, window.started_s, window.started_s + 4.0)
+        assert window.total.energy_ci_j[0] <= truth_j <= window.total.energy_ci_j[1]
+
+
+@pytest.mark.parametrize("fault", ["sensor_vanish", "sensor_garbage", "sensor_error", "sensor_stale"])
+@pytest.mark.parametrize("name", ["jetson-nano", "jetson-tx2", "jetson-orin-nano-8gb"])
+def test_a_virtual_sensor_that_fails_is_told(name: str, fault: str) -> None:
+    """The part before the fault is reported, with what happened; a total is never made up, nor a value zero."""
+    tree, sensors, clock = make_virtual(name)
+    calibrate.measure_sensors(sensors, 1.0, clock, clock.sleep)
+    window = watch_virtual(tree, sensors, clock, fault)
+    assert window.rails
+    assert all(power.power_w > 0 or power.power_ci_w[1] > 0 for power in window.rails)
+    if fault == "sensor_stale":  # within this window it was alive; the next one shows it
+        window = watch_virtual(tree, sensors, clock)
+        assert "never changed: constant, or stale" in window.note
+    elif fault == "sensor_garbage":  # of rails that may be at 0 W some of it could be true
+        assert {power.rail for power in window.rails if power.bad_reads > 30} >= set(sensors.total_rails[:1])
+        assert "reads were bad" in window.note or "answered for" in window.note
+    else:
+        assert window.total is None
+        assert "answered for" in window.note
+        assert all(power.bad_reads > 30 for power in window.rails)
+    assert not window.enough
