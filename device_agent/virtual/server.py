@@ -1,6 +1,6 @@
 """A virtual board as a process of its own: "the hardware", which outlives whatever crashes on it.
 
-`python -m device_agent.virtual.server TYPE --socket PATH` serves many users, at PATH anybody and at PATH.root its owner.
+`python -m device_agent.virtual.server TYPE --socket PATH` serves many users: anybody at PATH, its owner at PATH.root.
 One thread, one loop; the messages are described in `client.py`.
 """
 

@@ -1,0 +1,42 @@
+"""Virtual boards whose time the test moves."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from device_agent.board_types import BoardType, load_board_types
+from device_agent.virtual.board import VirtualBoard
+
+
+@functools.cache
+def board_types() -> dict[str, BoardType]:
+    """Every board type of the inventory."""
+    return load_board_types()
+
+
+SIMULATED = tuple(sorted(name for name, board_type in board_types().items() if board_type.simulation))
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self, now_s: float = 1000.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now_s += seconds
+
+
+def make_board(name: str = "jetson-nano", seed: int = 0, typical: bool = True) -> tuple[VirtualBoard, Clock]:
+    """A board and its clock; `typical`: exactly as the type says, else as the seed has it."""
+    clock = Clock()
+    board_type = board_types()[name]
+    if typical:
+        spread = dict.fromkeys(("capacitance", "leakage", "resistance", "latency", "sensor_gain"), 0.0)
+        board_type = dataclasses.replace(board_type, simulation=board_type.simulation | {"spread": spread})
+    return VirtualBoard(board_type, seed, clock), clock
