@@ -20,8 +20,8 @@ from device_agent.sysfs import Tree
 class PowerSensors:
     """A board's rails. `total_rails` sum to `total_scope`; both empty where no rails do.
 
-    `inputs` are rails that feed a whole module: while the board runs they are never at 0 W. `infos` hold what is known of
-    each sensor, more after `calibrate.measure_sensors`.
+    `inputs` are rails that feed a whole module: while the board runs they are never at 0 W. `infos` hold what is known
+    of each sensor, more after `calibrate.measure_sensors`.
     """
 
     def __init__(
