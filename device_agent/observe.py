@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from device_agent.errors import SensorError
 from device_agent.marks import Phases
 from device_agent.power import energy
 from device_agent.power.sampler import Sampler, Trace
@@ -45,8 +46,10 @@ class Observer:
         try:
             yield
         finally:
-            sampler.stop()
-            self._trace = sampler.trace()
+            # A driver that hangs keeps its thread; power is then unknown for this measurement.
+            with contextlib.suppress(SensorError):
+                sampler.stop()
+                self._trace = sampler.trace()
 
     def read_power(self, phases: Phases) -> PowerWindow | None:
         """Power while the samples were taken; None without a sensor or a single value in that time."""

@@ -61,8 +61,8 @@ class RailPower(Message):
 class PowerWindow(Message):
     """Power over a window of the board's own clock. `total` is null where no rail is, or sums to, the board's total.
 
-    `enough` says whether every rail gave as many independent updates as were asked for; `note` says why not. `calls`
-    are the kernel's calls in the window, 0 for a window that just looks.
+    `enough` says whether every rail of the total (without one: every rail) gave as many independent updates as were
+    asked for; `note` says why not. `calls` are the kernel's calls in the window, 0 for a window that just looks.
     """
 
     started_s: float  # the board's monotonic clock
