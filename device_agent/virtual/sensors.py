@@ -35,7 +35,7 @@ class Chip:
         self.stale_since_s: float | None = None
         self._board = board
         self._key = zlib.crc32(address.encode())
-        self._phase = noise.uniform(board.seed, self._key)
+        self.phase = noise.uniform(board.seed, self._key)
         self._values: dict[int, tuple[tuple[int, float, bool], tuple[int, int]]] = {}
         self._triggers = 0
 
@@ -60,11 +60,11 @@ class Chip:
             self._triggers += 1
             return self._convert(rail, now_s - _TRIGGERED_S, now_s, self._triggers)
         period_s = self.update_period_s
-        index = math.floor(now_s / period_s - self._phase)
+        index = math.floor(now_s / period_s - self.phase)
         key = (index, period_s, self.triggered)
         cached = self._values.get(channel)
         if cached is None or cached[0] != key:
-            end_s = (index + self._phase) * period_s
+            end_s = (index + self.phase) * period_s
             cached = self._values[channel] = (key, self._convert(rail, end_s - period_s, end_s, index))
         return cached[1]
 

@@ -1,0 +1,110 @@
+"""How virtual boards stretch time: by clocks, cores and utilisation."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from device_agent.virtual.board import VirtualBoard
+from device_agent.virtual.pace import Pace, split_work
+from device_agent.virtual.tree import VirtualTree
+from tests.unit.virtual_boards import make_board
+
+
+def measure(board: VirtualBoard, cluster: str = "", cpu_s: float = 1.0, host_cores: int = 1) -> float:
+    """Board seconds for one second of the host, noise averaged out."""
+    pace = Pace(VirtualTree(board, privileged=False), cluster, host_cores)
+    return statistics.fmean(pace.board_seconds(1.0, cpu_s) for _ in range(200))
+
+
+def hold(board: VirtualBoard, cpu_hz: int, memory_hz: int | None = None) -> None:
+    """Hold every cluster, and the memory where it is given."""
+    with board.change():
+        for cluster in board.clusters.values():
+            cluster.clock.set_limits(cpu_hz, cpu_hz)
+        if board.memory and memory_hz:
+            board.memory.locked = True
+            board.memory.rate_hz = memory_hz
+
+
+def test_a_nano_is_six_times_slower_at_its_highest_clocks() -> None:
+    """One host core against one Cortex-A57."""
+    board, _ = make_board()
+    hold(board, 1_479_000_000, 1_600_000_000)
+    assert measure(board) == pytest.approx(6.0, rel=0.01)
+
+
+def test_time_goes_with_core_clock_and_memory_clock() -> None:
+    """Half the core clock costs the core's share again; half the memory clock the memory's."""
+    board, _ = make_board()
+    share = board.parameters.latency.core_share
+    hold(board, 1_479_000_000, 1_600_000_000)
+    fast = measure(board)
+    hold(board, 710_400_000, 1_600_000_000)
+    assert measure(board) / fast == pytest.approx(share * 1479 / 710.4 + 1 - share, rel=0.01)
+    hold(board, 1_479_000_000, 800_000_000)
+    assert measure(board) / fast == pytest.approx(share + 2 * (1 - share), rel=0.01)
+
+
+def test_throttling_takes_time() -> None:
+    """The clock that is, counts; not the one that was asked for."""
+    board, _ = make_board()
+    hold(board, 1_479_000_000, 1_600_000_000)
+    fast = measure(board)
+    with board.change():
+        board.throttle()
+    assert measure(board) > 1.5 * fast
+
+
+def test_parallel_work_is_spread_over_the_boards_cores() -> None:
+    """Two busy host cores for a second are two core-seconds: four cores of a Nano take a quarter each."""
+    board, _ = make_board()
+    hold(board, 1_479_000_000, 1_600_000_000)
+    assert measure(board, cpu_s=2.0, host_cores=2) == pytest.approx(6.0 * 2 / 4, rel=0.01)
+    with board.change():
+        for cpu in (2, 3):
+            board.set_online(cpu, False)
+    assert measure(board, cpu_s=2.0, host_cores=2) == pytest.approx(6.0, rel=0.01)
+
+
+def test_a_cluster_has_a_pace_of_its_own() -> None:
+    """Denver cores are faster than the A57 beside them, and what may run anywhere runs on the A57."""
+    board, _ = make_board("jetson-tx2")
+    with board.change():
+        board.apply_power_mode(board.board_type.power_modes[0])
+    hold(board, 2_035_200_000, 1_866_000_000)
+    assert measure(board, "denver") < 0.9 * measure(board, "a57")
+    assert measure(board, "") == pytest.approx(measure(board, "a57"), rel=0.01)
+
+
+def test_waiting_for_the_host_is_not_the_boards_time() -> None:
+    """A host that was busy with something else half of the time makes no difference."""
+    assert split_work(2.0, 1.0, 1) == split_work(1.0, 1.0, 1) == (1.0, 0.0)
+    assert split_work(1.0, 2.0, 2) == (0.0, 2.0)
+    assert split_work(1.0, 1.5, 2) == (0.5, 1.0)
+
+
+def test_the_board_is_busy_from_begin_to_end() -> None:
+    """Its load follows what was measured, and ends."""
+    board, _ = make_board()
+    pace = Pace(VirtualTree(board, privileged=False), "a57", 2)
+    pace.begin()
+    assert board.clusters["a57"].busy == 4
+    pace.board_seconds(1.0, 1.0)
+    assert board.clusters["a57"].busy == pytest.approx(1)
+    pace.board_seconds(1.0, 2.0)
+    assert board.clusters["a57"].busy == pytest.approx(4)
+    pace.end()
+    assert board.clusters["a57"].busy == 0
+
+
+def test_two_workers_do_not_have_the_same_noise() -> None:
+    """Noise is seeded by the board and by how many asked before; a new board of the same seed repeats it."""
+    runs = []
+    for _ in range(2):
+        board, _ = make_board()
+        tree = VirtualTree(board)
+        runs.append([Pace(tree, "", 1).board_seconds(1.0, 1.0) for _ in range(5)])
+    assert len(set(runs[0])) == 5
+    assert runs[0] == runs[1]
