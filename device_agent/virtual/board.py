@@ -13,10 +13,10 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterator
 
-from device_agent.board_types import BoardType, Cluster, PowerMode
+from device_agent.board_types import BoardType, PowerMode
 from device_agent.protocol import EVERY_CLUSTER
 from device_agent.virtual import parameters
-from device_agent.virtual.clocks import LimitedClock, MemoryClock
+from device_agent.virtual.clocks import CpuCluster, Gpu, LimitedClock, MemoryClock
 from device_agent.virtual.history import History, Piece
 from device_agent.virtual.parameters import GPU, MEMORY, Domain
 
@@ -41,41 +41,6 @@ class Load:
     memory: float = 0.0
     gpu: float = 0.0
     expires_s: float = _FOREVER
-
-
-class CpuCluster:
-    """One cluster: its clock, and which clock it has now."""
-
-    def __init__(self, cluster: Cluster, domain: Domain, clock: LimitedClock) -> None:
-        self.name = cluster.name
-        self.cpus = cluster.cpus
-        self.isolated = cluster.isolated
-        self.core = cluster.core
-        self.measured_clock = cluster.measured_clock
-        self.floors = cluster.memory_floor_hz
-        self.domain = domain
-        self.clock = clock
-        self.hz = clock.min_hz
-        self.busy = 0.0
-
-    def floor_hz(self) -> int:
-        """The memory clock that this CPU clock drags along."""
-        return max((floor for from_hz, floor in self.floors if self.hz >= from_hz), default=0)
-
-
-class Gpu:
-    """The GPU: its clock, and whether it may be cut off from power while idle."""
-
-    def __init__(self, clock: LimitedClock) -> None:
-        self.clock = clock
-        self.hz = clock.min_hz
-        self.busy = 0.0
-        self.railgate = True
-        self.power_control = "auto"
-
-    @property
-    def gated(self) -> bool:
-        return self.railgate and self.power_control == "auto" and not self.busy
 
 
 class VirtualBoard:

@@ -7,6 +7,9 @@ import errno
 import os
 from collections.abc import Sequence
 
+from device_agent.board_types import Cluster
+from device_agent.virtual.parameters import Domain
+
 # schedutil and the GPU's governor leave this headroom (Linux, kernel/sched/cpufreq_schedutil.c).
 _HEADROOM = 1.25
 
@@ -127,3 +130,38 @@ class MemoryClock:
         wanted = max(float(floor_hz), _HEADROOM * traffic * self.table[-1])
         index = min(bisect.bisect_left(self.table, wanted), len(self.table) - 1)
         return min(self.table[index], self.highest_hz)
+
+
+class CpuCluster:
+    """One cluster: its clock, and which clock it has now."""
+
+    def __init__(self, cluster: Cluster, domain: Domain, clock: LimitedClock) -> None:
+        self.name = cluster.name
+        self.cpus = cluster.cpus
+        self.isolated = cluster.isolated
+        self.core = cluster.core
+        self.measured_clock = cluster.measured_clock
+        self.floors = cluster.memory_floor_hz
+        self.domain = domain
+        self.clock = clock
+        self.hz = clock.min_hz
+        self.busy = 0.0
+
+    def floor_hz(self) -> int:
+        """The memory clock that this CPU clock drags along."""
+        return max((floor for from_hz, floor in self.floors if self.hz >= from_hz), default=0)
+
+
+class Gpu:
+    """The GPU: its clock, and whether it may be cut off from power while idle."""
+
+    def __init__(self, clock: LimitedClock) -> None:
+        self.clock = clock
+        self.hz = clock.min_hz
+        self.busy = 0.0
+        self.railgate = True
+        self.power_control = "auto"
+
+    @property
+    def gated(self) -> bool:
+        return self.railgate and self.power_control == "auto" and not self.busy

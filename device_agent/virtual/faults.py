@@ -1,7 +1,8 @@
 """Faults of a virtual board: what they are called, and what they do to files and model.
 
 `KIND[:ARG][@SECONDS]`: with SECONDS it happens that much later. A PATTERN is a glob over the path as it was asked for
-or as it resolves; one without wildcards matches anywhere in the path.
+or as it resolves; one without wildcards matches anywhere in the path. `slow_read` needs the server: in this process
+nothing waits.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 
-from device_agent.virtual.board import Gpu, VirtualBoard
-from device_agent.virtual.clocks import MemoryClock, refuse
+from device_agent.virtual.board import VirtualBoard
+from device_agent.virtual.clocks import Gpu, MemoryClock, refuse
 from device_agent.virtual.files import Files, parse_number
 
 _DEBUG = "/sys/kernel/debug"

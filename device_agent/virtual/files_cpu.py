@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 
-from device_agent.virtual.board import CpuCluster, VirtualBoard
-from device_agent.virtual.clocks import refuse
+from device_agent.virtual.board import VirtualBoard
+from device_agent.virtual.clocks import CpuCluster, refuse
 from device_agent.virtual.files import Files, format_cpu_list, parse_number
 from device_agent.virtual.noise import Noise
 

@@ -17,6 +17,12 @@ from device_agent.virtual.files_clocks import DEFAULT_MEMORY_CAP, MEMORY_CAP
 
 _FAILED = 255
 CONFIGURATION = "/etc/nvpmodel.conf"
+_CPU_NAMES = {
+    "cortex-a57": "CPU_A57",
+    "denver2": "CPU_DENVER",
+    "carmel": "CPU_DENVER_{}",
+    "cortex-a78ae": "CPU_A78_{}",
+}
 
 
 def add_power_mode_files(board: VirtualBoard, files: Files) -> None:
@@ -71,9 +77,8 @@ def _render_mode(board: VirtualBoard, mode: PowerMode, gating: bool) -> list[str
 
 
 def _cpu_name(index: int, core: str) -> str:
-    if core in ("carmel", "cortex-a78ae"):
-        return f"CPU_{core.upper().replace('CORTEX-', '').removesuffix('AE')}_{index}".replace("CARMEL", "DENVER")
-    return f"CPU_{core.upper().replace('CORTEX-', '').rstrip('2')}"
+    """What the file calls a cluster: by core, numbered where all are alike. Carmel counts as Denver."""
+    return _CPU_NAMES.get(core, "CPU_{}").format(index)
 
 
 def run_nvpmodel(board: VirtualBoard, arguments: list[str], privileged: bool) -> str:
