@@ -54,6 +54,14 @@ class ClockAccess(Protocol):
         """
         ...
 
+    def clear_unsafe(self, force: bool = False) -> tuple[str, ...]:
+        """For an operator: try again to put back what did not go back, and trust the clocks again. Returns notes.
+
+        `force` takes the clocks from whoever holds them, and clears even what still does not go back. Raises
+        UnsafeError when something does not go back, BusyError when somebody holds the clocks.
+        """
+        ...
+
     def close(self) -> None:
         """Let go; a transaction still open is restored by the helper."""
         ...

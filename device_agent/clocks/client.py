@@ -1,0 +1,205 @@
+"""`ClockAccess` by way of the clock helper: what an unprivileged agent uses.
+
+A connection lives only as long as a transaction; everything outside one asks over a connection of its own. Forked
+processes let go of it: the heartbeat stays with the process that began.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+from device_agent.clocks import wire
+from device_agent.clocks.access import AccessStatus
+from device_agent.clocks.transaction import NO_TRANSACTION
+from device_agent.errors import HelperUnavailableError, RefusedError, UnsafeError
+
+CALL_TIMEOUT_S = 5.0
+# Restoring has 2 s, nvpmodel 4 s, a helper that was killed 1 s.
+_LONG_TIMEOUT_S = 10.0
+
+
+class HelperClient:
+    """The clock helper at a socket. Nothing is connected until something is asked. Safe to fork, not to share."""
+
+    def __init__(self, socket_path: str | Path) -> None:
+        self.socket_path = str(socket_path)
+        self._sock: socket.socket | None = None
+        self._forget()
+        _clients.add(self)
+
+    def status(self) -> AccessStatus:
+        return AccessStatus(**self._ask({"op": "status"}))
+
+    def begin(self, holder: str) -> None:
+        """See `ClockAccess`. Begun already: nothing changes, unless that transaction is over."""
+        with contextlib.suppress(HelperUnavailableError):
+            if self._sock is not None:
+                self._call({"op": "begin", "holder": holder}, _LONG_TIMEOUT_S)
+                return
+        self._ended = ""
+        sock = self._connect(_LONG_TIMEOUT_S)
+        try:
+            self._token = str(self._exchange(sock, {"op": "begin", "holder": holder}))
+        except BaseException:
+            sock.close()
+            raise
+        self._sock = sock
+        self._stop = threading.Event()
+        threading.Thread(
+            target=_beat, args=(sock, self._send_lock, self._stop), name="clock-heartbeat", daemon=True
+        ).start()
+
+    def read(self, path: str) -> str:
+        return str(self._ask({"op": "read", "path": path}))
+
+    def write(self, path: str, text: str) -> None:
+        self._call({"op": "write", "path": path, "text": text})
+
+    def set_power_mode(self, mode_id: int) -> str:
+        return str(self._call({"op": "power_mode", "mode": mode_id}, _LONG_TIMEOUT_S))
+
+    def restore(self) -> tuple[str, ...]:
+        """See `ClockAccess`. A transaction that the helper ended itself has been restored: then a note says why."""
+        if self._sock is None and not self._ended:
+            return ()
+        try:
+            return tuple(self._call({"op": "restore"}, _LONG_TIMEOUT_S))
+        except HelperUnavailableError as error:
+            # Whoever answers now has restored before: at its end, or at its start.
+            status = self.status()
+            if status.unsafe:
+                raise UnsafeError(status.unsafe) from error
+            return (str(error),)
+        finally:
+            self._disconnect("")
+
+    def clear_unsafe(self, force: bool = False) -> tuple[str, ...]:
+        """See `ClockAccess`."""
+        return tuple(self._ask({"op": "clear", "force": force}, _LONG_TIMEOUT_S))
+
+    def close(self) -> None:
+        self._disconnect("")
+
+    def _ask(self, request: dict[str, Any], timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        """Outside any transaction."""
+        with self._connect(timeout_s) as sock:
+            return self._exchange(sock, request)
+
+    def _call(self, request: dict[str, Any], timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        """Within the transaction. Raises RefusedError without one, HelperUnavailableError when it is over."""
+        if self._sock is None:
+            if self._ended:
+                raise HelperUnavailableError(self._ended)
+            raise RefusedError(NO_TRANSACTION)
+        self._sock.settimeout(timeout_s)
+        try:
+            return self._exchange(self._sock, request | {"token": self._token})
+        except HelperUnavailableError as error:
+            self._disconnect(str(error))
+            raise
+
+    def _connect(self, timeout_s: float) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            sock.settimeout(timeout_s)
+            sock.connect(self.socket_path)
+        except OSError as error:
+            sock.close()
+            raise HelperUnavailableError(_explain(self.socket_path, error)) from error
+        return sock
+
+    def _exchange(self, sock: socket.socket, request: dict[str, Any]) -> Any:
+        """Send a request, wait for its answer. Raises what the answer says, HelperUnavailableError without one."""
+        self._last_id += 1
+        broken: OSError | None = None
+        try:
+            with self._send_lock:
+                sock.send(wire.pack({"id": self._last_id} | request))
+        except OSError as error:
+            broken = error  # why it hung up may still be there to read
+        answer: dict[str, Any] = {}
+        try:
+            while answer.get("id") != self._last_id:
+                packet = wire.receive(sock, wire.MAX_ANSWER_BYTES)
+                if not packet:
+                    raise HelperUnavailableError("the clock helper hung up; it restores what was held")
+                answer = wire.unpack(packet)
+                if "ended" in answer:
+                    raise HelperUnavailableError(f"the clock helper has ended this transaction: {answer['ended']}")
+                if "error" in answer:
+                    break
+        except TimeoutError as error:
+            raise HelperUnavailableError(f"the clock helper at {self.socket_path} does not answer") from error
+        except (OSError, ValueError) as error:
+            raise HelperUnavailableError(_explain(self.socket_path, broken or error)) from error
+        if "error" in answer:
+            raise wire.make_error(answer)
+        return answer["value"]
+
+    def _disconnect(self, ended: str) -> None:
+        """Let go of the transaction's connection; `ended` is what later calls are told."""
+        self._ended = ended
+        self._stop.set()
+        sock, self._sock, self._token = self._sock, None, ""
+        if sock is not None:
+            with self._send_lock:  # the heartbeat must not send into a descriptor that is somebody else's by then
+                sock.close()
+
+    def _forget(self) -> None:
+        """Nothing is held here; also in a forked process, whose locks may be in any state."""
+        self._sock = None
+        self._token = ""
+        self._ended = ""
+        self._last_id = 0
+        self._send_lock = threading.Lock()
+        self._stop = threading.Event()
+
+    def after_fork(self) -> None:
+        """In a forked process: close our copy of the connection, so that it ends with the one who holds it."""
+        sock = self._sock
+        self._forget()
+        if sock is not None:
+            sock.close()
+
+
+def _beat(sock: socket.socket, send_lock: threading.Lock, stop: threading.Event) -> None:
+    """Tell the helper that this process runs, until the transaction ends. A queue that is full is full of beats."""
+    packet = wire.pack({"op": "beat"})
+    while not stop.wait(wire.HEARTBEAT_S):
+        with send_lock:
+            if stop.is_set():
+                return
+            try:
+                sock.send(packet, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                continue
+            except OSError:
+                return
+
+
+def _explain(path: str, error: Exception) -> str:
+    match error:
+        case FileNotFoundError():
+            return f"no clock helper: there is no socket {path}"
+        case PermissionError():
+            return f"the clock helper's socket {path} refuses this user; is it in the socket's group?"
+        case ConnectionRefusedError():
+            return f"no clock helper serves {path}"
+    return f"the clock helper at {path}: {error}"
+
+
+_clients: weakref.WeakSet[HelperClient] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for client in list(_clients):
+        client.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,290 @@
+"""The clock helper: `python -m device_agent.clocks.helper --socket S --state-dir D`. Standard library only; for root.
+
+Two processes that guard each other. The guardian holds the listening socket and touches no clock; its child serves
+(`server.py`). A child that is dead or silent for GUARD_TIMEOUT_S is ended, and the next one begins by restoring what
+the snapshot on disk says, as it does at boot. A child whose guardian is gone restores and ends with exit code 1: there
+is never one without the other for longer than that takes, and systemd starts both anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import grp
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from device_agent.clocks.server import BEAT_S, READY, BeatingTree, Heart, Server
+from device_agent.clocks.transaction import Transaction, has_snapshot, lock_state, write_unsafe
+from device_agent.errors import BusyError
+from device_agent.sysfs import VIRTUAL_PREFIX, open_tree
+
+DEFAULT_GROUP = "tvm-farm"
+GUARD_TIMEOUT_S = 1.0
+# A killed process is gone within milliseconds; one stuck in a driver may never go, and the next one need not wait.
+_KILL_TIMEOUT_S = 0.3
+# A predecessor that lost its guardian is still restoring.
+_LOCK_TIMEOUT_S = 5.0
+_MAX_FAILED_STARTS = 5
+_FAILED_START_PAUSE_S = 0.2
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+_log = logging.getLogger("clock-helper")
+
+
+class Guardian:
+    """Keeps one serving child, and sees to it that whatever a child leaves behind is restored."""
+
+    def __init__(self, listener: socket.socket, state_dir: Path, root: str, parent: int | None) -> None:
+        self._listener = listener
+        self._state_dir = state_dir
+        self._root = root
+        self._parent = parent
+        self._wakeup = catch_signals()
+        self._stopping = ""
+        self._hung_restores = 0
+        self._failed_starts = 0
+        self._seen_ready = False
+        self._pid = 0
+
+    def run(self) -> int:
+        """Guard until told to end; return the exit code."""
+        while True:
+            heart = self._start_child()
+            ready, how = self._watch(heart)
+            heart.close()
+            self._end_child()
+            if self._stopping and not (has_snapshot(self._state_dir) and how and self._failed_starts == 0):
+                return 0
+            self._failed_starts = 0 if ready else self._failed_starts + 1
+            _log.error("the serving process %s%s", how or "ended", "" if ready else " before it was ready")
+            if not ready and how == "fell silent":
+                self._hung_restores += 1
+                if self._hung_restores == 2:  # the first may have been stopped by somebody
+                    self._mark_unsafe("restoring the clocks hangs; a driver does not answer, reboot the board")
+            elif ready:
+                self._hung_restores = 0
+            if self._failed_starts >= _MAX_FAILED_STARTS or (not ready and not self._seen_ready and not how):
+                return 1
+            if not ready:
+                time.sleep(_FAILED_START_PAUSE_S)
+
+    def _start_child(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        # A signal between fork and the child's own handlers would be taken for one to us.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                ours.close()
+                self._wakeup.close()
+                _run_child(theirs, self._listener, self._state_dir, self._root)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        with contextlib.suppress(OSError):  # whoever of us is first
+            os.setpgid(pid, pid)
+        theirs.close()
+        ours.setblocking(False)
+        self._pid = pid
+        if self._stopping:
+            os.kill(pid, signal.SIGTERM)
+        return ours
+
+    def _watch(self, heart: socket.socket) -> tuple[bool, str]:
+        """Watch the child until it is gone or silent; return whether it was ready, and how it went."""
+        poll = select.poll()
+        poll.register(heart, select.POLLIN)
+        poll.register(self._wakeup, select.POLLIN)
+        ready, heard_s = False, time.monotonic()
+        while True:
+            events = dict(poll.poll(BEAT_S * 1000))
+            if heart.fileno() in events:
+                # Everything is read before it is judged: we may have been stopped ourselves.
+                try:
+                    message = heart.recv(1 << 16)
+                except ConnectionResetError:
+                    message = b""
+                if not message:
+                    return ready, self._describe_end()
+                heard_s = time.monotonic()
+                if READY in message and not ready:
+                    ready = self._seen_ready = True
+                    notify("READY=1")
+                notify("WATCHDOG=1")
+            elif time.monotonic() - heard_s > GUARD_TIMEOUT_S:
+                return ready, "fell silent"
+            if not self._stopping and (why := self._find_reason_to_stop(self._wakeup.fileno() in events)):
+                _log.info("ending: %s", why)
+                self._stopping = why
+                poll.unregister(self._wakeup)
+                notify("STOPPING=1")
+                os.kill(self._pid, signal.SIGTERM)  # ours, and not reaped: nobody else's pid
+
+    def _find_reason_to_stop(self, signalled: bool) -> str:
+        if signalled:
+            return "told to"
+        if self._parent is not None and os.getppid() != self._parent:
+            return "the parent is gone"
+        return ""
+
+    def _describe_end(self) -> str:
+        """How a child went that hung up, "" if it ended by itself."""
+        deadline_s = time.monotonic() + _KILL_TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            end = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if end is not None:
+                if end.si_code == os.CLD_EXITED:
+                    return ""
+                return f"was killed by signal {end.si_status}"
+            time.sleep(0.002)
+        return "hung up"
+
+    def _end_child(self) -> None:
+        """Kill it and what it has started (nvpmodel); it keeps its pid until it is reaped here."""
+        for send in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                send(self._pid, signal.SIGKILL)
+        deadline_s = time.monotonic() + _KILL_TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            # An earlier one that was stuck in a driver may have come loose as well.
+            with contextlib.suppress(ChildProcessError):
+                if os.waitpid(-1, os.WNOHANG)[0] == self._pid:
+                    return
+            time.sleep(0.002)
+        _log.error("process %d does not end: it is stuck in a driver", self._pid)
+
+    def _mark_unsafe(self, reason: str) -> None:
+        _log.error("UNSAFE: %s", reason)
+        with contextlib.suppress(OSError):
+            write_unsafe(self._state_dir, reason)
+
+
+def _run_child(guardian: socket.socket, listener: socket.socket, state_dir: Path, root: str) -> NoReturn:
+    """Restore what was left, then serve. Exit codes: 0 told to end, 1 alone or unable to start."""
+    code = 1
+    try:
+        with contextlib.suppress(OSError):
+            os.setpgid(0, 0)
+        wakeup = catch_signals()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        heart = Heart(guardian)
+        heart.beat()
+        transaction = Transaction(BeatingTree(open_tree(root), heart), state_dir, heart.aside)
+        for note in transaction.recover():
+            _log.warning("restored what was left behind: %s", note)
+        if transaction.unsafe:
+            _log.error("UNSAFE: %s", transaction.unsafe)
+        heart.send(READY)
+        why = Server(listener, transaction, heart).serve(guardian, wakeup)
+        _log.info("served until %s", why)
+        code = 0 if why == "told to end" else 1
+    except Exception:  # noqa: BLE001  the edge of a process
+        _log.exception("the serving process fails")
+    finally:
+        os._exit(code)
+
+
+def catch_signals() -> socket.socket:
+    """Have the signals that end us make this socket readable."""
+    wakeup, ring = socket.socketpair()
+    ring.setblocking(False)
+    signal.set_wakeup_fd(ring.detach(), warn_on_full_buffer=False)
+    for number in _SIGNALS:
+        signal.signal(number, lambda *_: None)
+    return wakeup
+
+
+def notify(state: str) -> None:
+    """Tell systemd, if it started us. Protocol: sd_notify(3)."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address[:1] in ("/", "@"):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.sendto(state.encode(), socket.MSG_DONTWAIT, address.replace("@", "\0", 1))
+
+
+def open_listener(path: str, group: str | None) -> socket.socket:
+    """The listening socket, for its owner and `group` only. `group` None: DEFAULT_GROUP where there is one.
+
+    Raises BusyError where somebody serves already, OSError, KeyError for a group that does not exist.
+    """
+    gid = None
+    with contextlib.ExitStack() as stack:
+        if group is None:
+            stack.enter_context(contextlib.suppress(KeyError))
+        gid = grp.getgrnam(group or DEFAULT_GROUP).gr_gid
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+            raise BusyError(f"somebody serves {path} already")
+        except (FileNotFoundError, ConnectionRefusedError):
+            Path(path).unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    old_mask = os.umask(0o177)  # nobody may connect before the group is set
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(old_mask)
+    if gid is not None:
+        try:
+            os.chown(path, -1, gid)
+            os.chmod(path, 0o660)  # noqa: PTH101
+        except PermissionError:
+            _log.warning("not allowed to give %s to its group; only this user may connect", path)
+    listener.listen(32)
+    listener.setblocking(False)
+    return listener
+
+
+def wait_for_lock(state_dir: Path) -> int | None:
+    """The lock on the state folder; None where it cannot be made: then nothing can begin. Raises BusyError."""
+    deadline_s = time.monotonic() + _LOCK_TIMEOUT_S
+    while True:
+        try:
+            return lock_state(state_dir)
+        except OSError as error:
+            _log.error("no clocks can be held: %s", error)
+            return None
+        except BusyError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.02)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the helper; return its exit code: 0 told to end, 1 otherwise, 2 wrong usage."""
+    parser = argparse.ArgumentParser(prog="device_agent.clocks.helper", description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--socket", required=True, help="where to listen")
+    parser.add_argument("--state-dir", required=True, type=Path, help="where snapshots are kept; survives a reboot")
+    parser.add_argument("--root", default="/", help="the folder with /sys in it, or virtual:SOCKET (default: /)")
+    parser.add_argument("--group", help=f"who may connect (default: {DEFAULT_GROUP} if there is such a group)")
+    parser.add_argument("--exit-with-parent", action="store_true", help="restore and end when the parent process ends")
+    chosen = parser.parse_args(arguments)
+    parent = os.getppid() if chosen.exit_with_parent else None
+    logging.basicConfig(level=logging.INFO, format="%(name)s[%(process)d] %(levelname)s %(message)s", stream=sys.stderr)
+    if chosen.root.startswith(VIRTUAL_PREFIX):
+        import device_agent.virtual.client  # noqa: F401  once, for every child
+    try:
+        lock = wait_for_lock(chosen.state_dir)
+        listener = open_listener(chosen.socket, chosen.group)
+    except (BusyError, OSError, KeyError) as error:
+        print(f"clock-helper: {error}", file=sys.stderr)
+        return 1
+    try:
+        return Guardian(listener, chosen.state_dir, chosen.root, parent).run()
+    finally:
+        Path(chosen.socket).unlink(missing_ok=True)
+        if lock is not None:
+            os.close(lock)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
