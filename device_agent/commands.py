@@ -10,13 +10,15 @@ import json
 import select
 import signal
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from device_agent import doctor, options
 from device_agent.board import Board
 from device_agent.errors import BusyError, HelperUnavailableError
 from device_agent.protocol import Clocks, DomainClocks, PinReport, PinStatus, PowerSpec, PowerTrace
 
+# The slowest known sensor changes every 0.42 s; it takes a few changes to tell.
+_SENSOR_LOOK_S = 2.0
 _EXIT_CODES = {
     PinStatus.OK: 0,
     PinStatus.FAILED: 1,
@@ -41,7 +43,7 @@ def run(chosen: argparse.Namespace, board: Board) -> int:
 
 
 def _describe(chosen: argparse.Namespace, board: Board) -> int:
-    board.measure_sensors(2.0)
+    board.measure_sensors(_SENSOR_LOOK_S)
     description = board.describe()
     if chosen.json:
         print(json.dumps(description.to_dict()))
@@ -113,7 +115,7 @@ def format_clocks(clocks: Clocks) -> str:
     return "\n".join(lines)
 
 
-def _columns(rows: list[tuple[str, ...]]) -> Iterable[str]:
+def _columns(rows: Sequence[tuple[str, ...]]) -> Iterable[str]:
     widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -207,7 +209,7 @@ def _restore(chosen: argparse.Namespace, board: Board) -> int:
 
 
 def _power(chosen: argparse.Namespace, board: Board) -> int:
-    board.measure_sensors(1.0)
+    board.measure_sensors(_SENSOR_LOOK_S)
     trace = board.watch_power(PowerSpec(chosen.seconds, chosen.rate_hz))
     if chosen.json:
         print(json.dumps(trace.to_dict()))
@@ -221,23 +223,26 @@ def format_power(trace: PowerTrace) -> str:
     title = f"{trace.board}{'  (simulated)' if trace.simulated else ''}"
     if trace.window is None:
         return f"{title}\nno power sensor that can be read: power and energy are unknown, not zero"
+    window = trace.window
+    named = [(rail.rail, rail) for rail in window.rails]
+    if window.total is not None:
+        named.append((f"total ({window.total_scope})", window.total))
     rows = [("RAIL", "POWER W", "95 % INTERVAL", "ENERGY J", "READS", "NEW VALUES", "MISSED", "BAD")]
-    for rail in (*trace.window.rails, *filter(None, (trace.window.total,))):
-        rows.append(
-            (
-                f"total ({trace.window.total_scope})" if rail is trace.window.total else rail.rail,
-                f"{rail.power_w:.3f}",
-                f"{rail.power_ci_w[0]:.3f} to {rail.power_ci_w[1]:.3f}",
-                f"{rail.energy_j:.3f}",
-                str(rail.reads),
-                str(rail.updates),
-                str(rail.gaps),
-                str(rail.bad_reads),
-            )
+    rows += [
+        (
+            name,
+            f"{rail.power_w:.3f}",
+            f"{rail.power_ci_w[0]:.3f} to {rail.power_ci_w[1]:.3f}",
+            f"{rail.energy_j:.3f}",
+            str(rail.reads),
+            str(rail.updates),
+            str(rail.gaps),
+            str(rail.bad_reads),
         )
-    lines = [f"{title}, {trace.window.window_s:.2f} s", *_columns(rows)]
-    if trace.window.total is None:
+        for name, rail in named
+    ]
+    lines = [f"{title}, {window.window_s:.2f} s", *_columns(rows)]
+    if window.total is None:
         lines.append("note         this board has no total")
-    if trace.window.note:
-        lines.append(f"note         {trace.window.note}")
+    lines += [f"note         {note}" for note in filter(None, window.note.split("; "))]
     return "\n".join(lines)

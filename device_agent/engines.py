@@ -46,6 +46,7 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
     payload = b""
     latency_s = []
     collecting_s = 0.0
+    result: Any = None
 
     def call() -> float:
         nonlocal result
@@ -54,7 +55,7 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
         return time.perf_counter() - begun
 
     for index in range(spec.warmup + spec.runs):
-        result: Any = None
+        result = None
         took_s = plan.paced(call, 1)
         if index >= spec.warmup:
             latency_s.append(took_s)
