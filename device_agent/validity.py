@@ -50,11 +50,11 @@ def find_throttling(before: Evidence, after: Evidence) -> str:
 def find_drift(before: Evidence, after: Evidence, pinned_hz: Mapping[int, int]) -> str:
     """Which clock was not where it was held, or which limit somebody moved meanwhile; "" for none."""
     for evidence, when in ((before, "before"), (after, "after")):
-        for core, wanted in pinned_hz.items():
-            measured = evidence.cpu_freq_hz.get(str(core))
+        for cpu, wanted in pinned_hz.items():
+            measured = evidence.cpu_freq_hz.get(str(cpu))
             # An idle core may read 0 where the clock is measured; an offline one has no file.
             if measured and abs(measured - wanted) > CLOCK_TOLERANCE * wanted:
-                return f"cpu{core} ran at {_mhz(measured)} {when} the measurement; it is held at {_mhz(wanted)}"
+                return f"cpu{cpu} ran at {_mhz(measured)} {when} the measurement; it is held at {_mhz(wanted)}"
     for core, limit in before.cpu_max_hz.items():
         if after.cpu_max_hz.get(core, limit) != limit:
             moved = f"from {_mhz(limit)} to {_mhz(after.cpu_max_hz[core])}"
