@@ -1,5 +1,6 @@
 """Clocks of a board: what they are, holding them at an operating point, and never leaving them there.
 
-`cpufreq`, `hotplug`, `devfreq`, `emc` and `power_mode` know one kind of kernel file each; `controller` holds a point.
-`access` says how files are written; `rules`, `guard`, `helper` and `client` are the root clock helper and its client.
+`bounds`, `cpufreq`, `hotplug`, `devfreq`, `emc` and `power_mode` know one kind of kernel file each; `point` checks a
+point, `apply` writes it, `controller` holds it. `access` says how files are written; `rules`, `guard`, `transaction`,
+`server`, `helper` and `client` are the root clock helper and its client.
 """

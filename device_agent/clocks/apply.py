@@ -1,0 +1,194 @@
+"""Writes a point that a board has, in the order that kernels take, and reads back what came of it.
+
+Within a transaction that `controller` has begun; whether the board has the point was decided in `point`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Collection
+
+from device_agent.clocks.access import ClockAccess
+from device_agent.clocks.bounds import format_hz
+from device_agent.clocks.hotplug import format_cpus
+from device_agent.clocks.point import Plan, require_listed
+from device_agent.clocks.power_mode import Mode
+from device_agent.errors import BadPointError, ClockError
+from device_agent.platforms.platform import Platform
+from device_agent.protocol import OperatingPoint
+
+# The TX2's measured clock jitters by about one percent; neighbours in every known table are further apart than this.
+TOLERANCE = 0.02
+# Between two looks at something that has not settled.
+_LOOK_AGAIN_S = 0.002
+# An idle core's measured clock reads 0 (TX2), and a capped clock rests below what was asked: so long without another
+# value is taken for the end of it.
+_REST_S = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class _Target:
+    """A clock that must come to `hz`. `explain` says why it may rest elsewhere, "" where that is a failure."""
+
+    name: str
+    hz: int
+    read_hz: Callable[[], int | None]
+    explain: Callable[[int], str] = lambda now_hz: ""
+
+
+def apply(platform: Platform, access: ClockAccess, plan: Plan, deadline_s: float) -> tuple[OperatingPoint, list[str]]:
+    """Set everything in `plan`; return the point reached and notes on what was rounded, capped or raised.
+
+    `deadline_s` is a time of the monotonic clock. Raises ClockError for what did not take, BadPointError for what is
+    found out only now, and as `ClockAccess`.
+    """
+    notes: list[str] = []
+    if plan.mode is not None:
+        notes += _set_mode(platform, access, plan.mode, deadline_s)
+    if plan.cores is not None:
+        platform.hotplug.set_online(access, plan.cores)
+        _await_online(platform, plan.cores, deadline_s)
+    online = platform.hotplug.read_online()
+    memory = platform.memory
+    memory_before_hz = memory.read_hz() if memory else None
+    if memory and plan.memory_hz is not None:
+        notes += memory.hold(access, plan.memory_hz)
+    cpu_hz, gpu_hz = {}, None
+    for name, hz in plan.cpu_hz.items():
+        cluster = platform.find_cluster(name)
+        if table := cluster.read_table_hz(online):
+            require_listed(name, hz, table)
+        cpu_hz[name] = cluster.hold(access, hz, online)
+        notes += _explain_rounding(name, hz, cpu_hz[name])
+    if platform.gpu and plan.gpu_hz is not None:
+        gpu_hz = platform.gpu.hold(access, plan.gpu_hz)
+        notes += _explain_rounding("gpu", plan.gpu_hz, gpu_hz)
+    rests = _settle(_list_targets(platform, plan, cpu_hz, gpu_hz, online), deadline_s, notes)
+    memory_hz = rests.get("memory", plan.memory_hz)
+    if memory and memory_hz is None:
+        notes += _explain_drag(memory_before_hz, memory.read_hz())
+    return OperatingPoint(
+        power_mode=plan.mode.name if plan.mode else None,
+        cores_online=None if plan.cores is None else online,
+        cpu_freq_hz=cpu_hz,
+        gpu_freq_hz=gpu_hz,
+        memory_freq_hz=memory_hz,
+    ), notes
+
+
+def _set_mode(platform: Platform, access: ClockAccess, mode: Mode, deadline_s: float) -> list[str]:
+    """Let nvpmodel set the mode; return what drivers have made of its limits."""
+    wanted = mode.plan_online(platform.hotplug.read_online())
+    try:
+        access.set_power_mode(mode.id)
+    except OSError as error:
+        if "reboot" in str(error).lower():
+            raise BadPointError(f"power mode {mode.name} needs a reboot, which the agent never does") from error
+        raise ClockError(f"nvpmodel did not set {mode.name}: {error.strerror or error}") from error
+    _await_online(platform, wanted, deadline_s)
+    current = platform.power_modes.read_current() if platform.power_modes else None
+    if current is not None and current.id != mode.id:
+        raise ClockError(f"nvpmodel did not set {mode.name}: it says {current.name}")
+    limits = [
+        (cluster.name, cap_hz, clock.read_high_hz())
+        for cpu, cap_hz in mode.cpu_max_hz.items()
+        for cluster in platform.clusters
+        if cpu in cluster.cpus
+        for clock in cluster.clocks(wanted)[:1]
+    ]
+    if platform.gpu and mode.gpu_max_hz:
+        limits.append(("gpu", mode.gpu_max_hz, platform.gpu.read().max_hz))
+    return [
+        f"power mode {mode.name} limits {name} to {format_hz(cap_hz)}; the driver has made it {format_hz(high_hz)}"
+        for name, cap_hz, high_hz in limits
+        if high_hz is not None and high_hz != cap_hz
+    ]
+
+
+def _await_online(platform: Platform, wanted: Collection[int], deadline_s: float) -> None:
+    while set(online := platform.hotplug.read_online()) != set(wanted):
+        if time.monotonic() > deadline_s:
+            raise ClockError(f"asked for {format_cpus(wanted)} online, but there are {format_cpus(online)}")
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _list_targets(
+    platform: Platform, plan: Plan, cpu_hz: dict[str, int], gpu_hz: int | None, online: Collection[int]
+) -> list[_Target]:
+    """Every clock whose current value must follow."""
+    targets = []
+    for name, hz in cpu_hz.items():
+        cluster = platform.find_cluster(name)
+        # A driver without a table (intel_pstate) leaves the clock to the hardware: limits are all there is.
+        if cluster.read_table_hz(online):
+            targets.append(_Target(name, hz, lambda cluster=cluster: cluster.read_hz(online)))  # type: ignore[misc]
+    if platform.gpu and gpu_hz is not None:
+        targets.append(_Target("gpu", gpu_hz, platform.gpu.read_hz))
+    memory = platform.memory
+    if memory and plan.memory_hz is not None:
+        wanted_hz = plan.memory_hz
+        floor_hz = max((platform.find_cluster(name).find_floor_hz(hz) for name, hz in cpu_hz.items()), default=0)
+
+        def explain(now_hz: int) -> str:
+            high_hz = memory.read_high_hz()
+            if high_hz is not None and high_hz < wanted_hz and is_close(now_hz, high_hz):
+                return f"the board caps the memory clock at {format_hz(high_hz)}"
+            if wanted_hz < floor_hz <= now_hz * (1 + TOLERANCE):
+                return f"the CPU's clock raises the memory clock to {format_hz(now_hz)}"
+            return ""
+
+        targets.append(_Target("memory", wanted_hz, memory.read_hz, explain))
+    return targets
+
+
+def _settle(targets: list[_Target], deadline_s: float, notes: list[str]) -> dict[str, int]:
+    """Wait until every clock is where it must be; return those that rest elsewhere for a reason. Raises ClockError."""
+    started_s = time.monotonic()
+    rests: dict[str, int] = {}
+    pending = list(targets)
+    only_zeros = {target.name for target in targets}
+    while True:
+        late: list[tuple[_Target, int]] = []
+        rested = time.monotonic() - started_s > _REST_S
+        for target in pending:
+            now_hz = target.read_hz()
+            if now_hz:
+                only_zeros.discard(target.name)
+            if now_hz is None or (now_hz == 0 and rested and target.name in only_zeros):
+                reads = "cannot be read" if now_hz is None else "reads 0 while idle"
+                notes.append(f"{target.name}: its clock {reads}; its limits were verified")
+            elif is_close(now_hz, target.hz):
+                continue
+            elif rested and now_hz and (reason := target.explain(now_hz)):
+                notes.append(reason)
+                rests[target.name] = now_hz
+            else:
+                late.append((target, now_hz))
+        if not late:
+            return rests
+        if time.monotonic() > deadline_s:
+            stuck = (f"{t.name} stays at {format_hz(hz)} and does not come to {format_hz(t.hz)}" for t, hz in late)
+            raise ClockError("; ".join(stuck))
+        pending = [target for target, _ in late]
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def is_close(now_hz: int, wanted_hz: int) -> bool:
+    """Whether a clock that was read is the one that was asked for."""
+    return abs(now_hz - wanted_hz) <= TOLERANCE * wanted_hz
+
+
+def _explain_rounding(name: str, asked_hz: int, reached_hz: int) -> list[str]:
+    if asked_hz == reached_hz:
+        return []
+    return [f"{name}: asked for {format_hz(asked_hz)}, the driver holds {format_hz(reached_hz)}"]
+
+
+def _explain_drag(before_hz: int | None, after_hz: int | None) -> list[str]:
+    if before_hz is None or after_hz is None or is_close(after_hz, before_hz):
+        return []
+    return [
+        f"the memory clock went from {format_hz(before_hz)} to {format_hz(after_hz)} with the CPU's clock; "
+        "name a memory frequency to hold it"
+    ]

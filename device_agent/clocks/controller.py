@@ -1,0 +1,194 @@
+"""Holds a board at an operating point: as a whole or not at all, and gives it back as it was.
+
+Which points a board has is decided in `point`, how they are written and read back in `apply`, with whose rights in
+`access`. Everything here blocks, and ends by a deadline.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+
+from device_agent.clocks.access import ClockAccess
+from device_agent.clocks.apply import apply, is_close
+from device_agent.clocks.bounds import format_hz
+from device_agent.clocks.hotplug import format_cpus
+from device_agent.clocks.point import plan_point
+from device_agent.errors import AgentError, BadPointError, BusyError, ClockError, HelperUnavailableError, UnsafeError
+from device_agent.platforms.platform import Platform
+from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks, OperatingPoint, PinReport, PinStatus
+
+# Putting back what somebody else moved must not hold up a measurement.
+_CHECK_S = 1.0
+
+
+class Controller:
+    """One board's clocks in one process. `holder` is how others are told who holds them."""
+
+    def __init__(self, platform: Platform, access: ClockAccess, holder: str = "") -> None:
+        self.platform = platform
+        self.held: OperatingPoint | None = None  # the point reached
+        self._access = access
+        self._holder = holder
+
+    @staticmethod
+    def read(platform: Platform) -> Clocks:
+        """Every clock now, without knowing who holds them. Never raises."""
+        online = platform.hotplug.read_online()
+        modes = platform.power_modes
+        mode = modes.read_current() if modes else None
+        return Clocks(
+            clusters=tuple(cluster.read(online) for cluster in platform.clusters),
+            gpu=platform.gpu.read() if platform.gpu else None,
+            memory=platform.memory.read() if platform.memory else None,
+            power_mode=mode.name if mode else None,
+            power_modes=modes.names if modes else (),
+            notes=platform.notes,
+        )
+
+    def show(self) -> Clocks:
+        """Every clock now, who holds them, and whether they can be trusted. Never raises."""
+        clocks = self.read(self.platform)
+        try:
+            status = self._access.status()
+        except (AgentError, OSError) as error:
+            return dataclasses.replace(clocks, notes=(*clocks.notes, f"clock helper: {error}"))
+        locked = "" if status.holder else find_lock(clocks)
+        notes = (*clocks.notes, locked) if locked else clocks.notes
+        return dataclasses.replace(clocks, holder=status.holder, unsafe=status.unsafe, notes=notes)
+
+    def pin(self, point: OperatingPoint, deadline_s: float = 5.0) -> PinReport:
+        """Hold the board at `point`, on top of what is held already; a power mode takes the place of all that.
+
+        Never raises. Refused before the first write, what was held before still is, and `reached` says so. After any
+        other failure nothing is held, and everything was restored.
+        """
+        started_s = time.monotonic()
+        wanted = self._merge(point)
+        try:
+            plan = plan_point(self.platform, wanted, self._must_set_mode(point, wanted))
+        except BadPointError as error:
+            return self._report(PinStatus.REFUSED, str(error), started_s)
+        first = self.held is None
+        self.held = None
+        try:
+            locked = find_lock(self.read(self.platform)) if first else ""
+            self._access.begin(self._holder or f"process {os.getpid()}")
+        except (AgentError, OSError) as error:
+            return self._report(_status_of(error), str(error), started_s)
+        try:
+            reached, notes = apply(self.platform, self._access, plan, started_s + deadline_s)
+        except (AgentError, OSError) as error:
+            return self._give_up(error, started_s)
+        self.held = dataclasses.replace(reached, power_mode=plan.mode.name if plan.mode else wanted.power_mode)
+        return self._report(PinStatus.OK, "", started_s, (*([locked] if locked else []), *notes))
+
+    def unpin(self) -> PinReport:
+        """Let go: every clock as it was before the first pin. Never raises."""
+        started_s = time.monotonic()
+        held, self.held = self.held, None
+        try:
+            notes = self._access.restore()
+        except (AgentError, OSError) as error:
+            return self._report(_status_of(error), str(error), started_s)
+        return self._report(PinStatus.OK, "" if held else "nothing was held", started_s, notes)
+
+    def check(self, point: OperatingPoint | None = None) -> tuple[str, ...]:
+        """Make sure that `point`, by default what is held, still holds; put back what others moved, with a note each.
+
+        Raises ClockError when it cannot be put back.
+        """
+        wanted = point or self.held
+        moved = self._find_moved(wanted) if wanted is not None else []
+        if wanted is None or not moved:
+            return ()
+        try:
+            plan = plan_point(self.platform, wanted, self._must_set_mode(OperatingPoint(), wanted))
+            _, notes = apply(self.platform, self._access, plan, time.monotonic() + _CHECK_S)
+        except (AgentError, OSError) as error:
+            raise ClockError(f"{'; '.join(moved)}; it could not be put back: {error}") from error
+        return (*(f"{what}; it was put back" for what in moved), *notes)
+
+    def _merge(self, point: OperatingPoint) -> OperatingPoint:
+        """`point` on top of what is held. nvpmodel overwrites every limit, so a mode begins anew."""
+        held = self.held
+        if held is None or point.power_mode is not None:
+            return point
+        cores = held.cores_online if point.cores_online is None else point.cores_online
+        kept = {} if EVERY_CLUSTER in point.cpu_freq_hz else dict(held.cpu_freq_hz)
+        if cores is not None:  # a cluster that goes offline is held no more
+            kept = {name: hz for name, hz in kept.items() if self.platform.find_cluster(name).online_of(cores)}
+        return OperatingPoint(
+            power_mode=held.power_mode,
+            cores_online=cores,
+            cpu_freq_hz=kept | point.cpu_freq_hz,
+            gpu_freq_hz=held.gpu_freq_hz if point.gpu_freq_hz is None else point.gpu_freq_hz,
+            memory_freq_hz=held.memory_freq_hz if point.memory_freq_hz is None else point.memory_freq_hz,
+        )
+
+    def _must_set_mode(self, point: OperatingPoint, wanted: OperatingPoint) -> bool:
+        """A mode that is asked for is set even if it is the current one: others may have moved its limits."""
+        if point.power_mode is not None:
+            return True
+        modes = self.platform.power_modes
+        current = modes.read_current() if modes and wanted.power_mode is not None else None
+        return current is not None and current.name != wanted.power_mode
+
+    def _find_moved(self, wanted: OperatingPoint) -> list[str]:
+        """What is no longer as it was pinned."""
+        moved = []
+        online = self.platform.hotplug.read_online()
+        if self._must_set_mode(OperatingPoint(), wanted):
+            moved.append("somebody has set another power mode")
+        if wanted.cores_online is not None and set(online) != set(wanted.cores_online):
+            moved.append(f"{format_cpus(online)} are online instead of {format_cpus(wanted.cores_online)}")
+        for name, hz in wanted.cpu_freq_hz.items():
+            if not self.platform.find_cluster(name).is_held_at(hz, online):
+                moved.append(f"the limits of {name} are not {format_hz(hz)} any more")
+        gpu, memory = self.platform.gpu, self.platform.memory
+        if gpu and wanted.gpu_freq_hz is not None and not gpu.is_held_at(wanted.gpu_freq_hz):
+            moved.append(f"the limits of gpu are not {format_hz(wanted.gpu_freq_hz)} any more")
+        if memory and wanted.memory_freq_hz is not None:
+            now_hz = memory.read_hz()
+            if not memory.is_locked() or (now_hz is not None and not is_close(now_hz, wanted.memory_freq_hz)):
+                moved.append(f"the memory clock is {format_hz(now_hz)} instead of {format_hz(wanted.memory_freq_hz)}")
+        return moved
+
+    def _give_up(self, error: Exception, started_s: float) -> PinReport:
+        """Restore everything, and say why."""
+        try:
+            notes = self._access.restore()
+        except (AgentError, OSError) as worse:
+            message = f"{error}; and the clocks could not be restored: {worse}"
+            return self._report(_status_of(worse), message, started_s)
+        return self._report(_status_of(error), f"{error}; everything was restored", started_s, notes)
+
+    def _report(self, status: PinStatus, message: str, started_s: float, notes: tuple[str, ...] = ()) -> PinReport:
+        took_s = time.monotonic() - started_s
+        return PinReport(status, message, self.held, self.show(), notes, took_s)
+
+
+def find_lock(clocks: Clocks) -> str:
+    """What to say where somebody holds every clock already: then there is no clean state to go back to. "": not so."""
+    domains: list[DomainClocks] = [domain for domain in clocks.clusters if domain.online and domain.max_hz is not None]
+    domains += [clocks.gpu] if clocks.gpu else []
+    if not domains or any(domain.min_hz != domain.max_hz or len(domain.available_hz) == 1 for domain in domains):
+        return ""
+    memory = clocks.memory
+    if memory and memory.current_hz is not None and memory.max_hz is not None and memory.current_hz < memory.max_hz:
+        return ""
+    return "somebody holds every clock already (jetson_clocks?): letting go restores that, not a board left to itself"
+
+
+def _status_of(error: Exception) -> PinStatus:
+    match error:
+        case BadPointError():
+            return PinStatus.REFUSED
+        case BusyError():
+            return PinStatus.BUSY
+        case UnsafeError():
+            return PinStatus.UNSAFE
+        case HelperUnavailableError():
+            return PinStatus.UNAVAILABLE
+    return PinStatus.FAILED

@@ -1,0 +1,143 @@
+"""CPU clocks: which cores share one, its table and bounds, wherever the kernel keeps them just now.
+
+Which cores are online is `hotplug`'s business. A core that goes offline may take its cpufreq folder along, and the last
+of a cluster takes the policy; so files are looked for through a core that is online, each time anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from device_agent.clocks.access import ClockAccess
+from device_agent.clocks.bounds import CPUFREQ, BoundedClock
+from device_agent.errors import ClockError
+from device_agent.protocol import DomainClocks
+from device_agent.sysfs import Tree, list_names, natural_key, parse_cpu_list, read_ints, read_text
+
+CPUS = "/sys/devices/system/cpu"
+
+
+class CpuCluster:
+    """Cores that are set together. `groups` are the cores of each cpufreq policy; usually there is one.
+
+    `default_hz` is the board type's table, for a cluster that has never been seen online; `floors` its pairs of a CPU
+    clock and the memory clock that goes with it at least.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        name: str,
+        cpus: Sequence[int],
+        groups: Sequence[Sequence[int]] = (),
+        isolated: bool = False,
+        default_hz: Sequence[int] = (),
+        floors: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self.name = name
+        self.cpus = tuple(cpus)
+        self.isolated = isolated
+        self._tree = tree
+        self._groups = tuple(map(tuple, groups)) or (self.cpus,)
+        self._default_hz = tuple(default_hz)
+        self._floors = tuple(floors)
+        self._table_hz: tuple[int, ...] = ()
+        self._folders: dict[int, str] = {}
+
+    def online_of(self, online: Collection[int]) -> tuple[int, ...]:
+        """The cluster's cores that are online."""
+        return tuple(cpu for cpu in self.cpus if cpu in online)
+
+    def clocks(self, online: Collection[int]) -> list[BoundedClock]:
+        """One clock per policy that has a core online."""
+        first = [next((cpu for cpu in group if cpu in online), None) for group in self._groups]
+        return [BoundedClock(self._tree, self._find_folder(cpu), CPUFREQ) for cpu in first if cpu is not None]
+
+    def read(self, online: Collection[int]) -> DomainClocks:
+        """The cluster as it is now; of several policies, the first."""
+        clocks = self.clocks(online)
+        clock = clocks[0] if clocks else None
+        return DomainClocks(
+            name=self.name,
+            min_hz=clock.read_low_hz() if clock else None,
+            max_hz=clock.read_high_hz() if clock else None,
+            current_hz=clock.read_now_hz() if clock else None,
+            governor=clock.read_governor() if clock else None,
+            available_hz=self.read_table_hz(online),
+            cpus=self.cpus,
+            online=self.online_of(online),
+            isolated=self.isolated,
+        )
+
+    def read_table_hz(self, online: Collection[int]) -> tuple[int, ...]:
+        """The board's own table; remembered, since it goes with the last core. Empty where none was ever seen."""
+        if not self._table_hz and (clocks := self.clocks(online)):
+            self._table_hz = clocks[0].read_table_hz()
+        return self._table_hz
+
+    def find_table_hz(self, online: Collection[int]) -> tuple[int, ...]:
+        """The board's own table, else the board type's."""
+        return self.read_table_hz(online) or self._default_hz
+
+    def read_range_hz(self, online: Collection[int]) -> tuple[int, int] | None:
+        """Lowest and highest clock of a driver without a table; None without cpufreq."""
+        for clock in self.clocks(online):
+            ends = [read_ints(self._tree, f"{clock.folder}/cpuinfo_{end}_freq") for end in ("min", "max")]
+            if all(ends):
+                return ends[0][0] * 1000, ends[1][0] * 1000
+        return None
+
+    def read_hz(self, online: Collection[int]) -> int | None:
+        """The clock now, in some boards a measurement; None if it cannot be read."""
+        clocks = self.clocks(online)
+        return clocks[0].read_now_hz() if clocks else None
+
+    def find_floor_hz(self, cpu_hz: int) -> int:
+        """The lowest memory clock beside this CPU clock, as far as the board's type knows."""
+        return max((floor_hz for from_hz, floor_hz in self._floors if cpu_hz >= from_hz), default=0)
+
+    def hold(self, access: ClockAccess, hz: int, online: Collection[int]) -> int:
+        """Hold every policy at `hz`; return what the driver made of it. Raises ClockError."""
+        clocks = self.clocks(online)
+        if not clocks:
+            raise ClockError(f"{self.name} went offline")
+        reached = {clock.hold(access, self.name, hz) for clock in clocks}
+        if len(reached) > 1:
+            raise ClockError(f"{self.name}: its policies hold {', '.join(map(str, sorted(reached)))} Hz")
+        return reached.pop()
+
+    def is_held_at(self, hz: int, online: Collection[int]) -> bool:
+        """Whether the bounds of every policy are `hz`."""
+        clocks = self.clocks(online)
+        return bool(clocks) and all(clock.is_held_at(hz) for clock in clocks)
+
+    def _find_folder(self, cpu: int) -> str:
+        """Where the files of a core that is online are: its policy's folder, which may come back under another name."""
+        folder = self._folders.get(cpu)
+        if folder is None or not self._tree.exists(f"{folder}/{CPUFREQ.high}"):
+            names = (name for name, cpus in find_policies(self._tree, ()).items() if cpu in cpus)
+            folder = f"{CPUS}/cpufreq/{name}" if (name := next(names, None)) else f"{CPUS}/cpu{cpu}/cpufreq"
+            self._folders[cpu] = folder
+        return folder
+
+
+def find_policies(tree: Tree, online: Collection[int]) -> dict[str, tuple[int, ...]]:
+    """CPUs that share a clock, by the policy's name; empty without cpufreq. Offline cores may be missing."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name in list_names(tree, f"{CPUS}/cpufreq", "policy[0-9]*"):
+        if cpus := read_ints(tree, f"{CPUS}/cpufreq/{name}/related_cpus"):
+            found[name] = cpus
+    seen = {cpu for cpus in found.values() for cpu in cpus}
+    for cpu in sorted(online):  # a captured tree may hold the cores' own folders only
+        if cpu not in seen and (cpus := read_ints(tree, f"{CPUS}/cpu{cpu}/cpufreq/related_cpus")):
+            found[f"policy{min(cpus)}"] = cpus
+            seen.update(cpus)
+    return dict(sorted(found.items(), key=lambda item: natural_key(item[0])))
+
+
+def read_isolated(tree: Tree) -> tuple[int, ...]:
+    """Cores that the scheduler leaves alone (`isolcpus=` on the kernel's command line)."""
+    try:
+        return parse_cpu_list(read_text(tree, f"{CPUS}/isolated") or "")
+    except ValueError:
+        return ()

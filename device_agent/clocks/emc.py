@@ -1,0 +1,154 @@
+"""The memory clock of Tegra boards, in debugfs: drivers `override` (T210) and `bpmp` (T186 and later), and the cap.
+
+File sequences: rbonghi/jetson_stats, jtop/core/memory.py. A rate that firmware does not have is dropped without an
+error: whoever holds a rate must read it back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from device_agent.clocks.access import ClockAccess
+from device_agent.clocks.bounds import format_hz, write
+from device_agent.errors import AgentError, ClockError
+from device_agent.protocol import DomainClocks
+from device_agent.sysfs import Tree, read_int
+
+_DEBUG = "/sys/kernel/debug"
+# Written by nvpmodel, in Hz, 0 for none; the second name is R36's.
+_CAPS = ("/sys/kernel/nvpmodel_emc_cap/emc_iso_cap", "/sys/kernel/nvpmodel_clk_cap/emc")
+LOCKED = "locked"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Driver:
+    """Files of one driver. `hold` is what is written, in order: a path and its value, None for the rate."""
+
+    name: str
+    lock: str
+    now: tuple[str, ...]  # the first that can be read
+    low: str
+    high: str
+    table: str  # in kHz; "" where there is none
+    hold: tuple[tuple[str, str | None], ...]
+
+
+_OVERRIDE, _BPMP = f"{_DEBUG}/clk/override.emc", f"{_DEBUG}/bpmp/debug/clk/emc"
+_DRIVERS = (
+    _Driver(
+        name="override",
+        lock=f"{_OVERRIDE}/clk_state",
+        now=(f"{_DEBUG}/tegra_bwmgr/emc_rate", f"{_DEBUG}/clk/emc/clk_rate", f"{_OVERRIDE}/clk_rate"),
+        low=f"{_DEBUG}/tegra_bwmgr/emc_min_rate",
+        high=f"{_DEBUG}/tegra_bwmgr/emc_max_rate",
+        table="",
+        hold=((f"{_OVERRIDE}/clk_update_rate", None), (f"{_OVERRIDE}/clk_state", "1")),
+    ),
+    _Driver(
+        name="bpmp",
+        lock=f"{_BPMP}/mrq_rate_locked",
+        now=(f"{_BPMP}/rate", f"{_DEBUG}/clk/emc/clk_rate"),
+        low=f"{_BPMP}/min_rate",
+        high=f"{_BPMP}/max_rate",
+        table=f"{_DEBUG}/bpmp/debug/emc/possible_rates",
+        hold=((f"{_BPMP}/mrq_rate_locked", "1"), (f"{_BPMP}/rate", None), (f"{_BPMP}/state", "1")),
+    ),
+)
+
+
+class MemoryClock:
+    """The memory clock. debugfs is root's own: what `tree` may not read is asked of `access`.
+
+    `default_hz` is the board type's table, used within the board's bounds where the board itself has none.
+    """
+
+    def __init__(
+        self, tree: Tree, driver: _Driver, access: ClockAccess | None = None, default_hz: Sequence[int] = ()
+    ) -> None:
+        self.driver = driver.name
+        self._tree = tree
+        self._files = driver
+        self._access = access
+        self._default_hz = tuple(default_hz)
+        self._table_hz: tuple[int, ...] = ()
+
+    def read(self) -> DomainClocks:
+        """The clock as it is now; its governor is `locked` while somebody holds it."""
+        return DomainClocks(
+            name="memory",
+            min_hz=self._read(self._files.low),
+            max_hz=self.read_high_hz(),
+            current_hz=self.read_hz(),
+            governor=LOCKED if self.is_locked() else None,
+            available_hz=self.read_table_hz(),
+        )
+
+    def read_hz(self) -> int | None:
+        """The clock now; None if it cannot be read."""
+        return next((hz for hz in map(self._read, self._files.now) if hz is not None), None)
+
+    def read_high_hz(self) -> int | None:
+        """The highest clock that the board allows now; None if it cannot be read."""
+        return self._read(self._files.high)
+
+    def is_locked(self) -> bool:
+        """Whether somebody holds it."""
+        return bool(self._read(self._files.lock))
+
+    def read_table_hz(self) -> tuple[int, ...]:
+        """What the board offers; where it does not say, the board type's table from the lowest clock on."""
+        if not self._table_hz:
+            text = read_privileged(self._tree, self._access, self._files.table) if self._files.table else None
+            table_hz = sorted({int(word) * 1000 for word in (text or "").split() if word.isdecimal()})
+            if not table_hz:
+                low_hz = self._read(self._files.low) or 0
+                return tuple(hz for hz in self._default_hz if hz >= low_hz)
+            self._table_hz = tuple(table_hz)
+        return self._table_hz
+
+    def hold(self, access: ClockAccess, hz: int) -> tuple[str, ...]:
+        """Raise a lower cap, hold the rate, return notes; the caller reads back. Raises ClockError."""
+        notes = []
+        for cap in _CAPS:
+            cap_hz = read_int(self._tree, cap)
+            if cap_hz and cap_hz < hz:
+                write(access, cap, str(hz))
+                notes.append(f"raised the memory clock's cap from {format_hz(cap_hz)}")
+        for path, text in self._files.hold:
+            write(access, path, str(hz) if text is None else text)
+        if not self.is_locked():
+            raise ClockError(f"the memory clock does not lock: {self._files.lock} does not hold 1")
+        return tuple(notes)
+
+    def _read(self, path: str) -> int | None:
+        found = re.match(r"\s*(\d+)\b", read_privileged(self._tree, self._access, path) or "")
+        return int(found.group(1)) if found else None
+
+
+def read_privileged(tree: Tree, access: ClockAccess | None, path: str) -> str | None:
+    """A file that only root may read, by way of `access` if need be; None if it cannot be read."""
+    try:
+        return tree.read(path)
+    except PermissionError:
+        if access is None:
+            return None
+    except OSError:
+        return None
+    try:
+        return access.read(path)
+    except (OSError, AgentError):
+        return None
+
+
+def find_memory(
+    tree: Tree, access: ClockAccess | None = None, driver: str = "", default_hz: Sequence[int] = ()
+) -> MemoryClock | None:
+    """The memory clock whose files are there; `driver` is the one to be expected, taken where nothing can be read."""
+    expected = sorted(_DRIVERS, key=lambda known: known.name != driver)
+    for known in expected:
+        if read_privileged(tree, access, known.lock) is not None:
+            return MemoryClock(tree, known, access, default_hz)
+    hidden = access is None and not tree.exists(f"{_DEBUG}/clk") and expected[0].name == driver
+    return MemoryClock(tree, expected[0], access, default_hz) if hidden else None
