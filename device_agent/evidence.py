@@ -6,6 +6,7 @@ cannot be read is missing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable
@@ -23,6 +24,7 @@ _ALARM = re.compile(r"curr\d+_(max|crit)_alarm|oc\d+_event_cnt")
 # The only place where an R32 kernel says that under-voltage or over-current slowed the clocks down.
 _KERNEL_LOG = "/dev/kmsg"
 _KERNEL_ALARM = b"soctherm: OC ALARM"
+_MAX_MESSAGES = 10_000
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 Reader = Callable[[], "int | None"]
@@ -59,7 +61,8 @@ class Sensors:
             for name in list_names(self.tree, f"{_HWMON}/{chip}")
             if _ALARM.fullmatch(name)
         }
-        self._log = None if self.tree.simulated else _KernelLog.open(self.tree)
+        of_this_machine = isinstance(self.tree, FileTree) and str(self.tree.root) == "/"
+        self._log = _KernelLog() if of_this_machine else None
 
     @property
     def thermal_zones(self) -> tuple[str, ...]:
@@ -70,8 +73,8 @@ class Sensors:
         """Read every sensor now; never raises."""
         load = (read_text(self.tree, "/proc/loadavg") or "").split()
         alarms = self._read(self._alarms)
-        if self._log is not None:
-            alarms["kernel log"] = self._log.count()
+        if self._log is not None and (logged := self._log.count()) is not None:
+            alarms["kernel log"] = logged
         return Evidence(
             cpu_freq_hz=self._read_cores("scaling_cur_freq"),
             cpu_max_hz=self._read_cores("scaling_max_freq"),
@@ -117,30 +120,33 @@ class Sensors:
 
 
 class _KernelLog:
-    """Counts the kernel's over-current messages since it was opened."""
+    """Counts the kernel's over-current messages, in each process from its first look on.
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    A worker closes every file that it was forked with, so each process opens the log itself.
+    """
+
+    def __init__(self) -> None:
+        self._pid = 0
+        self._fd = -1
         self._count = 0
 
-    @classmethod
-    def open(cls, tree: Tree) -> _KernelLog | None:
-        """Follow the log from now on; None for a captured tree, or where the kernel keeps it from this user."""
-        if not isinstance(tree, FileTree) or str(tree.root) != "/":
+    def count(self) -> int | None:
+        """How many alarms the kernel has logged since the first look; None where it keeps its log from this user."""
+        if self._pid != os.getpid():
+            self._pid, self._fd, self._count = os.getpid(), -1, 0
+            with contextlib.suppress(OSError):
+                self._fd = os.open(_KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                os.lseek(self._fd, 0, os.SEEK_END)
+        if self._fd < 0:
             return None
-        try:
-            fd = os.open(_KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            os.lseek(fd, 0, os.SEEK_END)
-        except OSError:
-            return None
-        return cls(fd)
-
-    def count(self) -> int:
-        """How many alarms the kernel has logged."""
-        while True:
+        for _ in range(_MAX_MESSAGES):
             try:
-                self._count += os.read(self._fd, 8192).count(_KERNEL_ALARM)
+                message = os.read(self._fd, 8192)
             except BrokenPipeError:  # messages were overwritten before we came; go on with the next
                 continue
             except OSError:
-                return self._count
+                break
+            if not message:
+                break
+            self._count += _KERNEL_ALARM in message
+        return self._count
