@@ -124,7 +124,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def find_clock_files(tree: Tree) -> list[str]:
-    """Every file of this board that may be written, as resolved paths."""
+    """Every file that this board may have and that may be written, as resolved paths."""
     paths = [f"{_CPUS}/{cpu}/online" for cpu in list_names(tree, _CPUS, "cpu[0-9]*")]
     for policy in list_names(tree, f"{_CPUS}/cpufreq", "policy*"):
         paths += [f"{_CPUS}/cpufreq/{policy}/{name}" for name in _POLICY_FILES]

@@ -23,7 +23,7 @@ MAX_POWER_MODE = 63
 _CPUS = "/sys/devices/system/cpu"
 _DEBUG = "/sys/kernel/debug"
 # Device-tree names of Tegra GPUs (rbonghi/jetson_stats, jtop/core/gpu.py).
-GPU_NAMES = ("gpu", "gp10b", "gv11b", "ga10b")
+GPU_NAMES = ("gpu", "gm20b", "gp10b", "gv11b", "ga10b")
 FAN_NAMES = ("pwmfan", "pwm-fan")
 # Averages that an INA3221 can take (TI INA3221 data sheet).
 _SAMPLES = ("1", "4", "16", "64", "128", "256", "512", "1024")
