@@ -165,8 +165,8 @@ class Controller:
         return self._report(_status_of(error), f"{error}; everything was restored", started_s, notes)
 
     def _report(self, status: PinStatus, message: str, started_s: float, notes: tuple[str, ...] = ()) -> PinReport:
-        took_s = time.monotonic() - started_s
-        return PinReport(status, message, self.held, self.show(), notes, took_s)
+        clocks = self.show()
+        return PinReport(status, message, self.held, clocks, notes, time.monotonic() - started_s)
 
 
 def find_lock(clocks: Clocks) -> str:

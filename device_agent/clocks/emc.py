@@ -6,13 +6,14 @@ error: whoever holds a rate must read it back.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Sequence
 
 from device_agent.clocks.access import ClockAccess
 from device_agent.clocks.bounds import format_hz, write
-from device_agent.errors import AgentError, ClockError
+from device_agent.errors import AgentError, ClockError, HelperUnavailableError, RefusedError
 from device_agent.protocol import DomainClocks
 from device_agent.sysfs import Tree, read_int
 
@@ -145,10 +146,27 @@ def read_privileged(tree: Tree, access: ClockAccess | None, path: str) -> str | 
 def find_memory(
     tree: Tree, access: ClockAccess | None = None, driver: str = "", default_hz: Sequence[int] = ()
 ) -> MemoryClock | None:
-    """The memory clock whose files are there; `driver` is the one to be expected, taken where nothing can be read."""
+    """The memory clock whose files are there; where nobody can look, the one of the `driver` that the type expects."""
     expected = sorted(_DRIVERS, key=lambda known: known.name != driver)
     for known in expected:
         if read_privileged(tree, access, known.lock) is not None:
             return MemoryClock(tree, known, access, default_hz)
-    hidden = access is None and not tree.exists(f"{_DEBUG}/clk") and expected[0].name == driver
+    hidden = expected[0].name == driver and _is_hidden(tree, access, expected[0].lock)
     return MemoryClock(tree, expected[0], access, default_hz) if hidden else None
+
+
+def _is_hidden(tree: Tree, access: ClockAccess | None, path: str) -> bool:
+    """Whether nobody who may look answers; the clock helper may come later."""
+    try:
+        tree.read(path)
+    except PermissionError:
+        if access is None:
+            return True
+        with contextlib.suppress(OSError, RefusedError):
+            try:
+                access.read(path)
+            except HelperUnavailableError:
+                return True
+    except OSError:
+        pass
+    return False
