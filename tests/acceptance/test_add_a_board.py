@@ -69,7 +69,8 @@ def run(home: Home, steps: list[Step]) -> list[str]:
         "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     process = subprocess.Popen(
-        ["bash", "-e", "-u", "-c", f"exec 2>&1\n{script}"],
+        # An agent left behind by a step that failed would keep our pipe open.
+        ["bash", "-e", "-u", "-c", f"exec 2>&1\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{script}"],
         cwd=home.path,
         env=environment,
         stdin=subprocess.DEVNULL,
