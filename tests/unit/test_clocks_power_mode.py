@@ -145,7 +145,7 @@ def test_configurations_of_several_boards_are_not_guessed_from(tmp_path: Path) -
 
 
 def test_the_types_modes_serve_where_the_configuration_cannot_be_read(tmp_path: Path) -> None:
-    """nvpmodel answers, so there are modes; which, only the board type says."""
+    """Where nvpmodel answers there are modes; which, only the board type says."""
     known = load_board_types()["jetson-tx2"]
     clusters = {cluster.name: cluster.cpus for cluster in known.clusters}
     modes = find_power_modes(Board(tmp_path, "NV Power Mode: MAXQ\n1\n"), known.power_modes, clusters)
