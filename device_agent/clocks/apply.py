@@ -90,6 +90,7 @@ def _set_mode(platform: Platform, access: ClockAccess, mode: Mode, deadline_s: f
     current = platform.power_modes.read_current() if platform.power_modes else None
     if current is not None and current.id != mode.id:
         raise ClockError(f"nvpmodel did not set {mode.name}: it says {current.name}")
+    notes = [] if current else [f"power mode {mode.name}: nvpmodel does not tell this user which mode is set"]
     limits = [
         (cluster.name, cap_hz, clock.read_high_hz())
         for cpu, cap_hz in mode.cpu_max_hz.items()
@@ -99,7 +100,7 @@ def _set_mode(platform: Platform, access: ClockAccess, mode: Mode, deadline_s: f
     ]
     if platform.gpu and mode.gpu_max_hz:
         limits.append(("gpu", mode.gpu_max_hz, platform.gpu.read().max_hz))
-    return [
+    return notes + [
         f"power mode {mode.name} limits {name} to {format_hz(cap_hz)}; the driver has made it {format_hz(high_hz)}"
         for name, cap_hz, high_hz in limits
         if high_hz is not None and high_hz != cap_hz

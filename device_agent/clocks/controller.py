@@ -35,6 +35,10 @@ class Controller:
     @staticmethod
     def read(platform: Platform) -> Clocks:
         """Every clock now, without knowing who holds them. Never raises."""
+        try:
+            platform.hotplug.require_answer()
+        except ClockError as error:
+            return Clocks(notes=(*platform.notes, str(error)))
         online = platform.hotplug.read_online()
         modes = platform.power_modes
         mode = modes.read_current() if modes else None
@@ -67,17 +71,23 @@ class Controller:
         started_s = time.monotonic()
         wanted = self._merge(point)
         try:
+            self.platform.hotplug.require_answer()
             plan = plan_point(self.platform, wanted, self._must_set_mode(point, wanted))
         except BadPointError as error:
             return self._report(PinStatus.REFUSED, str(error), started_s)
-        first = self.held is None
-        self.held = None
+        except (AgentError, OSError) as error:
+            if self.held is not None:
+                return self._give_up(error, started_s)
+            return self._report(_status_of(error), str(error), started_s)
+        before, self.held = self.held, None
         try:
-            locked = find_lock(self.read(self.platform)) if first else ""
+            locked = "" if before else find_lock(self.read(self.platform))
             self._access.begin(self._holder or f"process {os.getpid()}")
         except (AgentError, OSError) as error:
             return self._report(_status_of(error), str(error), started_s)
         try:
+            if before is not None and point.power_mode is not None:
+                self._release(before)
             reached, notes = apply(self.platform, self._access, plan, started_s + deadline_s)
         except (AgentError, OSError) as error:
             return self._give_up(error, started_s)
@@ -109,6 +119,13 @@ class Controller:
         except (AgentError, OSError) as error:
             raise ClockError(f"{'; '.join(moved)}; it could not be put back: {error}") from error
         return (*(f"{what}; it was put back" for what in moved), *notes)
+
+    def _release(self, before: OperatingPoint) -> None:
+        """Let go of what nvpmodel does not reset when a mode takes the place of what was held."""
+        if self.platform.memory and before.memory_freq_hz is not None:
+            self.platform.memory.release(self._access)
+        if self.platform.gpu and before.gpu_freq_hz is not None:
+            self.platform.gpu.release(self._access)
 
     def _merge(self, point: OperatingPoint) -> OperatingPoint:
         """`point` on top of what is held. nvpmodel overwrites every limit, so a mode begins anew."""
@@ -157,6 +174,7 @@ class Controller:
 
     def _give_up(self, error: Exception, started_s: float) -> PinReport:
         """Restore everything, and say why."""
+        self.held = None
         try:
             notes = self._access.restore()
         except (AgentError, OSError) as worse:

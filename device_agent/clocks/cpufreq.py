@@ -114,7 +114,7 @@ class CpuCluster:
     def _find_folder(self, cpu: int) -> str:
         """Where the files of a core that is online are: its policy's folder, which may come back under another name."""
         folder = self._folders.get(cpu)
-        if folder is None or not self._tree.exists(f"{folder}/{CPUFREQ.high}"):
+        if folder is None or read_text(self._tree, f"{folder}/{CPUFREQ.high}") is None:
             names = (name for name, cpus in find_policies(self._tree, ()).items() if cpu in cpus)
             folder = f"{CPUS}/cpufreq/{name}" if (name := next(names, None)) else f"{CPUS}/cpu{cpu}/cpufreq"
             self._folders[cpu] = folder

@@ -22,6 +22,7 @@ class GpuClock:
         self._tree = tree
         self._clock = BoundedClock(tree, f"{_CLASS}/{device}", DEVFREQ)
         self._table_hz: tuple[int, ...] = ()
+        self._gating: tuple[str, str] | None = None  # the file that kept power on, and what it held before
 
     def read(self) -> DomainClocks:
         """The clock as it is now. While the GPU is cut off from power its current clock may be an old one."""
@@ -49,8 +50,15 @@ class GpuClock:
             if state is not None:
                 if state != on:
                     write(access, f"{device}/{file}", on)
+                    self._gating = f"{device}/{file}", state
                 break
         return self._clock.hold(access, "gpu", hz)
+
+    def release(self, access: ClockAccess) -> None:
+        """Let the GPU lose its power again when it is idle; its limits are nvpmodel's to set. Raises ClockError."""
+        if self._gating is not None:
+            write(access, *self._gating)
+            self._gating = None
 
     def is_held_at(self, hz: int) -> bool:
         """Whether both bounds are `hz`."""

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from device_agent.clocks.access import ClockAccess
 from device_agent.clocks.bounds import write
 from device_agent.clocks.cpufreq import CPUS
+from device_agent.errors import ClockError
 from device_agent.sysfs import Tree, list_names, parse_cpu_list, read_text
 
 # The boot core: many kernels cannot let it go, and no point needs it to.
@@ -24,9 +25,18 @@ class Hotplug:
         """Cores online now; all of them where the kernel does not say."""
         return self._read_list("online") or self.cpus
 
+    def require_answer(self) -> None:
+        """Raise ClockError for a board that has hung: each of its files would be waited for in vain."""
+        try:
+            self._tree.read(f"{CPUS}/online")
+        except TimeoutError as error:
+            raise ClockError("the board does not answer") from error
+        except OSError:
+            pass  # not every kernel says which cores are online
+
     def can_switch(self, cpu: int) -> bool:
         """Whether the core can be taken offline and online."""
-        return cpu != BOOT_CPU and self._tree.exists(f"{CPUS}/cpu{cpu}/online")
+        return cpu != BOOT_CPU and read_text(self._tree, f"{CPUS}/cpu{cpu}/online") is not None
 
     def set_online(self, access: ClockAccess, wanted: Collection[int]) -> None:
         """Bring exactly these cores online. Raises ClockError where the kernel refuses; the caller reads back."""

@@ -286,6 +286,17 @@ def test_a_file_that_vanishes_is_a_clock_that_cannot_be_read(case: Case) -> None
     assert case.limits() == before
 
 
+def test_a_board_that_hangs_fails_at_once(case: Case) -> None:
+    """Nothing waits for each of its files in vain; once it answers again, it is as it was."""
+    before, point = case.limits(), pick(case.show(), max)
+    case.inject("hang")
+    report = case.pin(point)
+    assert (report.status, report.message) == (PinStatus.FAILED, "the board does not answer")
+    assert "the board does not answer" in case.show().notes
+    case.inject("clear")
+    assert case.limits() == before
+
+
 def test_a_board_that_reboots_is_held_no_more(case: Case) -> None:
     """The check sees that limits are gone, puts them back, and says so."""
     point = pick(case.show(), min)
@@ -340,6 +351,20 @@ def test_a_mode_and_a_point_on_top_of_it(tx2: Case) -> None:
     report = tx2.pin(OperatingPoint(power_mode="MAXN"))
     assert report.reached == OperatingPoint(power_mode="MAXN")
     assert tx2.board.clusters["a57"].clock.min_hz < tx2.board.clusters["a57"].clock.max_hz
+
+
+def test_a_mode_takes_the_place_of_what_was_held(nano: Case) -> None:
+    """Also of what nvpmodel itself would leave: the memory clock's lock, the GPU's power."""
+    before = nano.limits()
+    nano.pin(OperatingPoint(cpu_freq_hz={"a57": 102_000_000}, gpu_freq_hz=76_800_000, memory_freq_hz=1_600_000_000))
+    report = nano.pin(OperatingPoint(power_mode="5W"))
+    assert report.reached == OperatingPoint(power_mode="5W")
+    assert nano.board.gpu is not None
+    assert nano.board.gpu.gated
+    assert nano.board.memory is not None
+    assert not nano.board.memory.locked
+    nano.controller.unpin()
+    assert nano.limits() == before
 
 
 def test_somebody_elses_power_mode_is_taken_back(tx2: Case) -> None:
