@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,18 @@ from device_agent.clocks.transaction import NO_TRANSACTION
 from device_agent.errors import HelperUnavailableError, RefusedError, UnsafeError
 
 CALL_TIMEOUT_S = 5.0
-# Restoring has 2 s, nvpmodel 4 s, a helper that was killed 1 s.
-_LONG_TIMEOUT_S = 10.0
+# What may take longer: restoring has 2 s, nvpmodel 4 s.
+_WORK_S = 6.0
+_RESTART_S = 1.0
+_QUEUE_PAUSE_S = 0.005
 
 
 class HelperClient:
     """The clock helper at a socket. Nothing is connected until something is asked. Safe to fork, not to share."""
 
-    def __init__(self, socket_path: str | Path) -> None:
+    def __init__(self, socket_path: str | Path, timeout_s: float = CALL_TIMEOUT_S) -> None:
         self.socket_path = str(socket_path)
+        self.timeout_s = timeout_s
         self._sock: socket.socket | None = None
         self._forget()
         _clients.add(self)
@@ -40,20 +44,32 @@ class HelperClient:
         """See `ClockAccess`. Begun already: nothing changes, unless that transaction is over."""
         with contextlib.suppress(HelperUnavailableError):
             if self._sock is not None:
-                self._call({"op": "begin", "holder": holder}, _LONG_TIMEOUT_S)
+                self._call({"op": "begin", "holder": holder}, _WORK_S)
                 return
         self._ended = ""
-        sock = self._connect(_LONG_TIMEOUT_S)
+        restarted_s = time.monotonic() + _RESTART_S
+        while self._sock is None:
+            try:
+                self._begin(holder)
+            except HelperUnavailableError as error:
+                # A helper that was killed is back in a moment; one that is not there, or not for us, is not.
+                missing = isinstance(error.__cause__, FileNotFoundError | PermissionError)
+                if missing or time.monotonic() > restarted_s:
+                    raise
+                time.sleep(_QUEUE_PAUSE_S)
+        self._stop = threading.Event()
+        threading.Thread(
+            target=_beat, args=(self._sock, self._send_lock, self._stop), name="clock-heartbeat", daemon=True
+        ).start()
+
+    def _begin(self, holder: str) -> None:
+        sock = self._connect(_WORK_S)
         try:
             self._token = str(self._exchange(sock, {"op": "begin", "holder": holder}))
         except BaseException:
             sock.close()
             raise
         self._sock = sock
-        self._stop = threading.Event()
-        threading.Thread(
-            target=_beat, args=(sock, self._send_lock, self._stop), name="clock-heartbeat", daemon=True
-        ).start()
 
     def read(self, path: str) -> str:
         return str(self._ask({"op": "read", "path": path}))
@@ -62,14 +78,14 @@ class HelperClient:
         self._call({"op": "write", "path": path, "text": text})
 
     def set_power_mode(self, mode_id: int) -> str:
-        return str(self._call({"op": "power_mode", "mode": mode_id}, _LONG_TIMEOUT_S))
+        return str(self._call({"op": "power_mode", "mode": mode_id}, _WORK_S))
 
     def restore(self) -> tuple[str, ...]:
         """See `ClockAccess`. A transaction that the helper ended itself has been restored: then a note says why."""
         if self._sock is None and not self._ended:
             return ()
         try:
-            return tuple(self._call({"op": "restore"}, _LONG_TIMEOUT_S))
+            return tuple(self._call({"op": "restore"}, _WORK_S))
         except HelperUnavailableError as error:
             # Whoever answers now has restored before: at its end, or at its start.
             status = self.status()
@@ -81,38 +97,43 @@ class HelperClient:
 
     def clear_unsafe(self, force: bool = False) -> tuple[str, ...]:
         """See `ClockAccess`."""
-        return tuple(self._ask({"op": "clear", "force": force}, _LONG_TIMEOUT_S))
+        return tuple(self._ask({"op": "clear", "force": force}, _WORK_S))
 
     def close(self) -> None:
         self._disconnect("")
 
-    def _ask(self, request: dict[str, Any], timeout_s: float = CALL_TIMEOUT_S) -> Any:
+    def _ask(self, request: dict[str, Any], extra_s: float = 0.0) -> Any:
         """Outside any transaction."""
-        with self._connect(timeout_s) as sock:
+        with self._connect(extra_s) as sock:
             return self._exchange(sock, request)
 
-    def _call(self, request: dict[str, Any], timeout_s: float = CALL_TIMEOUT_S) -> Any:
+    def _call(self, request: dict[str, Any], extra_s: float = 0.0) -> Any:
         """Within the transaction. Raises RefusedError without one, HelperUnavailableError when it is over."""
         if self._sock is None:
             if self._ended:
                 raise HelperUnavailableError(self._ended)
             raise RefusedError(NO_TRANSACTION)
-        self._sock.settimeout(timeout_s)
+        self._sock.settimeout(self.timeout_s + extra_s)
         try:
             return self._exchange(self._sock, request | {"token": self._token})
         except HelperUnavailableError as error:
             self._disconnect(str(error))
             raise
 
-    def _connect(self, timeout_s: float) -> socket.socket:
+    def _connect(self, extra_s: float) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            sock.settimeout(timeout_s)
-            sock.connect(self.socket_path)
-        except OSError as error:
-            sock.close()
-            raise HelperUnavailableError(_explain(self.socket_path, error)) from error
-        return sock
+        sock.settimeout(self.timeout_s + extra_s)
+        deadline_s = time.monotonic() + self.timeout_s
+        while True:
+            try:
+                sock.connect(self.socket_path)
+                return sock
+            except OSError as error:
+                # A queue that is full does not make one wait, unlike TCP's.
+                if not isinstance(error, BlockingIOError) or time.monotonic() > deadline_s:
+                    sock.close()
+                    raise HelperUnavailableError(_explain(self.socket_path, error)) from error
+                time.sleep(_QUEUE_PAUSE_S)
 
     def _exchange(self, sock: socket.socket, request: dict[str, Any]) -> Any:
         """Send a request, wait for its answer. Raises what the answer says, HelperUnavailableError without one."""

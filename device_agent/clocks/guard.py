@@ -88,7 +88,7 @@ class Snapshot:
                     raise ValueError(f"{str(file)[:80]!r} is not a clock file")
             if snapshot.power_mode is not None:
                 rules.check_power_mode(snapshot.power_mode)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RefusedError) as error:
             aside = path.with_name(path.name + ".corrupt")

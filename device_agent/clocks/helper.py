@@ -31,7 +31,7 @@ GUARD_TIMEOUT_S = 1.0
 # A killed process is gone within milliseconds; one stuck in a driver may never go, and the next one need not wait.
 _KILL_TIMEOUT_S = 0.3
 # A predecessor that lost its guardian is still restoring.
-_LOCK_TIMEOUT_S = 5.0
+_LOCK_TIMEOUT_S = 3.0
 _MAX_FAILED_STARTS = 5
 _FAILED_START_PAUSE_S = 0.2
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -71,6 +71,8 @@ class Guardian:
                     self._mark_unsafe("restoring the clocks hangs; a driver does not answer, reboot the board")
             elif ready:
                 self._hung_restores = 0
+            if self._failed_starts >= _MAX_FAILED_STARTS and has_snapshot(self._state_dir):
+                self._mark_unsafe("the clock helper fails again and again before the clocks are restored; see its log")
             if self._failed_starts >= _MAX_FAILED_STARTS or (not ready and not self._seen_ready and not how):
                 return 1
             if not ready:
@@ -101,7 +103,8 @@ class Guardian:
         """Watch the child until it is gone or silent; return whether it was ready, and how it went."""
         poll = select.poll()
         poll.register(heart, select.POLLIN)
-        poll.register(self._wakeup, select.POLLIN)
+        if not self._stopping:
+            poll.register(self._wakeup, select.POLLIN)
         ready, heard_s = False, time.monotonic()
         while True:
             events = dict(poll.poll(BEAT_S * 1000))
@@ -239,7 +242,7 @@ def open_listener(path: str, group: str | None) -> socket.socket:
             os.chmod(path, 0o660)  # noqa: PTH101
         except PermissionError:
             _log.warning("not allowed to give %s to its group; only this user may connect", path)
-    listener.listen(32)
+    listener.listen(128)
     listener.setblocking(False)
     return listener
 

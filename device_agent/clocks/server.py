@@ -241,7 +241,8 @@ class Server:
             return self._token
         if self._holder is not None:
             raise BusyError(f"{self._transaction.holder} holds the clocks")
-        self._transaction.begin(f"{holder[:80] or 'somebody'} (pid {client.pid}, uid {client.uid})")
+        name = "".join(filter(str.isprintable, holder[:80])) or "somebody"
+        self._transaction.begin(f"{name} (pid {client.pid}, uid {client.uid})")
         self._holder, self._token, self._heard_s = client, secrets.token_hex(8), time.monotonic()
         _log.info("held by %s", self._transaction.holder)
         return self._token

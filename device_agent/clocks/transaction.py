@@ -177,7 +177,7 @@ def read_unsafe(state_dir: Path) -> str:
     """Why the board was marked unsafe, "" if it was not."""
     try:
         return str(json.loads((state_dir / _UNSAFE).read_bytes())["reason"])
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return ""
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"marked unsafe, for a reason that cannot be read: {error}"

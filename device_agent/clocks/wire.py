@@ -54,7 +54,11 @@ def unpack(packet: bytes) -> dict[str, Any]:
 
 def receive(sock: socket.socket, limit: int) -> bytes | None:
     """The next packet, b"" when the other side has gone. None: it was longer than `limit`. Raises OSError."""
-    packet, _, flags, _ = sock.recvmsg(limit)
+    try:
+        packet, _, flags, _ = sock.recvmsg(limit)
+    except ConnectionResetError:
+        # It hung up before it had read everything; what it said last lies behind this error.
+        packet, _, flags, _ = sock.recvmsg(limit)
     return None if flags & socket.MSG_TRUNC else packet
 
 
