@@ -42,7 +42,8 @@ class CpuCluster:
         self._default_hz = tuple(default_hz)
         self._floors = tuple(floors)
         self._table_hz: tuple[int, ...] = ()
-        self._folders: dict[int, str] = {}
+        self._folders: dict[int, str] = {}  # as long as the same cores are online
+        self._online: frozenset[int] = frozenset()
 
     def online_of(self, online: Collection[int]) -> tuple[int, ...]:
         """The cluster's cores that are online."""
@@ -50,6 +51,9 @@ class CpuCluster:
 
     def clocks(self, online: Collection[int]) -> list[BoundedClock]:
         """One clock per policy that has a core online."""
+        if self._online != frozenset(online):
+            self._online = frozenset(online)
+            self._folders.clear()
         first = [next((cpu for cpu in group if cpu in online), None) for group in self._groups]
         return [BoundedClock(self._tree, self._find_folder(cpu), CPUFREQ) for cpu in first if cpu is not None]
 
@@ -113,12 +117,11 @@ class CpuCluster:
 
     def _find_folder(self, cpu: int) -> str:
         """Where the files of a core that is online are: its policy's folder, which may come back under another name."""
-        folder = self._folders.get(cpu)
-        if folder is None or read_text(self._tree, f"{folder}/{CPUFREQ.high}") is None:
+        if cpu not in self._folders:
             names = (name for name, cpus in find_policies(self._tree, ()).items() if cpu in cpus)
-            folder = f"{CPUS}/cpufreq/{name}" if (name := next(names, None)) else f"{CPUS}/cpu{cpu}/cpufreq"
-            self._folders[cpu] = folder
-        return folder
+            name = next(names, None)
+            self._folders[cpu] = f"{CPUS}/cpufreq/{name}" if name else f"{CPUS}/cpu{cpu}/cpufreq"
+        return self._folders[cpu]
 
 
 def find_policies(tree: Tree, online: Collection[int]) -> dict[str, tuple[int, ...]]:

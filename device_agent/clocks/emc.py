@@ -104,8 +104,10 @@ class MemoryClock:
             text = read_privileged(self._tree, self._access, self._files.table) if self._files.table else None
             table_hz = sorted({int(word) * 1000 for word in (text or "").split() if word.isdecimal()})
             if not table_hz:
-                low_hz = self._read(self._files.low) or 0
-                return tuple(hz for hz in self._default_hz if hz >= low_hz)
+                low_hz = self._read(self._files.low)
+                table_hz = [hz for hz in self._default_hz if hz >= (low_hz or 0)]
+                if low_hz is None:  # nobody reads it yet
+                    return tuple(table_hz)
             self._table_hz = tuple(table_hz)
         return self._table_hz
 

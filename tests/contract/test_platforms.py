@@ -5,6 +5,7 @@ The transaction is the clock helper's own, in this process; the agent's side rea
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
 from collections.abc import Callable
@@ -18,7 +19,8 @@ from device_agent.clocks.transaction import LocalAccess
 from device_agent.errors import BadPointError
 from device_agent.platforms.detect import detect
 from device_agent.platforms.platform import Platform
-from device_agent.protocol import EVERY_CLUSTER, Clocks, OperatingPoint, PinReport, PinStatus
+from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks, OperatingPoint, PinReport, PinStatus
+from device_agent.sysfs import FileTree
 from device_agent.virtual.board import Load, VirtualBoard
 from device_agent.virtual.tree import FAULT, VirtualTree
 
@@ -160,6 +162,38 @@ def test_every_clock_is_held_and_given_back(case: Case, choose: Callable[[tuple[
     assert report.status is PinStatus.OK
     assert case.limits() == before
     assert case.show().holder == ""
+
+
+def capture(tree: VirtualTree, path: str, folder: Path, depth: int = 10) -> None:
+    """Copy kernel files that can be read; links become folders, as deep as is needed."""
+    try:
+        names = tree.names(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            text = tree.read(path)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.write_text(f"{text}\n")
+        return
+    for name in names if depth else ():
+        capture(tree, f"{path}/{name}", folder / name, depth - 1)
+
+
+def test_a_captured_tree_shows_the_same(case: Case, tmp_path: Path) -> None:
+    """Files copied from a board are looked at like the board itself; only its tools do not run."""
+    root = tmp_path / "captured"
+    for path in ("/sys/devices/system/cpu", "/sys/class/devfreq", "/sys/kernel", "/proc/device-tree", "/etc"):
+        capture(case.root, path, root / path[1:], depth=6)
+    tree = FileTree(root)
+    platform = Platform.discover(tree, detect(tree, _TYPES if case.known else {}))
+    captured, clocks = Controller.read(platform), Controller.read(case.controller.platform)
+
+    def settled(domain: DomainClocks) -> DomainClocks:
+        return dataclasses.replace(domain, current_hz=None)  # a measurement jitters
+
+    assert list(map(settled, captured.clusters)) == list(map(settled, clocks.clusters))
+    assert (captured.gpu, captured.memory) == (clocks.gpu, clocks.memory)
+    assert (captured.power_modes, captured.power_mode) == (clocks.power_modes, None)
+    assert captured.notes == clocks.notes
 
 
 def test_every_cluster_means_those_that_have_a_core_online(case: Case) -> None:
@@ -351,6 +385,26 @@ def test_a_mode_and_a_point_on_top_of_it(tx2: Case) -> None:
     report = tx2.pin(OperatingPoint(power_mode="MAXN"))
     assert report.reached == OperatingPoint(power_mode="MAXN")
     assert tx2.board.clusters["a57"].clock.min_hz < tx2.board.clusters["a57"].clock.max_hz
+
+
+class Silent(VirtualTree):
+    """A release on which only root may ask nvpmodel."""
+
+    def run(self, command: list[str]) -> str:
+        raise PermissionError(1, "Operation not permitted", command[0])
+
+
+def test_a_mode_that_nobody_may_ask_for_is_set_all_the_same(tx2: Case) -> None:
+    """The helper sets it; that nvpmodel does not confirm it is a note."""
+    user = Silent(tx2.board, privileged=False)
+    platform = Platform.discover(user, tx2.known, tx2.access)
+    controller = Controller(platform, tx2.access)
+    assert controller.show().power_mode is None
+    report = controller.pin(OperatingPoint(power_mode="MAXN"))
+    assert report.reached == OperatingPoint(power_mode="MAXN")
+    assert "power mode MAXN: nvpmodel does not tell this user which mode is set" in report.notes
+    assert len(tx2.board.online) == 6
+    assert controller.check() == ()
 
 
 def test_a_mode_takes_the_place_of_what_was_held(nano: Case) -> None:
