@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,16 @@ _QUEUE_PAUSE_S = 0.005
 
 
 class HelperClient:
-    """The clock helper at a socket. Nothing is connected until something is asked. Safe to fork, not to share."""
+    """The clock helper at a socket. Nothing is connected until something is asked. Safe to fork, not to share.
+
+    `is_wanted` is asked before every heartbeat, in the heartbeat's thread; once it says no, the clocks are let go, even
+    while this process is busy. None: they are wanted as long as this process runs.
+    """
 
     def __init__(self, socket_path: str | Path, timeout_s: float = CALL_TIMEOUT_S) -> None:
         self.socket_path = str(socket_path)
         self.timeout_s = timeout_s
+        self.is_wanted: Callable[[], bool] | None = None
         self._sock: socket.socket | None = None
         self._forget()
         _clients.add(self)
@@ -58,9 +64,8 @@ class HelperClient:
                     raise
                 time.sleep(_QUEUE_PAUSE_S)
         self._stop = threading.Event()
-        threading.Thread(
-            target=_beat, args=(self._sock, self._send_lock, self._stop), name="clock-heartbeat", daemon=True
-        ).start()
+        beat = (self._sock, self._send_lock, self._stop, self.is_wanted or _always)
+        threading.Thread(target=_beat, args=beat, name="clock-heartbeat", daemon=True).start()
 
     def _begin(self, holder: str) -> None:
         sock = self._connect(_WORK_S)
@@ -189,7 +194,11 @@ class HelperClient:
             sock.close()
 
 
-def _beat(sock: socket.socket, send_lock: threading.Lock, stop: threading.Event) -> None:
+def _always() -> bool:
+    return True
+
+
+def _beat(sock: socket.socket, send_lock: threading.Lock, stop: threading.Event, is_wanted: Callable[[], bool]) -> None:
     """Tell the helper that this process runs, until the transaction ends. A queue that is full is full of beats."""
     packet = wire.pack({"op": "beat"})
     while not stop.wait(wire.HEARTBEAT_S):
@@ -197,6 +206,9 @@ def _beat(sock: socket.socket, send_lock: threading.Lock, stop: threading.Event)
             if stop.is_set():
                 return
             try:
+                if not is_wanted():
+                    sock.shutdown(socket.SHUT_RDWR)
+                    return
                 sock.send(packet, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 continue

@@ -211,6 +211,20 @@ def test_guardian_stopped(helper: Helper) -> None:
     helper.hold()
 
 
+def test_no_longer_wanted(helper: Helper) -> None:
+    """A holder that is busy lets go of the clocks as soon as those for whom it holds them have gone."""
+    wanted = [True]
+    helper.client.is_wanted = lambda: wanted[0]
+    helper.client.begin("a test")
+    helper.client.write(GOVERNOR, "performance")
+    wanted.clear()
+    wanted.append(False)
+    helper.wait_restored(time.monotonic())
+    with pytest.raises(HelperUnavailableError):
+        helper.client.write(GOVERNOR, "performance")
+    assert helper.client.restore()
+
+
 def test_told_to_end(helper: Helper) -> None:
     """SIGTERM restores, ends with exit code 0 and leaves no socket."""
     helper.hold()
