@@ -33,7 +33,7 @@ class Rig:
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
-        self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="device-agent-")))
+        self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="device-rig-")))
 
     def start_simulator(self, board_type: str, seed: int, faults: Sequence[str]) -> str:
         """Start a virtual board; return the `--root` that names it. Raises HelperUnavailableError."""

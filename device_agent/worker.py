@@ -227,10 +227,14 @@ def _work(
 
 
 def _close_all_but(kept: set[int]) -> None:
+    """Close what was inherited. Its numbers stay taken: an inherited object that is closed later must not hit a file
+    that has its number by then.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for name in os.listdir("/proc/self/fd"):
-        if int(name) not in kept:
-            with contextlib.suppress(OSError):  # the descriptor that listed them
-                os.close(int(name))
+        if int(name) not in {*kept, nothing}:
+            os.dup2(nothing, int(name), inheritable=False)
+    os.close(nothing)
 
 
 def _judge_exception(error: Exception) -> Outcome:
