@@ -18,7 +18,8 @@ from device_agent.errors import BadPointError, ClockError
 from device_agent.platforms.platform import Platform
 from device_agent.protocol import OperatingPoint
 
-# The TX2's measured clock jitters by about one percent; neighbours in every known table are further apart than this.
+# The TX2's measured clock jitters by about one percent. Some tables have neighbours closer than this at their top (Orin,
+# Xavier NX); those are told apart by the limits, which are compared exactly.
 TOLERANCE = 0.02
 # Between two looks at something that has not settled.
 _LOOK_AGAIN_S = 0.002
@@ -79,7 +80,7 @@ def apply(platform: Platform, access: ClockAccess, plan: Plan, deadline_s: float
 
 def _set_mode(platform: Platform, access: ClockAccess, mode: Mode, deadline_s: float) -> list[str]:
     """Let nvpmodel set the mode; return what drivers have made of its limits."""
-    wanted = mode.plan_online(platform.hotplug.read_online())
+    wanted = mode.plan_online(platform.hotplug.read_online(), platform.hotplug.cpus)
     try:
         access.set_power_mode(mode.id)
     except OSError as error:

@@ -107,11 +107,14 @@ class Controller:
     def check(self, point: OperatingPoint | None = None) -> tuple[str, ...]:
         """Make sure that `point`, by default what is held, still holds; put back what others moved, with a note each.
 
-        Raises ClockError when it cannot be put back.
+        Raises ClockError when it cannot be put back, or the board does not answer.
         """
         wanted = point or self.held
-        moved = self._find_moved(wanted) if wanted is not None else []
-        if wanted is None or not moved:
+        if wanted is None:
+            return ()
+        self.platform.hotplug.require_answer()
+        moved = self._find_moved(wanted)
+        if not moved:
             return ()
         try:
             plan = plan_point(self.platform, wanted, self._must_set_mode(OperatingPoint(), wanted))

@@ -32,7 +32,7 @@ def plan_point(platform: Platform, point: OperatingPoint, set_mode: bool = True)
     online = platform.hotplug.read_online()
     mode = _find_mode(platform, point) if point.power_mode is not None and set_mode else None
     if mode is not None:
-        online = mode.plan_online(online)
+        online = mode.plan_online(online, platform.hotplug.cpus)
     if point.cores_online is not None:
         online = tuple(sorted(set(point.cores_online)))
         _require_cores(platform, online)

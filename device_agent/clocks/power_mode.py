@@ -38,11 +38,11 @@ class Mode:
     memory_max_hz: int | None = None
     gating: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
-    def plan_online(self, online: Iterable[int]) -> tuple[int, ...]:
-        """Which cores are online after the mode is set."""
+    def plan_online(self, online: Iterable[int], present: Iterable[int]) -> tuple[int, ...]:
+        """Which cores are online after the mode is set; a configuration may name some that this board lacks."""
         on = {cpu for cpu, is_on in self.online.items() if is_on}
         off = {cpu for cpu, is_on in self.online.items() if not is_on}
-        return tuple(sorted((set(online) | on) - off))
+        return tuple(sorted(((set(online) | on) - off) & set(present)))
 
 
 class PowerModes:

@@ -16,7 +16,7 @@ import pytest
 from device_agent.board_types import BoardType, load_board_types
 from device_agent.clocks.controller import Controller
 from device_agent.clocks.transaction import LocalAccess
-from device_agent.errors import BadPointError
+from device_agent.errors import BadPointError, ClockError
 from device_agent.platforms.detect import detect
 from device_agent.platforms.platform import Platform
 from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks, OperatingPoint, PinReport, PinStatus
@@ -326,6 +326,8 @@ def test_a_board_that_hangs_fails_at_once(case: Case) -> None:
     case.inject("hang")
     report = case.pin(point)
     assert (report.status, report.message) == (PinStatus.FAILED, "the board does not answer")
+    with pytest.raises(ClockError, match="does not answer"):
+        case.controller.check(point)
     assert "the board does not answer" in case.show().notes
     case.inject("clear")
     assert case.limits() == before

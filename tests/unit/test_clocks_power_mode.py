@@ -83,7 +83,8 @@ def test_modes_are_read_from_the_configuration() -> None:
     assert (low.id, low.name, low.online) == (1, "MODE_10W", {0: True, 1: False})
     assert (low.cpu_max_hz, low.gpu_max_hz, low.memory_max_hz) == ({0: 1_200_000_000}, 520_000_000, 1_065_600_000)
     assert low.gating == {"/sys/devices/gpu.0/tpc_pg_mask": 5}
-    assert low.plan_online((0, 1, 7)) == (0, 7)
+    assert low.plan_online((0, 1, 7), range(8)) == (0, 7)
+    assert maxn.plan_online((0,), (0, 2)) == (0,)
 
 
 @pytest.mark.parametrize("text", ["", "no stanza at all", "< POWER_MODEL ID=x NAME=y >\n< >", "< PARAM"])
@@ -153,7 +154,7 @@ def test_the_types_modes_serve_where_the_configuration_cannot_be_read(tmp_path: 
     assert modes.names == tuple(mode.name for mode in known.power_modes)
     current = modes.read_current()
     assert current is not None
-    assert current.plan_online(range(6)) == (0, 3, 4, 5)
+    assert current.plan_online(range(6), range(6)) == (0, 3, 4, 5)
     assert current.cpu_max_hz == {0: 1_200_000_000}
     absent = find_power_modes(Board(tmp_path, FileNotFoundError(2, "nvpmodel")), known.power_modes, clusters)
     assert absent is None
