@@ -18,8 +18,8 @@ from device_agent.errors import BadPointError, ClockError
 from device_agent.platforms.platform import Platform
 from device_agent.protocol import OperatingPoint
 
-# The TX2's measured clock jitters by about one percent. Some tables have neighbours closer than this at their top (Orin,
-# Xavier NX); those are told apart by the limits, which are compared exactly.
+# The TX2's measured clock jitters by about one percent. Some tables (Orin, Xavier NX) have closer neighbours at their
+# top; those are told apart by the limits, which are compared exactly.
 TOLERANCE = 0.02
 # Between two looks at something that has not settled.
 _LOOK_AGAIN_S = 0.002

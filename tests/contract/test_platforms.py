@@ -196,6 +196,44 @@ def test_a_captured_tree_shows_the_same(case: Case, tmp_path: Path) -> None:
     assert captured.notes == clocks.notes
 
 
+def test_the_links_of_a_real_kernel_lead_to_files_that_may_be_written(tmp_path: Path) -> None:
+    """GPU and cores are reached through links, as on a board; the helper's rules know where those lead."""
+    devices, cpus = tmp_path / "sys/devices", tmp_path / "sys/devices/system/cpu"
+    files = {
+        cpus / "present": "0",
+        cpus / "online": "0",
+        cpus / "cpufreq/policy0/related_cpus": "0",
+        cpus / "cpufreq/policy0/scaling_available_frequencies": "102000 1479000",
+        cpus / "cpufreq/policy0/cpuinfo_min_freq": "102000",
+        cpus / "cpufreq/policy0/cpuinfo_max_freq": "1479000",
+        cpus / "cpufreq/policy0/scaling_min_freq": "102000",
+        cpus / "cpufreq/policy0/scaling_max_freq": "1479000",
+        cpus / "cpufreq/policy0/scaling_cur_freq": "1479000",
+        devices / "57000000.gpu/railgate_enable": "1",
+        devices / "57000000.gpu/devfreq/57000000.gpu/available_frequencies": "76800000 921600000",
+        devices / "57000000.gpu/devfreq/57000000.gpu/min_freq": "76800000",
+        devices / "57000000.gpu/devfreq/57000000.gpu/max_freq": "921600000",
+        devices / "57000000.gpu/devfreq/57000000.gpu/cur_freq": "921600000",
+    }
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (cpus / "cpu0").mkdir()
+    (cpus / "cpu0/cpufreq").symlink_to("../cpufreq/policy0")
+    (devices / "57000000.gpu/devfreq/57000000.gpu/device").symlink_to("../../../57000000.gpu")
+    (tmp_path / "sys/class/devfreq").mkdir(parents=True)
+    (tmp_path / "sys/class/devfreq/57000000.gpu").symlink_to("../../devices/57000000.gpu/devfreq/57000000.gpu")
+    tree = FileTree(tmp_path)
+    access = LocalAccess(tree, tmp_path / "state")
+    controller = Controller(Platform.discover(tree, _TYPES["jetson-nano"], access), access)
+    point = OperatingPoint(cpu_freq_hz={"a57": 1_479_000_000}, gpu_freq_hz=921_600_000)
+    report = controller.pin(point)
+    assert (report.status, report.message, report.reached) == (PinStatus.OK, "", point)
+    assert (devices / "57000000.gpu/railgate_enable").read_text() == "0"
+    assert controller.unpin().status is PinStatus.OK
+    assert {path: path.read_text() for path in files} == files
+
+
 def test_every_cluster_means_those_that_have_a_core_online(case: Case) -> None:
     """`*` becomes the names of the clusters it stands for."""
     online = [domain for domain in case.show().clusters if domain.online]
