@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping
 
 from device_agent import board_types, describe, evidence, limits, protocol
-from device_agent.clocks.access import ClockAccess
 from device_agent.clocks.client import HelperClient
 from device_agent.clocks.controller import Controller
 from device_agent.errors import AgentError
@@ -41,7 +40,7 @@ class Board:
         board_type: str | None,
         version: str,
         tree: Tree,
-        access: ClockAccess | None = None,
+        access: HelperClient | None = None,
         max_library_bytes: int = 512 << 20,
         types: Mapping[str, board_types.BoardType] | None = None,
     ) -> None:
@@ -177,8 +176,3 @@ class Board:
     def sign(self, outcome: Outcome) -> Outcome:
         """The outcome with the board's name on it."""
         return dataclasses.replace(outcome, board=self.name, agent_version=self.version, simulated=self.tree.simulated)
-
-
-def connect_helper(socket_path: str | None) -> HelperClient | None:
-    """The clock helper at `socket_path`; None where none is configured."""
-    return HelperClient(socket_path) if socket_path else None

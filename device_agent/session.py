@@ -7,9 +7,11 @@ functions runs right here, and its crash ends this session only.
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import importlib.util
 import os
+import select
 import socket
 from pathlib import Path
 from typing import Any
@@ -57,8 +59,18 @@ def serve(board: Board, sock: socket.socket, folder: Path) -> None:
     processes.become_subreaper()
     # What stock clients run right here gets every core; nothing else in this process computes.
     os.environ.setdefault("TVM_NUM_THREADS", str(limits.thread_count(protocol.Limits())))
+    if board.access is not None:
+        # The listener ends a session whose client has gone; should it be stopped itself, clocks go all the same.
+        board.access.is_wanted = functools.partial(_is_connected, sock)
     _register(board, sock, folder)
     rpc_api.ServerLoop(sock.fileno())
+
+
+def _is_connected(sock: socket.socket) -> bool:
+    """Whether the client is still there."""
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    return not poll.poll(0)
 
 
 def return_exception(sock: socket.socket, message: str) -> None:

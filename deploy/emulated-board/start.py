@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:  # noqa: RET503  exec does n
         description="Start this checkout's device-agent on the emulated board.",
     )
     parser.add_argument("--root", type=Path, metavar="DIR", help="the board's root (default: what `build` makes)")
-    parser.add_argument("options", nargs="*", metavar="OPTIONS", help=f"default: --board-type {BOARD_TYPE}")
+    parser.add_argument("options", nargs="*", metavar="OPTIONS", help=f"default: --virtual {BOARD_TYPE}")
     options = parser.parse_args(argv)
     try:
         folder = root.require_root(options.root)
@@ -41,8 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:  # noqa: RET503  exec does n
         print(f"error: {error}", file=sys.stderr)
         return 1
     serve = list(options.options)
-    if not any(option.split("=")[0] in ("--board-type", "--virtual") for option in serve):
-        serve = ["--board-type", BOARD_TYPE, *serve]
+    if not any(option.split("=")[0] in ("--board-type", "--virtual", "--root") for option in serve):
+        serve = ["--virtual", BOARD_TYPE, *serve]
 
     # The emulator takes neither from the agent: an address space limit it ignores, as its own memory would count; this
     # one stands around it and keeps the host safe. What the agent's sessions leave behind comes to the agent.

@@ -18,7 +18,16 @@ import onnx
 import onnxruntime
 import pytest
 
-from device_agent.protocol import Engine, Limits, MeasureSpec, RunSpec, Status, TensorSpec
+from device_agent.protocol import (
+    Engine,
+    Limits,
+    MeasureSpec,
+    OperatingPoint,
+    PinStatus,
+    RunSpec,
+    Status,
+    TensorSpec,
+)
 from farm.artifacts.compile import UNTUNED_PIPELINE, compile_model
 from farm.artifacts.verify import compare
 from farm.fleet.tracker import Tracker
@@ -184,3 +193,17 @@ def test_what_misbehaves_is_an_outcome_and_the_board_goes_on(board: BoardSession
     assert (outcome.status, outcome.signal) == (Status.CRASHED, "SIGSEGV")
     assert board.measure(spec("reserves_memory"), bad).status is Status.OUT_OF_MEMORY
     assert board.measure(spec(), kernel).status is Status.OK
+
+
+def test_it_has_the_clocks_of_a_nano(board: BoardSession, kernel: bytes) -> None:
+    """Its clocks are held by a clock helper that is emulated as well; what is measured at them says so."""
+    assert board.description.simulated
+    assert board.description.detected_type == "jetson-nano"
+    held = board.pin(OperatingPoint(cpu_freq_hz={"a57": 921_600_000}))
+    assert held.status is PinStatus.OK, held.message
+    outcome = board.measure(spec(), kernel)
+    assert outcome.status is Status.OK, outcome.message
+    assert outcome.simulated
+    assert outcome.point is not None
+    assert outcome.point.cpu_freq_hz == {"a57": 921_600_000}
+    assert board.unpin().status is PinStatus.OK
