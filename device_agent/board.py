@@ -111,7 +111,7 @@ class Board:
                 PinStatus.UNAVAILABLE, "this agent has no clock helper; see docs/howto/clocks-and-power.md"
             )
         report = self.controller.pin(point)
-        self.point = report.reached if report.status is PinStatus.OK else None
+        self.point = self.controller.held
         return report
 
     def unpin(self) -> PinReport:
@@ -142,8 +142,7 @@ class Board:
     def place(self, cluster: str) -> tuple[int, ...]:
         """CPUs for a worker's threads, empty where the kernel may choose. Raises BadPointError."""
         cpus = self.platform.affinity(cluster)
-        online = {cpu for domain in self.read_clocks().clusters for cpu in domain.online}
-        return () if not cluster and set(cpus) >= online else cpus
+        return () if not cluster and set(cpus) >= set(self.platform.hotplug.read_online()) else cpus
 
     def pace(self, allowed: protocol.Limits, cpus: tuple[int, ...]) -> Pace:
         """How time passes on this board."""

@@ -30,6 +30,8 @@ _HANDLED_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
 # A forked process has one thread; under user-mode emulation the emulator's own are there as well.
 _threads_at_birth = 1
+# Children of this process that outlive sessions; see `spare`.
+_spared: set[int] = set()
 # Python takes a thread off its own list before the kernel does: one that was just joined is seen for a moment more.
 _LOOKS, _LOOK_PAUSE_S = 50, 0.001
 
@@ -142,10 +144,18 @@ def kill_group(pid: int) -> None:
             send(pid, signal.SIGKILL)
 
 
+def spare(pid: int) -> None:
+    """Never take the child `pid` for one that was left behind: it serves this process as long as that runs."""
+    _spared.add(pid)
+
+
 def kill_children(timeout_s: float = KILL_TIMEOUT_S) -> bool:
-    """Kill and reap all children, and theirs as they are adopted; return whether none is left after `timeout_s`."""
+    """Kill and reap all children, and theirs as they are adopted; return whether none is left after `timeout_s`.
+
+    Those that are to be spared are left alone.
+    """
     deadline = time.monotonic() + timeout_s
-    while children := find_children():
+    while children := [pid for pid in find_children() if pid not in _spared]:
         for pid in children:
             kill_group(pid)
         if reap(children[0], deadline) is None:

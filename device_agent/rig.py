@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from device_agent import processes
 from device_agent.clocks.client import HelperClient
 from device_agent.errors import AgentError, HelperUnavailableError
 from device_agent.sysfs import VIRTUAL_PREFIX
@@ -69,6 +70,7 @@ class Rig:
                 [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=os.environ
             )
         self._stack.callback(_stop, process)
+        processes.spare(process.pid)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not ready():
             if process.poll() is not None:

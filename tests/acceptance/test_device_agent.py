@@ -215,7 +215,7 @@ def running_virtual_board(folder: pathlib.Path, board_type: str) -> Iterator[Vir
     """A virtual board that outlives the commands run on it."""
     board, helper, state = folder / "board", folder / "helper", folder / "state"
     with running("device_agent.virtual.server", board_type, "--socket", str(board)):
-        wait_for(pathlib.Path(f"{board}.root").exists, "the simulator")
+        wait_for(board.exists, "the simulator")
         root = f"{VIRTUAL_PREFIX}{board}"
         with running(
             *("device_agent.clocks.helper", "--socket", str(helper), "--state-dir", str(state)),

@@ -27,7 +27,7 @@ def main() -> None:
         if os.fork() == 0:
             try:
                 _live(tvm.rpc, protocol, order)
-            except Exception as error:  # noqa: BLE001  whatever happens to a client that is harmed
+            except Exception as error:
                 _say(status="lost", message=f"{type(error).__name__}: {error}"[:500])
             finally:
                 os._exit(1)

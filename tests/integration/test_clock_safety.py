@@ -73,7 +73,7 @@ class Bench:
     def __post_init__(self) -> None:
         self.socket = self.folder / "board.sock"
         self.simulator = self._start("device_agent.virtual.server", "jetson-tx2", "--socket", str(self.socket))
-        wait_until(lambda: pathlib.Path(f"{self.socket}.root").exists(), "the simulator")
+        wait_until(self.socket.exists, "the simulator")
         self.tree = open_tree(f"{VIRTUAL_PREFIX}{self.socket}")
         self.at_boot = read_state(self.tree)
 
