@@ -68,6 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, 3)
     except UnsafeError as error:
         return _fail(error, 4)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (AgentError, OSError) as error:
         return _fail(error, 1)
     except KeyboardInterrupt:

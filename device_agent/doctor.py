@@ -98,7 +98,7 @@ def _clocks(board: Board) -> Iterator[Check]:
             advice = "look at the board, then `device-agent clocks restore`"
             yield _check("unsafe", not status.unsafe, status.unsafe or "no: clocks can be restored", advice)
     else:
-        advice = "start tvm-farm-clock-helper, or run this command as root"
+        advice = "start tvm-farm-clock-helper (deploy/systemd); as root, `clocks pin` starts one of its own"
         yield Check("clock helper", "warning", "none: operating points cannot be held", advice)
     clocks = board.read_clocks()
     tables = [domain for domain in clocks.clusters if domain.available_hz]

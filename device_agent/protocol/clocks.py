@@ -44,6 +44,7 @@ class DomainClocks(Message):
     """One clock as the board says it is now: a CPU cluster's, the GPU's, the memory's. Null: cannot be read.
 
     `cpus` and `online` are empty for what is not a CPU cluster. `available_hz` is empty where the board has no table.
+    The memory's `governor` is `locked` while its clock is held.
     """
 
     name: str
