@@ -334,12 +334,13 @@ def _is_held_high(case: Case, domain: str) -> bool:
 
 @pytest.mark.parametrize("file", ["scaling_max_freq", "scaling_min_freq", "devfreq/*/max_freq", "clk/*emc*/*"])
 def test_a_refused_write_fails_and_everything_is_restored(case: Case, file: str) -> None:
-    """The report names the file; what was written before it is put back."""
-    if ("devfreq" in file and not case.board.gpu) or ("emc" in file and not case.board.memory):
-        pytest.skip("this board has no such clock")
+    """The report names the file; what was written before it is put back. A board without the file does not mind."""
     before, point = case.limits(), pick(case.show(), max)
     case.inject(f"write_refused:*{file}")
     report = case.pin(point)
+    if ("devfreq" in file and not case.board.gpu) or ("emc" in file and not case.board.memory):
+        assert report.status is PinStatus.OK, report.message
+        return
     assert report.status is PinStatus.FAILED, report.message
     assert " does not take " in report.message
     assert case.limits() == before
