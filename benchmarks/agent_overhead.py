@@ -25,9 +25,9 @@ SIZE = 64
 # Times fork + exit of a process as the agent's: TVM's runtime loaded, one thread.
 _FORK = """
 import json, os, statistics, time
-from device_agent import agent, processes, session
+from device_agent import agent, board, processes, session, sysfs
 os.environ.update(agent._ENVIRONMENT)
-session.load_tvm(session.Board("bench", "local", "0", 1 << 30))
+session.load_tvm(board.Board("bench", "local", "0", sysfs.FileTree()))
 def once():
     started = time.perf_counter()
     pid = processes.fork(lambda: None)
