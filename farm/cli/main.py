@@ -7,7 +7,7 @@ import sys
 import typer
 
 import farm
-from farm.cli import board, doctor, model, quickstart, record, tune
+from farm.cli import board, doctor, fleet, model, quickstart, record, tune
 
 app = typer.Typer(
     name="farm",
@@ -24,6 +24,7 @@ app.command("doctor")(doctor.doctor)
 app.add_typer(model.app, name="model")
 app.add_typer(record.app, name="record")
 app.add_typer(board.app, name="board")
+app.add_typer(fleet.app, name="fleet")
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,144 @@
+"""`farm fleet`: make the boards that the farm knows agree with a fleet file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from farm.cli import options, output
+from farm.errors import UnavailableError
+from farm.inventory.fleet_plan import FleetPlan, RegisteredBoard, plan
+from farm.inventory.fleets import FleetBoard, read_fleet
+
+app = typer.Typer(help="Fleet files: all boards, and how each is reached, in one YAML file.", no_args_is_help=True)
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A fleet file; docs/howto/describe-a-fleet.md says how.")]
+
+
+@app.command("check")
+def check(file: File, json: options.Json = False, debug: options.Debug = False) -> None:
+    """Say what is wrong with a fleet file, or list the boards that it describes. Nothing is changed."""
+
+    def work() -> None:
+        boards = read_fleet(file).boards
+        if json:
+            output.print_json({"file": str(file), "boards": [_board_document(board) for board in boards]})
+            return
+        output.print_table(
+            ("Name", "Type", "Reached", "Labels"),
+            [(board.name, board.board_type, board.where, _labels(board)) for board in boards],
+            left=(0, 1, 2, 3),
+        )
+        output.stdout.print(f"{_count(len(boards))}, nothing wrong")
+
+    output.run(work, debug)
+
+
+@app.command("apply")
+def apply(
+    file: File,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Remove boards that the file does not name.")] = False,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Make the farm's boards agree with a fleet file; what will be done is shown first."""
+
+    def work() -> None:
+        fleet = read_fleet(file)
+        todo = plan(_fetch_registered(), fleet, prune)
+        if not json:
+            _print_plan(todo)
+        if not dry_run:
+            raise UnavailableError("boards cannot be registered yet", "Use --dry-run.")
+        if json:
+            output.print_json(_plan_document(todo, str(file), dry_run))
+        else:
+            _print_end(todo, dry_run)
+
+    output.run(work, debug)
+
+
+def _fetch_registered() -> list[RegisteredBoard]:
+    """Nothing registers boards yet."""
+    return []
+
+
+def _print_plan(todo: FleetPlan) -> None:
+    for board in todo.added:
+        _print_line(f"+ {board.name}: {board.board_type}, {board.where}{_after(', ', _labels(board))}")
+    for change in todo.changed:
+        _print_line(f"~ {change.board.name}")
+        for field in change.fields:
+            _print_line(f"    {field.field}: {_value(field.old)} → {_value(field.new)}")
+    for name in todo.removed:
+        _print_line(f"- {name}")
+    for held in todo.held_back:
+        _print_line(f"! {held.name}: leased by {held.owner}; {held.action} it when it is free")
+    if todo.unlisted:
+        _print_line(f"not in the file, and kept without --prune: {', '.join(todo.unlisted)}")
+
+
+def _print_end(todo: FleetPlan, dry_run: bool) -> None:
+    done = ", ".join(
+        f"{len(boards)} {word}"
+        for boards, word in (
+            (todo.added, "added"),
+            (todo.changed, "changed"),
+            (todo.removed, "removed"),
+            (todo.unchanged, "unchanged"),
+            (todo.held_back, "held back"),
+        )
+        if boards
+    )
+    _print_line(f"{'nothing was changed; would be: ' if dry_run and not todo.is_empty else ''}{done or 'no boards'}")
+
+
+def _plan_document(todo: FleetPlan, file: str, dry_run: bool) -> dict[str, Any]:
+    return {
+        "file": file,
+        "dry_run": dry_run,
+        "added": [_board_document(board) for board in todo.added],
+        "changed": [
+            {
+                "name": change.board.name,
+                "fields": [{"field": field.field, "old": field.old, "new": field.new} for field in change.fields],
+            }
+            for change in todo.changed
+        ],
+        "removed": list(todo.removed),
+        "unchanged": list(todo.unchanged),
+        "unlisted": list(todo.unlisted),
+        "held_back": [{"name": held.name, "action": held.action, "owner": held.owner} for held in todo.held_back],
+    }
+
+
+def _board_document(board: FleetBoard) -> dict[str, Any]:
+    return {
+        "name": board.name,
+        "type": board.board_type,
+        "transport": dict(board.transport),
+        "labels": dict(board.labels),
+    }
+
+
+def _print_line(text: str) -> None:
+    output.stdout.print(text, soft_wrap=True, markup=False)
+
+
+def _labels(board: FleetBoard) -> str:
+    return ", ".join(f"{key}={value}" for key, value in sorted(board.labels.items()))
+
+
+def _after(separator: str, text: str) -> str:
+    return separator + text if text else ""
+
+
+def _value(value: Any) -> str:
+    return "none" if value in (None, "") else str(value)
+
+
+def _count(boards: int) -> str:
+    return "1 board" if boards == 1 else f"{boards} boards"

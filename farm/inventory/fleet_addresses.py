@@ -1,0 +1,44 @@
+"""Addresses and ports of boards, as text: checked, compared, written together. Nothing is looked up or connected to."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+_LAST_PORT = 65535
+_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.(?!-)[A-Za-z0-9_-]{1,63})*\.?")
+_LONGEST_NAME = 253
+
+
+def parse_address(text: str) -> str:
+    """The address as it was written. Raises ValueError where it is neither a host name nor an IP address."""
+    if ":" in text or re.fullmatch(r"[0-9.]+", text):
+        try:
+            ipaddress.ip_address(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is no IP address; user and port have variables of their own") from None
+    elif not _HOST_NAME.fullmatch(text) or len(text) > _LONGEST_NAME:
+        raise ValueError(f"{text!r} is no host name; user and port have variables of their own")
+    return text
+
+
+def parse_port(text: str) -> int:
+    """The port's number. Raises ValueError where it is none."""
+    # Five digits at most: int() refuses thousands of them with words of its own.
+    if not re.fullmatch(r"[0-9]{1,5}", text) or not 0 < int(text) <= _LAST_PORT:
+        raise ValueError(f"{text!r} is no port; they go from 1 to {_LAST_PORT}")
+    return int(text)
+
+
+def canonical(address: str) -> str:
+    """The same text for addresses that are the same; names are not looked up."""
+    name = address.lower().rstrip(".")
+    try:
+        return str(ipaddress.ip_address("127.0.0.1" if name == "localhost" else name))
+    except ValueError:
+        return name
+
+
+def join(address: str, port: int) -> str:
+    """Address and port in one, an IPv6 address in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -1,0 +1,125 @@
+"""What a fleet file may hold, key by key, and the lines on which its keys stand. What they add up to is not here."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import pydantic
+import yaml
+
+from farm.errors import UsageError
+from farm.inventory import documents, fleet_ranges
+from farm.inventory.hardware import Text
+
+# Mistakes told at once; one wrong variable of a large group would otherwise fill the screen.
+_MOST_FAULTS = 20
+
+# What leads to a place in the file: keys from the outermost on.
+Place = tuple[int | str, ...]
+
+
+def _port_text(value: Any) -> Any:
+    """A port is a number or, for a range of boards, a text such as `22[01:16]`."""
+    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
+        return str(value)
+    raise ValueError("a port is a whole number, or a range in quotes such as '22[01:16]'")
+
+
+def _no_key_text(value: str) -> str:
+    if "-----BEGIN" in value:
+        raise ValueError("a path is wanted here; a private key has no place in this file")
+    return value
+
+
+def _quoted(value: Any) -> Any:
+    """YAML reads 010 as 8 and `no` as false; what a label says must be what was written."""
+    if not isinstance(value, str):
+        raise ValueError("a label's value is text; write it in quotes")  # noqa: TRY004 - pydantic takes ValueError
+    return value
+
+
+Label = Annotated[str, pydantic.BeforeValidator(_quoted), pydantic.Field(max_length=255)]
+LabelName = Annotated[str, pydantic.Field(pattern=r"^[a-z0-9]([a-z0-9_./-]*[a-z0-9])?$", max_length=63)]
+GroupName = Annotated[str, pydantic.Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=63)]
+
+
+class Variables(documents.StrictModel):
+    """What a group may say for all its boards. `null` takes away what an outer group said."""
+
+    type: Text | None = None
+    transport: Literal["ssh", "direct", "virtual"] | None = None
+    address: Text | None = None
+    port: Annotated[str, pydantic.BeforeValidator(_port_text)] | None = None
+    user: Annotated[str, pydantic.Field(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")] | None = None
+    key_file: Annotated[str, pydantic.Field(min_length=1), pydantic.AfterValidator(_no_key_text)] | None = None
+    # As `ssh-keygen -lf` prints it.
+    host_key: Annotated[str, pydantic.Field(pattern=r"^SHA256:[A-Za-z0-9+/]{43}$")] | None = None
+    # Where the agent listens on the board's own loopback.
+    agent_port: Annotated[int, pydantic.Field(strict=True, ge=1, le=65535)] | None = None
+    seed: Annotated[int, pydantic.Field(strict=True, ge=0, lt=1 << 31)] | None = None
+    labels: dict[LabelName, Label] | None = None
+
+
+class Host(Variables):
+    """What is said of one board, or of the boards of one range. `count` makes several virtual ones of one name."""
+
+    count: Annotated[int, pydantic.Field(strict=True, ge=1, le=fleet_ranges.MAX_EXPANDED)] | None = None
+
+
+class Group(documents.StrictModel):
+    """Boards that have variables in common, and groups inside it."""
+
+    vars: Variables | None = None
+    hosts: dict[str, Host | None] | None = None
+    groups: dict[GroupName, Group | None] | None = None
+
+
+def read_groups(path: pathlib.Path) -> Group:
+    """The outermost group of a fleet file. Raises UsageError naming the line and key of everything that is wrong."""
+    try:
+        return documents.read_document(path, Group)
+    except UsageError as error:
+        cause = error.__cause__
+        if not isinstance(cause, pydantic.ValidationError):
+            raise
+        # One line per mistake, in the order of the cause's; only the number of its line in the file is not in it.
+        texts = [line.removeprefix(f"{path}: ") for line in error.message.splitlines()]
+        places: list[Place] = [tuple(detail["loc"]) for detail in cause.errors()]
+        if len(texts) != len(places):
+            raise
+        raise to_error(path, list(zip(places, texts, strict=True))) from cause
+
+
+def to_error(path: pathlib.Path, faults: Sequence[tuple[Place, str]]) -> UsageError:
+    """All mistakes as one error, in the order of their lines."""
+    try:
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        # Read well a moment ago: a pipe, or somebody is writing. The mistakes are worth telling all the same.
+        root = None
+    found = sorted((_find_line(root, place), text) for place, text in faults)
+    lines = list(dict.fromkeys(f"{path} line {line}: {text}" if line else f"{path}: {text}" for line, text in found))
+    if len(lines) > _MOST_FAULTS:
+        lines[_MOST_FAULTS:] = [f"{path}: {len(lines) - _MOST_FAULTS} more mistakes"]
+    return UsageError("\n".join(lines))
+
+
+def _find_line(node: yaml.Node | None, place: Place) -> int:
+    """The line, from 1, of the innermost key of `place` that the file has; 0 where there is no file any more."""
+    if node is None:
+        return 0
+    line = node.start_mark.line
+    for step in place:
+        if isinstance(node, yaml.MappingNode):
+            entries = [(key, value) for key, value in node.value if key.value == str(step)]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+            entries = [(node.value[step], node.value[step])]
+        else:
+            break
+        if not entries:
+            break
+        key, node = entries[0]
+        line = key.start_mark.line
+    return int(line) + 1

@@ -1,0 +1,114 @@
+"""What must happen so that the registered boards agree with a fleet file. Pure: nothing is read, nothing is changed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from farm.inventory.fleets import Fleet, FleetBoard
+
+
+@dataclasses.dataclass(frozen=True)
+class RegisteredBoard:
+    """What a plan needs to know of a board that the farm knows. `leased_by` is the lease's owner, None where free."""
+
+    name: str
+    board_type: str
+    transport: Mapping[str, Any]
+    labels: Mapping[str, str]
+    leased_by: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class FieldChange:
+    """One field that differs, such as `transport.port` or `labels.rack`; None on the side that lacks it."""
+
+    field: str
+    old: Any
+    new: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class BoardChange:
+    """A registered board and what the file says of it instead."""
+
+    board: FleetBoard
+    fields: tuple[FieldChange, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldBack:
+    """What cannot happen now, because `owner` holds a lease of the board."""
+
+    name: str
+    action: Literal["change", "remove"]
+    owner: str
+
+
+@dataclasses.dataclass(frozen=True)
+class FleetPlan:
+    """The difference. Each registered or described board is in exactly one of these.
+
+    `unlisted` boards are registered, not in the file, and stay; `removed` ones go.
+    """
+
+    added: tuple[FleetBoard, ...] = ()
+    changed: tuple[BoardChange, ...] = ()
+    unchanged: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    unlisted: tuple[str, ...] = ()
+    held_back: tuple[HeldBack, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is to be done now."""
+        return not (self.added or self.changed or self.removed)
+
+
+def plan(current: Sequence[RegisteredBoard], wanted: Fleet, prune: bool = False) -> FleetPlan:
+    """What makes the registered boards agree with the file.
+
+    Boards that the file does not name are removed only with `prune`. A leased board is not removed, and neither its
+    type nor how it is reached is changed under its holder; its labels may be.
+    """
+    registered = {board.name: board for board in current}
+    added, changed, unchanged, held_back = [], [], [], []
+    for board in wanted.boards:
+        known = registered.pop(board.name, None)
+        if known is None:
+            added.append(board)
+        elif not (fields := compare(known, board)):
+            unchanged.append(board.name)
+        elif known.leased_by is not None and not all(change.field.startswith("labels.") for change in fields):
+            held_back.append(HeldBack(board.name, "change", known.leased_by))
+        else:
+            changed.append(BoardChange(board, fields))
+    removed, unlisted = [], []
+    for name, known in sorted(registered.items()):
+        if not prune:
+            unlisted.append(name)
+        elif known.leased_by is not None:
+            held_back.append(HeldBack(name, "remove", known.leased_by))
+        else:
+            removed.append(name)
+    return FleetPlan(tuple(added), tuple(changed), tuple(unchanged), tuple(removed), tuple(unlisted), tuple(held_back))
+
+
+def compare(known: RegisteredBoard, wanted: FleetBoard) -> tuple[FieldChange, ...]:
+    """The fields in which a registered board differs from its description: its type, how it is reached, its labels."""
+    old, new = _flatten(known), _flatten(wanted)
+    return tuple(
+        FieldChange(field, old.get(field), new.get(field))
+        for field in dict.fromkeys((*new, *old))
+        # A field that is null and one that is not there say the same.
+        if old.get(field) != new.get(field)
+    )
+
+
+def _flatten(board: RegisteredBoard | FleetBoard) -> dict[str, Any]:
+    return {
+        "type": board.board_type,
+        **{f"transport.{key}": value for key, value in board.transport.items()},
+        **{f"labels.{key}": value for key, value in board.labels.items()},
+    }

@@ -1,0 +1,263 @@
+"""Fleet files: which boards there are and how each is reached, in groups whose variables are inherited.
+
+What the file may hold is in `fleet_document.py`; here it is made into one `FleetBoard` per board. What the store knows
+already is compared in `fleet_plan.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from farm.errors import UsageError
+from farm.inventory import fleet_addresses as addresses
+from farm.inventory import fleet_document, fleet_ranges
+from farm.inventory.board_types import BoardType, load_board_types, require_board_type
+from farm.inventory.fleet_document import Group, Place, Variables
+
+SSH_PORT = 22
+AGENT_PORT = 9090
+LOOPBACK = "127.0.0.1"
+
+T = TypeVar("T")
+_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}")
+_ONLY_FOR = {
+    "address": ("ssh",),
+    "port": ("ssh", "direct"),
+    "user": ("ssh",),
+    "key_file": ("ssh",),
+    "host_key": ("ssh",),
+    "agent_port": ("ssh",),
+    "seed": ("virtual",),
+}
+_ASKS = {
+    "transport": "ssh, direct or virtual",
+    "type": "a board type",
+    "user": "who logs in",
+    "key_file": "the private key's path",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class FleetBoard:
+    """One board as a fleet file describes it. `transport` has a `kind` and that kind's own fields, nothing secret."""
+
+    name: str
+    board_type: str
+    transport: Mapping[str, Any]
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        """How it is reached, in a few words."""
+        return describe_transport(self.transport)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fleet:
+    """Every board that a file describes, in its order. Names are distinct, and so are addresses with their ports."""
+
+    path: pathlib.Path
+    boards: tuple[FleetBoard, ...]
+
+
+def describe_transport(transport: Mapping[str, Any]) -> str:
+    """How a board is reached, in a few words."""
+    match transport["kind"]:
+        case "virtual":
+            return f"virtual, seed {transport['seed']}"
+        case "direct":
+            return f"direct, port {transport['port']}" if transport["port"] else "direct"
+    return f"ssh {transport['user']}@{addresses.join(transport['host'], transport['port'])}"
+
+
+def read_fleet(path: pathlib.Path, types: Mapping[str, BoardType] | None = None) -> Fleet:
+    """Read and check a fleet file; `types` are the known board types (default: all).
+
+    Relative paths of key files are taken from the file's own folder. Raises UsageError naming lines and keys.
+    """
+    types = load_board_types() if types is None else types
+    document = fleet_document.read_groups(path)
+    reading = _Reading(path.absolute().parent, types)
+    reading.read_group(document, {}, ())
+    reading.require_distinct()
+    if reading.faults:
+        raise fleet_document.to_error(path, reading.faults)
+    if not reading.boards:
+        raise UsageError(f"{path} describes no board", "Put one under `hosts:` of a group.")
+    return Fleet(path, tuple(board for board, _ in reading.boards))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """A variable's value, and where it was said."""
+
+    value: Any
+    place: Place
+
+
+class _FaultError(Exception):
+    def __init__(self, place: Place, message: str) -> None:
+        super().__init__(message)
+        self.place = place
+
+
+class _Reading:
+    """A fleet file on its way from groups to boards; mistakes are gathered, so that all are told at once."""
+
+    def __init__(self, folder: pathlib.Path, types: Mapping[str, BoardType]) -> None:
+        self._folder = folder
+        self._types = types
+        self.boards: list[tuple[FleetBoard, Place]] = []
+        self.faults: list[tuple[Place, str]] = []
+
+    def read_group(self, group: Group, inherited: dict[str, _Given], place: Place) -> None:
+        given = _override(inherited, group.vars, (*place, "vars"))
+        for pattern, host in (group.hosts or {}).items():
+            where = (*place, "hosts", pattern)
+            try:
+                self.boards += [
+                    (board, where) for board in self._read_hosts(pattern, _override(given, host, where), where)
+                ]
+            except _FaultError as fault:
+                self.faults.append((fault.place, str(fault)))
+        for name, inner in (group.groups or {}).items():
+            self.read_group(inner or Group(), given, (*place, "groups", name))
+
+    def _read_hosts(self, pattern: str, given: dict[str, _Given], place: Place) -> Iterator[FleetBoard]:
+        names = _expand(pattern, place)
+        kind = _take(given, "transport", pattern, place)
+        if "count" in given:
+            count = given["count"]
+            if kind != "virtual":
+                raise _FaultError(count.place, f"{pattern}: count multiplies virtual boards; write a range of names")
+            if len(names) * count.value > fleet_ranges.MAX_EXPANDED:
+                raise _FaultError(count.place, f"{pattern}: more than {fleet_ranges.MAX_EXPANDED} boards")
+            names = [each for name in names for each in fleet_ranges.number(name, count.value)]
+        for name in names:
+            if not _NAME.fullmatch(name):
+                raise _FaultError(
+                    place,
+                    f"{name!r} cannot be a board's name: small letters, digits, dots and hyphens, 63 at most, "
+                    "the first a letter or digit",
+                )
+        board_type = self._read_type(_take(given, "type", pattern, place), kind, given["type"].place)
+        for variable, said in given.items():
+            if variable in _ONLY_FOR and kind not in _ONLY_FOR[variable] and said.place[: len(place)] == place:
+                raise _FaultError(said.place, f"{pattern}: {variable} means nothing for a board that is {kind}")
+        labels = dict(given["labels"].value) if "labels" in given else {}
+        for name, transport in zip(names, self._read_transports(kind, names, pattern, given, place), strict=True):
+            yield FleetBoard(name, board_type.name, {"kind": kind, **transport}, labels)
+
+    def _read_type(self, name: str, kind: str, place: Place) -> BoardType:
+        try:
+            board_type = require_board_type(name, self._types)
+        except UsageError as error:
+            raise _FaultError(place, f"{error.message}. {error.hint}") from error
+        if kind == "virtual" and not board_type.simulation:
+            raise _FaultError(place, f"boards of the type {name} cannot be virtual: its file has no simulation section")
+        if kind != "direct" and board_type.host_is_board:
+            raise _FaultError(place, f"the type {name} is this machine itself, which only `direct` reaches")
+        return board_type
+
+    def _read_transports(
+        self, kind: str, names: list[str], pattern: str, given: dict[str, _Given], place: Place
+    ) -> Iterator[dict[str, Any]]:
+        if kind == "virtual":
+            first = given["seed"].value if "seed" in given else 0
+            yield from ({"seed": first + index} for index in range(len(names)))
+            return
+        default = [str(SSH_PORT)] if kind == "ssh" else [None]
+        ports = [
+            None if port is None else _parse(addresses.parse_port, port, given.get("port"), place)
+            for port in _spread(given, "port", names, default * len(names))
+        ]
+        if kind == "direct":
+            yield from ({"port": port} for port in ports)
+            return
+        for address, port in zip(_spread(given, "address", names, names), ports, strict=True):
+            yield {
+                "host": _parse(addresses.parse_address, address, given.get("address"), place),
+                "user": _take(given, "user", pattern, place),
+                "port": port,
+                "identity_file": self._key_path(_take(given, "key_file", pattern, place)),
+                "host_key": given["host_key"].value if "host_key" in given else "",
+                "agent_port": given["agent_port"].value if "agent_port" in given else AGENT_PORT,
+            }
+
+    def _key_path(self, text: str) -> str:
+        # `~` is left: each user of the farm has a home and a key there.
+        return text if text.startswith("~") else str(self._folder / text)
+
+    def require_distinct(self) -> None:
+        """Note every name, and every address with its port, that a second board has."""
+        names: dict[str, Place] = {}
+        reached: dict[tuple[str, int], str] = {}
+        told: set[Place] = set()
+        for board, place in self.boards:
+            if names.setdefault(board.name, place) is not place:
+                self.faults.append((place, f"a board called {board.name} is already described"))
+                continue
+            end = _find_end(board.transport)
+            if end is None:
+                continue
+            if (other := reached.setdefault(end, board.name)) != board.name and place not in told:
+                told.add(place)
+                self.faults.append((place, f"{board.name} is at {addresses.join(*end)}, and so is {other}"))
+
+
+def _override(outer: Mapping[str, _Given], inner: Variables | None, place: Place) -> dict[str, _Given]:
+    """The variables in force inside: the inner ones win, labels one by one, and null takes away."""
+    given = dict(outer)
+    for variable in sorted(inner.model_fields_set) if inner else ():
+        value = getattr(inner, variable)
+        if value is None:
+            given.pop(variable, None)
+            continue
+        if variable == "labels" and variable in given:
+            value = given[variable].value | value
+        given[variable] = _Given(value, (*place, variable))
+    return given
+
+
+def _take(given: Mapping[str, _Given], variable: str, pattern: str, place: Place) -> Any:
+    if variable not in given:
+        raise _FaultError(place, f"{pattern} has no {variable}, nor has a group around it ({_ASKS[variable]})")
+    return given[variable].value
+
+
+def _expand(pattern: str, place: Place) -> list[str]:
+    try:
+        return fleet_ranges.expand(pattern)
+    except ValueError as error:
+        raise _FaultError(place, str(error)) from error
+
+
+def _find_end(transport: Mapping[str, Any]) -> tuple[str, int] | None:
+    """The address and port at which a board is; None where the farm, or the tracker, will say."""
+    if transport.get("port") is None:
+        return None
+    return addresses.canonical(transport.get("host", LOOPBACK)), transport["port"]
+
+
+def _parse(parse: Callable[[str], T], text: str, said: _Given | None, place: Place) -> T:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise _FaultError(said.place if said else place, str(error)) from error
+
+
+def _spread(given: Mapping[str, _Given], variable: str, names: list[str], default: list[Any]) -> list[Any]:
+    """The variable's value for each board: one for all, or a range with one for each."""
+    if variable not in given:
+        return default
+    said = given[variable]
+    values = _expand(said.value, said.place)
+    if len(values) == 1:
+        return values * len(names)
+    if len(values) != len(names):
+        raise _FaultError(said.place, f"{variable} {said.value!r} is {len(values)} values for {len(names)} boards")
+    return values

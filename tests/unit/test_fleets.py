@@ -1,0 +1,498 @@
+"""Fleet files: what they may say, what is said when they are wrong, and what must happen to agree with one."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import pathlib
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farm.errors import UsageError
+from farm.inventory import fleet_addresses, fleet_ranges
+from farm.inventory.board_types import BoardType, load_board_types
+from farm.inventory.fleet_plan import FieldChange, HeldBack, RegisteredBoard, plan
+from farm.inventory.fleets import Fleet, FleetBoard, read_fleet
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+GOOD = """\
+vars: {transport: ssh, user: farm, key_file: ~/.ssh/farm, labels: {site: lab}}
+groups:
+  nanos:
+    vars:
+      type: jetson-nano
+      labels: {rack: "1"}
+    hosts:
+      nano-1:
+        address: 192.0.2.11
+      nano-2:
+        address: 192.0.2.12
+        labels: {rack: "2"}
+  sim:
+    vars:
+      transport: virtual
+      type: jetson-tx2
+    hosts:
+      tx2:
+        seed: 7
+"""
+
+
+@pytest.fixture(scope="module")
+def types() -> dict[str, BoardType]:
+    """The farm's own board types, read once."""
+    return load_board_types()
+
+
+def read(folder: pathlib.Path, text: str, types: dict[str, BoardType]) -> Fleet:
+    """A fleet file with this text."""
+    path = folder / "fleet.yaml"
+    path.write_text(text)
+    return read_fleet(path, types)
+
+
+def hosts(text: str, variables: str = "transport: virtual, type: jetson-nano") -> str:
+    """A fleet file with these hosts in flow style."""
+    return f"vars: {{{variables}}}\nhosts: {{{text}}}\n"
+
+
+# Ranges
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("nano", ["nano"]),
+        ("nano-[1:3]", ["nano-1", "nano-2", "nano-3"]),
+        ("nano-[08:11]", ["nano-08", "nano-09", "nano-10", "nano-11"]),
+        ("[0:2]", ["0", "1", "2"]),
+        ("n[1:7:3]x", ["n1x", "n4x", "n7x"]),
+        ("n[1:8:3]", ["n1", "n4", "n7"]),
+        ("n[5:5]", ["n5"]),
+        ("rack-[a:c]", ["rack-a", "rack-b", "rack-c"]),
+        ("r[a:b]n[1:2]", ["ran1", "ran2", "rbn1", "rbn2"]),
+    ],
+)
+def test_range(pattern: str, names: list[str]) -> None:
+    """Ranges mean what they mean in Ansible."""
+    assert fleet_ranges.expand(pattern) == names
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("n[1:1001]", r"'n\[1:1001\]' stands for 1001; at most 1000"),
+        ("n[1:999999999999]", "at most 1000"),
+        ("n[1:100][1:100]", "stands for 10000"),
+        ("n[1:1" + "0" * 5000 + "]", "more than 12 digits"),
+        ("n[3:1]", "ends before it begins"),
+        ("n[01:100]", "as many digits"),
+        ("n[1:3:0]", "step '0'"),
+        ("n[1:3:-1]", "step '-1'"),
+        ("n[1:]", r"must be \[first:last\]"),
+        ("n[1]", r"must be \[first:last\]"),
+        ("n[1:2:3:4]", r"must be \[first:last\]"),
+        ("n[a:3]", "from a number to a number, or from a letter to a letter"),
+        ("n[a:C]", "from a letter to a letter"),
+        ("n[1-3:4]", "from a number"),
+        ("n[١:٣]", "from a number"),
+        ("n[1:3", "without its partner"),
+        ("n1:3]", "without its partner"),
+        ("n[[1:3]]", "without its partner"),
+    ],
+)
+def test_wrong_range(pattern: str, message: str) -> None:
+    """A range that is too long or means nothing is refused before it takes any time or memory."""
+    since = time.monotonic()
+    with pytest.raises(ValueError, match=message):
+        fleet_ranges.expand(pattern)
+    assert time.monotonic() - since < 1
+
+
+@given(st.integers(0, 10**9), st.integers(0, 999), st.integers(1, 50))
+def test_range_has_what_it_counts(first: int, more: int, step: int) -> None:
+    """Every name is distinct, the first is there, and none is beyond the last."""
+    names = fleet_ranges.expand(f"n[{first}:{first + more}:{step}]")
+    numbers = [int(name[1:]) for name in names]
+    assert numbers == list(range(first, first + more + 1, step))
+
+
+def test_numbered_names_sort() -> None:
+    """Several boards of one name get numbers that sort as text."""
+    assert fleet_ranges.number("sim", 3) == ["sim-1", "sim-2", "sim-3"]
+    assert list(fleet_ranges.number("sim", 12)) == sorted(fleet_ranges.number("sim", 12))
+
+
+# Addresses
+
+
+@pytest.mark.parametrize("text", ["nano-1", "nano-1.example.com", "192.0.2.7", "2001:db8::7", "fe80::1%eth0", "a_b"])
+def test_address(text: str) -> None:
+    """Names and addresses of both kinds are taken as they are."""
+    assert fleet_addresses.parse_address(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "farm@nano", "192.0.2.7:22", "192.0.2.300", "1234", "-oProxyCommand=x", "a b", "a..b", "a/b", "x" * 300],
+)
+def test_wrong_address(text: str) -> None:
+    """Whatever is no address is refused, above all what a program could take for an option."""
+    with pytest.raises(ValueError, match="is no"):
+        fleet_addresses.parse_address(text)
+
+
+@pytest.mark.parametrize("text", ["0", "65536", "-1", "ssh", "", "9" * 5000, "22.0"])
+def test_wrong_port(text: str) -> None:
+    """Ports are whole numbers from 1 to 65535."""
+    with pytest.raises(ValueError, match="is no port"):
+        fleet_addresses.parse_port(text)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("localhost", "127.0.0.1"), ("Nano-1.Example.com.", "nano-1.example.com"), ("2001:db8:0::7", "2001:db8::7")],
+)
+def test_same_address(one: str, other: str) -> None:
+    """Two spellings of one address compare equal."""
+    assert fleet_addresses.canonical(one) == fleet_addresses.canonical(other)
+
+
+# Reading
+
+
+def test_variables_are_inherited(tmp_path: pathlib.Path, types: dict[str, BoardType]) -> None:
+    """What stands further inside wins; labels are joined one by one; variables of another transport do no harm."""
+    one, two, tx2 = read(tmp_path, GOOD, types).boards
+    assert one.transport == {
+        "kind": "ssh",
+        "host": "192.0.2.11",
+        "user": "farm",
+        "port": 22,
+        "identity_file": "~/.ssh/farm",
+        "host_key": "",
+        "agent_port": 9090,
+    }
+    assert (one.name, one.board_type, one.labels) == ("nano-1", "jetson-nano", {"site": "lab", "rack": "1"})
+    assert two.labels == {"site": "lab", "rack": "2"}
+    assert (tx2.board_type, tx2.transport) == ("jetson-tx2", {"kind": "virtual", "seed": 7})
+
+
+def test_groups_in_groups(tmp_path: pathlib.Path, types: dict[str, BoardType]) -> None:
+    """Groups nest to any depth, an empty one does no harm, and null takes away what an outer group said."""
+    text = """\
+vars: {transport: virtual, type: jetson-nano, seed: 3}
+groups:
+  a:
+    groups:
+      b:
+        vars: {type: jetson-tx2}
+        groups:
+          c: {vars: {seed: null}, hosts: {deep: }}
+        hosts: {middle: }
+  empty:
+hosts: {outer: }
+"""
+    assert {
+        board.name: (board.board_type, board.transport["seed"]) for board in read(tmp_path, text, types).boards
+    } == {
+        "outer": ("jetson-nano", 3),
+        "middle": ("jetson-tx2", 3),
+        "deep": ("jetson-tx2", 0),
+    }
+
+
+def test_ranges_of_hosts(tmp_path: pathlib.Path, types: dict[str, BoardType]) -> None:
+    """Names, addresses and ports of a range go together one by one; without an address the name is one."""
+    text = """\
+vars: {transport: ssh, type: jetson-nano, user: farm, key_file: k}
+hosts:
+  nano-[01:03]: {address: "192.0.2.[21:23]"}
+  far-[1:2]: {address: gate.example.com, port: "22[01:02]"}
+  near-[1:2]:
+"""
+    boards = read(tmp_path, text, types).boards
+    assert [(board.name, board.transport["host"], board.transport["port"]) for board in boards] == [
+        ("nano-01", "192.0.2.21", 22),
+        ("nano-02", "192.0.2.22", 22),
+        ("nano-03", "192.0.2.23", 22),
+        ("far-1", "gate.example.com", 2201),
+        ("far-2", "gate.example.com", 2202),
+        ("near-1", "near-1", 22),
+        ("near-2", "near-2", 22),
+    ]
+
+
+def test_virtual_boards_differ(tmp_path: pathlib.Path, types: dict[str, BoardType]) -> None:
+    """Virtual boards of one entry have seeds that follow each other, whether by range or by count."""
+    boards = read(tmp_path, hosts('"a[1:2]": {seed: 5}, b: {count: 3}'), types).boards
+    assert [(board.name, board.transport["seed"]) for board in boards] == [
+        ("a1", 5),
+        ("a2", 6),
+        ("b-1", 0),
+        ("b-2", 1),
+        ("b-3", 2),
+    ]
+
+
+def test_direct_board(tmp_path: pathlib.Path, types: dict[str, BoardType]) -> None:
+    """A board on this machine needs no more than its agent's port, and not even that where the tracker says it."""
+    text = hosts("here: {port: 9091}, there: ", "transport: direct, type: local")
+    assert [board.transport for board in read(tmp_path, text, types).boards] == [
+        {"kind": "direct", "port": 9091},
+        {"kind": "direct", "port": None},
+    ]
+
+
+def test_key_file_is_found_from_elsewhere(tmp_path: pathlib.Path, types: dict[str, BoardType]) -> None:
+    """A relative path is taken from the file's own folder, whatever the working directory is later."""
+    text = hosts(
+        "a: {key_file: keys/a}, b: {key_file: ~/b}, c: {key_file: /c}", "transport: ssh, type: jetson-nano, user: u"
+    )
+    paths = [board.transport["identity_file"] for board in read(tmp_path, text, types).boards]
+    assert paths == [str(tmp_path / "keys" / "a"), "~/b", "/c"]
+
+
+def test_example_is_good(types: dict[str, BoardType]) -> None:
+    """The example fleet reads, and shows all that can be said."""
+    boards = read_fleet(ROOT / "inventory" / "fleet.example.yaml", types).boards
+    assert {board.transport["kind"] for board in boards} >= {"ssh", "virtual"}
+    assert len(boards) == 27
+
+
+def test_fleet_can_be_stored(tmp_path: pathlib.Path, types: dict[str, BoardType]) -> None:
+    """What describes a board is plain JSON."""
+    for board in read(tmp_path, GOOD, types).boards:
+        document = dataclasses.asdict(board)
+        assert json.loads(json.dumps(document)) == document
+
+
+KEY = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        # Keys and values
+        (
+            ("address: 192.0.2.11", "adress: 192.0.2.11"),
+            r"line 9: unknown key .*nano-1\.adress; did you mean address\?",
+        ),
+        (("    hosts:\n      nano-1", "    host:\n      nano-1"), r"line 7: unknown key .*host; did you mean hosts\?"),
+        (("groups:\n  nanos", "group:\n  nanos"), r"line 2: unknown key group; did you mean groups\?"),
+        (("user: farm", "username: farm"), r"line 1: unknown key vars\.username; did you mean user\?"),
+        (("seed: 7", "password: x"), r"line 19: unknown key .*tx2\.password; known: type, transport"),
+        (("seed: 7", "seed: -7"), r"line 19: .*seed: .*greater than or equal to 0"),
+        (("seed: 7", "seed: 1.5"), r"line 19: .*seed: .*integer"),
+        (("seed: 7", "count: 0"), r"line 19: .*count: .*greater than or equal to 1"),
+        (("transport: ssh", "transport: telnet"), r"line 1: vars\.transport: .*'ssh', 'direct' or 'virtual'"),
+        (("user: farm", "user: Farm User"), r"line 1: vars\.user: .*pattern"),
+        (("user: farm", "user: -x"), r"line 1: vars\.user: .*pattern"),
+        (("labels: {site: lab}", "labels: {site: 010}"), r"line 1: vars\.labels\.site: .*write it in quotes"),
+        (("labels: {site: lab}", "labels: {Site: lab}"), r"line 1: vars\.labels\.Site"),
+        (("labels: {site: lab}", "labels: [site]"), r"line 1: vars\.labels: .*dictionary"),
+        (("labels: {site: lab}", "host_key: SHA256:short"), r"line 1: vars\.host_key: .*pattern"),
+        (("~/.ssh/farm", '"-----BEGIN OPENSSH PRIVATE KEY-----"'), r"line 1: vars\.key_file: a path is wanted"),
+        (("      nano-2:\n", "      nano-1:\n"), r"line 10 is not good YAML: the key 'nano-1' is given twice"),
+        (("      nano-2:\n", "      12:\n"), r"line 10: .*valid string"),
+        (("address: 192.0.2.11", "port: [22]"), r"line 9: .*port: a port is a whole number"),
+        (("address: 192.0.2.11", "port: yes"), r"line 9: .*port: a port is a whole number"),
+        # What they mean
+        (
+            ("type: jetson-nano", "type: jetson-nanu"),
+            r"line 5: unknown board type 'jetson-nanu'. Did you mean jetson-nano\?",
+        ),
+        (("type: jetson-tx2", "type: local"), r"line 16: boards of the type local cannot be virtual"),
+        (("type: jetson-nano", "type: local"), r"line 5: the type local is this machine itself"),
+        (("192.0.2.12", "192.0.2.11"), r"line 10: nano-2 is at 192\.0\.2\.11:22, and so is nano-1"),
+        (("192.0.2.12", "192.0.2.11:2222"), r"line 11: '192\.0\.2\.11:2222' is no IP address; user and port have"),
+        (("192.0.2.12", "root@nano-2"), r"line 11: 'root@nano-2' is no host name"),
+        (("192.0.2.12", '"192.0.2.[12:13]"'), r"line 11: address .* is 2 values for 1 boards"),
+        (("address: 192.0.2.12", "port: 70000"), r"line 11: '70000' is no port"),
+        (("address: 192.0.2.12", "seed: 2"), r"line 11: nano-2: seed means nothing for a board that is ssh"),
+        (("address: 192.0.2.12", "count: 2"), r"line 11: nano-2: count multiplies virtual boards"),
+        (("seed: 7", "port: 7"), r"line 19: tx2: port means nothing for a board that is virtual"),
+        (("      tx2:\n", "      nano-1:\n"), r"line 18: a board called nano-1 is already described"),
+        (("      tx2:\n", "      nano-[1:2]:\n"), r"line 18: a board called nano-[12] is already described"),
+        (("      tx2:\n", "      t[1:2000]:\n"), r"line 18: 't\[1:2000\]' stands for 2000; at most 1000"),
+        (("      tx2:\n", "      TX2:\n"), r"line 18: 'TX2' cannot be a board's name"),
+        (("      tx2:\n", "      tx2/1:\n"), r"line 18: 'tx2/1' cannot be a board's name"),
+        (("user: farm, ", ""), r"line 8: nano-1 has no user, nor has a group around it"),
+        (("key_file: ~/.ssh/farm, ", ""), r"line 8: nano-1 has no key_file"),
+        (("transport: ssh, ", ""), r"line 8: nano-1 has no transport"),
+        (("      type: jetson-tx2\n", ""), r"line 17: tx2 has no type"),
+    ],
+)
+def test_wrong_file(tmp_path: pathlib.Path, types: dict[str, BoardType], change: tuple[str, str], message: str) -> None:
+    """Each mistake is named with its file, line and key, and where there is a near name it is suggested."""
+    assert change[0] in GOOD
+    with pytest.raises(UsageError, match=message) as raised:
+        read(tmp_path, GOOD.replace(*change, 1), types)
+    assert all(line.startswith(str(tmp_path / "fleet.yaml")) for line in raised.value.message.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must hold keys and values"),
+        ("vars: {}\n", "describes no board"),
+        ("groups: {a: , b: }\n", "describes no board"),
+        ("a: &a {groups: *a}\n", "fleet.yaml"),
+        ("groups: &a {b: {groups: *a}}\n", "recursion|cycl"),
+        (hosts('"s[1:100]": {count: 100}'), "more than 1000 boards"),
+    ],
+)
+def test_odd_file(tmp_path: pathlib.Path, types: dict[str, BoardType], text: str, message: str) -> None:
+    """Files that say nothing, or too much, are refused in plain words as well."""
+    with pytest.raises(UsageError, match=message):
+        read(tmp_path, text, types)
+
+
+def test_all_mistakes_at_once(tmp_path: pathlib.Path, types: dict[str, BoardType]) -> None:
+    """Mistakes of both kinds are told together with others of their kind, in the order of their lines."""
+    text = GOOD.replace("192.0.2.11", "x@y").replace("type: jetson-tx2", "type: tx9")
+    with pytest.raises(UsageError) as raised:
+        read(tmp_path, text, types)
+    lines = raised.value.message.splitlines()
+    assert [line.split(" line ")[1].split(":")[0] for line in lines] == ["9", "16"]
+
+
+def test_one_wrong_variable_is_told_once(tmp_path: pathlib.Path, types: dict[str, BoardType]) -> None:
+    """A wrong variable of a group is one mistake, however many boards inherit it; and there is an end to the list."""
+    wrong_type = "vars: {transport: virtual, type: nonsense}\nhosts:\n" + "".join(f"  b{i}:\n" for i in range(50))
+    with pytest.raises(UsageError) as raised:
+        read(tmp_path, wrong_type, types)
+    assert len(raised.value.message.splitlines()) == 1
+    with pytest.raises(UsageError, match="30 more mistakes") as raised:
+        read(tmp_path, wrong_type.replace("type: nonsense", "seed: 1"), types)
+    assert len(raised.value.message.splitlines()) == 21
+
+
+def test_a_thousand_boards_are_read_quickly(tmp_path: pathlib.Path, types: dict[str, BoardType]) -> None:
+    """Reading and planning for a thousand boards that are written one by one takes moments."""
+    text = "vars: {transport: ssh, type: jetson-nano, user: u, key_file: k}\nhosts:\n" + "".join(
+        f"  n{i}: {{address: 10.0.{i // 250}.{i % 250}, labels: {{rack: '{i}'}}}}\n" for i in range(1000)
+    )
+    since = time.monotonic()
+    fleet = read(tmp_path, text, types)
+    assert len(plan([], fleet).added) == 1000
+    assert time.monotonic() - since < 10
+
+
+# Planning
+
+SSH = {"kind": "ssh", "host": "192.0.2.1", "port": 22, "user": "farm"}
+
+
+def describe(name: str, **changes: Any) -> FleetBoard:
+    """A described board that differs from the usual one by `changes`."""
+    return dataclasses.replace(FleetBoard(name, "jetson-nano", SSH, {"rack": "1"}), **changes)
+
+
+def register(name: str, leased_by: str | None = None, **changes: Any) -> RegisteredBoard:
+    """A registered board that differs from the usual one by `changes`."""
+    board = RegisteredBoard(name, "jetson-nano", SSH, {"rack": "1"}, leased_by)
+    return dataclasses.replace(board, **changes)
+
+
+def fleet_of(*boards: FleetBoard) -> Fleet:
+    """A fleet of these boards."""
+    return Fleet(pathlib.Path("fleet.yaml"), boards)
+
+
+def test_plan_for_an_empty_store() -> None:
+    """Everything is added, in the order of the file."""
+    todo = plan([], fleet_of(describe("b"), describe("a")))
+    assert [board.name for board in todo.added] == ["b", "a"]
+    assert not todo.is_empty
+
+
+def test_plan_says_which_fields_differ() -> None:
+    """A change names each field with its old and new value, in either direction, and nothing else."""
+    wanted = describe("a", board_type="jetson-tx2", transport=SSH | {"port": 2222}, labels={"site": "lab"})
+    (change,) = plan([register("a")], fleet_of(wanted)).changed
+    assert change.board is wanted
+    assert change.fields == (
+        FieldChange("type", "jetson-nano", "jetson-tx2"),
+        FieldChange("transport.port", 22, 2222),
+        FieldChange("labels.site", None, "lab"),
+        FieldChange("labels.rack", "1", None),
+    )
+
+
+def test_plan_removes_only_when_told() -> None:
+    """A board that the file does not name stays, unless the caller prunes."""
+    current, wanted = [register("b"), register("a"), register("c")], fleet_of(describe("b"))
+    todo = plan(current, wanted)
+    assert (todo.unlisted, todo.removed, todo.unchanged) == (("a", "c"), (), ("b",))
+    assert todo.is_empty
+    todo = plan(current, wanted, prune=True)
+    assert (todo.unlisted, todo.removed) == ((), ("a", "c"))
+
+
+def test_leased_boards_are_left_alone() -> None:
+    """Who holds a board keeps it as it is: it is neither removed nor reached otherwise; a label may change."""
+    current = [register(name, "campaign 7") for name in ("gone", "moved", "other-type", "labelled", "same")]
+    wanted = fleet_of(
+        describe("moved", transport=SSH | {"host": "192.0.2.9"}),
+        describe("other-type", board_type="jetson-tx2"),
+        describe("labelled", labels={"rack": "9"}),
+        describe("same"),
+    )
+    todo = plan(current, wanted, prune=True)
+    assert todo.held_back == (
+        HeldBack("moved", "change", "campaign 7"),
+        HeldBack("other-type", "change", "campaign 7"),
+        HeldBack("gone", "remove", "campaign 7"),
+    )
+    assert [change.board.name for change in todo.changed] == ["labelled"]
+    assert (todo.removed, todo.unchanged) == ((), ("same",))
+
+
+_NAMES = st.sampled_from("abcdef")
+_LABELS = st.dictionaries(st.sampled_from(["rack", "site"]), st.sampled_from(["1", "2"]))
+_TYPES = st.sampled_from(["jetson-nano", "jetson-tx2"])
+_REGISTERED = st.builds(register, _NAMES, st.none() | st.just("x"), board_type=_TYPES, labels=_LABELS)
+_DESCRIBED = st.builds(describe, _NAMES, board_type=_TYPES, labels=_LABELS)
+
+
+@given(
+    st.lists(_REGISTERED, unique_by=lambda board: board.name),
+    st.lists(_DESCRIBED, unique_by=lambda board: board.name),
+    st.booleans(),
+)
+def test_plan_is_complete_and_idempotent(current: list[RegisteredBoard], wanted: list[FleetBoard], prune: bool) -> None:
+    """Each board has exactly one fate; a leased one is never removed; once applied, only what was held back is left."""
+    fleet = fleet_of(*wanted)
+    todo = plan(current, fleet, prune)
+    fates = [
+        *(board.name for board in todo.added),
+        *(change.board.name for change in todo.changed),
+        *todo.unchanged,
+        *todo.removed,
+        *todo.unlisted,
+        *(held.name for held in todo.held_back),
+    ]
+    assert sorted(fates) == sorted({board.name for board in itertools.chain(current, wanted)})
+    leased = {board.name for board in current if board.leased_by}
+    assert not leased & {*todo.removed}
+    new = {board.name: board for board in (*todo.added, *(change.board for change in todo.changed))}
+    after = [
+        board if board.name not in new else register(board.name, board.leased_by, **_values(new.pop(board.name)))
+        for board in current
+        if board.name not in todo.removed
+    ]
+    after += [register(name, **_values(board)) for name, board in new.items()]
+    again = plan(after, fleet, prune)
+    assert again.is_empty
+    assert again.held_back == todo.held_back
+
+
+def _values(board: FleetBoard) -> dict[str, Any]:
+    return {"board_type": board.board_type, "transport": board.transport, "labels": board.labels}
