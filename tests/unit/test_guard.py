@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -275,21 +276,23 @@ def test_unreadable_file_is_not_written(root: Path, tmp_path: Path) -> None:
     access.close()
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def full_disk() -> Iterator[None]:
-    """No file may grow beyond a few bytes."""
+    """No file may grow beyond a few bytes; within a test only, since pytest writes to files as well."""
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, old[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
 
 
-@pytest.mark.usefixtures("full_disk")
 def test_full_disk(tmp_path: Path) -> None:
     """Without a snapshot on disk nothing begins, and nothing is left half-written."""
-    access = LocalAccess(virtual(), tmp_path / "state")
-    with pytest.raises(ClockError, match="cannot be written"):
-        access.begin("a test")
+    with full_disk():
+        access = LocalAccess(virtual(), tmp_path / "state")
+        with pytest.raises(ClockError, match="cannot be written"):
+            access.begin("a test")
     assert access.status().holder == ""
     assert os.listdir(tmp_path / "state") == []
     with pytest.raises(RefusedError):
