@@ -70,15 +70,19 @@ def plan(current: Sequence[RegisteredBoard], wanted: Fleet, prune: bool = False)
     """What makes the registered boards agree with the file.
 
     Boards that the file does not name are removed only with `prune`. A leased board is not removed, and neither its
-    type nor how it is reached is changed under its holder; its labels may be.
+    type nor how it is reached is changed under its holder; its labels may be. A host key that the file leaves open
+    stays what it is as long as address and port do.
     """
     registered = {board.name: board for board in current}
     added, changed, unchanged, held_back = [], [], [], []
-    for board in wanted.boards:
+    for described in wanted.boards:
+        board = described
         known = registered.pop(board.name, None)
         if known is None:
             added.append(board)
-        elif not (fields := compare(known, board)):
+            continue
+        board = _keep_host_key(known, board)
+        if not (fields := compare(known, board)):
             unchanged.append(board.name)
         elif known.leased_by is not None and not all(change.field.startswith("labels.") for change in fields):
             held_back.append(HeldBack(board.name, "change", known.leased_by))
@@ -104,6 +108,15 @@ def compare(known: RegisteredBoard, wanted: FleetBoard) -> tuple[FieldChange, ..
         # A field that is null and one that is not there say the same.
         if old.get(field) != new.get(field)
     )
+
+
+def _keep_host_key(known: RegisteredBoard, wanted: FleetBoard) -> FleetBoard:
+    """`wanted` with the host key confirmed at first contact, where the file says none and the place is the same."""
+    here = ("kind", "host", "port")
+    same = all(known.transport.get(key) == wanted.transport.get(key) for key in here)
+    if not same or wanted.transport.get("host_key") or not known.transport.get("host_key"):
+        return wanted
+    return dataclasses.replace(wanted, transport={**wanted.transport, "host_key": known.transport["host_key"]})
 
 
 def _flatten(board: RegisteredBoard | FleetBoard) -> dict[str, Any]:

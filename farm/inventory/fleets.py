@@ -23,7 +23,8 @@ AGENT_PORT = 9090
 LOOPBACK = "127.0.0.1"
 
 T = TypeVar("T")
-_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}")
+# What agent and store take for a name.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _ONLY_FOR = {
     "address": ("ssh",),
     "port": ("ssh", "direct"),
@@ -141,8 +142,8 @@ class _Reading:
             if not _NAME.fullmatch(name):
                 raise _FaultError(
                     place,
-                    f"{name!r} cannot be a board's name: small letters, digits, dots and hyphens, 63 at most, "
-                    "the first a letter or digit",
+                    f"{name!r} cannot be a board's name: up to 63 letters, digits, dots, dashes and underscores, "
+                    "a letter or digit first",
                 )
         board_type = self._read_type(_take(given, "type", pattern, place), kind, given["type"].place)
         for variable, said in given.items():

@@ -321,7 +321,7 @@ KEY = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
         (("      tx2:\n", "      nano-1:\n"), r"line 18: a board called nano-1 is already described"),
         (("      tx2:\n", "      nano-[1:2]:\n"), r"line 18: a board called nano-[12] is already described"),
         (("      tx2:\n", "      t[1:2000]:\n"), r"line 18: 't\[1:2000\]' stands for 2000; at most 1000"),
-        (("      tx2:\n", "      TX2:\n"), r"line 18: 'TX2' cannot be a board's name"),
+        (("      tx2:\n", "      -tx2:\n"), r"line 18: '-tx2' cannot be a board's name"),
         (("      tx2:\n", "      tx2/1:\n"), r"line 18: 'tx2/1' cannot be a board's name"),
         (("user: farm, ", ""), r"line 8: nano-1 has no user, nor has a group around it"),
         (("key_file: ~/.ssh/farm, ", ""), r"line 8: nano-1 has no key_file"),
@@ -453,6 +453,19 @@ def test_leased_boards_are_left_alone() -> None:
     )
     assert [change.board.name for change in todo.changed] == ["labelled"]
     assert (todo.removed, todo.unchanged) == ((), ("same",))
+
+
+def test_confirmed_host_key_is_kept() -> None:
+    """A file without a host key forgets none that was confirmed, unless the board is somewhere else now."""
+    pinned = {"host_key": "SHA256:confirmed"}
+    current = [register("a", transport=SSH | pinned)]
+    assert plan(current, fleet_of(describe("a", transport=SSH | {"host_key": ""}))).unchanged == ("a",)
+    (change,) = plan(current, fleet_of(describe("a", transport=SSH | {"host_key": "", "user": "other"}))).changed
+    assert change.board.transport == SSH | pinned | {"user": "other"}
+    (change,) = plan(current, fleet_of(describe("a", transport=SSH | {"host_key": "", "host": "192.0.2.2"}))).changed
+    assert FieldChange("transport.host_key", "SHA256:confirmed", "") in change.fields
+    (change,) = plan(current, fleet_of(describe("a", transport=SSH | {"host_key": "SHA256:new"}))).changed
+    assert change.fields == (FieldChange("transport.host_key", "SHA256:confirmed", "SHA256:new"),)
 
 
 _NAMES = st.sampled_from("abcdef")
