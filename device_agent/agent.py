@@ -16,20 +16,22 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import device_agent
-from device_agent import commands, options, rig
-from device_agent.board import Board
-from device_agent.board_types import load_board_types
-from device_agent.clocks.client import HelperClient
+from device_agent import options
 from device_agent.errors import AgentError, BadPointError, HelperUnavailableError, UnsafeError
 from device_agent.protocol import ProtocolError
 from device_agent.sysfs import open_tree
 
+if TYPE_CHECKING:
+    from device_agent.board import Board
+
 _log = logging.getLogger(__name__)
 
 # Set before NumPy and TVM are imported. The runtime library alone starts no threads and is quick to fork; so are
-# BLAS and OpenMP without pools. TVM's pool in a worker is sized by TVM_NUM_THREADS, which wins over OMP_NUM_THREADS.
+# BLAS and OpenMP without pools; what needs NumPy is therefore imported in functions here. TVM's pool in a worker is
+# sized by TVM_NUM_THREADS, which wins over OMP_NUM_THREADS.
 _ENVIRONMENT = {
     "TVM_USE_RUNTIME_LIB": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -61,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             board = _put_together(chosen, stack)
             if chosen.command == "serve":
                 return _serve(chosen, board, parent)
+            from device_agent import commands
+
             return commands.run(chosen, board)
     except (ProtocolError, BadPointError, NotADirectoryError) as error:
         return _fail(error, 2)
@@ -84,6 +88,11 @@ def _fail(error: Exception, code: int) -> int:
 
 def _put_together(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Board:
     """The board that the options speak of; what it needs is ended with `stack`."""
+    from device_agent import rig
+    from device_agent.board import Board
+    from device_agent.board_types import load_board_types
+    from device_agent.clocks.client import HelperClient
+
     types = load_board_types()
     if chosen.fault and not chosen.virtual:
         raise ProtocolError("--fault harms virtual boards only; give --virtual TYPE")

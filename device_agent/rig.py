@@ -11,13 +11,12 @@ import os
 import select
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from device_agent import processes
+from device_agent import processes, workspace
 from device_agent.clocks.client import HelperClient
 from device_agent.errors import AgentError, HelperUnavailableError
 from device_agent.sysfs import VIRTUAL_PREFIX
@@ -34,7 +33,7 @@ class Rig:
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
-        self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="device-rig-")))
+        self.folder = self._stack.enter_context(workspace.work_folder("device-rig-"))
 
     def start_simulator(self, board_type: str, seed: int, faults: Sequence[str]) -> str:
         """Start a virtual board; return the `--root` that names it. Raises HelperUnavailableError."""

@@ -1,4 +1,4 @@
-"""The agent's temporary folder, in which every session has its own; none outlives its owner for long."""
+"""Temporary folders that do not outlive their owner for long: the agent's, with one for each session, and a rig's."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-_PREFIX = "device-agent-"
+SESSIONS = "device-agent-"
 
 _log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def work_folder() -> Iterator[Path]:
-    """A folder for this agent's sessions; also removes those of agents that were killed.
+def work_folder(prefix: str = SESSIONS) -> Iterator[Path]:
+    """A folder whose name begins with `prefix`; also removes those of owners that were killed.
 
-    An agent holds a lock on its folder: the kernel lets go of it when the agent dies, however it dies.
+    An owner holds a lock on its folder: the kernel lets go of it when the owner dies, however it dies.
     """
     root = Path(tempfile.gettempdir())
-    for left in root.glob(f"{_PREFIX}*"):
+    for left in root.glob(f"{prefix}*"):
         lock = _lock(left)
         if lock is not None:
-            _log.info("removing %s, left by an agent that was killed", left)
+            _log.info("removing %s, left by one that was killed", left)
             remove_folder(left)
             os.close(lock)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
     lock = _lock(folder)
     try:
         yield folder

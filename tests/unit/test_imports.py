@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -67,3 +69,10 @@ def test_no_module_has_a_name_that_says_nothing() -> None:
     """`utils`, `helpers`, `common` and `misc` are not places; the clock helper is what it is called everywhere."""
     empty = {"utils", "helpers", "common", "misc", "util", "helper"}
     assert [str(p.relative_to(ROOT)) for p in MODULES if p.stem in empty] == ["device_agent/clocks/helper.py"]
+
+
+def test_the_agents_command_comes_before_numpy() -> None:
+    """NumPy starts BLAS threads unless told otherwise before its import, and the agent forks: it is told in `main`."""
+    script = "import sys, device_agent.agent; print({'numpy', 'tvm'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.strip() == "set()"
