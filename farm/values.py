@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from device_agent.protocol import Outcome
+from device_agent.protocol import Outcome, StrEnum
 
 # The operating point of a board whose clocks nobody set.
 DEFAULT_POINT = "default"
@@ -24,6 +24,137 @@ class Board:
     @property
     def key(self) -> str:
         return f"{self.board_type}/{self.name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Direct:
+    """Reached on this machine's loopback. `port` is the agent's, None where the tracker says it."""
+
+    kind: ClassVar[str] = "direct"
+    port: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ssh:
+    """Reached through an SSH connection.
+
+    `identity_file` is the path of a private key, never the key; `host_key` is the fingerprint of the host's public key
+    (`SHA256:…`), empty until first contact. `agent_port` is where the agent listens on the board's loopback.
+    """
+
+    kind: ClassVar[str] = "ssh"
+    host: str
+    user: str
+    port: int = 22
+    identity_file: str = ""
+    host_key: str = ""
+    agent_port: int = 9090
+
+
+@dataclasses.dataclass(frozen=True)
+class Virtual:
+    """A virtual board that the farm itself starts on this machine; `seed` tells individuals of one type apart."""
+
+    kind: ClassVar[str] = "virtual"
+    seed: int = 0
+
+
+# How a board is reached. None of its fields is a secret.
+Transport = Direct | Ssh | Virtual
+
+
+class State(StrEnum):
+    """What a board is doing, as far as the farm can tell."""
+
+    IDLE = "idle"
+    LEASED = "leased"
+    OFFLINE = "offline"  # cannot be reached; outranks a lease that has not ended yet
+
+
+class Health(StrEnum):
+    """What a board may be used for."""
+
+    GOOD = "good"  # work
+    SUSPECT = "suspect"  # nothing but probes, which decide
+    QUARANTINED = "quarantined"  # after repeated faults: probes only, after a cool-down
+    MAINTENANCE = "maintenance"  # an operator has it
+    UNSAFE = "unsafe"  # its clocks could not be restored; nothing until an operator has cleared it
+    RETIRED = "retired"  # kept for its history
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """Whether a board can be reached, whether a lease of it is open, and its health."""
+
+    reachable: bool
+    leased: bool
+    health: Health
+
+    @property
+    def state(self) -> State:
+        """The one state that follows."""
+        if not self.reachable:
+            return State.OFFLINE
+        return State.LEASED if self.leased else State.IDLE
+
+
+@dataclasses.dataclass(frozen=True)
+class HealthHistory:
+    """What of a board's past decides about its health. Times are seconds on the farm's clock (`farm.store.clock`).
+
+    `faults_s` are board-side faults, oldest first; `passes` counts probes passed in a row since the last that did not;
+    `cooling_since_s` is when the cool-down began; `held` says that an operator ordered the quarantine.
+    """
+
+    faults_s: tuple[float, ...] = ()
+    passes: int = 0
+    cooling_since_s: float = 0.0
+    held: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Transition:
+    """What an observation did: the new standing and history. `reason` is empty only where nothing is worth noting."""
+
+    standing: Standing
+    history: HealthHistory
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Lease:
+    """The exclusive right to use a board until it expires.
+
+    Of two leases of one board in one `store` the later has the greater `token`. `acquired_at` and `expires_at` are
+    wall-clock seconds since the epoch, for people; expiry itself is judged on the farm's clock, `ttl_s` after the last
+    renewal.
+    """
+
+    board: str
+    owner: str
+    purpose: str
+    store: str
+    token: int
+    ttl_s: float
+    acquired_at: float
+    expires_at: float
+
+
+@dataclasses.dataclass(frozen=True)
+class GoldenSample:
+    """One run of the golden kernel on a board: the median latency in seconds, and all samples that it was taken from.
+
+    `kernel` names the kernel with its version: times of different ones are never compared. `at` is wall-clock seconds
+    since the epoch.
+    """
+
+    board: str
+    kernel: str
+    operating_point: str
+    median_s: float
+    samples_s: tuple[float, ...]
+    simulated: bool
+    at: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,15 +6,76 @@ import sqlalchemy as sa
 
 metadata = sa.MetaData()
 
+# One row: what tells this store from every other, for those who compare fencing tokens.
+identity = sa.Table("identity", metadata, sa.Column("id", sa.Text, primary_key=True))
+
+# `state` is derived: offline unless reachable, else leased where `leases` has a row, else idle. `history` is a
+# HealthHistory whose times belong to the clock `history_clock`.
 boards = sa.Table(
     "boards",
     metadata,
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("board_type", sa.Text, nullable=False),
     sa.Column("simulated", sa.Boolean, nullable=False),
+    sa.Column("labels", sa.JSON, nullable=False),
+    sa.Column("transport", sa.JSON, nullable=False),
     sa.Column("description", sa.JSON, nullable=False),
+    sa.Column("reachable", sa.Boolean, nullable=False),
+    sa.Column("state_reason", sa.Text, nullable=False),
+    sa.Column("state_since", sa.Float, nullable=False),
+    sa.Column("health", sa.Text, nullable=False),
+    sa.Column("health_reason", sa.Text, nullable=False),
+    sa.Column("health_since", sa.Float, nullable=False),
+    sa.Column("history", sa.JSON, nullable=False),
+    sa.Column("history_clock", sa.Text, nullable=False),
     sa.Column("added_at", sa.Float, nullable=False),
-    sa.Column("seen_at", sa.Float, nullable=False),
+    sa.Column("seen_at", sa.Float),
+)
+
+# Open leases only; how one ended is a board event. AUTOINCREMENT never gives a number twice, so a token only grows.
+leases = sa.Table(
+    "leases",
+    metadata,
+    sa.Column("token", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("board", sa.Text, sa.ForeignKey("boards.name"), nullable=False),
+    sa.Column("owner", sa.Text, nullable=False),
+    sa.Column("purpose", sa.Text, nullable=False),
+    sa.Column("ttl_s", sa.Float, nullable=False),
+    sa.Column("acquired_at", sa.Float, nullable=False),
+    sa.Column("expires_at", sa.Float, nullable=False),
+    sa.Column("clock", sa.Text, nullable=False),
+    sa.Column("expires_s", sa.Float, nullable=False),
+    sa.UniqueConstraint("board", name="uq_leases_board"),
+    sqlite_autoincrement=True,
+)
+
+# No foreign key: what happened to a board outlives its row.
+board_events = sa.Table(
+    "board_events",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("board", sa.Text, nullable=False),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("before", sa.Text),
+    sa.Column("after", sa.Text),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("by", sa.Text, nullable=False),
+    sa.Index("ix_board_events_board", "board", "id"),
+)
+
+golden_samples = sa.Table(
+    "golden_samples",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("board", sa.Text, sa.ForeignKey("boards.name"), nullable=False),
+    sa.Column("kernel", sa.Text, nullable=False),
+    sa.Column("operating_point", sa.Text, nullable=False),
+    sa.Column("median_s", sa.Float, nullable=False),
+    sa.Column("samples_s", sa.JSON, nullable=False),
+    sa.Column("simulated", sa.Boolean, nullable=False),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Index("ix_golden_samples_board", "board", "kernel", "operating_point", "id"),
 )
 
 workloads = sa.Table(

@@ -1,71 +1,25 @@
-"""Every query of the farm, as methods in the farm's own values. Each write is one transaction."""
+"""Campaigns, trials, records and events, and with boards and leases the whole store: every query of the farm.
+
+Methods take and give the farm's own values. Each write is one transaction.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from types import TracebackType
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 
 from device_agent.protocol import FaultSide, Status
-from farm.store import database, schema
-from farm.values import Board, Record, Trial
+from farm.store import schema
+from farm.store.leases import LeaseQueries
+from farm.values import Record, Trial
 
 
-class Store:
+class Store(LeaseQueries):
     """The farm's memory in one SQLite file. Safe for several processes; one thread per instance."""
-
-    def __init__(self, path: Path) -> None:
-        """Open, make or migrate the file. Raises UnavailableError (see `database.open_engine`)."""
-        self.path = path
-        self._engine = database.open_engine(path)
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._engine.dispose()
-
-    def __enter__(self) -> Store:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[sa.Connection]:
-        with database.translated(self.path), database.writing(self._engine) as connection:
-            yield connection
-
-    def _rows(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
-        with database.translated(self.path), self._engine.connect() as connection:
-            return [dict(row) for row in connection.execute(query).mappings()]
-
-    # Boards
-
-    def save_board(self, board: Board) -> None:
-        """Add a board, or note that it was seen again and what it says of itself now."""
-        now = time.time()
-        with self._writing() as connection:
-            values = {
-                "board_type": board.board_type,
-                "simulated": board.simulated,
-                "description": dict(board.description),
-                "seen_at": now,
-            }
-            table = schema.boards
-            done = connection.execute(table.update().where(table.c.name == board.name).values(values))
-            if done.rowcount == 0:
-                connection.execute(table.insert().values(name=board.name, added_at=now, **values))
-
-    def fetch_boards(self) -> list[dict[str, Any]]:
-        """All boards by name, with `added_at` and `seen_at` (seconds since the epoch)."""
-        return self._rows(sa.select(schema.boards).order_by(schema.boards.c.name))
 
     # Campaigns
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
@@ -20,8 +21,8 @@ from alembic.script import ScriptDirectory
 
 from device_agent.protocol import Outcome, Status
 from farm.errors import InternalError, TransientError, UnavailableError
-from farm.store import Store, database, schema
-from farm.values import DEFAULT_POINT, Board, Record, Trial
+from farm.store import Store, database, parse_transport, schema
+from farm.values import DEFAULT_POINT, Board, Direct, Record, Trial
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -434,3 +435,73 @@ def test_migrations_make_the_schema(path: pathlib.Path) -> None:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, schema.metadata) == []
     engine.dispose()
+
+
+# What a release of schema 0001 wrote, column by column; the schema of then is made by its own frozen migration.
+_ROWS_OF_0001 = {
+    "boards": ("nano", "jetson-nano", 1, '{"cores": 4, "name": "nano"}', 100.5, 200.25),
+    "workloads": ("w1", "conv2d", 1e6, "[]", "{}", "graph/1", "{}", 1.0),
+    "campaigns": (1, "farm tune", "tiny-cnn", "00", "local", 16, "{}", 1.0, None, "running"),
+    "campaign_workloads": (1, "w1", 2),
+    "trials": (
+        *(1, 1, "w1", "c1", "default", 1, "ok", None, 0.5, "nano", 0),
+        *('{"status": "ok"}', "[]", None, None, None, 1.0),
+    ),
+    "records": ("w1", "local", "default", 0, "c1", 0.5, 0.0, 0.0, "[]", 1.0),
+    "events": (7, 3.0, "restarted", "agent", "it had died"),
+}
+
+
+def make_0001(path: pathlib.Path) -> None:
+    """A database of revision 0001 with one row in every table."""
+    path.parent.mkdir(parents=True)
+    config = Config()
+    config.set_main_option("script_location", str(ROOT / "farm/store/migrations"))
+    engine = sa.create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+    engine.dispose()
+    with sqlite3.connect(path) as connection:
+        for table, row in _ROWS_OF_0001.items():
+            connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)  # noqa: S608
+    connection.close()
+
+
+def test_a_store_of_the_first_schema_is_migrated_without_loss(path: pathlib.Path) -> None:
+    """Every row of revision 0001 is there afterwards; a board that was in use is good, idle and directly reached."""
+    make_0001(path)
+    with Store(path) as store:
+        [board] = store.fetch_boards()
+        assert store.add_trial(trial("c2"))
+        assert store.acquire_lease("nano", "me", "test").token == 1
+    with sqlite3.connect(path) as connection:
+        for table, row in _ROWS_OF_0001.items():
+            if table != "boards":
+                assert connection.execute(f"SELECT * FROM {table}").fetchall()[:1] == [row]  # noqa: S608
+        assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            connection.execute("DELETE FROM trials")
+    connection.close()
+    assert (board["name"], board["board_type"], board["simulated"]) == ("nano", "jetson-nano", True)
+    assert board["description"] == {"cores": 4, "name": "nano"}
+    assert (board["added_at"], board["seen_at"]) == (100.5, 200.25)
+    assert (board["state"], board["health"], board["labels"], board["lease"]) == ("idle", "good", {}, None)
+    assert parse_transport(board["transport"]) == Direct()
+
+
+def test_the_fleets_migration_can_be_undone(path: pathlib.Path) -> None:
+    """Back at 0001 the rows that it knew are as they were, and going forward again works."""
+    make_0001(path)
+    Store(path).close()
+    config = Config()
+    config.set_main_option("script_location", str(ROOT / "farm/store/migrations"))
+    engine = sa.create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0001")
+        for table, row in _ROWS_OF_0001.items():
+            assert connection.exec_driver_sql(f"SELECT * FROM {table}").fetchall() == [row]  # noqa: S608
+    engine.dispose()
+    with Store(path) as store:
+        assert len(store.fetch_boards()) == 1

@@ -1,0 +1,201 @@
+"""What an observation means for a board: the whole rule, as one pure function. Who observes, and who keeps the result
+(`Store.observe_board`), lives elsewhere.
+
+    good ── fault, failed probe, throttled, drifted, slow sensors, back ──> suspect ── passing probe ──> good
+    good, suspect ── k board-side faults within a window ──> quarantined ── cool-down, then n passing probes ──> good
+    any but retired ── unsafe ──> unsafe            unsafe, quarantined, retired ── clear ──> suspect
+    good, suspect, quarantined ── drain ──> maintenance ── undrain ──> suspect          any ── retire ──> retired
+
+A board that an operator quarantined stays so until an operator clears it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from device_agent.protocol import StrEnum
+from farm.errors import UsageError
+from farm.values import Health, HealthHistory, Standing, Transition
+
+
+class Kind(StrEnum):
+    """What can be observed of a board."""
+
+    PROBE_PASSED = "probe_passed"
+    PROBE_FAILED = "probe_failed"  # no connection, no answer in time, or a wrong result
+    FAULT = "fault"  # a trial failed on the board's side
+    THROTTLED = "throttled"
+    DRIFTED = "drifted"  # slower or faster than its own history or its type allows
+    SLOW_SENSORS = "slow_sensors"
+    UNSAFE = "unsafe"  # clocks could not be restored
+    DRAIN = "drain"
+    UNDRAIN = "undrain"
+    QUARANTINE = "quarantine"
+    CLEAR = "clear"
+    RETIRE = "retire"
+    LEASE_TAKEN = "lease_taken"
+    LEASE_ENDED = "lease_ended"
+    LOST = "lost"  # the way to the board is cut
+    BACK = "back"
+
+
+COMMANDS = frozenset({Kind.DRAIN, Kind.UNDRAIN, Kind.QUARANTINE, Kind.CLEAR, Kind.RETIRE})
+_BOARD_FAULTS = frozenset({Kind.FAULT, Kind.PROBE_FAILED})
+_DOUBTS = frozenset({Kind.THROTTLED, Kind.DRIFTED, Kind.SLOW_SENSORS})
+# What probes and faults may change; the rest waits for an operator.
+_IN_SERVICE = frozenset({Health.GOOD, Health.SUSPECT, Health.QUARANTINED})
+
+# command -> the healths it applies to, where it leads
+_COMMANDED = {
+    Kind.DRAIN: (_IN_SERVICE, Health.MAINTENANCE),
+    Kind.UNDRAIN: (frozenset({Health.MAINTENANCE}), Health.SUSPECT),
+    Kind.QUARANTINE: (_IN_SERVICE | {Health.MAINTENANCE}, Health.QUARANTINED),
+    Kind.CLEAR: (frozenset({Health.SUSPECT, Health.QUARANTINED, Health.UNSAFE, Health.RETIRED}), Health.SUSPECT),
+    Kind.RETIRE: (frozenset(Health) - {Health.RETIRED}, Health.RETIRED),
+}
+_TEXT = {
+    Kind.PROBE_PASSED: "a probe passed",
+    Kind.PROBE_FAILED: "a probe failed",
+    Kind.FAULT: "a fault on the board's side",
+    Kind.THROTTLED: "it throttled",
+    Kind.DRIFTED: "its times drifted",
+    Kind.SLOW_SENSORS: "its sensors are slow",
+    Kind.UNSAFE: "its clocks could not be restored",
+    Kind.DRAIN: "drained by an operator",
+    Kind.UNDRAIN: "put back in service by an operator; a probe decides",
+    Kind.QUARANTINE: "quarantined by an operator",
+    Kind.CLEAR: "cleared by an operator; a probe decides",
+    Kind.RETIRE: "retired by an operator",
+    Kind.LEASE_TAKEN: "a lease was taken",
+    Kind.LEASE_ENDED: "its lease ended",
+    Kind.LOST: "it cannot be reached",
+    Kind.BACK: "it can be reached again",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Observation:
+    """Something seen of a board, or ordered by an operator; `detail` says more, for people."""
+
+    kind: Kind
+    detail: str = ""
+
+    @property
+    def text(self) -> str:
+        """One line for people; never empty."""
+        return f"{_TEXT[self.kind]}: {self.detail}" if self.detail else _TEXT[self.kind]
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How much is forgiven: our choice, until a fleet's own history says better. Times are in seconds.
+
+    `faults` board-side faults within `window_s` quarantine a board; it is back after `cooldown_s` without another, and
+    then `passes` probes passed in a row. A suspect board needs `suspect_passes`.
+    """
+
+    faults: int = 3
+    window_s: float = 1800.0
+    cooldown_s: float = 600.0
+    passes: int = 3
+    suspect_passes: int = 1
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for limits that would let a board out of quarantine unseen."""
+        if min(self.faults, self.passes, self.suspect_passes) < 1 or not (self.window_s > 0 and self.cooldown_s >= 0):
+            raise ValueError(f"counts must be 1 or more and times positive: {self}")
+
+
+def transition(
+    standing: Standing, observation: Observation, history: HealthHistory, limits: Limits, now_s: float
+) -> Transition:
+    """What `observation` makes of a board. `now_s` is on the clock of the history's times.
+
+    Pure. Raises UsageError for an operator's command that does not apply to the board's health, naming what does.
+    """
+    kind, text = observation.kind, observation.text
+    if kind in COMMANDS:
+        return _obey(standing, observation, history, now_s)
+    if kind is Kind.LEASE_TAKEN:
+        return _note(dataclasses.replace(standing, leased=True), standing, history, text)
+    if kind is Kind.LEASE_ENDED:
+        return _note(dataclasses.replace(standing, leased=False), standing, history, text)
+    if kind is Kind.LOST:
+        return _note(dataclasses.replace(standing, reachable=False), standing, history, text)
+    if kind is Kind.BACK:
+        return _come_back(standing, history, text)
+    if kind is Kind.UNSAFE:
+        if standing.health in (Health.UNSAFE, Health.RETIRED):
+            return Transition(standing, history, "")
+        return Transition(_with(standing, Health.UNSAFE), _start_over(now_s), text)
+    if standing.health not in _IN_SERVICE:
+        return Transition(standing, history, "")
+    if kind in _BOARD_FAULTS:
+        return _blame(standing, text, history, limits, now_s)
+    if kind in _DOUBTS:
+        doubted = Health.SUSPECT if standing.health is Health.GOOD else standing.health
+        return _note(_with(standing, doubted), standing, dataclasses.replace(history, passes=0), text)
+    return _pass(standing, history, limits, now_s)
+
+
+def _obey(standing: Standing, observation: Observation, history: HealthHistory, now_s: float) -> Transition:
+    command = observation.kind
+    applies, health = _COMMANDED[command]
+    if standing.health not in applies:
+        possible = sorted(str(other) for other, (healths, _) in _COMMANDED.items() if standing.health in healths)
+        raise UsageError(
+            f"{command} does not apply to a board that is {standing.health}", f"Possible: {', '.join(possible)}."
+        )
+    fresh = dataclasses.replace(_start_over(now_s), held=command is Kind.QUARANTINE)
+    return Transition(_with(standing, health), fresh, observation.text)
+
+
+def _come_back(standing: Standing, history: HealthHistory, text: str) -> Transition:
+    if standing.reachable:
+        return Transition(standing, history, "")
+    # It may have rebooted, or be another kernel, or another machine: good is what a probe finds.
+    health = Health.SUSPECT if standing.health is Health.GOOD else standing.health
+    after = dataclasses.replace(standing, reachable=True, health=health)
+    return Transition(after, dataclasses.replace(history, passes=0), text)
+
+
+def _blame(standing: Standing, text: str, history: HealthHistory, limits: Limits, now_s: float) -> Transition:
+    if standing.health is Health.QUARANTINED:
+        again = dataclasses.replace(history, passes=0, cooling_since_s=now_s)
+        return Transition(standing, again, f"{text}; the cool-down starts over")
+    recent = (*(at for at in history.faults_s if now_s - at < limits.window_s), now_s)
+    if len(recent) >= limits.faults:
+        reason = f"{len(recent)} faults within {limits.window_s:g} s, the last: {text}"
+        return Transition(_with(standing, Health.QUARANTINED), _start_over(now_s), reason)
+    reason = f"{text} ({len(recent)} of {limits.faults} within {limits.window_s:g} s)"
+    return Transition(_with(standing, Health.SUSPECT), dataclasses.replace(history, faults_s=recent, passes=0), reason)
+
+
+def _pass(standing: Standing, history: HealthHistory, limits: Limits, now_s: float) -> Transition:
+    if standing.health is Health.GOOD:
+        return Transition(standing, history, "")
+    if standing.health is Health.QUARANTINED:
+        # Passing while it still cools proves little: what heats up or wears out fails later.
+        if history.held or now_s - history.cooling_since_s < limits.cooldown_s:
+            return Transition(standing, history, "")
+        needed = limits.passes
+    else:
+        # Faults stay in the window: a board that fails between passing probes is to be quarantined too.
+        needed = limits.suspect_passes
+    passes = history.passes + 1
+    if passes < needed:
+        return Transition(standing, dataclasses.replace(history, passes=passes), "")
+    reason = "a probe passed" if needed == 1 else f"{needed} probes passed in a row"
+    return Transition(_with(standing, Health.GOOD), HealthHistory(faults_s=history.faults_s), reason)
+
+
+def _with(standing: Standing, health: Health) -> Standing:
+    return dataclasses.replace(standing, health=health)
+
+
+def _start_over(now_s: float) -> HealthHistory:
+    return HealthHistory(cooling_since_s=now_s)
+
+
+def _note(after: Standing, before: Standing, history: HealthHistory, text: str) -> Transition:
+    return Transition(after, history, text if after != before else "")

@@ -1,0 +1,290 @@
+"""Boards: registered, changed, removed, listed; what was observed of them, and their golden-kernel history.
+
+Which observation changes what is decided elsewhere (`farm.fleet.health`); here the decision is kept, with its event.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from farm.errors import TransientError, UsageError
+from farm.store import schema
+from farm.store.base import Base
+from farm.store.clock import Instant
+from farm.store.standing import (
+    is_leased,
+    require_row,
+    select_boards,
+    to_document,
+    to_history,
+    to_shown,
+    to_standing,
+    unknown_board,
+)
+from farm.values import Board, Direct, GoldenSample, Health, HealthHistory, Standing, Transition, Transport, Virtual
+
+# A board's name is a part of its key at the tracker, of file names and of metrics.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+# Weeks of idle probes; what is older says nothing about the board of today.
+GOLDEN_KEPT = 1000
+
+Decide = Callable[[Standing, HealthHistory, float], Transition]
+
+
+class BoardQueries(Base):
+    """Queries on `boards`, `board_events` and `golden_samples`."""
+
+    def register_board(
+        self,
+        name: str,
+        board_type: str,
+        transport: Transport,
+        labels: Mapping[str, str] | None = None,
+        by: str = "operator",
+    ) -> None:
+        """Add a board that nobody has reached yet: offline, and suspect until a probe has passed.
+
+        Raises UsageError where the name is taken or cannot be one.
+        """
+        if not _NAME.fullmatch(name):
+            raise UsageError(
+                f"{name!r} cannot be a board's name",
+                "Up to 63 letters, digits, dots, dashes and underscores, a letter or digit first.",
+            )
+        with self._writing() as connection:
+            if connection.execute(select_boards().where(schema.boards.c.name == name)).first():
+                raise UsageError(f"there is a board {name!r} already", "Remove it first, or give another name.")
+            self._insert_board(
+                connection,
+                name=name,
+                board_type=board_type,
+                simulated=isinstance(transport, Virtual),
+                labels=dict(labels or {}),
+                transport=to_document(transport),
+                description={},
+                reachable=False,
+                state_reason="not reached yet",
+                health=str(Health.SUSPECT),
+                health_reason="not probed yet",
+                seen_at=None,
+            )
+            self._add_board_event(connection, name, "registered", None, str(Health.SUSPECT), "not probed yet", by)
+
+    def update_board(
+        self,
+        name: str,
+        *,
+        board_type: str | None = None,
+        transport: Transport | None = None,
+        labels: Mapping[str, str] | None = None,
+        by: str = "operator",
+    ) -> bool:
+        """Change what is given, and return whether that was a change. Labels are replaced as a whole.
+
+        Another type or transport may lead to another machine, so the board is offline and, if it was good, suspect
+        again. Raises UsageError for an unknown board, TransientError where type or transport would change under a
+        lease.
+        """
+        with self._writing() as connection:
+            row = require_row(connection, name)
+            wanted: dict[str, Any] = {} if labels is None else {"labels": dict(labels)}
+            if board_type is not None:
+                wanted["board_type"] = board_type
+            if transport is not None:
+                wanted["transport"] = to_document(transport)
+            changes = {key: value for key, value in wanted.items() if row[key] != value}
+            if not changes:
+                return False
+            text = "changed: " + ", ".join(changes)
+            before = after = row["health"]
+            if changes.keys() & {"board_type", "transport"}:
+                self._require_free(row, "be changed")
+                if transport is not None:
+                    changes["simulated"] = isinstance(transport, Virtual)
+                changes |= {"reachable": False, "state_reason": text, "state_since": self._wall_clock()}
+                if before == Health.GOOD:
+                    after = str(Health.SUSPECT)
+                    changes |= {"health": after, "health_reason": text, "health_since": self._wall_clock()}
+            self._update_board(connection, name, changes)
+            self._add_board_event(connection, name, "updated", before, after, text, by)
+        return True
+
+    def remove_board(self, name: str, by: str = "operator") -> None:
+        """Forget a board and its golden-kernel history. Its trials and events stay.
+
+        Raises UsageError for an unknown board, TransientError while it is leased.
+        """
+        with self._writing() as connection:
+            row = require_row(connection, name)
+            self._require_free(row, "be removed")
+            for table in (schema.leases, schema.golden_samples):
+                connection.execute(table.delete().where(table.c.board == name))
+            connection.execute(schema.boards.delete().where(schema.boards.c.name == name))
+            self._add_board_event(connection, name, "removed", row["health"], None, f"was a {row['board_type']}", by)
+
+    def save_board(self, board: Board) -> None:
+        """Note that a board was seen and what it says of itself now; one that is not registered is added as good.
+
+        For boards that a command started itself and works with already.
+        """
+        now = self._wall_clock()
+        values = {
+            "board_type": board.board_type,
+            "simulated": board.simulated,
+            "description": dict(board.description),
+            "seen_at": now,
+        }
+        with self._writing() as connection:
+            if not self._update_board(connection, board.name, values):
+                self._insert_board(
+                    connection,
+                    name=board.name,
+                    labels={},
+                    transport=to_document(Direct()),
+                    reachable=True,
+                    state_reason="first seen at work",
+                    health=str(Health.GOOD),
+                    health_reason="first seen at work",
+                    **values,
+                )
+
+    def fetch_boards(self) -> list[dict[str, Any]]:
+        """All boards by name, each with its `state`, `health`, the reason of both, and its open `lease` or None.
+
+        `added_at`, `seen_at` and the like are seconds since the epoch; `seen_at` is None where nobody saw it yet.
+        """
+        rows = self._rows(select_boards().order_by(schema.boards.c.name))
+        now = self._clock()
+        return [to_shown(row, now) for row in rows]
+
+    def require_board(self, name: str) -> dict[str, Any]:
+        """One board, as `fetch_boards` shows it. Raises UsageError where there is none."""
+        for row in self._rows(select_boards().where(schema.boards.c.name == name)):
+            return to_shown(row, self._clock())
+        raise unknown_board(name)
+
+    def observe_board(self, name: str, kind: str, by: str, decide: Decide) -> Transition:
+        """Let `decide` say what an observation of `kind` means, and keep that with an event, in one transaction.
+
+        `decide` gets the board's standing, its history and the present on the history's clock in seconds; it must be
+        pure. What it says of the lease is not kept: leases have their own calls. Raises UsageError for an unknown
+        board, and whatever `decide` raises; then nothing is kept.
+        """
+        with self._writing() as connection:
+            row = require_row(connection, name)
+            now, wall = self._clock(), self._wall_clock()
+            before, history = to_standing(row, now), to_history(row, now)
+            transition = decide(before, history, now.seconds)
+            after, reason = transition.standing, transition.reason
+            changes: dict[str, Any] = {}
+            if transition.history != history or row["history_clock"] != now.clock:
+                changes |= {"history": dataclasses.asdict(transition.history), "history_clock": now.clock}
+            events: list[tuple[str, str]] = []
+            if after.reachable != before.reachable:
+                changes |= {"reachable": after.reachable, "state_reason": reason, "state_since": wall}
+                events.append((before.state, dataclasses.replace(after, leased=before.leased).state))
+            if after.health is not before.health:
+                changes |= {"health": str(after.health), "health_reason": reason, "health_since": wall}
+                events.append((before.health, after.health))
+            elif reason and not events:
+                events.append((before.health, after.health))
+            if changes:
+                self._update_board(connection, name, changes)
+            for old, new in events:
+                self._add_board_event(connection, name, kind, str(old), str(new), reason, by)
+        return transition
+
+    def fetch_board_events(self, board: str | None = None) -> list[dict[str, Any]]:
+        """What happened to a board, or to all, oldest first: `kind`, `before`, `after`, `reason`, `by`, `at`.
+
+        Boards that were removed are included.
+        """
+        query = sa.select(schema.board_events).order_by(schema.board_events.c.id)
+        if board is not None:
+            query = query.where(schema.board_events.c.board == board)
+        return self._rows(query)
+
+    def add_golden_sample(self, sample: GoldenSample) -> None:
+        """Keep a run of the golden kernel; of each board, kernel and point the last `GOLDEN_KEPT` are kept.
+
+        Raises UsageError for an unknown board.
+        """
+        table = schema.golden_samples
+        with self._writing() as connection:
+            require_row(connection, sample.board)
+            values = dataclasses.asdict(sample) | {"at": sample.at or self._wall_clock()}
+            connection.execute(table.insert().values(**values | {"samples_s": list(sample.samples_s)}))
+            same = (
+                (table.c.board == sample.board)
+                & (table.c.kernel == sample.kernel)
+                & (table.c.operating_point == sample.operating_point)
+            )
+            newest = sa.select(table.c.id).where(same).order_by(table.c.id.desc()).limit(GOLDEN_KEPT)
+            connection.execute(table.delete().where(same & table.c.id.not_in(newest)))
+
+    def fetch_golden_samples(
+        self, board_type: str, kernel: str, operating_point: str, *, simulated: bool, newest: int = GOLDEN_KEPT
+    ) -> dict[str, list[GoldenSample]]:
+        """By board of a type, its `newest` runs of a golden kernel at an operating point, oldest first."""
+        table, boards = schema.golden_samples, schema.boards
+        age = sa.func.row_number().over(partition_by=table.c.board, order_by=table.c.id.desc())
+        ranked = (
+            sa.select(table, age.label("age"))
+            .join(boards, boards.c.name == table.c.board)
+            .where(
+                boards.c.board_type == board_type,
+                table.c.kernel == kernel,
+                table.c.operating_point == operating_point,
+                table.c.simulated == simulated,
+            )
+            .subquery()
+        )
+        columns = [ranked.c[field.name] for field in dataclasses.fields(GoldenSample)]
+        query = sa.select(*columns).where(ranked.c.age <= newest).order_by(ranked.c.board, ranked.c.id)
+        result: dict[str, list[GoldenSample]] = {}
+        for row in self._rows(query):
+            sample = GoldenSample(**row | {"samples_s": tuple(row["samples_s"])})
+            result.setdefault(sample.board, []).append(sample)
+        return result
+
+    def _require_free(self, row: Mapping[str, Any], what: str) -> None:
+        if is_leased(row, self._clock()):
+            name = row["name"]
+            raise TransientError(
+                f"board {name!r} cannot {what}: {row['lease_owner']} holds it for {row['lease_purpose']}",
+                f"Wait until it is free, or end the lease: farm board release {name} --force",
+            )
+
+    def _insert_board(self, connection: sa.Connection, **values: Any) -> None:
+        now = self._wall_clock()
+        clock: Instant = self._clock()
+        connection.execute(
+            schema.boards.insert().values(
+                added_at=now, state_since=now, health_since=now, history={}, history_clock=clock.clock, **values
+            )
+        )
+
+    def _update_board(self, connection: sa.Connection, name: str, values: Mapping[str, Any]) -> bool:
+        boards = schema.boards
+        return connection.execute(boards.update().where(boards.c.name == name).values(**values)).rowcount == 1
+
+    def _add_board_event(
+        self,
+        connection: sa.Connection,
+        board: str,
+        kind: str,
+        before: str | None,
+        after: str | None,
+        reason: str,
+        by: str,
+    ) -> None:
+        connection.execute(
+            schema.board_events.insert().values(
+                board=board, at=self._wall_clock(), kind=kind, before=before, after=after, reason=reason, by=by
+            )
+        )

@@ -1,0 +1,181 @@
+"""Leases: taken, renewed, given back, expired, ended by force; each call is one transaction.
+
+Several coordinators may call at once: a transaction holds the store's write lock from its start, and the table admits
+one lease per board.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from farm.errors import BoardUnsafeError, FarmError, PermanentError, TransientError, UnavailableError, UsageError
+from farm.store import schema
+from farm.store.boards import BoardQueries
+from farm.store.standing import has_lapsed, require_row, select_boards, to_standing
+from farm.values import Health, Lease, Standing, State
+
+# Long enough for a holder that renews every third of it to miss one on a busy machine, short enough to wait for.
+LEASE_TTL_S = 60.0
+# What a lease for work asks of a board, and what one for a probe does.
+WORK = frozenset({Health.GOOD})
+PROBE = frozenset({Health.GOOD, Health.SUSPECT, Health.QUARANTINED})
+
+
+class LeaseQueries(BoardQueries):
+    """Queries on `leases`."""
+
+    def acquire_lease(
+        self,
+        board: str,
+        owner: str,
+        purpose: str,
+        *,
+        ttl_s: float = LEASE_TTL_S,
+        allowed: Collection[Health] = WORK,
+    ) -> Lease:
+        """Take a board that is idle and whose health is `allowed`; a lease on it that has expired is ended.
+
+        `owner` says who holds it so that a person can find them. Raises TransientError where the board is leased,
+        offline, or its health may mend by itself, BoardUnsafeError where it is unsafe, UnavailableError where an
+        operator took it out of service, UsageError where there is no such board or the arguments are no lease.
+        """
+        _check_ttl(ttl_s)
+        if not owner.strip() or not purpose.strip():
+            raise UsageError("a lease needs an owner and a purpose")
+        with self._writing() as connection:
+            row = require_row(connection, board)
+            now, wall = self._clock(), self._wall_clock()
+            standing = to_standing(row, now)
+            if refusal := _find_refusal(row, standing, allowed):
+                raise refusal
+            if row["lease_token"] is not None:
+                self._end(connection, row, "lease_expired", f"the lease of {row['lease_owner']} expired", owner)
+            expires_at = wall + ttl_s
+            done = connection.execute(
+                schema.leases.insert().values(
+                    board=board,
+                    owner=owner,
+                    purpose=purpose,
+                    ttl_s=ttl_s,
+                    acquired_at=wall,
+                    expires_at=expires_at,
+                    clock=now.clock,
+                    expires_s=now.seconds + ttl_s,
+                )
+            )
+            assert done.inserted_primary_key
+            token = int(done.inserted_primary_key[0])
+            self._add_board_event(
+                connection,
+                board,
+                "lease_taken",
+                str(State.IDLE),
+                str(State.LEASED),
+                f"{purpose} (lease {token})",
+                owner,
+            )
+            store = str(connection.execute(sa.select(schema.identity.c.id)).scalar_one())
+        return Lease(board, owner, purpose, store, token, ttl_s, wall, expires_at)
+
+    def renew_lease(self, lease: Lease) -> Lease:
+        """Make a lease last its `ttl_s` from now; the token stays.
+
+        Raises PermanentError where it is over, even if nobody has taken the board since: all agree on who holds it.
+        The holder must let go of the board.
+        """
+        with self._writing() as connection:
+            row = self._find_held(connection, lease)
+            now = self._clock()
+            if row is None or has_lapsed(row, now):
+                raise PermanentError(
+                    f"the lease {lease.token} of board {lease.board!r} is over",
+                    "It was not renewed in time, or ended by force. Take the board anew.",
+                )
+            expires_at = self._wall_clock() + lease.ttl_s
+            connection.execute(
+                schema.leases.update()
+                .where(schema.leases.c.token == lease.token)
+                .values(expires_at=expires_at, expires_s=now.seconds + lease.ttl_s)
+            )
+        return dataclasses.replace(lease, expires_at=expires_at)
+
+    def release_lease(self, lease: Lease) -> bool:
+        """Give a board back. Returns False where the lease was over already; a later one is left alone."""
+        with self._writing() as connection:
+            row = self._find_held(connection, lease)
+            if row is None:
+                return False
+            lapsed = has_lapsed(row, self._clock())
+            kind, what = ("lease_expired", "expired") if lapsed else ("lease_released", "was given back")
+            self._end(connection, row, kind, f"the lease of {lease.owner} {what}", lease.owner)
+            return not lapsed
+
+    def expire_leases(self, by: str = "farm") -> list[str]:
+        """End every lease that has expired; returns the boards that were freed."""
+        with self._writing() as connection:
+            now = self._clock()
+            held = connection.execute(select_boards().where(schema.leases.c.token.is_not(None))).mappings()
+            lapsed = [row for row in map(dict, held) if has_lapsed(row, now)]
+            for row in lapsed:
+                self._end(connection, row, "lease_expired", f"the lease of {row['lease_owner']} expired", by)
+        return [row["name"] for row in lapsed]
+
+    def force_release(self, board: str, by: str, reason: str) -> bool:
+        """End whatever lease a board has, as an operator's act, and keep who did it and why.
+
+        The holder finds out when it renews. Returns False where there was no lease. Raises UsageError for an unknown
+        board, or where nobody or no reason is given.
+        """
+        if not by.strip() or not reason.strip():
+            raise UsageError("ending a lease by force needs a name and a reason")
+        with self._writing() as connection:
+            row = require_row(connection, board)
+            if row["lease_token"] is None:
+                return False
+            held = f"the lease {row['lease_token']} of {row['lease_owner']} ({row['lease_purpose']})"
+            self._end(connection, row, "lease_forced", f"ended {held}: {reason}", by)
+        return True
+
+    def _find_held(self, connection: sa.Connection, lease: Lease) -> dict[str, Any] | None:
+        query = select_boards().where(schema.leases.c.token == lease.token, schema.boards.c.name == lease.board)
+        row = connection.execute(query).mappings().first()
+        return None if row is None else dict(row)
+
+    def _end(self, connection: sa.Connection, row: Mapping[str, Any], kind: str, reason: str, by: str) -> None:
+        name = row["name"]
+        connection.execute(schema.leases.delete().where(schema.leases.c.token == row["lease_token"]))
+        reachable = bool(row["reachable"])
+        if reachable:  # an offline board stays offline, for its own reason
+            self._update_board(connection, name, {"state_reason": reason, "state_since": self._wall_clock()})
+        health = Health(row["health"])
+        before, after = Standing(reachable, True, health).state, Standing(reachable, False, health).state
+        self._add_board_event(connection, name, kind, str(before), str(after), reason, by)
+
+
+def _check_ttl(ttl_s: float) -> None:
+    if not (math.isfinite(ttl_s) and ttl_s > 0):
+        raise UsageError(f"a lease lasts a positive number of seconds, not {ttl_s:g}")
+
+
+def _find_refusal(row: Mapping[str, Any], standing: Standing, allowed: Collection[Health]) -> FarmError | None:
+    """Why a board cannot be leased now, or None."""
+    name = row["name"]
+    if standing.leased:
+        return TransientError(f"board {name!r} is leased by {row['lease_owner']} for {row['lease_purpose']}")
+    if standing.health not in allowed:
+        text = f"board {name!r} is {standing.health}: {row['health_reason']}"
+        if standing.health is Health.UNSAFE:
+            return BoardUnsafeError(text, f"Look at it, restore its clocks, then: farm board clear {name}")
+        if standing.health is Health.MAINTENANCE:
+            return UnavailableError(text, f"To put it back in service: farm board undrain {name}")
+        if standing.health is Health.RETIRED:
+            return UnavailableError(text, f"To take it back: farm board clear {name}")
+        return TransientError(text)
+    if not standing.reachable:
+        return TransientError(f"board {name!r} is offline: {row['state_reason']}")
+    return None

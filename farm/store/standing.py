@@ -1,0 +1,104 @@
+"""A board's row and lease put together: which state follows, whether the lease has lapsed, what people are shown."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from farm.errors import InternalError, UsageError
+from farm.store import schema
+from farm.store.clock import Instant
+from farm.values import Direct, Health, HealthHistory, Ssh, Standing, State, Transport, Virtual
+
+_TRANSPORTS: dict[str, type[Direct] | type[Ssh] | type[Virtual]] = {kind.kind: kind for kind in (Direct, Ssh, Virtual)}
+_LEASE_PREFIX = "lease_"
+_SHOWN_OF_LEASE = ("token", "owner", "purpose", "ttl_s", "acquired_at", "expires_at")
+
+
+def select_boards() -> sa.Select[Any]:
+    """Boards with their leases, whose columns are called `lease_…` and are null where there is none."""
+    leases = [column.label(_LEASE_PREFIX + column.name) for column in schema.leases.c if column.name != "board"]
+    joined = schema.boards.outerjoin(schema.leases, schema.leases.c.board == schema.boards.c.name)
+    return sa.select(schema.boards, *leases).select_from(joined)
+
+
+def require_row(connection: sa.Connection, name: str) -> dict[str, Any]:
+    """The row of `select_boards` for the board called `name`. Raises UsageError where there is none."""
+    row = connection.execute(select_boards().where(schema.boards.c.name == name)).mappings().first()
+    if row is None:
+        raise unknown_board(name)
+    return dict(row)
+
+
+def unknown_board(name: str) -> UsageError:
+    """The error for a board that is not registered."""
+    return UsageError(f"there is no board {name!r}", "`farm board list` shows those that there are.")
+
+
+def has_lapsed(row: Mapping[str, Any], now: Instant) -> bool:
+    """Whether the lease in a row of `select_boards` is over.
+
+    One of another clock was taken before this kernel started: whoever took it is gone.
+    """
+    return bool(row["lease_clock"] != now.clock or row["lease_expires_s"] <= now.seconds)
+
+
+def is_leased(row: Mapping[str, Any], now: Instant) -> bool:
+    """Whether a row of `select_boards` holds a lease that is not over."""
+    return row["lease_token"] is not None and not has_lapsed(row, now)
+
+
+def to_standing(row: Mapping[str, Any], now: Instant) -> Standing:
+    """The standing that a row of `select_boards` tells."""
+    return Standing(bool(row["reachable"]), is_leased(row, now), Health(row["health"]))
+
+
+def to_history(row: Mapping[str, Any], now: Instant) -> HealthHistory:
+    """A board's history, on the clock of `now`.
+
+    Times of another clock cannot be placed on this one and are taken for now, the careful choice: a cool-down starts
+    over, and faults count for a whole window more.
+    """
+    stored = row["history"]
+    history = HealthHistory(**(stored | {"faults_s": tuple(stored.get("faults_s", ()))}))
+    if row["history_clock"] == now.clock:
+        return history
+    return dataclasses.replace(history, faults_s=(now.seconds,) * len(history.faults_s), cooling_since_s=now.seconds)
+
+
+def to_shown(row: Mapping[str, Any], now: Instant) -> dict[str, Any]:
+    """What people and programs are shown of a row of `select_boards`: plain JSON, the lease as a mapping or None."""
+    standing = to_standing(row, now)
+    shown = {
+        column.name: row[column.name]
+        for column in schema.boards.c
+        if column.name not in ("reachable", "history", "history_clock")
+    }
+    shown["state"] = str(standing.state)
+    shown["lease"] = None
+    if standing.leased:
+        shown["lease"] = {name: row[_LEASE_PREFIX + name] for name in _SHOWN_OF_LEASE}
+    if standing.state is State.LEASED:
+        shown["state_reason"] = f"leased by {row['lease_owner']}: {row['lease_purpose']}"
+        shown["state_since"] = row["lease_acquired_at"]
+    elif standing.state is State.IDLE and row["lease_token"] is not None:
+        shown["state_reason"] = f"the lease of {row['lease_owner']} expired"
+        shown["state_since"] = row["lease_expires_at"]
+    return shown
+
+
+def to_document(transport: Transport) -> dict[str, Any]:
+    """A transport as the store keeps it."""
+    return {"kind": transport.kind, **dataclasses.asdict(transport)}
+
+
+def parse_transport(document: Mapping[str, Any]) -> Transport:
+    """The transport in the column of that name. Raises InternalError where nothing of ours wrote it."""
+    fields = dict(document)
+    try:
+        return _TRANSPORTS[fields.pop("kind")](**fields)
+    except (KeyError, TypeError) as error:
+        raise InternalError(f"the store holds a transport that nothing writes: {dict(document)}") from error
