@@ -27,22 +27,34 @@ def _port_text(value: Any) -> Any:
     raise ValueError("a port is a whole number, or a range in quotes such as '22[01:16]'")
 
 
-def _no_key_text(value: str) -> str:
+def _path_text(value: str) -> str:
     if "-----BEGIN" in value:
         raise ValueError("a path is wanted here; a private key has no place in this file")
+    return _printable(value)
+
+
+def _printable(value: str) -> str:
+    # It is printed to terminals, which take some characters for commands.
+    if not value.isprintable():
+        raise ValueError("a character in it cannot be printed")
     return value
 
 
 def _quoted(value: Any) -> Any:
-    """YAML reads 010 as 8 and `no` as false; what a label says must be what was written."""
+    """YAML reads 010 as 8 and `no` as false; names and labels must be what was written."""
     if not isinstance(value, str):
-        raise ValueError("a label's value is text; write it in quotes")  # noqa: TRY004 - pydantic takes ValueError
+        raise ValueError("text is wanted here; write it in quotes")  # noqa: TRY004 - pydantic takes ValueError
     return value
 
 
-Label = Annotated[str, pydantic.BeforeValidator(_quoted), pydantic.Field(max_length=255)]
+Label = Annotated[
+    str, pydantic.BeforeValidator(_quoted), pydantic.Field(max_length=255), pydantic.AfterValidator(_printable)
+]
 LabelName = Annotated[str, pydantic.Field(pattern=r"^[a-z0-9]([a-z0-9_./-]*[a-z0-9])?$", max_length=63)]
-GroupName = Annotated[str, pydantic.Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=63)]
+Pattern = Annotated[str, pydantic.BeforeValidator(_quoted)]
+GroupName = Annotated[
+    str, pydantic.BeforeValidator(_quoted), pydantic.Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=63)
+]
 
 
 class Variables(documents.StrictModel):
@@ -53,7 +65,7 @@ class Variables(documents.StrictModel):
     address: Text | None = None
     port: Annotated[str, pydantic.BeforeValidator(_port_text)] | None = None
     user: Annotated[str, pydantic.Field(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")] | None = None
-    key_file: Annotated[str, pydantic.Field(min_length=1), pydantic.AfterValidator(_no_key_text)] | None = None
+    key_file: Annotated[str, pydantic.Field(min_length=1), pydantic.AfterValidator(_path_text)] | None = None
     # As `ssh-keygen -lf` prints it.
     host_key: Annotated[str, pydantic.Field(pattern=r"^SHA256:[A-Za-z0-9+/]{43}$")] | None = None
     # Where the agent listens on the board's own loopback.
@@ -72,7 +84,7 @@ class Group(documents.StrictModel):
     """Boards that have variables in common, and groups inside it."""
 
     vars: Variables | None = None
-    hosts: dict[str, Host | None] | None = None
+    hosts: dict[Pattern, Host | None] | None = None
     groups: dict[GroupName, Group | None] | None = None
 
 
@@ -90,6 +102,11 @@ def read_groups(path: pathlib.Path) -> Group:
         if len(texts) != len(places):
             raise
         raise to_error(path, list(zip(places, texts, strict=True))) from cause
+    except ValueError as error:
+        # PyYAML lets through what Python says of a day that does not exist, or of a number with thousands of digits.
+        raise UsageError(f"{path} is not good YAML: {error}") from error
+    except RecursionError:
+        raise UsageError(f"{path} nests too deep") from None
 
 
 def to_error(path: pathlib.Path, faults: Sequence[tuple[Place, str]]) -> UsageError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -10,7 +11,8 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+import yaml
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from farm.errors import UsageError
@@ -299,8 +301,10 @@ KEY = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
         (("labels: {site: lab}", "labels: [site]"), r"line 1: vars\.labels: .*dictionary"),
         (("labels: {site: lab}", "host_key: SHA256:short"), r"line 1: vars\.host_key: .*pattern"),
         (("~/.ssh/farm", '"-----BEGIN OPENSSH PRIVATE KEY-----"'), r"line 1: vars\.key_file: a path is wanted"),
+        (("~/.ssh/farm", '"a\\x1b[2J"'), r"line 1: vars\.key_file: .*cannot be printed"),
+        (("labels: {site: lab}", 'labels: {site: "a\\nb"}'), r"line 1: vars\.labels\.site: .*cannot be printed"),
         (("      nano-2:\n", "      nano-1:\n"), r"line 10 is not good YAML: the key 'nano-1' is given twice"),
-        (("      nano-2:\n", "      12:\n"), r"line 10: .*valid string"),
+        (("      nano-2:\n", "      12:\n"), r"line 10: .*write it in quotes"),
         (("address: 192.0.2.11", "port: [22]"), r"line 9: .*port: a port is a whole number"),
         (("address: 192.0.2.11", "port: yes"), r"line 9: .*port: a port is a whole number"),
         # What they mean
@@ -346,6 +350,10 @@ def test_wrong_file(tmp_path: pathlib.Path, types: dict[str, BoardType], change:
         ("a: &a {groups: *a}\n", "fleet.yaml"),
         ("groups: &a {b: {groups: *a}}\n", "recursion|cycl"),
         (hosts('"s[1:100]": {count: 100}'), "more than 1000 boards"),
+        ("groups: " + "{a: {groups: " * 3000 + "}}" * 3000 + "\n", "nests too deep"),
+        (hosts("2024-13-01: "), "is not good YAML: month must be in"),
+        (hosts("a: {seed: 1" + "0" * 5000 + "}"), "is not good YAML: .*digits"),
+        (hosts("2024-01-01: "), r"line 2: .*write it in quotes"),
     ],
 )
 def test_odd_file(tmp_path: pathlib.Path, types: dict[str, BoardType], text: str, message: str) -> None:
@@ -383,6 +391,57 @@ def test_a_thousand_boards_are_read_quickly(tmp_path: pathlib.Path, types: dict[
     fleet = read(tmp_path, text, types)
     assert len(plan([], fleet).added) == 1000
     assert time.monotonic() - since < 10
+
+
+_VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+    st.sampled_from(
+        ["ssh", "direct", "virtual", "jetson-nano", "local", "a[1:3]", "[", "192.0.2.[1:2]", "~/k", "farm"]
+    ),
+)
+_KEYS = st.sampled_from(
+    [
+        "vars",
+        "hosts",
+        "groups",
+        "type",
+        "transport",
+        "address",
+        "port",
+        "user",
+        "key_file",
+        "labels",
+        "seed",
+        "count",
+        "a[1:3]",
+        "b",
+    ]
+) | st.text(max_size=3)
+_TREES = st.recursive(_VALUES, lambda inner: st.dictionaries(_KEYS, inner, max_size=5) | st.lists(inner, max_size=3))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
+@given(
+    st.dictionaries(_KEYS, _VALUES, max_size=6),
+    st.dictionaries(_KEYS, st.none() | st.dictionaries(_KEYS, _VALUES, max_size=6), max_size=4),
+    _TREES,
+)
+def test_any_file_is_read_or_refused(
+    tmp_path: pathlib.Path,
+    types: dict[str, BoardType],
+    variables: dict[str, Any],
+    described: dict[str, Any],
+    groups: Any,
+) -> None:
+    """Whatever stands in a file, it is a fleet or an error in our words; never anything else."""
+    text = yaml.safe_dump({"vars": variables, "hosts": described, "groups": groups})
+    with contextlib.suppress(UsageError):
+        boards = read(tmp_path, text, types).boards
+        assert len({board.name for board in boards}) == len(boards)
 
 
 # Planning
