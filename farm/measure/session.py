@@ -31,7 +31,7 @@ from device_agent.protocol import (
     PowerTrace,
     RunSpec,
 )
-from farm.errors import BoardLostError, DeadlineError, InternalError, PermanentError, UnavailableError
+from farm.errors import BoardLostError, BoardUnsafeError, DeadlineError, InternalError, PermanentError, UnavailableError
 from farm.fleet.relay import Relay
 from farm.fleet.tracker import Tracker
 
@@ -66,7 +66,7 @@ class BoardSession:
     """The exclusive use of one board until `close`. Not thread-safe; useless after any error but PermanentError."""
 
     def __init__(self, tracker: Tracker | Direct, key: str, request_timeout_s: float = REQUEST_TIMEOUT_S) -> None:
-        """Wait for the board and connect. Raises DeadlineError, BoardLostError, UnavailableError."""
+        """Wait for the board and connect. Raises DeadlineError, BoardLostError, UnavailableError, BoardUnsafeError."""
         self.key = key
         host, port, match_key = tracker.request(key, request_timeout_s)
         self._relay = Relay(host, port)
@@ -74,6 +74,11 @@ class BoardSession:
         try:
             self._session = self._connect(match_key)
             self.description = self._describe()
+            if reason := self.description.clocks.unsafe:
+                raise BoardUnsafeError(
+                    f"board {key} is unsafe: {reason}",
+                    "What is measured there cannot be believed. Look at it; then, on the board: device-agent clocks restore",
+                )
         except BaseException:
             self._relay.cut()
             raise

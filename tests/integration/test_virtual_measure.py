@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
+from device_agent.clocks.client import HelperClient
 from device_agent.protocol import (
     EnergySpec,
     Limits,
@@ -28,6 +29,7 @@ from device_agent.protocol import (
     TensorSpec,
 )
 from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
+from farm.errors import BoardUnsafeError
 from farm.measure.session import BoardSession, Direct
 from tests.integration import candidates
 from tests.integration.conftest import Agent, wait_until
@@ -223,3 +225,28 @@ def test_threads_run_on_the_cores_of_the_cluster_that_was_asked_for(
             assert session.measure(spec, bad).status is Status.RUN_TIMEOUT
             watcher.join()
             assert seen[-1] == cores
+
+
+def test_a_board_whose_clocks_do_not_go_back_is_unsafe_until_an_operator_clears_it(
+    start_agent: Callable[..., Agent],
+) -> None:
+    """The farm does not measure on it, and says why; after `clocks restore` it does."""
+    agent = start_agent("--virtual", "jetson-nano", "--port", "9500", "--port-end", "9599")
+    key = f"jetson-nano/{agent.key.partition('/')[2]}"
+    (socket,) = agent.folder.glob("device-rig-*/board.sock")
+    hardware = open_tree(f"{VIRTUAL_PREFIX}{socket}.root")
+    address = Direct("127.0.0.1", agent.port)
+    with BoardSession(address, key) as session:
+        pin(session, SLOW)
+        hardware.write("/sys/virtual/fault", "write_refused:*scaling_max_freq")
+        report = session.unpin()
+        assert report.status is PinStatus.UNSAFE
+        assert "scaling_max_freq" in report.message
+    with pytest.raises(BoardUnsafeError, match="scaling_max_freq"):
+        BoardSession(address, key)
+    hardware.write("/sys/virtual/fault", "clear")
+    helper = HelperClient(socket.with_name("clock-helper.sock"))
+    assert helper.clear_unsafe()
+    with BoardSession(address, key) as session:
+        assert not session.description.clocks.unsafe
+    assert agent.stop() == 0
