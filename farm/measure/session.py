@@ -77,7 +77,7 @@ class BoardSession:
             if reason := self.description.clocks.unsafe:
                 raise BoardUnsafeError(
                     f"board {key} is unsafe: {reason}",
-                    "What is measured there cannot be believed. Look at it; then, on the board: device-agent clocks restore",
+                    "What it measures cannot be believed. Look at it; then, on the board: device-agent clocks restore",
                 )
         except BaseException:
             self._relay.cut()
