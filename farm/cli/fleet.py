@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from farm import settings as farm_settings
 from farm.cli import options, output
-from farm.errors import UnavailableError
+from farm.errors import TransientError
 from farm.inventory.fleet_plan import FleetPlan, RegisteredBoard, plan
 from farm.inventory.fleets import FleetBoard, read_fleet
+from farm.store import Store, parse_transport
 
 app = typer.Typer(help="Fleet files: all boards, and how each is reached, in one YAML file.", no_args_is_help=True)
+# Who changed a board, in its events.
+_BY = "farm fleet apply"
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A fleet file; docs/howto/describe-a-fleet.md says how.")]
 
@@ -48,22 +54,56 @@ def apply(
 
     def work() -> None:
         fleet = read_fleet(file)
-        todo = plan(_fetch_registered(), fleet, prune)
-        if not json:
-            _print_plan(todo)
-        if not dry_run:
-            raise UnavailableError("boards cannot be registered yet", "Use --dry-run.")
+        settings = farm_settings.load()
+        # A dry run makes nothing, not even an empty store.
+        is_new = not (settings.home_path / "farm.db").exists()
+        with contextlib.nullcontext() if dry_run and is_new else options.open_store(settings) as store:
+            todo = plan(_fetch_registered(store) if store else [], fleet, prune)
+            if not json:
+                _print_plan(todo)
+            if store and not dry_run:
+                _carry_out(todo, store)
         if json:
             output.print_json(_plan_document(todo, str(file), dry_run))
         else:
             _print_end(todo, dry_run)
+        if todo.held_back and not dry_run:
+            raise TransientError(
+                f"left as they are, because they are leased: {', '.join(held.name for held in todo.held_back)}",
+                "Run this again when they are free; `farm board list` shows who holds them.",
+            )
 
     output.run(work, debug)
 
 
-def _fetch_registered() -> list[RegisteredBoard]:
-    """Nothing registers boards yet."""
-    return []
+def _fetch_registered(store: Store) -> list[RegisteredBoard]:
+    return [
+        RegisteredBoard(
+            row["name"],
+            row["board_type"],
+            parse_transport(row["transport"]),
+            row["labels"],
+            row["lease"]["owner"] if row["lease"] else None,
+        )
+        for row in store.fetch_boards()
+    ]
+
+
+def _carry_out(todo: FleetPlan, store: Store) -> None:
+    """One transaction per board: a run that is cut off is continued by the next."""
+    for board in todo.added:
+        store.register_board(board.name, board.board_type, board.transport, board.labels, _BY)
+    for change in todo.changed:
+        board = change.board
+        store.update_board(
+            board.name,
+            board_type=board.board_type,
+            transport=board.transport,
+            labels=board.labels,
+            by=_BY,
+        )
+    for name in todo.removed:
+        store.remove_board(name, _BY)
 
 
 def _print_plan(todo: FleetPlan) -> None:
@@ -119,7 +159,7 @@ def _board_document(board: FleetBoard) -> dict[str, Any]:
     return {
         "name": board.name,
         "type": board.board_type,
-        "transport": dict(board.transport),
+        "transport": {"kind": board.transport.kind, **dataclasses.asdict(board.transport)},
         "labels": dict(board.labels),
     }
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from farm.inventory.fleets import Fleet, FleetBoard
+from farm.values import Ssh, Transport
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +16,7 @@ class RegisteredBoard:
 
     name: str
     board_type: str
-    transport: Mapping[str, Any]
+    transport: Transport
     labels: Mapping[str, str]
     leased_by: str | None = None
 
@@ -112,16 +113,21 @@ def compare(known: RegisteredBoard, wanted: FleetBoard) -> tuple[FieldChange, ..
 
 def _keep_host_key(known: RegisteredBoard, wanted: FleetBoard) -> FleetBoard:
     """`wanted` with the host key confirmed at first contact, where the file says none and the place is the same."""
-    here = ("kind", "host", "port")
-    same = all(known.transport.get(key) == wanted.transport.get(key) for key in here)
-    if not same or wanted.transport.get("host_key") or not known.transport.get("host_key"):
+    old, new = known.transport, wanted.transport
+    if (
+        not isinstance(old, Ssh)
+        or not isinstance(new, Ssh)
+        or new.host_key
+        or (old.host, old.port) != (new.host, new.port)
+    ):
         return wanted
-    return dataclasses.replace(wanted, transport={**wanted.transport, "host_key": known.transport["host_key"]})
+    return dataclasses.replace(wanted, transport=dataclasses.replace(new, host_key=old.host_key))
 
 
 def _flatten(board: RegisteredBoard | FleetBoard) -> dict[str, Any]:
     return {
         "type": board.board_type,
-        **{f"transport.{key}": value for key, value in board.transport.items()},
+        "transport.kind": board.transport.kind,
+        **{f"transport.{key}": value for key, value in dataclasses.asdict(board.transport).items()},
         **{f"labels.{key}": value for key, value in board.labels.items()},
     }

@@ -17,6 +17,7 @@ from farm.inventory import fleet_addresses as addresses
 from farm.inventory import fleet_document, fleet_ranges
 from farm.inventory.board_types import BoardType, load_board_types, require_board_type
 from farm.inventory.fleet_document import Group, Place, Variables
+from farm.values import Direct, Ssh, Transport, Virtual
 
 SSH_PORT = 22
 AGENT_PORT = 9090
@@ -44,11 +45,11 @@ _ASKS = {
 
 @dataclasses.dataclass(frozen=True)
 class FleetBoard:
-    """One board as a fleet file describes it. `transport` has a `kind` and that kind's own fields, nothing secret."""
+    """One board as a fleet file describes it."""
 
     name: str
     board_type: str
-    transport: Mapping[str, Any]
+    transport: Transport
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
@@ -65,14 +66,15 @@ class Fleet:
     boards: tuple[FleetBoard, ...]
 
 
-def describe_transport(transport: Mapping[str, Any]) -> str:
+def describe_transport(transport: Transport) -> str:
     """How a board is reached, in a few words."""
-    match transport["kind"]:
-        case "virtual":
-            return f"virtual, seed {transport['seed']}"
-        case "direct":
-            return f"direct, port {transport['port']}" if transport["port"] else "direct"
-    return f"ssh {transport['user']}@{addresses.join(transport['host'], transport['port'])}"
+    match transport:
+        case Virtual(seed):
+            return f"virtual, seed {seed}"
+        case Direct(port):
+            return "direct" if port is None else f"direct, port {port}"
+        case Ssh(host, user, port):
+            return f"ssh {user}@{addresses.join(host, port)}"
 
 
 def read_fleet(path: pathlib.Path, types: Mapping[str, BoardType] | None = None) -> Fleet:
@@ -151,7 +153,7 @@ class _Reading:
                 raise _FaultError(said.place, f"{pattern}: {variable} means nothing for a board that is {kind}")
         labels = dict(given["labels"].value) if "labels" in given else {}
         for name, transport in zip(names, self._read_transports(kind, names, pattern, given, place), strict=True):
-            yield FleetBoard(name, board_type.name, {"kind": kind, **transport}, labels)
+            yield FleetBoard(name, board_type.name, transport, labels)
 
     def _read_type(self, name: str, kind: str, place: Place) -> BoardType:
         try:
@@ -166,28 +168,27 @@ class _Reading:
 
     def _read_transports(
         self, kind: str, names: list[str], pattern: str, given: dict[str, _Given], place: Place
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[Transport]:
         if kind == "virtual":
             first = given["seed"].value if "seed" in given else 0
-            yield from ({"seed": first + index} for index in range(len(names)))
+            yield from (Virtual(first + index) for index in range(len(names)))
             return
-        default = [str(SSH_PORT)] if kind == "ssh" else [None]
         ports = [
             None if port is None else _parse(addresses.parse_port, port, given.get("port"), place)
-            for port in _spread(given, "port", names, default * len(names))
+            for port in _spread(given, "port", names, [None] * len(names))
         ]
         if kind == "direct":
-            yield from ({"port": port} for port in ports)
+            yield from map(Direct, ports)
             return
         for address, port in zip(_spread(given, "address", names, names), ports, strict=True):
-            yield {
-                "host": _parse(addresses.parse_address, address, given.get("address"), place),
-                "user": _take(given, "user", pattern, place),
-                "port": port,
-                "identity_file": self._key_path(_take(given, "key_file", pattern, place)),
-                "host_key": given["host_key"].value if "host_key" in given else "",
-                "agent_port": given["agent_port"].value if "agent_port" in given else AGENT_PORT,
-            }
+            yield Ssh(
+                host=_parse(addresses.parse_address, address, given.get("address"), place),
+                user=_take(given, "user", pattern, place),
+                port=port or SSH_PORT,
+                identity_file=self._key_path(_take(given, "key_file", pattern, place)),
+                host_key=given["host_key"].value if "host_key" in given else "",
+                agent_port=given["agent_port"].value if "agent_port" in given else AGENT_PORT,
+            )
 
     def _key_path(self, text: str) -> str:
         # `~` is left: each user of the farm has a home and a key there.
@@ -237,11 +238,14 @@ def _expand(pattern: str, place: Place) -> list[str]:
         raise _FaultError(place, str(error)) from error
 
 
-def _find_end(transport: Mapping[str, Any]) -> tuple[str, int] | None:
+def _find_end(transport: Transport) -> tuple[str, int] | None:
     """The address and port at which a board is; None where the farm, or the tracker, will say."""
-    if transport.get("port") is None:
-        return None
-    return addresses.canonical(transport.get("host", LOOPBACK)), transport["port"]
+    match transport:
+        case Ssh(host, _, port):
+            return addresses.canonical(host), port
+        case Direct(int(port)):
+            return LOOPBACK, port
+    return None
 
 
 def _parse(parse: Callable[[str], T], text: str, said: _Given | None, place: Place) -> T:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 
-from tests.acceptance.conftest import PATIENCE_S, Home
+from farm.store import Store
+from farm.values import Board
+from tests.acceptance.conftest import PATIENCE_S, Home, wait_until
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "howto" / "describe-a-fleet.md"
@@ -59,7 +62,7 @@ def test_the_page_does_what_it_says(home: Home) -> None:
             (name,) = _SAVE.findall(text[end : block.start()])
             (home.path / name).write_text(body)
         end = block.end()
-    assert steps >= 3
+    assert steps >= 6
 
 
 def test_example_can_be_applied(home: Home) -> None:
@@ -83,3 +86,92 @@ def test_wrong_file_changes_nothing(home: Home) -> None:
     missing = home.run("fleet", "check", str(home.path / "nowhere.yaml"))
     assert missing.code == 2
     assert "cannot be read: No such file" in missing.err
+
+
+def write_fleet(home: Home, text: str) -> str:
+    """Save a fleet file; returns its path."""
+    path = home.path / "fleet.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def open_store(home: Home) -> Store:
+    """The store that the home's commands use."""
+    return Store(pathlib.Path(home.environment["FARM_HOME"]) / "farm.db")
+
+
+def test_apply_makes_the_store_agree(home: Home) -> None:
+    """Boards are added, changed field by field, and removed only with --prune; a second run finds nothing to do."""
+    done = home.run("fleet", "apply", write_fleet(home, FLEET))
+    assert done.code == 0, done.err
+    assert done.out.splitlines() == [
+        "+ a: jetson-nano, virtual, seed 0",
+        "+ b: jetson-nano, virtual, seed 0",
+        "+ c: jetson-nano, virtual, seed 0",
+        "3 added",
+    ]
+    assert home.run("fleet", "apply", write_fleet(home, FLEET)).out == "3 unchanged\n"
+
+    changed = (
+        "vars: {transport: virtual, type: jetson-nano}\nhosts: {a: , b: {type: jetson-tx2, labels: {rack: '1'}}}\n"
+    )
+    planned = home.run("fleet", "apply", write_fleet(home, changed), "--prune", "--dry-run").out
+    assert planned.splitlines() == [
+        "~ b",
+        "    type: jetson-nano → jetson-tx2",
+        "    labels.rack: none → 1",
+        "- c",
+        "nothing was changed; would be: 1 changed, 1 removed, 1 unchanged",
+    ]
+    kept = home.run("fleet", "apply", write_fleet(home, changed), "--json").json()
+    assert (kept["unlisted"], kept["removed"], kept["unchanged"]) == (["c"], [], ["a"])
+    assert [change["name"] for change in kept["changed"]] == ["b"]
+    assert home.run("fleet", "apply", write_fleet(home, changed), "--prune").out == "- c\n1 removed, 2 unchanged\n"
+    with open_store(home) as store:
+        rows = {row["name"]: (row["board_type"], row["labels"]) for row in store.fetch_boards()}
+    assert rows == {"a": ("jetson-nano", {}), "b": ("jetson-tx2", {"rack": "1"})}
+
+
+def test_leased_boards_are_left_alone(home: Home) -> None:
+    """What cannot be done under a lease is left, said, and exit code 3; the rest is done, and it is done later."""
+    with open_store(home) as store:
+        for name in ("a", "gone"):
+            store.save_board(Board(name, "jetson-nano", simulated=True))
+        leases = [store.acquire_lease(name, "somebody", "a test") for name in ("a", "gone")]
+        done = home.run("fleet", "apply", write_fleet(home, FLEET), "--prune")
+        assert done.code == 3
+        assert "! a: leased by somebody; change it when it is free" in done.out
+        assert "! gone: leased by somebody; remove it when it is free" in done.out
+        assert "2 added, 2 held back" in done.out
+        assert "because they are leased: a, gone" in done.err
+        assert {row["name"] for row in store.fetch_boards()} == {"a", "b", "c", "gone"}
+        for lease in leases:
+            store.release_lease(lease)
+        assert home.run("fleet", "apply", write_fleet(home, FLEET), "--prune").code == 0
+        assert {row["name"] for row in store.fetch_boards()} == {"a", "b", "c"}
+
+
+def test_a_killed_run_is_continued(home: Home) -> None:
+    """A run killed at any moment leaves whole boards only, and the next one adds the rest."""
+    path = write_fleet(home, "vars: {transport: virtual, type: jetson-nano}\nhosts: {'n[1:1000]': }\n")
+    running = home.start("fleet", "apply", path)
+    wait_until(lambda: home.rows("SELECT count(*) FROM boards") > [(20,)], "some boards to be registered")
+    running.send(signal.SIGKILL)
+    running.wait()
+    ((there,),) = home.rows("SELECT count(*) FROM boards")
+    assert there < 1000, "it ended before it could be killed"
+    done = home.run("fleet", "apply", path)
+    assert done.out.splitlines()[-1] == f"{1000 - there} added, {there} unchanged"
+    assert home.rows("SELECT count(*) FROM boards") == [(1000,)]
+
+
+def test_no_secret_reaches_the_store(home: Home) -> None:
+    """Of a key, only its path is kept."""
+    key = home.path / "id_farm"
+    key.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\nsecret\n")
+    text = "hosts: {a: {transport: ssh, type: jetson-nano, user: farm, key_file: id_farm}}\n"
+    assert home.run("fleet", "apply", write_fleet(home, text)).code == 0
+    ((transport,),) = home.rows("SELECT transport FROM boards")
+    assert str(key) in transport
+    for path in pathlib.Path(home.environment["FARM_HOME"]).rglob("*"):
+        assert path.is_dir() or b"secret" not in path.read_bytes()
