@@ -32,12 +32,9 @@ def check(file: File, json: options.Json = False, debug: options.Debug = False) 
         if json:
             output.print_json({"file": str(file), "boards": [_board_document(board) for board in boards]})
             return
-        output.print_table(
-            ("Name", "Type", "Reached", "Labels"),
-            [(board.name, board.board_type, board.where, _labels(board)) for board in boards],
-            left=(0, 1, 2, 3),
-        )
-        output.stdout.print(f"{_count(len(boards))}, nothing wrong")
+        for board in boards:
+            _print_line(_describe(board))
+        _print_line(f"{'1 board' if len(boards) == 1 else f'{len(boards)} boards'}, nothing wrong")
 
     output.run(work, debug)
 
@@ -108,7 +105,7 @@ def _carry_out(todo: FleetPlan, store: Store) -> None:
 
 def _print_plan(todo: FleetPlan) -> None:
     for board in todo.added:
-        _print_line(f"+ {board.name}: {board.board_type}, {board.where}{_after(', ', _labels(board))}")
+        _print_line(f"+ {_describe(board)}")
     for change in todo.changed:
         _print_line(f"~ {change.board.name}")
         for field in change.fields:
@@ -165,20 +162,14 @@ def _board_document(board: FleetBoard) -> dict[str, Any]:
 
 
 def _print_line(text: str) -> None:
-    output.stdout.print(text, soft_wrap=True, markup=False)
+    # An IPv6 address may hold what rich takes for the name of an emoji.
+    output.stdout.print(text, soft_wrap=True, markup=False, emoji=False)
 
 
-def _labels(board: FleetBoard) -> str:
-    return ", ".join(f"{key}={value}" for key, value in sorted(board.labels.items()))
-
-
-def _after(separator: str, text: str) -> str:
-    return separator + text if text else ""
+def _describe(board: FleetBoard) -> str:
+    labels = (f"{key}={value}" for key, value in sorted(board.labels.items()))
+    return f"{board.name}: " + ", ".join((board.board_type, board.where, *labels))
 
 
 def _value(value: Any) -> str:
     return "none" if value in (None, "") else str(value)
-
-
-def _count(boards: int) -> str:
-    return "1 board" if boards == 1 else f"{boards} boards"

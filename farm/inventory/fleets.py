@@ -196,13 +196,14 @@ class _Reading:
 
     def require_distinct(self) -> None:
         """Note every name, and every address with its port, that a second board has."""
-        names: dict[str, Place] = {}
+        names: set[str] = set()
         reached: dict[tuple[str, int], str] = {}
         told: set[Place] = set()
         for board, place in self.boards:
-            if names.setdefault(board.name, place) is not place:
+            if board.name in names and place not in told:
+                told.add(place)
                 self.faults.append((place, f"a board called {board.name} is already described"))
-                continue
+            names.add(board.name)
             end = _find_end(board.transport)
             if end is None:
                 continue
@@ -264,5 +265,7 @@ def _spread(given: Mapping[str, _Given], variable: str, names: list[str], defaul
     if len(values) == 1:
         return values * len(names)
     if len(values) != len(names):
-        raise _FaultError(said.place, f"{variable} {said.value!r} is {len(values)} values for {len(names)} boards")
+        raise _FaultError(
+            said.place, f"{variable} {said.value!r} stands for {len(values)}, but the boards are {len(names)}"
+        )
     return values

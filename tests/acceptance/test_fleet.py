@@ -165,6 +165,17 @@ def test_a_killed_run_is_continued(home: Home) -> None:
     assert home.rows("SELECT count(*) FROM boards") == [(1000,)]
 
 
+def test_texts_are_shown_as_they_are(home: Home) -> None:
+    """An address or a label that looks like markup or an emoji's name is printed like any other."""
+    text = """\
+vars: {transport: ssh, type: jetson-nano, user: farm, key_file: k}
+hosts: {a: {address: "2001:db8:a:b::1", labels: {x: ":bug: [red]x[/]"}}}
+"""
+    line = "a: jetson-nano, ssh farm@[2001:db8:a:b::1]:22, x=:bug: [red]x[/]"
+    assert home.run("fleet", "check", write_fleet(home, text)).out == f"{line}\n1 board, nothing wrong\n"
+    assert home.run("fleet", "apply", write_fleet(home, text)).out == f"+ {line}\n1 added\n"
+
+
 def test_no_secret_reaches_the_store(home: Home) -> None:
     """Of a key, only its path is kept."""
     key = home.path / "id_farm"

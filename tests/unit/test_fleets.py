@@ -303,7 +303,7 @@ def test_example_is_good(types: dict[str, BoardType]) -> None:
         (("192.0.2.12", "192.0.2.11"), r"line 10: nano-2 is at 192\.0\.2\.11:22, and so is nano-1"),
         (("192.0.2.12", "192.0.2.11:2222"), r"line 11: '192\.0\.2\.11:2222' is no IP address; user and port have"),
         (("192.0.2.12", "root@nano-2"), r"line 11: 'root@nano-2' is no host name"),
-        (("192.0.2.12", '"192.0.2.[12:13]"'), r"line 11: address .* is 2 values for 1 boards"),
+        (("192.0.2.12", '"192.0.2.[12:13]"'), r"line 11: address .* stands for 2, but the boards are 1"),
         (("address: 192.0.2.12", "port: 70000"), r"line 11: '70000' is no port"),
         (("address: 192.0.2.12", "seed: 2"), r"line 11: nano-2: seed means nothing for a board that is ssh"),
         (("address: 192.0.2.12", "count: 2"), r"line 11: nano-2: count multiplies virtual boards"),
@@ -339,6 +339,7 @@ def test_wrong_file(tmp_path: pathlib.Path, types: dict[str, BoardType], change:
         ("groups: " + "{a: {groups: " * 3000 + "}}" * 3000 + "\n", "nests too deep"),
         (hosts("2024-13-01: "), "is not good YAML: month must be in"),
         (hosts("a: {seed: 1" + "0" * 5000 + "}"), "is not good YAML: .*digits"),
+        (hosts('"n[1:11][1:11]": '), "line 2: a board called n111 is already described"),
         (hosts("2024-01-01: "), r"line 2: .*write it in quotes"),
     ],
 )
