@@ -17,7 +17,7 @@ from typing import Any
 
 import _machine
 
-from farm.fleet.health import Kind, Limits, Observation, transition
+from farm.fleet.health import Kind, Limits, Observation, decide_by
 from farm.store import Store
 from farm.values import Board, GoldenSample
 
@@ -45,9 +45,7 @@ def fill(store: Store, boards: int, events: int, golden: int) -> None:
 
 
 def observe(store: Store, name: str, kind: Kind) -> None:
-    store.observe_board(
-        name, kind, "benchmark", lambda *seen: transition(seen[0], Observation(kind), seen[1], LIMITS, seen[2])
-    )
+    store.observe_board(name, kind, "benchmark", decide_by(Observation(kind), LIMITS))
 
 
 def timed(work: Callable[[], Any], rounds: int) -> dict[str, Any]:

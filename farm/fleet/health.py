@@ -12,6 +12,7 @@ A board that an operator quarantined stays so until an operator clears it.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from device_agent.protocol import StrEnum
 from farm.errors import UsageError
@@ -136,6 +137,15 @@ def transition(
         doubted = Health.SUSPECT if standing.health is Health.GOOD else standing.health
         return _note(_with(standing, doubted), standing, dataclasses.replace(history, passes=0), text)
     return _pass(standing, history, limits, now_s)
+
+
+def decide_by(observation: Observation, limits: Limits) -> Callable[[Standing, HealthHistory, float], Transition]:
+    """The rule for one observation, as `Store.observe_board` wants it: still open are the board and the time."""
+
+    def decide(standing: Standing, history: HealthHistory, now_s: float) -> Transition:
+        return transition(standing, observation, history, limits, now_s)
+
+    return decide
 
 
 def _obey(standing: Standing, observation: Observation, history: HealthHistory, now_s: float) -> Transition:

@@ -1,4 +1,4 @@
-"""Boards: registered, changed, removed, listed; what was observed of them, and their golden-kernel history.
+"""Boards: registered, changed, removed, listed, and what was observed of them.
 
 Which observation changes what is decided elsewhere (`farm.fleet.health`); here the decision is kept, with its event.
 """
@@ -26,18 +26,16 @@ from farm.store.standing import (
     to_standing,
     unknown_board,
 )
-from farm.values import Board, Direct, GoldenSample, Health, HealthHistory, Standing, Transition, Transport, Virtual
+from farm.values import Board, Direct, Health, HealthHistory, Standing, Transition, Transport, Virtual
 
 # A board's name is a part of its key at the tracker, of file names and of metrics.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-# Weeks of idle probes; what is older says nothing about the board of today.
-GOLDEN_KEPT = 1000
 
 Decide = Callable[[Standing, HealthHistory, float], Transition]
 
 
 class BoardQueries(Base):
-    """Queries on `boards`, `board_events` and `golden_samples`."""
+    """Queries on `boards` and `board_events`."""
 
     def register_board(
         self,
@@ -208,49 +206,6 @@ class BoardQueries(Base):
         if board is not None:
             query = query.where(schema.board_events.c.board == board)
         return self._rows(query)
-
-    def add_golden_sample(self, sample: GoldenSample) -> None:
-        """Keep a run of the golden kernel; of each board, kernel and point the last `GOLDEN_KEPT` are kept.
-
-        Raises UsageError for an unknown board.
-        """
-        table = schema.golden_samples
-        with self._writing() as connection:
-            require_row(connection, sample.board)
-            values = dataclasses.asdict(sample) | {"at": sample.at or self._wall_clock()}
-            connection.execute(table.insert().values(**values | {"samples_s": list(sample.samples_s)}))
-            same = (
-                (table.c.board == sample.board)
-                & (table.c.kernel == sample.kernel)
-                & (table.c.operating_point == sample.operating_point)
-            )
-            newest = sa.select(table.c.id).where(same).order_by(table.c.id.desc()).limit(GOLDEN_KEPT)
-            connection.execute(table.delete().where(same & table.c.id.not_in(newest)))
-
-    def fetch_golden_samples(
-        self, board_type: str, kernel: str, operating_point: str, *, simulated: bool, newest: int = GOLDEN_KEPT
-    ) -> dict[str, list[GoldenSample]]:
-        """By board of a type, its `newest` runs of a golden kernel at an operating point, oldest first."""
-        table, boards = schema.golden_samples, schema.boards
-        age = sa.func.row_number().over(partition_by=table.c.board, order_by=table.c.id.desc())
-        ranked = (
-            sa.select(table, age.label("age"))
-            .join(boards, boards.c.name == table.c.board)
-            .where(
-                boards.c.board_type == board_type,
-                table.c.kernel == kernel,
-                table.c.operating_point == operating_point,
-                table.c.simulated == simulated,
-            )
-            .subquery()
-        )
-        columns = [ranked.c[field.name] for field in dataclasses.fields(GoldenSample)]
-        query = sa.select(*columns).where(ranked.c.age <= newest).order_by(ranked.c.board, ranked.c.id)
-        result: dict[str, list[GoldenSample]] = {}
-        for row in self._rows(query):
-            sample = GoldenSample(**row | {"samples_s": tuple(row["samples_s"])})
-            result.setdefault(sample.board, []).append(sample)
-        return result
 
     def _require_free(self, row: Mapping[str, Any], what: str) -> None:
         if is_leased(row, self._clock()):

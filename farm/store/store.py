@@ -14,11 +14,12 @@ from sqlalchemy.dialects import sqlite
 
 from device_agent.protocol import FaultSide, Status
 from farm.store import schema
+from farm.store.golden import GoldenQueries
 from farm.store.leases import LeaseQueries
 from farm.values import Record, Trial
 
 
-class Store(LeaseQueries):
+class Store(LeaseQueries, GoldenQueries):
     """The farm's memory in one SQLite file. Safe for several processes; one thread per instance."""
 
     # Campaigns

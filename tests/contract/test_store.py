@@ -490,6 +490,36 @@ def test_a_store_of_the_first_schema_is_migrated_without_loss(path: pathlib.Path
     assert parse_transport(board["transport"]) == Direct()
 
 
+def test_several_processes_migrate_the_same_store(path: pathlib.Path) -> None:
+    """Commands that start at once after an update all find the board once, under the new schema."""
+    make_0001(path)
+    script = (
+        "import pathlib, sys; from farm.store import Store; print(len(Store(pathlib.Path(sys.argv[1])).fetch_boards()))"
+    )
+    for migrating in [run_python(script, path) for _ in range(4)]:
+        answer, complaints = migrating.communicate(timeout=60)
+        assert (migrating.returncode, answer.strip()) == (0, "1"), complaints
+
+
+def test_an_update_that_fails_half_way_changes_nothing(path: pathlib.Path) -> None:
+    """With the disk full the store stays at 0001 with every row, and is migrated once there is space."""
+    make_0001(path)
+    script = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000));"
+        "import pathlib, sys; from farm.store import Store; Store(pathlib.Path(sys.argv[1]))"
+    )
+    failing = run_python(script, path)
+    _, complaints = failing.communicate(timeout=60)
+    assert "UnavailableError" in complaints
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("0001",)]
+        for table, row in _ROWS_OF_0001.items():
+            assert connection.execute(f"SELECT * FROM {table}").fetchall() == [row]  # noqa: S608
+    connection.close()
+    with Store(path) as store:
+        assert [board["name"] for board in store.fetch_boards()] == ["nano"]
+
+
 def test_the_fleets_migration_can_be_undone(path: pathlib.Path) -> None:
     """Back at 0001 the rows that it knew are as they were, and going forward again works."""
     make_0001(path)

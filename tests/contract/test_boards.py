@@ -1,0 +1,194 @@
+"""What every store promises of boards: registered once, changed with care, every change with its reason."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from farm.errors import InternalError, TransientError, UsageError
+from farm.fleet.health import Kind, Limits, Observation, transition
+from farm.store import Store, golden, parse_transport
+from farm.values import Board, Direct, GoldenSample, Health, HealthHistory, Standing, Virtual
+from tests.fleet_store import SSH, Clocks, kinds, observe, open_fleet, take
+
+
+@pytest.fixture
+def clocks() -> Clocks:
+    """Clocks that stand still until moved."""
+    return Clocks()
+
+
+@pytest.fixture
+def store(tmp_path: pathlib.Path, clocks: Clocks) -> Iterator[Store]:
+    """A store with one good board, nano-01, that can be reached."""
+    with open_fleet(tmp_path / "farm.sqlite", clocks) as store:
+        yield store
+
+
+def test_a_new_board_is_offline_and_suspect(store: Store) -> None:
+    """Until somebody has reached and probed it; what was said of it comes back as it was."""
+    store.register_board("tx2-01", "jetson-tx2", Virtual(seed=3), by="me")
+    shown = store.require_board("tx2-01")
+    assert (shown["state"], shown["health"], shown["seen_at"], shown["simulated"]) == ("offline", "suspect", None, True)
+    assert (shown["state_reason"], shown["health_reason"]) == ("not reached yet", "not probed yet")
+    known = store.require_board("nano-01")
+    assert (known["labels"], parse_transport(known["transport"])) == ({"rack": "2"}, SSH)
+    json.dumps(store.fetch_boards(), allow_nan=False)
+
+
+@pytest.mark.parametrize("document", [{}, {"kind": "pigeon"}, {"kind": "ssh"}, {"kind": "direct", "password": "x"}])
+def test_a_transport_that_nothing_writes(document: dict[str, str]) -> None:
+    """Read back, it is our bug and no way to a board; there is no place for a secret in one."""
+    with pytest.raises(InternalError, match="transport"):
+        parse_transport(document)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "-a", "a b", "ä", "a" * 64, "a\n"])
+def test_names_that_cannot_be(store: Store, name: str) -> None:
+    """A name is part of the tracker's key and of file names."""
+    with pytest.raises(UsageError, match="cannot be a board's name"):
+        store.register_board(name, "local", Direct())
+
+
+def test_a_name_is_given_once(store: Store) -> None:
+    """A second board of a name is refused, whatever its type."""
+    with pytest.raises(UsageError, match="already"):
+        store.register_board("nano-01", "jetson-tx2", SSH)
+
+
+def test_labels_change_under_a_lease_but_the_way_to_the_board_does_not(store: Store) -> None:
+    """A holder must not find itself on another machine; nothing given, nothing changed."""
+    lease = take(store)
+    assert store.update_board("nano-01", labels={"rack": "3"})
+    assert not store.update_board("nano-01", labels={"rack": "3"}, transport=SSH, board_type="jetson-nano")
+    with pytest.raises(TransientError, match="cannot be changed: left holds it"):
+        store.update_board("nano-01", transport=Direct())
+    store.release_lease(lease)
+    assert store.update_board("nano-01", transport=Direct(9091))
+    shown = store.require_board("nano-01")
+    assert (shown["labels"], shown["state"], shown["health"]) == ({"rack": "3"}, "offline", "suspect")
+    with pytest.raises(UsageError, match="no board"):
+        store.update_board("nano-99", labels={})
+
+
+def test_a_leased_board_is_not_removed(store: Store, clocks: Clocks) -> None:
+    """Once it is free it is; what happened to it stays."""
+    store.add_golden_sample(sample(1.0))
+    take(store, ttl_s=30)
+    with pytest.raises(TransientError, match="cannot be removed"):
+        store.remove_board("nano-01")
+    clocks.pass_s(30)
+    store.remove_board("nano-01", by="operator")
+    assert store.fetch_boards() == []
+    assert kinds(store)[-1] == "removed"
+    with pytest.raises(UsageError, match="no board"):
+        store.remove_board("nano-01")
+
+
+def test_a_seen_board_keeps_what_was_registered(store: Store) -> None:
+    """What an agent says of itself leaves labels, transport, health and lease alone."""
+    take(store)
+    before = store.require_board("nano-01")
+    store.save_board(Board("nano-01", "jetson-nano", simulated=False, description={"cores": 4}))
+    after = store.require_board("nano-01")
+    assert after.pop("description") == {"cores": 4}
+    assert after.pop("seen_at") is not None
+    before.pop("description")
+    before.pop("seen_at")
+    assert after == before
+
+
+def test_every_change_is_an_event_with_its_reason(store: Store) -> None:
+    """From what to what, why, and by whom; a board that comes back moves twice."""
+    observe(store, Kind.LOST)
+    observe(store, Kind.BACK)
+    events = store.fetch_board_events("nano-01")
+    assert [(event["kind"], event["before"], event["after"]) for event in events] == [
+        ("registered", None, "suspect"),
+        ("back", "offline", "idle"),
+        ("probe_passed", "suspect", "good"),
+        ("lost", "idle", "offline"),
+        ("back", "offline", "idle"),
+        ("back", "good", "suspect"),
+    ]
+    assert all(event["reason"] and event["by"] for event in events)
+
+
+def test_what_is_not_worth_noting_is_no_event(store: Store) -> None:
+    """A good board may be probed every minute for years."""
+    before = kinds(store)
+    observe(store, Kind.PROBE_PASSED)
+    assert kinds(store) == before
+
+
+def test_faults_are_counted_over_transactions(store: Store, clocks: Clocks) -> None:
+    """The history that decides is the store's, so it outlives whoever observed, and each fault is an event."""
+    for _ in range(3):
+        clocks.pass_s(10)
+        last = observe(store, Kind.FAULT)
+    assert last.standing.health is Health.QUARANTINED
+    assert kinds(store)[-3:] == ["fault"] * 3
+
+
+def test_a_refused_command_changes_nothing(store: Store) -> None:
+    """The error goes to who gave it, and no event is kept."""
+    before = kinds(store)
+    with pytest.raises(UsageError, match="does not apply"):
+        observe(store, Kind.UNDRAIN)
+    assert kinds(store) == before
+
+
+def test_the_rule_and_the_store_agree_on_leases(store: Store) -> None:
+    """What the store does to a lease is what the rule says of one taken and ended."""
+    for before, kind, act in (
+        (Standing(True, False, Health.GOOD), Kind.LEASE_TAKEN, lambda: take(store)),
+        (Standing(True, True, Health.GOOD), Kind.LEASE_ENDED, lambda: store.force_release("nano-01", "op", "test")),
+    ):
+        act()
+        expected = transition(before, Observation(kind), HealthHistory(), Limits(), 0.0).standing
+        shown = store.require_board("nano-01")
+        assert (shown["state"], shown["health"]) == (expected.state, expected.health)
+
+
+# The golden kernel
+
+
+def sample(median_s: float, board: str = "nano-01", **fields: Any) -> GoldenSample:
+    """A run of the golden kernel."""
+    values = {"kernel": "golden/1", "operating_point": "default", "samples_s": (median_s,), "simulated": False}
+    return GoldenSample(board=board, median_s=median_s, **(values | fields))
+
+
+def test_golden_times_are_kept_apart(store: Store) -> None:
+    """By board, kernel, point and whether they are simulated; oldest first, as many as asked for."""
+    store.save_board(Board("b", "jetson-nano", simulated=False))
+    store.save_board(Board("c", "local", simulated=False))
+    for number in (1.0, 2.0, 3.0):
+        store.add_golden_sample(sample(number))
+    for other in ({"kernel": "golden/2"}, {"operating_point": "maxn"}, {"simulated": True}, {"board": "c"}):
+        store.add_golden_sample(sample(9.0, **other))
+    store.add_golden_sample(sample(4.0, "b", samples_s=(4.0, 5.0)))
+    found = store.fetch_golden_samples("jetson-nano", "golden/1", "default", simulated=False, newest=2)
+    assert {board: [run.median_s for run in runs] for board, runs in found.items()} == {
+        "nano-01": [2.0, 3.0],
+        "b": [4.0],
+    }
+    assert found["b"][0].samples_s == (4.0, 5.0)
+    assert found["b"][0].at > 0
+
+
+def test_golden_history_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A board that is probed for years keeps the last runs only, per kernel and point."""
+    monkeypatch.setattr(golden, "GOLDEN_KEPT", 3)
+    store.add_golden_sample(sample(9.0, operating_point="maxn"))
+    for number in range(1, 6):
+        store.add_golden_sample(sample(float(number)))
+    [runs] = store.fetch_golden_samples("jetson-nano", "golden/1", "default", simulated=False).values()
+    assert [run.median_s for run in runs] == [3.0, 4.0, 5.0]
+    assert store.fetch_golden_samples("jetson-nano", "golden/1", "maxn", simulated=False)
+    with pytest.raises(UsageError, match="no board"):
+        store.add_golden_sample(sample(1.0, "nano-99"))

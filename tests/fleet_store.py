@@ -1,0 +1,64 @@
+"""A store with one board and clocks that stand still until moved, for the tests of boards and leases."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from farm.fleet.health import Kind, Limits, Observation, decide_by
+from farm.store import Store
+from farm.store.clock import Instant
+from farm.values import Lease, Ssh, Transition
+
+SSH = Ssh("nano-01.lab", "farm", identity_file="~/.ssh/farm", host_key="SHA256:AAAA")
+
+
+class Clocks:
+    """The two clocks of a store, moved by hand."""
+
+    def __init__(self) -> None:
+        self.boot, self.seconds, self.wall = "boot-1", 1000.0, 1.7e9
+
+    def read(self) -> Instant:
+        """The clock that leases expire on."""
+        return Instant(self.boot, self.seconds)
+
+    def read_wall(self) -> float:
+        """The clock that people are shown."""
+        return self.wall
+
+    def pass_s(self, seconds: float) -> None:
+        """Let time pass as it does."""
+        self.seconds += seconds
+        self.wall += seconds
+
+    def reboot(self) -> None:
+        """The coordinator's machine starts again."""
+        self.boot, self.seconds = self.boot + "x", 5.0
+
+
+@contextlib.contextmanager
+def open_fleet(path: pathlib.Path, clocks: Clocks) -> Iterator[Store]:
+    """A store with one good board, nano-01, that can be reached."""
+    with Store(path, clocks.read, clocks.read_wall) as store:
+        store.register_board("nano-01", "jetson-nano", SSH, {"rack": "2"})
+        observe(store, Kind.BACK)
+        observe(store, Kind.PROBE_PASSED)
+        yield store
+
+
+def observe(store: Store, kind: Kind, name: str = "nano-01", limits: Limits | None = None) -> Transition:
+    """Observe something of a board, by the farm's own rule."""
+    return store.observe_board(name, kind, "test", decide_by(Observation(kind), limits or Limits()))
+
+
+def take(store: Store, owner: str = "left", **options: Any) -> Lease:
+    """Lease nano-01."""
+    return store.acquire_lease("nano-01", owner, "tuning", **options)
+
+
+def kinds(store: Store, name: str = "nano-01") -> list[str]:
+    """What happened to a board, in order."""
+    return [event["kind"] for event in store.fetch_board_events(name)]
