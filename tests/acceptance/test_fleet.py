@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 
+from farm.inventory.fleet_document import Host
 from farm.store import Store
 from farm.values import Board
 from tests.acceptance.conftest import PATIENCE_S, Home, wait_until
@@ -63,6 +64,12 @@ def test_the_page_does_what_it_says(home: Home) -> None:
             (home.path / name).write_text(body)
         end = block.end()
     assert steps >= 6
+
+
+def test_the_page_names_every_variable() -> None:
+    """What a board may have in a fleet file and what the page says of it are the same words."""
+    rows = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(rows) == sorted(Host.model_fields)
 
 
 def test_example_can_be_applied(home: Home) -> None:
@@ -153,16 +160,16 @@ def test_leased_boards_are_left_alone(home: Home) -> None:
 
 def test_a_killed_run_is_continued(home: Home) -> None:
     """A run killed at any moment leaves whole boards only, and the next one adds the rest."""
-    path = write_fleet(home, "vars: {transport: virtual, type: jetson-nano}\nhosts: {'n[1:1000]': }\n")
+    path = write_fleet(home, "vars: {transport: virtual, type: jetson-nano}\nhosts: {'a[1:1000]': , 'b[1:1000]': }\n")
     running = home.start("fleet", "apply", path)
     wait_until(lambda: home.rows("SELECT count(*) FROM boards") > [(20,)], "some boards to be registered")
     running.send(signal.SIGKILL)
     running.wait()
     ((there,),) = home.rows("SELECT count(*) FROM boards")
-    assert there < 1000, "it ended before it could be killed"
+    assert there < 2000, "it ended before it could be killed"
     done = home.run("fleet", "apply", path)
-    assert done.out.splitlines()[-1] == f"{1000 - there} added, {there} unchanged"
-    assert home.rows("SELECT count(*) FROM boards") == [(1000,)]
+    assert done.out.splitlines()[-1] == f"{2000 - there} added, {there} unchanged"
+    assert home.rows("SELECT count(*) FROM boards") == [(2000,)]
 
 
 def test_texts_are_shown_as_they_are(home: Home) -> None:
