@@ -1,0 +1,183 @@
+"""Host keys of boards: fingerprints, the farm's own known-hosts file, and what a key that does not match raises.
+
+Asking a person whether a new key is right is the caller's business; nothing here talks to a board.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from farm.errors import PermanentError, UsageError
+
+FILE_NAME = "known_hosts"
+_FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}=?")
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%:-]*")
+
+
+class HostKeyError(PermanentError):
+    """A board's host key is not the pinned one. Never connected to: somebody else may have taken the address."""
+
+
+class UnknownHostKeyError(HostKeyError):
+    """First contact: nothing is pinned for this board. `key` is what it showed, for a person to confirm."""
+
+    def __init__(self, message: str, hint: str = "", key: HostKey | None = None) -> None:
+        super().__init__(message, hint)
+        self.key = key
+
+
+@dataclasses.dataclass(frozen=True)
+class HostKey:
+    """A public host key: its type as SSH names it, and its wire encoding (RFC 4253, section 6.6)."""
+
+    kind: str
+    blob: bytes = dataclasses.field(repr=False)
+
+    @property
+    def fingerprint(self) -> str:
+        """As `ssh-keygen -l` prints it: `SHA256:` and 43 characters of base64."""
+        return fingerprint(self.blob)
+
+    @classmethod
+    def from_text(cls, text: str) -> HostKey:
+        """Read `ssh-ed25519 AAAA…`, as in a `.pub` file. Raises ValueError."""
+        kind, _, rest = text.strip().partition(" ")
+        encoded = rest.split(" ")[0]
+        try:
+            blob = base64.b64decode(encoded, validate=True)
+        except binascii.Error:
+            raise ValueError("the key is not base64") from None
+        # The encoding begins with the type's length and the type itself.
+        name = kind.encode()
+        if not name or blob[: 4 + len(name)] != len(name).to_bytes(4, "big") + name:
+            raise ValueError(f"the key is not one of type {kind!r}")
+        return cls(kind, blob)
+
+    def to_text(self) -> str:
+        """The inverse of `from_text`."""
+        return f"{self.kind} {base64.b64encode(self.blob).decode()}"
+
+
+def fingerprint(blob: bytes) -> str:
+    """The SHA-256 fingerprint of a key's wire encoding, as OpenSSH prints it."""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def require_fingerprint(text: str) -> str:
+    """`text` as a fingerprint in OpenSSH's own spelling. Raises UsageError."""
+    if not _FINGERPRINT.fullmatch(text):
+        raise UsageError(
+            f"{text!r} is no fingerprint of a host key",
+            "On the board: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub prints one, SHA256: and 43 characters.",
+        )
+    return text.rstrip("=")
+
+
+def require_pinned(where: str, shown: HostKey, pinned: list[str]) -> None:
+    """Do nothing where `shown` has one of the `pinned` fingerprints; raise HostKeyError, or UnknownHostKeyError."""
+    if shown.fingerprint in pinned:
+        return
+    if not pinned:
+        raise UnknownHostKeyError(
+            f"no host key is pinned for {where}; it shows {shown.fingerprint} ({shown.kind})",
+            "Compare with what ssh-keygen -lf prints on the board itself, then confirm it or name it in the inventory.",
+            shown,
+        )
+    raise changed(where, [shown], pinned)
+
+
+def changed(where: str, shown: list[HostKey], pinned: list[str]) -> HostKeyError:
+    """The error for a board that shows other keys than the pinned ones. Names both."""
+    seen = ", ".join(f"{key.fingerprint} ({key.kind})" for key in shown)
+    return HostKeyError(
+        f"THE HOST KEY OF {where} HAS CHANGED: pinned is {', '.join(pinned)}, it shows {seen}",
+        "Either the board was installed anew, or something else answers at its address. Nothing was sent to it. "
+        "If you know why the key changed, remove the old pin and confirm the new key.",
+    )
+
+
+class KnownHosts:
+    """The farm's known-hosts file, in OpenSSH's format with plain names. Safe with several processes."""
+
+    def __init__(self, path: Path) -> None:
+        """`path` need not exist; it is made with the first key."""
+        self.path = path
+
+    def find(self, host: str, port: int) -> tuple[HostKey, ...]:
+        """The keys pinned for an address. Raises UsageError where the file cannot be read or understood."""
+        name = _name(host, port)
+        return tuple(key for names, key in self._entries() if name in names)
+
+    def add(self, host: str, port: int, key: HostKey) -> None:
+        """Pin a key beside those that the address has already."""
+        if key in self.find(host, port):
+            return
+        with self._rewriting() as lines:
+            lines.append(f"{_name(host, port)} {key.to_text()}")
+
+    def remove(self, host: str, port: int) -> bool:
+        """Forget every key of an address; False where none was pinned."""
+        name = _name(host, port)
+        if not self.find(host, port):
+            return False
+        with self._rewriting() as lines:
+            lines[:] = [line for line in lines if line.startswith("#") or name not in line.split(" ")[0].split(",")]
+        return True
+
+    def _entries(self) -> Iterator[tuple[list[str], HostKey]]:
+        for number, line in enumerate(self._read(), start=1):
+            if not line.strip() or line.startswith("#"):
+                continue
+            names, _, rest = line.strip().partition(" ")
+            try:
+                # A marker such as @revoked or a hashed name would be skipped in silence otherwise.
+                if names.startswith(("@", "|")):
+                    raise ValueError("markers and hashed names are not taken here")
+                yield names.split(","), HostKey.from_text(rest)
+            except ValueError as error:
+                raise UsageError(
+                    f"{self.path}:{number}: {error}", "Correct the line or delete it; the key is asked for again."
+                ) from None
+
+    def _read(self) -> list[str]:
+        try:
+            return self.path.read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            return []
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"the pinned host keys cannot be read: {self.path}: {error}") from error
+
+    @contextlib.contextmanager
+    def _rewriting(self) -> Iterator[list[str]]:
+        """The lines, to be changed in place; written as a whole, under a lock, so that a reader sees old or new."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(f"{self.path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            # Held for the time of one small write, so that waiting needs no deadline.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            lines = self._read()
+            yield lines
+            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, prefix=".known_hosts-", delete=False) as file:
+                file.write("".join(f"{line}\n" for line in lines))
+                file.flush()
+                os.fsync(file.fileno())
+            Path(file.name).replace(self.path)
+        finally:
+            os.close(lock)
+
+
+def _name(host: str, port: int) -> str:
+    """An address as known-hosts files spell it: `host`, or `[host]:port` for another port than 22."""
+    if not _HOST.fullmatch(host):
+        raise UsageError(f"{host!r} is no host name or address")
+    return host.lower() if port == 22 else f"[{host.lower()}]:{port}"

@@ -1,0 +1,194 @@
+"""Files to and from a board, through a real OpenSSH server: whole or not at all, and never twice."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from farm.errors import BoardLostError, DeadlineError, PermanentError, UsageError
+from farm.fleet.ssh import SshConnection
+from farm.fleet.ssh_files import get, hash_file, put
+from tests.integration.conftest import wait_until
+from tests.integration.sshd import Sshd, running_sshd
+
+BIG = 64 << 20
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    """A server for the tests of this module."""
+    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
+
+
+@pytest.fixture
+def connection(sshd: Sshd) -> Iterator[SshConnection]:
+    """A connection with the host key pinned."""
+    with SshConnection.connect(sshd.pinned) as connection:
+        yield connection
+
+
+@pytest.fixture
+def board(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A folder of the board's."""
+    folder = tmp_path / "board's folder"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A file that takes a while."""
+    path = tmp_path_factory.mktemp("big") / "model.bin"
+    path.write_bytes(os.urandom(1 << 20) * (BIG >> 20))
+    return path
+
+
+def test_a_file_goes_there_once(connection: SshConnection, board: pathlib.Path, big: pathlib.Path) -> None:
+    """It arrives unchanged with the wanted mode; the second time nothing is sent."""
+    target = board / "model.bin"
+    first = put(connection, big, str(target), 0o600)
+    assert (first.moved, first.size, first.sha256) == (True, BIG, hash_file(target))
+    print(f"put: {BIG / first.seconds / 1e6:.0f} MB/s")
+    assert target.stat().st_mode & 0o777 == 0o600
+    inode = target.stat().st_ino
+    assert not put(connection, big, str(target)).moved
+    assert target.stat().st_ino == inode
+    assert list(board.iterdir()) == [target]
+
+
+def test_another_file_of_the_same_size_is_replaced_in_one_step(
+    connection: SshConnection, board: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Whoever has the old file open keeps it whole; the path leads to the new one."""
+    target, source = board / "libx.so", tmp_path / "new"
+    target.write_bytes(b"old")
+    source.write_bytes(b"new")
+    with target.open("rb") as still_open:
+        assert put(connection, source, str(target)).moved
+        assert still_open.read() == b"old"
+    assert target.read_bytes() == b"new"
+
+
+def test_a_file_comes_back_once(connection: SshConnection, board: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Fetched unchanged; the second time nothing is fetched. An empty file is a file."""
+    (board / "log").write_bytes(os.urandom(3_000_000))
+    (board / "empty").touch()
+    here = tmp_path / "log"
+    assert get(connection, str(board / "log"), here).moved
+    assert here.read_bytes() == (board / "log").read_bytes()
+    assert not get(connection, str(board / "log"), here).moved
+    assert get(connection, str(board / "empty"), tmp_path / "empty").size == 0
+    assert (tmp_path / "empty").read_bytes() == b""
+
+
+def test_what_cannot_be_is_named(connection: SshConnection, board: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """No such file here, no folder there, a folder in the way, no such file there, no folder here."""
+    source = tmp_path / "source"
+    source.write_bytes(b"x")
+    with pytest.raises(UsageError, match="cannot be read"):
+        put(connection, tmp_path / "missing", str(board / "x"))
+    with pytest.raises(PermanentError, match="no folder for it"):
+        put(connection, source, str(board / "missing" / "x"))
+    with pytest.raises(PermanentError, match="is a folder"):
+        put(connection, source, str(board))
+    with pytest.raises(PermanentError, match="there is no"):
+        get(connection, str(board / "missing"), tmp_path / "x")
+    (board / "x").write_bytes(b"x")
+    with pytest.raises(UsageError, match="cannot be written"):
+        get(connection, str(board / "x"), tmp_path / "missing" / "x")
+
+
+@pytest.fixture
+def small_disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A file system of 4 MB; it takes root to make one."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("a full disk is made with mount, which is not permitted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk_is_said_before_anything_is_sent(
+    connection: SshConnection, small_disk: pathlib.Path, big: pathlib.Path
+) -> None:
+    """The board is asked first; the old file stays."""
+    (small_disk / "model.bin").write_bytes(b"old")
+    began = time.monotonic()
+    with pytest.raises(PermanentError, match=r"is full: .* KiB left of 65536 needed"):
+        put(connection, big, str(small_disk / "model.bin"))
+    print(f"full disk: PermanentError after {time.monotonic() - began:.2f} s")
+    assert [path.name for path in small_disk.iterdir()] == ["model.bin"]
+    assert (small_disk / "model.bin").read_bytes() == b"old"
+
+
+def test_a_disk_that_fills_during_a_transfer(
+    connection: SshConnection, small_disk: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """SFTP calls it a failure; it is named all the same, and what was sent is removed."""
+    source = tmp_path / "source"
+    source.write_bytes(bytes(3 << 20))
+    stop = threading.Event()
+
+    def fill() -> None:
+        wait_until(lambda: list(small_disk.glob(".*.part")) or stop.is_set(), "the transfer")
+        with (small_disk / "other").open("wb") as file:
+            try:
+                while not stop.is_set():
+                    file.write(bytes(4096))
+                    file.flush()
+            except OSError:
+                stop.wait(30)
+
+    # Sent as slowly as the other program writes fast: half of the disk belongs to it in the end.
+    filler = threading.Thread(target=fill)
+    filler.start()
+    try:
+        with pytest.raises(PermanentError, match="is full"):
+            put(connection, source, str(small_disk / "model.bin"))
+    finally:
+        stop.set()
+        filler.join()
+    assert [path.name for path in small_disk.iterdir()] == ["other"]
+
+
+def test_a_connection_cut_during_a_transfer(
+    sshd: Sshd, connection: SshConnection, board: pathlib.Path, big: pathlib.Path
+) -> None:
+    """It is called a lost board, the old file stays, and the next try succeeds and leaves no litter."""
+    target = board / "model.bin"
+    target.write_bytes(b"old")
+
+    def cut() -> None:
+        wait_until(lambda: any(part.stat().st_size for part in board.glob(".*.part")), "the transfer")
+        sshd.drop_sessions()
+
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    began = time.monotonic()
+    with pytest.raises(BoardLostError, match=r"sending model\.bin"):
+        put(connection, big, str(target))
+    cutter.join()
+    print(f"cut transfer: BoardLostError after {time.monotonic() - began:.2f} s")
+    assert target.read_bytes() == b"old"
+    with SshConnection.connect(sshd.pinned) as again:
+        assert put(again, big, str(target)).moved
+    assert list(board.iterdir()) == [target]
+
+
+def test_a_transfer_has_a_deadline(connection: SshConnection, board: pathlib.Path, big: pathlib.Path) -> None:
+    """One that takes too long ends with an error and leaves nothing; the connection stays usable."""
+    with pytest.raises(DeadlineError, match="took more than"):
+        put(connection, big, str(board / "model.bin"), timeout_s=0.2)
+    assert not list(board.iterdir())
+    assert connection.exec("echo here", 5).out == b"here\n"

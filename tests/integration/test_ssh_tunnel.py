@@ -1,0 +1,427 @@
+"""Forwards through a real OpenSSH server: bytes, cuts, coming back, and a real agent measured through them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import shlex
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from device_agent.protocol import Limits, MeasureSpec, Status, TensorSpec
+from farm.errors import BoardLostError, DeadlineError, PermanentError, TransientError
+from farm.fleet.board_link import Backoff, BoardLink
+from farm.fleet.host_keys import HostKeyError
+from farm.fleet.ssh import SshConnection
+from farm.fleet.tracker import Tracker
+from farm.fleet.tunnels import Forward, ReverseForward
+from farm.measure.session import BoardSession, Direct
+from farm.search import tvm_env
+from tests.integration import candidates
+from tests.integration.conftest import ROOT, find_free_port, wait_until
+from tests.integration.sshd import Sshd, running_sshd
+
+# These tests share a process with ones that compile: the session alone would load TVM's runtime only.
+tvm_env.load()
+
+PATIENCE_S = 20.0
+QUICK = Backoff(first_s=0.1, last_s=0.5)
+SHAPE = TensorSpec((candidates.SIZE, candidates.SIZE), "float32")
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    """A server for the tests of this module."""
+    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
+
+
+@pytest.fixture
+def connection(sshd: Sshd) -> Iterator[SshConnection]:
+    """A connection with the host key pinned."""
+    with SshConnection.connect(sshd.pinned) as connection:
+        yield connection
+
+
+@pytest.fixture
+def service() -> Iterator[socket.socket]:
+    """A listening socket that plays the agent, or the tracker."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(PATIENCE_S)
+        yield listener
+
+
+@pytest.fixture
+def joined(connection: SshConnection, service: socket.socket) -> Iterator[tuple[Forward, socket.socket, socket.socket]]:
+    """A forward with its two ends: the client's socket and the board's."""
+    with (
+        Forward(lambda: connection, service.getsockname()[1]) as forward,
+        socket.create_connection(forward.address, PATIENCE_S) as client,
+    ):
+        server, _ = service.accept()
+        server.settimeout(PATIENCE_S)
+        with server:
+            yield forward, client, server
+
+
+def read_all(sock: socket.socket, size: int) -> bytes:
+    """Exactly `size` bytes."""
+    data = bytearray()
+    while len(data) < size:
+        chunk = sock.recv(1 << 16)
+        assert chunk, "the connection ended early"
+        data += chunk
+    return bytes(data)
+
+
+def require_end(sock: socket.socket) -> None:
+    """The stream ends, whether politely or not."""
+    with contextlib.suppress(ConnectionResetError):
+        assert sock.recv(1) == b""
+
+
+def test_bytes_pass_both_ways_unchanged(joined: tuple[Forward, socket.socket, socket.socket]) -> None:
+    """Five megabytes each way at the same time arrive as they were sent."""
+    _, client, server = joined
+    up, down = bytes(range(256)) * 20_000, bytes(reversed(range(256))) * 20_000
+    got: dict[str, bytes] = {}
+    threads = [
+        threading.Thread(target=client.sendall, args=(up,)),
+        threading.Thread(target=server.sendall, args=(down,)),
+        threading.Thread(target=lambda: got.update(up=read_all(server, len(up)))),
+        threading.Thread(target=lambda: got.update(down=read_all(client, len(down)))),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert got == {"up": up, "down": down}
+
+
+def test_a_cut_ends_a_blocked_read_at_once(joined: tuple[Forward, socket.socket, socket.socket]) -> None:
+    """A client that waits for an answer gets the end of the stream; so does the board. Nobody blames the board."""
+    forward, client, server = joined
+    threading.Timer(0.05, forward.cut).start()
+    require_end(client)
+    require_end(server)
+    assert not forward.board_ended.is_set()
+    forward.cut()
+    with pytest.raises(OSError), socket.create_connection(forward.address, 0.5):
+        pass
+
+
+def test_links_can_be_cut_and_the_address_stays(
+    joined: tuple[Forward, socket.socket, socket.socket], service: socket.socket
+) -> None:
+    """One overdue client is ended; the next one gets through at the same address."""
+    forward, client, server = joined
+    forward.cut_links()
+    require_end(client)
+    require_end(server)
+    with socket.create_connection(forward.address, PATIENCE_S) as again:
+        other, _ = service.accept()
+        with other:
+            other.sendall(b"hello")
+            assert read_all(again, 5) == b"hello"
+
+
+def test_a_board_that_hangs_up_is_said_to(joined: tuple[Forward, socket.socket, socket.socket]) -> None:
+    """When the client notices the end, it is already known that the board caused it."""
+    forward, client, server = joined
+    server.sendall(b"last words")
+    server.close()
+    assert read_all(client, 10) == b"last words"
+    assert client.recv(1) == b""
+    assert forward.board_ended.is_set()
+
+
+def test_a_client_that_leaves_is_not_the_boards_fault(joined: tuple[Forward, socket.socket, socket.socket]) -> None:
+    """The board sees the end of the stream, and nobody says that it hung up."""
+    forward, client, server = joined
+    client.close()
+    assert server.recv(1) == b""
+    server.close()
+    assert not forward.board_ended.wait(0.2)
+    wait_until(lambda: len(forward) == 0, "the link's end", 5)
+
+
+def test_an_agent_that_does_not_listen(connection: SshConnection) -> None:
+    """The client's connection ends at once, and it counts as the board's doing."""
+    with (
+        Forward(lambda: connection, find_free_port()) as forward,
+        socket.create_connection(forward.address, PATIENCE_S) as client,
+    ):
+        require_end(client)
+        assert forward.board_ended.wait(1)
+        assert isinstance(forward.last_error, TransientError)
+
+
+def test_forwarding_that_the_board_forbids_is_named(tmp_path: pathlib.Path) -> None:
+    """Either way: the message says which line of sshd_config to look at."""
+    with running_sshd(tmp_path / "sshd", "AllowTcpForwarding no") as server, SshConnection.connect(server.pinned) as to:
+        with pytest.raises(PermanentError, match="AllowTcpForwarding"):
+            to.open_to(server.port)
+        with pytest.raises(TransientError, match="AllowTcpForwarding"):
+            to.listen(0, lambda channel: None)
+
+
+def test_the_board_reaches_us_on_its_own_loopback_only(connection: SshConnection, service: socket.socket) -> None:
+    """The port that it opens leads here, and no other address of the board has it."""
+    reverse = ReverseForward(0, service.getsockname())
+    port = reverse.attach(connection)
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as client:
+        server, _ = service.accept()
+        with server:
+            client.sendall(b"register")
+            assert read_all(server, 8) == b"register"
+            reverse.cut()
+            require_end(client)
+    listening = [c.laddr.ip for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.laddr.port == port]
+    assert set(listening) == {"127.0.0.1"}
+
+
+def test_a_link_comes_back_on_the_same_ports(sshd: Sshd, service: socket.socket) -> None:
+    """After its connection was killed, both forwards work again under the addresses that they had."""
+    link = BoardLink(sshd.pinned, backoff=QUICK)
+    forward = link.add_forward(service.getsockname()[1])
+    reverse = link.add_reverse(0, service.getsockname())
+    with link:
+        link.wait_up(PATIENCE_S)
+        port = reverse.board_port
+        for _ in range(2):
+            for address in (forward.address, ("127.0.0.1", port)):
+                with socket.create_connection(address, PATIENCE_S):
+                    service.accept()[0].close()
+            connects = link.state.connects
+            began = time.monotonic()
+            sshd.drop_sessions()
+            wait_until(lambda seen=connects: link.state.connects > seen, "the next connection")
+            print(f"back after {time.monotonic() - began:.2f} s")
+            assert reverse.board_port == port
+
+
+def test_a_stopped_session_is_found_replaced_and_gives_its_port_back(sshd: Sshd, service: socket.socket) -> None:
+    """A session that hangs holds its port on the board; it is ended there, and the new one gets the port."""
+    link = BoardLink(sshd.pinned, backoff=QUICK)
+    reverse = link.add_reverse(0, service.getsockname())
+    forward = link.add_forward(service.getsockname()[1])
+    with link:
+        connection = link.wait_up(PATIENCE_S)
+        with socket.create_connection(forward.address, PATIENCE_S) as client:
+            server, _ = service.accept()
+            port = reverse.board_port
+            stopped = sshd.sessions()
+            for process in stopped:
+                process.suspend()
+            began = time.monotonic()
+            try:
+                assert connection.lost.wait(10)
+                client.settimeout(1)
+                require_end(client)
+                print(f"stopped session: found after {time.monotonic() - began:.2f} s")
+                wait_until(lambda: link.state.connects == 2, "the next connection")
+                print(f"stopped session: replaced after {time.monotonic() - began:.2f} s")
+                assert reverse.board_port == port
+                with socket.create_connection(("127.0.0.1", port), PATIENCE_S):
+                    service.accept()[0].close()
+            finally:
+                server.close()
+                for process in stopped:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.resume()
+
+
+def test_a_wrong_key_is_not_tried_again(sshd: Sshd) -> None:
+    """The link gives up with the reason, which whoever asks for the connection gets."""
+    wrong = dataclasses.replace(sshd.address, host_key="SHA256:" + "A" * 43)
+    with BoardLink(wrong, backoff=QUICK) as link:
+        for ask in (lambda: link.wait_up(PATIENCE_S), link.require_connection):
+            with pytest.raises(HostKeyError):
+                ask()
+        assert link.state.final
+        assert link.state.failures == 1
+
+
+def test_trying_again_is_bounded(sshd: Sshd) -> None:
+    """A board that stays away is given up after the time that was set, with the last reason."""
+    away = dataclasses.replace(sshd.pinned, port=find_free_port())
+    with BoardLink(away, backoff=Backoff(0.05, 0.2, give_up_s=1.0)) as link:
+        began = time.monotonic()
+        with pytest.raises(TransientError, match="refused") as caught:
+            link.wait_up(PATIENCE_S)
+        assert not isinstance(caught.value, DeadlineError)
+        assert time.monotonic() - began < 2
+        assert 4 < link.state.failures < 40
+
+
+def test_a_board_that_comes_up_later_is_found(sshd: Sshd) -> None:
+    """Nobody has to start the link again."""
+    port = find_free_port()
+    with (
+        BoardLink(dataclasses.replace(sshd.pinned, port=port), backoff=QUICK) as link,
+        pytest.raises(DeadlineError, match="refused"),
+    ):
+        link.wait_up(0.5)
+
+
+def test_a_closed_link_leaves_nothing(sshd: Sshd, service: socket.socket) -> None:
+    """No thread of ours, no session there, no port, with a client and a channel open at the time."""
+    before = set(threading.enumerate())
+    link = BoardLink(sshd.pinned, backoff=QUICK)
+    forward = link.add_forward(service.getsockname()[1])
+    link.add_reverse(0, service.getsockname())
+    with link, socket.create_connection(forward.address, PATIENCE_S) as client:
+        link.wait_up(PATIENCE_S)
+        link.close()
+        require_end(client)
+    wait_until(lambda: set(threading.enumerate()) <= before, "the threads' end", 5)
+    wait_until(lambda: not sshd.sessions(), "the session's end", 5)
+
+
+@dataclasses.dataclass
+class RealBoard:
+    """A real agent that was started over SSH, and the link to it."""
+
+    link: BoardLink
+    forward: Forward
+    key: str
+    pid: int
+    port: int
+
+    @property
+    def sessions(self) -> list[psutil.Process]:
+        """The agent's children: one per client."""
+        return psutil.Process(self.pid).children(recursive=True)
+
+
+@pytest.fixture(scope="module")
+def real_board(sshd: Sshd, tracker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBoard]:
+    """An agent started by `exec`, registered with a real tracker through the reverse forward."""
+    folder = tmp_path_factory.mktemp("agent")
+    key = "local/over-ssh"
+    link = BoardLink(sshd.pinned, backoff=QUICK)
+    forward = link.add_forward(0)
+    back = link.add_tracker(0, (tracker.host, tracker.port), key, forward)
+    with link:
+        connection = link.wait_up(PATIENCE_S)
+        ready, log = folder / "ready.json", folder / "log"
+        command = [sys.executable, "-m", "device_agent", "serve", "--name", "over-ssh", "--ready-file", str(ready)]
+        command += ["--tracker", f"127.0.0.1:{back.board_port}"]
+        started = connection.exec(
+            f"cd {ROOT} && TMPDIR={folder} setsid {shlex.join(command)} </dev/null >{log} 2>&1 & echo $!", PATIENCE_S
+        )
+        pid = int(started.out)
+        try:
+            wait_until(ready.exists, f"the agent: {log.read_text() if log.exists() else ''}")
+            facts = json.loads(ready.read_text())
+            yield RealBoard(link, forward, key, facts["pid"], facts["port"])
+        finally:
+            for one in {pid, json.loads(ready.read_text())["pid"] if ready.exists() else pid}:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one, 15)
+
+
+@pytest.fixture(scope="module")
+def client(tracker: Any) -> Tracker:
+    """Our client of the tests' tracker."""
+    return Tracker(tracker.host, tracker.port)
+
+
+def spec(entry: str = "main", timeout_s: float = 10.0) -> MeasureSpec:
+    """How to measure a candidate that takes three matrices."""
+    return MeasureSpec((SHAPE,) * 3, entry=entry, limits=Limits(timeout_s=timeout_s, threads=1))
+
+
+def find_board(tracker: Tracker, board: RealBoard, at: int) -> bool:
+    """Whether the tracker knows the board as free, at a port here."""
+    summary = tracker.fetch_summary()
+    free = summary["queue_info"].get(board.key, {"free": 0})["free"]
+    ports = [info["addr"][1] for info in summary["server_info"] if info["key"] == f"server:{board.key}"]
+    return bool(free) and ports == [at]
+
+
+def test_a_kernel_is_measured_through_the_tunnel(real_board: RealBoard, client: Tracker, matmul: bytes) -> None:
+    """By the forward's address: the tracker gives only the key, without which the agent lets nobody in."""
+    _, _, match_key = client.request(real_board.key, PATIENCE_S)
+    with BoardSession(Direct(*real_board.forward.address), match_key) as session:
+        assert session.description.board_type == "local"
+        outcomes = [session.measure(spec(), matmul) for _ in range(3)]
+    assert [outcome.status for outcome in outcomes] == [Status.OK] * 3
+
+
+def test_a_tracker_hands_the_board_out_under_the_tunnels_port(
+    real_board: RealBoard, client: Tracker, matmul: bytes
+) -> None:
+    """The agent registered from the board; whoever asks the tracker is sent to the forward, not to the agent's port."""
+    local_port = real_board.forward.address[1]
+    assert local_port != real_board.port
+    wait_until(lambda: find_board(client, real_board, local_port), "the board to be registered")
+    with BoardSession(client, real_board.key) as session:
+        assert len(real_board.forward) == 1
+        assert session.measure(spec(), matmul).status is Status.OK
+
+
+@pytest.mark.parametrize("how", ["forward cut", "session killed"])
+def test_a_tunnel_cut_during_a_measurement(
+    real_board: RealBoard, client: Tracker, sshd: Sshd, bad: bytes, matmul: bytes, how: str
+) -> None:
+    """The client ends at once with a lost board, the agent ends the candidate and offers the board again."""
+    end: dict[str, Callable[[], None]] = {
+        "forward cut": real_board.forward.cut_links,
+        "session killed": sshd.drop_sessions,
+    }
+    connects = real_board.link.state.connects + (how == "session killed")
+    wait_until(lambda: find_board(client, real_board, real_board.forward.address[1]), "the board to be free")
+    with BoardSession(client, real_board.key) as session:
+        cut_at: list[float] = []
+
+        def cut() -> None:
+            # The worker is a child of the session's: it is there once the candidate runs.
+            wait_until(lambda: len(real_board.sessions) >= 2, "the candidate")
+            cut_at.append(time.monotonic())
+            end[how]()
+
+        cutter = threading.Thread(target=cut)
+        cutter.start()
+        with pytest.raises(BoardLostError):
+            session.measure(spec("loops", timeout_s=30.0), bad)
+        print(f"{how}: BoardLostError after {time.monotonic() - cut_at[0]:.2f} s")
+        cutter.join()
+    wait_until(lambda: not real_board.sessions, "the agent to end the candidate")
+    print(f"{how}: board freed after {time.monotonic() - cut_at[0]:.2f} s")
+    # Not before: a tracker that has not noticed yet would hand out what it knew.
+    wait_until(lambda: real_board.link.state.connects == connects, "the connection to be back")
+    wait_until(lambda: find_board(client, real_board, real_board.forward.address[1]), "the board to be offered again")
+    print(f"{how}: offered again after {time.monotonic() - cut_at[0]:.2f} s")
+    with BoardSession(client, real_board.key) as session:
+        assert session.measure(spec(), matmul).status is Status.OK
+
+
+def test_a_board_cannot_speak_for_another(sshd: Sshd, tracker: Any, client: Tracker) -> None:
+    """What a board says to the tracker is read: a foreign key, or a request for a board, ends its connection."""
+    from tvm.rpc import base
+
+    link = BoardLink(sshd.pinned, backoff=QUICK)
+    back = link.add_tracker(0, (tracker.host, tracker.port), "local/honest", link.add_forward(0))
+    with link:
+        link.wait_up(PATIENCE_S)
+        for message in (
+            [base.TrackerCode.PUT, "local/other", [9090, "local/other:1"], None],
+            [4, "local/other", "", 1],
+        ):
+            with socket.create_connection(("127.0.0.1", back.board_port), PATIENCE_S) as sock:
+                sock.sendall((base.RPC_TRACKER_MAGIC).to_bytes(4, "little"))
+                assert read_all(sock, 4)
+                base.sendjson(sock, message)
+                require_end(sock)
+    assert "local/other" not in client.fetch_summary()["queue_info"]
