@@ -11,7 +11,7 @@ import typer
 
 from farm import settings as farm_settings
 from farm.cli import options, output
-from farm.errors import TransientError
+from farm.errors import TransientError, UsageError
 from farm.inventory.fleet_plan import FleetPlan, RegisteredBoard, plan
 from farm.inventory.fleets import FleetBoard, read_fleet
 from farm.store import Store, parse_transport
@@ -87,20 +87,23 @@ def _fetch_registered(store: Store) -> list[RegisteredBoard]:
 
 
 def _carry_out(todo: FleetPlan, store: Store) -> None:
-    """One transaction per board: a run that is cut off is continued by the next."""
-    for board in todo.added:
-        store.register_board(board.name, board.board_type, board.transport, board.labels, _BY)
-    for change in todo.changed:
-        board = change.board
-        store.update_board(
-            board.name,
-            board_type=board.board_type,
-            transport=board.transport,
-            labels=board.labels,
-            by=_BY,
-        )
-    for name in todo.removed:
-        store.remove_board(name, _BY)
+    """One transaction per board: a run that is cut off is continued by the next.
+
+    Raises TransientError where somebody leased, added or removed one of these boards after the plan was made.
+    """
+    try:
+        for new in todo.added:
+            store.register_board(new.name, new.board_type, new.transport, new.labels, _BY)
+        for change in todo.changed:
+            new = change.board
+            store.update_board(new.name, board_type=new.board_type, transport=new.transport, labels=new.labels, by=_BY)
+        for name in todo.removed:
+            store.remove_board(name, _BY)
+    except UsageError as error:
+        # The plan came from this store: a name that is taken or gone now was not when it was made.
+        raise TransientError(
+            f"another command is changing boards as well: {error.message}", "What was done stays done. Run this again."
+        ) from error
 
 
 def _print_plan(todo: FleetPlan) -> None:

@@ -172,6 +172,17 @@ def test_a_killed_run_is_continued(home: Home) -> None:
     assert home.rows("SELECT count(*) FROM boards") == [(2000,)]
 
 
+def test_two_at_once(home: Home) -> None:
+    """Of two runs at once none breaks anything: one may have to give way, and says so; each board is there once."""
+    path = write_fleet(home, "vars: {transport: virtual, type: jetson-nano}\nhosts: {'a[1:500]': }\n")
+    both = [home.start("fleet", "apply", path) for _ in range(2)]
+    for done in [running.wait() for running in both]:
+        assert done.code in {0, 3}, done.err
+        assert done.code == 0 or "another command is changing boards as well" in done.err
+    assert home.run("fleet", "apply", path).code == 0
+    assert home.run("fleet", "apply", path).out == "500 unchanged\n"
+
+
 def test_texts_are_shown_as_they_are(home: Home) -> None:
     """An address or a label that looks like markup or an emoji's name is printed like any other."""
     text = """\
