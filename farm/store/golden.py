@@ -37,7 +37,7 @@ class GoldenQueries(Base):
             connection.execute(table.delete().where(same & table.c.id.not_in(newest)))
 
     def fetch_golden_samples(
-        self, board_type: str, kernel: str, operating_point: str, *, simulated: bool, newest: int = GOLDEN_KEPT
+        self, board_type: str, kernel: str, operating_point: str, *, simulated: bool, newest: int = 100
     ) -> dict[str, list[GoldenSample]]:
         """By board of a type, its `newest` runs of a golden kernel at an operating point, oldest first."""
         table, boards = schema.golden_samples, schema.boards

@@ -118,9 +118,9 @@ class LeaseQueries(BoardQueries):
     def expire_leases(self, by: str = "farm") -> list[str]:
         """End every lease that has expired; returns the boards that were freed."""
         with self._writing() as connection:
-            now = self._clock()
-            held = connection.execute(select_boards().where(schema.leases.c.token.is_not(None))).mappings()
-            lapsed = [row for row in map(dict, held) if has_lapsed(row, now)]
+            now, leases = self._clock(), schema.leases
+            over = (leases.c.clock != now.clock) | (leases.c.expires_s <= now.seconds)
+            lapsed = [dict(row) for row in connection.execute(select_boards().where(over)).mappings()]
             for row in lapsed:
                 self._end(connection, row, "lease_expired", f"the lease of {row['lease_owner']} expired", by)
         return [row["name"] for row in lapsed]

@@ -1,0 +1,126 @@
+"""Leases over whole lives: any sequence of calls, waits and restarts, held against the plainest model of a lease."""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+
+import hypothesis
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
+
+from farm.errors import PermanentError, TransientError
+from farm.fleet.health import Kind
+from farm.store import PROBE
+from farm.values import Lease
+from tests.fleet_store import Clocks, kinds, observe, open_fleet
+
+BOARD = "nano-01"
+
+
+class LeaseLives(RuleBasedStateMachine):
+    """One board, many holders. The model: who holds it, and at which second that ends."""
+
+    leases = Bundle("leases")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.clocks = Clocks()
+        self.context = open_fleet(pathlib.Path(self.folder.name) / "farm.sqlite", self.clocks)
+        self.holder: Lease | None = None
+        self.ends_s = 0.0
+        self.last_token = 0
+        self.reachable = True
+
+    @initialize()
+    def open(self) -> None:
+        self.store = self.context.__enter__()
+
+    def teardown(self) -> None:
+        self.context.__exit__(None, None, None)
+        self.folder.cleanup()
+
+    @property
+    def held(self) -> bool:
+        return self.holder is not None and self.clocks.seconds < self.ends_s
+
+    @rule(target=leases, ttl_s=st.floats(1, 100))
+    @precondition(lambda self: not self.held and self.reachable)
+    def acquire(self, ttl_s: float) -> Lease:
+        lease = self.store.acquire_lease(BOARD, "somebody", "test", ttl_s=ttl_s, allowed=PROBE)
+        assert lease.token > self.last_token
+        self.holder, self.ends_s, self.last_token = lease, self.clocks.seconds + ttl_s, lease.token
+        return lease
+
+    @rule()
+    @precondition(lambda self: self.held or not self.reachable)
+    def acquire_in_vain(self) -> None:
+        try:
+            self.store.acquire_lease(BOARD, "another", "test", allowed=PROBE)
+        except TransientError:
+            return
+        raise AssertionError("two hold one board, or somebody an offline one")
+
+    @rule(lease=leases)
+    def renew(self, lease: Lease) -> None:
+        mine = self.held and self.holder is not None and lease.token == self.holder.token
+        try:
+            assert self.store.renew_lease(lease).token == lease.token
+        except PermanentError:
+            assert not mine
+            return
+        assert mine
+        self.ends_s = self.clocks.seconds + lease.ttl_s
+
+    @rule(lease=consumes(leases))
+    def release(self, lease: Lease) -> None:
+        mine = self.held and self.holder is not None and lease.token == self.holder.token
+        assert self.store.release_lease(lease) == mine
+        if mine:
+            self.holder = None
+
+    @rule()
+    def force(self) -> None:
+        self.store.force_release(BOARD, "operator", "test")
+        self.holder = None
+
+    @rule()
+    def sweep(self) -> None:
+        self.store.expire_leases()
+
+    @rule(seconds=st.floats(0, 60), jump_s=st.sampled_from([0.0, 1e6, -1e6]))
+    def wait(self, seconds: float, jump_s: float) -> None:
+        self.clocks.pass_s(seconds)
+        self.clocks.wall += jump_s
+
+    @rule()
+    def restart(self) -> None:
+        self.clocks.reboot()
+        self.holder = None
+
+    @rule()
+    def cut_or_mend(self) -> None:
+        self.reachable = not self.reachable
+        observe(self.store, Kind.BACK if self.reachable else Kind.LOST)
+
+    @invariant()
+    def the_list_says_what_is(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        shown = self.store.require_board(BOARD)
+        if not self.reachable:
+            assert shown["state"] == "offline"
+        else:
+            assert shown["state"] == ("leased" if self.held else "idle")
+        assert (shown["lease"] is not None) == self.held
+        if self.held:
+            assert self.holder is not None
+            assert shown["lease"]["token"] == self.holder.token
+        happened = [kind for kind in kinds(self.store) if kind.startswith("lease_")]
+        assert happened[::2] == ["lease_taken"] * ((len(happened) + 1) // 2)
+        assert "lease_taken" not in happened[1::2]
+
+
+LeaseLives.TestCase.settings = hypothesis.settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestLeaseLives = LeaseLives.TestCase
