@@ -6,8 +6,9 @@ import dataclasses
 
 import sqlalchemy as sa
 
+from farm.errors import UsageError
 from farm.store import schema
-from farm.store.base import Base
+from farm.store.boards import BoardQueries
 from farm.store.standing import require_row
 from farm.values import GoldenSample
 
@@ -15,7 +16,7 @@ from farm.values import GoldenSample
 GOLDEN_KEPT = 1000
 
 
-class GoldenQueries(Base):
+class GoldenQueries(BoardQueries):
     """Queries on `golden_samples`."""
 
     def add_golden_sample(self, sample: GoldenSample) -> None:
@@ -60,3 +61,19 @@ class GoldenQueries(Base):
             sample = GoldenSample(**row | {"samples_s": tuple(row["samples_s"])})
             result.setdefault(sample.board, []).append(sample)
         return result
+
+    def forget_golden_samples(self, board: str, reason: str, by: str = "operator") -> int:
+        """Let a board's history begin anew, as after a new fan: what it was no longer says what it should be.
+
+        Returns how many runs are forgotten; the event stays. Raises UsageError for an unknown board or without a
+        reason.
+        """
+        if not reason.strip():
+            raise UsageError("forgetting a board's history needs a reason")
+        table = schema.golden_samples
+        with self._writing() as connection:
+            health = require_row(connection, board)["health"]
+            count = connection.execute(table.delete().where(table.c.board == board)).rowcount
+            text = f"{count} golden-kernel runs forgotten: {reason}"
+            self._add_board_event(connection, board, "golden_forgotten", health, health, text, by)
+        return count

@@ -192,3 +192,15 @@ def test_golden_history_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch
     assert store.fetch_golden_samples("jetson-nano", "golden/1", "maxn", simulated=False)
     with pytest.raises(UsageError, match="no board"):
         store.add_golden_sample(sample(1.0, "nano-99"))
+
+
+def test_a_golden_history_can_begin_anew(store: Store) -> None:
+    """After a repair the old times are no measure; who said so and why is kept."""
+    for number in (1.0, 2.0):
+        store.add_golden_sample(sample(number))
+    with pytest.raises(UsageError, match="reason"):
+        store.forget_golden_samples("nano-01", " ")
+    assert store.forget_golden_samples("nano-01", "new fan") == 2
+    assert store.fetch_golden_samples("jetson-nano", "golden/1", "default", simulated=False) == {}
+    event = store.fetch_board_events("nano-01")[-1]
+    assert (event["kind"], event["reason"]) == ("golden_forgotten", "2 golden-kernel runs forgotten: new fan")
