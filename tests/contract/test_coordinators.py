@@ -1,0 +1,195 @@
+"""Several coordinators on one store: processes that exclude each other, are stopped, and are killed at any moment."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from farm.errors import TransientError
+from farm.store import Store
+from farm.store.clock import read_clock
+from farm.values import Board, Lease
+from tests.fleet_store import kinds
+
+ROOT = pathlib.Path(__file__).parents[2]
+PATIENCE_S = 60.0
+
+
+def start(script: str, *arguments: object) -> subprocess.Popen[str]:
+    """A process of its own that knows this checkout."""
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def path(tmp_path: pathlib.Path) -> pathlib.Path:
+    """Where the store of several processes is."""
+    return tmp_path / "farm.sqlite"
+
+
+@pytest.fixture
+def real(path: pathlib.Path) -> Iterator[Store]:
+    """A store on the real clocks with three good boards, b0 to b2."""
+    with Store(path) as store:
+        for number in range(3):
+            store.save_board(Board(f"b{number}", "local", simulated=False))
+        yield store
+
+
+# Takes boards as fast as it can, and holds each by a file that only one may make: O_EXCL is who proves the exclusion.
+_TAKER = """
+import os, pathlib, random, sys, time
+from farm.errors import TransientError
+from farm.store import Store
+path, name, rounds = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+random.seed(name)
+tokens, deadline = [], time.monotonic() + 50
+with Store(path) as store:
+    while len(tokens) < rounds and time.monotonic() < deadline:
+        board = f"b{random.randrange(3)}"
+        try:
+            lease = store.acquire_lease(board, name, "contract")
+        except TransientError:
+            continue
+        held = path.with_name(f"held-{board}")
+        os.close(os.open(held, os.O_CREAT | os.O_EXCL))
+        store.renew_lease(lease)
+        held.unlink()
+        assert store.release_lease(lease)
+        tokens.append(f"{board}:{lease.token}")
+print(*tokens)
+"""
+
+
+def test_two_coordinators_never_hold_one_board(real: Store, path: pathlib.Path) -> None:
+    """Processes that take and give back the same boards exclude each other every time, and every token is new."""
+    rounds = 60
+    takers = [start(_TAKER, path, name, rounds) for name in ("left", "right", "third")]
+    tokens: list[str] = []
+    for taker in takers:
+        answer, complaints = taker.communicate(timeout=PATIENCE_S)
+        assert taker.returncode == 0, complaints
+        tokens.extend(answer.split())
+    assert len(tokens) == len(set(tokens)) == 3 * rounds
+    assert all(board["lease"] is None for board in real.fetch_boards())
+    for number in range(3):
+        taken = [event for event in real.fetch_board_events(f"b{number}") if event["kind"].startswith("lease_")]
+        assert [event["kind"] for event in taken] == ["lease_taken", "lease_released"] * (len(taken) // 2)
+
+
+_HOLDER = """
+import pathlib, sys
+from farm.store import Store
+from farm.store.clock import read_clock
+store = Store(pathlib.Path(sys.argv[1]))
+acquired_s = read_clock().seconds
+lease = store.acquire_lease("b0", "holder", "contract", ttl_s=float(sys.argv[2]))
+print(lease.token, acquired_s, flush=True)
+for line in sys.stdin:
+    try:
+        store.renew_lease(lease)
+        print("renewed", flush=True)
+    except Exception as error:
+        print(type(error).__name__, flush=True)
+"""
+
+
+def poll(attempt: Callable[[], Lease], timeout_s: float) -> Lease:
+    """Try to get a lease until it works; fail after `timeout_s`."""
+    deadline = read_clock().seconds + timeout_s
+    while True:
+        try:
+            return attempt()
+        except TransientError:
+            assert read_clock().seconds < deadline, "the lease did not expire"
+            threading.Event().wait(0.02)
+
+
+def test_a_killed_coordinators_lease_expires(real: Store, path: pathlib.Path) -> None:
+    """Nobody gave the board back, and it is free when the lease has run out, not before."""
+    holder = start(_HOLDER, path, 1.0)
+    assert holder.stdout
+    token, acquired_s = holder.stdout.readline().split()
+    holder.kill()
+    holder.communicate(timeout=PATIENCE_S)
+    lease = poll(lambda: real.acquire_lease("b0", "heir", "contract"), 10)
+    assert lease.token > int(token)
+    assert read_clock().seconds - float(acquired_s) >= 1.0
+
+
+def test_a_stopped_coordinator_comes_back_to_nothing(real: Store, path: pathlib.Path) -> None:
+    """A holder that was presumed dead and wakes up cannot renew what another has meanwhile."""
+    holder = start(_HOLDER, path, 0.5)
+    assert holder.stdin
+    assert holder.stdout
+    try:
+        token = int(holder.stdout.readline().split()[0])
+        holder.send_signal(signal.SIGSTOP)
+        lease = poll(lambda: real.acquire_lease("b0", "heir", "contract"), 10)
+        holder.send_signal(signal.SIGCONT)
+        holder.stdin.write("\n")
+        holder.stdin.flush()
+        assert holder.stdout.readline().strip() == "PermanentError"
+        assert real.renew_lease(lease).token > token
+    finally:
+        holder.kill()
+        holder.communicate(timeout=PATIENCE_S)
+
+
+_OBSERVER = """
+import pathlib, sys
+from farm.fleet.health import Kind, Limits, Observation, decide_by
+from farm.store import Store
+decide = decide_by(Observation(Kind.FAULT), Limits(faults=1000, window_s=1e6))
+with Store(pathlib.Path(sys.argv[1])) as store:
+    for _ in range(50):
+        store.observe_board("b0", "fault", sys.argv[2], decide)
+"""
+
+
+def test_no_observation_of_two_is_lost(real: Store, path: pathlib.Path) -> None:
+    """Two health loops on one board: every fault is counted."""
+    for observer in [start(_OBSERVER, path, name) for name in ("left", "right")]:
+        _, complaints = observer.communicate(timeout=PATIENCE_S)
+        assert observer.returncode == 0, complaints
+    assert "100 of 1000" in real.fetch_board_events("b0")[-1]["reason"]
+
+
+_KILLED = """
+import pathlib, sys
+from farm.store import Store
+store = Store(pathlib.Path(sys.argv[1]))
+while True:
+    lease = store.acquire_lease("b0", "victim", "contract", ttl_s=0.2)
+    print(lease.token, flush=True)
+    store.release_lease(lease)
+"""
+
+
+def test_a_kill_in_the_middle_leaves_the_store_whole(real: Store, path: pathlib.Path) -> None:
+    """Killed at any moment, a coordinator leaves a lease that is told by an event, or none; the next one works."""
+    for steps in (1, 2, 3, 5, 8):
+        victim = start(_KILLED, path)
+        assert victim.stdout
+        tokens = [int(victim.stdout.readline()) for _ in range(steps)]
+        victim.kill()
+        victim.communicate(timeout=PATIENCE_S)
+        heir = poll(lambda: real.acquire_lease("b0", "heir", "contract"), 10)
+        assert heir.token > max(tokens)
+        assert real.release_lease(heir)
+        happened = kinds(real, "b0")
+        assert happened[::2] == ["lease_taken"] * (len(happened) // 2)
+        assert set(happened[1::2]) <= {"lease_released", "lease_expired"}
