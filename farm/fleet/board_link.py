@@ -13,7 +13,8 @@ from types import TracebackType
 
 from farm.errors import DeadlineError, FarmError, TransientError
 from farm.fleet.host_keys import KnownHosts
-from farm.fleet.ssh import CONNECT_TIMEOUT_S, SshAddress, SshConnection
+from farm.fleet.ssh import SshConnection
+from farm.fleet.ssh_handshake import CONNECT_TIMEOUT_S, SshAddress
 from farm.fleet.tracker_ports import PortRewriter
 from farm.fleet.tunnels import Forward, ReverseForward
 

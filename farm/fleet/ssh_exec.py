@@ -44,8 +44,11 @@ def read_output(channel: paramiko.Channel, deadline: float, max_bytes: int) -> O
                 break
         elif now > deadline:
             raise TimeoutError
-        # Some ends do not make the descriptor readable, so it is not waited for longer than a moment.
-        select.select([channel], [], [], 0.01 if ended or closed else max(0.0, min(0.1, deadline - now)))
+        if closed:
+            # Nothing more will be printed; the descriptor is readable for good.
+            channel.status_event.wait(max(0.0, min(0.1, deadline - now)))
+        else:
+            select.select([channel], [], [], 0.01 if ended else max(0.0, min(0.1, deadline - now)))
     return Output(_exit_code(channel), bytes(out), bytes(err))
 
 

@@ -63,7 +63,7 @@ def put(
     with _sftp(connection, watch) as sftp:
         with watch.naming(connection, remote, size):
             found = _find_size(sftp, remote)
-            if found == size and fetch_sha256(connection, remote) == digest:
+            if found == size and fetch_sha256(connection, remote, size) == digest:
                 sftp.chmod(remote, mode)
                 return Transfer(False, size, digest, time.monotonic() - began)
         _require_room(connection, folder or ".", size)
@@ -71,7 +71,7 @@ def put(
             with watch.naming(connection, remote, size), local.open("rb") as file:
                 sftp.putfo(file, part, size, watch.tick)
                 watch.tick(size, size)
-                got = fetch_sha256(connection, part)
+                got = fetch_sha256(connection, part, size)
                 if got != digest:
                     raise TransientError(f"{remote} arrived changed on {connection.address}: sha256 {got}")
                 sftp.chmod(part, mode)
@@ -92,7 +92,7 @@ def get(connection: SshConnection, remote: str, local: Path, timeout_s: float | 
     with _sftp(connection, watch) as sftp:
         with watch.naming(connection, remote, 0):
             size = int(sftp.stat(remote).st_size or 0)
-            digest = fetch_sha256(connection, remote)
+            digest = fetch_sha256(connection, remote, size)
         if timeout_s is None:
             watch.extend(size / _SLOWEST_BYTES_PER_S)
         if local.is_file() and local.stat().st_size == size and hash_file(local) == digest:
@@ -112,14 +112,10 @@ def get(connection: SshConnection, remote: str, local: Path, timeout_s: float | 
     return Transfer(True, size, digest, time.monotonic() - began)
 
 
-def fetch_sha256(connection: SshConnection, remote: str) -> str:
-    """The SHA-256 of a file on the board, hashed there, in hexadecimal. Raises PermanentError where it cannot be."""
-    quoted = shlex.quote(remote if remote.startswith("/") else f"./{remote}")
-    size = connection.exec(f"stat -c %s {quoted}", _HASH_TIMEOUT_S)
-    allowed_s = _HASH_TIMEOUT_S + (int(size.out) if size.code == 0 and size.out.strip().isdigit() else 0) / (
-        _HASH_BYTES_PER_S
-    )
-    code, out, err = connection.exec(f"sha256sum {quoted}", allowed_s)
+def fetch_sha256(connection: SshConnection, remote: str, size: int) -> str:
+    """The SHA-256 of a file of `size` bytes, hashed on the board, in hexadecimal. Raises PermanentError."""
+    command = f"sha256sum {_quote(remote)}"
+    code, out, err = connection.exec(command, _HASH_TIMEOUT_S + size / _HASH_BYTES_PER_S)
     # GNU's sha256sum puts a backslash before the sum where it had to escape the name.
     digest = out.decode("utf-8", "replace").lstrip("\\").partition(" ")[0]
     if code or len(digest) != 64:
@@ -230,11 +226,10 @@ def _find_size(sftp: paramiko.SFTPClient, remote: str) -> int | None:
 
 def _require_room(connection: SshConnection, folder: str, size: int) -> None:
     """Raise PermanentError where the file system of `folder` has fewer than `size` bytes, or no file, left."""
-    quoted = shlex.quote(folder if folder.startswith("/") else f"./{folder}")
-    for option, need, unit in (("-Pk", size / 1024, "KiB"), ("-Pi", 1, "files")):
-        code, out, _ = connection.exec(f"df {option} {quoted}", _HASH_TIMEOUT_S)
-        rows = out.decode("utf-8", "replace").splitlines()
-        fields = rows[-1].split() if len(rows) > 1 else []
+    name = _quote(folder)
+    code, out, _ = connection.exec(f"df -Pk {name} && df -Pi {name}", _HASH_TIMEOUT_S)
+    rows = [line.split() for line in out.decode("utf-8", "replace").splitlines()[1::2]]
+    for fields, need, unit in zip(rows, (size / 1024, 1), ("KiB", "files"), strict=False):
         # A file system without a fixed number of files has none in total and none left.
         if code or len(fields) < 6 or not fields[3].isdigit() or (unit == "files" and fields[1] == "0"):
             continue
@@ -243,3 +238,8 @@ def _require_room(connection: SshConnection, folder: str, size: int) -> None:
                 f"the disk of {connection.address} is full: {folder} has {fields[3]} {unit} left of {need:.0f} needed",
                 "Free some space on the board.",
             )
+
+
+def _quote(remote: str) -> str:
+    """A path for the board's shell; never an option."""
+    return shlex.quote(remote if remote.startswith("/") else f"./{remote}")

@@ -25,7 +25,8 @@ from farm.errors import (
     UsageError,
 )
 from farm.fleet.host_keys import HostKeyError, KnownHosts, UnknownHostKeyError
-from farm.fleet.ssh import SshAddress, SshConnection, fetch_host_key
+from farm.fleet.ssh import SshConnection
+from farm.fleet.ssh_handshake import SshAddress, fetch_host_key
 from tests.integration.conftest import find_free_port, wait_until
 from tests.integration.sshd import KINDS, Sshd, make_key, running_sshd
 

@@ -86,7 +86,7 @@ def read_all(sock: socket.socket, size: int) -> bytes:
 
 def require_end(sock: socket.socket) -> None:
     """The stream ends, whether politely or not."""
-    with contextlib.suppress(ConnectionResetError):
+    with contextlib.suppress(ConnectionError):
         assert sock.recv(1) == b""
 
 
@@ -164,6 +164,45 @@ def test_an_agent_that_does_not_listen(connection: SshConnection) -> None:
         require_end(client)
         assert forward.board_ended.wait(1)
         assert isinstance(forward.last_error, TransientError)
+
+
+def test_a_client_that_does_not_read_holds_up_nobody_else(
+    joined: tuple[Forward, socket.socket, socket.socket], service: socket.socket
+) -> None:
+    """One connection's buffers are full; another one through the same SSH connection goes on."""
+    forward, _, server = joined
+    server.settimeout(0.5)
+    with contextlib.suppress(TimeoutError):
+        while True:
+            server.sendall(bytes(1 << 20))
+    with socket.create_connection(forward.address, PATIENCE_S) as other:
+        far, _ = service.accept()
+        with far:
+            far.sendall(b"hello")
+            assert read_all(other, 5) == b"hello"
+
+
+def test_a_cut_does_not_wait_for_a_board_that_hangs(
+    joined: tuple[Forward, socket.socket, socket.socket], sshd: Sshd
+) -> None:
+    """Everything on the way is full and the session is stopped: the client is free at once all the same."""
+    forward, client, _ = joined
+    sessions = sshd.sessions()
+    for process in sessions:
+        process.suspend()
+    try:
+        client.settimeout(0.5)
+        with contextlib.suppress(TimeoutError):
+            while True:
+                client.sendall(bytes(1 << 20))
+        began = time.monotonic()
+        forward.cut()
+        require_end(client)
+        assert time.monotonic() - began < 0.5
+    finally:
+        for process in sessions:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
 
 
 def test_forwarding_that_the_board_forbids_is_named(tmp_path: pathlib.Path) -> None:
