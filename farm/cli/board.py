@@ -1,24 +1,36 @@
-"""`farm board`: the boards that the farm knows, and the types that a board can be of."""
+"""`farm board`: the boards that the farm knows, and the types that a board can be of.
+
+Registering and ordering only: nothing here connects to a board. What an order means for a board's health is decided in
+`farm/fleet/health.py` and kept by the store.
+"""
 
 from __future__ import annotations
 
+import getpass
+import socket
 import time
-from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from device_agent.protocol import EVERY_CLUSTER
-from farm.cli import options, output
-from farm.inventory.board_types import BoardType, load_board_types, require_board_type
-from farm.inventory.hardware import Cluster, PowerMode
+from farm.cli import board_types, options, output
+from farm.errors import UsageError
+from farm.fleet.health import Kind, Limits, Observation, decide_by
+from farm.inventory import fleet_addresses, fleet_ranges
+from farm.inventory.board_types import load_board_types, require_board_type
+from farm.values import Health, Ssh, Transport, Virtual
 
-app = typer.Typer(help="Boards: who they are, when they were last seen, what types there are.", no_args_is_help=True)
+app = typer.Typer(
+    help="Boards: who they are, what state they are in, who holds them; and what types there are.", no_args_is_help=True
+)
+
+Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why; kept with the board's events.")]
 
 
 @app.command("list")
 def list_boards(json: options.Json = False, debug: options.Debug = False) -> None:
-    """List the boards in the store."""
+    """List the boards in the store: state, health, and who holds them since when."""
 
     def work() -> None:
         with options.open_store() as store:
@@ -27,21 +39,22 @@ def list_boards(json: options.Json = False, debug: options.Debug = False) -> Non
             output.print_json(boards)
             return
         output.print_table(
-            ("Name", "Type", "Simulated", "CPU", "Cores", "Agent", "Last seen"),
+            ("Name", "Type", "Simulated", "State", "Health", "Held by", "Labels", "Last seen"),
             [
                 (
                     board["name"],
                     board["board_type"],
                     "yes" if board["simulated"] else "no",
-                    board["description"].get("cpu_model"),
-                    len(board["description"].get("cores_online", [])),
-                    board["description"].get("agent_version"),
-                    time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(board["seen_at"])),
+                    board["state"],
+                    board["health"],
+                    _holder(board["lease"]),
+                    ", ".join(f"{key}={value}" for key, value in board["labels"].items()) or "–",
+                    _moment(board["seen_at"]),
                 )
                 for board in boards
             ],
-            left=(0, 1, 2, 3, 5, 6),
-            empty="no boards yet; `farm quickstart` and `farm tune` add this machine",
+            left=(0, 1, 2, 3, 4, 5, 6, 7),
+            empty="no boards yet; `farm quickstart` and `farm tune` add this machine, `farm board add` others",
         )
 
     output.run(work, debug)
@@ -56,179 +69,249 @@ def list_types(json: options.Json = False, debug: options.Debug = False) -> None
         if json:
             output.print_json([board_type.model_dump(mode="json", by_alias=True) for board_type in types.values()])
             return
-        output.print_table(
-            ("Type", "CPU", "CPU / GPU / memory MHz", "Virtual"),
-            [
-                (
-                    board_type.name,
-                    (_cores(board_type) or "–").replace("cortex-", ""),
-                    _highest_clocks(board_type),
-                    "yes" if board_type.simulation else "no",
-                )
-                for board_type in types.values()
-            ],
-            left=(0, 1, 3),
-        )
+        board_types.print_types(types.values())
 
     output.run(work, debug)
 
 
 @app.command("show")
-def show_type(
-    name: Annotated[str, typer.Argument(metavar="TYPE", help="A board type, as `farm board types` lists them.")],
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME|TYPE", help="A board, or a board type.")],
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Show a board type: its clocks, sensors and power modes. What one board really has, its own agent says."""
+    """Show a board and what happened to it; or a board type with its clocks, sensors and power modes."""
 
     def work() -> None:
-        board_type = require_board_type(name)
-        if json:
-            output.print_json(board_type.model_dump(mode="json", by_alias=True))
+        with options.open_store() as store:
+            board = next((board for board in store.fetch_boards() if board["name"] == name), None)
+            events = store.fetch_board_events(name) if board else []
+        if board is None:
+            try:
+                board_type = require_board_type(name)
+            except UsageError as error:
+                raise UsageError(f"there is neither a board nor a board type {name!r}", error.hint) from error
+            if json:
+                output.print_json(board_type.model_dump(mode="json", by_alias=True))
+            else:
+                board_types.print_type(board_type)
             return
-        _print_facts(board_type)
-        if board_type.clusters:
-            output.stdout.print()
-            output.print_table(
-                ("Clock", "Of", "CPUs", "Lowest MHz", "Highest MHz", "Points"),
-                _clock_rows(board_type),
-                left=(0, 1, 2),
-            )
-        if board_type.power.chips:
-            output.stdout.print()
-            output.print_table(
-                ("Sensor", "Rails", "Fitted"),
-                [
-                    (
-                        f"INA3221 {chip.address}",
-                        ", ".join(rail or "(none)" for rail in chip.rails),
-                        "always" if chip.fitted else "on some carriers",
-                    )
-                    for chip in board_type.power.chips
-                ],
-                left=(0, 1, 2),
-            )
-        if board_type.power_modes:
-            output.stdout.print()
-            output.print_table(
-                ("Mode", "Name", "CPUs online", "CPU MHz at most", "GPU MHz", "Memory MHz", "Note"),
-                [_mode_row(mode, board_type.default_power_mode) for mode in board_type.power_modes],
-                left=(1, 2, 3, 6),
-            )
+        if json:
+            output.print_json(board | {"events": events})
+            return
+        _print_board(board)
+        output.stdout.print()
+        output.print_table(
+            ("When", "What", "From", "To", "Why", "By"),
+            [
+                (
+                    _moment(event["at"]),
+                    event["kind"],
+                    event["before"] or "–",
+                    event["after"] or "–",
+                    event["reason"],
+                    event["by"],
+                )
+                for event in events
+            ],
+            left=(0, 1, 2, 3, 4, 5),
+            empty="nothing has happened to it yet",
+        )
 
     output.run(work, debug)
 
 
-def _print_facts(board_type: BoardType) -> None:
-    """One line per fact above the tables; unknown ones are left out."""
-    power, thermal = board_type.power, board_type.thermal
-    total = f"{' + '.join(power.total)} ({power.total_scope})" if power.total else "no rail, no sum of rails"
-    if power.board_total:
-        total += f"; with {' + '.join(power.board_total)}, where fitted, the whole board"
-    target = board_type.target
-    facts = {
-        "Type": f"{board_type.name}: {board_type.title}",
-        "Hardware": ", ".join(
-            filter(None, (board_type.soc, _cores(board_type), _gibibytes(board_type.memory_bytes), _gpu(board_type)))
-        ),
-        "Releases": "L4T " + ", ".join(board_type.releases) if board_type.releases else "",
-        "Compiled for": f"{target.mcpu}, {target.num_cores} threads, {board_type.link_triple}"
-        if target
-        else "the machine it is compiled on",
-        "Recognised by": ", ".join((*board_type.detect.compatible, *board_type.detect.models)),
-        "Total power": total if power.chips else "",
-        "Memory floor": _floors(board_type),
-        "Zones": ", ".join(f"{zone} (ignored)" if zone in thermal.ignore else zone for zone in thermal.zones),
-        "Virtual": f"device-agent serve --virtual {board_type.name}"
-        if board_type.simulation
-        else "no: the file has no simulation section",
-    }
-    for fact, text in facts.items():
-        if text:
-            output.stdout.print(f"{fact:14}{text}", soft_wrap=True, markup=False)
+@app.command("add")
+def add(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    board_type: Annotated[str | None, typer.Option("--type", metavar="TYPE", help="The board's type.")] = None,
+    ssh: Annotated[str | None, typer.Option("--ssh", metavar="USER@HOST[:PORT]", help="How it is reached.")] = None,
+    virtual: Annotated[str | None, typer.Option("--virtual", metavar="TYPE", help="A virtual board instead.")] = None,
+    count: Annotated[int, typer.Option("--count", metavar="N", help="So many virtual ones, NAME-1 to NAME-N.")] = 1,
+    key_file: Annotated[str, typer.Option("--key-file", metavar="PATH", help="Private key for --ssh.")] = "",
+    host_key: Annotated[str, typer.Option("--host-key", metavar="SHA256:…", help="The host's fingerprint.")] = "",
+    label: Annotated[list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Repeatable.")] = None,
+    debug: options.Debug = False,
+) -> None:
+    """Register a board, or several virtual ones. It is `suspect` until it has been probed."""
 
-
-def _clock_rows(board_type: BoardType) -> list[tuple[object, ...]]:
-    rows: list[tuple[object, ...]] = [
-        (cluster.name, cluster.core, _cluster_cpus(cluster), *_table(cluster.freqs_hz))
-        for cluster in board_type.clusters
-    ]
-    if board_type.gpu:
-        rows.append(("gpu", board_type.gpu.arch, None, *_table(board_type.gpu.freqs_hz)))
-    if board_type.memory:
-        rows.append(("memory", None, None, *_table(board_type.memory.freqs_hz)))
-    return rows
-
-
-def _mode_row(mode: PowerMode, default: int | None) -> tuple[object, ...]:
-    limits = [
-        mhz if cluster == EVERY_CLUSTER else f"{cluster} {mhz}"
-        for cluster, mhz in ((cluster, _mhz(freq_hz)) for cluster, freq_hz in mode.cpu_max_hz.items())
-    ]
-    notes = ("default" if mode.id == default else "", "needs a reboot" if mode.power_gating else "", mode.note)
-    return (
-        mode.id,
-        mode.name,
-        _cpu_list(mode.cores_online) if mode.cores_online else "as they are",
-        ", ".join(limits) or "no limit",
-        _mhz(mode.gpu_max_hz) if mode.gpu_max_hz else "no limit",
-        _mhz(mode.memory_max_hz) if mode.memory_max_hz else "no limit",
-        "; ".join(filter(None, notes)),
-    )
-
-
-def _cores(board_type: BoardType) -> str | None:
-    """Such as `4× cortex-a57, 2× denver2`; clusters of one kind are counted together."""
-    counts: dict[str, int] = {}
-    for cluster in board_type.clusters:
-        counts[cluster.core] = counts.get(cluster.core, 0) + len(cluster.cpus)
-    return ", ".join(f"{count}× {core}" for core, count in counts.items()) or None
-
-
-def _gpu(board_type: BoardType) -> str:
-    return f"GPU {board_type.gpu.arch}" if board_type.gpu else ""
-
-
-def _gibibytes(size: int | None) -> str:
-    return f"{size / (1 << 30):g} GiB" if size else ""
-
-
-def _cluster_cpus(cluster: Cluster) -> str:
-    return _cpu_list(cluster.cpus) + (" (isolated)" if cluster.isolated else "")
-
-
-def _floors(board_type: BoardType) -> str:
-    """From which CPU clock on the memory clock is raised to what; clusters that agree are said once."""
-    texts: dict[str, list[str]] = {}
-    for cluster in board_type.clusters:
-        text = ", ".join(f"{_mhz(memory)} MHz from {_mhz(cpu)} MHz on" for cpu, memory in cluster.memory_floor_hz)
-        texts.setdefault(text, []).append(cluster.name)
-    return "; ".join(f"with {' or '.join(names)}, {text}" for text, names in texts.items() if text)
-
-
-def _table(freqs_hz: Sequence[int]) -> tuple[object, object, object]:
-    return (_mhz(freqs_hz[0]), _mhz(freqs_hz[-1]), len(freqs_hz)) if freqs_hz else (None, None, None)
-
-
-def _highest_clocks(board_type: BoardType) -> str:
-    tables = (
-        [freq_hz for cluster in board_type.clusters for freq_hz in cluster.freqs_hz],
-        board_type.gpu.freqs_hz if board_type.gpu else (),
-        board_type.memory.freqs_hz if board_type.memory else (),
-    )
-    return " / ".join(_mhz(max(table)) if table else "–" for table in tables)
-
-
-def _mhz(freq_hz: int) -> str:
-    return f"{freq_hz / 1e6:.10g}"
-
-
-def _cpu_list(cpus: Sequence[int]) -> str:
-    """The kernel's list form, such as `0,3-5`."""
-    parts: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if parts and cpu == parts[-1][-1] + 1:
-            parts[-1].append(cpu)
+    def work() -> None:
+        labels = _read_labels(label or [])
+        if (ssh is None) == (virtual is None):
+            raise UsageError("say how the board is reached", "Give --ssh USER@HOST with --type, or --virtual TYPE.")
+        if virtual is None and board_type is None:
+            raise UsageError("--ssh needs --type", "`farm board types` lists them.")
+        kind = require_board_type(virtual or board_type or "")
+        wanted: list[tuple[str, Transport]]
+        if virtual is not None:
+            if not kind.simulation:
+                raise UsageError(f"there are no virtual boards of type {kind.name}", "`farm board types` says which.")
+            if board_type not in (None, virtual) or key_file or host_key:
+                raise UsageError("--virtual goes with neither --type nor a key", "Give the type once.")
+            if not 1 <= count <= fleet_ranges.MAX_EXPANDED:
+                raise UsageError(f"--count must be 1 to {fleet_ranges.MAX_EXPANDED}, not {count}")
+            names = [name] if count == 1 else fleet_ranges.number(name, count)
+            wanted = [(each, Virtual(seed)) for seed, each in enumerate(names)]
         else:
-            parts.append([cpu])
-    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+            if count != 1:
+                raise UsageError(
+                    "--count is for virtual boards", "A fleet file registers many at once: `farm fleet apply`."
+                )
+            wanted = [(name, _read_ssh(ssh or "", key_file, host_key))]
+        with options.open_store() as store:
+            known = {board["name"] for board in store.fetch_boards()}
+            if taken := sorted(known & {each for each, _ in wanted}):  # all or none
+                raise UsageError(f"there is a board {taken[0]!r} already", "Remove it first, or give another name.")
+            for each, transport in wanted:
+                store.register_board(each, kind.name, transport, labels, by=_who())
+        for each, _ in wanted:
+            output.stdout.print(f"added {each}, {kind.name}{' (simulated)' if virtual else ''}")
+
+    output.run(work, debug)
+
+
+@app.command("remove")
+def remove(names: Names, debug: options.Debug = False) -> None:
+    """Forget boards. Their trials and events stay; a board that is leased is refused."""
+
+    def work() -> None:
+        with options.open_store() as store:
+            for name in names:
+                store.remove_board(name, by=_who())
+                output.stdout.print(f"removed {name}")
+
+    output.run(work, debug)
+
+
+@app.command("drain")
+def drain(names: Names, reason: Reason = "", debug: options.Debug = False) -> None:
+    """Give boards no new work, until `undrain`."""
+    _order(Kind.DRAIN, names, reason, debug)
+
+
+@app.command("undrain")
+def undrain(names: Names, reason: Reason = "", debug: options.Debug = False) -> None:
+    """Put drained boards back in service; a probe decides."""
+    _order(Kind.UNDRAIN, names, reason, debug)
+
+
+@app.command("quarantine")
+def quarantine(names: Names, reason: Reason = "", debug: options.Debug = False) -> None:
+    """Keep boards out of service until `clear`."""
+    _order(Kind.QUARANTINE, names, reason, debug)
+
+
+@app.command("clear")
+def clear(names: Names, reason: Reason = "", debug: options.Debug = False) -> None:
+    """Trust boards again that were quarantined, unsafe or retired; a probe decides."""
+    _order(Kind.CLEAR, names, reason, debug)
+
+
+@app.command("retire")
+def retire(names: Names, reason: Reason = "", debug: options.Debug = False) -> None:
+    """Keep boards for their history only."""
+    _order(Kind.RETIRE, names, reason, debug)
+
+
+@app.command("release")
+def release(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    force: Annotated[bool, typer.Option("--force", help="Meant: whoever holds the board loses it.")] = False,
+    reason: Reason = "",
+    debug: options.Debug = False,
+) -> None:
+    """End the lease that a board has, whoever holds it; who did it and why is kept."""
+
+    def work() -> None:
+        with options.open_store() as store:
+            lease = store.require_board(name)["lease"]
+            if lease is not None and not force:
+                raise UsageError(
+                    f"{name} is held by {_holder(lease)}",
+                    "It is given back by its holder, or taken with --force --reason TEXT.",
+                )
+            ended = lease is not None and store.force_release(name, _who(), reason)
+        output.stdout.print(f"released {name}" if ended else f"nobody holds {name}")
+
+    output.run(work, debug)
+
+
+def _order(kind: Kind, names: list[str], reason: str, debug: bool) -> None:
+    """Give an order for each board; what it leads to is printed."""
+
+    def work() -> None:
+        with options.open_store() as store:
+            for name in names:
+                result = store.observe_board(name, str(kind), _who(), decide_by(Observation(kind, reason), Limits()))
+                output.stdout.print(f"{name}: {result.standing.health}; {result.reason}")
+
+    output.run(work, debug)
+
+
+def _who() -> str:
+    """Who gives an order: user and machine, as far as the system knows them."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # no such user in this container
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"
+
+
+def _read_labels(texts: list[str]) -> dict[str, str]:
+    labels = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip() or key in labels:
+            raise UsageError(f"{text!r} is no label", "Labels are KEY=VALUE, each key once.")
+        labels[key.strip()] = value.strip()
+    return labels
+
+
+def _read_ssh(text: str, key_file: str, host_key: str) -> Ssh:
+    """`user@host[:port]`, an IPv6 address in brackets."""
+    user, at, where = text.rpartition("@")
+    host, port = where, "22"
+    if where.startswith("["):
+        host, _, tail = where[1:].partition("]")
+        port = tail.removeprefix(":") or "22"
+    elif where.count(":") == 1:
+        host, _, port = where.partition(":")
+    try:
+        if not at or not user:
+            raise ValueError(f"{text!r} lacks the user")
+        return Ssh(
+            host=fleet_addresses.parse_address(host),
+            user=user,
+            port=fleet_addresses.parse_port(port),
+            identity_file=key_file,
+            host_key=host_key,
+        )
+    except ValueError as error:
+        raise UsageError(f"--ssh: {error}", "It is USER@HOST or USER@HOST:PORT.") from error
+
+
+def _holder(lease: dict[str, Any] | None) -> str:
+    return f"{lease['owner']} ({lease['purpose']}) since {_moment(lease['acquired_at'])}" if lease else "–"
+
+
+def _moment(seconds: float | None) -> str:
+    return "–" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _print_board(board: dict[str, Any]) -> None:
+    description = board["description"]
+    facts = {
+        "Board": f"{board['board_type']}/{board['name']}{' (simulated)' if board['simulated'] else ''}",
+        "Reached": ", ".join(f"{key} {value}" for key, value in board["transport"].items() if value not in (None, "")),
+        "State": f"{board['state']} since {_moment(board['state_since'])}: {board['state_reason']}",
+        "Health": f"{board['health']} since {_moment(board['health_since'])}: {board['health_reason']}",
+        "Held by": _holder(board["lease"]),
+        "Labels": ", ".join(f"{key}={value}" for key, value in board["labels"].items()) or "–",
+        "CPU": description.get("cpu_model", "–"),
+        "Agent": description.get("agent_version", "–"),
+        "Last seen": _moment(board["seen_at"]),
+    }
+    if board["health"] == Health.UNSAFE:
+        facts["Do"] = "look at it; on the board: device-agent clocks restore; then: farm board clear"
+    for fact, value in facts.items():
+        output.stdout.print(f"{fact:10} {value}", markup=False)

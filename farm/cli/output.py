@@ -29,8 +29,8 @@ INTERRUPTED = 130
 
 # Files and pipes have no width of their own: wide enough that no table is folded there.
 _PIPE_WIDTH = 200
-stderr = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else _PIPE_WIDTH)
-stdout = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+stderr = Console(stderr=True, highlight=False, emoji=False, width=None if sys.stderr.isatty() else _PIPE_WIDTH)
+stdout = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 
 
 def print_json(document: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 
 import pytest
 
@@ -14,8 +15,9 @@ SHIPPED = sorted(path.stem for path in (paths.require_inventory_folder() / "boar
 
 
 @pytest.fixture(autouse=True)
-def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what is shipped, and wide enough that no cell is folded."""
+def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    """Only what is shipped, a farm without boards, and wide enough that no cell is folded."""
+    monkeypatch.setenv("FARM_HOME", str(tmp_path))
     monkeypatch.delenv(EXTRA_FOLDER_VARIABLE, raising=False)
     monkeypatch.setattr(output, "stdout", output.Console(highlight=False, width=140))
 
@@ -38,7 +40,7 @@ def test_every_type_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_type_is_shown_with_all_that_can_be_asked_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     """Clusters, isolation, clocks, rails, what the total covers, and power modes are there."""
-    board.show_type("jetson-tx2")
+    board.show("jetson-tx2")
     out = capsys.readouterr().out
     shown = rows(out)
     assert "0,3-5" in shown["a57"]
@@ -54,15 +56,15 @@ def test_a_type_is_shown_with_all_that_can_be_asked_of_it(capsys: pytest.Capture
 
 def test_the_default_mode_and_one_that_reboots_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
     """A mode with GPU units off cannot be set in the middle of a run, and the table says so."""
-    board.show_type("jetson-agx-xavier")
+    board.show("jetson-agx-xavier")
     assert [line for line in capsys.readouterr().out.splitlines() if "needs a reboot" in line and " 10W " in line]
-    board.show_type("jetson-orin-nx-16gb")
+    board.show("jetson-orin-nx-16gb")
     assert [line for line in capsys.readouterr().out.splitlines() if "default" in line and " 15W " in line]
 
 
 def test_what_is_not_known_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     """A type without tables shows no table, and no zero."""
-    board.show_type("local")
+    board.show("local")
     out = capsys.readouterr().out
     assert "Clock" not in out
     assert "Total power" not in out
@@ -72,7 +74,7 @@ def test_what_is_not_known_is_left_out(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize("name", SHIPPED)
 def test_json_holds_the_whole_file(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One type, or the list of all, as JSON, under the file's own keys."""
-    board.show_type(name, json=True)
+    board.show(name, json=True)
     document = json.loads(capsys.readouterr().out)
     assert document == load_board_types()[name].model_dump(mode="json", by_alias=True)
     board.list_types(json=True)
@@ -82,5 +84,5 @@ def test_json_holds_the_whole_file(name: str, capsys: pytest.CaptureFixture[str]
 def test_an_unknown_type_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     """The nearest name is suggested, and the exit code says that the user can mend it."""
     with pytest.raises(SystemExit) as end:
-        board.show_type("jetson-nan0")
+        board.show("jetson-nan0")
     assert end.value.code == 2
