@@ -31,6 +31,9 @@ def read_output(channel: paramiko.Channel, deadline: float, max_bytes: int) -> O
     """
     out, err = bytearray(), bytearray()
     ended_at: float | None = None
+    # Not `select`, which takes no descriptor above 1023: a coordinator of many boards has more.
+    poll = select.poll()
+    poll.register(channel.fileno(), select.POLLIN)
     while True:
         # Looked at first: what came before the end is read after it.
         ended = channel.exit_status_ready()
@@ -48,7 +51,7 @@ def read_output(channel: paramiko.Channel, deadline: float, max_bytes: int) -> O
             # Nothing more will be printed; the descriptor is readable for good.
             channel.status_event.wait(max(0.0, min(0.1, deadline - now)))
         else:
-            select.select([channel], [], [], 0.01 if ended else max(0.0, min(0.1, deadline - now)))
+            poll.poll(10 if ended else max(0, min(100, int(1000 * (deadline - now)))))
     return Output(_exit_code(channel), bytes(out), bytes(err))
 
 

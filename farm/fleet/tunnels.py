@@ -42,6 +42,7 @@ class Link:
         self._on_end = on_end
         self._rewrite = rewrite
         self._near_ended = threading.Event()
+        self._gone = False
 
     def start(self) -> None:
         """Begin to carry."""
@@ -50,6 +51,7 @@ class Link:
 
     def cut(self) -> None:
         """End it now. Never blocks: only the socket is closed, the channel follows on its own threads."""
+        self._gone = True
         self._near_ended.set()
         _hang_up(self._sock)
 
@@ -59,7 +61,7 @@ class Link:
             try:
                 count = self._sock.recv_into(view)
             except OSError:
-                count = 0
+                count, self._gone = 0, True
             if not count:
                 self._near_ended.set()
                 break
@@ -68,7 +70,11 @@ class Link:
             except (OSError, EOFError, paramiko.SSHException):  # noticed on the way in
                 break
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-            self._channel.shutdown_write()
+            # A client that has only said all it had to say still reads; after a cut nobody does.
+            if self._gone:
+                self._channel.close()
+            else:
+                self._channel.shutdown_write()
 
     def _carry_in(self) -> None:
         far_first = False

@@ -114,6 +114,10 @@ def test_a_cut_ends_a_blocked_read_at_once(joined: tuple[Forward, socket.socket,
     threading.Timer(0.05, forward.cut).start()
     require_end(client)
     require_end(server)
+    # The board's end stays open: nothing here waits for it.
+    wait_until(
+        lambda: not any(t.name in ("farm-ssh-in", "farm-ssh-out") for t in threading.enumerate()), "the threads", 5
+    )
     assert not forward.board_ended.is_set()
     forward.cut()
     with pytest.raises(OSError), socket.create_connection(forward.address, 0.5):
@@ -303,14 +307,20 @@ def test_trying_again_is_bounded(sshd: Sshd) -> None:
         assert 4 < link.state.failures < 40
 
 
-def test_a_board_that_comes_up_later_is_found(sshd: Sshd) -> None:
-    """Nobody has to start the link again."""
-    port = find_free_port()
-    with (
-        BoardLink(dataclasses.replace(sshd.pinned, port=port), backoff=QUICK) as link,
-        pytest.raises(DeadlineError, match="refused"),
-    ):
-        link.wait_up(0.5)
+def test_a_board_that_comes_up_later_is_found(tmp_path: pathlib.Path) -> None:
+    """Whoever waits meanwhile is told why in time; once the board is up, nobody has to start the link again."""
+    with running_sshd(tmp_path / "sshd") as server, BoardLink(server.pinned, backoff=QUICK) as link:
+        link.wait_up(PATIENCE_S)
+        server.stop()
+        wait_until(lambda: link.state.error is not None, "the loss")
+        with pytest.raises(DeadlineError, match="refused"):
+            link.wait_up(0.7)
+        with pytest.raises(TransientError, match="out of reach"):
+            link.require_connection()
+        began = time.monotonic()
+        server.start()
+        assert link.wait_up(PATIENCE_S).exec("echo up", PATIENCE_S).out == b"up\n"
+        print(f"rebooted: back {time.monotonic() - began:.2f} s after its sshd")
 
 
 def test_a_closed_link_leaves_nothing(sshd: Sshd, service: socket.socket) -> None:
