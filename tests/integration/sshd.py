@@ -152,3 +152,19 @@ def running_sshd(folder: pathlib.Path, options: str = "") -> Iterator[Sshd]:
         yield server
     finally:
         server.stop()
+
+
+def read_all(sock: socket.socket, size: int) -> bytes:
+    """Exactly `size` bytes."""
+    data = bytearray()
+    while len(data) < size:
+        chunk = sock.recv(1 << 16)
+        assert chunk, "the connection ended early"
+        data += chunk
+    return bytes(data)
+
+
+def require_end(sock: socket.socket) -> None:
+    """The stream ends, whether politely or not."""
+    with contextlib.suppress(ConnectionError):
+        assert sock.recv(1) == b""
