@@ -107,10 +107,10 @@ def test_what_cannot_be_is_named(connection: SshConnection, board: pathlib.Path,
 
 @pytest.fixture
 def small_disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A file system of 4 MB; it takes root to make one."""
+    """A file system of 40 MB; it takes root to make one."""
     folder = tmp_path / "small"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("a full disk is made with mount, which is not permitted here")
     try:
@@ -137,20 +137,20 @@ def test_a_disk_that_fills_during_a_transfer(
 ) -> None:
     """SFTP calls it a failure; it is named all the same, and what was sent is removed."""
     source = tmp_path / "source"
-    source.write_bytes(bytes(3 << 20))
+    source.write_bytes(bytes(39 << 20))
     stop = threading.Event()
 
     def fill() -> None:
         wait_until(lambda: list(small_disk.glob(".*.part")) or stop.is_set(), "the transfer")
-        with (small_disk / "other").open("wb") as file:
+        # Unbuffered: closing the file must not try to write once more.
+        with (small_disk / "other").open("wb", buffering=0) as file:
             try:
                 while not stop.is_set():
-                    file.write(bytes(4096))
-                    file.flush()
+                    file.write(bytes(1 << 16))
             except OSError:
                 stop.wait(30)
 
-    # Sent as slowly as the other program writes fast: half of the disk belongs to it in the end.
+    # One of forty megabytes would be left over; the other program takes it long before the rest has been sent.
     filler = threading.Thread(target=fill)
     filler.start()
     try:
