@@ -38,8 +38,6 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
-# How long the power sensors are watched at the start; the slowest known one changes every 0.42 s.
-_SENSOR_LOOK_S = 2.0
 
 
 class UnavailableError(Exception):
@@ -143,7 +141,7 @@ def _serve(chosen: argparse.Namespace, board: Board, parent: int) -> int:
     except rpc.AllPortsBusyError as error:
         raise UnavailableError(f"{error}; give another --port and --port-end") from error
     port = listener.getsockname()[1]
-    board.measure_sensors(_SENSOR_LOOK_S)
+    board.measure_sensors()
     session.load_tvm(board)
     _log.info("board %s listens on %s:%d%s", board.key, chosen.host, port, " (simulated)" * board.tree.simulated)
     rpc.Listener(

@@ -26,6 +26,8 @@ from device_agent.protocol import OperatingPoint, Outcome, PinReport, PinStatus,
 from device_agent.sysfs import Tree
 
 DEFAULT_TYPE = "local"
+# How long the power sensors are watched: the slowest known one changes every 0.42 s, and a few changes tell.
+_SENSOR_LOOK_S = 2.0
 
 
 class Board:
@@ -75,9 +77,9 @@ class Board:
         """What the board is registered as with the tracker."""
         return f"{self.board_type}/{self.name}"
 
-    def measure_sensors(self, limit_s: float) -> None:
-        """Find out each power sensor's real update period and step; takes up to `limit_s`."""
-        self.sensor_infos = measure_sensors(self.power, limit_s)
+    def measure_sensors(self) -> None:
+        """Find out each power sensor's real update period and step; takes up to 2 s, nothing without a sensor."""
+        self.sensor_infos = measure_sensors(self.power, _SENSOR_LOOK_S)
 
     def describe(self) -> protocol.Description:
         """What the board says of itself, read from the machine now."""
@@ -144,7 +146,7 @@ class Board:
         cpus = self.platform.affinity(cluster)
         return () if not cluster and set(cpus) >= set(self.platform.hotplug.read_online()) else cpus
 
-    def pace(self, allowed: protocol.Limits, cpus: tuple[int, ...]) -> Pace:
+    def pace(self, allowed: protocol.Limits) -> Pace:
         """How time passes on this board."""
         if not self.tree.simulated:
             return HostPace()

@@ -17,8 +17,6 @@ from device_agent.board import Board
 from device_agent.errors import BusyError, HelperUnavailableError
 from device_agent.protocol import Clocks, DomainClocks, PinReport, PinStatus, PowerSpec, PowerTrace
 
-# The slowest known sensor changes every 0.42 s; it takes a few changes to tell.
-_SENSOR_LOOK_S = 2.0
 _EXIT_CODES = {
     PinStatus.OK: 0,
     PinStatus.FAILED: 1,
@@ -43,7 +41,7 @@ def run(chosen: argparse.Namespace, board: Board) -> int:
 
 
 def _describe(chosen: argparse.Namespace, board: Board) -> int:
-    board.measure_sensors(_SENSOR_LOOK_S)
+    board.measure_sensors()
     description = board.describe()
     if chosen.json:
         print(json.dumps(description.to_dict()))
@@ -209,7 +207,7 @@ def _restore(chosen: argparse.Namespace, board: Board) -> int:
 
 
 def _power(chosen: argparse.Namespace, board: Board) -> int:
-    board.measure_sensors(_SENSOR_LOOK_S)
+    board.measure_sensors()
     trace = board.watch_power(PowerSpec(chosen.seconds, chosen.rate_hz))
     if chosen.json:
         print(json.dumps(trace.to_dict()))

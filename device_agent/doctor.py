@@ -126,7 +126,7 @@ def _thermal(board: Board) -> Iterator[Check]:
 
 
 def _power(board: Board) -> Iterator[Check]:
-    board.measure_sensors(2.0)
+    board.measure_sensors()
     if not board.power.rails:
         yield Check("power", "warning", "no sensor that can be read: power and energy will be unknown, not zero")
         return

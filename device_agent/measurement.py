@@ -44,7 +44,7 @@ class Measurement:
         except BadPointError as error:
             self.refusal = Outcome(Status.FARM_ERROR, str(error))
             return
-        self.plan.pace = self._board.pace(self._spec.limits, cpus)
+        self.plan.pace = self._board.pace(self._spec.limits)
         if not self._board.tree.simulated:
             self.plan.cpus = cpus
         if self._spec.energy is not None:
