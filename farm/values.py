@@ -39,7 +39,8 @@ class Ssh:
     """Reached through an SSH connection.
 
     `identity_file` is the path of a private key, never the key; `host_key` is the fingerprint of the host's public key
-    (`SHA256:…`), empty until first contact. `agent_port` is where the agent listens on the board's loopback.
+    (`SHA256:…`), empty until first contact. On the board's loopback, `agent_port` is where its agent listens and
+    `tracker_port` where it finds the farm's tracker.
     """
 
     kind: ClassVar[str] = "ssh"
@@ -49,6 +50,7 @@ class Ssh:
     identity_file: str = ""
     host_key: str = ""
     agent_port: int = 9090
+    tracker_port: int = 9190
 
 
 @dataclasses.dataclass(frozen=True)

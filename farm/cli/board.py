@@ -6,6 +6,7 @@ Registering and ordering only: nothing here connects to a board. What an order m
 
 from __future__ import annotations
 
+import dataclasses
 import getpass
 import socket
 import time
@@ -130,6 +131,12 @@ def add(
     count: Annotated[int, typer.Option("--count", metavar="N", help="So many virtual ones, NAME-1 to NAME-N.")] = 1,
     key_file: Annotated[str, typer.Option("--key-file", metavar="PATH", help="Private key for --ssh.")] = "",
     host_key: Annotated[str, typer.Option("--host-key", metavar="SHA256:…", help="The host's fingerprint.")] = "",
+    agent_port: Annotated[
+        int, typer.Option("--agent-port", min=1, max=65535, help="Where the agent listens on the board's loopback.")
+    ] = Ssh.agent_port,
+    tracker_port: Annotated[
+        int, typer.Option("--tracker-port", min=1, max=65535, help="Where it finds the farm's tracker there.")
+    ] = Ssh.tracker_port,
     label: Annotated[list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Repeatable.")] = None,
     debug: options.Debug = False,
 ) -> None:
@@ -157,7 +164,10 @@ def add(
                 raise UsageError(
                     "--count is for virtual boards", "A fleet file registers many at once: `farm fleet apply`."
                 )
-            wanted = [(name, _read_ssh(ssh or "", key_file, host_key))]
+            way = dataclasses.replace(
+                _read_ssh(ssh or "", key_file, host_key), agent_port=agent_port, tracker_port=tracker_port
+            )
+            wanted = [(name, way)]
         with options.open_store() as store:
             known = {board["name"] for board in store.fetch_boards()}
             if taken := sorted(known & {each for each, _ in wanted}):  # all or none

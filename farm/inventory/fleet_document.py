@@ -70,6 +70,8 @@ class Variables(documents.StrictModel):
     host_key: Annotated[str, pydantic.Field(pattern=r"^SHA256:[A-Za-z0-9+/]{43}$")] | None = None
     # Where the agent listens on the board's own loopback.
     agent_port: Annotated[int, pydantic.Field(strict=True, ge=1, le=65535)] | None = None
+    # Where it finds the farm's tracker there.
+    tracker_port: Annotated[int, pydantic.Field(strict=True, ge=1, le=65535)] | None = None
     seed: Annotated[int, pydantic.Field(strict=True, ge=0, lt=1 << 31)] | None = None
     labels: dict[LabelName, Label] | None = None
 

@@ -21,6 +21,7 @@ from farm.values import Direct, Ssh, Transport, Virtual
 
 SSH_PORT = 22
 AGENT_PORT = 9090
+TRACKER_PORT = 9190
 LOOPBACK = "127.0.0.1"
 
 T = TypeVar("T")
@@ -33,6 +34,7 @@ _ONLY_FOR = {
     "key_file": ("ssh",),
     "host_key": ("ssh",),
     "agent_port": ("ssh",),
+    "tracker_port": ("ssh",),
     "seed": ("virtual",),
 }
 _ASKS = {
@@ -188,6 +190,7 @@ class _Reading:
                 identity_file=self._key_path(_take(given, "key_file", pattern, place)),
                 host_key=given["host_key"].value if "host_key" in given else "",
                 agent_port=given["agent_port"].value if "agent_port" in given else AGENT_PORT,
+                tracker_port=given["tracker_port"].value if "tracker_port" in given else TRACKER_PORT,
             )
 
     def _key_path(self, text: str) -> str:
