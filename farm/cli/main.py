@@ -7,7 +7,7 @@ import sys
 import typer
 
 import farm
-from farm.cli import board, doctor, fleet, model, quickstart, record, tune
+from farm.cli import board, doctor, fleet, model, quickstart, record, services, tune
 
 app = typer.Typer(
     name="farm",
@@ -21,6 +21,10 @@ app = typer.Typer(
 app.command("quickstart")(quickstart.quickstart)
 app.command("tune")(tune.tune)
 app.command("doctor")(doctor.doctor)
+app.command("up")(services.up)
+app.command("down")(services.down)
+app.command("status")(services.status)
+board.app.command("probe")(services.probe)
 app.add_typer(model.app, name="model")
 app.add_typer(record.app, name="record")
 app.add_typer(board.app, name="board")

@@ -16,9 +16,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def start(
-    command: Sequence[str], log: Path, environment: Mapping[str, str], cores: set[int] | None = None
+    command: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str],
+    cores: set[int] | None = None,
+    pipes: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start a child in a session of its own, its output in `log`, pinned to `cores` where given.
+
+    With `pipes` its standard input and output are pipes to us, and only what it says on stderr goes to `log`.
 
     A session of its own keeps the terminal's Ctrl-C away from it, so that we decide the order in which things end.
     """
@@ -35,9 +41,9 @@ def start(
     with log.open("ab") as output:
         return subprocess.Popen(
             list(command),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
+            stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if pipes else output,
+            stderr=output,
             env=dict(environment),
             start_new_session=True,
             preexec_fn=in_child,

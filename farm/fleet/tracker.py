@@ -50,12 +50,12 @@ class Tracker:
         self._process = process
 
     @classmethod
-    def start(cls, first_port: int, log: Path) -> Tracker:
-        """Start TVM's tracker on the first free port from `first_port` on.
+    def start(cls, first_port: int, log: Path, tries: int = LAST_PORT_OFFSET + 1) -> Tracker:
+        """Start TVM's tracker on the first free port of `tries` from `first_port` on.
 
-        Raises UnavailableError where ten ports are busy or the tracker ends at once, DeadlineError where it is silent.
+        Raises UnavailableError where all are busy or the tracker ends at once, DeadlineError where it is silent.
         """
-        port = _free_port(first_port)
+        port = _free_port(first_port, tries)
         process = processes.start(
             [sys.executable, "-c", _PROGRAM, "127.0.0.1", str(port)],
             log,
@@ -135,14 +135,15 @@ class Tracker:
         raise DeadlineError(f"the tracker did not answer within {START_TIMEOUT_S:g} s: {processes.tail(log)}")
 
 
-def _free_port(first: int) -> int:
-    for port in range(first, min(first + LAST_PORT_OFFSET, 65535) + 1):
+def _free_port(first: int, tries: int) -> int:
+    for port in range(first, min(first + tries - 1, 65535) + 1):
         with contextlib.suppress(OSError), socket.socket() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(("127.0.0.1", port))
             return port
+    ports = f"port {first} is" if tries == 1 else f"ports {first} to {first + tries - 1} are all"
     raise UnavailableError(
-        f"ports {first} to {first + LAST_PORT_OFFSET} are all in use, so the tracker cannot start",
+        f"{ports} in use, so the tracker cannot start",
         "Set FARM_TRACKER_PORT to the first of ten free ports.",
     )
 

@@ -114,14 +114,14 @@ class ControlClient:
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def ask(self, verb: str, timeout_s: float = 10.0, **arguments: Any) -> Any:
+    def ask(self, verb: str, within_s: float = 10.0, **arguments: Any) -> Any:
         """One request. Raises what the services raised, UnavailableError where they do not answer in time."""
-        with self._open(timeout_s) as sock:
+        with self._open(within_s) as sock:
             return self._exchange(sock, verb, arguments)
 
-    def hold(self, verb: str, timeout_s: float = 10.0, **arguments: Any) -> tuple[socket.socket, Any]:
+    def hold(self, verb: str, within_s: float = 10.0, **arguments: Any) -> tuple[socket.socket, Any]:
         """As `ask`, and keep the connection: the services live at least as long as it is open."""
-        sock = self._open(timeout_s)
+        sock = self._open(within_s)
         try:
             return sock, self._exchange(sock, verb, {**arguments, "hold": True})
         except BaseException:

@@ -16,6 +16,7 @@ from typing import IO
 
 from farm.errors import UnavailableError
 
+LOG_FILE = "services.log"
 _LOCK, _FILE = "services.lock", "services.json"
 # Whoever only looks (`is_held`) has the lock for microseconds.
 _LOCK_TRIES = 50
@@ -91,4 +92,4 @@ def _lock(file: IO[bytes]) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         os.sched_yield()
-    raise UnavailableError("the farm's services are running already", "`farm status` shows them, `farm down` ends them.")
+    raise UnavailableError("the farm's services run already", "`farm status` shows them, `farm down` ends them.")

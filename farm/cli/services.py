@@ -1,0 +1,238 @@
+"""`farm up`, `farm down`, `farm status`, `farm board probe`: the long-running services, and what they say of boards.
+
+What the services do is in `farm/services/`; other commands start them for as long as they need them.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+from rich import markup
+
+from farm import settings as farm_settings
+from farm.cli import options, output
+from farm.errors import DeadlineError, PermanentError, TransientError, UsageError
+from farm.services.client import Services, find_services, start_services, using_services
+from farm.services.state import is_held
+from farm.settings import Settings
+from farm.values import Health
+
+# A virtual board takes seconds to start, and a rack of them a minute.
+_PROBE_TIMEOUT_S = 120.0
+_LOOK_S = 0.25
+_OUT_OF_SERVICE = (Health.MAINTENANCE, Health.RETIRED, Health.UNSAFE)
+
+
+def up(
+    foreground: Annotated[bool, typer.Option("--foreground", help="Stay in the terminal, log there.")] = False,
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", help="Wait so long for boards to be reached and probed.")
+    ] = 0.0,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Start the farm's services: the tracker, the way to every board, probes of their health, metrics."""
+
+    def work() -> None:
+        settings = farm_settings.load()
+        if foreground:
+            from farm.services import daemon
+
+            raise SystemExit(daemon.main(["--stay", "--foreground"]))
+        services, started = start_services(settings)
+        if started:
+            output.stderr.print("the farm's services are up; `farm down` ends them")
+        else:
+            output.stderr.print("the farm's services were up already")
+        if wait > 0:
+            _wait_probed(settings, services, wait)
+        _show(settings, services, json)
+
+    output.run(work, debug)
+
+
+def down(
+    force: Annotated[bool, typer.Option("--force", help="Even while somebody uses boards.")] = False,
+    debug: options.Debug = False,
+) -> None:
+    """End the farm's services and everything they started. Boards and their agents elsewhere stay up."""
+
+    def work() -> None:
+        settings = farm_settings.load()
+        services = find_services(settings)
+        if services is None:
+            if is_held(settings.home_path):
+                raise TransientError("the farm's services are starting or ending just now", "Try again in a moment.")
+            output.stderr.print("the farm's services are not running")
+            return
+        if not force:
+            _require_unused(settings, services)
+        services.stop()
+        output.stderr.print("the farm's services have ended")
+
+    output.run(work, debug)
+
+
+def status(json: options.Json = False, debug: options.Debug = False) -> None:
+    """Show the farm's services and how each board is reached. Exit code 3 where they do not run."""
+
+    def work() -> None:
+        settings = farm_settings.load()
+        services = find_services(settings)
+        if services is None:
+            if json:
+                output.print_json({"running": False})
+            else:
+                output.stdout.print("the farm's services are not running; `farm up` starts them")
+            raise SystemExit(3)
+        _show(settings, services, json)
+
+    output.run(work, debug)
+
+
+def probe(
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Boards; none: all in service.")] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="For all of them together.")
+    ] = _PROBE_TIMEOUT_S,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Run the golden kernel on boards now, and let the result decide about their health."""
+
+    def work() -> None:
+        if timeout <= 0:
+            raise UsageError(f"--timeout must be above 0, not {timeout:g}")
+        settings = farm_settings.load()
+        with options.open_store(settings) as store:
+            chosen = list(dict.fromkeys(names or ())) or [
+                board["name"] for board in store.fetch_boards() if board["health"] not in _OUT_OF_SERVICE
+            ]
+            for name in chosen:
+                store.require_board(name)
+        if not chosen:
+            raise UsageError("there are no boards to probe", "`farm board add` registers one.")
+        with using_services(settings, chosen, output.stderr.print) as services:
+            reports = services.probe(chosen, timeout)
+        if json:
+            output.print_json(reports)
+        else:
+            _print_reports(reports)
+        failed = [report["board"] for report in reports if not report["passed"]]
+        if failed and all(report.get("skipped") or report["passed"] for report in reports):
+            raise TransientError(
+                f"{len(failed)} of {len(reports)} boards could not be probed", "See the reasons above."
+            )
+        if failed:
+            raise PermanentError(f"{len(failed)} of {len(reports)} boards did not pass", "See the reasons above.")
+
+    output.run(work, debug)
+
+
+def _print_reports(reports: list[dict[str, Any]]) -> None:
+    output.print_table(
+        ("Board", "Probe", "Health", "Golden kernel", "Took", "Why"),
+        [
+            (
+                report["board"],
+                "passed" if report["passed"] else "skipped" if report.get("skipped") else "FAILED",
+                report.get("health") or "–",
+                f"{report['median_s'] * 1e3:.3f} ms" if report.get("median_s") else "–",
+                f"{report['seconds']:.1f} s",
+                report.get("reason") or "–",
+            )
+            for report in reports
+        ],
+        left=(0, 1, 2, 5),
+    )
+
+
+def _wait_probed(settings: Settings, services: Services, wait_s: float) -> None:
+    """Wait until no board in service is out of reach or unproven. Raises DeadlineError naming one that is."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        ways = {board["name"]: board for board in services.fetch_status()["boards"]}
+        with options.open_store(settings) as store:
+            rows = [row for row in store.fetch_boards() if row["health"] not in _OUT_OF_SERVICE]
+        waiting = [row for row in rows if row["health"] != Health.GOOD or row["state"] == "offline"]
+        if not waiting:
+            return
+        if time.monotonic() > deadline:
+            first = waiting[0]
+            why = ways.get(first["name"], {}).get("trouble") or f"{first['health']}: {first['health_reason']}"
+            raise DeadlineError(
+                f"{len(waiting)} of {len(rows)} boards are not ready after {wait_s:g} s; {first['name']}: {why}",
+                "The services stay up and go on trying; `farm status` shows how far they are.",
+            )
+        time.sleep(_LOOK_S)
+
+
+def _require_unused(settings: Settings, services: Services) -> None:
+    with options.open_store(settings) as store:
+        leases = [
+            f"{board['name']} by {board['lease']['owner']} ({board['lease']['purpose']})"
+            for board in store.fetch_boards()
+            if board["lease"] and board["lease"]["purpose"] != "probe"
+        ]
+    held_by = services.fetch_status()["held_by"]
+    if leases or held_by:
+        who = "; ".join(leases[:3]) or f"{held_by} other commands"
+        raise UsageError(f"boards are in use: {who}", "Wait for them, or end the services with --force.")
+
+
+def _show(settings: Settings, services: Services, json: bool) -> None:
+    status = services.fetch_status()
+    with options.open_store(settings) as store:
+        rows = {row["name"]: row for row in store.fetch_boards()}
+    for board in status["boards"]:
+        row = rows.get(board["name"], {})
+        board |= {key: row.get(key) for key in ("state", "health", "health_reason", "lease")}
+    if json:
+        output.print_json({"running": True, **status})
+        return
+    tracker = status["tracker"]
+    lasted = _span(time.time() - status["started_at"])
+    until = "until `farm down`" if status["stays"] else "until the commands that use them end"
+    lines = [
+        f"services  pid {status['pid']}, up for {lasted}, {until}",
+        f"tracker   {tracker['host']}:{tracker['port']}{'' if tracker['up'] else ', DOWN'}, "
+        f"restarted {tracker['restarts']} times",
+        f"metrics   {status['metrics'] or 'off'}",
+    ]
+    for line in lines:
+        output.stdout.print(markup.escape(line), soft_wrap=True)
+    output.stdout.print()
+    output.print_table(
+        ("Board", "Way", "Reachable", "State", "Health", "Probed", "Trouble"),
+        [
+            (
+                board["key"],
+                board["transport"],
+                "yes" if board["reachable"] else "no",
+                board["state"] or "–",
+                board["health"] or "–",
+                _probed(board["probe"]),
+                board["trouble"] or (board["health_reason"] if board["health"] != Health.GOOD else None) or "–",
+            )
+            for board in status["boards"]
+        ],
+        left=(0, 1, 2, 3, 4, 5, 6),
+        empty="no boards; `farm board add` registers one",
+    )
+
+
+def _probed(report: dict[str, Any] | None) -> str:
+    if report is None:
+        return "–"
+    what = "passed" if report["passed"] else "skipped" if report.get("skipped") else "FAILED"
+    return f"{what} {_span(time.time() - report['at'])} ago"
+
+
+def _span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h"

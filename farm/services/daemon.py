@@ -1,0 +1,198 @@
+"""The services' process, put together: lock, log, tracker, keeper, control socket; and what each request does.
+
+Services that `farm up` started stay until `farm down`. Those that another command started end with the last command
+that holds them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import logging
+import logging.handlers
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from farm import settings as farm_settings
+from farm.errors import FarmError, UnavailableError, UsageError
+from farm.services.control import ControlServer
+from farm.services.keeper import Keeper
+from farm.services.state import LOG_FILE, ServicesInfo, publish, services_lock
+from farm.services.worker import skipped
+from farm.store import Store
+
+_LOG_BYTES, _LOGS_KEPT = 4 << 20, 3
+# For the loop to do something that it does at once: it is busy for seconds only while the tracker starts again.
+_LOOP_TIMEOUT_S = 40.0
+# A command that started us connects within a moment; the interpreter of one that was killed never does.
+_FIRST_HOLD_S = 30.0
+# Under the system's temporary folder, because a Unix socket's path may be 107 bytes long and FARM_HOME longer.
+_FOLDER = "farm-services-"
+
+_log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Be the services until told to end. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m farm.services")
+    parser.add_argument("--stay", action="store_true", help="until told to end, whether anybody needs it or not")
+    parser.add_argument("--boards", default=None, help="only these, comma-separated")
+    parser.add_argument("--foreground", action="store_true", help="log to stderr")
+    options = parser.parse_args(argv)
+    try:
+        settings = farm_settings.load()
+        _start_log(settings.home_path / "logs", options.foreground)
+        wanted = None if options.boards is None else [name for name in options.boards.split(",") if name]
+        with services_lock(settings.home_path):
+            Daemon(settings, wanted, options.stay).run()
+    except FarmError as error:
+        _log.error("%s", error)
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        _log.error("%s", error)
+        print(f"error: {error}", file=sys.stderr)
+        return 3
+    return 0
+
+
+class Daemon:
+    """The services of one FARM_HOME."""
+
+    def __init__(self, settings: farm_settings.Settings, wanted: Sequence[str] | None, stay: bool) -> None:
+        self._settings, self._wanted, self._stay = settings, wanted, stay
+        self._started_at = time.time()
+        self._began = time.monotonic()
+        self._held_once = False
+        self._metrics: tuple[str, int] | None = None
+
+    def run(self) -> None:
+        """Come up, serve, and leave nothing behind."""
+        home = self._settings.home_path
+        with contextlib.ExitStack() as stack:
+            store = stack.enter_context(Store(home / "farm.db"))
+            folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            cores = len(os.sched_getaffinity(0))
+            self._keeper = Keeper(self._settings, store, cores, self._wanted, home / "logs")
+            stack.callback(self._keeper.close)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, lambda *_: self._keeper.stop())
+            self._control = ControlServer(folder / "control", self.handle, self._keeper.wake)
+            stack.callback(self._control.close)
+            tracker = self._keeper.tracker
+            publish(
+                home,
+                ServicesInfo(
+                    os.getpid(), str(folder / "control"), (tracker.host, tracker.port), self._metrics, self._started_at
+                ),
+            )
+            _log.info("up, tracker on %s:%d", tracker.host, tracker.port)
+            self._keeper.run(self._may_end)
+            _log.info("ending")
+
+    def handle(self, verb: str, arguments: Mapping[str, Any]) -> Any:
+        """What a command asked for, on a thread of its own. Raises FarmError."""
+        match verb:
+            case "status":
+                return self._do(self._show)
+            case "need":
+                names = arguments.get("boards")
+                self._do(lambda: self._keeper.need(names))
+                return self._do(self._show)
+            case "stay":
+                self._do(lambda: self._keeper.need(None))
+                self._stay = True
+                return self._do(self._show)
+            case "retry":
+                return self._do(lambda: self._keeper.retry(list(arguments["boards"])))
+            case "probe":
+                return self._probe([str(name) for name in arguments["boards"]], float(arguments["timeout_s"]))
+            case "stop":
+                self._keeper.stop()
+                return os.getpid()
+        raise UsageError(f"the farm's services do not know the request {verb!r}", "They may be of another version.")
+
+    def _do(self, work: Any) -> Any:
+        try:
+            return self._keeper.submit(work).result(_LOOP_TIMEOUT_S)
+        except concurrent.futures.TimeoutError:
+            raise UnavailableError(f"the farm's services were busy for {_LOOP_TIMEOUT_S:g} s") from None
+
+    def _probe(self, names: list[str], timeout_s: float) -> list[dict[str, Any]]:
+        """A report for each board, in order; one that was not probed in time has a reason and is `skipped`."""
+        deadline = time.monotonic() + timeout_s
+        self._do(lambda: self._keeper.need(names))
+        probing = self._keeper.probing
+        answers = self._do(lambda: [(name, probing.request(name)) for name in names])
+        reports = []
+        for name, answer in answers:
+            try:
+                reports.append(answer.result(max(0.0, deadline - time.monotonic())))
+            except concurrent.futures.TimeoutError:
+                self._do(lambda name=name, answer=answer: probing.withdraw(name, answer))
+                kept = self._keeper.boards.get(name)
+                why = kept.trouble if kept is not None else "it is retired"
+                reason = f"no answer within {timeout_s:g} s" + (f": {why}" if why else "")
+                reports.append(skipped(name, timeout_s, reason))
+        return reports
+
+    def _may_end(self) -> bool:
+        held = self._control.holds > 0
+        self._held_once = self._held_once or held
+        patience_over = self._held_once or time.monotonic() - self._began > _FIRST_HOLD_S
+        return not self._stay and not held and patience_over
+
+    def _show(self) -> dict[str, Any]:
+        keeper, now = self._keeper, time.monotonic()
+        return {
+            "pid": os.getpid(),
+            "started_at": self._started_at,
+            "stays": self._stay,
+            "held_by": self._control.holds,
+            "tracker": {
+                "host": keeper.tracker.host,
+                "port": keeper.tracker.port,
+                "up": keeper.tracker.is_alive,
+                "restarts": keeper.tracker_restarts,
+            },
+            "metrics": None if self._metrics is None else f"http://{self._metrics[0]}:{self._metrics[1]}/metrics",
+            "probe_worker": {
+                "restarts": keeper.probing.worker.restarts,
+                "busy_with": sorted(keeper.probing.worker.busy),
+            },
+            "boards": [
+                {
+                    "name": board.name,
+                    "key": board.key,
+                    "transport": board.transport.kind,
+                    "way_up": board.state.up,
+                    "registered": board.registered,
+                    "reachable": board.reachable,
+                    "way_since_s": now - board.state.since,
+                    "connects": board.state.connects,
+                    "trouble": board.trouble,
+                    "probe": keeper.probing.reports.get(board.name),
+                }
+                for _, board in sorted(keeper.boards.items())
+            ],
+        }
+
+
+def _start_log(folder: Path, foreground: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    handlers: list[logging.Handler] = [
+        logging.handlers.RotatingFileHandler(folder / LOG_FILE, maxBytes=_LOG_BYTES, backupCount=_LOGS_KEPT)
+    ]
+    if foreground:
+        handlers.append(logging.StreamHandler())
+    logging.basicConfig(level=logging.INFO, handlers=handlers, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("paramiko").setLevel(logging.WARNING)

@@ -1,0 +1,278 @@
+"""The services' one loop: keeps the tracker, the ways to boards and the probe worker up, and the store told.
+
+Everything runs on the main thread; requests come in through `submit`. What commands may ask is in `daemon`, which board
+is due for a probe in `probe_plan`, what an observation means in `farm.fleet.health`.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import logging
+import queue
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from farm.errors import FarmError, UsageError
+from farm.fleet.health import Kind, Limits, Observation, decide_by
+from farm.fleet.host_keys import FILE_NAME, KnownHosts
+from farm.fleet.tracker import Tracker
+from farm.services.probing import Probing
+from farm.services.ways import DirectWay, VirtualWay, Way, WayState, make_way
+from farm.settings import Settings
+from farm.store import Store
+from farm.store.standing import parse_transport
+from farm.values import Health, State, Transport
+
+BY = "services"
+# How often everything is looked at when nothing happens: a lost board is in the store this much later.
+TICK_S = 0.5
+_BOARDS_PERIOD_S = 1.0
+_LEASES_PERIOD_S = 5.0
+# Agents come back to a tracker that was started again within 2 s (`device_agent/tracker.py`).
+_REGISTRATION_GRACE_S = 6.0
+# Each virtual board that starts is busy for over a second; more at once than cores only delays the first.
+_STARTING_PER_CORE = 2
+_SUMMARY_TIMEOUT_S = 2.0
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class KeptBoard:
+    """A board whose way we keep."""
+
+    name: str
+    board_type: str
+    transport: Transport
+    way: Way
+    state: WayState
+    registered: bool = False
+
+    @property
+    def key(self) -> str:
+        """Its name at the tracker."""
+        return f"{self.board_type}/{self.name}"
+
+    @property
+    def reachable(self) -> bool:
+        """Whether work can reach its agent now."""
+        return self.state.up and self.registered
+
+    @property
+    def trouble(self) -> str:
+        """Why it cannot be reached; empty where it can."""
+        if self.reachable:
+            return ""
+        if not self.state.up:
+            return self.state.error
+        hint = "" if isinstance(self.way, DirectWay) else f"; `farm board doctor {self.name}` looks closer"
+        return f"no agent of it has registered with the tracker{hint}"
+
+
+class Keeper:
+    """Keeps the boards called `wanted` (None: all that are registered) within reach until `stop`."""
+
+    def __init__(
+        self, settings: Settings, store: Store, cores: int, wanted: Collection[str] | None, logs: Path
+    ) -> None:
+        """Start the tracker. Raises UnavailableError where it cannot."""
+        self._settings, self._store, self._logs = settings, store, logs
+        self._wanted: set[str] | None = None if wanted is None else set(wanted)
+        self._most_starting = _STARTING_PER_CORE * cores
+        self._known_hosts = KnownHosts(settings.home_path / FILE_NAME)
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._boards: dict[str, KeptBoard] = {}
+        self._rows: list[dict[str, Any]] = []
+        self._stopping = False
+        self.tracker = Tracker.start(settings.tracker_port, logs / "tracker.log")
+        self.tracker_restarts = 0
+        self._tracker_since = time.monotonic()
+        self._boards_at = self._leases_at = 0.0
+        self.probing = Probing(settings, (self.tracker.host, self.tracker.port), logs, self._defer)
+        # Told of every turn; the exporter of metrics, for one.
+        self.watchers: list[Callable[[Keeper], None]] = []
+
+    # From any thread
+
+    def submit(self, work: Callable[[], T]) -> concurrent.futures.Future[T]:
+        """Have the loop do `work`; the future has its result."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work())
+            except Exception as error:  # noqa: BLE001 - handed to whoever asked
+                future.set_exception(error)
+
+        self._inbox.put(run)
+        return future
+
+    def stop(self) -> None:
+        """End the loop soon. Safe in a signal handler."""
+        self._stopping = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Have the loop look at everything now. Safe in a signal handler."""
+        self._inbox.put(lambda: None)
+
+    # On the main thread
+
+    def run(self, may_end: Callable[[], bool]) -> None:
+        """Keep everything up until `stop`, or until `may_end` says that nobody needs it."""
+        while not self._stopping and not may_end():
+            self.step()
+            self._run_inbox(TICK_S)
+
+    def step(self) -> None:
+        """Look at everything once."""
+        self._keep_tracker()
+        now = time.monotonic()
+        try:
+            if now - self._boards_at >= _BOARDS_PERIOD_S:
+                self._boards_at = now
+                self._rows = self._store.fetch_boards()
+                self._reconcile()
+            if now - self._leases_at >= _LEASES_PERIOD_S:
+                self._leases_at = now
+                for name in self._store.expire_leases(BY):
+                    _log.info("the lease of %s expired", name)
+            self._look_at_boards()
+            self.probing.step(self._rows, {name for name, board in self._boards.items() if board.reachable})
+        except FarmError as error:  # the store is busy or its disk is full: what is up stays up
+            _log.warning("%s", error)
+        for watch in self.watchers:
+            watch(self)
+
+    @property
+    def boards(self) -> Mapping[str, KeptBoard]:
+        """The boards that are kept, by name."""
+        return self._boards
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """All boards as the store showed them last."""
+        return self._rows
+
+    def need(self, names: Collection[str] | None) -> None:
+        """Keep these boards as well, or all. Raises UsageError for one that is not registered."""
+        if names is None:
+            self._wanted = None
+        else:
+            known = {row["name"] for row in self._store.fetch_boards()}
+            if missing := sorted(set(names) - known):
+                raise UsageError(f"there is no board {missing[0]!r}", "`farm board list` shows those that there are.")
+            if self._wanted is not None:
+                self._wanted |= set(names)
+        self._boards_at = 0.0
+
+    def retry(self, names: Collection[str]) -> None:
+        """Connect anew, as after a host key was confirmed."""
+        for name in set(names) & self._boards.keys():
+            self._boards.pop(name).way.close()
+        self._boards_at = 0.0
+
+    def close(self) -> None:
+        """End every way, the worker and the tracker, and say in the store that the boards are out of reach."""
+        self.probing.close()
+        boards = list(self._boards.values())
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            list(pool.map(lambda board: board.way.close(), boards))
+        for board in boards:
+            if board.registered or board.state.up:
+                self._tell(board.name, Kind.LOST, "the farm's services ended")
+        self._boards.clear()
+        self.tracker.stop()
+
+    def _run_inbox(self, timeout_s: float) -> None:
+        try:
+            work = self._inbox.get(timeout=timeout_s)
+            while True:
+                work()
+                work = self._inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def _defer(self, work: Callable[[], None]) -> None:
+        self._inbox.put(work)
+
+    def _keep_tracker(self) -> None:
+        if self.tracker.is_alive:
+            return
+        host, port = self.tracker.host, self.tracker.port
+        _log.warning("the tracker ended; starting it again")
+        self.tracker.stop()
+        self.tracker_restarts += 1
+        try:
+            # On its port: agents, forwards and clients know no other.
+            self.tracker = Tracker.start(port, self._logs / "tracker.log", tries=1)
+        except FarmError as error:
+            _log.error("the tracker at %s:%d cannot be started again: %s", host, port, error)
+        self._tracker_since = time.monotonic()
+
+    def _reconcile(self) -> None:
+        """Have a way for each board that is wanted and registered, and for no other."""
+        seen = set()
+        for row in self._rows:
+            name = row["name"]
+            if row["health"] == Health.RETIRED or (self._wanted is not None and name not in self._wanted):
+                continue
+            seen.add(name)
+            transport = parse_transport(row["transport"])
+            kept = self._boards.get(name)
+            if kept is not None and (kept.transport, kept.board_type) == (transport, row["board_type"]):
+                continue
+            if kept is not None:
+                kept.way.close()
+            tracker = (self.tracker.host, self.tracker.port)
+            way = make_way(name, row["board_type"], transport, tracker, self._known_hosts, self._logs)
+            if isinstance(way, VirtualWay):
+                way.may_start = self._may_start
+            untried = WayState(False, time.monotonic(), "not tried yet")
+            self._boards[name] = KeptBoard(name, row["board_type"], transport, way, untried)
+        for name in [name for name in self._boards if name not in seen]:
+            self._boards.pop(name).way.close()
+
+    def _may_start(self) -> bool:
+        return sum(board.way.starting for board in self._boards.values()) < self._most_starting
+
+    def _look_at_boards(self) -> None:
+        for board in self._boards.values():
+            board.state = board.way.look()
+        self._note_registered()
+        said = {row["name"]: row for row in self._rows}
+        for board in self._boards.values():
+            row = said.get(board.name)
+            if row is None or board.reachable == (row["state"] != State.OFFLINE):
+                continue
+            if board.reachable:
+                self._tell(board.name, Kind.BACK, "")
+            else:
+                self._tell(board.name, Kind.LOST, board.trouble)
+            # What was said holds until the rows are read again.
+            row["state"] = str(State.IDLE if board.reachable else State.OFFLINE)
+            row["health"] = str(Health.SUSPECT) if row["health"] == Health.GOOD else row["health"]
+            self._boards_at = 0.0
+
+    def _note_registered(self) -> None:
+        try:
+            summary = self.tracker.fetch_summary(_SUMMARY_TIMEOUT_S)
+        except FarmError as error:
+            _log.warning("%s", error)
+            return
+        names = {str(info.get("key", "")).removeprefix("server:") for info in summary.get("server_info", ())}
+        settling = time.monotonic() - self._tracker_since < _REGISTRATION_GRACE_S and self.tracker_restarts
+        for board in self._boards.values():
+            board.registered = board.key in names or bool(settling and board.registered)
+
+    def _tell(self, name: str, kind: Kind, detail: str) -> None:
+        try:
+            self._store.observe_board(name, kind, BY, decide_by(Observation(kind, detail), Limits()))
+            _log.info("%s: %s %s", name, kind, detail)
+        except FarmError as error:  # removed meanwhile, or the store is busy: said again on the next turn
+            _log.warning("%s: %s", name, error)
+            self._boards_at = 0.0

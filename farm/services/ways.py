@@ -1,0 +1,196 @@
+"""The ways to boards, one per board: an SSH link, a virtual board as a child of ours, or an agent on this machine.
+
+A way says whether it stands and mends itself when it is looked at. Whether a board is reachable also takes that its
+agent has registered with the tracker, which the keeper finds out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from farm.errors import FarmError
+from farm.fleet import processes
+from farm.fleet.addresses import to_ssh_address
+from farm.fleet.board_link import Backoff, BoardLink, LinkState
+from farm.fleet.host_keys import KnownHosts
+from farm.values import Direct, Ssh, Transport, Virtual
+
+# A key that was refused may have been put right since; looked at again after so long.
+FINAL_RETRY_S = 30.0
+# Virtual boards listen above TVM's own range of ports, which agents of this machine use.
+_FIRST_PORT, _LAST_PORT = 10090, 11989
+# A board that ends again and again is started with growing pauses, as an SSH link is.
+_BACKOFF = Backoff(first_s=0.5, last_s=30.0)
+_STABLE_S = 30.0
+# Importing TVM takes seconds, and many start at once.
+_VIRTUAL_START_S = 120.0
+
+
+@dataclasses.dataclass(frozen=True)
+class WayState:
+    """Whether the way stands, since when (monotonic seconds), why not, and how often it came up."""
+
+    up: bool
+    since: float
+    error: str = ""
+    connects: int = 0
+
+
+class Way(Protocol):
+    """The way to one board. Used by the keeper's main thread alone."""
+
+    @property
+    def starting(self) -> bool:
+        """Whether it costs this machine work to start, and still does."""
+
+    def look(self) -> WayState:
+        """How it stands; what ended by itself is started again. Never waits."""
+
+    def close(self) -> None:
+        """End it. Blocks for some seconds at most."""
+
+
+class SshWay:
+    """An SSH connection that comes back by itself, with a forward to the agent and one back to the tracker."""
+
+    starting = False
+
+    def __init__(self, transport: Ssh, key: str, tracker: tuple[str, int], known_hosts: KnownHosts) -> None:
+        self._transport, self._key, self._tracker, self._known_hosts = transport, key, tracker, known_hosts
+        self._link: BoardLink | None = None
+        self._failed = WayState(False, time.monotonic(), "not tried yet")
+        self._connects = 0
+
+    def look(self) -> WayState:
+        """See `Way`."""
+        now = time.monotonic()
+        if self._link is not None:
+            state = self._link.state
+            if state.final and now - state.since >= FINAL_RETRY_S:
+                self.close()
+            else:
+                return self._show(state)
+        elif self._failed.since + FINAL_RETRY_S > now and self._failed.error != "not tried yet":
+            return self._failed
+        try:
+            self._link = self._open()
+        except FarmError as error:  # a key file that is not there
+            self._failed = WayState(False, now, str(error), self._connects)
+            return self._failed
+        return self._show(self._link.state)
+
+    def close(self) -> None:
+        """See `Way`."""
+        if self._link is not None:
+            self._connects += self._link.state.connects
+            self._link.close()
+            self._link = None
+
+    def _open(self) -> BoardLink:
+        link = BoardLink(to_ssh_address(self._transport), self._known_hosts)
+        forward = link.add_forward(self._transport.agent_port)
+        link.add_tracker(self._transport.tracker_port, self._tracker, self._key, forward)
+        link.start()
+        return link
+
+    def _show(self, state: LinkState) -> WayState:
+        error = "" if state.up else str(state.error) if state.error else "connecting"
+        return WayState(state.up, state.since, error, self._connects + state.connects)
+
+
+class VirtualWay:
+    """A virtual board: an agent of our own, which lives as long as we do. Start from the main thread only."""
+
+    def __init__(self, name: str, board_type: str, seed: int, tracker: tuple[str, int], folder: Path) -> None:
+        """`folder` takes its log. Nothing starts before `look`."""
+        self._ready_file = folder / f"{name}.ready"
+        self._log = folder / f"{name}.log"
+        self._command = [
+            *(sys.executable, "-m", "device_agent", "serve", "--virtual", board_type, "--seed", str(seed)),
+            *("--name", name, "--tracker", f"{tracker[0]}:{tracker[1]}", "--exit-with-parent"),
+            *("--port", str(_FIRST_PORT), "--port-end", str(_LAST_PORT), "--ready-file", str(self._ready_file)),
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._began = 0.0
+        self._failures = self._connects = 0
+        self._again_at = 0.0
+        self._state = WayState(False, time.monotonic(), "not started yet")
+        self.may_start: Callable[[], bool] = lambda: True
+
+    @property
+    def starting(self) -> bool:
+        """See `Way`."""
+        return self._process is not None and not self._state.up
+
+    def look(self) -> WayState:
+        """See `Way`."""
+        now = time.monotonic()
+        if self._process is None:
+            if now >= self._again_at and self.may_start():
+                self._start(now)
+        elif self._process.poll() is not None:
+            self._give_up(now, f"its agent ended: {processes.tail(self._log, 1)}")
+        elif not self._state.up and self._ready_file.exists():
+            self._connects += 1
+            self._state = WayState(True, now, "", self._connects)
+        elif not self._state.up and now - self._began > _VIRTUAL_START_S:
+            self._give_up(now, f"its agent was not ready within {_VIRTUAL_START_S:g} s")
+        return self._state
+
+    def close(self) -> None:
+        """See `Way`."""
+        if self._process is not None:
+            processes.stop(self._process)
+            self._process = None
+        with contextlib.suppress(OSError):
+            self._ready_file.unlink()
+
+    def _start(self, now: float) -> None:
+        with contextlib.suppress(OSError):
+            self._ready_file.unlink()
+        self._began = now
+        self._process = processes.start(self._command, self._log, os.environ)
+        self._state = WayState(False, now, "starting", self._connects)
+
+    def _give_up(self, now: float, error: str) -> None:
+        self.close()
+        self._failures = 1 if self._state.up and now - self._state.since >= _STABLE_S else self._failures + 1
+        self._again_at = now + _BACKOFF.plan_pause_s(self._failures)
+        self._state = WayState(False, now, error, self._connects)
+
+
+class DirectWay:
+    """An agent on this machine that somebody else starts: it is there when it has registered with our tracker."""
+
+    starting = False
+
+    def __init__(self) -> None:
+        self._state = WayState(True, time.monotonic())
+
+    def look(self) -> WayState:
+        """See `Way`."""
+        return self._state
+
+    def close(self) -> None:
+        """See `Way`."""
+
+
+def make_way(
+    name: str, board_type: str, transport: Transport, tracker: tuple[str, int], known_hosts: KnownHosts, logs: Path
+) -> Way:
+    """The way that a transport asks for. Starts nothing yet."""
+    match transport:
+        case Ssh():
+            return SshWay(transport, f"{board_type}/{name}", tracker, known_hosts)
+        case Virtual(seed):
+            return VirtualWay(name, board_type, seed, tracker, logs / "boards")
+        case Direct():
+            return DirectWay()
