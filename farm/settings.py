@@ -26,6 +26,9 @@ class Settings:
     tracker_port: int = _setting(
         9190, "FARM_TRACKER_PORT", "first port tried for the local tracker; a busy one is skipped"
     )
+    ssh_key: str = _setting(
+        "", "FARM_SSH_KEY", "private key shown to boards registered without one; default: OpenSSH's usual files"
+    )
     isolation: str = _setting(
         "exclusive",
         "FARM_ISOLATION",

@@ -1,0 +1,45 @@
+"""Which key a board is shown, and where."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from farm.fleet.addresses import to_ssh_address
+from farm.values import Ssh
+
+BOARD = Ssh("nano-01.lan", "farm", 2222, host_key="SHA256:" + "A" * 43)
+
+
+@pytest.fixture
+def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A home folder with an empty `.ssh`, and no key set for the farm."""
+    (tmp_path / ".ssh").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("FARM_SSH_KEY", raising=False)
+    return tmp_path
+
+
+def test_a_registered_key_goes_before_every_default(home: pathlib.Path) -> None:
+    """`~` is the home folder of whoever runs the farm; host, user, port and pinned key are passed on."""
+    address = to_ssh_address(Ssh(BOARD.host, "farm", 2222, "~/keys/farm", BOARD.host_key), "/other")
+    assert (address.host, address.user, address.port) == ("nano-01.lan", "farm", 2222)
+    assert (address.key_file, address.host_key) == (home / "keys/farm", BOARD.host_key)
+
+
+def test_the_farms_key_is_for_boards_registered_without_one(
+    home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FARM_SSH_KEY, or what the caller names in its place."""
+    monkeypatch.setenv("FARM_SSH_KEY", "~/farm_key")
+    assert to_ssh_address(BOARD).key_file == home / "farm_key"
+    assert to_ssh_address(BOARD, "/other").key_file == pathlib.Path("/other")
+
+
+def test_without_any_openssh_s_usual_keys_are_taken(home: pathlib.Path) -> None:
+    """The first that is there, in OpenSSH's order; with none, the first is named, so that the error can say so."""
+    assert to_ssh_address(BOARD).key_file == home / ".ssh/id_ed25519"
+    for name in ("id_rsa", "id_ecdsa", "id_ed25519"):
+        (home / ".ssh" / name).touch()
+        assert to_ssh_address(BOARD).key_file == home / ".ssh" / name
