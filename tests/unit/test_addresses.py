@@ -28,9 +28,7 @@ def test_a_registered_key_goes_before_every_default(home: pathlib.Path) -> None:
     assert (address.key_file, address.host_key) == (home / "keys/farm", BOARD.host_key)
 
 
-def test_the_farms_key_is_for_boards_registered_without_one(
-    home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_farms_key_is_for_boards_without_one(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FARM_SSH_KEY, or what the caller names in its place."""
     monkeypatch.setenv("FARM_SSH_KEY", "~/farm_key")
     assert to_ssh_address(BOARD).key_file == home / "farm_key"
