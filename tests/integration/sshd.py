@@ -51,11 +51,12 @@ class Sshd:
     options: str = ""
     port: int = 0
     process: subprocess.Popen[bytes] | None = None
+    host: str = "127.0.0.1"
 
     @property
     def address(self) -> SshAddress:
         """How the farm reaches it; nothing pinned."""
-        return SshAddress("127.0.0.1", getpass.getuser(), self.folder / "user_key", self.port)
+        return SshAddress(self.host, getpass.getuser(), self.folder / "user_key", self.port)
 
     @property
     def pinned(self) -> SshAddress:
@@ -86,20 +87,24 @@ class Sshd:
         keys = "\n".join(f"HostKey {self.folder}/host_{kind}" for kind in KINDS)
         # sshd takes the first of two contradicting lines.
         config.write_text(
-            f"{self.options}\nListenAddress 127.0.0.1\nPort {self.port}\n{keys}\n"
+            f"{self.options}\nListenAddress {self.host}\nPort {self.port}\n{keys}\n"
             f"AuthorizedKeysFile {self.folder}/authorized_keys\nStrictModes no\nUsePAM no\nPidFile none\n"
             "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n"
             "AllowTcpForwarding yes\nSubsystem sftp internal-sftp\nMaxStartups 100\nPrintMotd no\nLogLevel VERBOSE\n"
         )
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [path, "-D", "-e", "-f", str(config)],
+                self.command(path, config),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
         wait_until(self._listens, f"sshd: {(self.folder / 'log').read_text()}")
+
+    def command(self, path: str, config: pathlib.Path) -> list[str]:
+        """How the server is started."""
+        return [path, "-D", "-e", "-f", str(config)]
 
     def processes(self) -> list[psutil.Process]:
         """Everything below the listener: connections, and what they run."""
@@ -138,7 +143,7 @@ class Sshd:
     def _listens(self) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, (self.folder / "log").read_text()
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+        with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), timeout=1):
             return True
         return False
 

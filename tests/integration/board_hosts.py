@@ -1,0 +1,210 @@
+"""Machines of their own for tests: a network namespace each, with an sshd and an agent inside, reached over a veth pair.
+
+The cable can be pulled, the power cut, the machine booted again; nothing of that touches this machine's own network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.integration.conftest import ROOT, wait_until
+from tests.integration.sshd import Sshd, require_sshd
+
+# RFC 2544 keeps 198.18.0.0/15 for tests between networks: nobody's real address.
+_NETWORK = "198.18"
+_numbers = itertools.count(os.getpid() % 200 * 64)
+
+
+def require_namespaces() -> None:
+    """Skip the test where network namespaces cannot be made, and fail it where FARM_REQUIRE_NETNS is set."""
+    reason = "network namespaces need root and iproute2"
+    if os.geteuid() == 0 and shutil.which("ip"):
+        name = f"farm-try-{os.getpid()}"
+        if _ip("netns", "add", name, check=False):
+            _ip("netns", "del", name)
+            return
+        reason = "this machine does not allow network namespaces"
+    if os.environ.get("FARM_REQUIRE_NETNS"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def _ip(*arguments: str, check: bool = True) -> bool:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=20)
+    if check and done.returncode:
+        pytest.fail(f"ip {' '.join(arguments)}: {done.stderr}")
+    return done.returncode == 0
+
+
+@dataclasses.dataclass
+class HostSshd(Sshd):
+    """The same server on port 22 of a host of its own."""
+
+    namespace: str = ""
+    host: str = ""
+
+    def command(self, path: str, config: pathlib.Path) -> list[str]:
+        """See `Sshd`."""
+        return ["ip", "netns", "exec", self.namespace, *super().command(path, config)]
+
+
+class BoardHost:
+    """One machine: `board_type` is what its agent plays. `start` boots it."""
+
+    def __init__(self, name: str, folder: pathlib.Path, board_type: str = "jetson-nano") -> None:
+        require_sshd()
+        number = next(_numbers) % 16384
+        self.name, self.folder, self.board_type = name, folder, board_type
+        self.namespace = f"farm-{os.getpid()}-{number}"
+        self._outside = f"fv{os.getpid() % 100000}x{number}"[:15]
+        base = number * 4
+        self.gateway = f"{_NETWORK}.{base // 256}.{base % 256 + 1}"
+        self.address = f"{_NETWORK}.{base // 256}.{base % 256 + 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.sshd = HostSshd(folder / "sshd", port=22, namespace=self.namespace, host=self.address)
+        self.agent: subprocess.Popen[bytes] | None = None
+        self.agent_options: list[str] = []
+
+    @property
+    def key_file(self) -> pathlib.Path:
+        """The private key that this machine lets in."""
+        return self.sshd.folder / "user_key"
+
+    @property
+    def fingerprint(self) -> str:
+        """Of its host key."""
+        return self.sshd.host_key().fingerprint
+
+    @property
+    def key(self) -> str:
+        """Its name at the tracker."""
+        return f"{self.board_type}/{self.name}"
+
+    def start(self) -> BoardHost:
+        """Lay the cable and boot."""
+        _ip("netns", "add", self.namespace)
+        _ip("link", "add", self._outside, "type", "veth", "peer", "name", "eth0", "netns", self.namespace)
+        _ip("addr", "add", f"{self.gateway}/30", "dev", self._outside)
+        _ip("-n", self.namespace, "addr", "add", f"{self.address}/30", "dev", "eth0")
+        _ip("-n", self.namespace, "link", "set", "lo", "up")
+        self.plug_in()
+        self.boot()
+        return self
+
+    def boot(self) -> None:
+        """Start sshd, then the agent, which finds its tracker when the farm has connected."""
+        self.sshd.start()
+        self.start_agent()
+
+    def start_agent(self, *options: str) -> None:
+        """Start the agent alone; its first port is 9090 of this machine's own loopback."""
+        self.agent_options = list(options)
+        work = self.folder / "tmp"
+        work.mkdir(exist_ok=True)
+        command = ["ip", "netns", "exec", self.namespace, sys.executable, "-m", "device_agent", "serve"]
+        command += ["--virtual", self.board_type, "--name", self.name, "--tracker", "127.0.0.1:9190", *options]
+        with (self.folder / "agent.log").open("ab") as log:
+            self.agent = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+                env=os.environ | {"TMPDIR": str(work)},
+                start_new_session=True,
+            )
+        wait_until(lambda: "listens on" in self.agent_log(), f"the agent: {self.agent_log()}")
+
+    def agent_log(self) -> str:
+        """What the agent has said so far."""
+        path = self.folder / "agent.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def agent_processes(self) -> list[psutil.Process]:
+        """The agent and everything below it."""
+        if self.agent is None:
+            return []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            top = psutil.Process(self.agent.pid)
+            return [top, *top.children(recursive=True)]
+        return []
+
+    def signal_agent(self, number: signal.Signals) -> None:
+        """Send a signal to the agent and everything below it."""
+        for process in self.agent_processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def kill_agent(self) -> None:
+        """As if the agent and all its children had crashed."""
+        self.signal_agent(signal.SIGKILL)
+        if self.agent is not None:
+            self.agent.wait()
+            self.agent = None
+        (self.folder / "agent.log").unlink(missing_ok=True)
+
+    def pull_the_plug(self) -> None:
+        """Cut the network: from now on there is no answer at all, not even a refusal."""
+        # The far end: without the near one the kernel would look for another route, and out of this machine.
+        _ip("-n", self.namespace, "link", "set", "eth0", "down")
+
+    def plug_in(self) -> None:
+        """The inverse of `pull_the_plug`."""
+        _ip("-n", self.namespace, "link", "set", "eth0", "up")
+        _ip("link", "set", self._outside, "up")
+
+    def cut_the_power(self) -> None:
+        """Everything on it is gone at once, without a farewell to anybody."""
+        self.pull_the_plug()
+        self.kill_agent()
+        self.sshd.stop()
+
+    def listening(self) -> set[tuple[str, int]]:
+        """Address and port of every TCP socket that listens in there."""
+        done = subprocess.run(
+            ["ip", "netns", "exec", self.namespace, sys.executable, "-c", _LISTENING],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+        return {(address, port) for address, port in json.loads(done.stdout)}
+
+    def remove(self) -> None:
+        """End everything and take the cable away."""
+        self.kill_agent()
+        self.sshd.stop()
+        _ip("link", "del", self._outside, check=False)
+        _ip("netns", "del", self.namespace, check=False)
+
+
+_LISTENING = """
+import json, psutil
+print(json.dumps([c.laddr for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN]))
+"""
+
+
+@contextlib.contextmanager
+def board_host(name: str, folder: pathlib.Path, board_type: str = "jetson-nano") -> Iterator[BoardHost]:
+    """A machine for the length of a block. Skips where there can be none."""
+    require_namespaces()
+    host = BoardHost(name, folder, board_type)
+    try:
+        yield host.start()
+    finally:
+        host.remove()
+
+
