@@ -7,7 +7,7 @@ import sys
 import typer
 
 import farm
-from farm.cli import board, doctor, fleet, model, quickstart, record, services, tune
+from farm.cli import board, board_remote, doctor, fleet, model, quickstart, record, services, tune
 
 app = typer.Typer(
     name="farm",
@@ -25,6 +25,7 @@ app.command("up")(services.up)
 app.command("down")(services.down)
 app.command("status")(services.status)
 board.app.command("probe")(services.probe)
+board_remote.register(board.app)
 app.add_typer(model.app, name="model")
 app.add_typer(record.app, name="record")
 app.add_typer(board.app, name="board")

@@ -11,7 +11,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import paramiko
@@ -88,10 +88,19 @@ def log_in(address: SshAddress, known_hosts: KnownHosts | None, timeout_s: float
     return transport, sock
 
 
-def fetch_host_key(host: str, port: int = 22, timeout_s: float = CONNECT_TIMEOUT_S) -> HostKey:
-    """The key that a board shows to somebody who knows none: for a person to confirm. Nobody logs in."""
+def fetch_host_key(
+    host: str, port: int = 22, timeout_s: float = CONNECT_TIMEOUT_S, wanted: Collection[str] = ()
+) -> HostKey:
+    """The key that a board shows to somebody who knows none: for a person to confirm. Nobody logs in.
+
+    With fingerprints `wanted` it is asked for each type of key until one of those is shown; raises HostKeyError where
+    none is.
+    """
     address = SshAddress(host, "", Path(), port)
-    transport, sock = _exchange_keys(address, [kind for family in _FAMILIES for kind in family], timeout_s)
+    if wanted:
+        transport, sock = _open_pinned(address, list(wanted), set(), time.monotonic() + timeout_s)
+    else:
+        transport, sock = _exchange_keys(address, [kind for family in _FAMILIES for kind in family], timeout_s)
     try:
         return _shown_key(transport)
     finally:

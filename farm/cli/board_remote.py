@@ -1,0 +1,366 @@
+"""`farm board trust`, `exec` and `logs`: what is done to boards over SSH, and what virtual ones have in its place.
+
+The connection is one of this command's own: the farm's services need not run, and what they carry is not disturbed.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import getpass
+import shlex
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import typer.core
+
+from farm import settings as farm_settings
+from farm.cli import first_contact, options, output
+from farm.cli.durations import read_duration_s
+from farm.errors import FarmError, PermanentError, TransientError, UnavailableError, UsageError
+from farm.fleet.addresses import to_ssh_address
+from farm.fleet.board_logs import MAX_LINES, plan_log_command
+from farm.fleet.host_keys import FILE_NAME, KnownHosts, changed, require_fingerprint
+from farm.fleet.ssh import ExecResult, SshConnection
+from farm.fleet.ssh_handshake import SshAddress, fetch_host_key
+from farm.settings import Settings
+from farm.store import Store
+from farm.store.standing import parse_transport
+from farm.values import Direct, Ssh, Transport, Virtual
+
+_AT_ONCE = 32
+_LOG_TIMEOUT_S = 30.0
+# Of one command on one board, and held in memory: a log of a week, not a disk image.
+_MAX_OUTPUT_BYTES = 64 << 20
+_REST = "farm.rest"
+
+Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them.")]
+Accept = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--accept-host-key", metavar="SHA256:…", help="Pin this host key where none is confirmed yet; repeatable."
+    ),
+]
+
+
+class _CommandWithRest(typer.core.TyperCommand):
+    """Keeps what follows `--` apart, which would otherwise be taken for more names."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[_REST] = args[at + 1 :]
+        return super().parse_args(ctx, args[:at])
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to `farm board`."""
+    app.command("trust")(trust)
+    app.command("exec", cls=_CommandWithRest)(execute)
+    app.command("logs")(logs)
+
+
+def trust(
+    names: Names,
+    fingerprint: Annotated[
+        list[str] | None, typer.Option("--fingerprint", metavar="SHA256:…", help="The key to pin; repeatable.")
+    ] = None,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Remove the pins instead, as after a reinstallation.")
+    ] = False,
+    debug: options.Debug = False,
+) -> None:
+    """Confirm the host keys of boards reached over SSH: shows each fingerprint and asks, or takes the one given."""
+
+    def work() -> None:
+        if forget and fingerprint:
+            raise UsageError("--forget and --fingerprint contradict each other", "First forget, then trust.")
+        settings = farm_settings.load()
+        known_hosts = KnownHosts(settings.home_path / FILE_NAME)
+        with options.open_store(settings) as store:
+            transports = {
+                name: _require_ssh(name, _fetch_transport(store, name), "a host key") for name in _once(names)
+            }
+            if forget:
+                for name, transport in transports.items():
+                    _forget(store, known_hosts, name, transport)
+                return
+        addresses = {name: to_ssh_address(transport) for name, transport in transports.items()}
+        before = {name for name, address in addresses.items() if _is_pinned(address, known_hosts)}
+        failed = _compare_pinned({name: addresses[name] for name in before}, known_hosts, fingerprint or ())
+        failed |= first_contact.confirm_host_keys(addresses, known_hosts, fingerprint or (), first_contact.find_asker())
+        for name in addresses.keys() - failed.keys():
+            output.stdout.print(f"{name}: {'its key is the pinned one' if name in before else 'trusted'}")
+        _reconnect(settings, list(addresses.keys() - failed.keys() - before))
+        _raise_first(failed)
+
+    output.run(work, debug)
+
+
+def execute(
+    context: typer.Context,
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME… -- COMMAND…", help="Boards; after `--` what they shall run.")
+    ],
+    timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="For each board.")] = "60s",
+    accept_host_key: Accept = None,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Run a command on boards over SSH; ends with its exit code, of several boards with the greatest.
+
+    One word after `--` is a line for the board's shell; several are a program and its arguments, passed as they are.
+    """
+
+    def work() -> None:
+        boards, command = _once(names), _to_line(context.meta[_REST])
+        timeout_s = read_duration_s("--timeout", timeout)
+        settings = farm_settings.load()
+        with options.open_store(settings) as store:
+            addresses = {
+                name: to_ssh_address(_require_ssh(name, _fetch_transport(store, name), "`exec`")) for name in boards
+            }
+            for row in store.fetch_boards():
+                if row["name"] in addresses and row["lease"]:
+                    output.stderr.print(
+                        f"note: {row['name']} is held by {row['lease']['owner']} for {row['lease']['purpose']}; "
+                        "what runs beside that disturbs it",
+                        soft_wrap=True,
+                        markup=False,
+                    )
+        many = len(addresses) > 1
+
+        def show(name: str, done: _Done) -> None:
+            if not json:
+                _print_done(name, done, many)
+
+        done = _run_everywhere(settings, addresses, command, timeout_s, accept_host_key or [], show)
+        if json:
+            output.print_json([done[name].to_document(name) for name in boards])
+        elif not many:
+            _raise_first({name: one.error for name, one in done.items() if one.error})
+        if code := max(one.code for one in done.values()):
+            raise SystemExit(code)
+
+    output.run(work, debug)
+
+
+def logs(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    lines: Annotated[int, typer.Option("--lines", min=1, max=MAX_LINES, help="From the end, of each log.")] = 100,
+    prefix: Annotated[str, typer.Option("--prefix", metavar="DIR", help="Where the board is provisioned to.")] = "",
+    accept_host_key: Accept = None,
+    debug: options.Debug = False,
+) -> None:
+    """Show the logs of a board's agent and clock helper."""
+
+    def work() -> None:
+        settings = farm_settings.load()
+        with options.open_store(settings) as store:
+            transport = _fetch_transport(store, name)
+        if not isinstance(transport, Ssh):
+            _print_tail(_local_log(settings, name, transport), lines)
+            return
+        command = plan_log_command(lines, prefix)
+        done = _run_everywhere(
+            settings, {name: to_ssh_address(transport)}, command, _LOG_TIMEOUT_S, accept_host_key or [], lambda *_: None
+        )[name]
+        if done.error:
+            raise done.error
+        _print_done(name, done, False)
+        if done.code:
+            raise PermanentError(
+                f"the logs of {name} could not be read (exit code {done.code})",
+                "Was it provisioned by `farm board provision`? Its prefix can be given with --prefix.",
+            )
+
+    output.run(work, debug)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Done:
+    """How a command ended on one board: its result, or why there is none."""
+
+    seconds: float
+    result: ExecResult | None = None
+    error: FarmError | None = None
+
+    @property
+    def code(self) -> int:
+        return self.result.code if self.result else self.error.exit_code if self.error else 0
+
+    def to_document(self, name: str) -> dict[str, Any]:
+        out, err = (self.result.out, self.result.err) if self.result else (b"", b"")
+        return {
+            "board": name,
+            "code": self.result.code if self.result else None,
+            "stdout": out.decode(errors="replace"),
+            "stderr": err.decode(errors="replace"),
+            "seconds": round(self.seconds, 3),
+            "error": str(self.error) if self.error else None,
+        }
+
+
+def _run_everywhere(
+    settings: Settings,
+    addresses: Mapping[str, SshAddress],
+    command: str,
+    timeout_s: float,
+    accept: list[str],
+    show: Callable[[str, _Done], None],
+) -> dict[str, _Done]:
+    """Run a command on boards at once; `show` hears of each as it ends."""
+    known_hosts = KnownHosts(settings.home_path / FILE_NAME)
+    refused = first_contact.confirm_host_keys(addresses, known_hosts, accept, first_contact.find_asker())
+    done = {name: _Done(0.0, error=error) for name, error in refused.items()}
+    for name, one in done.items():
+        show(name, one)
+
+    connections: list[SshConnection] = []
+    stopping = threading.Event()
+
+    def run(address: SshAddress) -> _Done:
+        began = time.monotonic()
+        try:
+            with SshConnection.connect(address, known_hosts) as connection:
+                connections.append(connection)
+                if stopping.is_set():
+                    raise TransientError("interrupted")
+                result = connection.exec(command, timeout_s, _MAX_OUTPUT_BYTES)
+            return _Done(time.monotonic() - began, result)
+        except FarmError as error:
+            return _Done(time.monotonic() - began, error=error)
+
+    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE, "farm-board-exec") as pool:
+        running = {pool.submit(run, addresses[name]): name for name in addresses if name not in refused}
+        try:
+            for future in concurrent.futures.as_completed(running):
+                name = running[future]
+                done[name] = future.result()
+                show(name, done[name])
+        except BaseException:
+            # The pool waits for its threads: those that wait for a board must not go on doing so.
+            stopping.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            for connection in connections:
+                connection.close("interrupted")
+            raise
+    return done
+
+
+def _to_line(words: list[str]) -> str:
+    """A line for the boards' shell. Raises UsageError."""
+    if not words:
+        raise UsageError("what shall be run?", "farm board exec NAME… -- COMMAND…")
+    return words[0] if len(words) == 1 else shlex.join(words)
+
+
+def _once(names: list[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def _print_done(name: str, done: _Done, with_name: bool) -> None:
+    """What a board's command printed, byte for byte; lines carry the board's name where there are several."""
+    if done.result is not None:
+        for stream, data in ((sys.stdout, done.result.out), (sys.stderr, done.result.err)):
+            if with_name:
+                label = f"{name}: ".encode()
+                data = b"".join(label + line + b"\n" for line in data.splitlines())
+            stream.flush()
+            stream.buffer.write(data)
+            stream.flush()
+        if with_name and done.result.code:
+            output.stderr.print(f"{name}: exit code {done.result.code}", soft_wrap=True, markup=False)
+    elif with_name:
+        output.stderr.print(f"{name}: {done.error}", soft_wrap=True, markup=False)
+
+
+def _fetch_transport(store: Store, name: str) -> Transport:
+    return parse_transport(store.require_board(name)["transport"])
+
+
+def _require_ssh(name: str, transport: Transport, what: str) -> Ssh:
+    if isinstance(transport, Ssh):
+        return transport
+    if isinstance(transport, Virtual):
+        raise UsageError(f"{name} is a virtual board: {what} needs SSH", "It is a process of this machine.")
+    raise UsageError(f"{name} is on this machine: {what} needs SSH", "What it shall run can be run right here.")
+
+
+def _local_log(settings: Settings, name: str, transport: Transport) -> Path:
+    logs = settings.home_path / "logs"
+    return logs / "agent.log" if isinstance(transport, Direct) else logs / "boards" / f"{name}.log"
+
+
+def _print_tail(path: Path, lines: int) -> None:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            tail = collections.deque(file, lines)
+    except FileNotFoundError:
+        raise UnavailableError(
+            f"there is no log yet: {path}", "The agent has not been started; see `farm up`."
+        ) from None
+    sys.stdout.writelines(tail)
+
+
+def _is_pinned(address: SshAddress, known_hosts: KnownHosts) -> bool:
+    return bool(address.host_key or known_hosts.find(address.host, address.port))
+
+
+def _compare_pinned(
+    addresses: Mapping[str, SshAddress], known_hosts: KnownHosts, wanted: list[str] | tuple[str, ...]
+) -> dict[str, FarmError]:
+    """Why a board that is trusted already should not be, by board."""
+    given = {require_fingerprint(text) for text in wanted}
+
+    def look(address: SshAddress) -> FarmError | None:
+        pins = [address.host_key] if address.host_key else []
+        pins = pins or [key.fingerprint for key in known_hosts.find(address.host, address.port)]
+        try:
+            key = fetch_host_key(address.host, address.port, wanted=pins)
+        except FarmError as error:
+            return error
+        return changed(str(address), [key], sorted(given)) if given and key.fingerprint not in given else None
+
+    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE, "farm-host-keys") as pool:
+        found = dict(zip(addresses, pool.map(look, addresses.values()), strict=True))
+    return {name: error for name, error in found.items() if error is not None}
+
+
+def _forget(store: Store, known_hosts: KnownHosts, name: str, transport: Ssh) -> None:
+    forgotten = known_hosts.remove(transport.host, transport.port)
+    if transport.host_key:
+        by = f"{_user()}@{socket.gethostname()}"
+        forgotten = store.update_board(name, transport=dataclasses.replace(transport, host_key=""), by=by) or forgotten
+    output.stdout.print(f"{name}: {'its key is no longer trusted' if forgotten else 'no key was pinned'}")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # no such user in this container
+        return "unknown"
+
+
+def _reconnect(settings: Settings, names: list[str]) -> None:
+    """Tell running services that a key was confirmed, so that they need not find out."""
+    from farm.services.client import find_services
+
+    with contextlib.suppress(UnavailableError):
+        if names and (services := find_services(settings)):
+            services.retry(names)
+
+
+def _raise_first(failed: Mapping[str, FarmError]) -> None:
+    """One error: as it is; several: all on stderr, then the first."""
+    for error in list(dict.fromkeys(failed.values()))[1:]:
+        output.stderr.print(f"error: {error}", soft_wrap=True, markup=False, style="red")
+    for error in failed.values():
+        raise error

@@ -1,0 +1,110 @@
+"""First contact: a person confirms the host keys of boards that nobody has confirmed yet. Nobody logs in here.
+
+A key that is pinned is compared on every connection (`farm/fleet/host_keys.py`); one that has changed is never asked
+about.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import sys
+from collections.abc import Callable, Collection, Mapping
+
+from farm.cli import output
+from farm.errors import FarmError, UsageError
+from farm.fleet.host_keys import HostKey, HostKeyError, KnownHosts, UnknownHostKeyError, require_fingerprint
+from farm.fleet.ssh_handshake import SshAddress, fetch_host_key
+
+_AT_ONCE = 16
+
+# Is given a question and gives a person's answer; None where there is nobody to ask.
+Ask = Callable[[str], str]
+
+
+def confirm_host_keys(
+    addresses: Mapping[str, SshAddress],
+    known_hosts: KnownHosts,
+    accept: Collection[str] = (),
+    ask: Ask | None = None,
+) -> dict[str, FarmError]:
+    """Pin the host key of every board that has none yet; returns why that failed, by board, for those where it did.
+
+    A key whose fingerprint is in `accept` is pinned without a question. For any other `ask` is asked, one board after
+    another, though keys are fetched at once; without it (see `find_asker`) the board is refused with what to do.
+    Boards at one address are one question. Raises UsageError for what is no fingerprint.
+    """
+    accepted = {require_fingerprint(text) for text in accept}
+    unpinned: dict[tuple[str, int], list[str]] = {}
+    for board, address in addresses.items():
+        if not address.host_key and not known_hosts.find(address.host, address.port):
+            unpinned.setdefault((address.host, address.port), []).append(board)
+    refused: dict[str, FarmError] = {}
+    if not unpinned:
+        return refused
+    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE, "farm-host-keys") as pool:
+        shown = {end: pool.submit(_fetch, *end, accepted) for end in unpinned}
+    for end, boards in unpinned.items():
+        try:
+            key = shown[end].result()
+            if key.fingerprint not in accepted:
+                _require_confirmed(boards, addresses[boards[0]], key, accepted, ask)
+            known_hosts.add(*end, key)
+        except FarmError as error:
+            refused |= dict.fromkeys(boards, error)
+    return refused
+
+
+def find_asker() -> Ask | None:
+    """Somebody at a terminal, or None where input or messages go elsewhere."""
+    return _ask_terminal if sys.stdin.isatty() and sys.stderr.isatty() else None
+
+
+def _fetch(host: str, port: int, accepted: Collection[str]) -> HostKey:
+    """The key to be confirmed: one that is accepted, if the board has such a one, else what it shows first."""
+    if accepted:
+        try:
+            return fetch_host_key(host, port, wanted=accepted)
+        except HostKeyError:
+            pass
+    return fetch_host_key(host, port)
+
+
+def _require_confirmed(
+    boards: list[str], address: SshAddress, key: HostKey, accepted: Collection[str], ask: Ask | None
+) -> None:
+    name = " and ".join(boards)
+    what = f"{name} at {address} shows the host key {key.fingerprint} ({key.kind})"
+    if accepted:
+        raise HostKeyError(
+            f"{what}, which is none of those that you accept: {', '.join(sorted(accepted))}",
+            "Compare with what ssh-keygen -lf prints on the board itself. If it differs, something else answers there.",
+        )
+    if ask is None:
+        raise UnknownHostKeyError(
+            f"{what}, and nobody has confirmed it",
+            "Compare with what ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub prints on the board itself, then: "
+            f"farm board trust {' '.join(boards)} --fingerprint {key.fingerprint}. Or give this command "
+            "--accept-host-key with the fingerprint, or name it in the fleet file (host_key).",
+            key,
+        )
+    answer = ask(
+        f"{what}.\nNobody has confirmed it yet. Does the board itself print the same? "
+        "(ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub)\nTrust it? yes, no, or the fingerprint: "
+    ).strip()
+    if not answer.startswith("SHA256:") and answer.lower() not in ("yes", "no", "n", ""):
+        # Not taken for consent: what confirms a key must be typed in full, as for OpenSSH's own client.
+        answer = ask("Please type yes, no or the fingerprint: ").strip()
+    if answer.startswith("SHA256:"):
+        if require_fingerprint(answer) != key.fingerprint:
+            raise HostKeyError(
+                f"{what}, not the {answer} that you gave", "Something else answers at the board's address."
+            )
+        return
+    if answer.lower() != "yes":
+        raise UsageError(f"the host key of {name} was not confirmed", "Nothing was sent to it.")
+
+
+def _ask_terminal(question: str) -> str:
+    # Without a deadline: a person answers, and Ctrl-C is at hand.
+    output.stderr.print(question, end="", soft_wrap=True, markup=False)
+    return sys.stdin.readline()
