@@ -12,8 +12,9 @@ from typing import Any
 from farm.errors import UsageError
 
 
-def _setting(default: Any, env: str, meaning: str) -> Any:
-    return dataclasses.field(default=default, metadata={"env": env, "meaning": meaning})
+def _setting(default: Any, env: str, meaning: str, zero: bool = False) -> Any:
+    """`zero`: 0 is allowed, though the default is above it."""
+    return dataclasses.field(default=default, metadata={"env": env, "meaning": meaning, "zero": zero or default == 0})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,9 @@ class Settings:
     )
     tracker_port: int = _setting(
         9190, "FARM_TRACKER_PORT", "first port tried for the local tracker; a busy one is skipped"
+    )
+    metrics_port: int = _setting(
+        9464, "FARM_METRICS_PORT", "first port tried for the services' metrics; a busy one is skipped, 0: none", True
     )
     ssh_key: str = _setting(
         "", "FARM_SSH_KEY", "private key shown to boards registered without one; default: OpenSSH's usual files"
@@ -80,8 +84,9 @@ def load(environment: Mapping[str, str] | None = None) -> Settings:
     settings = Settings(**values)
     if settings.isolation not in ISOLATIONS:
         raise UsageError(f"FARM_ISOLATION={settings.isolation!r} is unknown; known: {', '.join(ISOLATIONS)}")
-    if settings.tracker_port > _LAST_PORT:
-        raise UsageError(f"FARM_TRACKER_PORT={settings.tracker_port} is no port: they end at 65535")
+    for env, port in (("FARM_TRACKER_PORT", settings.tracker_port), ("FARM_METRICS_PORT", settings.metrics_port)):
+        if port > _LAST_PORT:
+            raise UsageError(f"{env}={port} is no port: they end at 65535")
     return settings
 
 
@@ -96,6 +101,7 @@ def _parse(field: dataclasses.Field[Any], text: str) -> Any:
         raise UsageError(f"{env}={text!r} is not {'a whole number' if kind is int else 'a number'}") from None
     if not math.isfinite(value):
         raise UsageError(f"{env}={text!r} must be finite")
-    if value < 0 or (value == 0 and default > 0):
-        raise UsageError(f"{env}={text!r} must be {'>= 0' if default == 0 else '> 0'}")
+    zero: bool = field.metadata["zero"]
+    if value < 0 or (value == 0 and not zero):
+        raise UsageError(f"{env}={text!r} must be {'>= 0' if zero else '> 0'}")
     return value
