@@ -194,5 +194,6 @@ def _start_log(folder: Path, foreground: bool) -> None:
     ]
     if foreground:
         handlers.append(logging.StreamHandler())
-    logging.basicConfig(level=logging.INFO, handlers=handlers, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    text = "%(asctime)s %(levelname)s %(name)s %(message)s"
+    logging.basicConfig(level=logging.INFO, handlers=handlers, format=text, force=True)
     logging.getLogger("paramiko").setLevel(logging.WARNING)

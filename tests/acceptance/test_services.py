@@ -1,0 +1,164 @@
+"""`farm up`, `farm down`, `farm status`: the services start and end cleanly, once, and leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.acceptance.conftest import Home, new_home, wait_until
+
+# Two virtual boards are enough for whatever counts boards, and start in seconds.
+BOARDS = ("sim-1", "sim-2")
+# Agents, simulators and helpers notice the end of their parent within this.
+ORPHAN_TIMEOUT_S = 20.0
+
+
+@pytest.fixture
+def rack(home: Home) -> Iterator[Home]:
+    """A home with virtual boards, and no services yet; whatever the test left up is ended."""
+    added = home.run("board", "add", "sim", "--virtual", "jetson-nano", "--count", str(len(BOARDS)))
+    assert added.code == 0, added.err
+    yield home
+    home.run("down", "--force")
+
+
+def is_reachable(home: Home) -> bool:
+    """Whether the services reach every board."""
+    status = home.run("status", "--json")
+    boards = status.json().get("boards", []) if status.code == 0 else []
+    return len(boards) == len(BOARDS) and all(board["reachable"] for board in boards)
+
+
+def find_process(home: Home, *words: str) -> psutil.Process:
+    """The process of this home whose command line holds all words; the oldest of several."""
+    found = [p for p in home.processes() if all(word in " ".join(p.cmdline()) for word in words)]
+    assert found, words
+    return min(found, key=psutil.Process.create_time)
+
+
+def test_services_come_up_once_and_end_without_a_trace(rack: Home) -> None:
+    """`up` starts them, a second `up` finds them, `down` ends them with every board of theirs; the store says so."""
+    first = rack.run("up", "--json")
+    assert first.code == 0, first.err
+    second = rack.run("up", "--json")
+    assert second.json()["pid"] == first.json()["pid"]
+    assert "up already" in second.err
+    wait_until(lambda: is_reachable(rack), "all boards to be reachable")
+    assert {row["state"] for row in rack.run("board", "list", "--json").json()} <= {"idle", "leased"}
+    shown = rack.run("status")
+    assert all(f"jetson-nano/{name}" in shown.out for name in BOARDS), shown.out
+
+    down = rack.run("down", "--force")
+    assert down.code == 0, down.err
+    assert down.seconds < 15
+    assert not rack.processes()
+    assert not list(rack.temporary.iterdir())
+    assert {row["state"] for row in rack.run("board", "list", "--json").json()} == {"offline"}
+    assert rack.run("status").code == 3
+    assert "not running" in rack.run("down").err
+
+
+def test_killed_services_take_everything_along_and_come_up_again(rack: Home) -> None:
+    """After kill -9 nothing of theirs lives on, and the next `up` is not in anybody's way."""
+    pid = rack.run("up", "--json").json()["pid"]
+    wait_until(lambda: is_reachable(rack), "all boards to be reachable")
+    psutil.Process(pid).kill()
+    wait_until(lambda: not rack.processes(), "every process to be gone", ORPHAN_TIMEOUT_S)
+    assert rack.run("status").code == 3
+    again = rack.run("up", "--json")
+    assert again.code == 0, again.err
+    assert again.json()["pid"] != pid
+    wait_until(lambda: is_reachable(rack), "all boards to be reachable again")
+
+
+def test_a_killed_tracker_is_started_again_on_its_port(rack: Home) -> None:
+    """Boards that registered come back by themselves and nothing is said of them meanwhile."""
+    port = rack.run("up", "--json").json()["tracker"]["port"]
+    wait_until(lambda: is_reachable(rack), "all boards to be reachable")
+    before = rack.rows("SELECT count(*) FROM board_events WHERE after = 'offline'")
+    find_process(rack, "rpc.tracker", str(port)).kill()
+
+    def is_back() -> bool:
+        status = rack.run("status", "--json").json()
+        tracker = status["tracker"]
+        return bool(tracker["up"] and tracker["restarts"] == 1 and tracker["port"] == port)
+
+    wait_until(is_back, "the tracker")
+    wait_until(lambda: is_reachable(rack), "all boards to be registered again")
+    assert rack.rows("SELECT count(*) FROM board_events WHERE after = 'offline'") == before
+
+
+def test_a_killed_board_comes_back(rack: Home) -> None:
+    """A virtual board whose agent dies is offline with a reason, then started again."""
+    rack.run("up")
+    wait_until(lambda: is_reachable(rack), "all boards to be reachable")
+    find_process(rack, "device_agent serve", "--name sim-2").kill()
+    wait_until(
+        lambda: rack.rows("SELECT 1 FROM board_events WHERE board = 'sim-2' AND after = 'offline'"), "sim-2 to be lost"
+    )
+    wait_until(lambda: is_reachable(rack), "all boards to be reachable")
+    assert [board["connects"] for board in rack.run("status", "--json").json()["boards"]] == [1, 2]
+
+
+def test_boards_that_are_added_and_removed_are_kept_up_with(rack: Home) -> None:
+    """A board is reached soon after it was registered, and its agent ends when it is forgotten."""
+    rack.run("up")
+    wait_until(lambda: is_reachable(rack), "all boards to be reachable")
+    assert rack.run("board", "remove", "sim-2").code == 0
+    wait_until(lambda: not any("sim-2" in " ".join(p.cmdline()) for p in rack.processes()), "sim-2's agent to end")
+    assert rack.run("board", "add", "other", "--virtual", "jetson-tx2").code == 0
+    wait_until(
+        lambda: {b["name"]: b["reachable"] for b in rack.run("status", "--json").json()["boards"]}
+        == {"sim-1": True, "other": True},
+        "the other board",
+    )
+
+
+def test_services_in_use_are_not_ended_by_accident(rack: Home) -> None:
+    """`down` names who holds a board and refuses; `--force` does it."""
+    from farm.store import Store
+
+    rack.run("up")
+    wait_until(lambda: is_reachable(rack), "all boards to be reachable")
+    with Store(rack.path / "home" / "farm.db") as store:
+        store.acquire_lease("sim-1", "somebody@somewhere", "a campaign", allowed={"good", "suspect"})  # type: ignore[arg-type]
+    refused = rack.run("down")
+    assert refused.code == 2
+    assert "sim-1 by somebody@somewhere (a campaign)" in refused.err
+    assert rack.run("down", "--force").code == 0
+    assert not rack.processes()
+
+
+def test_two_at_once_start_one(rack: Home) -> None:
+    """Two `farm up` at the same moment end with the same services."""
+    running = [rack.start("up", "--json") for _ in range(3)]
+    pids = {json.loads(done.out)["pid"] for done in (each.wait() for each in running)}
+    assert len(pids) == 1
+    assert psutil.pid_exists(pids.pop())
+
+
+def test_services_in_the_foreground_end_with_ctrl_c() -> None:
+    """`farm up --foreground` is for a service manager: it logs to stderr and a signal ends it in order."""
+    with new_home() as home:
+        running = home.start("up", "--foreground")
+        running.wait_for("up, tracker on")
+        running.send(signal.SIGINT, group=True)
+        assert running.wait(15).code == 0
+        assert not home.processes()
+        assert "Traceback" not in running.err
+
+
+def test_services_that_cannot_start_say_why(home: Home) -> None:
+    """A home that cannot be written, or a port that is no port, is an error at once and not a wait."""
+    blocked = home.path / "file"
+    blocked.write_text("")
+    done = home.run("up", FARM_HOME=str(blocked / "home"))
+    assert done.code == 3, done.err
+    assert done.seconds < 20
+    done = home.run("up", FARM_TRACKER_PORT="123456")
+    assert done.code == 2
+    assert "FARM_TRACKER_PORT" in done.err
