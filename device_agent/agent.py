@@ -61,6 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             board = _put_together(chosen, stack)
             if chosen.command == "serve":
                 return _serve(chosen, board, parent)
+            if chosen.command == "metrics":
+                from device_agent import metrics
+
+                return metrics.run(chosen, board)
             from device_agent import commands
 
             return commands.run(chosen, board)
@@ -152,6 +156,7 @@ def _serve(chosen: argparse.Namespace, board: Board, parent: int) -> int:
         _announcer(chosen, {"port": port, "pid": os.getpid(), "key": board.key}),
         parent=parent if chosen.exit_with_parent else None,
         on_timeout=session.return_exception,
+        state_dir=chosen.state_dir,
     ).run()
     return 0
 

@@ -40,6 +40,10 @@ def make_parser() -> argparse.ArgumentParser:
     power.add_argument("--seconds", type=_seconds, default=2.0, help="how long to look (default: 2)")
     power.add_argument("--rate-hz", type=_seconds, default=100.0, help="reads per second (default: 100)")
 
+    metrics = commands.add_parser("metrics", parents=[common], help="tell Prometheus what the sensors say")
+    metrics.add_argument("--port", type=_port, default=9101, help="where to listen on 127.0.0.1 (default: 9101)")
+    metrics.add_argument("--agent-port", type=_port, default=9090, help="where the agent listens (default: 9090)")
+
     doctor = commands.add_parser("doctor", parents=[common, output], help="check everything that this board needs")
     doctor.add_argument("--pin", action="store_true", help="also hold the highest CPU clock for a moment and restore")
     return parser
@@ -88,6 +92,12 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
         default=512 << 20,
         metavar="BYTES",
         help="largest library, program or upload taken (default: 512 MiB)",
+    )
+    serve.add_argument(
+        "--state-dir",
+        type=Path,
+        metavar="DIR",
+        help="where to remember which leases are over (default: only as long as this process runs)",
     )
     serve.add_argument(
         "--exit-with-parent", action="store_true", help="end when the process that started this one is gone"

@@ -1,7 +1,8 @@
 """The listening loop: speaks TVM's RPC server handshake and forks one session process per client.
 
 One thread, no TVM calls of its own: what a client may do happens in the session process (`session.py`), whose death,
-by whatever exit code or signal, only ends that client. Registration with the tracker is in `tracker.py`.
+by whatever exit code or signal, only ends that client. Registration with the tracker is in `tracker.py`, the first
+bytes of a connection in `greetings.py`. While a session runs, other clients wait; a fence is answered at once.
 """
 
 from __future__ import annotations
@@ -14,27 +15,23 @@ import os
 import select
 import signal
 import socket
-import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from device_agent import processes, workspace
+from device_agent.fencing import FILE_NAME, Claimant, ClaimLine, Fences
+from device_agent.greetings import Greeting
+from device_agent.protocol import FENCE_PREFIX, ClaimStatus, LeaseClaim, parse_fence_key
 from device_agent.tracker import TrackerLink
 
-RPC_MAGIC = 0xFF271
-_CODE_SUCCESS = RPC_MAGIC
-_CODE_MISMATCH = RPC_MAGIC + 2
-
-# A client sends its greeting at once; one that does not is a port scanner.
-_GREETING_TIMEOUT_S = 5.0
-_MAX_KEY_BYTES = 4096
 # A session ends by itself when its client closes; one inside a function does not notice and is killed after this.
 _GONE_GRACE_S = 0.2
-# Clients that vanish without a word (power cut, network split) are given up after 10 + 3 x 5 s.
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
 # How often the parent is looked at where the kernel cannot tell of its death.
 _PARENT_CHECK_S = 0.5
+# Clients taken in while somebody else is served, so that a fence among them is seen; more than these wait in the
+# kernel's queue. A tracker sends nobody here meanwhile.
+_MAX_WAITING = 64
 
 _log = logging.getLogger(__name__)
 
@@ -63,34 +60,6 @@ def open_listener(host: str, first_port: int, last_port: int) -> socket.socket:
 
 
 @dataclasses.dataclass
-class _Greeting:
-    """A connection that has not yet said whom it wants."""
-
-    sock: socket.socket
-    peer: str
-    deadline: float
-    data: bytes = b""
-
-    def read(self) -> str | None:
-        """The client's key once it is complete. Raises ValueError or OSError when this is no client."""
-        try:
-            chunk = self.sock.recv(_MAX_KEY_BYTES)
-        except BlockingIOError:
-            return None
-        if not chunk:
-            raise ConnectionResetError("connection closed")
-        self.data += chunk
-        if len(self.data) >= 4 and struct.unpack_from("<i", self.data)[0] != RPC_MAGIC:
-            raise ValueError("not a TVM RPC client")
-        if len(self.data) < 8:
-            return None
-        (size,) = struct.unpack_from("<i", self.data, 4)
-        if not 0 < size <= _MAX_KEY_BYTES:
-            raise ValueError(f"key of {size} bytes")
-        return self.data[8 : 8 + size].decode() if len(self.data) >= 8 + size else None
-
-
-@dataclasses.dataclass
 class _Session:
     """A client that holds the board, and the process that serves it."""
 
@@ -101,14 +70,24 @@ class _Session:
     started: float
     expires: float | None  # monotonic; from the client's -timeout= option
     timeout_s: float
+    line: ClaimLine
     gone_at: float | None = None
+
+    @property
+    def holder(self) -> str:
+        """Who this is, in words."""
+        lasted_s = time.monotonic() - self.started
+        if (claim := self.line.claim) is None:
+            return f"a client that is not the farm ({self.peer}), for {lasted_s:.0f} s"
+        return f"{claim.owner or self.peer} for {claim.purpose or 'some purpose'} (lease {claim.token})"
 
 
 class Listener:
     """Serves one client at a time until `stop` is asked for by SIGTERM, SIGINT or the death of the parent.
 
-    `serve` runs in a forked process with the client's socket and an empty work folder; `on_ready` is called once, when
-    clients can come (with a tracker: when it has accepted the registration).
+    `serve` runs in a forked process with the client's socket, an empty work folder and the session's claimant;
+    `on_ready` is called once, when clients can come (with a tracker: when it has accepted the registration). The latest
+    leases are kept in `state_dir`; None: as long as this process lives.
     """
 
     def __init__(
@@ -116,10 +95,11 @@ class Listener:
         listener: socket.socket,
         key: str,
         tracker: TrackerLink | None,
-        serve: Callable[[socket.socket, Path], None],
+        serve: Callable[[socket.socket, Path, Claimant], None],
         on_ready: Callable[[], None],
         parent: int | None = None,
         on_timeout: Callable[[socket.socket, str], None] | None = None,
+        state_dir: Path | None = None,
     ) -> None:
         self._listener = listener
         self._key = key
@@ -128,7 +108,9 @@ class Listener:
         self._on_ready: Callable[[], None] | None = on_ready
         self._on_timeout = on_timeout
         self._parent = parent
-        self._greetings: list[_Greeting] = []
+        self._fences = Fences(None if state_dir is None else state_dir / FILE_NAME)
+        self._greetings: list[Greeting] = []
+        self._waiting: list[Greeting] = []
         self._session: _Session | None = None
         self._stopping = ""
         self._sessions_served = 0
@@ -166,12 +148,17 @@ class Listener:
         tracked = self._tracker.watched() if self._tracker else None
         if tracked is not None:
             poll.register(*tracked)
-        if self._session is None:
+        if len(self._waiting) < _MAX_WAITING:
             poll.register(self._listener, select.POLLIN)
-            for greeting in self._greetings:
-                poll.register(greeting.sock, select.POLLIN)
-        elif self._session.gone_at is None:
-            poll.register(self._session.sock, select.POLLRDHUP)  # hang-ups only: the bytes are the session's
+        for greeting in self._greetings:
+            poll.register(greeting.sock, select.POLLIN)
+        for greeting in self._waiting:
+            poll.register(greeting.sock, select.POLLRDHUP)  # hang-ups only: the bytes are a later session's
+        if self._session is not None:
+            if not self._session.line.is_closed:
+                poll.register(self._session.line.sock, select.POLLIN)
+            if self._session.gone_at is None:
+                poll.register(self._session.sock, select.POLLRDHUP)
         timeout_ms = None if due is None else max(0.0, (due - now) * 1000)
         ready = dict(poll.poll(timeout_ms))
         now = time.monotonic()
@@ -181,13 +168,19 @@ class Listener:
         if tracked is not None and self._tracker is not None and tracked[0] in ready:
             self._tracker.handle(ready[tracked[0]], now)
         if self._session is not None:
-            if self._session.sock.fileno() in ready:
-                self._session.gone_at = now
-        else:
-            for greeting in [g for g in self._greetings if g.sock.fileno() in ready]:
-                self._continue_greeting(greeting, now)
-            if self._session is None and self._listener.fileno() in ready:
-                self._accept(now)
+            self._look_at_session(self._session, ready, now)
+        for greeting in [g for g in self._waiting if g.sock.fileno() in ready]:
+            self._drop(greeting, "it left before its turn")
+        for greeting in [g for g in self._greetings if g.sock.fileno() in ready]:
+            self._continue_greeting(greeting, now)
+        if self._listener.fileno() in ready:
+            self._accept(now)
+
+    def _look_at_session(self, session: _Session, ready: Mapping[int, int], now: float) -> None:
+        if session.line.sock.fileno() in ready:
+            session.line.answer(self._fences)
+        if session.gone_at is None and session.sock.fileno() in ready:
+            session.gone_at = now
 
     def _do_what_is_due(self, now: float) -> float | None:
         """Handle deadlines and dead children; return when to look again, None for never."""
@@ -198,10 +191,13 @@ class Listener:
             due.append(now + _PARENT_CHECK_S)
         if self._session is not None:
             due += self._watch_session(self._session, now)
+        if self._session is None and self._waiting:
+            self._admit(self._waiting[0], now)
+            due.append(now)  # the next one, or the new session's own deadline
         if self._tracker is not None:
             due.append(self._tracker.tick(now))
         for greeting in [g for g in self._greetings if now >= g.deadline]:
-            self._drop_greeting(greeting, "it said nothing")
+            self._drop(greeting, "it said nothing")
         due += [greeting.deadline for greeting in self._greetings]
         if self._on_ready is not None and (self._tracker is None or self._tracker.registered):
             self._on_ready()
@@ -209,66 +205,111 @@ class Listener:
         return 0.0 if self._stopping else min(due, default=None)
 
     def _accept(self, now: float) -> None:
-        try:
-            sock, address = self._listener.accept()
-        except OSError:  # the client is gone already
-            return
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEEPALIVE.items():
-            if option := getattr(socket, name, None):
-                sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        greeting = _Greeting(sock, f"{address[0]}:{address[1]}", now + _GREETING_TIMEOUT_S)
-        self._greetings.append(greeting)
-        self._continue_greeting(greeting, now)
+        greeting = Greeting.accept(self._listener, now)
+        if greeting is not None:
+            self._greetings.append(greeting)
+            self._continue_greeting(greeting, now)
 
-    def _continue_greeting(self, greeting: _Greeting, now: float) -> None:
+    def _continue_greeting(self, greeting: Greeting, now: float) -> None:
         try:
             key = greeting.read()
-            if key is None:
-                return
-            wanted, *options = key.split() or [""]
+        except (OSError, ValueError) as error:
+            self._drop(greeting, str(error))
+            return
+        if key is None:
+            return
+        if key.startswith(FENCE_PREFIX):
+            self._answer_fence(greeting, key)
+        elif self._session is not None or self._waiting:  # each in its turn
+            self._greetings.remove(greeting)
+            self._waiting.append(greeting)
+        else:
+            self._admit(greeting, now)
+
+    def _admit(self, greeting: Greeting, now: float) -> None:
+        """Start the session that a client asks for, if its key is right."""
+        try:
+            wanted, *options = (greeting.key or "").split() or [""]
             timeout_s = sum(float(o.removeprefix("-timeout=")) for o in options if o.startswith("-timeout="))
             expected = self._tracker.match_key if self._tracker else self._key
             if wanted != f"client:{expected}":
-                greeting.sock.sendall(struct.pack("<i", _CODE_MISMATCH))
+                greeting.refuse()
                 raise ValueError("its key was not handed out for this moment")
-            answer = f"server:{self._key}".encode()
-            greeting.sock.sendall(struct.pack("<ii", _CODE_SUCCESS, len(answer)) + answer)
+            greeting.accept_with(f"server:{self._key}")
             self._start_session(greeting, timeout_s, now)
         except (OSError, ValueError) as error:
-            self._drop_greeting(greeting, str(error))
+            self._drop(greeting, str(error))
 
-    def _drop_greeting(self, greeting: _Greeting, reason: str) -> None:
-        _log.info("refused %s: %s", greeting.peer, reason)
+    def _answer_fence(self, greeting: Greeting, key: str) -> None:
+        """Note that a lease is the latest of its store, and end the session of an earlier one."""
+        try:
+            claim = parse_fence_key(key)
+        except ValueError as error:
+            greeting.refuse()
+            self._drop(greeting, str(error))
+            return
+        report = self._fences.raise_to(claim)
+        if report.status is not ClaimStatus.REFUSED and self._evict(claim):
+            report = dataclasses.replace(report, status=ClaimStatus.EVICTED)
+        if self._session is not None:
+            report = dataclasses.replace(report, holder=self._session.holder)
+        with contextlib.suppress(OSError):
+            greeting.accept_with(report.to_json())
+        self._drop(greeting, f"a fence of lease {claim.token}: {report.status}", logging.DEBUG)
+
+    def _evict(self, claim: LeaseClaim) -> bool:
+        """End a session that holds an earlier lease of the same store; one that claims nothing is left alone."""
+        session = self._session
+        if session is None:
+            return False
+        # What it asked us before it was stopped counts as well.
+        session.line.answer(self._fences)
+        held = session.line.claim
+        if held is None or held.store != claim.store or held.token >= claim.token:
+            return False
+        self._end_session(session, f"killed: its lease {held.token} is over, {claim.owner} has lease {claim.token}")
+        return True
+
+    def _drop(self, greeting: Greeting, reason: str, level: int = logging.INFO) -> None:
+        _log.log(level, "refused %s: %s" if level == logging.INFO else "%s: %s", greeting.peer, reason)
         greeting.sock.close()
-        self._greetings.remove(greeting)
+        for known in (self._greetings, self._waiting):
+            if greeting in known:
+                known.remove(greeting)
 
-    def _start_session(self, greeting: _Greeting, timeout_s: float, now: float) -> None:
+    def _start_session(self, greeting: Greeting, timeout_s: float, now: float) -> None:
         """Fork a session. Raises OSError when the board has no process, memory or disk space left for it."""
         self._sessions_served += 1
         folder = self._folder / f"session-{self._sessions_served}"
         folder.mkdir(parents=True)
         sock = greeting.sock
         sock.setblocking(True)
+        line, theirs = ClaimLine.open()
+        others = [other.sock for other in (*self._greetings, *self._waiting) if other is not greeting]
 
         def body() -> None:
             os.chdir(folder)
-            self._listener.close()
+            for inherited in (self._listener, line.sock, *others):
+                inherited.close()
             if self._tracker is not None:
                 self._tracker.close()
-            self._serve(sock, folder)
+            self._serve(sock, folder, Claimant(theirs))
 
-        pid = processes.fork(body)
+        try:
+            pid = processes.fork(body)
+        except OSError:
+            line.close()
+            raise
+        finally:
+            theirs.close()
         expires = now + timeout_s if timeout_s > 0 else None
-        self._session = _Session(pid, sock, greeting.peer, folder, now, expires, timeout_s)
+        self._session = _Session(pid, sock, greeting.peer, folder, now, expires, timeout_s, line)
         _log.info("session %d for %s started, pid %d", self._sessions_served, greeting.peer, pid)
-        self._greetings.remove(greeting)
+        for known in (self._greetings, self._waiting):
+            if greeting in known:
+                known.remove(greeting)
         if self._tracker is not None:
             self._tracker.withdraw()
-        for other in list(self._greetings):
-            self._drop_greeting(other, "another client came first")
 
     def _watch_session(self, session: _Session, now: float) -> list[float]:
         if processes.has_ended(session.pid):
@@ -294,6 +335,7 @@ class Listener:
             _log.error("session %d left a process that does not die: %s", session.pid, processes.find_children())
         end = "does not die" if status is None else processes.describe_end(status)
         session.sock.close()
+        session.line.close()
         workspace.remove_folder(session.folder)
         self._session = None
         lasted_s = time.monotonic() - session.started
@@ -306,7 +348,7 @@ class Listener:
         self._listener.close()
         if self._tracker is not None:
             self._tracker.close()
-        for greeting in self._greetings:
+        for greeting in (*self._greetings, *self._waiting):
             greeting.sock.close()
         if self._session is not None:
             self._end_session(self._session, "killed: the agent stops")

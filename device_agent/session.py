@@ -18,6 +18,7 @@ from typing import Any
 
 from device_agent import arguments, limits, linking, processes, protocol, worker
 from device_agent.board import Board
+from device_agent.fencing import Claimant
 from device_agent.measurement import Measurement
 
 
@@ -52,8 +53,11 @@ def _rehearse(board: Board) -> None:
     board.sign(protocol.Outcome.from_json(text))
 
 
-def serve(board: Board, sock: socket.socket, folder: Path) -> None:
-    """Serve the client at the other end of `sock` until it leaves. Runs in a process of its own, in `folder`."""
+def serve(board: Board, sock: socket.socket, folder: Path, claimant: Claimant) -> None:
+    """Serve the client at the other end of `sock` until it leaves. Runs in a process of its own, in `folder`.
+
+    What changes or uses the board is refused once the lease that the client claimed through `claimant` is over.
+    """
     import tvm.rpc._ffi_api as rpc_api
 
     processes.become_subreaper()
@@ -62,7 +66,7 @@ def serve(board: Board, sock: socket.socket, folder: Path) -> None:
     if board.access is not None:
         # The listener ends a session whose client has gone; should it be stopped itself, clocks go all the same.
         board.access.is_wanted = functools.partial(_is_connected, sock)
-    _register(board, sock, folder)
+    _register(board, sock, folder, claimant)
     rpc_api.ServerLoop(sock.fileno())
 
 
@@ -80,7 +84,7 @@ def return_exception(sock: socket.socket, message: str) -> None:
     rpc_api.ReturnException(sock.fileno(), f"RPCSessionTimeoutError: {message}")
 
 
-def _register(board: Board, sock: socket.socket, folder: Path) -> None:
+def _register(board: Board, sock: socket.socket, folder: Path, claimant: Claimant) -> None:
     """Put the functions of this session into TVM's registry; clients call them by name."""
     from tvm_ffi import register_global_func
 
@@ -116,6 +120,8 @@ def _register(board: Board, sock: socket.socket, folder: Path) -> None:
     def measure(spec_json: str, library: bytes) -> str:
         spec = protocol.MeasureSpec.from_json(spec_json)
         keep_acknowledging()
+        if reason := claimant.find_refusal():
+            return board.sign(protocol.Outcome(protocol.Status.FARM_ERROR, reason)).to_json()
         checked(library, "library")
         arguments.prepare(spec.arguments, spec.seed)  # before the fork, so that only the first call pays
         run = Measurement(board, spec)
@@ -124,6 +130,9 @@ def _register(board: Board, sock: socket.socket, folder: Path) -> None:
     def run_model(spec_json: str, program: bytes, inputs: bytes) -> bytes:
         spec = protocol.RunSpec.from_json(spec_json)
         keep_acknowledging()
+        if reason := claimant.find_refusal():
+            refused = board.sign(protocol.Outcome(protocol.Status.FARM_ERROR, reason))
+            return protocol.pack_frame(refused.to_json(), b"")
         checked(inputs, "inputs")
         checked(program, "program")
         run = Measurement(board, spec)
@@ -132,17 +141,30 @@ def _register(board: Board, sock: socket.socket, folder: Path) -> None:
             outcome, outputs = worker.run_model(spec, program, inputs, folder, run.plan, run.beside)
         return protocol.pack_frame(run.finish(outcome).to_json(), outputs)
 
+    def pin(point_json: str) -> str:
+        point = protocol.OperatingPoint.from_json(point_json)
+        if reason := claimant.find_refusal():
+            return protocol.PinReport(protocol.PinStatus.FAILED, reason).to_json()
+        return board.pin(point).to_json()
+
+    def power(spec_json: str) -> str:
+        spec = protocol.PowerSpec.from_json(spec_json)
+        if reason := claimant.find_refusal():
+            raise PermissionError(reason)
+        return board.watch_power(spec).to_json()
+
     functions = {
         "tvm.rpc.server.workpath": lambda name: str(path_of(name)),
         "tvm.rpc.server.upload": upload,
         "tvm.rpc.server.load_module": load_module,
         "tvm.rpc.server.download_linked_module": download_linked_module,
+        protocol.CLAIM: lambda claim: claimant.claim(protocol.LeaseClaim.from_json(claim)).to_json(),
         protocol.DESCRIBE: lambda: board.describe().to_json(),
         protocol.MEASURE: measure,
         protocol.RUN_MODEL: run_model,
-        protocol.PIN: lambda point: board.pin(protocol.OperatingPoint.from_json(point)).to_json(),
+        protocol.PIN: pin,
         protocol.UNPIN: lambda: board.unpin().to_json(),
-        protocol.POWER: lambda spec: board.watch_power(protocol.PowerSpec.from_json(spec)).to_json(),
+        protocol.POWER: power,
     }
     for name, function in functions.items():
         register_global_func(name, function, override=True)

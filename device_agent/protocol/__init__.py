@@ -11,15 +11,27 @@ from __future__ import annotations
 from device_agent.protocol.clocks import EVERY_CLUSTER, Clocks, DomainClocks, OperatingPoint, PinReport, PinStatus
 from device_agent.protocol.description import Description
 from device_agent.protocol.evidence import Evidence
+from device_agent.protocol.lease import (
+    FENCE_PREFIX,
+    RPC_MAGIC,
+    RPC_MISMATCH,
+    RPC_SUCCESS,
+    ClaimReport,
+    ClaimStatus,
+    LeaseClaim,
+    fence_key,
+    parse_fence_key,
+)
 from device_agent.protocol.messages import Message, ProtocolError, StrEnum, pack_frame, unpack_frame
 from device_agent.protocol.outcome import FaultSide, Outcome, Status
 from device_agent.protocol.power import Energy, EnergySpec, PowerSpec, PowerTrace, PowerWindow, RailPower, SensorInfo
 from device_agent.protocol.specs import Engine, Limits, MeasureSpec, RunSpec, StartConditions, TensorSpec
 
 # Raised whenever a message changes in a way that an older peer would misread.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 # Names under which the agent registers its functions with TVM's RPC server.
+CLAIM = "device_agent.claim"
 DESCRIBE = "device_agent.describe"
 MEASURE = "device_agent.measure"
 RUN_MODEL = "device_agent.run_model"
@@ -28,14 +40,21 @@ UNPIN = "device_agent.unpin"
 POWER = "device_agent.power"
 
 __all__ = [
+    "CLAIM",
     "DESCRIBE",
     "EVERY_CLUSTER",
+    "FENCE_PREFIX",
     "MEASURE",
     "PIN",
     "POWER",
     "PROTOCOL_VERSION",
+    "RPC_MAGIC",
+    "RPC_MISMATCH",
+    "RPC_SUCCESS",
     "RUN_MODEL",
     "UNPIN",
+    "ClaimReport",
+    "ClaimStatus",
     "Clocks",
     "Description",
     "DomainClocks",
@@ -44,6 +63,7 @@ __all__ = [
     "Engine",
     "Evidence",
     "FaultSide",
+    "LeaseClaim",
     "Limits",
     "MeasureSpec",
     "Message",
@@ -62,6 +82,8 @@ __all__ = [
     "Status",
     "StrEnum",
     "TensorSpec",
+    "fence_key",
     "pack_frame",
+    "parse_fence_key",
     "unpack_frame",
 ]
