@@ -116,6 +116,12 @@ class Store(LeaseQueries, GoldenQueries):
         by_side = {row["fault_side"]: row["n"] for row in rows}
         return {"ok": by_side.get(None, 0)} | {f"{side}_faults": by_side.get(str(side), 0) for side in FaultSide}
 
+    def count_statuses(self) -> dict[str, int]:
+        """All trials by status; statuses that none has are missing. Reads the whole table."""
+        table = schema.trials
+        rows = self._rows(sa.select(table.c.status, sa.func.count().label("n")).group_by(table.c.status))
+        return {row["status"]: row["n"] for row in rows}
+
     def fetch_trials(self, campaign: int | None = None) -> list[dict[str, Any]]:
         """Trials in the order in which they were written, of one campaign or of all."""
         query = sa.select(schema.trials).order_by(schema.trials.c.id)

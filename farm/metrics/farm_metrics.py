@@ -1,0 +1,165 @@
+"""The values behind the table: the services tell what they see, a scrape reads it. Serving is in `exporter.py`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+import farm
+from device_agent.protocol import Status
+from farm.metrics import table
+from farm.metrics.table import Kind, Metric
+from farm.values import Health, State
+
+_RESULTS = ("passed", "failed", "skipped")
+
+Labels = tuple[str, ...]
+Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
+
+
+class FarmMetrics(Collector):
+    """What the coordinator knows, for a registry of its own. Thread-safe; every call replaces what it told before.
+
+    A board that `observe_boards` no longer names is forgotten, with all its series.
+    """
+
+    def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.time) -> None:
+        """Register with `registry`. `clock` gives seconds since the epoch."""
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._values: dict[Metric, dict[Labels, float]] = {
+            metric: {} for metric in table.METRICS if metric.kind is not Kind.HISTOGRAM
+        }
+        self._held_since: dict[str, float] = {}
+        self._probe_counts = [0] * (len(table.PROBE_SECONDS.buckets) + 1)
+        self._probe_sum_s = 0.0
+        self._values[table.INFO][(farm.__version__,)] = 1
+        self.observe_boards(())
+        self.observe_tracker(False, 0)
+        self.observe_probe_worker(0)
+        self.observe_trials({})
+        registry.register(self)
+
+    def observe_boards(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """All boards, as `Store.fetch_boards` returns them."""
+        values: dict[Metric, dict[Labels, float]] = {
+            table.BOARDS: {(str(state), str(health)): 0 for state in State for health in Health},
+            table.BOARD_INFO: {},
+            table.BOARD_STATE: {},
+            table.BOARD_HEALTH: {},
+            table.BOARD_SEEN: {},
+        }
+        for row in rows:
+            name = row["name"]
+            values[table.BOARDS][row["state"], row["health"]] += 1
+            who = (name, row["board_type"], row["transport"]["kind"], "true" if row["simulated"] else "false")
+            values[table.BOARD_INFO][who] = 1
+            values[table.BOARD_STATE] |= {(name, str(state)): state == row["state"] for state in State}
+            values[table.BOARD_HEALTH] |= {(name, str(health)): health == row["health"] for health in Health}
+            if row["seen_at"] is not None:
+                values[table.BOARD_SEEN][name,] = row["seen_at"]
+        held = {row["name"]: row["lease"]["acquired_at"] for row in rows if row["lease"]}
+        known = {row["name"] for row in rows}
+        with self._lock:
+            self._values |= values
+            self._values[table.LEASES][()] = len(held)
+            self._held_since = held
+            self._forget_all_but(known)
+
+    def observe_link(self, name: str, up: bool, connects: int) -> None:
+        """How the way to a board stands, and how often it has come up."""
+        with self._lock:
+            self._values[table.LINK_UP][name,] = up
+            self._values[table.LINK_CONNECTS][name,] = connects
+
+    def observe_probe(self, name: str, report: Mapping[str, Any]) -> None:
+        """What a probe found: `passed`, and where they are there `skipped`, `seconds`, `median_s`, `factor`."""
+        result = "skipped" if report.get("skipped") else "passed" if report.get("passed") else "failed"
+        with self._lock:
+            probes = self._values[table.PROBES]
+            for each in _RESULTS:
+                probes.setdefault((name, each), 0)
+            probes[name, result] += 1
+            if result != "skipped":
+                self._note_duration(float(report.get("seconds") or 0.0))
+            if (median_s := report.get("median_s")) is not None:
+                self._values[table.GOLDEN_SECONDS][name,] = float(median_s)
+            if (factor := report.get("factor")) is not None:
+                self._values[table.GOLDEN_FACTOR][name,] = float(factor)
+
+    def observe_factor(self, name: str, factor: float) -> None:
+        """A board's calibration factor, as worked out from its history."""
+        with self._lock:
+            self._values[table.GOLDEN_FACTOR][name,] = factor
+
+    def observe_tracker(self, up: bool, restarts: int) -> None:
+        """Whether the tracker runs, and how often it was started again."""
+        with self._lock:
+            self._values[table.TRACKER_UP][()] = up
+            self._values[table.TRACKER_RESTARTS][()] = restarts
+
+    def observe_probe_worker(self, restarts: int) -> None:
+        """How often the probe worker was started again."""
+        with self._lock:
+            self._values[table.WORKER_RESTARTS][()] = restarts
+
+    def observe_trials(self, counts: Mapping[str, int]) -> None:
+        """Trials of all time by status, as `Store.count_statuses` returns them."""
+        with self._lock:
+            self._values[table.TRIALS] = {(str(status),): counts.get(status, 0) for status in Status}
+
+    def collect(self) -> Iterator[Family]:
+        """Every metric of the table, in its order; called on a scrape."""
+        now = self._clock()
+        with self._lock:
+            values = {metric: dict(found) for metric, found in self._values.items()}
+            values[table.LEASE_AGE] = {(name,): max(0.0, now - at) for name, at in self._held_since.items()}
+            probes = self._to_histogram()
+        for metric in table.METRICS:
+            if metric.kind is Kind.HISTOGRAM:
+                yield probes
+                continue
+            family: Family
+            if metric.kind is Kind.COUNTER:
+                family = CounterMetricFamily(metric.full_name, metric.help, labels=metric.labels)
+            else:
+                family = GaugeMetricFamily(metric.full_name, metric.help, labels=metric.labels)
+            for labels, value in values[metric].items():
+                family.add_metric(labels, float(value))
+            yield family
+
+    def describe(self) -> Iterator[Family]:
+        """What `collect` yields, for the registry's check of names."""
+        return self.collect()
+
+    def _forget_all_but(self, known: Collection[str]) -> None:
+        for metric in (
+            table.LINK_UP,
+            table.LINK_CONNECTS,
+            table.PROBES,
+            table.GOLDEN_SECONDS,
+            table.GOLDEN_FACTOR,
+        ):
+            found = self._values[metric]
+            for labels in [labels for labels in found if labels[0] not in known]:
+                del found[labels]
+
+    def _note_duration(self, seconds: float) -> None:
+        at = sum(seconds > bound for bound in table.PROBE_SECONDS.buckets)
+        self._probe_counts[at] += 1
+        self._probe_sum_s += seconds
+
+    def _to_histogram(self) -> HistogramMetricFamily:
+        buckets, count = [], 0
+        for bound, more in zip((*table.PROBE_SECONDS.buckets, float("inf")), self._probe_counts, strict=True):
+            count += more
+            buckets.append(("+Inf" if bound == float("inf") else str(bound), float(count)))
+        family = HistogramMetricFamily(table.PROBE_SECONDS.full_name, table.PROBE_SECONDS.help)
+        family.add_metric((), buckets, sum_value=self._probe_sum_s)
+        return family
