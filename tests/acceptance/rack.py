@@ -1,0 +1,86 @@
+"""A farm with a board that is a machine of its own, as an operator has it: registered, services up, way watched."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tests.acceptance.conftest import Home, new_home, wait_until
+from tests.integration.board_hosts import BoardHost, board_host
+
+NAME = "nano-01"
+
+
+class Rack:
+    """A home whose services reach one board over SSH."""
+
+    def __init__(self, home: Home, host: BoardHost) -> None:
+        self.home, self.host = home, host
+
+    def register(self, host_key: str | None = None, key_file: pathlib.Path | None = None) -> None:
+        """Make the board known to the farm."""
+        host = self.host
+        added = self.home.run(
+            *("board", "add", host.name, "--type", host.board_type, "--ssh", f"root@{host.address}"),
+            *("--key-file", str(key_file or host.key_file), "--host-key", host_key or host.fingerprint),
+        )
+        assert added.code == 0, added.err
+
+    def row(self, name: str = NAME) -> dict[str, Any]:
+        """The board as the farm shows it."""
+        shown: list[dict[str, Any]] = self.home.run("board", "list", "--json").json()
+        return next(row for row in shown if row["name"] == name)
+
+    def state(self, name: str = NAME) -> str:
+        """`online` or `offline`, and why, straight from the store: fast enough to time a detection with."""
+        rows = self.home.rows(f"SELECT reachable, state_reason FROM boards WHERE name = '{name}'")
+        return "" if not rows else f"{'online' if rows[0][0] else 'offline'}: {rows[0][1]}"
+
+    def wait_state(self, wanted: str, timeout_s: float, name: str = NAME) -> float:
+        """Wait until the store says `wanted`; returns how many seconds that took."""
+        began = time.monotonic()
+        wait_until(lambda: self.state(name).startswith(wanted), f"{name} {wanted}, not {self.state(name)}", timeout_s)
+        return time.monotonic() - began
+
+    def trouble(self, name: str = NAME) -> str:
+        """What `farm status` says is wrong with the way to it."""
+        boards = self.home.run("status", "--json").json()["boards"]
+        return str(next((board["trouble"] for board in boards if board["name"] == name), ""))
+
+    def wait_trouble(self, text: str, timeout_s: float, name: str = NAME) -> float:
+        """Wait until `farm status` says `text` of the board; returns how many seconds that took."""
+        began = time.monotonic()
+        wait_until(lambda: text in self.trouble(name), f"{text!r} of {name}", timeout_s)
+        return time.monotonic() - began
+
+    def probe(self, name: str = NAME, timeout_s: float = 60.0) -> tuple[int, dict[str, Any]]:
+        """The exit code and report of `farm board probe`."""
+        done = self.home.run("board", "probe", name, "--timeout", f"{timeout_s:g}", "--json")
+        assert done.out, done.err
+        [report] = done.json()
+        return done.code, report
+
+
+@contextlib.contextmanager
+def running_rack(folder: pathlib.Path, board_type: str = "jetson-nano") -> Iterator[Rack]:
+    """A board host, registered, with services up and the board online. Skips where there are no namespaces."""
+    with board_host(NAME, folder / "host", board_type) as host, new_home() as home:
+        rack = Rack(home, host)
+        rack.register()
+        try:
+            up = home.run("up")
+            assert up.code == 0, up.err
+            rack.wait_state("online", 30)
+            yield rack
+        finally:
+            home.run("down", "--force")
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """How many seconds `work` takes."""
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
