@@ -6,7 +6,8 @@
     │   ├── DeadlineError       a wait ended; says what it waited for
     │   └── BoardLostError      the connection to a board ended
     ├── PermanentError      trying again cannot work                exit 1
-    │   └── UnavailableError    a part of the farm is missing       exit 3
+    │   ├── UnavailableError    a part of the farm is missing       exit 3
+    │   └── LeaseOverError      a board is no longer ours to use    exit 1
     ├── BoardUnsafeError    a board's clocks could not be restored  exit 4
     └── InternalError       our bug                                 exit 1
 
@@ -58,6 +59,10 @@ class UnavailableError(PermanentError):
     """A part of the farm that this needs is not there: tracker, agent, disk, optional package."""
 
     exit_code = 3
+
+
+class LeaseOverError(PermanentError):
+    """A lease was not renewed in time, ended by force, or followed by a later one: let go of the board."""
 
 
 class BoardUnsafeError(FarmError):

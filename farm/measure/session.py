@@ -1,4 +1,4 @@
-"""One board, held through TVM's RPC: open, call the agent's functions, cut what overruns its deadline, close.
+"""One board, held through TVM's RPC: open under a lease, call the agent's functions, cut what overruns, close.
 
 Retrying and choosing boards is the engine's business; a broken session is closed and a new one opened.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import logging
 import os
 import sys
 import threading
@@ -22,7 +23,10 @@ import numpy.typing as npt
 
 from device_agent import protocol
 from device_agent.protocol import (
+    ClaimReport,
+    ClaimStatus,
     Description,
+    LeaseClaim,
     MeasureSpec,
     OperatingPoint,
     Outcome,
@@ -31,13 +35,27 @@ from device_agent.protocol import (
     PowerTrace,
     RunSpec,
 )
-from farm.errors import BoardLostError, BoardUnsafeError, DeadlineError, InternalError, PermanentError, UnavailableError
+from farm.errors import (
+    BoardLostError,
+    BoardUnsafeError,
+    DeadlineError,
+    InternalError,
+    LeaseOverError,
+    PermanentError,
+    TransientError,
+    UnavailableError,
+)
+from farm.fleet import fences
 from farm.fleet.relay import Relay
 from farm.fleet.tracker import Tracker
+from farm.values import Lease
 
 REQUEST_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 15.0
 DESCRIBE_TIMEOUT_S = 15.0
+CLAIM_TIMEOUT_S = 15.0
+# Asked only for the words of an error.
+_HOLDER_TIMEOUT_S = 2.0
 # The board verifies or gives up within a few seconds; a power mode's own tool may take four.
 PIN_TIMEOUT_S = 20.0
 # What a call may take beyond the worker's own deadline: upload at about 20 MB/s, fork, start, answer. The board's
@@ -46,6 +64,8 @@ _CALL_GRACE_S = 10.0
 _SLOWEST_BYTES_PER_S = 5e6
 
 Arrays = dict[str, npt.NDArray[Any]]
+_log = logging.getLogger(__name__)
+
 Answer = TypeVar("Answer", bound=protocol.Message)
 
 
@@ -65,14 +85,29 @@ class Direct:
 class BoardSession:
     """The exclusive use of one board until `close`. Not thread-safe; useless after any error but PermanentError."""
 
-    def __init__(self, tracker: Tracker | Direct, key: str, request_timeout_s: float = REQUEST_TIMEOUT_S) -> None:
-        """Wait for the board and connect. Raises DeadlineError, BoardLostError, UnavailableError, BoardUnsafeError."""
+    def __init__(
+        self,
+        tracker: Tracker | Direct,
+        key: str,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
+        lease: Lease | None = None,
+    ) -> None:
+        """Wait for the board and connect. Raises DeadlineError, BoardLostError, UnavailableError, BoardUnsafeError.
+
+        With a lease, the agent first ends what an earlier lease of the same store left there, and from then on refuses
+        this session once a later one has come. A client that holds the board without a lease is waited for. Raises
+        LeaseOverError where a later lease is known already.
+        """
         self.key = key
-        host, port, match_key = tracker.request(key, request_timeout_s)
+        self._claim = None if lease is None else fences.to_claim(lease)
+        self._send_fence(tracker, fences.FENCE_TIMEOUT_S)
+        host, port, match_key = self._request(tracker, request_timeout_s)
         self._relay = Relay(host, port)
         self._functions: dict[str, Any] = {}
         try:
             self._session = self._connect(match_key)
+            if self._claim is not None:
+                self._claim_board(self._claim)
             self.description = self._describe()
             if reason := self.description.clocks.unsafe:
                 raise BoardUnsafeError(
@@ -133,6 +168,46 @@ class BoardSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _request(self, tracker: Tracker | Direct, timeout_s: float) -> tuple[str, int, str]:
+        try:
+            return tracker.request(self.key, timeout_s)
+        except DeadlineError as error:
+            report = self._send_fence(tracker, _HOLDER_TIMEOUT_S)
+            holder = report.holder if report is not None else ""
+            raise DeadlineError(
+                f"{error.message}{f'; it is held by {holder}' if holder else ''}", error.hint
+            ) from error
+
+    def _send_fence(self, tracker: Tracker | Direct, timeout_s: float) -> ClaimReport | None:
+        """The agent's answer, None where it cannot be had: then the request or the claim will tell."""
+        if self._claim is None:
+            return None
+        try:
+            if isinstance(tracker, Direct):
+                address: tuple[str, int] | None = (tracker.host, tracker.port)
+            else:
+                address = fences.find_agent(tracker, self.key, timeout_s)
+            if address is None:
+                return None
+            report = fences.send_fence(address, self._claim, timeout_s)
+        except (TransientError, UnavailableError) as error:
+            _log.info("%s", error)
+            return None
+        return self._require_latest(report)
+
+    def _claim_board(self, claim: LeaseClaim) -> None:
+        try:
+            report = self._ask(protocol.CLAIM, CLAIM_TIMEOUT_S, ClaimReport, claim.to_json())
+        except PermanentError:
+            self._describe()  # an agent of another version has no such function, and says so here
+            raise
+        self._require_latest(report)
+
+    def _require_latest(self, report: ClaimReport) -> ClaimReport:
+        if report.status is ClaimStatus.REFUSED:
+            raise LeaseOverError(f"the board {self.key} refused us: {report.message}", "Take the board anew.")
+        return report
 
     def _connect(self, match_key: str) -> Any:
         rpc = _import_rpc()
@@ -239,9 +314,12 @@ def require_own_protocol(key: str, description: str) -> None:
     except (ValueError, TypeError, LookupError) as error:
         raise protocol.ProtocolError("its description names no protocol version") from error
     if version != protocol.PROTOCOL_VERSION:
+        newer = isinstance(version, int) and version > protocol.PROTOCOL_VERSION
         raise UnavailableError(
             f"the agent on {key} speaks protocol {version}, this farm speaks {protocol.PROTOCOL_VERSION}",
-            "Install device-agent and tvm-farm of the same version.",
+            "The agent is newer: update tvm-farm here."
+            if newer
+            else "The agent is older: update device-agent on the board.",
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from farm.errors import BoardUnsafeError, FarmError, PermanentError, TransientError, UnavailableError, UsageError
+from farm.errors import BoardUnsafeError, FarmError, LeaseOverError, TransientError, UnavailableError, UsageError
 from farm.store import schema
 from farm.store.boards import BoardQueries
 from farm.store.standing import has_lapsed, require_row, select_boards, to_standing
@@ -85,14 +85,14 @@ class LeaseQueries(BoardQueries):
     def renew_lease(self, lease: Lease) -> Lease:
         """Make a lease last its `ttl_s` from now; the token stays.
 
-        Raises PermanentError where it is over, even if nobody has taken the board since: all agree on who holds it.
+        Raises LeaseOverError where it is over, even if nobody has taken the board since: all agree on who holds it.
         The holder must let go of the board.
         """
         with self._writing() as connection:
             row = self._find_held(connection, lease)
             now = self._clock()
             if row is None or has_lapsed(row, now):
-                raise PermanentError(
+                raise LeaseOverError(
                     f"the lease {lease.token} of board {lease.board!r} is over",
                     "It was not renewed in time, or ended by force. Take the board anew.",
                 )

@@ -1,0 +1,103 @@
+"""Keeps a lease for as long as its holder needs it: renews it on a thread, says once when it is lost, gives it back.
+
+What a holder does when its lease is lost is its own business; that the board refuses it from then on is the agent's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from farm.errors import FarmError, LeaseOverError
+from farm.store import Store
+from farm.values import Lease
+
+# Renewed every third of its time: two renewals may fail before it lapses.
+_RENEWALS_PER_TTL = 3
+# A store that is busy or full is asked again this soon, but not in vain more often than the lease has time for.
+_RETRY_S = 1.0
+_RETRIES_PER_TTL = 10
+# A renewal waits for another command's transaction (`BUSY_TIMEOUT_S` of the store) at most.
+_CLOSE_TIMEOUT_S = 35.0
+
+_log = logging.getLogger(__name__)
+
+
+class LeaseKeeper:
+    """Holds one lease until `close`. Use as a context manager.
+
+    `lost` is set, and `on_lost` called once with the reason on the keeper's own thread, when the lease is over before
+    it was given back: ended by force, not renewed in time, or impossible to renew until it had lapsed. The thread has a
+    store of its own and starts no processes.
+    """
+
+    def __init__(
+        self, open_store: Callable[[], Store], lease: Lease, on_lost: Callable[[str], None] = lambda reason: None
+    ) -> None:
+        self._open_store = open_store
+        self._lease = lease
+        self._on_lost = on_lost
+        self._renewed_at = time.monotonic()
+        self._wanted = threading.Event()
+        self.lost = threading.Event()
+        self.reason = ""
+        self._thread = threading.Thread(target=self._keep, name=f"farm-lease-{lease.board}", daemon=True)
+        self._thread.start()
+
+    @property
+    def lease(self) -> Lease:
+        """The lease, as last renewed."""
+        return self._lease
+
+    def close(self) -> None:
+        """Give the lease back, if it is still ours. Safe to call twice."""
+        self._wanted.set()
+        self._thread.join(_CLOSE_TIMEOUT_S)
+
+    def __enter__(self) -> LeaseKeeper:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _keep(self) -> None:
+        with contextlib.ExitStack() as stack:
+            store: Store | None = None
+            pause_s = self._lease.ttl_s / _RENEWALS_PER_TTL
+            while not self._wanted.wait(pause_s):
+                pause_s = self._lease.ttl_s / _RENEWALS_PER_TTL
+                began = time.monotonic()
+                try:
+                    store = store or stack.enter_context(self._open_store())
+                    self._lease = store.renew_lease(self._lease)
+                    self._renewed_at = began
+                except FarmError as error:
+                    if self._is_over(error):
+                        self._lose(error.message)
+                        return
+                    _log.warning("lease %d of %s: %s; trying again", self._lease.token, self._lease.board, error)
+                    pause_s = min(_RETRY_S, self._lease.ttl_s / _RETRIES_PER_TTL)
+            try:
+                store = store or stack.enter_context(self._open_store())
+                store.release_lease(self._lease)
+            except FarmError as error:  # then it expires
+                _log.warning("lease %d of %s is not given back: %s", self._lease.token, self._lease.board, error)
+
+    def _is_over(self, error: FarmError) -> bool:
+        """Whether the store said so, or the lease has certainly lapsed while the store could not be asked.
+
+        Both clocks stand still or go on together with the store's, but for a machine that sleeps; the store knows then.
+        """
+        return isinstance(error, LeaseOverError) or time.monotonic() - self._renewed_at >= self._lease.ttl_s
+
+    def _lose(self, reason: str) -> None:
+        self.reason = reason
+        self.lost.set()
+        _log.warning("board %s is no longer ours: %s", self._lease.board, reason)
+        self._on_lost(reason)
