@@ -36,8 +36,9 @@ class Rack:
 
     def state(self, name: str = NAME) -> str:
         """`online` or `offline`, and why, straight from the store: fast enough to time a detection with."""
-        rows = self.home.rows(f"SELECT reachable, state_reason FROM boards WHERE name = '{name}'")
-        return "" if not rows else f"{'online' if rows[0][0] else 'offline'}: {rows[0][1]}"
+        rows = self.home.rows("SELECT name, reachable, state_reason FROM boards")
+        found = [(reachable, reason) for each, reachable, reason in rows if each == name]
+        return "" if not found else f"{'online' if found[0][0] else 'offline'}: {found[0][1]}"
 
     def wait_state(self, wanted: str, timeout_s: float, name: str = NAME) -> float:
         """Wait until the store says `wanted`; returns how many seconds that took."""

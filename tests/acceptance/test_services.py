@@ -112,8 +112,10 @@ def test_boards_that_are_added_and_removed_are_kept_up_with(rack: Home) -> None:
     wait_until(lambda: not any("sim-2" in " ".join(p.cmdline()) for p in rack.processes()), "sim-2's agent to end")
     assert rack.run("board", "add", "other", "--virtual", "jetson-tx2").code == 0
     wait_until(
-        lambda: {b["name"]: b["reachable"] for b in rack.run("status", "--json").json()["boards"]}
-        == {"sim-1": True, "other": True},
+        lambda: (
+            {b["name"]: b["reachable"] for b in rack.run("status", "--json").json()["boards"]}
+            == {"sim-1": True, "other": True}
+        ),
         "the other board",
     )
 

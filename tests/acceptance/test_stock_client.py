@@ -86,9 +86,7 @@ def test_a_farm_command_queues_behind_a_stock_client(rack: Rack, library: pathli
         assert len(latencies) == 3
         assert all(0 < latency < 1 for latency in latencies)
         waiting = rack.home.start("board", "probe", NAME, "--timeout", "60", "--json")
-        wait_until(
-            lambda: rack.home.rows(f"SELECT 1 FROM leases WHERE board = '{NAME}'"), "the farm's lease of the board"
-        )
+        wait_until(lambda: rack.home.rows("SELECT board FROM leases") == [(NAME,)], "the farm's lease of the board")
         assert waiting.process.poll() is None
         assert script.stdin is not None
         script.stdin.close()

@@ -1,4 +1,4 @@
-"""Machines of their own for tests: a network namespace each, with an sshd and an agent inside, reached over a veth pair.
+"""Machines of their own for tests: a network namespace each, with sshd and agent inside, reached over a veth pair.
 
 The cable can be pulled, the power cut, the machine booted again; nothing of that touches this machine's own network.
 """
@@ -206,5 +206,3 @@ def board_host(name: str, folder: pathlib.Path, board_type: str = "jetson-nano")
         yield host.start()
     finally:
         host.remove()
-
-
