@@ -151,6 +151,16 @@ class BoardQueries(Base):
                     **values,
                 )
 
+    def save_description(self, name: str, description: Mapping[str, Any], *, simulated: bool) -> None:
+        """Keep what a registered board says of itself now, and that it was seen; its type stays the registered one.
+
+        Raises UsageError for an unknown board.
+        """
+        values = {"description": dict(description), "simulated": simulated, "seen_at": self._wall_clock()}
+        with self._writing() as connection:
+            if not self._update_board(connection, name, values):
+                raise unknown_board(name)
+
     def fetch_boards(self) -> list[dict[str, Any]]:
         """All boards by name, each with its `state`, `health`, the reason of both, and its open `lease` or None.
 

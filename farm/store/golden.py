@@ -38,9 +38,19 @@ class GoldenQueries(BoardQueries):
             connection.execute(table.delete().where(same & table.c.id.not_in(newest)))
 
     def fetch_golden_samples(
-        self, board_type: str, kernel: str, operating_point: str, *, simulated: bool, newest: int = 100
+        self,
+        board_type: str,
+        kernel: str,
+        operating_point: str,
+        *,
+        simulated: bool,
+        newest: int = 100,
+        board: str | None = None,
     ) -> dict[str, list[GoldenSample]]:
-        """By board of a type, its `newest` runs of a golden kernel at an operating point, oldest first."""
+        """By board of a type, its `newest` runs of a golden kernel at an operating point, oldest first.
+
+        With `board` that one alone.
+        """
         table, boards = schema.golden_samples, schema.boards
         age = sa.func.row_number().over(partition_by=table.c.board, order_by=table.c.id.desc())
         ranked = (
@@ -51,6 +61,7 @@ class GoldenQueries(BoardQueries):
                 table.c.kernel == kernel,
                 table.c.operating_point == operating_point,
                 table.c.simulated == simulated,
+                sa.true() if board is None else table.c.board == board,
             )
             .subquery()
         )

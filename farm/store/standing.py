@@ -70,7 +70,11 @@ def to_history(row: Mapping[str, Any], now: Instant) -> HealthHistory:
 
 
 def to_shown(row: Mapping[str, Any], now: Instant) -> dict[str, Any]:
-    """What people and programs are shown of a row of `select_boards`: plain JSON, the lease as a mapping or None."""
+    """What people and programs are shown of a row of `select_boards`: plain JSON, the lease as a mapping or None.
+
+    `quarantine` is None unless the board is quarantined: `cooling_s`, for how long it has stayed without a fault, and
+    `held`, whether an operator ordered it.
+    """
     standing = to_standing(row, now)
     shown = {
         column.name: row[column.name]
@@ -78,6 +82,10 @@ def to_shown(row: Mapping[str, Any], now: Instant) -> dict[str, Any]:
         if column.name not in ("reachable", "history", "history_clock")
     }
     shown["state"] = str(standing.state)
+    shown["quarantine"] = None
+    if standing.health is Health.QUARANTINED:
+        history = to_history(row, now)
+        shown["quarantine"] = {"cooling_s": now.seconds - history.cooling_since_s, "held": history.held}
     shown["lease"] = None
     if standing.leased:
         shown["lease"] = {name: row[_LEASE_PREFIX + name] for name in _SHOWN_OF_LEASE}

@@ -179,6 +179,7 @@ def test_golden_times_are_kept_apart(store: Store) -> None:
     }
     assert found["b"][0].samples_s == (4.0, 5.0)
     assert found["b"][0].at > 0
+    assert set(store.fetch_golden_samples("jetson-nano", "golden/1", "default", simulated=False, board="b")) == {"b"}
 
 
 def test_golden_history_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,3 +205,25 @@ def test_a_golden_history_can_begin_anew(store: Store) -> None:
     assert store.fetch_golden_samples("jetson-nano", "golden/1", "default", simulated=False) == {}
     event = store.fetch_board_events("nano-01")[-1]
     assert (event["kind"], event["reason"]) == ("golden_forgotten", "2 golden-kernel runs forgotten: new fan")
+
+
+def test_a_description_leaves_the_registered_type_alone(store: Store) -> None:
+    """What a board says of itself is kept with the time; what it was registered as is the operator's."""
+    store.save_description("nano-01", {"board_type": "local"}, simulated=True)
+    shown = store.require_board("nano-01")
+    assert (shown["board_type"], shown["description"]) == ("jetson-nano", {"board_type": "local"})
+    assert shown["simulated"]
+    assert shown["seen_at"] is not None
+    with pytest.raises(UsageError, match="no board 'nano-99'"):
+        store.save_description("nano-99", {}, simulated=False)
+
+
+def test_a_quarantine_says_how_long_it_has_cooled(store: Store, clocks: Clocks) -> None:
+    """On the clock that cool-downs are judged by, so that whoever plans probes need not guess; else there is none."""
+    assert store.require_board("nano-01")["quarantine"] is None
+    for _ in range(3):
+        observe(store, Kind.PROBE_FAILED)
+    clocks.pass_s(70.0)
+    assert store.require_board("nano-01")["quarantine"] == {"cooling_s": 70.0, "held": False}
+    observe(store, Kind.QUARANTINE)
+    assert store.require_board("nano-01")["quarantine"] == {"cooling_s": 0.0, "held": True}
