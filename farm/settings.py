@@ -30,6 +30,9 @@ class Settings:
     metrics_port: int = _setting(
         9464, "FARM_METRICS_PORT", "first port tried for the services' metrics; a busy one is skipped, 0: none", True
     )
+    probe_interval_s: float = _setting(
+        600.0, "FARM_PROBE_INTERVAL_S", "how often good boards that are idle are probed; 0: only those in doubt", True
+    )
     ssh_key: str = _setting(
         "", "FARM_SSH_KEY", "private key shown to boards registered without one; default: OpenSSH's usual files"
     )
