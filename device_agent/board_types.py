@@ -79,6 +79,7 @@ class Power(Message):
     total: tuple[str, ...] = ()
     total_scope: str = ""
     board_total: tuple[str, ...] = ()
+    update_period_s: float | None = None  # what a healthy board's sensors do; here they are watched instead
 
 
 @dataclasses.dataclass(frozen=True)

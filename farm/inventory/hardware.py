@@ -107,12 +107,16 @@ class PowerChip(StrictModel):
 
 
 class Power(StrictModel):
-    """Power sensors. `total` rails sum to `total_scope`; with `board_total` too, where fitted, to the whole board."""
+    """Power sensors. `total` rails sum to `total_scope`; with `board_total` too, where fitted, to the whole board.
+
+    `update_period_s` is how often a healthy board's sensors have a new value; None where nobody knows.
+    """
 
     chips: tuple[PowerChip, ...] = ()
     total: tuple[Text, ...] = ()
     total_scope: str = ""
     board_total: tuple[Text, ...] = ()
+    update_period_s: float | None = pydantic.Field(default=None, gt=0, lt=60)
 
     @pydantic.model_validator(mode="after")
     def _totals_are_rails(self) -> Power:
