@@ -89,3 +89,11 @@ def test_what_names_no_version_is_refused(text: str) -> None:
     """A description without a version is no description."""
     with pytest.raises(protocol.ProtocolError, match="protocol version"):
         require_own_protocol("nano/7", text)
+
+
+@pytest.mark.parametrize(("difference", "side"), [(1, "upgrade tvm-farm here"), (-1, "upgrade it on the board")])
+def test_another_version_says_which_side_to_upgrade(difference: int, side: str) -> None:
+    """The older one."""
+    version = protocol.PROTOCOL_VERSION + difference
+    with pytest.raises(UnavailableError, match=side):
+        require_own_protocol("nano/7", f'{{"protocol_version": {version}}}')
