@@ -26,6 +26,7 @@ from farm.errors import FarmError, UnavailableError, UsageError
 from farm.services.control import ControlServer
 from farm.services.keeper import Keeper
 from farm.services.state import LOG_FILE, ServicesInfo, publish, services_lock
+from farm.services.telemetry import Telemetry
 from farm.services.worker import skipped
 from farm.store import Store
 
@@ -84,6 +85,11 @@ class Daemon:
             cores = len(os.sched_getaffinity(0))
             self._keeper = Keeper(self._settings, store, cores, self._wanted, home / "logs")
             stack.callback(self._keeper.close)
+            telemetry = Telemetry(self._settings, store.count_statuses)
+            stack.callback(telemetry.close)
+            self._keeper.watchers.append(telemetry.watch)
+            self._keeper.probing.on_report = telemetry.note_report
+            self._metrics = telemetry.address
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, lambda *_: self._keeper.stop())
             self._control = ControlServer(folder / "control", self.handle, self._keeper.wake)

@@ -1,4 +1,4 @@
-"""A stock TVM script, which knows nothing of the farm, borrows a board; a farm command waits for it and then goes on."""
+"""A stock TVM script, which knows nothing of the farm, borrows a board; a farm command waits for it, then goes on."""
 
 from __future__ import annotations
 

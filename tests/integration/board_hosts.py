@@ -76,7 +76,6 @@ class BoardHost:
         folder.mkdir(parents=True, exist_ok=True)
         self.sshd = HostSshd(folder / "sshd", port=22, namespace=self.namespace, host=self.address)
         self.agent: subprocess.Popen[bytes] | None = None
-        self.agent_options: list[str] = []
 
     @property
     def key_file(self) -> pathlib.Path:
@@ -109,12 +108,15 @@ class BoardHost:
         self.sshd.start()
         self.start_agent()
 
-    def start_agent(self, *options: str) -> None:
-        """Start the agent alone; its first port is 9090 of this machine's own loopback."""
-        self.agent_options = list(options)
+    def start_agent(self, *options: str, program: str = "") -> None:
+        """Start the agent alone; its first port is 9090 of this machine's own loopback.
+
+        `program` is Python that runs in the agent before anything else.
+        """
         work = self.folder / "tmp"
         work.mkdir(exist_ok=True)
-        command = ["ip", "netns", "exec", self.namespace, sys.executable, "-m", "device_agent", "serve"]
+        program += "\nimport sys; from device_agent.agent import main; sys.exit(main(sys.argv[1:]))"
+        command = ["ip", "netns", "exec", self.namespace, sys.executable, "-c", program, "serve"]
         command += ["--virtual", self.board_type, "--name", self.name, "--tracker", "127.0.0.1:9190", *options]
         with (self.folder / "agent.log").open("ab") as log:
             self.agent = subprocess.Popen(
