@@ -1,0 +1,99 @@
+"""A lease kept by its keeper: renewed on its own thread, lost once and loudly, given back."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+
+from farm.errors import TransientError
+from farm.fleet.lease_keeper import LeaseKeeper
+from farm.store import Store, database
+from farm.values import Board
+from tests.integration.conftest import wait_until
+
+TTL_S = 0.6
+
+
+@pytest.fixture
+def store(tmp_path: pathlib.Path) -> Iterator[Store]:
+    """A store on the real clocks with one good board."""
+    with Store(tmp_path / "farm.db") as store:
+        store.save_board(Board("nano", "local", simulated=False))
+        yield store
+
+
+def test_it_lasts_as_long_as_it_is_kept(store: Store) -> None:
+    """Three times its time later the lease still holds; nobody else gets the board until it is given back."""
+    lease = store.acquire_lease("nano", "left", "tuning", ttl_s=TTL_S)
+    with LeaseKeeper(lambda: Store(store.path), lease) as keeper:
+        wait_until(lambda: keeper.lease.expires_at > lease.expires_at + 3 * TTL_S, "renewals")
+        with pytest.raises(TransientError, match="leased by left"):
+            store.acquire_lease("nano", "right", "tuning")
+        assert not keeper.lost.is_set()
+    store.acquire_lease("nano", "right", "tuning")
+
+
+def test_the_end_by_force_is_noticed_once(store: Store) -> None:
+    """Its holder is told by the next renewal, with the reason; closing then disturbs no successor."""
+    lease = store.acquire_lease("nano", "left", "tuning", ttl_s=TTL_S)
+    told: list[str] = []
+    with LeaseKeeper(lambda: Store(store.path), lease, told.append) as keeper:
+        store.force_release("nano", "operator", "needed")
+        successor = store.acquire_lease("nano", "right", "tuning")
+        assert keeper.lost.wait(10)
+        assert f"lease {lease.token} of board 'nano' is over" in keeper.reason
+    assert told == [keeper.reason]
+    assert store.release_lease(successor)
+
+
+def test_a_busy_store_is_asked_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A renewal that another command's transaction keeps away is made once that has ended; nothing is lost."""
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.05)
+    lease = store.acquire_lease("nano", "left", "tuning", ttl_s=10 * TTL_S)
+    refused = threading.Event()
+
+    class Watched(Store):
+        """Tells when it could not renew."""
+
+        def renew_lease(self, lease):  # type: ignore[no-untyped-def]
+            try:
+                return super().renew_lease(lease)
+            except TransientError:
+                refused.set()
+                raise
+
+    with LeaseKeeper(lambda: Watched(store.path), lease) as keeper:
+        with store._engine.connect().execution_options(farm_writes=True) as connection, connection.begin():
+            assert refused.wait(20)
+        wait_until(lambda: keeper.lease.expires_at > lease.expires_at, "the renewal")
+        assert not keeper.lost.is_set()
+
+
+def test_a_store_that_stays_broken_is_a_lost_lease(store: Store) -> None:
+    """Where the lease must have lapsed while nobody could renew it, the holder lets go by itself."""
+    lease = store.acquire_lease("nano", "left", "tuning", ttl_s=TTL_S)
+
+    def open_full() -> Store:
+        full = Store(store.path)
+        sa.event.listen(full._engine, "begin", lambda connection: connection.exec_driver_sql("PRAGMA query_only=ON"))
+        return full
+
+    began = time.monotonic()
+    with LeaseKeeper(open_full, lease) as keeper:
+        assert keeper.lost.wait(10)
+        assert time.monotonic() - began + 0.05 >= TTL_S
+        assert "cannot be used" in keeper.reason
+
+
+def test_closing_twice_gives_back_once(store: Store) -> None:
+    """A keeper may be closed again."""
+    lease = store.acquire_lease("nano", "left", "tuning", ttl_s=TTL_S)
+    keeper = LeaseKeeper(lambda: Store(store.path), lease)
+    keeper.close()
+    keeper.close()
+    assert [event["kind"] for event in store.fetch_board_events("nano")][-2:] == ["lease_taken", "lease_released"]
