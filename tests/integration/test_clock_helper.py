@@ -575,7 +575,7 @@ def test_units_are_understood(tmp_path: pathlib.Path) -> None:
     """The service manager takes both units without a complaint."""
     for unit in (ROOT / "deploy" / "systemd").glob("*.service"):
         folder = pathlib.Path(sys.executable).parent
-        (tmp_path / unit.name).write_text(unit.read_text().replace("/opt/tvm-farm/bin", str(folder)))
+        (tmp_path / unit.name).write_text(unit.read_text().replace("/opt/tvm-farm/current/bin", str(folder)))
     done = subprocess.run(
         ["systemd-analyze", "verify", *map(str, tmp_path.glob("*.service"))],
         capture_output=True,

@@ -1,0 +1,152 @@
+"""A bundle: one tar file with everything that a board needs, and a manifest with the SHA-256 of each file in it.
+
+Reading and writing; what goes into one is decided in `bundle_build.py`. The sums find damage, not an attacker: whoever
+can write the file can write its manifest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import re
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from farm.errors import InternalError, UsageError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_MAX_MANIFEST_BYTES = 1 << 20
+_CHUNK = 1 << 20
+# Also what a board's shell may meet unquoted: no blank, no dot or dash first, no way upwards.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+!-]*(/[A-Za-z0-9_][A-Za-z0-9._+!-]*)*")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_]*")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What a bundle holds.
+
+    `version` is the agent's, `arch` the machine as `uname -m` says it, `pythons` those that it has wheels for (`3.11`),
+    `managed_python` the folder name of the interpreter that it brings, empty where it brings none. `unpacked_bytes` is
+    what a board needs to install it. `files`: name -> SHA-256.
+    """
+
+    version: str
+    arch: str
+    pythons: tuple[str, ...]
+    managed_python: str
+    unpacked_bytes: int
+    files: Mapping[str, str]
+
+    @property
+    def key(self) -> str:
+        """The name of the folder it is installed to: version and hash, another for every other content."""
+        return f"{self.version}-{hashlib.sha256(self.to_json().encode()).hexdigest()[:12]}"
+
+    def to_json(self) -> str:
+        """As it lies in the bundle; equal manifests give equal texts."""
+        return json.dumps({"format": FORMAT} | dataclasses.asdict(self), indent=1, sort_keys=True) + "\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Bundle:
+    """A bundle whose every file was found to be what the manifest says. `size` in bytes."""
+
+    path: Path
+    manifest: Manifest
+    size: int
+
+
+def write_bundle(folder: Path, manifest: Manifest, output: Path) -> Bundle:
+    """Pack the manifest's files from `folder` in one step. Equal contents give equal bytes. Raises OSError."""
+    part = output.with_name(f".{output.name}.{os.getpid()}.part")
+    try:
+        with tarfile.open(part, "w", format=tarfile.USTAR_FORMAT) as archive:
+            text = manifest.to_json().encode()
+            archive.addfile(_entry(MANIFEST, len(text)), io.BytesIO(text))
+            for name in sorted(manifest.files):
+                with (folder / name).open("rb") as file:
+                    archive.addfile(_entry(name, (folder / name).stat().st_size), file)
+        part.replace(output)
+    finally:
+        part.unlink(missing_ok=True)
+    return Bundle(output, manifest, output.stat().st_size)
+
+
+def open_bundle(path: Path) -> Bundle:
+    """Read a bundle and check every file in it. Raises UsageError where it is damaged, changed, or none of ours."""
+    found: dict[str, str] = {}
+    manifest: Manifest | None = None
+    try:
+        with tarfile.open(path, "r:") as archive:
+            for member in archive:
+                if not member.isreg() or member.name in found or not _NAME.fullmatch(member.name):
+                    raise _refused(path, f"it holds {member.name!r}, which no bundle does")
+                file = archive.extractfile(member)
+                if file is None:
+                    raise InternalError(f"{member.name} is a file without contents")
+                if manifest is None:
+                    if member.name != MANIFEST or member.size > _MAX_MANIFEST_BYTES:
+                        raise _refused(path, "it does not begin with a manifest")
+                    manifest = _parse_manifest(path, file.read())
+                    continue
+                digest = hashlib.sha256()
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
+                found[member.name] = digest.hexdigest()
+    except (tarfile.TarError, EOFError) as error:
+        raise _refused(path, f"it is no whole tar file ({error})") from error
+    except OSError as error:
+        raise UsageError(f"the bundle {path} cannot be read: {error.strerror or error}") from error
+    if manifest is None:
+        raise _refused(path, "it is empty")
+    for name in sorted(manifest.files.keys() | found.keys()):
+        if manifest.files.get(name) != found.get(name):
+            what = (
+                "is missing" if name not in found else "is not named" if name not in manifest.files else "was changed"
+            )
+            raise _refused(path, f"{name} {what}")
+    return Bundle(path, manifest, path.stat().st_size)
+
+
+def _parse_manifest(path: Path, data: bytes) -> Manifest:
+    try:
+        document: dict[str, Any] = json.loads(data)
+        version = document.pop("format")
+        if version != FORMAT:
+            raise _refused(path, f"it is of format {version!r}, this farm reads {FORMAT}")
+        manifest = Manifest(**document | {"pythons": tuple(document["pythons"])})
+        texts = (manifest.arch, *manifest.pythons)
+        if (
+            not _VERSION.fullmatch(manifest.version)
+            or not all(isinstance(text, str) and _VERSION.fullmatch(text) for text in texts)
+            or (manifest.managed_python and not _NAME.fullmatch(manifest.managed_python))
+            or not isinstance(manifest.unpacked_bytes, int)
+            or not all(_NAME.fullmatch(name) and _DIGEST.fullmatch(digest) for name, digest in manifest.files.items())
+        ):
+            raise _refused(path, "its manifest says what no manifest does")
+        # Written by us, byte for byte: the hash of the text names the installation on boards.
+        if manifest.to_json().encode() != data:
+            raise _refused(path, "its manifest was changed")
+        return manifest
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _refused(path, f"its manifest cannot be read ({error})") from error
+
+
+def _refused(path: Path, why: str) -> UsageError:
+    return UsageError(f"{path} is not taken for a bundle: {why}", "Copy it anew, or make one: farm bundle build.")
+
+
+def _entry(name: str, size: int) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.size = size
+    entry.mode = 0o644
+    entry.mtime = 0
+    return entry
