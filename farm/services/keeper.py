@@ -33,8 +33,8 @@ _BOARDS_PERIOD_S = 1.0
 _LEASES_PERIOD_S = 5.0
 # Agents come back to a tracker that was started again within 2 s (`device_agent/tracker.py`).
 _REGISTRATION_GRACE_S = 6.0
-# Each virtual board that starts is busy for over a second; more at once than cores only delays the first.
-_STARTING_PER_CORE = 2
+# Each virtual board that starts computes for over a second and then watches its sensors for two.
+_STARTING_PER_CORE = 4
 _SUMMARY_TIMEOUT_S = 2.0
 
 T = TypeVar("T")
