@@ -147,7 +147,7 @@ class Supervisor:
             make_folder(state, "", "", 0o700)
             command = [python, "-m", "device_agent.clocks.helper", "--exit-with-parent", "--socket", str(socket)]
             command += ["--state-dir", str(state), "--group", user]
-            services.append(Service("helper", command, "", HELPER_PAUSE_S, self._logs / "helper.log", tmp))
+            services.append(Service("helper", command, "", HELPER_PAUSE_S, self._logs / "clock-helper.log", tmp))
             options += ["--clock-helper", str(socket)]
         command = [python, "-m", "device_agent", "serve", *options]
         services.append(Service("agent", command, user, AGENT_PAUSE_S, self._logs / "agent.log", tmp))

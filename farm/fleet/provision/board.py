@@ -126,13 +126,17 @@ class Provisioner:
         except (FarmError, Interrupted):
             self._clean_up(layout, key)
             raise
-        if {"services", "switch", "start"} & plan.needed or survey.pending is not None:
-            with self._held():
-                self._activate(shell, layout, plan, key, files)
-        else:
-            for name in ("services", "switch", "start"):
-                self._note_step(name, StepStatus.ALREADY, "")
-        return self._prove(shell, layout, plan, survey, key)
+        busy = ""
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self._job.hold(self.target.name))
+            except FarmError as error:
+                if _disturbing(plan):
+                    self._note_step("hold", StepStatus.FAILED, str(error))
+                    raise
+                busy = error.message
+            self._activate(shell, layout, plan, key, files)
+            return self._prove(shell, layout, plan, survey, key, busy)
 
     def _connect(self) -> tuple[BoardShell, Layout]:
         def work() -> tuple[tuple[BoardShell, Layout], StepStatus, str]:
@@ -214,11 +218,14 @@ class Provisioner:
 
         def start() -> str:
             timeout_s = self._job.start_timeout_s
-            shell.change(layout, scripts.start(layout, stamp, self._port, timeout_s), timeout_s + QUICK_S, "starting the agent")
+            shell.change(
+                layout, scripts.start(layout, stamp, self._port, timeout_s), timeout_s + QUICK_S, "starting the agent"
+            )
             return f"listens on the board's loopback, port {self._port}"
 
         try:
-            self._state = f"between {self._version or 'nothing'} and {key}; run the command again"
+            if _disturbing(plan):
+                self._state = f"between {self._version or 'nothing'} and {key}; run the command again"
             self._change(plan, "services", services)
             self._change(plan, "switch", switch)
             self._change(plan, "start", start)
@@ -226,12 +233,15 @@ class Provisioner:
             self._roll_back(layout, key, error)
             raise
 
-    def _prove(self, shell: BoardShell, layout: Layout, plan: Plan, survey: Survey, key: str) -> Outcome:
+    def _prove(self, shell: BoardShell, layout: Layout, plan: Plan, survey: Survey, key: str, busy: str) -> Outcome:
+        """Run something on the board, then drop what it replaced. `busy` says who uses it, whom nothing may disturb."""
         changing = bool(plan.needed)
         if changing:
             self._state = f"{key} runs and is not proven yet; run the command again"
         try:
-            self._step("probe", lambda: (None, StepStatus.OK, self._job.probe(self.target)))
+            self._step(
+                "probe", lambda: (None, StepStatus.OK, f"left out: {busy}" if busy else self._job.probe(self.target))
+            )
         except (FarmError, Interrupted) as error:
             changed = {"services", "switch"} & plan.needed or survey.pending is not None
             if changed and self._roll_back(layout, key, error):
@@ -303,22 +313,16 @@ class Provisioner:
             self._version, self._state = "", "nothing of ours is left there"
             return None, StepStatus.DONE, f"removed {layout.prefix}"
 
-        with self._held():
+        with contextlib.ExitStack() as stack:
+            if not self._job.dry_run:
+                try:
+                    stack.enter_context(self._job.hold(self.target.name))
+                except FarmError as error:
+                    self._note_step("hold", StepStatus.FAILED, str(error))
+                    raise
             self._timed("remove", work)
         status = self._steps[-1].status
         return {StepStatus.ALREADY: Outcome.UNCHANGED, StepStatus.WOULD: Outcome.PLANNED}.get(status, Outcome.REMOVED)
-
-    def _held(self) -> AbstractContextManager[object]:
-        """The board to ourselves. Raises FarmError, reported as a step of its own."""
-        stack = contextlib.ExitStack()
-        if not self._job.dry_run:
-            began = time.monotonic()
-            try:
-                stack.enter_context(self._job.hold(self.target.name))
-            except FarmError as error:
-                self._note_step("hold", StepStatus.FAILED, str(error), time.monotonic() - began)
-                raise
-        return stack
 
     def _tell_plan(self, plan: Plan) -> Outcome:
         for name in ("folder", "send", "python", "install", "user", "services", "switch", "start", "finish"):
@@ -357,3 +361,8 @@ class Provisioner:
         report = StepReport(name, status, detail, seconds)
         self._steps.append(report)
         self._job.show(self.target.name, report)
+
+
+def _disturbing(plan: Plan) -> bool:
+    """Whether the agent that runs would notice."""
+    return bool({"services", "switch", "start"} & plan.needed)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from farm.fleet.provision.board import Job, Provisioner, Target
 from farm.fleet.provision.reports import BoardReport
+from farm.fleet.provision.wheels import end_tools
 
 # A step that waits for its board ends with the connection, which is at once; closing it takes 2 s at most.
 INTERRUPT_S = 10.0
@@ -25,5 +26,6 @@ def provision_boards(targets: Sequence[Target], job: Job, jobs: int = 8) -> tupl
         except KeyboardInterrupt:
             for worker in workers:
                 worker.interrupt()
+            end_tools()
             concurrent.futures.wait(futures, timeout=INTERRUPT_S)
         return tuple(future.result() for future in futures)

@@ -109,10 +109,8 @@ def open_bundle(path: Path) -> Bundle:
         raise _refused(path, "it is empty")
     for name in sorted(manifest.files.keys() | found.keys()):
         if manifest.files.get(name) != found.get(name):
-            what = (
-                "is missing" if name not in found else "is not named" if name not in manifest.files else "was changed"
-            )
-            raise _refused(path, f"{name} {what}")
+            changed = "was changed" if name in manifest.files else "is not in its manifest"
+            raise _refused(path, f"{name} {changed if name in found else 'is missing'}")
     return Bundle(path, manifest, path.stat().st_size)
 
 

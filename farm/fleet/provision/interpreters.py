@@ -15,9 +15,9 @@ import zipfile
 from pathlib import Path
 
 from farm.errors import FarmError, TransientError, UnavailableError, UsageError
-from farm.fleet.provision.wheels import fetch_wheels, pip_environment, run_tool
 from farm.fleet.provision.pins import choose_pins
 from farm.fleet.provision.resources import read_resource
+from farm.fleet.provision.wheels import fetch_wheels, pip_environment, run_tool
 
 # What boards get that lack a Python of their own: the version that this project is tested with.
 MANAGED_PYTHON = "3.11"
@@ -54,11 +54,11 @@ class Interpreter:
 
     @property
     def key(self) -> str:
-        """uv's name for it, also the name of the folder that it is unpacked to."""
+        """Its name in uv, also the name of the folder that it is unpacked to."""
         return f"cpython-{self.version}-linux-{self.arch}-gnu"
 
     def to_downloads(self, sha256: str) -> str:
-        """uv's list of downloads with this one alone, at `FOLDER_MARK`."""
+        """A list of downloads for uv with this one alone, at `FOLDER_MARK`."""
         entry = {
             "name": "cpython",
             "arch": {"family": self.arch, "variant": None},
@@ -82,7 +82,7 @@ def parse_interpreter(path: Path) -> Interpreter:
     if found is None or not LEAST_PYTHON <= (3, int(found["minor"])) <= LAST_PYTHON:
         raise UsageError(
             f"{path.name} does not name a Python that a board could use",
-            "It is an archive of python-build-standalone for Linux with glibc, Python 3.10 to 3.14, under its own name: "
+            "It is an archive of python-build-standalone for Linux with glibc, Python 3.10 to 3.14, by its own name: "
             "cpython-3.11.14+20251120-aarch64-unknown-linux-gnu-install_only.tar.gz.",
         )
     name = found["name"].replace("%2B", "+")

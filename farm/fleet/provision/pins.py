@@ -31,7 +31,7 @@ class Pin:
 
 
 def choose_pins(text: str, python: str, arch: str) -> tuple[Pin, ...]:
-    """The pins of a requirements file that apply on Linux with `python` (such as `3.11`) and `arch` (such as `aarch64`).
+    """The pins of a requirements file that apply on Linux with `python` (`3.11`) and `arch` (`aarch64`).
 
     Raises InternalError where a line is neither a pin nor its hash.
     """

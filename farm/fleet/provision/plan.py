@@ -131,7 +131,7 @@ def _require_room(survey: Survey, layout: Layout, bundle: Bundle) -> None:
     need = int(1.4 * manifest.unpacked_bytes) + 2 * bundle.size + _ROOM_TO_LIVE_BYTES
     if survey.free_bytes < need:
         raise PermanentError(
-            f"the board's disk is full: {survey.free_bytes >> 20} MiB free for {layout.prefix}, {need >> 20} MiB needed",
+            f"the disk is full: {survey.free_bytes >> 20} MiB free for {layout.prefix}, {need >> 20} MiB needed",
             "Free some space on the board, or give a folder on another disk with --prefix.",
         )
     files = int(manifest.unpacked_bytes * _FILES_PER_BYTE) + _ROOM_TO_LIVE_FILES

@@ -1,6 +1,6 @@
-"""Prove a provisioned board end to end without the farm's services: tunnel, tracker, agent, a kernel really run.
+"""Prove a provisioned board end to end: through the tunnel and the tracker to its agent, and a kernel really run there.
 
-Where the services run, their probe takes this one's place, since they hold the tunnel (see `farm/cli/provision.py`).
+Health is not decided here: that is what the farm's probes are for.
 """
 
 from __future__ import annotations
@@ -22,8 +22,32 @@ FIND_TIMEOUT_S = 45.0
 _RUNS, _WARMUP = 5, 1
 
 
+def prove(tracker: Tracker, kernels: golden.GoldenKernels, target: Target) -> str:
+    """Borrow the board from a tracker that it can reach, run the golden kernel, and say what was seen.
+
+    Raises PermanentError for a kernel that fails or computes something else, and what `BoardSession` raises.
+    """
+    with BoardSession(tracker, target.key, FIND_TIMEOUT_S) as session:
+        about = session.description
+        wanted = require_board_type(target.options.board_type).target
+        kernel = kernels.require(golden.plan_target(wanted.to_tvm() if wanted else None, about.architecture))
+        spec = RunSpec(Engine.KERNEL, entry=golden.ENTRY, runs=_RUNS, warmup=_WARMUP)
+        outcome, outputs = session.run_model(spec, kernel.library, golden.make_inputs())
+    if outcome.status is not Status.OK:
+        raise PermanentError(f"the golden kernel failed on {target.name}: {outcome.status} {outcome.message}")
+    if wrong := golden.find_mismatch(outputs):
+        raise PermanentError(
+            f"{target.name}: {wrong}", "Its memory or processor may be faulty, or its clocks too high."
+        )
+    median_s = statistics.median(outcome.latency_s)
+    return f"agent {about.agent_version}, protocol {about.protocol_version}, golden kernel {median_s * 1e3:.2f} ms"
+
+
 class TunnelProof:
-    """Proves boards through tunnels of its own to a tracker of the caller's. Thread-safe."""
+    """The same through a tunnel of its own to a tracker of the caller's, where the farm's services do not run.
+
+    Thread-safe.
+    """
 
     def __init__(self, tracker: tuple[str, int], kernels: golden.GoldenKernels, known_hosts: KnownHosts | None) -> None:
         self._tracker = tracker
@@ -31,24 +55,10 @@ class TunnelProof:
         self._known_hosts = known_hosts
 
     def __call__(self, target: Target) -> str:
-        """What was seen. Raises PermanentError for a wrong result, and what links and sessions raise."""
+        """What was seen. Raises what `prove` and links raise."""
         link = BoardLink(target.address, self._known_hosts)
         forward = link.add_forward(target.options.agent_port)
         link.add_tracker(target.options.tracker_port, self._tracker, target.key, forward)
         with link:
             link.wait_up(FIND_TIMEOUT_S)
-            with BoardSession(Tracker(*self._tracker), target.key, FIND_TIMEOUT_S) as session:
-                return self._run_kernel(session, target)
-
-    def _run_kernel(self, session: BoardSession, target: Target) -> str:
-        about = session.description
-        wanted = require_board_type(target.options.board_type).target
-        kernel = self._kernels.require(golden.plan_target(wanted.to_tvm() if wanted else None, about.architecture))
-        spec = RunSpec(Engine.KERNEL, entry=golden.ENTRY, runs=_RUNS, warmup=_WARMUP)
-        outcome, outputs = session.run_model(spec, kernel.library, golden.make_inputs())
-        if outcome.status is not Status.OK:
-            raise PermanentError(f"the golden kernel failed on {target.name}: {outcome.status} {outcome.message}")
-        if wrong := golden.find_mismatch(outputs):
-            raise PermanentError(f"{target.name}: {wrong}", "Its memory or processor may be faulty, or its clocks too high.")
-        median_s = statistics.median(outcome.latency_s)
-        return f"agent {about.agent_version}, protocol {about.protocol_version}, golden kernel {median_s * 1e3:.2f} ms"
+            return prove(Tracker(*self._tracker), self._kernels, target)

@@ -83,7 +83,8 @@ def install_version(layout: Layout, manifest: Manifest, plan: Plan) -> str:
         f"cd {shlex.quote(layout.prefix)}",
         f"rm -rf {folder}",
         _uv_environment(),
-        f"incoming/uv -q venv --no-config --offline --no-project --no-python-downloads --python {shlex.quote(python)} {folder}",
+        "incoming/uv -q venv --no-config --offline --no-project --no-python-downloads "
+        f"--python {shlex.quote(python)} {folder}",
         f"incoming/uv -q pip install --no-config --offline --no-index --find-links incoming/files/wheels --no-deps "
         f"--require-hashes --compile-bytecode --python {folder}/bin/python "
         f"-r incoming/files/requirements-{plan.series}.txt",
@@ -146,9 +147,9 @@ def roll_back(layout: Layout, key: str, agent_port: int, timeout_s: float) -> st
     stop = f"current/bin/python -I current/supervisor.py --prefix {shlex.quote(layout.prefix)} stop || true"
     if layout.systemd:
         stop = f"systemctl stop {' '.join(reversed(layout.units))} || true"
-        off = f"systemctl disable -q {' '.join(layout.units)} 2>/dev/null || true"
+        off, reload = f"systemctl disable -q {' '.join(layout.units)} 2>/dev/null || true", "systemctl daemon-reload"
     else:
-        off = ":"
+        off = reload = ":"
     return join_lines(
         f"cd {shlex.quote(layout.prefix)}",
         "if [ ! -f pending ]; then echo nothing; exit 0; fi",
@@ -158,10 +159,9 @@ def roll_back(layout: Layout, key: str, agent_port: int, timeout_s: float) -> st
         f'if [ -z "$running" ]; then {stop}; fi',
         f'if [ ! -f "versions/$before/complete" ]; then before=none; {off}; fi',
         'for kept in previous/*; do name=${kept#previous/}; path=$(echo "${name%.absent}" | sed "s,%,/,g")',
-        '  case $name in "*") ;; *.absent) rm -f "$path";; *) cp -p "$kept" "$path.part"; mv -f "$path.part" "$path";; esac; done',
-        'if [ "$before" = none ]; then rm -f current started; '
-        + ("systemctl daemon-reload; " if layout.systemd else "")
-        + "else",
+        '  case $name in "*") ;; *.absent) rm -f "$path";;',
+        '    *) cp -p "$kept" "$path.part"; mv -f "$path.part" "$path";; esac; done',
+        f'if [ "$before" = none ]; then rm -f current started; {reload}; else',
         '  ln -sfn "versions/$before" current.part; mv -fT current.part current',
         f'  if [ -z "$running" ]; then\n{_restart(layout, agent_port, timeout_s)}  fi',
         "fi",
@@ -235,7 +235,7 @@ def uninstall(layout: Layout, files: Sequence[BoardFile]) -> str:
 
 
 def _uv_environment() -> str:
-    """uv keeps everything on the installation's own disk: /tmp may be small, and links work only within one disk."""
+    """Have uv keep everything on the installation's own disk: /tmp may be small, and links work only within one disk."""
     return (
         'UV_CACHE_DIR="$PWD/incoming/cache"; TMPDIR="$PWD/incoming/tmp"; export UV_CACHE_DIR TMPDIR; mkdir -p "$TMPDIR"'
     )

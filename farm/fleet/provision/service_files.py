@@ -1,4 +1,4 @@
-"""The files that start an agent on one particular board, as text: units with their names filled in, or the supervisor's.
+"""The files that start an agent on one particular board, as text: filled-in units, or the supervisor's.
 
 Pure; the units themselves are in `deploy/systemd/`.
 """
@@ -29,7 +29,7 @@ class AgentOptions:
     tracker_port: int
 
     def to_arguments(self) -> list[str]:
-        """Options of `device-agent serve`. It listens on loopback, which is its default; the port is the one registered."""
+        """Options of `device-agent serve`, which listens on loopback by itself; the port is the one registered."""
         return [
             *("--name", self.name),
             *("--board-type", self.board_type),

@@ -41,7 +41,7 @@ say free_files "$(df -Pi "$folder" | awk 'NR==2 && $2>0 {{print $4}}')"
 if [ -w "$folder" ]; then say writable 1; fi
 for python in {pythons}; do
   found=$(command -v "$python") || continue
-  version=$("$found" -I -c 'import sys, ctypes, sqlite3, ssl, zlib; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue
+  version=$("$found" -I -c '{version}' 2>/dev/null) || continue
   say python "$version $found"
 done
 cd {prefix} 2>/dev/null || exit 0
@@ -75,8 +75,8 @@ class Login:
 class Survey:
     """What a board is and what is installed there. Empty texts mean that there is no such thing.
 
-    `pythons`: series -> program, the preferred first. `clock_s` is its wall clock, seconds since the epoch. `current` is
-    the version that runs or would; `pending` the one before a switch that was never proven (`none`: there was none).
+    `pythons`: series -> program, the preferred first. `clock_s` is its wall clock, seconds since the epoch. `current`
+    is the version that runs or would; `pending` the one before a switch that was never proven (`none`: there was none).
     `started`: with what the services were last started. `files`: path -> SHA-256. `foreign`: the prefix is somebody
     else's.
     """
@@ -122,6 +122,7 @@ def fetch_survey(shell: BoardShell, layout: Layout, files: Sequence[str], agent_
         tools=" ".join((*TOOLS, *(("useradd", "userdel") if layout.as_root else ()))),
         # The system's own first: what it is made from is what other programs on it were tested with.
         pythons=" ".join(("python3", *(f"python3.{minor}" for minor in newest_first))),
+        version='import sys, ctypes, sqlite3, ssl, zlib; print("%d.%d" % sys.version_info[:2])',
         marker=MARKER,
         files=" ".join(map(shlex.quote, files)),
         account=f"if id {layout.user} >/dev/null 2>&1; then say user 1; fi" if layout.user else "",
@@ -148,7 +149,7 @@ def find_agent(layout: Layout, agent_port: int) -> str:
     return (
         f"agent_listens() {{\n{look}"
         "pid=${1:-}; failures=${2:-0}\n"
-        f"inode=$(awk '$2 == \"{address}\" && $4 == \"0A\" {{print $10}}' /proc/net/tcp)\n"
+        f'inode=$(awk \'$2 == "{address}" && $4 == "0A" {{print $10}}\' /proc/net/tcp)\n'
         '[ -n "$pid" ] && [ -n "$inode" ] && ls -l "/proc/$pid/fd" 2>/dev/null | grep -q "socket:.$inode]"\n}'
     )
 

@@ -34,6 +34,7 @@ _LEFT_OUT = (
 )
 # The earliest that a zip can say; a repacked wheel must not depend on when it was packed.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
+_running: set[subprocess.Popen[str]] = set()
 
 
 def fetch_wheels(pins: Collection[Pin], python: str, arch: str, folder: Path) -> tuple[Path, ...]:
@@ -99,34 +100,43 @@ def pack_wheel(path: Path, contents: Mapping[str, bytes], record: str) -> None:
 def run_tool(command: list[str], what: str, timeout_s: float, environment: Mapping[str, str] | None = None) -> str:
     """Run a program of ours and return what it prints. Raises DeadlineError, TransientError, UnavailableError."""
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             command,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             env=dict(environment) if environment is not None else None,
         )
-    except subprocess.TimeoutExpired as error:
-        raise DeadlineError(f"{what} did not finish within {timeout_s:g} s") from error
     except OSError as error:
         raise UnavailableError(f"{what} cannot be started: {error}") from error
-    if done.returncode == 0:
-        return done.stdout
-    said = " | ".join(line for line in done.stderr.strip().splitlines()[-6:] if not line.startswith("WARNING"))
-    if "No module named pip" in done.stderr:
-        raise UnavailableError(
-            f"{sys.executable} has no pip, which fetches a board's wheels", "Set up again: make setup."
-        )
-    if "DO NOT MATCH THE HASHES" in done.stderr:
-        raise PermanentError(
-            f"{what} got a wheel that is not the pinned one: {said}", "Look at where pip fetches from."
-        )
-    if "No space left" in done.stderr:
+    with process:
+        _running.add(process)
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise DeadlineError(f"{what} did not finish within {timeout_s:g} s") from error
+        finally:
+            _running.discard(process)
+            process.kill()  # of no effect once it has ended
+    if process.returncode == 0:
+        return out
+    said = " | ".join(line for line in err.strip().splitlines()[-6:] if not line.startswith("WARNING"))
+    if "No module named pip" in err:
+        raise UnavailableError(f"{sys.executable} has no pip, to fetch a board's wheels", "Set up again: make setup.")
+    if "DO NOT MATCH THE HASHES" in err:
+        raise PermanentError(f"{what} got another wheel than the pinned one: {said}", "Look at where pip fetches from.")
+    if "No space left" in err:
         raise UnavailableError(f"{what} ran out of disk space here", "Free some space, or set FARM_HOME elsewhere.")
     raise TransientError(
-        f"{what} failed: {said or f'exit code {done.returncode}'}", "Can this machine reach its index?"
+        f"{what} failed: {said or f'exit code {process.returncode}'}", "Can this machine reach its package index?"
     )
+
+
+def end_tools() -> None:
+    """End every tool that runs now, as somebody asked the whole command to end; whoever waits for one gets an error."""
+    for process in list(_running):
+        process.kill()
 
 
 def _entry(name: str) -> zipfile.ZipInfo:
