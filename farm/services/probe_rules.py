@@ -1,0 +1,120 @@
+"""What a probe's evidence says of a board: pure rules. How the evidence is gathered is in `probe`, what an observation
+means for a board's health in `farm.fleet.health`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from device_agent.protocol import Description, Outcome, SensorInfo, Status
+from farm.fleet.calibration import DRIFT_TOLERANCE, MIN_SAMPLES, TYPE_TOLERANCE, fit_factor
+from farm.fleet.calibration import find_drift as find_drift_of_runs
+from farm.fleet.health import Kind
+from farm.search import golden
+
+# A virtual board's time is its host's, stretched: what slows the host (other boards, a busy core's clock) is in it. It
+# is to be found out when its own clocks are not what they were, and those differ by more.
+SIMULATED_TOLERANCE = 0.30
+# So much above what the type says is another setting of the chip or a driver that answers late, not chance; and below
+# 0.1 s a second holds ten values, whatever the type says.
+SLOW_RATIO, SLOW_FLOOR_S = 3.0, 0.1
+# Above this, in cores, another program may have held the core or the memory that the golden kernel wanted.
+OTHER_LOAD = 0.5
+# How many boards of its type a board is compared with: more make the type's median no better, and cost time.
+MOST_PEERS = 16
+# Of each of them, the newest runs.
+PEER_RUNS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What a probe observed, in the words of `farm.fleet.health`; `detail` is for people."""
+
+    kind: Kind
+    detail: str = ""
+
+
+def find_wrong_type(registered: str, description: Description) -> str:
+    """Why a board is not of the type that it is registered as; empty where it is, or nobody can say."""
+    if description.board_type != registered:
+        return (
+            f"it is registered as {registered}, but its agent says that it is a {description.board_type}; "
+            "register it under that type, or start its agent with the right --board-type"
+        )
+    if description.detected_type and description.detected_type != registered:
+        return f"it is registered as {registered}, but its device tree says {description.detected_type}"
+    return ""
+
+
+def find_slow_sensors(sensors: Sequence[SensorInfo], expected_s: float | None) -> str:
+    """Which power sensors have new values far less often than every `expected_s`; empty where none, or nobody knows."""
+    if expected_s is None:
+        return ""
+    slow = [
+        f"{sensor.rail} every {sensor.update_period_s:.3g} s"
+        for sensor in sensors
+        if sensor.update_period_s is not None and sensor.update_period_s > max(SLOW_FLOOR_S, SLOW_RATIO * expected_s)
+    ]
+    return f"a new value of {', '.join(slow)}; the board type says every {expected_s:.3g} s" if slow else ""
+
+
+def judge_run(outcome: Outcome, outputs: Mapping[str, npt.NDArray[Any]]) -> Finding | None:
+    """What is wrong with a run of the golden kernel, whose code is known to be good; None where nothing is."""
+    if outcome.status not in _RAN:
+        return Finding(Kind.PROBE_FAILED, f"the golden kernel did not run: {outcome.status}: {outcome.message}")
+    if wrong := golden.find_mismatch(outputs):
+        return Finding(Kind.PROBE_FAILED, wrong)
+    if outcome.status is Status.THROTTLED:
+        return Finding(Kind.THROTTLED, outcome.message)
+    if outcome.status is not Status.OK:  # a limit that somebody moved meanwhile
+        return Finding(Kind.DRIFTED, outcome.message)
+    return None
+
+
+_RAN = frozenset({Status.OK, Status.THROTTLED, Status.CLOCK_DRIFTED, Status.NOISY})
+
+
+def is_off(median_s: float, history_s: Sequence[float], simulated: bool) -> bool:
+    """Whether one run differs so much from a board's history that more of them should decide. No verdict."""
+    if len(history_s) < MIN_SAMPLES:
+        return False
+    ratio = median_s / statistics.median(history_s)
+    return max(ratio, 1 / ratio) > 1 + (SIMULATED_TOLERANCE if simulated else DRIFT_TOLERANCE)
+
+
+def find_drift(history_s: Sequence[float], runs_s: Sequence[float], simulated: bool) -> str:
+    """Why a board is not what it was, given its earlier medians and those of this probe; empty where it is."""
+    tolerance = SIMULATED_TOLERANCE if simulated else DRIFT_TOLERANCE
+    return find_drift_of_runs([*history_s, *runs_s], recent=max(MIN_SAMPLES, len(runs_s)), tolerance=tolerance)
+
+
+def find_outlier(board: str, medians_s: Mapping[str, Sequence[float]], simulated: bool) -> tuple[float | None, str]:
+    """A board's factor against its type, where enough is known, and why it is too far from it; empty where it is not.
+
+    `medians_s` are of boards of the type, its own among them; of many only some are looked at.
+    """
+    peers = sorted(name for name, values in medians_s.items() if name != board and len(values) >= MIN_SAMPLES)
+    chosen = {name: medians_s[name] for name in [*peers[:MOST_PEERS], board] if name in medians_s}
+    factor = fit_factor(board, chosen)
+    if factor is None:
+        return None, ""
+    if not factor.exceeds(max(TYPE_TOLERANCE, SIMULATED_TOLERANCE if simulated else 0.0)):
+        return factor.ratio, ""
+    interval = f"{factor.ci_low:.3f} to {factor.ci_high:.3f}"
+    return factor.ratio, f"golden kernel {factor.percent} against {factor.boards} boards of its type ({interval})"
+
+
+def describe_limits(outcome: Outcome, description: Description) -> str:
+    """Which cores may not run as fast as they could, as a hint why a board is slow; empty where all may."""
+    if outcome.before is None:
+        return ""
+    for core, limit_hz in sorted(outcome.before.cpu_max_hz.items()):
+        range_hz = description.cpu_freq_range_hz.get(core)
+        if range_hz and limit_hz < range_hz[1]:
+            return f"; cpu{core} is limited to {limit_hz / 1e6:g} of {range_hz[1] / 1e6:g} MHz"
+    return ""
