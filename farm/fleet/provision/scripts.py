@@ -235,7 +235,7 @@ def uninstall(layout: Layout, files: Sequence[BoardFile]) -> str:
 
 
 def _uv_environment() -> str:
-    """Have uv keep everything on the installation's own disk: /tmp may be small, and links work only within one disk."""
+    """Have uv keep everything on the installation's disk: /tmp may be small, and links work only within one disk."""
     return (
         'UV_CACHE_DIR="$PWD/incoming/cache"; TMPDIR="$PWD/incoming/tmp"; export UV_CACHE_DIR TMPDIR; mkdir -p "$TMPDIR"'
     )
