@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib.metadata
-import shutil
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,26 +17,17 @@ from farm.artifacts.verify import compare
 from farm.campaign.engine_parts import Parts
 from farm.campaign.engine_ray import ray_running
 from farm.campaign.machine import machine_lock
-from farm.errors import FarmError, PermanentError
+from farm.errors import PermanentError
 from farm.fleet.local import LocalFarm
 from farm.inventory.board_types import load_board_types, require_board_type
 from farm.search import linker
+from farm.services.board_doctor import check_boards, describe_home
+from farm.services.checks import Check, run_check
 from farm.settings import Settings
 from farm.store import Store
 
 # What the farm was tested with; a newer tvm-ffi crashes inside TVM's tuning.
 _PINS = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
-_LEAST_FREE_BYTES = 1 << 30
-
-
-@dataclasses.dataclass(frozen=True)
-class Check:
-    """One hop: what was found, or what is wrong and what to do."""
-
-    name: str
-    ok: bool
-    detail: str
-    seconds: float
 
 
 def examine(settings: Settings, show: Callable[[Check], None]) -> None:
@@ -48,19 +36,17 @@ def examine(settings: Settings, show: Callable[[Check], None]) -> None:
         found: dict[str, Any] = {}
 
         def hop(name: str, work: Callable[[], str]) -> bool:
-            started = time.monotonic()
-            try:
-                detail, ok = work(), True
-            except FarmError as error:
-                detail, ok = str(error), False
-            except OSError as error:
-                detail, ok = f"{error}", False
-            show(Check(name, ok, detail, time.monotonic() - started))
-            return ok
+            check = run_check(name, work)
+            show(check)
+            return check.ok
 
         def store() -> str:
             found["store"] = stack.enter_context(Store(settings.home_path / "farm.db"))
             return f"{settings.home_path / 'farm.db'}, {len(found['store'].fetch_records())} records"
+
+        def boards() -> None:
+            for check in check_boards(settings, found["store"]):
+                show(check)
 
         def machine() -> str:
             stack.enter_context(machine_lock())
@@ -89,14 +75,16 @@ def examine(settings: Settings, show: Callable[[Check], None]) -> None:
         everything = all(
             [
                 hop("packages", _packages),
-                hop("settings", lambda: _settings(settings)),
+                hop("settings", lambda: describe_home(settings)),
                 hop("board types", lambda: ", ".join(sorted(load_board_types()))),
                 hop("linker", _link),
             ]
         )
+        if not hop("store", store):
+            return
+        boards()
         if (
-            hop("store", store)
-            and hop("machine", machine)
+            hop("machine", machine)
             and hop("ray", start_ray)
             and hop("tracker", farm)
             and hop("agent", agent)
@@ -116,15 +104,6 @@ def _packages() -> str:
     if wrong:
         raise PermanentError("; ".join(wrong), "Install the pinned versions: make setup.")
     return ", ".join(f"{name} {version}" for name, version in found.items())
-
-
-def _settings(settings: Settings) -> str:
-    home = settings.home_path
-    existing = next(path for path in (home, *home.parents) if path.exists())
-    free = shutil.disk_usage(existing).free
-    if free < _LEAST_FREE_BYTES:
-        raise PermanentError(f"only {free >> 20} MiB free under {home}", "Free some space, or set FARM_HOME elsewhere.")
-    return f"FARM_HOME {home}, {free >> 30} GiB free"
 
 
 def _link() -> str:

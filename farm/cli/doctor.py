@@ -1,32 +1,117 @@
-"""`farm doctor`: go through every hop, from the configuration to a kernel run on the board; name the one that fails."""
+"""`farm doctor` and `farm board doctor`: go through every hop, up to a kernel really run; name the one that fails."""
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
+import typer
 from rich import markup
 
 from farm import settings as farm_settings
 from farm.cli import options, output
+from farm.errors import UsageError
+from farm.services.checks import Check, Level
+from farm.values import Health
+
+_MARKS = {
+    Level.OK: "[green]ok  [/]",
+    Level.WARNING: "[yellow]warn[/]",
+    Level.FAILED: "[red]FAIL[/]",
+    Level.NOT_TRIED: "[dim]–   [/]",
+}
+# One of the hops failed: something that the farm needs is not there.
+_FAILED = 3
 
 
-def doctor(json: options.Json = False, debug: options.Debug = False) -> None:
-    """Check every part of the farm, ending with a kernel really built here and run on this machine's board."""
+def doctor(
+    board: Annotated[
+        list[str] | None, typer.Option("--board", metavar="NAME", help="This board instead; repeatable.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every registered board instead.")] = False,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Check every part of the farm, ending with a kernel really built here and run on this machine's board.
+
+    Of other boards and of the services it says what is known. With --board or --all it goes to those boards instead.
+    """
 
     def work() -> None:
-        from farm.campaign.doctor import Check, examine
+        if board and every:
+            raise UsageError("--board and --all contradict each other")
+        if board or every:
+            _examine_boards(list(dict.fromkeys(board)) if board else None, json)
+            return
+        from farm.campaign.doctor import examine
 
-        settings = farm_settings.load()
         checks: list[Check] = []
 
         def show(check: Check) -> None:
             checks.append(check)
             if not json:
-                mark = "[green]ok  [/]" if check.ok else "[red]FAIL[/]"
-                output.stdout.print(f"{mark} {check.name:<12} {markup.escape(check.detail)}", soft_wrap=True)
+                _print(check)
 
-        examine(settings, show)
+        examine(farm_settings.load(), show)
         if json:
-            output.print_json([{"name": c.name, "ok": c.ok, "detail": c.detail, "seconds": c.seconds} for c in checks])
-        if not all(check.ok for check in checks):
-            raise SystemExit(3)
+            output.print_json([_to_document(check) for check in checks])
+        if any(check.level is Level.FAILED for check in checks):
+            raise SystemExit(_FAILED)
 
     output.run(work, debug)
+
+
+def board_doctor(
+    names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them.")],
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Go through every hop to a board, from its address to a kernel run on it, and say what to do where one fails."""
+    output.run(lambda: _examine_boards(list(dict.fromkeys(names)), json), debug)
+
+
+def _examine_boards(names: list[str] | None, json: bool) -> None:
+    from farm.services.board_doctor import examine_boards
+
+    settings = farm_settings.load()
+    with options.open_store(settings) as store:
+        if names is None:
+            names = [row["name"] for row in store.fetch_boards() if row["health"] != Health.RETIRED]
+        for name in names:
+            store.require_board(name)
+    if not names:
+        raise UsageError("there are no boards to examine", "`farm board add` registers one.")
+    checks: dict[str, list[Check]] = {name: [] for name in names}
+
+    def show(name: str, check: Check) -> None:
+        if not json:
+            if len(checks) > 1 and not checks[name]:
+                output.stdout.print(f"[bold]{markup.escape(name)}[/]")
+            _print(check)
+        checks[name].append(check)
+
+    good = examine_boards(settings, names, show, output.stderr.print)
+    if json:
+        documents = [{"board": name, "checks": [_to_document(one) for one in found]} for name, found in checks.items()]
+        output.print_json(documents)
+    if not good:
+        raise SystemExit(_FAILED)
+
+
+def _print(check: Check) -> None:
+    seconds = f"  ({check.seconds:.1f} s)" if check.seconds >= 0.1 else ""
+    output.stdout.print(
+        f"{_MARKS[check.level]} {check.name:<12} {markup.escape(check.detail)}{seconds}", soft_wrap=True
+    )
+    if check.advice and check.level is not Level.OK:
+        output.stdout.print(f"  → {check.advice}", soft_wrap=True, markup=False)
+
+
+def _to_document(check: Check) -> dict[str, Any]:
+    return {
+        "name": check.name,
+        "ok": check.ok,
+        "level": str(check.level),
+        "detail": check.detail,
+        "advice": check.advice,
+        "seconds": round(check.seconds, 3),
+    }

@@ -1,0 +1,156 @@
+"""`farm board doctor`: go through every hop to a board, in order, with the real parts; name the one that fails.
+
+The hops themselves are in `doctor_ssh.py` and `doctor_agent.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from farm.errors import PermanentError
+from farm.fleet.addresses import to_ssh_address
+from farm.fleet.host_keys import FILE_NAME, KnownHosts
+from farm.fleet.processes import tail
+from farm.services.checks import Check, Doubt, Level, Show, Work, run_chain, run_check
+from farm.services.client import Services, find_services, using_services
+from farm.services.doctor_agent import AgentHops
+from farm.services.doctor_ssh import SshHops
+from farm.services.state import LOG_FILE
+from farm.settings import Settings
+from farm.store import Store
+from farm.store.standing import parse_transport
+from farm.values import Health, Ssh
+
+_LEAST_FREE_BYTES = 1 << 30
+
+
+def examine_boards(
+    settings: Settings, names: Collection[str], show: Callable[[str, Check], None], note: Callable[[str], None]
+) -> bool:
+    """Examine boards one after another; returns whether no hop failed. `show` hears of each check at once.
+
+    Uses the farm's services, or its own for the time being, of which `note` is told. Raises UsageError for a board that
+    is not registered.
+    """
+    with contextlib.ExitStack() as stack:
+        # Opened when the first board gets that far, and kept for all others.
+        opened: list[Services] = []
+
+        def services() -> Services:
+            if not opened:
+                opened.append(stack.enter_context(using_services(settings, names, note)))
+            return opened[0]
+
+        good = True
+        for name in names:
+            good = _Examination(settings, name, services).run(functools.partial(show, name)) and good
+        return good
+
+
+def check_boards(settings: Settings, store: Store) -> list[Check]:
+    """A line for each registered board, and for the services, from what they know: nothing is connected to."""
+    services = find_services(settings)
+    ways: dict[str, dict[str, Any]] = {}
+    if services is None:
+        checks = [Check("services", Level.OK, "not running; `farm up` starts them, and commands that need them do")]
+    else:
+        checks = [run_check("services", lambda: _describe_services(services, ways))]
+    for row in store.fetch_boards():
+        checks.append(_check_board(row, ways.get(row["name"])))
+    return checks
+
+
+def _describe_services(services: Services, ways: dict[str, dict[str, Any]]) -> str | Doubt:
+    """What they say of themselves; `ways` is filled with what they say of each board."""
+    status = services.fetch_status()
+    ways |= {board["name"]: board for board in status["boards"]}
+    tracker, worker = status["tracker"], status["probe_worker"]
+    summary = (
+        f"pid {status['pid']}; tracker {tracker['host']}:{tracker['port']} {'up' if tracker['up'] else 'DOWN'}, "
+        f"restarted {tracker['restarts']} times; "
+        f"{sum(bool(way['way_up']) for way in ways.values())} of {len(ways)} ways up; "
+        f"probe worker restarted {worker['restarts']} times"
+    )
+    if not tracker["up"]:
+        raise PermanentError(summary, f"See {LOG_FILE} and tracker.log in FARM_HOME/logs.")
+    if tracker["restarts"] or worker["restarts"]:
+        return Doubt(summary, f"See {LOG_FILE} in FARM_HOME/logs for why they ended.")
+    return summary
+
+
+def _check_board(row: Mapping[str, Any], way: Mapping[str, Any] | None) -> Check:
+    name, health = f"board {row['name']}", row["health"]
+    summary = f"{row['state']}, {health}"
+    advice = f"farm board doctor {row['name']}"
+    if health == Health.UNSAFE:
+        return Check(name, Level.FAILED, f"{summary}: {row['health_reason']}", f"farm board show {row['name']}")
+    if way is not None and not way["reachable"] and health not in (Health.MAINTENANCE, Health.RETIRED):
+        return Check(name, Level.WARNING, f"{summary}: {way['trouble']}", advice)
+    if health in (Health.QUARANTINED, Health.SUSPECT):
+        return Check(name, Level.WARNING, f"{summary}: {row['health_reason']}", advice)
+    return Check(name, Level.OK, summary)
+
+
+class _Examination:
+    """One board's hops, put together."""
+
+    def __init__(self, settings: Settings, name: str, open_services: Callable[[], Services]) -> None:
+        self._settings, self._name, self._open_services = settings, name, open_services
+
+    def run(self, show: Show) -> bool:
+        """Go through all of them; returns whether none failed."""
+        with contextlib.ExitStack() as stack:
+            opened: list[tuple[Store, dict[str, Any]]] = []
+
+            def open_store() -> str:
+                store = stack.enter_context(Store(self._settings.home_path / "farm.db"))
+                opened.append((store, store.require_board(self._name)))
+                return str(store.path)
+
+            first: list[tuple[str, Work]] = [
+                ("config", lambda: describe_home(self._settings)),
+                ("store", open_store),
+                ("registered", lambda: _describe_board(opened[0][1])),
+            ]
+            return run_chain(first, show) and run_chain(self._plan(*opened[0], stack), show)
+
+    def _plan(self, store: Store, board: dict[str, Any], stack: contextlib.ExitStack) -> list[tuple[str, Work]]:
+        hops: list[tuple[str, Work]] = []
+        log = self._settings.home_path / "logs" / "boards" / f"{self._name}.log"
+        read_log_tail: Callable[[], str] = lambda: tail(log)  # noqa: E731 - replaced below
+        transport = parse_transport(board["transport"])
+        if isinstance(transport, Ssh):
+            known_hosts = KnownHosts(self._settings.home_path / FILE_NAME)
+            ssh = SshHops(self._name, transport, to_ssh_address(transport), known_hosts)
+            stack.callback(ssh.close)
+            hops += ssh.plan()
+            read_log_tail = ssh.read_log_tail
+        agent = AgentHops(self._settings, store, board, self._open_services, read_log_tail)
+        stack.callback(agent.close)
+        return hops + agent.plan()
+
+
+def describe_home(settings: Settings) -> str:
+    """FARM_HOME and what is free there. Raises PermanentError where that is too little."""
+    home = settings.home_path
+    existing = next(path for path in (home, *home.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if free < _LEAST_FREE_BYTES:
+        raise PermanentError(f"only {free >> 20} MiB free under {home}", "Free some space, or set FARM_HOME elsewhere.")
+    return f"FARM_HOME {home}, {free >> 30} GiB free"
+
+
+def _describe_board(board: Mapping[str, Any]) -> str | Doubt:
+    transport = parse_transport(board["transport"])
+    where = f"ssh {transport.user}@{transport.host}:{transport.port}" if isinstance(transport, Ssh) else transport.kind
+    simulated = " (simulated)" if board["simulated"] else ""
+    summary = f"{board['board_type']}/{board['name']}{simulated}, {where}; {board['state']}, {board['health']}"
+    if board["health"] == Health.RETIRED:
+        raise PermanentError(f"{summary}: it is kept for its history only", f"farm board clear {board['name']}")
+    if board["health"] != Health.GOOD:
+        return Doubt(f"{summary}: {board['health_reason']}")
+    return summary

@@ -1,0 +1,74 @@
+"""Checks made one after another: what each found, how long it took, and that none is tried after one that it needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+
+from device_agent.protocol import StrEnum
+from farm.errors import FarmError
+
+
+class Level(StrEnum):
+    """How a check ended."""
+
+    OK = "ok"
+    WARNING = "warning"  # works, but somebody should know
+    FAILED = "failed"
+    NOT_TRIED = "not tried"  # something that it needs failed
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One hop: what was found, or what is wrong; `advice` is what to do."""
+
+    name: str
+    level: Level
+    detail: str
+    advice: str = ""
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing has to be done before work can go on."""
+        return self.level in (Level.OK, Level.WARNING)
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubt:
+    """What a hop returns that works, but of which somebody should know."""
+
+    detail: str
+    advice: str = ""
+
+
+# Returns what was found, or raises FarmError or OSError with what is wrong.
+Work = Callable[[], str | Doubt]
+Show = Callable[[Check], None]
+
+
+def run_check(name: str, work: Work) -> Check:
+    """Do one hop; never raises what `Work` may raise."""
+    began = time.monotonic()
+    try:
+        found = work()
+    except FarmError as error:
+        return Check(name, Level.FAILED, error.message, error.hint, time.monotonic() - began)
+    except OSError as error:
+        return Check(name, Level.FAILED, str(error), seconds=time.monotonic() - began)
+    took_s = time.monotonic() - began
+    if isinstance(found, Doubt):
+        return Check(name, Level.WARNING, found.detail, found.advice, took_s)
+    return Check(name, Level.OK, found, seconds=took_s)
+
+
+def run_chain(hops: Sequence[tuple[str, Work]], show: Show) -> bool:
+    """Do hops in order until one fails; the rest is shown as not tried. Returns whether none failed."""
+    failed = ""
+    for name, work in hops:
+        check = Check(name, Level.NOT_TRIED, f"needs {failed}") if failed else run_check(name, work)
+        if check.level is Level.FAILED:
+            failed = name
+        show(check)
+    return not failed

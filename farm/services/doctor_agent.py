@@ -1,0 +1,222 @@
+"""The hops from the tracker to a kernel run on a board: what every board has, however it is reached.
+
+They hold a lease of the board, as a probe does, so that nobody's measurement is disturbed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from device_agent.protocol import Description, Engine, OperatingPoint, PinStatus, RunSpec, Status
+from farm.errors import BoardUnsafeError, DeadlineError, FarmError, PermanentError, TransientError, UnavailableError
+from farm.fleet.lease_keeper import LeaseKeeper
+from farm.inventory.board_types import require_board_type
+from farm.measure.session import BoardSession
+from farm.services.checks import Doubt, Work
+from farm.services.client import Services
+from farm.settings import Settings
+from farm.store import Store
+from farm.values import Health, Lease
+
+# A virtual board takes seconds to start; an SSH connection 15 s to time out, and its next attempt follows soon.
+WAY_TIMEOUT_S = 40.0
+# An agent that has lost its tracker looks for it every second or two.
+REGISTER_TIMEOUT_S = 15.0
+# A probe of the services' own may be under way.
+LEASE_TIMEOUT_S = 45.0
+REQUEST_TIMEOUT_S = 20.0
+_LOOK_S = 0.2
+_RUNS, _WARMUP = 5, 1
+# A retired board is kept for its history; any other may be looked at.
+_ALLOWED = frozenset(Health) - {Health.RETIRED}
+
+
+class AgentHops:
+    """Examines one board through the farm's services. Not thread-safe; `close` gives the board back."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        board: Mapping[str, Any],
+        open_services: Callable[[], Services],
+        read_log_tail: Callable[[], str],
+    ) -> None:
+        """`board` is a row of the store's. `open_services` is called by the first hop, which it may fail.
+
+        `read_log_tail` gives the end of the agent's log on one line, empty where it cannot be had.
+        """
+        self._settings, self._store, self._board = settings, store, board
+        self._open_services, self._read_log_tail = open_services, read_log_tail
+        self._name = str(board["name"])
+        self._key = f"{board['board_type']}/{self._name}"
+        self._stack = contextlib.ExitStack()
+        self._opened: Services | None = None
+        self._lease: Lease | None = None
+        self._session: BoardSession | None = None
+        self._refusal: FarmError | None = None
+
+    def plan(self) -> list[tuple[str, Work]]:
+        """The hops in their order; each needs those before it."""
+        return [
+            ("tracker", self._tracker),
+            ("tunnel" if self._board["transport"]["kind"] == "ssh" else "way", self._way),
+            ("registration", self._registration),
+            ("lease", self._take_lease),
+            ("agent", self._agent),
+            ("protocol", self._protocol),
+            ("clocks", self._clocks),
+            ("board type", self._board_type),
+            ("sensors", self._sensors),
+            ("kernel", self._kernel),
+        ]
+
+    def close(self) -> None:
+        """Give the board back. Safe to call twice."""
+        self._stack.close()
+
+    @property
+    def _services(self) -> Services:
+        if self._opened is None:
+            self._opened = self._open_services()
+        return self._opened
+
+    def _tracker(self) -> str:
+        tracker = self._services.tracker
+        count = len(tracker.fetch_summary().get("server_info", ()))
+        return f"TVM's, on {tracker.host}:{tracker.port}, {count} agents registered"
+
+    def _way(self) -> str:
+        found = self._wait("way_up", WAY_TIMEOUT_S)
+        return f"stands since {found['way_since_s']:.0f} s, came up {found['connects']} times"
+
+    def _registration(self) -> str:
+        try:
+            self._wait("reachable", REGISTER_TIMEOUT_S)
+        except DeadlineError as error:
+            raise DeadlineError(
+                f"{error.message}; the agent's log ends: {self._read_log_tail() or '(there is none)'}",
+                f"farm board logs {self._name} shows more.",
+            ) from error
+        return f"as {self._key}"
+
+    def _wait(self, what: str, timeout_s: float) -> dict[str, Any]:
+        """The board's part of the services' status, as soon as `what` is true of it. Raises DeadlineError."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            boards = {board["name"]: board for board in self._services.fetch_status()["boards"]}
+            found = boards.get(self._name)
+            if found is not None and found[what]:
+                return dict(found)
+            if time.monotonic() > deadline:
+                why = found["trouble"] if found else "the services do not keep it in reach"
+                raise DeadlineError(f"not within {timeout_s:g} s: {why}")
+            time.sleep(_LOOK_S)
+
+    def _take_lease(self) -> str:
+        deadline = time.monotonic() + LEASE_TIMEOUT_S
+        owner = f"farm doctor on {socket.gethostname()}, pid {os.getpid()}"
+        while True:
+            try:
+                self._lease = self._store.acquire_lease(self._name, owner, "doctor", allowed=_ALLOWED)
+                break
+            except TransientError as error:
+                held = self._store.require_board(self._name)["lease"]
+                if (held and held["purpose"] != "probe") or time.monotonic() > deadline:
+                    who = f"{held['owner']} has it for {held['purpose']}" if held else error.message
+                    raise TransientError(
+                        f"not to be disturbed: {who}" if held else who,
+                        "What follows needs the board alone: try again when it is free.",
+                    ) from error
+            time.sleep(_LOOK_S)
+        self._stack.enter_context(LeaseKeeper(lambda: Store(self._store.path), self._lease))
+        return f"number {self._lease.token}"
+
+    def _agent(self) -> str:
+        began = time.monotonic()
+        try:
+            self._session = BoardSession(self._services.tracker, self._key, REQUEST_TIMEOUT_S, self._lease)
+        except (UnavailableError, BoardUnsafeError) as error:
+            # It answers; what it says is judged by the hop that it belongs to.
+            self._refusal = error
+            return "answers"
+        self._stack.callback(self._session.close)
+        about = self._session.description
+        return f"version {about.agent_version}, answers in {time.monotonic() - began:.2f} s"
+
+    @property
+    def _about(self) -> Description:
+        if self._refusal is not None:
+            raise self._refusal
+        assert self._session is not None
+        return self._session.description
+
+    def _protocol(self) -> str:
+        if isinstance(self._refusal, BoardUnsafeError):
+            return "the same as here"
+        return f"{self._about.protocol_version}, the same as here"
+
+    def _clocks(self) -> str | Doubt:
+        """Hold every cluster at its highest clock for a moment; the lease is ours."""
+        clocks = self._about.clocks
+        highest = {one.name: max(one.available_hz) for one in clocks.clusters if one.available_hz and one.online}
+        if not highest:
+            return Doubt("it offers no clock to hold", "What it measures depends on what its kernel chooses.")
+        assert self._session is not None
+        report = self._session.pin(OperatingPoint(cpu_freq_hz=dict(highest)))
+        if report.status is PinStatus.UNAVAILABLE:
+            return Doubt(
+                f"cannot be held: {report.message}",
+                f"On the board: systemctl status tvm-farm-clock-helper; or farm board logs {self._name}",
+            )
+        if report.status is PinStatus.BUSY:
+            return Doubt(f"held by somebody else: {report.message}", "On the board: device-agent clocks show")
+        restored = self._session.unpin()
+        for one in (report, restored):
+            if one.status is not PinStatus.OK:
+                raise PermanentError(f"{one.status}: {one.message}", "On the board: device-agent doctor --pin")
+        shown = ", ".join(f"{name} {hz / 1e6:.0f} MHz" for name, hz in highest.items())
+        return f"held at {shown} within {report.took_s * 1e3:.0f} ms, and restored"
+
+    def _board_type(self) -> str | Doubt:
+        about, wanted = self._about, self._board["board_type"]
+        detected = about.detected_type or about.board_type
+        if detected != wanted:
+            raise PermanentError(
+                f"registered as {wanted}, and the board says that it is {detected}",
+                "Register it anew with its own type, or correct the fleet file.",
+            )
+        if not about.detected_type:
+            return Doubt(f"{wanted}, as its agent was told; its device tree names no known type")
+        return f"{wanted}, as its device tree says"
+
+    def _sensors(self) -> str | Doubt:
+        about = self._about
+        rails = ", ".join(about.rails) or "none"
+        summary = f"{len(about.thermal_zones)} thermal zones; power: {rails}"
+        slow = [f"{sensor.rail}: {sensor.note}" for sensor in about.sensors if sensor.note]
+        if not about.rails or not about.total_rails:
+            return Doubt(summary, "Without a rail that is the total, energy is unknown, not zero.")
+        return Doubt(f"{summary}; {'; '.join(slow)}") if slow else summary
+
+    def _kernel(self) -> str:
+        from farm.search import golden
+
+        about = self._about
+        kind = require_board_type(self._board["board_type"])
+        target = golden.plan_target(kind.target.to_tvm() if kind.target else None, about.architecture)
+        kernel = golden.GoldenKernels(self._settings.home_path / "cache" / "golden").require(target)
+        assert self._session is not None
+        spec = RunSpec(Engine.KERNEL, entry=golden.ENTRY, runs=_RUNS, warmup=_WARMUP)
+        outcome, outputs = self._session.run_model(spec, kernel.library, golden.make_inputs())
+        if outcome.status is not Status.OK:
+            raise PermanentError(f"the golden kernel failed: {outcome.status} {outcome.message}")
+        if wrong := golden.find_mismatch(outputs):
+            raise PermanentError(wrong, "Its memory or processor may be faulty, or its clocks too high.")
+        return f"{kernel.name} in {statistics.median(outcome.latency_s) * 1e3:.2f} ms, with the right result"
