@@ -67,6 +67,7 @@ class Probing:
         self.worker.close()
 
     def _on_answer(self, name: str, report: Report) -> None:
+        self.worker.conclude(name)
         self.past[name] = note_report(self.past.get(name), report, time.monotonic())
         self.reports[name] = report | {"at": time.time()}
         self.on_report(report)

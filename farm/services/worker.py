@@ -85,6 +85,11 @@ class ProbeWorker:
             return False
         return True
 
+    def conclude(self, board: str) -> None:
+        """Take note that an answer has been dealt with; until then the board is `busy`, or it would be asked again."""
+        with self._lock:
+            self._pending = {number: asked for number, asked in self._pending.items() if asked[0] != board}
+
     def look(self) -> None:
         """Answer for a child that died or hangs; it is started again when there is something to ask."""
         if self._process is None:
@@ -141,6 +146,6 @@ class ProbeWorker:
                 _log.warning("the probe worker said what is no answer: %r", line[:200])
                 continue
             with self._lock:
-                asked = self._pending.pop(number, None)
+                asked = self._pending.get(number)
             if asked is not None:
                 self._on_answer(asked[0], report)
