@@ -7,7 +7,7 @@ import sys
 import typer
 
 import farm
-from farm.cli import board, board_remote, doctor, fleet, model, quickstart, record, services, tune
+from farm.cli import board, board_remote, bundle, doctor, fleet, model, provision, quickstart, record, services, tune
 
 app = typer.Typer(
     name="farm",
@@ -26,11 +26,13 @@ app.command("down")(services.down)
 app.command("status")(services.status)
 board.app.command("probe")(services.probe)
 board_remote.register(board.app)
+board.app.command("provision")(provision.provision)
 board.app.command("doctor")(doctor.board_doctor)
 app.add_typer(model.app, name="model")
 app.add_typer(record.app, name="record")
 app.add_typer(board.app, name="board")
 app.add_typer(fleet.app, name="fleet")
+app.add_typer(bundle.app, name="bundle")
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,98 @@
+"""`farm bundle`: make and look at what boards are provisioned with; for boards and coordinators without a network."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farm import settings as farm_settings
+from farm.cli import options, output
+from farm.errors import UsageError
+from farm.fleet.provision.bundle import Bundle, open_bundle
+from farm.fleet.provision.bundle_build import Recipe, build_bundle
+from farm.fleet.provision.interpreters import MANAGED_PYTHON
+from farm.inventory.board_types import require_board_type
+
+app = typer.Typer(help="Bundles: everything that a board is given, in one file.", no_args_is_help=True)
+
+
+@app.command("build")
+def build(
+    arch: Annotated[str | None, typer.Option("--arch", metavar="aarch64|x86_64", help="For which machine.")] = None,
+    board_type: Annotated[str | None, typer.Option("--board-type", metavar="TYPE", help="That of a type.")] = None,
+    python: Annotated[
+        list[str] | None,
+        typer.Option("--python", metavar="3.11", help="For boards with this Python; repeatable."),
+    ] = None,
+    managed_python: Annotated[
+        bool,
+        typer.Option("--managed-python", help="Bring a Python along, fetched by uv; for boards with an older one."),
+    ] = False,
+    python_archive: Annotated[
+        Path | None,
+        typer.Option("--python-archive", metavar="FILE", help="Bring this one along, of python-build-standalone."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Default: named here.")] = None,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Fetch and pack what boards of one machine need. Equal inputs give equal files."""
+
+    def work() -> None:
+        if (arch is None) == (board_type is None):
+            raise UsageError("say what the bundle is for", "Give --arch aarch64, --arch x86_64, or --board-type TYPE.")
+        machine = arch or _find_arch(board_type or "")
+        # One with an interpreter of its own serves every board; else the commonest is meant.
+        pythons = tuple(dict.fromkeys(python or (() if python_archive else (MANAGED_PYTHON,))))
+        recipe = Recipe(machine, pythons, managed_python and python_archive is None, python_archive)
+        path = out or Path(f"tvm-farm-{machine}-{'-'.join(pythons) or 'python'}.tar")
+        bundle = build_bundle(recipe, path.absolute(), lambda text: output.stderr.print(text, markup=False))
+        _print(bundle, json)
+
+    farm_settings.load()
+    output.run(work, debug)
+
+
+@app.command("show")
+def show(
+    file: Annotated[Path, typer.Argument(metavar="FILE")], json: options.Json = False, debug: options.Debug = False
+) -> None:
+    """Check every file of a bundle and say what it holds."""
+    output.run(lambda: _print(open_bundle(file), json), debug)
+
+
+def _find_arch(name: str) -> str:
+    """The machine of a board type; ours where it is this machine."""
+    target = require_board_type(name).target
+    return target.mtriple.partition("-")[0] if target else platform.machine()
+
+
+def _print(bundle: Bundle, json: bool) -> None:
+    manifest = bundle.manifest
+    if json:
+        document = {
+            "path": str(bundle.path),
+            "bytes": bundle.size,
+            "key": manifest.key,
+            "version": manifest.version,
+            "arch": manifest.arch,
+            "pythons": list(manifest.pythons),
+            "managed_python": manifest.managed_python or None,
+            "unpacked_bytes": manifest.unpacked_bytes,
+            "files": dict(manifest.files),
+        }
+        output.print_json(document)
+        return
+    facts = {
+        "Bundle": f"{bundle.path}, {bundle.size / 1e6:.0f} MB",
+        "Version": manifest.key,
+        "For": f"{manifest.arch}, Python {' or '.join(manifest.pythons)}",
+        "Brings": manifest.managed_python or "no Python: the board's own is used",
+        "Installed": f"{manifest.unpacked_bytes / 1e6:.0f} MB and its bytecode",
+    }
+    for fact, value in facts.items():
+        output.stdout.print(f"{fact:10} {value}", markup=False, soft_wrap=True)
+    output.print_table(("File", "SHA-256"), [(name, sha256) for name, sha256 in manifest.files.items()], left=(0, 1))

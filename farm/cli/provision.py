@@ -1,0 +1,188 @@
+"""`farm board provision`: put the agent on boards, bring it up to date, remove it.
+
+What that means is in `farm/fleet/provision/`; here it is joined with the store and the farm's services.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from farm import settings as farm_settings
+from farm.cli import first_contact, options, output
+from farm.errors import FarmError, UsageError
+from farm.fleet.addresses import to_ssh_address
+from farm.fleet.host_keys import FILE_NAME, KnownHosts
+from farm.fleet.provision.board import Job, Target
+from farm.fleet.provision.boards import provision_boards
+from farm.fleet.provision.bundle_build import BundleCache
+from farm.fleet.provision.hold import StoreHold
+from farm.fleet.provision.proof import prove
+from farm.fleet.provision.reports import GOOD, BoardReport, Outcome, StepReport, StepStatus
+from farm.fleet.provision.service_files import AgentOptions
+from farm.search.golden import GoldenKernels
+from farm.services.client import Services, using_services
+from farm.settings import Settings
+from farm.store.standing import parse_transport
+from farm.values import Health, Ssh
+
+# The agent comes up within seconds once it is started; the farm's way to the board may be pausing.
+_REACH_TIMEOUT_S = 60.0
+_PROBE_TIMEOUT_S = 90.0
+_OUT_OF_SERVICE = (Health.MAINTENANCE, Health.RETIRED, Health.UNSAFE)
+
+
+def provision(
+    names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them.")],
+    bundle: Annotated[
+        Path | None, typer.Option("--bundle", metavar="FILE", help="What to install; default: made here, and kept.")
+    ] = None,
+    prefix: Annotated[
+        str,
+        typer.Option("--prefix", metavar="DIR", help="Where on the board; default: /opt/tvm-farm, or below a home."),
+    ] = "",
+    uninstall: Annotated[
+        bool, typer.Option("--uninstall", help="Remove everything that this command put there.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")] = False,
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, max=64, help="Boards at a time.")] = 8,
+    accept_host_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--accept-host-key", metavar="SHA256:…", help="Pin this host key where none is confirmed yet; repeatable."
+        ),
+    ] = None,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Install the agent on boards over SSH, or bring it up to date, and prove that it works. Safe to run again."""
+
+    def work() -> None:
+        settings = farm_settings.load()
+        targets = _find_targets(settings, names)
+        known_hosts = KnownHosts(settings.home_path / FILE_NAME)
+        addresses = {target.name: target.address for target in targets}
+        unknown = [name for name, at in addresses.items() if not at.host_key and not known_hosts.find(at.host, at.port)]
+        refused = first_contact.confirm_host_keys(
+            addresses, known_hosts, accept_host_key or (), first_contact.find_asker()
+        )
+        going = [target for target in targets if target.name not in refused]
+        reports = {name: _refused(name, error) for name, error in refused.items()}
+        with contextlib.ExitStack() as stack:
+            proof = _Proof(settings, [target.name for target in going], set(unknown), stack)
+            job = Job(
+                BundleCache(settings.home_path / "cache" / "bundles", bundle, _note),
+                proof,
+                known_hosts,
+                prefix,
+                dry_run,
+                uninstall,
+                StoreHold(lambda: options.open_store(settings), f"{_user()}@{socket.gethostname()}:{os.getpid()}"),
+                _show_step,
+            )
+            if going:
+                reports |= {report.board: report for report in provision_boards(going, job, jobs)}
+            notes = proof.record_health([r.board for r in reports.values() if r.outcome is Outcome.PROVISIONED])
+        _print([reports[name] for name in addresses], notes, json)
+
+    output.run(work, debug)
+
+
+class _Proof:
+    """Proves boards through the farm's services, which are started for the first board that needs them."""
+
+    def __init__(self, settings: Settings, names: list[str], unknown: set[str], stack: contextlib.ExitStack) -> None:
+        self._settings = settings
+        self._names = names
+        self._unknown = unknown
+        self._stack = stack
+        self._lock = threading.Lock()
+        self._services: Services | None = None
+        self._kernels = GoldenKernels(settings.home_path / "cache" / "golden")
+
+    def __call__(self, target: Target) -> str:
+        with self._lock:
+            if self._services is None:
+                self._services = self._stack.enter_context(using_services(self._settings, self._names, _note))
+                if self._unknown:  # ways that were refused until now
+                    self._services.retry(sorted(self._unknown))
+        self._services.wait_reachable(target.name, _REACH_TIMEOUT_S)
+        return prove(self._services.tracker, self._kernels, target)
+
+    def record_health(self, names: list[str]) -> dict[str, str]:
+        """Have the services probe boards that are new or changed; what they say, by board. Never fails."""
+        if self._services is None or not names:
+            return {}
+        with options.open_store(self._settings) as store:
+            names = [name for name in names if store.require_board(name)["health"] not in _OUT_OF_SERVICE]
+        try:
+            answers = self._services.probe(names, _PROBE_TIMEOUT_S) if names else []
+        except FarmError as error:
+            return dict.fromkeys(names, f"not probed: {error.message}")
+        return {
+            answer["board"]: "" if answer.get("passed") else f"its probe says: {answer.get('reason', 'nothing')}"
+            for answer in answers
+        }
+
+
+def _find_targets(settings: Settings, names: list[str]) -> list[Target]:
+    """Boards by name, each once. Raises UsageError for one that is not reached over SSH, or not registered."""
+    targets = []
+    with options.open_store(settings) as store:
+        for name in dict.fromkeys(names):
+            board = store.require_board(name)
+            transport = parse_transport(board["transport"])
+            if not isinstance(transport, Ssh):
+                raise UsageError(
+                    f"board {name!r} is {transport.kind}: the farm starts its agent itself",
+                    "Only boards that are reached over SSH are provisioned.",
+                )
+            agent = AgentOptions(name, board["board_type"], transport.agent_port, transport.tracker_port)
+            targets.append(Target(name, to_ssh_address(transport), agent))
+    return targets
+
+
+def _refused(name: str, error: FarmError) -> BoardReport:
+    step = StepReport("connect", StepStatus.FAILED, str(error), 0.0)
+    return BoardReport(name, Outcome.FAILED, "", "nothing was done to it", (step,))
+
+
+def _show_step(name: str, step: StepReport) -> None:
+    seconds = f" ({step.seconds:.1f} s)" if step.seconds >= 0.05 else ""
+    _note(f"{name}: {step.name}: {step.status}{f', {step.detail}' if step.detail else ''}{seconds}")
+
+
+_note: Callable[[str], None] = lambda text: output.stderr.print(text, soft_wrap=True, markup=False)  # noqa: E731
+
+
+def _print(reports: list[BoardReport], notes: dict[str, str], json: bool) -> None:
+    """What became of each board; leaves with 1 where one failed, with 130 where somebody ended it."""
+    if json:
+        documents: list[dict[str, Any]] = [
+            report.to_dict() | {"probe": notes.get(report.board, "")} for report in reports
+        ]
+        output.print_json({"boards": documents})
+    else:
+        rows = [
+            (r.board, r.outcome, r.version, "; ".join(filter(None, (r.state, notes.get(r.board))))) for r in reports
+        ]
+        output.print_table(("Board", "Outcome", "Version", "State"), rows, left=(0, 1, 2, 3))
+    if any(report.outcome is Outcome.INTERRUPTED for report in reports):
+        raise SystemExit(output.INTERRUPTED)
+    if any(report.outcome not in GOOD for report in reports):
+        raise SystemExit(1)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # no such user in this container
+        return "unknown"
