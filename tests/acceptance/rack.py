@@ -57,6 +57,11 @@ class Rack:
         wait_until(lambda: text in self.trouble(name), f"{text!r} of {name}", timeout_s)
         return time.monotonic() - began
 
+    def clear(self, name: str = NAME) -> None:
+        """Forget what earlier faults made of the board's health, as an operator would who caused them."""
+        if self.row(name)["health"] != "good":
+            assert self.home.run("board", "clear", name, "--reason", "it was a test").code == 0
+
     def probe(self, name: str = NAME, timeout_s: float = 60.0) -> tuple[int, dict[str, Any]]:
         """The exit code and report of `farm board probe`."""
         done = self.home.run("board", "probe", name, "--timeout", f"{timeout_s:g}", "--json")

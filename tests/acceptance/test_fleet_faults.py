@@ -34,6 +34,7 @@ def shared_rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
 def rack(shared_rack: Rack) -> Iterator[Rack]:
     """The board, online before and after each fault."""
     shared_rack.wait_state("online", 40)
+    shared_rack.clear()
     yield shared_rack
     shared_rack.wait_state("online", 40)
 
@@ -139,7 +140,7 @@ def test_a_hung_agent_fails_its_probe_by_the_deadline(rack: Rack) -> None:
     finally:
         rack.host.signal_agent(signal.SIGCONT)
     assert not rack.home.rows("SELECT board FROM leases")
-    rack.home.run("board", "clear", NAME, "--reason", "it was a test")
+    rack.clear()
     code, report = rack.probe(timeout_s=60)
     assert code == 0, report
 
@@ -203,7 +204,7 @@ def test_an_agent_of_another_protocol_is_told_apart(rack: Rack) -> None:
     finally:
         rack.host.kill_agent()
         rack.host.start_agent()
-        rack.home.run("board", "clear", NAME, "--reason", "it was a test")
+        rack.clear()
     rack.wait_state("online", 30)
     code, report = rack.probe()
     assert code == 0, report

@@ -74,7 +74,10 @@ def stock_script(rack: Rack, library: pathlib.Path) -> Iterator[subprocess.Popen
         yield process
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 def test_a_farm_command_queues_behind_a_stock_client(rack: Rack, library: pathlib.Path) -> None:
