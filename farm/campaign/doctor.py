@@ -14,6 +14,7 @@ import numpy as np
 from device_agent.protocol import Engine as Runner
 from device_agent.protocol import RunSpec, Status
 from farm.artifacts.verify import compare
+from farm.campaign.board_choice import plan_target
 from farm.campaign.engine_parts import Parts
 from farm.campaign.engine_ray import ray_running
 from farm.campaign.machine import machine_lock
@@ -64,7 +65,11 @@ def examine(settings: Settings, show: Callable[[Check], None]) -> None:
 
         def agent() -> str:
             kind = require_board_type("local")
-            parts = stack.enter_context(Parts(found["farm"], found["store"], settings, None, kind.pipeline, 1, 1))
+            parts = stack.enter_context(
+                Parts(
+                    found["farm"], found["store"], settings, lambda about: plan_target(kind, about, 1), kind.pipeline, 1
+                )
+            )
             found["parts"] = parts
             about = parts.connect()
             return (

@@ -19,7 +19,7 @@ from farm.campaign import engine_ray, scheduler
 from farm.campaign.engine_parts import WORK_TIMEOUT_S, Parts
 from farm.campaign.engine_ray import ActorLostError
 from farm.campaign.engine_state import Job, Measurement, Search, Workload, begin_workload
-from farm.errors import DeadlineError, FarmError, InternalError, UnavailableError
+from farm.errors import BoardUnsafeError, DeadlineError, FarmError, InternalError, UnavailableError
 from farm.report.progress import Progress, WorkloadProgress
 from farm.search.build_pool import BuildResult
 from farm.store import Store
@@ -85,9 +85,12 @@ class Engine:
             self._dispatch()
             pending = [*self._searching, *self._parts.builds.pending, *self._measuring]
             if not pending:
-                if self._to_build or self._built:
-                    continue
-                break
+                if not (self._to_build or self._built):
+                    break
+                if not self._parts.has_board:  # all is built, and nothing can be measured yet
+                    time.sleep(_TICK_S)
+                    report(self.progress())
+                continue
             ready, _ = ray.wait(pending, num_returns=1, timeout=_TICK_S)
             for reference in ready:
                 self._collect(reference)
@@ -120,8 +123,15 @@ class Engine:
             boards_busy=int(bool(self._measuring)),
             faults=dict(self.faults),
             elapsed_s=time.monotonic() - self._started,
-            phase="done" if finished else "measuring" if self._measuring else "searching and building",
+            phase=self._name_phase(finished),
         )
+
+    def _name_phase(self, finished: bool) -> str:
+        if finished:
+            return "done"
+        if self._measuring:
+            return "measuring"
+        return "searching and building" if self._parts.has_board else "waiting for a board"
 
     # Dispatch: what is started now
 
@@ -145,7 +155,7 @@ class Engine:
                 self._parts.builds.submit(job, job.candidate.module_json, self._target)
         if not exclusive or self._quiet_phase:
             # One runs, one waits at the board's actor, so that the board never waits for this loop.
-            while self._built and len(self._measuring) < 2:
+            while self._built and len(self._measuring) < 2 and self._parts.has_board:
                 self._start_measuring(self._built.popleft())
 
     def _may_search(self) -> bool:
@@ -173,12 +183,12 @@ class Engine:
             limits=Limits(
                 timeout_s=settings.measure_timeout_s,
                 memory_bytes=settings.measure_memory_bytes,
-                threads=int(self._target.get("num-cores", 0)),
+                threads=self._parts.threads,
             ),
         )
         deadline = time.monotonic() + self._parts.call_timeout_s(spec.limits.timeout_s, len(job.library or b""))
         reference = self._parts.board.measure.remote(spec.to_json(), job.library)
-        self._measuring[reference] = Measurement(job, self._parts.board, deadline)
+        self._measuring[reference] = Measurement(job, self._parts.board, deadline, self._parts.held)
 
     # Collect: what has finished
 
@@ -253,14 +263,17 @@ class Engine:
             # Both calls of a dead actor come here; the second one finds a new actor in place.
             if measurement.actor is self._parts.board:
                 self._parts.replace_board()
+        except BoardUnsafeError as error:
+            outcome = dataclasses.replace(self._parts.blame.judge_unsafe(error), started_at=time.time())
         except (FarmError, ProtocolError) as error:
             outcome = Outcome(Status.FARM_ERROR, f"the board's actor failed: {error}", started_at=time.time())
+        outcome = self._parts.blame.judge(outcome, measurement.held == self._parts.held)
         if outcome.status is Status.OK and held_s is not None:
             self.overheads_s.append(held_s - outcome.timing_s)
         if outcome.status is Status.BOARD_LOST:
             job.losses += 1
             self._losses_in_a_row += 1
-            self._parts.event("board_lost", self._parts.farm.key, outcome.message)
+            self._parts.event("board_lost", self._parts.site.key, outcome.message)
             if self._losses_in_a_row % _LOSSES_TO_RESTART == 0:
                 self._parts.restart_agent()
         else:

@@ -11,9 +11,10 @@ import numpy as np
 import ray
 
 from device_agent.protocol import MeasureSpec, Outcome, RunSpec, Status
-from farm.errors import FarmError, TransientError
+from farm.errors import BoardUnsafeError, FarmError, TransientError, UnavailableError
 from farm.fleet.tracker import Tracker
 from farm.measure.session import Arrays, BoardSession
+from farm.values import Lease
 
 # An agent that takes a dead one's place is at the tracker in some seconds, a released board at once.
 REQUEST_TIMEOUT_S = 30.0
@@ -24,8 +25,6 @@ class SearchActor:
 
     def __init__(
         self,
-        target: Mapping[str, Any] | None,
-        board_cores: int,
         pipeline: str,
         seed: int,
         population: int,
@@ -33,10 +32,9 @@ class SearchActor:
         threads: int,
     ) -> None:
         from farm.search import cost_model, strategy, tvm_env
-        from farm.search.target import host_target
 
         tvm_env.load()
-        self._target_config = host_target(board_cores) if target is None else dict(target)
+        self._target_config: dict[str, Any] = {}
         self._pipeline = pipeline
         self._settings = strategy.SearchSettings(
             population=population, generations=generations, seed=seed, threads=threads
@@ -44,8 +42,11 @@ class SearchActor:
         self._model = cost_model.CostModel(seed, threads)
         self._searches: dict[str, strategy.WorkloadSearch] = {}
 
-    def target(self) -> dict[str, Any]:
-        """The target in TVM's dict form."""
+    def set_target(self, target: Mapping[str, Any] | None, cores: int) -> dict[str, Any]:
+        """Search for a target in TVM's dict form (None: this host's, with `cores` cores) from now on; returns it."""
+        from farm.search.target import host_target
+
+        self._target_config = host_target(cores) if target is None else dict(target)
         return self._target_config
 
     def load(self, onnx_bytes: bytes, shapes: Mapping[str, tuple[int, ...]]) -> list[Any]:
@@ -93,11 +94,17 @@ class SearchActor:
 
 
 class BoardActor:
-    """Holds one board's session and opens it again after a fault. Every answer is an outcome, never an exception."""
+    """Holds one board's session and opens it again after a fault.
 
-    def __init__(self, host: str, port: int, key: str) -> None:
+    Every answer is an outcome, never an exception, but for a board that is unsafe: that concerns more than a trial.
+    """
+
+    def __init__(self, host: str, port: int, key: str, lease: Lease | None, like: Mapping[str, Any] | None) -> None:
+        """`like`: what a board has to say of itself in order to stand in for another one of its type."""
         self._tracker = Tracker(host, port)
         self._key = key
+        self._lease = lease
+        self._like = dict(like or {})
         self._session: BoardSession | None = None
 
     def connect(self, timeout_s: float) -> dict[str, Any]:
@@ -131,11 +138,21 @@ class BoardActor:
 
     def _open(self, timeout_s: float) -> BoardSession:
         if self._session is None:
-            self._session = BoardSession(self._tracker, self._key, timeout_s)
+            session = BoardSession(self._tracker, self._key, timeout_s, self._lease)
+            about = session.description.to_dict()
+            for field, value in self._like.items():
+                if about[field] != value:
+                    session.close()
+                    raise UnavailableError(
+                        f"{self._key} cannot go on with this run: {field} is {about[field]}, not {value}"
+                    )
+            self._session = session
         return self._session
 
     def _fault(self, error: FarmError) -> Outcome:
         self.close()
+        if isinstance(error, BoardUnsafeError):
+            raise error
         # What may pass is the board's doing; what cannot work by trying again is ours.
         status = Status.BOARD_LOST if isinstance(error, TransientError) else Status.FARM_ERROR
         return Outcome(status, str(error), board=self._key.partition("/")[2])
@@ -146,6 +163,6 @@ def start_search(*arguments: Any) -> Any:
     return ray.remote(num_cpus=0, max_restarts=0)(SearchActor).remote(*arguments)
 
 
-def start_board(host: str, port: int, key: str) -> Any:
+def start_board(host: str, port: int, key: str, lease: Lease | None, like: Mapping[str, Any] | None) -> Any:
     """A board actor on this host, which is where the board's tunnel ends."""
-    return ray.remote(num_cpus=0, max_restarts=0)(BoardActor).remote(host, port, key)
+    return ray.remote(num_cpus=0, max_restarts=0)(BoardActor).remote(host, port, key, lease, like)

@@ -7,18 +7,27 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import signal
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
 
 from device_agent.protocol import Outcome, RunSpec, Status
 from farm.campaign import engine_actors, engine_ray
+from farm.campaign.board_choice import TargetPlan
+from farm.campaign.engine_blame import Blame
 from farm.campaign.engine_ray import ActorLostError
-from farm.errors import BoardLostError, DeadlineError, FarmError, InternalError, PermanentError, UnavailableError
-from farm.fleet.local import LocalFarm
+from farm.errors import (
+    BoardLostError,
+    BoardUnsafeError,
+    DeadlineError,
+    FarmError,
+    InternalError,
+    PermanentError,
+    UnavailableError,
+)
+from farm.fleet.site import Site
 from farm.measure.session import Arrays
 from farm.search.build_pool import BuildPool, BuildResult
 from farm.settings import Settings
@@ -37,6 +46,10 @@ _CALL_OVERHEAD_S = 2 * (engine_actors.REQUEST_TIMEOUT_S + 60.0)
 _SLOWEST_BYTES_PER_S = 5e6
 # A call that found the board gone is made again this often, on the agent that took the dead one's place.
 _RUN_ATTEMPTS = 3
+# How often a free board is looked for while nothing else is going on.
+_LOOK_S = 0.25
+# Fields of a description that must not change with the board.
+_COMMON = ("board_type", "architecture", "simulated")
 
 
 class Parts:
@@ -44,31 +57,38 @@ class Parts:
 
     def __init__(
         self,
-        farm: LocalFarm,
+        site: Site,
         store: Store,
         settings: Settings,
-        target: Mapping[str, Any] | None,
+        plan_target: Callable[[Mapping[str, Any]], TargetPlan],
         pipeline: str,
         host_cores: int,
-        board_cores: int,
+        board_timeout_s: float = BOARD_TIMEOUT_S,
     ) -> None:
         """Start them; they load TVM in the background.
 
-        `target` None stands for this machine's own, with `board_cores` cores. `host_cores` is how many cores search
-        and build may use.
+        `plan_target` says what to compile for, from what the board says of itself. `host_cores` is how many cores
+        search and build may use, `board_timeout_s` how long another client of the board is waited for at first.
         """
-        self.farm, self.settings = farm, settings
+        self.site, self.settings = site, settings
+        self.blame = Blame(site)
         self._store = store
+        self._plan_target = plan_target
+        self._board_timeout_s = board_timeout_s
         self._search_arguments = (
-            None if target is None else dict(target), board_cores, pipeline,
-            settings.seed, settings.population, settings.generations, host_cores,
+            pipeline, settings.seed, settings.population, settings.generations, host_cores
         )  # fmt: skip
         self.search = engine_actors.start_search(*self._search_arguments)
         self.builds: BuildPool[Any] = BuildPool(settings.build_workers or host_cores, settings)
-        self.board = self._start_board()
-        self._address = (farm.tracker.host, farm.tracker.port)
-        self._connecting = self.board.connect.remote(BOARD_TIMEOUT_S)
+        # What a board has to have in common with the first one: code and figures would not fit it otherwise.
+        self._like: dict[str, Any] | None = None
+        # What the present board's actor was told; another board, or the same under another lease, is another.
+        self.held: tuple[object, ...] = ()
+        self.board: Any = None
+        self._connecting: Any = None
+        self._start_board()
         self._target: dict[str, Any] | None = None
+        self.threads = 0
         self._opened: list[Any] = []
         self._loose: list[Any] = []
 
@@ -80,28 +100,55 @@ class Parts:
         with contextlib.suppress(ray.exceptions.RayError):
             self.builds.close()
         for actor in (self.search, self.board):
-            engine_ray.kill(actor)
+            if actor is not None:
+                engine_ray.kill(actor)
 
     def target(self) -> dict[str, Any]:
-        """The compile target in TVM's dict form."""
+        """The compile target in TVM's dict form. Raises what `connect` and the plan of the target raise."""
         if self._target is None:
-            self._target = dict(engine_ray.get(self.search.target.remote(), "starting the search", START_TIMEOUT_S))
+            plan = self._plan_target(self.connect())
+            self.threads = plan.threads
+            reference = self.search.set_target.remote(plan.config, plan.cores)
+            self._target = dict(engine_ray.get(reference, "starting the search", START_TIMEOUT_S))
         return dict(self._target)
 
     def load(self, onnx_bytes: bytes, shapes: Mapping[str, tuple[int, ...]]) -> list[Any]:
         """Import the model; returns its workloads, the heaviest first. Raises UsageError."""
+        self.target()
         reference = self.search.load.remote(onnx_bytes, dict(shapes))
         return list(engine_ray.get(reference, "importing the model", WORK_TIMEOUT_S))
 
     def connect(self) -> dict[str, Any]:
         """Wait for the board; returns its description. Raises DeadlineError, UnavailableError."""
-        what = f"connecting to {self.farm.key}"
-        for _ in range(_RUN_ATTEMPTS - 1):
-            with contextlib.suppress(ActorLostError):
-                return dict(engine_ray.get(self._connecting, what, START_TIMEOUT_S))
-            self.replace_board()
-            self._connecting = self.board.connect.remote(BOARD_TIMEOUT_S)
-        return dict(engine_ray.get(self._connecting, what, START_TIMEOUT_S))
+        for attempt in range(_RUN_ATTEMPTS):
+            self.wait_for_board()
+            if self._connecting is None:
+                self._connecting = self.board.connect.remote(self._board_timeout_s)
+            try:
+                timeout_s = START_TIMEOUT_S + self._board_timeout_s
+                about = dict(engine_ray.get(self._connecting, f"connecting to {self.site.key}", timeout_s))
+            except (ActorLostError, BoardUnsafeError) as error:
+                if isinstance(error, BoardUnsafeError):
+                    self.blame.judge_unsafe(error)
+                if attempt == _RUN_ATTEMPTS - 1:
+                    raise
+                self.replace_board()
+                continue
+            self._like = {field: about[field] for field in _COMMON}
+            return about
+        raise AssertionError("the last attempt returns or raises")
+
+    @property
+    def has_board(self) -> bool:
+        """Whether there is a board to measure on now."""
+        return self.board is not None
+
+    def wait_for_board(self) -> None:
+        """Wait until there is a board. Raises what `look_after_farm` raises, which has the deadline."""
+        self.look_after_farm()
+        while not self.has_board:
+            time.sleep(_LOOK_S)
+            self.look_after_farm()
 
     def open_search(self, workloads: Sequence[Any], known: Mapping[str, list[tuple[str, str, float | None]]]) -> None:
         """Make workloads searchable; `known` holds what was measured (hash -> candidate, trace, latency in s)."""
@@ -125,31 +172,33 @@ class Parts:
         engine_ray.kill(self.search)
         self._loose.clear()
         self.search = engine_actors.start_search(*self._search_arguments)
+        if self._target is not None:
+            self._loose.append(self.search.set_target.remote(self._target, 0))
 
     def replace_board(self) -> None:
         """Put a new actor in the place of one that is dead or stuck."""
         self.event("restarted", "board actor", "its process had died or hung")
-        engine_ray.kill(self.board)
-        self.board = self._start_board()
+        self._start_board()
 
     def restart_agent(self) -> None:
-        """End an agent that lives but does not answer; `look_after_farm` starts it again. It is our own child."""
-        self.event("stopped", self.farm.key, "it did not answer")
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.farm.agent_pid, signal.SIGKILL)
+        """End an agent that lives but does not answer; `look_after_farm` starts it again."""
+        if self.site.restart_agent():
+            self.event("stopped", self.site.key, "it did not answer")
 
     def look_after_farm(self) -> None:
-        """Start tracker and agent again where they died. Raises UnavailableError where they do not start."""
+        """Start tracker and agent again where they died, go over to another board where ours was lost.
+
+        Raises UnavailableError where that cannot be done, or not for too long.
+        """
         try:
-            for what in self.farm.ensure_alive():
+            for what in self.site.ensure_alive():
                 self.event("restarted", what, "its process had died")
         except DeadlineError as error:
             raise UnavailableError(
                 f"the farm on this machine cannot be kept up: {error.message}", error.hint
             ) from error
-        if self._address != (self.farm.tracker.host, self.farm.tracker.port):
-            self._address = (self.farm.tracker.host, self.farm.tracker.port)
-            self.replace_board()
+        if self.held != self._identify():
+            self._start_board()
 
     def look_after_search(self) -> None:
         """Note what went wrong in calls that nobody waits for; the search is then without that piece of knowledge."""
@@ -205,21 +254,24 @@ class Parts:
         packed = ray.put(program) if len(program) > 1 << 20 else program
         timeout_s = self.call_timeout_s(spec.limits.timeout_s, len(program))
         for _ in range(_RUN_ATTEMPTS):
+            self.wait_for_board()
             try:
                 reference = self.board.run_model.remote(spec.to_json(), packed, inputs)
-                text, outputs = engine_ray.get(reference, f"a run on {self.farm.key}", timeout_s)
+                text, outputs = engine_ray.get(reference, f"a run on {self.site.key}", timeout_s)
+            except BoardUnsafeError as error:
+                message = self.blame.judge_unsafe(error).message
+                continue
             except (ActorLostError, DeadlineError) as error:
                 message = error.message
                 self.replace_board()
-                self.look_after_farm()
                 continue
             outcome = Outcome.from_json(text)
             if outcome.status not in (Status.BOARD_LOST, Status.FARM_ERROR):
                 return outcome, dict(outputs)
             message = outcome.message
-            self.event(str(outcome.status), self.farm.key, message)
-            self.look_after_farm()
-        raise BoardLostError(f"{self.farm.key} was lost {_RUN_ATTEMPTS} times: {message}")
+            outcome = self.blame.judge(outcome, True)
+            self.event(str(outcome.status), self.site.key, message)
+        raise BoardLostError(f"{self.site.key} was lost {_RUN_ATTEMPTS} times: {message}")
 
     @staticmethod
     def call_timeout_s(limit_s: float, size: int) -> float:
@@ -231,6 +283,22 @@ class Parts:
         _log.warning("%s %s: %s", kind, subject, message)
         self._store.add_event(kind, subject, message)
 
-    def _start_board(self) -> Any:
-        tracker = self.farm.tracker
-        return engine_actors.start_board(tracker.host, tracker.port, self.farm.key)
+    def _identify(self) -> tuple[object, ...]:
+        """What an actor for the site's board has to be told."""
+        site = self.site
+        lease = None if site.lease is None else site.lease.token
+        return (site.tracker.host, site.tracker.port, site.key, lease, site.has_board)
+
+    def _start_board(self) -> None:
+        """An actor for the board that there is, in the place of the one before, whose session ends."""
+        if self.board is not None:
+            engine_ray.kill(self.board)
+        self.held = self._identify()
+        self.board = self._connecting = None
+        if self.site.has_board:
+            tracker = self.site.tracker
+            self.board = engine_actors.start_board(
+                tracker.host, tracker.port, self.site.key, self.site.lease, self._like
+            )
+            if self._like is None:
+                self._connecting = self.board.connect.remote(self._board_timeout_s)

@@ -51,11 +51,12 @@ class Search:
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """A job at the board's actor, until `deadline` (monotonic seconds)."""
+    """A job at the board's actor, until `deadline` (monotonic seconds). `held` is what `Parts.held` was then."""
 
     job: Job
     actor: Any
     deadline: float
+    held: tuple[object, ...]
 
 
 def begin_workload(workload: Any, known: Sequence[tuple[str, str, float | None]]) -> Workload:

@@ -1,28 +1,32 @@
-"""One tuning from start to finish: bring up the local farm, warm-start, tune, verify, take down. `farm tune` is this.
+"""One tuning from start to finish: bring up what it needs, warm-start, tune, verify, take down. `farm tune` is this.
 
+Here for the machine that it runs on, which is coordinator and board at once; on boards of a fleet: `fleet_tuning`.
 `quickstart` wraps it with a model's compilation and timing.
 """
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from farm.campaign.board_choice import TargetPlan, plan_target
 from farm.campaign.engine import Engine
-from farm.campaign.engine_parts import Parts
+from farm.campaign.engine_parts import BOARD_TIMEOUT_S, Parts
 from farm.campaign.engine_ray import ray_running
 from farm.campaign.engine_verify import Verdict, verify_winners
 from farm.campaign.machine import close_abandoned_campaigns, machine_lock, process_identity
 from farm.errors import FarmError, UnavailableError, UsageError
 from farm.fleet import processes
 from farm.fleet.local import LocalFarm
+from farm.fleet.site import Site
 from farm.inventory.board_types import BoardType
 from farm.models.inputs import InputSpec
 from farm.models.source import ModelSource
@@ -39,6 +43,8 @@ linker.warm(pathlib.Path(sys.argv[1]), sys.argv[2] or None)
 """
 # The first use ever of the linker takes 5 to 30 s; without it the farm works all the same, some seconds slower.
 _WARM_TIMEOUT_S = 120.0
+
+_Self = TypeVar("_Self", bound="Tuning")
 
 
 class Listener(Protocol):
@@ -67,21 +73,17 @@ class Tuned:
     history: tuple[tuple[int, float], ...]
 
 
-class LocalTuning:
-    """The farm on this machine, up for the length of a `with` block: tracker, agent, Ray, and the engine's parts."""
+class Tuning(abc.ABC):
+    """A farm that is up for the length of a `with` block: a way to a board, Ray, and the engine's parts."""
+
+    parts: Parts
 
     def __init__(self, settings: Settings, store: Store, board_type: BoardType, listener: Listener) -> None:
-        if not board_type.host_is_board:
-            raise UnavailableError(
-                f"no board of type {board_type.name!r} is registered",
-                "This version tunes for the machine it runs on: --board-type local.",
-            )
         self._settings, self._store, self._listener = settings, store, listener
         self._board_type = board_type
         self._stack = contextlib.ExitStack()
-        self.board_cores, self.host_cores = _share_cores(settings.isolation)
 
-    def __enter__(self) -> LocalTuning:
+    def __enter__(self: _Self) -> _Self:
         with self._stack:
             self._start()
             self._stack = self._stack.pop_all()
@@ -92,34 +94,37 @@ class LocalTuning:
     ) -> None:
         self._stack.close()
 
+    @abc.abstractmethod
     def _start(self) -> None:
+        """Bring up what is needed, on `_stack`, and then the parts (`_start_parts`)."""
+
+    @abc.abstractmethod
+    def board(self) -> Board:
+        """The board, as it describes itself now."""
+
+    def _start_parts(
+        self,
+        site: Site,
+        plan_target: Callable[[Mapping[str, Any]], TargetPlan],
+        host_cores: int,
+        board_timeout_s: float = BOARD_TIMEOUT_S,
+    ) -> None:
+        """Ray, the parts and the linker's warm-up, from the thread that lives as long as they do."""
         settings = self._settings
-        self._stack.enter_context(machine_lock())
         close_abandoned_campaigns(self._store)
         cache = settings.home_path / "cache" / "zig"
         os.environ.setdefault("FARM_ZIG_CACHE", str(cache))
         logs = settings.home_path / "logs"
-        pinned = settings.isolation == "own-core"
-        if pinned:
-            everything = os.sched_getaffinity(0)
-            os.sched_setaffinity(0, self.host_cores)
-            self._stack.callback(os.sched_setaffinity, 0, everything)
-        # From this thread, which lives as long as the farm: children are told to die with the thread that made them.
-        self.farm = self._stack.enter_context(
-            LocalFarm(settings.tracker_port, logs, self.board_cores if pinned else None)
-        )
-        self._stack.enter_context(ray_running(len(self.host_cores)))
-        if self.farm.tracker.port != settings.tracker_port:
-            self._listener.note(f"port {settings.tracker_port} is in use; the tracker took {self.farm.tracker.port}")
+        self._stack.enter_context(ray_running(host_cores))
         self.parts = self._stack.enter_context(
             Parts(
-                self.farm,
+                site,
                 self._store,
                 settings,
-                self._board_type.target.to_tvm() if self._board_type.target else None,
+                plan_target,
                 self._board_type.pipeline,
-                len(self.host_cores),
-                len(self.board_cores),
+                host_cores,
+                board_timeout_s,
             )
         )
         folder = cache.with_name("warm")
@@ -137,13 +142,6 @@ class LocalTuning:
                 f"the model has no operator {', '.join(map(repr, unknown))}", f"It has: {', '.join(sorted(kinds))}."
             )
         return [workload for workload in workloads if not ops or workload.kind in ops]
-
-    def board(self) -> Board:
-        """The board, as it describes itself now; also written to the store."""
-        description = self.parts.connect()
-        board = Board(description["name"], description["board_type"], bool(description["simulated"]), description)
-        self._store.save_board(board)
-        return board
 
     def tune(
         self, command: str, source: ModelSource, workloads: Sequence[Any], trials: int, fresh: bool, since: float
@@ -203,6 +201,43 @@ class LocalTuning:
             if rows:
                 known[workload.hash] = [(row["candidate"], row["trace_json"], row["median_s"]) for row in rows]
         return known
+
+
+class LocalTuning(Tuning):
+    """The farm on this machine: a tracker and an agent of our own, the host being the board."""
+
+    def __init__(self, settings: Settings, store: Store, board_type: BoardType, listener: Listener) -> None:
+        if not board_type.host_is_board:
+            raise UnavailableError(
+                f"boards of type {board_type.name!r} are not this machine",
+                "`farm tune --board-type` uses a registered board of that type.",
+            )
+        super().__init__(settings, store, board_type, listener)
+        self.board_cores, self.host_cores = _share_cores(settings.isolation)
+
+    def board(self) -> Board:
+        """The board, as it describes itself now; also written to the store."""
+        description = self.parts.connect()
+        board = Board(description["name"], description["board_type"], bool(description["simulated"]), description)
+        self._store.save_board(board)
+        return board
+
+    def _start(self) -> None:
+        settings = self._settings
+        self._stack.enter_context(machine_lock())
+        pinned = settings.isolation == "own-core"
+        if pinned:
+            everything = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, self.host_cores)
+            self._stack.callback(os.sched_setaffinity, 0, everything)
+        # From this thread, which lives as long as the farm: children are told to die with the thread that made them.
+        self.farm = self._stack.enter_context(
+            LocalFarm(settings.tracker_port, settings.home_path / "logs", self.board_cores if pinned else None)
+        )
+        if self.farm.tracker.port != settings.tracker_port:
+            self._listener.note(f"port {settings.tracker_port} is in use; the tracker took {self.farm.tracker.port}")
+        cores = len(self.board_cores)
+        self._start_parts(self.farm, lambda about: plan_target(self._board_type, about, cores), len(self.host_cores))
 
 
 def _row(workload: Any) -> Mapping[str, Any]:

@@ -9,12 +9,23 @@ import typer
 
 from farm import settings as farm_settings
 from farm.cli import options, output
-from farm.inventory.board_types import require_board_type
+from farm.cli.durations import read_duration_s
+from farm.inventory.board_types import BoardType, require_board_type
+from farm.store import Store
 
 
 def tune(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a name from `farm model zoo`.")],
-    board_type: Annotated[str, typer.Option("--board-type", metavar="TYPE", help="What to tune for.")] = "local",
+    board_type: Annotated[
+        str | None,
+        typer.Option("--board-type", metavar="TYPE", help="What to tune for: local (this machine) or a fleet's type."),
+    ] = None,
+    board: Annotated[
+        str | None, typer.Option("--board", metavar="NAME", help="This board of the fleet and no other.")
+    ] = None,
+    wait: Annotated[
+        str, typer.Option("--wait", metavar="10m", help="How long to wait for a board of the fleet to become free.")
+    ] = "60s",
     trials: options.Trials = 128,
     ops: Annotated[
         str, typer.Option("--ops", metavar="conv2d,dense", help="Tune workloads of these operators only.")
@@ -29,27 +40,41 @@ def tune(
 
     def work() -> None:
         options.require_trials(trials)
+        wait_s = read_duration_s("--wait", wait)
         settings = farm_settings.load()
-        kind = require_board_type(board_type)
-        source, inputs = options.read_model(model, shape)
-        screen = output.Screen()
-        from farm.campaign.tuning import LocalTuning
-
         with options.open_store(settings) as store:
+            kind = _choose_type(store, board_type, board)
+            source, inputs = options.read_model(model, shape)
+            screen = output.Screen()
+            from farm.campaign.fleet_tuning import FleetTuning
+            from farm.campaign.tuning import LocalTuning, Tuning
+
+            tuning: Tuning
+            if board is None and kind.host_is_board:
+                tuning = LocalTuning(settings, store, kind, screen)
+            else:
+                tuning = FleetTuning(settings, store, kind, screen, board, wait_s, f"tune {source.name}")
             try:
-                with LocalTuning(settings, store, kind, screen) as local:
-                    workloads = local.load(source, inputs, [op.strip() for op in ops.split(",") if op.strip()])
-                    tuned = local.tune("tune", source, workloads, trials, fresh, since)
-                    board = local.board()
+                with tuning:
+                    workloads = tuning.load(source, inputs, [op.strip() for op in ops.split(",") if op.strip()])
+                    tuned = tuning.tune("tune", source, workloads, trials, fresh, since)
+                    used = tuning.board()
             finally:
                 screen.close()
-        document = _document(source.name, board, tuned)
+        document = _document(source.name, used, tuned)
         if json:
             output.print_json(document)
         else:
             _print(document)
 
     output.run(work, debug)
+
+
+def _choose_type(store: Store, board_type: str | None, board: str | None) -> BoardType:
+    """The type that was named, else the board's, else this machine's. Raises UsageError."""
+    if board_type is None and board is not None:
+        return require_board_type(str(store.require_board(board)["board_type"]))
+    return require_board_type(board_type or "local")
 
 
 def _document(model: str, board: Any, tuned: Any) -> dict[str, Any]:
@@ -82,13 +107,16 @@ def _document(model: str, board: Any, tuned: Any) -> dict[str, Any]:
 
 
 def _print(document: dict[str, Any]) -> None:
-    records, trials = document["records"], document["trials"]
+    records, trials, used = document["records"], document["trials"], document["board"]
     faults = ", ".join(f"{key.removesuffix('_faults')} {n}" for key, n in trials.items() if n and key != "ok")
     output.stdout.print(
         f"campaign {document['campaign']}: {trials['ok']} good trials, faults: {faults or 'none'}; "
         f"{records['new']} new records, {records['unchanged']} unchanged, {records['rejected']} rejected",
         soft_wrap=True,
     )
+    simulated = ", which is simulated: nothing of it holds for a real board" if used["simulated"] else ""
+    output.stdout.print(f"measured on {used['type']}/{used['name']}{simulated}", soft_wrap=True)
     if document["latency_ms"] is not None:
         output.stdout.print(f"model latency, summed over its workloads: {document['latency_ms']:.2f} ms")
-    output.stdout.print("`farm record list` shows the records.")
+    option = " --simulated" if used["simulated"] else ""
+    output.stdout.print(f"`farm record list{option}` shows the records.")

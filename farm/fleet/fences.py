@@ -33,9 +33,9 @@ def find_agent(tracker: Tracker, key: str, timeout_s: float = FENCE_TIMEOUT_S) -
     """
     found = None
     for info in tracker.fetch_summary(timeout_s).get("server_info", ()):
-        address = info.get("addr") or (None, None)
-        if info.get("key") == f"server:{key}" and None not in address:
-            found = (str(address[0]), int(address[1]))  # the last to come: an older one may not be known to be dead
+        host, port = info.get("addr") or (None, None)
+        if info.get("key") == f"server:{key}" and host and port:
+            found = (str(host), int(port))  # the last to come: an older one may not be known to be dead
     return found
 
 

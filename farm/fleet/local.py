@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +13,7 @@ from types import TracebackType
 
 from farm.errors import DeadlineError, UnavailableError
 from farm.fleet import processes
+from farm.fleet.health import Kind
 from farm.fleet.tracker import Tracker
 
 AGENT_START_TIMEOUT_S = 30.0
@@ -18,7 +21,12 @@ FIRST_AGENT_PORT = 9090
 
 
 class LocalFarm:
-    """Tracker and agent as child processes. `key` is the board's; `cores` are those the agent may use (all: None)."""
+    """Tracker and agent as child processes, as a `Site`. `cores` are those the agent may use (all: None)."""
+
+    # The session alone keeps others away: nobody else knows this tracker.
+    lease = None
+    has_board = True
+    can_change = False
 
     def __init__(self, tracker_port: int, folder: Path, cores: set[int] | None = None) -> None:
         """Start both; `folder` takes their logs. Raises UnavailableError, DeadlineError."""
@@ -50,6 +58,19 @@ class LocalFarm:
             self.restarts += 1
             self._start_agent()
         return died
+
+    def restart_agent(self) -> bool:
+        """End the agent at once; `ensure_alive` starts it again. It is our own child."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._agent.pid, signal.SIGKILL)
+        return True
+
+    def confirm(self) -> bool:
+        """Whether the board is still ours: always."""
+        return True
+
+    def observe(self, kind: Kind, detail: str) -> None:
+        """Keep nothing: this machine is judged by whoever sits at it."""
 
     @property
     def _agent(self) -> subprocess.Popen[bytes]:

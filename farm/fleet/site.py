@@ -1,0 +1,51 @@
+"""Where a run's board is: what the engine needs of it, whether it is this machine or a leased board of the fleet.
+
+The host's own is `farm.fleet.local`; a leased one is found and kept in `farm.campaign.fleet_site`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from farm.fleet.health import Kind
+from farm.fleet.tracker import Tracker
+from farm.values import Lease
+
+
+class Site(Protocol):
+    """One board at a time, and the way to it. Not thread-safe."""
+
+    @property
+    def tracker(self) -> Tracker:
+        """Where the board is asked for; may change with `ensure_alive`."""
+
+    @property
+    def key(self) -> str:
+        """The board's name at the tracker; of the last one while there is none."""
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease that the board is used under; None where none is needed, or none is held."""
+
+    @property
+    def has_board(self) -> bool:
+        """Whether there is a board to work on now."""
+
+    @property
+    def can_change(self) -> bool:
+        """Whether another board may take the place of one that is lost."""
+
+    def ensure_alive(self) -> list[str]:
+        """Start again what died, take another board where ours is lost; says what was started. Waits for no board.
+
+        Raises UnavailableError or DeadlineError where that has been in vain for too long.
+        """
+
+    def restart_agent(self) -> bool:
+        """End an agent that lives but does not answer, where it is ours to end; `ensure_alive` starts it again."""
+
+    def confirm(self) -> bool:
+        """Whether the board is still ours, asked anew: what went wrong on one that is not says nothing about it."""
+
+    def observe(self, kind: Kind, detail: str) -> None:
+        """Keep what a run saw of its board, where the farm keeps such things."""
