@@ -1,0 +1,352 @@
+"""Probes of real virtual boards through the real tracker: what passes, what is found out, and that no lease is left.
+
+One agent of a virtual Nano serves most tests; what they do to its hardware they undo.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from device_agent.clocks.client import HelperClient
+from device_agent.protocol import OperatingPoint, PinStatus
+from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
+from farm.fleet import fences
+from farm.fleet.health import Kind, Limits, Observation, decide_by
+from farm.fleet.tracker import Tracker
+from farm.inventory.board_types import load_board_types
+from farm.measure.session import BoardSession
+from farm.search import tvm_env
+from farm.search.golden import GoldenKernels, plan_target
+from farm.services.probe import Prober, ProbeReport
+from farm.store import Store
+from farm.values import DEFAULT_POINT, Virtual
+from tests.integration.conftest import PATIENCE_S, ROOT, Agent, wait_until
+
+# These tests share a process with ones that compile: the prober's own loads TVM's runtime only.
+tvm_env.load()
+
+POLICY = "/sys/devices/system/cpu/cpufreq/policy0"
+SLOW_KHZ, FAST_KHZ = "403200", "1479000"
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> GoldenKernels:
+    """Golden kernels, built once."""
+    return GoldenKernels(tmp_path_factory.mktemp("golden"))
+
+
+@pytest.fixture(scope="module")
+def nano(tracker: Any, start_agent: Callable[..., Agent]) -> Agent:
+    """The agent of a virtual Nano, known to the tracker."""
+    return start_nano(tracker, start_agent)
+
+
+def start_nano(tracker: Any, start_agent: Callable[..., Agent], *options: str) -> Agent:
+    """Another one."""
+    return start_agent(
+        *("--virtual", "jetson-nano", "--port", "9500", "--port-end", "9599"),
+        *("--tracker", f"{tracker.host}:{tracker.port}", *options),
+    )
+
+
+def open_hardware(agent: Agent) -> Tree:
+    """A virtual board's kernel files as root sees them."""
+    (socket,) = agent.folder.glob("device-rig-*/board.sock")
+    return open_tree(f"{VIRTUAL_PREFIX}{socket}.root")
+
+
+def name_of(agent: Agent) -> str:
+    """The board's name."""
+    return agent.key.partition("/")[2]
+
+
+@dataclasses.dataclass
+class Fleet:
+    """A store, and a prober that works for it."""
+
+    store: Store
+    prober: Prober
+
+    def add(self, name: str, board_type: str = "jetson-nano") -> None:
+        """Register a board that can be reached."""
+        self.store.register_board(name, board_type, Virtual())
+        self.store.observe_board(name, "back", "test", decide_by(Observation(Kind.BACK), Limits()))
+
+    def probe(self, name: str) -> ProbeReport:
+        """Probe a board; whatever comes of it, no lease is left."""
+        report = self.prober.probe(self.store, name)
+        assert self.store.require_board(name)["lease"] is None
+        assert json.loads(json.dumps(report.to_dict(), allow_nan=False))["board"] == name
+        return report
+
+
+@pytest.fixture
+def fleet(tmp_path: pathlib.Path, tracker: Any, kernels: GoldenKernels) -> Iterator[Fleet]:
+    """A store without boards."""
+    with Store(tmp_path / "farm.db") as store:
+        client = Tracker(tracker.host, tracker.port)
+        yield Fleet(store, Prober(client, kernels, load_board_types(), "test", wait_s=1.0))
+
+
+@pytest.fixture
+def name(fleet: Fleet, nano: Agent) -> str:
+    """The Nano, registered."""
+    fleet.add(name_of(nano))
+    return name_of(nano)
+
+
+def test_a_healthy_board_passes_and_is_good(fleet: Fleet, name: str) -> None:
+    """It says what it is, its time is kept as a simulated one, and the store knows both."""
+    report = fleet.probe(name)
+    assert (report.passed, report.kind, report.health) == (True, "probe_passed", "good"), report
+    row = fleet.store.require_board(name)
+    assert (row["health"], row["board_type"], row["description"]["name"]) == ("good", "jetson-nano", name)
+    [sample] = fleet.store.fetch_golden_samples("jetson-nano", report.kernel, DEFAULT_POINT, simulated=True)[name]
+    assert sample.median_s == report.median_s
+    assert len(sample.samples_s) >= 5
+    assert 1e-3 < sample.median_s < 50e-3
+
+
+def test_a_board_that_becomes_slow_is_suspect_until_it_is_mended(fleet: Fleet, name: str, nano: Agent) -> None:
+    """After five runs a board has a history; one probe then finds a lower clock out and names it."""
+    hardware = open_hardware(nano)
+    for _ in range(5):
+        assert fleet.probe(name).passed
+    hardware.write(f"{POLICY}/scaling_max_freq", SLOW_KHZ)
+    try:
+        report = fleet.probe(name)
+    finally:
+        hardware.write(f"{POLICY}/scaling_max_freq", FAST_KHZ)
+    assert (report.kind, report.health) == ("drifted", "suspect"), report
+    assert "against its own history" in report.reason
+    assert "limited to 403.2 of 1479 MHz" in report.reason
+    assert fleet.probe(name).health == "good"
+
+
+def test_a_board_unlike_others_of_its_type_is_suspect(fleet: Fleet, name: str) -> None:
+    """Two boards with a history each that this one's times do not fit."""
+    report = fleet.probe(name)
+    assert report.median_s is not None
+    [[own]] = fleet.store.fetch_golden_samples("jetson-nano", report.kernel, DEFAULT_POINT, simulated=True).values()
+    for other in ("x", "y"):
+        fleet.add(other)
+        for _ in range(5):
+            fleet.store.add_golden_sample(dataclasses.replace(own, board=other, median_s=own.median_s / 3))
+    for _ in range(3):
+        assert fleet.probe(name).passed  # nobody can say yet
+    report = fleet.probe(name)
+    assert report.kind == "drifted"
+    assert "against 3 boards of its type" in report.reason
+    assert report.factor == pytest.approx(3, rel=0.3)
+
+
+def test_a_board_that_throttles_is_suspect(fleet: Fleet, name: str, nano: Agent) -> None:
+    """Its time is not kept: it is not the board's."""
+    hardware = open_hardware(nano)
+    assert fleet.probe(name).health == "good"
+    hardware.write("/sys/virtual/fault", "throttle")
+    try:
+        report = fleet.probe(name)
+    finally:
+        hardware.write("/sys/virtual/fault", "clear")
+    assert (report.kind, report.health, report.median_s) == ("throttled", "suspect", None), report
+    assert fleet.probe(name).health == "good"
+
+
+def test_a_board_registered_as_another_type_fails(fleet: Fleet, nano: Agent) -> None:
+    """The agent says at the tracker what it is, and both are named."""
+    fleet.add(name_of(nano), "jetson-tx2")
+    report = fleet.probe(name_of(nano))
+    assert (report.kind, report.health) == ("probe_failed", "suspect"), report
+    assert "registered as jetson-tx2, but its agent says that it is a jetson-nano" in report.reason
+
+
+def test_an_agent_that_calls_its_board_something_else_fails(
+    fleet: Fleet, tracker: Any, start_agent: Callable[..., Agent]
+) -> None:
+    """The device tree is believed, not the agent's options; the registered type stays in the store."""
+    agent = start_nano(tracker, start_agent, "--board-type", "jetson-tx2")
+    fleet.add(name_of(agent), "jetson-tx2")
+    report = fleet.probe(name_of(agent))
+    assert report.kind == "probe_failed"
+    assert "registered as jetson-tx2, but its device tree says jetson-nano" in report.reason
+    assert fleet.store.require_board(name_of(agent))["board_type"] == "jetson-tx2"
+    assert agent.stop() == 0
+
+
+def test_an_unsafe_board_is_not_probed_again(fleet: Fleet, tracker: Any, start_agent: Callable[..., Agent]) -> None:
+    """The first probe finds it out; from then on it is an operator's."""
+    agent = start_nano(tracker, start_agent)
+    name = name_of(agent)
+    fleet.add(name)
+    hardware = open_hardware(agent)
+    with BoardSession(fleet.prober.tracker, f"jetson-nano/{name}") as session:
+        assert session.pin(OperatingPoint(cpu_freq_hz={"a57": 403_200_000})).status is PinStatus.OK
+        hardware.write("/sys/virtual/fault", "write_refused:*scaling_max_freq")
+        assert session.unpin().status is PinStatus.UNSAFE
+    report = wait_until(lambda: None if (made := fleet.probe(name)).busy else made, "the session to be gone")
+    assert (report.kind, report.health) == ("unsafe", "unsafe"), report
+    assert "scaling_max_freq" in report.reason
+    report = fleet.probe(name)
+    assert (report.skipped, report.busy) == (True, False)
+    hardware.write("/sys/virtual/fault", "clear")
+    (socket,) = agent.folder.glob("device-rig-*/clock-helper.sock")
+    assert HelperClient(socket).clear_unsafe()
+    assert agent.stop() == 0
+
+
+def test_a_board_that_a_stock_client_has_is_left_to_it(fleet: Fleet, tracker: Any, name: str) -> None:
+    """That is no failure: the board's health stays, and once the client is gone the probe passes."""
+    assert fleet.probe(name).health == "good"
+    client = tracker.request(f"jetson-nano/{name}")
+    report = fleet.probe(name)
+    assert (report.passed, report.skipped, report.busy) == (False, True, True), report
+    assert "without a lease" in report.reason
+    assert fleet.store.require_board(name)["health"] == "good"
+    del client
+    wait_until(lambda: fleet.probe(name).passed, "the board to be free")
+
+
+def test_a_leased_board_is_left_to_its_holder(fleet: Fleet, name: str) -> None:
+    """A probe never takes a board from work; the reason says who has it."""
+    assert fleet.probe(name).passed
+    lease = fleet.store.acquire_lease(name, "somebody", "tuning")
+    report = fleet.prober.probe(fleet.store, name)
+    assert (report.skipped, report.busy) == (True, True)
+    assert "somebody" in report.reason
+    assert fleet.store.release_lease(lease)
+
+
+def test_an_agent_that_hangs_fails_by_the_deadline(
+    fleet: Fleet, tracker: Any, start_agent: Callable[..., Agent]
+) -> None:
+    """A stopped agent still has its port and its place at the tracker; when it goes on, so do probes."""
+    agent = start_nano(tracker, start_agent)
+    fleet.add(name_of(agent))
+    agent.process.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    report = fleet.probe(name_of(agent))
+    assert report.kind == "probe_failed"
+    assert "did not answer within 5 s" in report.reason
+    assert time.monotonic() - began < fences.FENCE_TIMEOUT_S + 5
+    agent.process.send_signal(signal.SIGCONT)
+    wait_until(lambda: fleet.probe(name_of(agent)).passed, "the board to pass", 60)
+    assert agent.stop() == 0
+
+
+def test_a_board_whose_agent_never_came_is_not_blamed(fleet: Fleet) -> None:
+    """Whether a board can be reached is the keeper's to find out."""
+    fleet.add("nobody")
+    report = fleet.probe("nobody")
+    assert (report.skipped, report.busy) == (True, True)
+    assert "jetson-nano/nobody" in report.reason
+
+
+def test_a_tracker_that_is_gone_is_no_fault_of_the_board(fleet: Fleet, name: str) -> None:
+    """Nothing is observed of it."""
+    lost = dataclasses.replace(fleet.prober, tracker=Tracker("127.0.0.1", 1))
+    report = lost.probe(fleet.store, name)
+    assert (report.skipped, report.busy) == (True, True)
+    assert "tracker" in report.reason
+
+
+def test_a_damaged_kernel_is_built_again(tmp_path: pathlib.Path) -> None:
+    """What is kept is checked when it is read; an undamaged one is not built twice."""
+    target = plan_target(None, "aarch64")
+    kernel = GoldenKernels(tmp_path).require(target)
+    (path,) = tmp_path.glob("*.bin")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert GoldenKernels(tmp_path).require(target).library[:4] == b"\x7fELF"
+    written = path.stat().st_mtime_ns
+    assert GoldenKernels(tmp_path).require(target).name == kernel.name
+    assert path.stat().st_mtime_ns == written
+    assert [entry.suffix for entry in tmp_path.iterdir() if entry.suffix == ".part"] == []
+
+
+# The process
+
+
+@dataclasses.dataclass
+class Child:
+    """`python -m farm.services.prober` for a store that it shares with us."""
+
+    process: subprocess.Popen[bytes]
+
+    def ask(self, number: int, board: str) -> None:
+        """Ask for a probe."""
+        self.send(json.dumps({"id": number, "board": board}).encode() + b"\n")
+
+    def send(self, data: bytes) -> None:
+        """Write to its standard input."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(data)
+        self.process.stdin.flush()
+
+    def read(self) -> dict[str, Any]:
+        """The next answer."""
+        assert self.process.stdout is not None
+        return dict(json.loads(self.process.stdout.readline()))
+
+
+@pytest.fixture
+def child(fleet: Fleet, tracker: Any, kernels: GoldenKernels) -> Iterator[Child]:
+    """The process, killed if a test leaves it."""
+    home = fleet.store.path.parent
+    (home / "cache").mkdir()
+    (home / "cache" / "golden").symlink_to(kernels._folder)
+    command = [sys.executable, "-m", "farm.services.prober", "--home", str(home)]
+    process = subprocess.Popen(
+        [*command, "--tracker", f"{tracker.host}:{tracker.port}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    with process:
+        yield Child(process)
+        process.kill()
+
+
+def test_requests_are_answered_by_number_and_the_end_is_clean(fleet: Fleet, name: str, child: Child) -> None:
+    """What is no request is passed over; an unknown board has an answer too; when its input ends, so does the child."""
+    child.send(b"nonsense\n")
+    child.ask(7, name)
+    answer = child.read()
+    assert (answer["id"], answer["board"], answer["passed"], answer["health"]) == (7, name, True, "good"), answer
+    child.ask(8, "nobody")
+    answer = child.read()
+    assert (answer["id"], answer["skipped"]) == (8, True)
+    assert "no board 'nobody'" in answer["reason"]
+    assert child.process.stdin is not None
+    child.process.stdin.close()
+    assert child.process.wait(PATIENCE_S) == 0
+
+
+def test_a_hung_board_holds_up_its_own_probe_alone_and_leaves_no_lease(
+    fleet: Fleet, tracker: Any, start_agent: Callable[..., Agent], name: str, child: Child
+) -> None:
+    """While one waits for its deadline another passes; told to end in the middle, the child gives the lease back."""
+    agent = start_nano(tracker, start_agent)
+    stuck = name_of(agent)
+    fleet.add(stuck)
+    agent.process.send_signal(signal.SIGSTOP)
+    child.ask(1, stuck)
+    wait_until(lambda: fleet.store.require_board(stuck)["lease"], "the hung board to be leased")
+    child.ask(2, name)
+    assert child.read()["id"] == 2
+    child.process.terminate()
+    assert child.process.wait(10) == 0
+    assert fleet.store.require_board(stuck)["lease"] is None
+    agent.process.kill()
