@@ -41,6 +41,8 @@ class Probing:
     def step(self, rows: Sequence[dict[str, Any]], reachable: Collection[str]) -> None:
         """Ask for what is due."""
         self.worker.look()
+        # Pauses after failures are for boards that stay; one that was away may be mended.
+        self.past = {name: past for name, past in self.past.items() if name in reachable}
         within_reach = [row for row in rows if row["name"] in reachable]
         for name in self._waiting.keys() & set(reachable):
             self.worker.ask(name)
@@ -49,7 +51,7 @@ class Probing:
             self.worker.ask(name)
 
     def request(self, name: str) -> Answered:
-        """The report of the next probe of a board, which is asked for as soon as the board can be reached."""
+        """The report of the next probe of a board, which is asked for as soon as the board can be reached and is free."""
         answered: Answered = concurrent.futures.Future()
         self._waiting.setdefault(name, []).append(answered)
         return answered
@@ -71,5 +73,7 @@ class Probing:
         self.past[name] = note_report(self.past.get(name), report, time.monotonic())
         self.reports[name] = report | {"at": time.time()}
         self.on_report(report)
+        if report.get("busy"):  # whoever waits goes on waiting: `step` asks again
+            return
         for answered in self._waiting.pop(name, []):
             answered.set_result(report)
