@@ -51,7 +51,7 @@ class Probing:
             self.worker.ask(name)
 
     def request(self, name: str) -> Answered:
-        """The report of the next probe of a board, which is asked for as soon as the board can be reached and is free."""
+        """The report of the next probe of a board, asked for as soon as the board can be reached and is free."""
         answered: Answered = concurrent.futures.Future()
         self._waiting.setdefault(name, []).append(answered)
         return answered
