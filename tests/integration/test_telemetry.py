@@ -1,0 +1,67 @@
+"""What the keeper of a real tracker knows is what a scrape gets."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import urllib.request
+
+from farm.fleet.health import Kind, Limits, Observation, decide_by
+from farm.services.keeper import Keeper
+from farm.services.telemetry import Telemetry
+from farm.settings import Settings
+from farm.store import Store
+from farm.values import Virtual
+from tests.integration.conftest import find_free_port, wait_until
+
+
+def scrape(telemetry: Telemetry) -> dict[str, float]:
+    """Every series with its value."""
+    assert telemetry.address is not None
+    host, port = telemetry.address
+    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {series: float(value) for series, _, value in pairs}
+
+
+def test_boards_tracker_and_probes_are_exported(tmp_path: pathlib.Path) -> None:
+    """A board's health, a tracker that was killed, and a report, as soon as the keeper knows of them."""
+    settings = Settings(home=str(tmp_path), tracker_port=find_free_port(), metrics_port=find_free_port())
+    with Store(tmp_path / "farm.db") as store:
+        store.register_board("b1", "jetson-nano", Virtual(0))
+        store.observe_board("b1", Kind.DRAIN, "test", decide_by(Observation(Kind.DRAIN, ""), Limits()))
+        keeper = Keeper(settings, store, 1, [], tmp_path / "logs")
+        telemetry = Telemetry(settings, store.count_statuses)
+        keeper.watchers.append(telemetry.watch)
+        try:
+            keeper.step()
+            before = scrape(telemetry)
+            telemetry.note_report({"board": "b1", "passed": False, "seconds": 3.0})
+            process = keeper.tracker._process
+            assert process is not None
+            os.kill(process.pid, signal.SIGKILL)
+
+            def restarted() -> bool:
+                keeper.step()
+                return scrape(telemetry)["tvm_farm_tracker_restarts_total"] == 1
+
+            wait_until(restarted, "the tracker's restart to be exported")
+            after = scrape(telemetry)
+        finally:
+            telemetry.close()
+            keeper.close()
+    assert before['tvm_farm_boards{health="maintenance",state="offline"}'] == 1
+    assert before["tvm_farm_tracker_up"] == 1
+    assert before['tvm_farm_trials_total{status="ok"}'] == 0
+    assert after['tvm_farm_probes_total{board="b1",result="failed"}'] == 1
+    assert after["tvm_farm_tracker_up"] == 1
+
+
+def test_the_farm_works_without_metrics(tmp_path: pathlib.Path) -> None:
+    """0 switches them off; nothing listens then, and being told things does no harm."""
+    telemetry = Telemetry(Settings(home=str(tmp_path), metrics_port=0), dict)
+    assert telemetry.address is None
+    telemetry.note_report({"board": "b1", "passed": True, "seconds": 1.0})
+    telemetry.close()
