@@ -207,11 +207,12 @@ class AgentHops:
 
     def _kernel(self) -> str:
         from farm.search import golden
+        from farm.services.prober import KERNEL_FOLDER
 
         about = self._about
         kind = require_board_type(self._board["board_type"])
         target = golden.plan_target(kind.target.to_tvm() if kind.target else None, about.architecture)
-        kernel = golden.GoldenKernels(self._settings.home_path / "cache" / "golden").require(target)
+        kernel = golden.GoldenKernels(self._settings.home_path / KERNEL_FOLDER).require(target)
         assert self._session is not None
         spec = RunSpec(Engine.KERNEL, entry=golden.ENTRY, runs=_RUNS, warmup=_WARMUP)
         outcome, outputs = self._session.run_model(spec, kernel.library, golden.make_inputs())
