@@ -1,4 +1,4 @@
-"""One farm command at a time on this machine, and what becomes of the campaigns of those that were killed."""
+"""One farm command at a time on this machine; what becomes of the campaigns and sweeps of those that were killed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import fcntl
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,26 @@ def process_identity() -> dict[str, Any]:
 def close_abandoned_campaigns(store: Store) -> None:
     """Note as `interrupted` what killed processes of this machine left as `running`."""
     for campaign in store.fetch_campaigns():
-        process = (campaign["settings"] or {}).get("process")
-        if campaign["state"] == "running" and process and process["host"] == socket.gethostname():
-            try:
-                alive = psutil.Process(process["pid"]).create_time() == process["created"]
-            except psutil.NoSuchProcess:
-                alive = False
-            if not alive:
-                store.finish_campaign(campaign["id"], "interrupted")
+        if campaign["state"] == "running" and _is_abandoned(campaign["settings"] or {}):
+            store.finish_campaign(campaign["id"], "interrupted")
+
+
+def close_abandoned_sweeps(store: Store) -> list[int]:
+    """The same for sweeps; returns those that it noted. To be called before sweeps are shown or resumed."""
+    return store.interrupt_sweeps(_is_abandoned)
+
+
+def _is_abandoned(settings: Mapping[str, Any]) -> bool:
+    """Whether the process that settings name (`process_identity`) was one of this machine and is no more."""
+    identity = settings.get("process")
+    if not identity or identity["host"] != socket.gethostname():
+        return False
+    try:
+        process = psutil.Process(identity["pid"])
+        # Nobody waits for the children of some containers: what is left of a killed one works on nothing.
+        return process.create_time() != identity["created"] or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @contextlib.contextmanager

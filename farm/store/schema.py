@@ -153,6 +153,42 @@ records = sa.Table(
     sa.Column("verified_at", sa.Float, nullable=False),
 )
 
+sweeps = sa.Table(
+    "sweeps",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("command", sa.Text, nullable=False),
+    sa.Column("model", sa.Text, nullable=False),
+    sa.Column("model_sha256", sa.Text, nullable=False),
+    sa.Column("board_type", sa.Text, nullable=False),
+    sa.Column("simulated", sa.Boolean, nullable=False),
+    sa.Column("request", sa.JSON, nullable=False),
+    sa.Column("goal", sa.JSON, nullable=False),
+    sa.Column("grid", sa.JSON, nullable=False),
+    sa.Column("settings", sa.JSON, nullable=False),
+    sa.Column("started_at", sa.Float, nullable=False),
+    sa.Column("finished_at", sa.Float),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("summary", sa.JSON),
+)
+
+# Append-only, by triggers. `visit` counts the visits of one variant and batch; `key` is the grid point's name.
+sweep_points = sa.Table(
+    "sweep_points",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("sweep", sa.Integer, sa.ForeignKey("sweeps.id"), nullable=False),
+    sa.Column("variant", sa.Text, nullable=False),
+    sa.Column("batch", sa.Integer, nullable=False),
+    sa.Column("visit", sa.Integer, nullable=False),
+    sa.Column("key", sa.Text, nullable=False),
+    sa.Column("board", sa.Text, nullable=False),
+    sa.Column("measurement", sa.JSON, nullable=False),
+    sa.Column("outcome", sa.JSON, nullable=False),
+    sa.Column("recorded_at", sa.Float, nullable=False),
+    sa.UniqueConstraint("sweep", "variant", "batch", "visit", name="uq_sweep_points_identity"),
+)
+
 events = sa.Table(
     "events",
     metadata,

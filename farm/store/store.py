@@ -1,4 +1,4 @@
-"""Campaigns, trials, records and events, and with boards and leases the whole store: every query of the farm.
+"""Campaigns, trials, records and events, and with boards, leases and sweeps the whole store: every query of the farm.
 
 Methods take and give the farm's own values. Each write is one transaction.
 """
@@ -16,10 +16,11 @@ from device_agent.protocol import FaultSide, Status
 from farm.store import schema
 from farm.store.golden import GoldenQueries
 from farm.store.leases import LeaseQueries
+from farm.store.sweeps import SweepQueries
 from farm.values import Record, Trial
 
 
-class Store(LeaseQueries, GoldenQueries):
+class Store(LeaseQueries, GoldenQueries, SweepQueries):
     """The farm's memory in one SQLite file. Safe for several processes; one thread per instance."""
 
     # Campaigns
