@@ -68,6 +68,11 @@ class Telemetry:
         """A probe has been made."""
         self.metrics.observe_probe(str(report["board"]), report)
 
+    def set_targets(self, targets: Mapping[str, tuple[str, tuple[str, int]]]) -> None:
+        """Where boards' own metrics are reached here; see `Exporter.set_targets`."""
+        if self._exporter:
+            self._exporter.set_targets(targets)
+
     def close(self) -> None:
         """Stop serving."""
         if self._exporter:
