@@ -1,4 +1,4 @@
-"""`farm board trust`, `exec` and `logs`: what is done to boards over SSH, and what virtual ones have in its place.
+"""`farm board exec` and `farm board logs`: what is done to boards over SSH, and what virtual ones have in its place.
 
 The connection is one of this command's own: the farm's services need not run, and what they carry is not disturbed.
 """
@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-import contextlib
 import dataclasses
-import getpass
 import shlex
-import socket
 import sys
 import threading
 import time
@@ -28,9 +25,9 @@ from farm.cli.durations import read_duration_s
 from farm.errors import FarmError, PermanentError, TransientError, UnavailableError, UsageError
 from farm.fleet.addresses import to_ssh_address
 from farm.fleet.board_logs import MAX_LINES, plan_log_command
-from farm.fleet.host_keys import FILE_NAME, KnownHosts, changed, require_fingerprint
+from farm.fleet.host_keys import FILE_NAME, KnownHosts
 from farm.fleet.ssh import ExecResult, SshConnection
-from farm.fleet.ssh_handshake import SshAddress, fetch_host_key
+from farm.fleet.ssh_handshake import SshAddress
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import parse_transport
@@ -42,7 +39,6 @@ _LOG_TIMEOUT_S = 30.0
 _MAX_OUTPUT_BYTES = 64 << 20
 _REST = "farm.rest"
 
-Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them.")]
 Accept = Annotated[
     list[str] | None,
     typer.Option(
@@ -62,46 +58,8 @@ class _CommandWithRest(typer.core.TyperCommand):
 
 def register(app: typer.Typer) -> None:
     """Add these commands to `farm board`."""
-    app.command("trust")(trust)
     app.command("exec", cls=_CommandWithRest)(execute)
     app.command("logs")(logs)
-
-
-def trust(
-    names: Names,
-    fingerprint: Annotated[
-        list[str] | None, typer.Option("--fingerprint", metavar="SHA256:…", help="The key to pin; repeatable.")
-    ] = None,
-    forget: Annotated[
-        bool, typer.Option("--forget", help="Remove the pins instead, as after a reinstallation.")
-    ] = False,
-    debug: options.Debug = False,
-) -> None:
-    """Confirm the host keys of boards reached over SSH: shows each fingerprint and asks, or takes the one given."""
-
-    def work() -> None:
-        if forget and fingerprint:
-            raise UsageError("--forget and --fingerprint contradict each other", "First forget, then trust.")
-        settings = farm_settings.load()
-        known_hosts = KnownHosts(settings.home_path / FILE_NAME)
-        with options.open_store(settings) as store:
-            transports = {
-                name: _require_ssh(name, _fetch_transport(store, name), "a host key") for name in _once(names)
-            }
-            if forget:
-                for name, transport in transports.items():
-                    _forget(store, known_hosts, name, transport)
-                return
-        addresses = {name: to_ssh_address(transport) for name, transport in transports.items()}
-        before = {name for name, address in addresses.items() if _is_pinned(address, known_hosts)}
-        failed = _compare_pinned({name: addresses[name] for name in before}, known_hosts, fingerprint or ())
-        failed |= first_contact.confirm_host_keys(addresses, known_hosts, fingerprint or (), first_contact.find_asker())
-        for name in addresses.keys() - failed.keys():
-            output.stdout.print(f"{name}: {'its key is the pinned one' if name in before else 'trusted'}")
-        _reconnect(settings, list(addresses.keys() - failed.keys() - before))
-        _raise_first(failed)
-
-    output.run(work, debug)
 
 
 def execute(
@@ -120,12 +78,12 @@ def execute(
     """
 
     def work() -> None:
-        boards, command = _once(names), _to_line(context.meta[_REST])
+        boards, command = once(names), _to_line(context.meta[_REST])
         timeout_s = read_duration_s("--timeout", timeout)
         settings = farm_settings.load()
         with options.open_store(settings) as store:
             addresses = {
-                name: to_ssh_address(_require_ssh(name, _fetch_transport(store, name), "`exec`")) for name in boards
+                name: to_ssh_address(require_ssh(name, fetch_transport(store, name), "`exec`")) for name in boards
             }
             for row in store.fetch_boards():
                 if row["name"] in addresses and row["lease"]:
@@ -145,7 +103,7 @@ def execute(
         if json:
             output.print_json([done[name].to_document(name) for name in boards])
         elif not many:
-            _raise_first({name: one.error for name, one in done.items() if one.error})
+            raise_first({name: one.error for name, one in done.items() if one.error})
         if code := max(one.code for one in done.values()):
             raise SystemExit(code)
 
@@ -164,7 +122,7 @@ def logs(
     def work() -> None:
         settings = farm_settings.load()
         with options.open_store(settings) as store:
-            transport = _fetch_transport(store, name)
+            transport = fetch_transport(store, name)
         if not isinstance(transport, Ssh):
             _print_tail(_local_log(settings, name, transport), lines)
             return
@@ -262,7 +220,8 @@ def _to_line(words: list[str]) -> str:
     return words[0] if len(words) == 1 else shlex.join(words)
 
 
-def _once(names: list[str]) -> list[str]:
+def once(names: list[str]) -> list[str]:
+    """Names in their order, each once."""
     return list(dict.fromkeys(names))
 
 
@@ -282,11 +241,13 @@ def _print_done(name: str, done: _Done, with_name: bool) -> None:
         output.stderr.print(f"{name}: {done.error}", soft_wrap=True, markup=False)
 
 
-def _fetch_transport(store: Store, name: str) -> Transport:
+def fetch_transport(store: Store, name: str) -> Transport:
+    """How a board is reached. Raises UsageError where it is not registered."""
     return parse_transport(store.require_board(name)["transport"])
 
 
-def _require_ssh(name: str, transport: Transport, what: str) -> Ssh:
+def require_ssh(name: str, transport: Transport, what: str) -> Ssh:
+    """The transport, if it is SSH; `what` is what needs it. Raises UsageError."""
     if isinstance(transport, Ssh):
         return transport
     if isinstance(transport, Virtual):
@@ -310,55 +271,7 @@ def _print_tail(path: Path, lines: int) -> None:
     sys.stdout.writelines(tail)
 
 
-def _is_pinned(address: SshAddress, known_hosts: KnownHosts) -> bool:
-    return bool(address.host_key or known_hosts.find(address.host, address.port))
-
-
-def _compare_pinned(
-    addresses: Mapping[str, SshAddress], known_hosts: KnownHosts, wanted: list[str] | tuple[str, ...]
-) -> dict[str, FarmError]:
-    """Why a board that is trusted already should not be, by board."""
-    given = {require_fingerprint(text) for text in wanted}
-
-    def look(address: SshAddress) -> FarmError | None:
-        pins = [address.host_key] if address.host_key else []
-        pins = pins or [key.fingerprint for key in known_hosts.find(address.host, address.port)]
-        try:
-            key = fetch_host_key(address.host, address.port, wanted=pins)
-        except FarmError as error:
-            return error
-        return changed(str(address), [key], sorted(given)) if given and key.fingerprint not in given else None
-
-    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE, "farm-host-keys") as pool:
-        found = dict(zip(addresses, pool.map(look, addresses.values()), strict=True))
-    return {name: error for name, error in found.items() if error is not None}
-
-
-def _forget(store: Store, known_hosts: KnownHosts, name: str, transport: Ssh) -> None:
-    forgotten = known_hosts.remove(transport.host, transport.port)
-    if transport.host_key:
-        by = f"{_user()}@{socket.gethostname()}"
-        forgotten = store.update_board(name, transport=dataclasses.replace(transport, host_key=""), by=by) or forgotten
-    output.stdout.print(f"{name}: {'its key is no longer trusted' if forgotten else 'no key was pinned'}")
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # no such user in this container
-        return "unknown"
-
-
-def _reconnect(settings: Settings, names: list[str]) -> None:
-    """Tell running services that a key was confirmed, so that they need not find out."""
-    from farm.services.client import find_services
-
-    with contextlib.suppress(UnavailableError):
-        if names and (services := find_services(settings)):
-            services.retry(names)
-
-
-def _raise_first(failed: Mapping[str, FarmError]) -> None:
+def raise_first(failed: Mapping[str, FarmError]) -> None:
     """One error: as it is; several: all on stderr, then the first."""
     for error in list(dict.fromkeys(failed.values()))[1:]:
         output.stderr.print(f"error: {error}", soft_wrap=True, markup=False, style="red")

@@ -7,7 +7,20 @@ import sys
 import typer
 
 import farm
-from farm.cli import board, board_remote, bundle, doctor, fleet, model, provision, quickstart, record, services, tune
+from farm.cli import (
+    board,
+    board_remote,
+    board_trust,
+    bundle,
+    doctor,
+    fleet,
+    model,
+    provision,
+    quickstart,
+    record,
+    services,
+    tune,
+)
 
 app = typer.Typer(
     name="farm",
@@ -26,6 +39,7 @@ app.command("down")(services.down)
 app.command("status")(services.status)
 board.app.command("probe")(services.probe)
 board_remote.register(board.app)
+board.app.command("trust")(board_trust.trust)
 board.app.command("provision")(provision.provision)
 board.app.command("doctor")(doctor.board_doctor)
 app.add_typer(model.app, name="model")

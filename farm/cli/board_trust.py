@@ -1,0 +1,113 @@
+"""`farm board trust`: host keys of boards, confirmed by a person or a fingerprint, compared, forgotten."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import getpass
+import socket
+from collections.abc import Collection, Mapping
+from typing import Annotated
+
+import typer
+
+from farm import settings as farm_settings
+from farm.cli import board_remote, first_contact, options, output
+from farm.errors import FarmError, UnavailableError, UsageError
+from farm.fleet.addresses import to_ssh_address
+from farm.fleet.host_keys import FILE_NAME, KnownHosts, changed, require_fingerprint
+from farm.fleet.ssh_handshake import SshAddress, fetch_host_key
+from farm.settings import Settings
+from farm.store import Store
+from farm.values import Ssh
+
+_AT_ONCE = 16
+
+Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them.")]
+
+
+def trust(
+    names: Names,
+    fingerprint: Annotated[
+        list[str] | None, typer.Option("--fingerprint", metavar="SHA256:…", help="The key to pin; repeatable.")
+    ] = None,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Remove the pins instead, as after a reinstallation.")
+    ] = False,
+    debug: options.Debug = False,
+) -> None:
+    """Confirm the host keys of boards reached over SSH: shows each fingerprint and asks, or takes the one given."""
+
+    def work() -> None:
+        if forget and fingerprint:
+            raise UsageError("--forget and --fingerprint contradict each other", "First forget, then trust.")
+        settings = farm_settings.load()
+        known_hosts = KnownHosts(settings.home_path / FILE_NAME)
+        with options.open_store(settings) as store:
+            transports = {
+                name: board_remote.require_ssh(name, board_remote.fetch_transport(store, name), "a host key")
+                for name in board_remote.once(names)
+            }
+            if forget:
+                for name, transport in transports.items():
+                    _forget(store, known_hosts, name, transport)
+                return
+        addresses = {name: to_ssh_address(transport) for name, transport in transports.items()}
+        before = {name for name, address in addresses.items() if _is_pinned(address, known_hosts)}
+        failed = _compare_pinned({name: addresses[name] for name in before}, known_hosts, fingerprint or ())
+        failed |= first_contact.confirm_host_keys(addresses, known_hosts, fingerprint or (), first_contact.find_asker())
+        for name in addresses.keys() - failed.keys():
+            output.stdout.print(f"{name}: {'its key is the pinned one' if name in before else 'trusted'}")
+        _reconnect(settings, list(addresses.keys() - failed.keys() - before))
+        board_remote.raise_first(failed)
+
+    output.run(work, debug)
+
+
+def _is_pinned(address: SshAddress, known_hosts: KnownHosts) -> bool:
+    return bool(address.host_key or known_hosts.find(address.host, address.port))
+
+
+def _compare_pinned(
+    addresses: Mapping[str, SshAddress], known_hosts: KnownHosts, wanted: Collection[str]
+) -> dict[str, FarmError]:
+    """Why a board that is trusted already should not be, by board."""
+    given = {require_fingerprint(text) for text in wanted}
+
+    def look(address: SshAddress) -> FarmError | None:
+        pins = [address.host_key] if address.host_key else []
+        pins = pins or [key.fingerprint for key in known_hosts.find(address.host, address.port)]
+        try:
+            key = fetch_host_key(address.host, address.port, wanted=pins)
+        except FarmError as error:
+            return error
+        return changed(str(address), [key], sorted(given)) if given and key.fingerprint not in given else None
+
+    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE, "farm-host-keys") as pool:
+        found = dict(zip(addresses, pool.map(look, addresses.values()), strict=True))
+    return {name: error for name, error in found.items() if error is not None}
+
+
+def _forget(store: Store, known_hosts: KnownHosts, name: str, transport: Ssh) -> None:
+    forgotten = known_hosts.remove(transport.host, transport.port)
+    if transport.host_key:
+        by = f"{_user()}@{socket.gethostname()}"
+        forgotten = store.update_board(name, transport=dataclasses.replace(transport, host_key=""), by=by) or forgotten
+    output.stdout.print(f"{name}: {'its key is no longer trusted' if forgotten else 'no key was pinned'}")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # no such user in this container
+        return "unknown"
+
+
+def _reconnect(settings: Settings, names: list[str]) -> None:
+    """Tell running services that a key was confirmed, so that they need not find out."""
+    from farm.services.client import find_services
+
+    with contextlib.suppress(UnavailableError):
+        if names and (services := find_services(settings)):
+            services.retry(names)
