@@ -1,0 +1,134 @@
+"""The residual of a parametric fit as a Gaussian process, so that a prediction's interval covers what the fit lacks.
+
+Universal kriging: log y = log fit(x) + B(x) d + g(x) + noise, where B are the fit's own terms as shares, d their
+corrections with a wide prior, and g a smooth function (Rasmussen & Williams 2006, Gaussian Processes for Machine
+Learning, sec. 2.7). How rough and how large g is nobody knows: all of a small grid of answers are kept and weighed by
+their likelihood.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from farm.sweep.terms import Floats
+
+# Prior of a term's correction: at the point where it matters most, a term may be wrong by this share of the whole.
+TERM_SD = 0.4
+# Amplitudes of g, relative, and how far apart points are before they tell nothing of each other (a whole axis is 1).
+_AMPLITUDES = (0.002, 0.006, 0.02, 0.06)
+_LENGTHS = (0.5, 1.2)
+# Larger residuals are possible, not likely: what the terms say is physics.
+_AMPLITUDE_PRIOR = (0.3, 0.3, 0.25, 0.15)
+# Answers with less weight than this change nothing that is shown.
+_LEAST_WEIGHT = 0.03
+# How much the fit's own misses (leave one out) may correct its intervals: as if so many more points fitted perfectly.
+_TRUST = 12.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """A parametric fit: its logarithm over the grid, its terms as shares there, a weight that its evidence gets."""
+
+    log_mean: Floats
+    shares: Floats
+    penalty: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Answer:
+    """One choice of fit, amplitude and length, solved."""
+
+    fit: Fit
+    amplitude: float
+    length: float
+    factor: Floats  # Cholesky factor of the covariance of what was measured
+    solved: Floats  # covariance^-1 residual
+    inflation: float
+
+
+class Posterior:
+    """What is known of one quantity's logarithm over the grid. Mixes all answers that the measurements allow."""
+
+    def __init__(self, answers: Sequence[_Answer], weights: Floats, place: Floats, rows: Floats) -> None:
+        self._answers = answers
+        self._weights = weights
+        self._place = place
+        self._rows = rows.astype(np.int64)
+        self.mean, self.sd = self._mix()
+
+    def _mix(self) -> tuple[Floats, Floats]:
+        parts = [self._predict(answer, np.arange(self._place.shape[0])) for answer in self._answers]
+        means = np.stack([mean for mean, _ in parts])
+        variances = np.stack([variance for _, variance in parts])
+        weights = self._weights[:, None]
+        mean = (weights * means).sum(axis=0)
+        variance = (weights * (variances + (means - mean) ** 2)).sum(axis=0)
+        return mean, np.sqrt(variance)
+
+    def _predict(self, answer: _Answer, at: Floats) -> tuple[Floats, Floats]:
+        cross = _covariance(answer, self._place, self._rows, at)
+        mean = answer.fit.log_mean[at] + cross.T @ answer.solved
+        half = np.linalg.solve(answer.factor, cross)
+        prior = answer.amplitude**2 + TERM_SD**2 * (answer.fit.shares[at] ** 2).sum(axis=1)
+        return mean, answer.inflation * np.maximum(prior - (half**2).sum(axis=0), 1e-12)
+
+    def draw(self, at: Floats, count: int, rng: np.random.Generator) -> Floats:
+        """`count` joint draws of the logarithm at the points `at`; shape (count, points)."""
+        shares = np.floor(self._weights * count).astype(int)
+        shares[0] += count - shares.sum()
+        draws = []
+        for answer, number in zip(self._answers, shares, strict=True):
+            if not number:
+                continue
+            mean, _ = self._predict(answer, at)
+            cross = _covariance(answer, self._place, self._rows, at)
+            half = np.linalg.solve(answer.factor, cross)
+            own = _covariance(answer, self._place, at, at) - half.T @ half
+            # Eigenvalues of what is left may be negative by rounding.
+            values, vectors = np.linalg.eigh(answer.inflation * own)
+            root = vectors * np.sqrt(np.maximum(values, 0.0))
+            draws.append(mean + rng.standard_normal((number, at.size)) @ root.T)
+        return np.concatenate(draws)
+
+
+def condition(fits: Sequence[Fit], place: Floats, rows: Sequence[int], logs: Floats, sds: Floats) -> Posterior:
+    """What measurements `logs` with standard deviations `sds` at the grid's `rows` tell of the whole grid."""
+    index = np.asarray(rows, dtype=np.int64)
+    answers, scores = [], []
+    for fit in fits:
+        residual = logs - fit.log_mean[index]
+        basis = TERM_SD**2 * fit.shares[index] @ fit.shares[index].T
+        for length in _LENGTHS:
+            shape = _shape(place[index], place[index], length)
+            for amplitude, prior in zip(_AMPLITUDES, _AMPLITUDE_PRIOR, strict=True):
+                covariance = basis + amplitude**2 * shape + np.diag(sds**2 + 1e-12)
+                factor = np.linalg.cholesky(covariance)
+                half = np.linalg.solve(factor, residual)
+                score = -0.5 * float(half @ half) - float(np.log(np.diag(factor)).sum()) - fit.penalty + np.log(prior)
+                inverse = np.linalg.inv(covariance)
+                solved = inverse @ residual
+                # Misses of each point when it is left out (Rasmussen & Williams, sec. 5.4.2).
+                misses = solved**2 / np.diag(inverse)
+                inflation = (_TRUST + float(misses.sum())) / (_TRUST + logs.size)
+                answers.append(_Answer(fit, amplitude, length, factor, solved, max(inflation, 0.7)))
+                scores.append(score)
+    weights = np.exp(np.array(scores) - max(scores))
+    weights /= weights.sum()
+    order = [int(i) for i in np.argsort(-weights) if weights[i] >= _LEAST_WEIGHT] or [int(np.argmax(weights))]
+    kept = weights[order] / weights[order].sum()
+    return Posterior([answers[i] for i in order], kept, place, index.astype(np.float64))
+
+
+def _covariance(answer: _Answer, place: Floats, left: Floats, right: Floats) -> Floats:
+    basis = TERM_SD**2 * answer.fit.shares[left] @ answer.fit.shares[right].T
+    return np.asarray(basis + answer.amplitude**2 * _shape(place[left], place[right], answer.length))
+
+
+def _shape(left: Floats, right: Floats, length: float) -> Floats:
+    """Matern 5/2: twice differentiable, as far as memory floors and rounding leave anything smooth."""
+    squares = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None] - 2 * left @ right.T
+    distance = np.sqrt(5 * np.maximum(squares, 0.0)) / length
+    return np.asarray((1 + distance + distance**2 / 3) * np.exp(-distance))

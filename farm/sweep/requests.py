@@ -1,0 +1,61 @@
+"""Reading what users type for a sweep: frequencies, cores, deadlines. What a board has is `grid`'s business."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from farm.errors import UsageError
+
+ALL = "all"
+_UNITS = {"hz": 1, "khz": 10**3, "mhz": 10**6, "ghz": 10**9}
+_FREQ = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmg]?hz)?\Z", re.IGNORECASE | re.ASCII)
+# A frequency without a unit is in MHz, as people write them.
+_DEFAULT_UNIT = "mhz"
+
+
+def parse_freqs(text: str, available_hz: Sequence[int]) -> tuple[int, ...]:
+    """`all`, or a list of frequencies and ranges: `600,921.6MHz,1.2GHz..1.5GHz`. A range takes what the board has in it.
+
+    Raises UsageError for what is no frequency and for a range that the board has nothing in; that a single frequency
+    exists is checked with the grid.
+    """
+    if text.strip().lower() == ALL:
+        return tuple(sorted(available_hz))
+    found: set[int] = set()
+    for word in text.split(","):
+        low, dots, high = word.partition("..")
+        if not dots:
+            found.add(parse_freq(word))
+            continue
+        low_hz, high_hz = parse_freq(low), parse_freq(high)
+        inside = {hz for hz in available_hz if low_hz <= hz <= high_hz}
+        if not inside:
+            table = ", ".join(f"{hz / 1e6:.9g}" for hz in sorted(available_hz))
+            raise UsageError(f"the board has no frequency in {word.strip()}", hint=f"it has {table or 'none'} MHz")
+        found |= inside
+    return tuple(sorted(found))
+
+
+def parse_freq(text: str) -> int:
+    """One frequency in Hz; without a unit it is in MHz. Raises UsageError."""
+    match = _FREQ.match(text.strip())
+    if not match or not float(match[1]):
+        raise UsageError(f"{text.strip()!r} is no frequency", hint="write 921.6MHz, 1.2GHz, or 600 for 600 MHz")
+    return round(float(match[1]) * _UNITS[(match[2] or _DEFAULT_UNIT).lower()])
+
+
+def parse_core_sets(text: str) -> tuple[tuple[int, ...], ...]:
+    """Sets of CPUs, divided by `/`: `0-3/0,3-5` is two sets. Raises UsageError."""
+    return tuple(parse_cores(part) for part in text.split("/"))
+
+
+def parse_cores(text: str) -> tuple[int, ...]:
+    """One set of CPUs as the kernel writes it: `0,3-5`. Raises UsageError."""
+    cores: set[int] = set()
+    for word in text.split(","):
+        match = re.match(r"([0-9]{1,4})(?:-([0-9]{1,4}))?\Z", word.strip(), re.ASCII)
+        if not match or int(match[2] or match[1]) < int(match[1]):
+            raise UsageError(f"{text.strip()!r} names no CPUs", hint="write 0-3 or 0,3-5; divide sets by /")
+        cores |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return tuple(sorted(cores))

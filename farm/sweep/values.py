@@ -1,0 +1,179 @@
+"""Frozen facts of a sweep: a point of the grid, a measurement of it, a prediction of it, what the user wants.
+
+A measurement and a prediction are different types on purpose: neither can be taken for the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from device_agent.protocol import OperatingPoint, StrEnum
+
+# Half the width of a 95 % interval of a normal distribution, in standard deviations.
+Z95 = 1.959964
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A positive quantity with its 95 % interval, in SI units. Raises ValueError unless 0 <= low <= value <= high."""
+
+    value: float
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.low <= self.value <= self.high < math.inf and self.value > 0):
+            raise ValueError(f"not an estimate of a positive quantity: {self.value} in [{self.low}, {self.high}]")
+
+    @classmethod
+    def of_log(cls, mean: float, sd: float) -> Estimate:
+        """From the mean and the standard deviation of the logarithm."""
+        return cls(math.exp(mean), math.exp(mean - Z95 * sd), math.exp(mean + Z95 * sd))
+
+    @property
+    def log(self) -> float:
+        return math.log(self.value)
+
+    @property
+    def log_sd(self) -> float:
+        """Standard deviation of the logarithm: half of the interval, relative to the value, over 1.96."""
+        return (self.high - self.low) / (2 * Z95 * self.value)
+
+    def contains(self, value: float) -> bool:
+        """Whether `value` lies in the interval."""
+        return self.low <= value <= self.high
+
+
+@dataclasses.dataclass(frozen=True)
+class DomainSetting:
+    """One clock of the board at a grid point. `units` counts what runs at it: cores online, 1 for GPU and memory.
+
+    `freq_hz` is the clock held; with `held` false, where the board goes by itself under load as far as is known (a power
+    mode's cap, the memory's floor). None where nothing is known.
+    """
+
+    name: str
+    freq_hz: int | None
+    units: int = 1
+    held: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class GridPoint:
+    """One operating point of a grid. `point` is what to ask of the board, `key` its text, unique within the grid.
+
+    `domains` are what it comes to, one entry per clock of the board, in the same order at every point. `variant` names
+    what clocks do not say (a power mode that gates parts of the GPU); "" where clocks say all.
+    """
+
+    key: str
+    point: OperatingPoint
+    domains: tuple[DomainSetting, ...]
+    variant: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Merge:
+    """Operating points that were not taken into the grid, because the board makes `kept` of them."""
+
+    kept: str
+    dropped: tuple[str, ...]
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """All points of a sweep in a fixed order, and what was merged on the way."""
+
+    points: tuple[GridPoint, ...]
+    merged: tuple[Merge, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def find(self, key: str) -> GridPoint | None:
+        return next((point for point in self.points if point.key == key), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class PointMeasurement:
+    """One visit to a grid point. `at_s` is seconds since the sweep began, on one clock for all visits.
+
+    Power and energy are null without a sensor: `power` the total in W, `energy` J per inference, `energy_above_idle`
+    the same without the idle power at these clocks, `rail_power_w` W by rail. `invalid` says why the visit counts for
+    nothing (throttled, clocks moved by somebody else), "" where it counts; `retry` whether another visit may help.
+    Repeated visits of one point are entries of their own.
+    """
+
+    key: str
+    latency: Estimate
+    at_s: float
+    latency_p95_s: float | None = None
+    power: Estimate | None = None
+    energy: Estimate | None = None
+    energy_above_idle: Estimate | None = None
+    rail_power_w: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    temperature_c: float | None = None
+    throttled: bool = False
+    invalid: str = ""
+    retry: bool = False
+    board: str = ""
+    simulated: bool = False
+    predicted: ClassVar[bool] = False
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether it says something about its point. A throttled visit never does."""
+        return not self.invalid and not self.throttled
+
+
+@dataclasses.dataclass(frozen=True)
+class PointPrediction:
+    """What the fit expects of a point that nobody measured. Never to be shown without saying so."""
+
+    key: str
+    latency: Estimate
+    power: Estimate | None = None
+    energy: Estimate | None = None
+    predicted: ClassVar[bool] = True
+
+
+class Objective(StrEnum):
+    """What the pick is to have least of."""
+
+    ENERGY = "energy"  # J per inference
+    LATENCY = "latency"  # s per inference
+    POWER = "power"  # W while it runs
+    EDP = "edp"  # energy times latency, J s
+
+    def of(self, latency_s: Any, power_w: Any, energy_j: Any) -> Any:
+        """The objective's value; numbers, or arrays of them. Power and energy are looked at only where it needs them."""
+        match self:
+            case Objective.ENERGY:
+                return energy_j
+            case Objective.POWER:
+                return power_w
+            case Objective.EDP:
+                return energy_j * latency_s
+        return latency_s
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """What the user asks of the pick: least `objective` with a latency of at most `deadline_s` and power of `max_power_w`.
+
+    The deadline is for the median latency, or with `deadline_on_p95` for the 95th percentile.
+    """
+
+    objective: Objective = Objective.ENERGY
+    deadline_s: float | None = None
+    max_power_w: float | None = None
+    deadline_on_p95: bool = False
+
+    @property
+    def needs_power(self) -> bool:
+        """Whether it means nothing on a board without a power sensor."""
+        return self.objective is not Objective.LATENCY or self.max_power_w is not None
