@@ -9,21 +9,25 @@ from __future__ import annotations
 import dataclasses
 import getpass
 import socket
-import time
 from typing import Annotated, Any
 
 import typer
 
-from farm.cli import board_types, options, output
+from farm import settings
+from farm.cli import board_show, board_types, options, output
+from farm.cli.board_show import holder, moment
 from farm.errors import UsageError
 from farm.fleet.health import Kind, Limits, Observation, decide_by
 from farm.inventory import fleet_addresses, fleet_ranges
 from farm.inventory.board_types import load_board_types, require_board_type
-from farm.values import Health, Ssh, Transport, Virtual
+from farm.services.state import is_held
+from farm.values import Direct, Ssh, State, Transport, Virtual
 
 app = typer.Typer(
     help="Boards: who they are, what state they are in, who holds them; and what types there are.", no_args_is_help=True
 )
+
+app.command("show")(board_show.show)
 
 Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them.")]
 Reason = Annotated[str, typer.Option("--reason", help="Why; kept with the board's events.")]
@@ -36,6 +40,7 @@ def list_boards(json: options.Json = False, debug: options.Debug = False) -> Non
     def work() -> None:
         with options.open_store() as store:
             boards = store.fetch_boards()
+        _note_age(boards)
         if json:
             output.print_json(boards)
             return
@@ -48,9 +53,9 @@ def list_boards(json: options.Json = False, debug: options.Debug = False) -> Non
                     "yes" if board["simulated"] else "no",
                     board["state"],
                     board["health"],
-                    _holder(board["lease"]),
+                    holder(board["lease"]),
                     ", ".join(f"{key}={value}" for key, value in board["labels"].items()) or "–",
-                    _moment(board["seen_at"]),
+                    moment(board["seen_at"]),
                 )
                 for board in boards
             ],
@@ -71,53 +76,6 @@ def list_types(json: options.Json = False, debug: options.Debug = False) -> None
             output.print_json([board_type.model_dump(mode="json", by_alias=True) for board_type in types.values()])
             return
         board_types.print_types(types.values())
-
-    output.run(work, debug)
-
-
-@app.command("show")
-def show(
-    name: Annotated[str, typer.Argument(metavar="NAME|TYPE", help="A board, or a board type.")],
-    json: options.Json = False,
-    debug: options.Debug = False,
-) -> None:
-    """Show a board and what happened to it; or a board type with its clocks, sensors and power modes."""
-
-    def work() -> None:
-        with options.open_store() as store:
-            board = next((board for board in store.fetch_boards() if board["name"] == name), None)
-            events = store.fetch_board_events(name) if board else []
-        if board is None:
-            try:
-                board_type = require_board_type(name)
-            except UsageError as error:
-                raise UsageError(f"there is neither a board nor a board type {name!r}", error.hint) from error
-            if json:
-                output.print_json(board_type.model_dump(mode="json", by_alias=True))
-            else:
-                board_types.print_type(board_type)
-            return
-        if json:
-            output.print_json(board | {"events": events})
-            return
-        _print_board(board)
-        output.stdout.print()
-        output.print_table(
-            ("When", "What", "From", "To", "Why", "By"),
-            [
-                (
-                    _moment(event["at"]),
-                    event["kind"],
-                    event["before"] or "–",
-                    event["after"] or "–",
-                    event["reason"],
-                    event["by"],
-                )
-                for event in events
-            ],
-            left=(0, 1, 2, 3, 4, 5),
-            empty="nothing has happened to it yet",
-        )
 
     output.run(work, debug)
 
@@ -237,13 +195,20 @@ def release(
             lease = store.require_board(name)["lease"]
             if lease is not None and not force:
                 raise UsageError(
-                    f"{name} is held by {_holder(lease)}",
+                    f"{name} is held by {holder(lease)}",
                     "It is given back by its holder, or taken with --force --reason TEXT.",
                 )
             ended = lease is not None and store.force_release(name, _who(), reason)
         output.stdout.print(f"released {name}" if ended else f"nobody holds {name}")
 
     output.run(work, debug)
+
+
+def _note_age(boards: list[dict[str, Any]]) -> None:
+    """Say where states are old: those that services left behind that were killed."""
+    known = [board for board in boards if board["state"] != State.OFFLINE and board["transport"]["kind"] != Direct.kind]
+    if known and not is_held(settings.load().home_path):
+        output.stderr.print("the farm's services are not running, so states are those of the last time; see `farm up`")
 
 
 def _order(kind: Kind, names: list[str], reason: str, debug: bool) -> None:
@@ -298,30 +263,3 @@ def _read_ssh(text: str, key_file: str, host_key: str) -> Ssh:
         )
     except ValueError as error:
         raise UsageError(f"--ssh: {error}", "It is USER@HOST or USER@HOST:PORT.") from error
-
-
-def _holder(lease: dict[str, Any] | None) -> str:
-    return f"{lease['owner']} ({lease['purpose']}) since {_moment(lease['acquired_at'])}" if lease else "–"
-
-
-def _moment(seconds: float | None) -> str:
-    return "–" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-
-
-def _print_board(board: dict[str, Any]) -> None:
-    description = board["description"]
-    facts = {
-        "Board": f"{board['board_type']}/{board['name']}{' (simulated)' if board['simulated'] else ''}",
-        "Reached": ", ".join(f"{key} {value}" for key, value in board["transport"].items() if value not in (None, "")),
-        "State": f"{board['state']} since {_moment(board['state_since'])}: {board['state_reason']}",
-        "Health": f"{board['health']} since {_moment(board['health_since'])}: {board['health_reason']}",
-        "Held by": _holder(board["lease"]),
-        "Labels": ", ".join(f"{key}={value}" for key, value in board["labels"].items()) or "–",
-        "CPU": description.get("cpu_model", "–"),
-        "Agent": description.get("agent_version", "–"),
-        "Last seen": _moment(board["seen_at"]),
-    }
-    if board["health"] == Health.UNSAFE:
-        facts["Do"] = "look at it; on the board: device-agent clocks restore; then: farm board clear"
-    for fact, value in facts.items():
-        output.stdout.print(f"{fact:10} {value}", markup=False)

@@ -73,6 +73,15 @@ class GoldenQueries(BoardQueries):
             result.setdefault(sample.board, []).append(sample)
         return result
 
+    def find_golden_sample(self, board: str) -> GoldenSample | None:
+        """The latest run of whichever golden kernel on a board; None where there was none."""
+        table = schema.golden_samples
+        columns = [table.c[field.name] for field in dataclasses.fields(GoldenSample)]
+        query = sa.select(*columns).where(table.c.board == board).order_by(table.c.id.desc()).limit(1)
+        for row in self._rows(query):
+            return GoldenSample(**row | {"samples_s": tuple(row["samples_s"])})
+        return None
+
     def forget_golden_samples(self, board: str, reason: str, by: str = "operator") -> int:
         """Let a board's history begin anew, as after a new fan: what it was no longer says what it should be.
 

@@ -135,6 +135,41 @@ def test_services_in_use_are_not_ended_by_accident(rack: Home) -> None:
     assert not rack.processes()
 
 
+def test_a_command_starts_services_for_itself_and_ends_them(rack: Home) -> None:
+    """A probe without `farm up` works, leaves no process, file or lease, and its time is in the board's history."""
+    done = rack.run("board", "probe", "--json")
+    assert done.code == 0, done.err
+    assert [report["board"] for report in done.json() if report["passed"]] == list(BOARDS)
+    assert not rack.processes()
+    assert not list(rack.temporary.iterdir())
+    assert not rack.rows("SELECT board FROM leases")
+    shown = rack.run("board", "show", "sim-1", "--json").json()
+    assert shown["calibration"]["simulated"]
+    assert all(run["median_s"] > 0 for run in shown["calibration"]["runs"])
+    assert "golden-" in rack.run("board", "show", "sim-1").out
+
+
+def test_two_commands_share_the_services_that_one_of_them_started(rack: Home) -> None:
+    """Whoever comes second uses them, and they end after whoever leaves last."""
+    running = [rack.start("board", "probe", name, "--json") for name in BOARDS]
+    for done in [each.wait() for each in running]:
+        assert done.code == 0, done.err
+    assert sum("starting the farm's services" in each.err for each in running) >= 1
+    wait_until(lambda: not rack.processes(), "everything to be gone", ORPHAN_TIMEOUT_S)
+
+
+def test_an_interrupted_command_takes_its_services_along(rack: Home) -> None:
+    """Ctrl-C while boards start up: the prompt is back within seconds and nothing is left."""
+    running = rack.start("board", "probe")
+    running.wait_for("starting the farm's services")
+    wait_until(lambda: any("device_agent" in " ".join(p.cmdline()) for p in rack.processes()), "a board to start")
+    running.send(signal.SIGINT, group=True)
+    done = running.wait(15)
+    assert done.code == 130, done.err
+    wait_until(lambda: not rack.processes(), "everything to be gone", ORPHAN_TIMEOUT_S)
+    assert not list(rack.temporary.iterdir())
+
+
 def test_two_at_once_start_one(rack: Home) -> None:
     """Two `farm up` at the same moment end with the same services."""
     running = [rack.start("up", "--json") for _ in range(3)]

@@ -182,6 +182,18 @@ def test_golden_times_are_kept_apart(store: Store) -> None:
     assert set(store.fetch_golden_samples("jetson-nano", "golden/1", "default", simulated=False, board="b")) == {"b"}
 
 
+def test_the_latest_golden_run_is_found(store: Store) -> None:
+    """Of whichever kernel it is, the newest run of the board itself; None where there was none."""
+    store.save_board(Board("b", "jetson-nano", simulated=False))
+    assert store.find_golden_sample("nano-01") is None
+    for kernel, median_s in (("a/1", 1.0), ("b/1", 2.0)):
+        store.add_golden_sample(sample(median_s, kernel=kernel))
+    found = store.find_golden_sample("nano-01")
+    assert found is not None
+    assert (found.kernel, found.median_s) == ("b/1", 2.0)
+    assert store.find_golden_sample("b") is None
+
+
 def test_golden_history_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A board that is probed for years keeps the last runs only, per kernel and point."""
     monkeypatch.setattr(golden, "GOLDEN_KEPT", 3)

@@ -1,0 +1,99 @@
+"""`farm board show`: everything the farm knows of one board, or of a board type."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from farm.cli import board_types, options, output
+from farm.errors import UsageError
+from farm.fleet.board_calibration import Calibration, fetch_calibration
+from farm.inventory.board_types import require_board_type
+from farm.values import Health
+
+# Probes alone leave some hundred a day.
+_EVENTS = 30
+
+
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME|TYPE", help="A board, or a board type.")],
+    events: Annotated[int, typer.Option("--events", metavar="N", min=0, help="So many of the newest.")] = _EVENTS,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Show a board and what happened to it; or a board type with its clocks, sensors and power modes."""
+
+    def work() -> None:
+        with options.open_store() as store:
+            board = next((board for board in store.fetch_boards() if board["name"] == name), None)
+            happened = store.fetch_board_events(name) if board else []
+            calibration = fetch_calibration(store, board) if board else None
+        if board is None:
+            _show_type(name, json)
+        elif json:
+            known = None if calibration is None else calibration.to_dict()
+            output.print_json(board | {"calibration": known, "events": happened})
+        else:
+            _print_board(board, calibration)
+            output.stdout.print()
+            _print_events(happened, events)
+
+    output.run(work, debug)
+
+
+def holder(lease: dict[str, Any] | None) -> str:
+    """Who holds a board, why and since when."""
+    return f"{lease['owner']} ({lease['purpose']}) since {moment(lease['acquired_at'])}" if lease else "–"
+
+
+def moment(seconds: float | None) -> str:
+    """A time of day for people."""
+    return "–" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _show_type(name: str, json: bool) -> None:
+    try:
+        board_type = require_board_type(name)
+    except UsageError as error:
+        raise UsageError(f"there is neither a board nor a board type {name!r}", error.hint) from error
+    if json:
+        output.print_json(board_type.model_dump(mode="json", by_alias=True))
+    else:
+        board_types.print_type(board_type)
+
+
+def _print_events(events: list[dict[str, Any]], newest: int) -> None:
+    columns = ("kind", "before", "after", "reason", "by")
+    output.print_table(
+        ("When", "What", "From", "To", "Why", "By"),
+        [
+            (moment(event["at"]), *(event[column] or "–" for column in columns))
+            for event in events[max(0, len(events) - newest) :]
+        ],
+        left=(0, 1, 2, 3, 4, 5),
+        empty="nothing has happened to it yet",
+    )
+    if len(events) > newest:
+        output.stderr.print(f"the newest {newest} of {len(events)} events; --events N shows more")
+
+
+def _print_board(board: dict[str, Any], calibration: Calibration | None) -> None:
+    description = board["description"]
+    facts = {
+        "Board": f"{board['board_type']}/{board['name']}{' (simulated)' if board['simulated'] else ''}",
+        "Reached": ", ".join(f"{key} {value}" for key, value in board["transport"].items() if value not in (None, "")),
+        "State": f"{board['state']} since {moment(board['state_since'])}: {board['state_reason']}",
+        "Health": f"{board['health']} since {moment(board['health_since'])}: {board['health_reason']}",
+        "Held by": holder(board["lease"]),
+        "Labels": ", ".join(f"{key}={value}" for key, value in board["labels"].items()) or "–",
+        "CPU": description.get("cpu_model", "–"),
+        "Agent": description.get("agent_version", "–"),
+        "Last seen": moment(board["seen_at"]),
+        "Golden": "–" if calibration is None else calibration.text,
+    }
+    if board["health"] == Health.UNSAFE:
+        facts["Do"] = "look at it; on the board: device-agent clocks restore; then: farm board clear"
+    for fact, value in facts.items():
+        output.stdout.print(f"{fact:10} {value}", markup=False)
