@@ -154,6 +154,10 @@ class BoardSession:
         """Look at the board's power for `spec.seconds`. Raises what `measure` raises."""
         return self._ask(protocol.POWER, spec.seconds + _CALL_GRACE_S, PowerTrace, spec.to_json())
 
+    def cut(self) -> None:
+        """End whatever call is under way, and the session with it. From any thread; `close` is still the owner's."""
+        self._relay.cut()
+
     def close(self) -> None:
         """Give the board back. Never blocks; safe to call twice."""
         # Dropping TVM's session first would send a farewell that nobody may read; the cut ends both sides at once.
