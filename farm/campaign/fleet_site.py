@@ -26,6 +26,7 @@ from farm.values import Health, Lease
 
 # How often the store is looked at: for a free board, and for whether ours is still fit.
 _LOOK_S = 0.5
+_TRACKER_TIMEOUT_S = 2.0
 
 
 class Reach(Protocol):
@@ -125,7 +126,10 @@ class FleetSite:
             self._leave(error.message)
             return False
         except TransientError:  # the store is busy; the keeper will know
-            return True
+            pass
+        if trouble := self._find_trouble():
+            self._leave(trouble)
+            return False
         return True
 
     def observe(self, kind: Kind, detail: str) -> None:
@@ -160,8 +164,18 @@ class FleetSite:
         self._look_at = 0.0
 
     def _find_unfit(self) -> str:
-        rows = {row["name"]: row for row in self._store.fetch_boards()}
-        return find_unfit(rows.get(self._name))
+        row = next((row for row in self._store.fetch_boards() if row["name"] == self._name), None)
+        if row is not None and (self.lease is None or (row["lease"] or {}).get("token") != self.lease.token):
+            return "our lease was ended"  # by an operator, say; the keeper would only know at its next renewal
+        return find_unfit(row)
+
+    def _find_trouble(self) -> str:
+        """Why no board at all can be reached; "" where the tracker answers. No board is to blame for that."""
+        try:
+            self._services.tracker.fetch_summary(_TRACKER_TIMEOUT_S)
+        except (TransientError, UnavailableError) as error:
+            return f"the farm's services do not answer ({error.message})"
+        return ""
 
     def _look_for_board(self) -> None:
         """Take a board if one is free. Raises UnavailableError once that was in vain for `wait_s`."""
@@ -173,6 +187,8 @@ class FleetSite:
                 "`farm board undrain` or `farm board clear` puts one back in service.",
             )
         choice = plan_choice(rows, self._pool)
+        if choice.free and (trouble := self._find_trouble()):
+            choice = Choice((), {**choice.reasons, **dict.fromkeys(choice.free, trouble)})
         for name in choice.free:
             try:
                 lease = self._store.acquire_lease(name, _owner(), self._purpose, ttl_s=self._ttl_s)

@@ -102,6 +102,10 @@ class Tuning(abc.ABC):
     def board(self) -> Board:
         """The board, as it describes itself now."""
 
+    def _wait_until_quiet(self) -> None:
+        """Wait for what was started and would be measured along; nothing where the host is not the board."""
+        return
+
     def _start_parts(
         self,
         site: Site,
@@ -109,12 +113,10 @@ class Tuning(abc.ABC):
         host_cores: int,
         board_timeout_s: float = BOARD_TIMEOUT_S,
     ) -> None:
-        """Ray, the parts and the linker's warm-up, from the thread that lives as long as they do."""
+        """Ray and the parts, from the thread that lives as long as they do."""
         settings = self._settings
         close_abandoned_campaigns(self._store)
-        cache = settings.home_path / "cache" / "zig"
-        os.environ.setdefault("FARM_ZIG_CACHE", str(cache))
-        logs = settings.home_path / "logs"
+        os.environ.setdefault("FARM_ZIG_CACHE", str(settings.home_path / "cache" / "zig"))
         self._stack.enter_context(ray_running(host_cores))
         self.parts = self._stack.enter_context(
             Parts(
@@ -127,11 +129,6 @@ class Tuning(abc.ABC):
                 board_timeout_s,
             )
         )
-        folder = cache.with_name("warm")
-        folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-c", _WARM_LINKER, str(folder), self._board_type.link_triple or ""]
-        self._warming = processes.start(command, logs / "linker.log", os.environ)
-        self._stack.callback(processes.stop, self._warming)
 
     def load(self, source: ModelSource, inputs: Sequence[InputSpec], ops: Sequence[str]) -> list[Any]:
         """Import the model; returns the workloads that `ops` (operator kinds; empty: all) choose. Raises UsageError."""
@@ -164,9 +161,7 @@ class Tuning(abc.ABC):
         wall = time.time() - (began - since)
         try:
             self._store.save_workloads(campaign, [_row(workload) for workload in workloads])
-            # The warm-up of the linker keeps a core busy for some seconds, which would be measured along.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._warming.wait(_WARM_TIMEOUT_S)
+            self._wait_until_quiet()
             engine = Engine(self.parts, self._store, campaign, workloads, known)
             engine.tune(trials, self._listener.progress)
             seconds = time.monotonic() - began
@@ -238,6 +233,16 @@ class LocalTuning(Tuning):
             self._listener.note(f"port {settings.tracker_port} is in use; the tracker took {self.farm.tracker.port}")
         cores = len(self.board_cores)
         self._start_parts(self.farm, lambda about: plan_target(self._board_type, about, cores), len(self.host_cores))
+        folder = settings.home_path / "cache" / "warm"
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-c", _WARM_LINKER, str(folder), self._board_type.link_triple or ""]
+        self._warming = processes.start(command, settings.home_path / "logs" / "linker.log", os.environ)
+        self._stack.callback(processes.stop, self._warming)
+
+    def _wait_until_quiet(self) -> None:
+        """Wait for the warm-up of the linker, which keeps a core busy for some seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._warming.wait(_WARM_TIMEOUT_S)
 
 
 def _row(workload: Any) -> Mapping[str, Any]:

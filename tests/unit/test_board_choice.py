@@ -1,0 +1,86 @@
+"""Which boards a run may use, why not, and what its code is compiled for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from farm.campaign.board_choice import find_hopeless, plan_choice, plan_pool, plan_target
+from farm.errors import UnavailableError, UsageError
+from farm.inventory.board_types import require_board_type
+
+
+def row(name: str, board_type: str = "jetson-nano", **fields: Any) -> dict[str, Any]:
+    """A board as the store shows it: real, idle and good."""
+    standard = {"simulated": False, "state": "idle", "state_reason": "", "health": "good", "health_reason": ""}
+    return {"name": name, "board_type": board_type, **standard, **fields}
+
+
+def test_boards_of_the_type_are_taken_by_name() -> None:
+    """The pool has every board of the type, and no other, in the order of their names."""
+    rows = [row("n2"), row("x1", "jetson-tx2"), row("n1", state="offline")]
+    assert plan_pool(rows, "jetson-nano", None) == ("n1", "n2")
+
+
+def test_simulated_boards_stand_in_only_where_there_are_no_others() -> None:
+    """Figures of both kinds never mix in a run; a simulated board beside real ones is had by its name."""
+    rows = [row("real"), row("model", simulated=True)]
+    assert plan_pool(rows, "jetson-nano", None) == ("real",)
+    assert plan_pool(rows[1:], "jetson-nano", None) == ("model",)
+    assert plan_pool(rows, "jetson-nano", "model") == ("model",)
+
+
+def test_a_type_without_boards_names_what_there_is() -> None:
+    """Asking for what nobody registered is wrong usage, with the registered types and the command to add one."""
+    with pytest.raises(UsageError, match="no board of type 'jetson-tx2'") as caught:
+        plan_pool([row("n1")], "jetson-tx2", None)
+    assert "jetson-nano" in caught.value.hint
+    assert "farm board add" in caught.value.hint
+
+
+def test_a_board_of_another_type_is_wrong_usage() -> None:
+    """A name that is of another type, or of no board, is refused at once."""
+    with pytest.raises(UsageError, match="is a jetson-nano, not a jetson-tx2"):
+        plan_pool([row("n1")], "jetson-tx2", "n1")
+    with pytest.raises(UsageError, match="no board 'n2'"):
+        plan_pool([row("n1")], "jetson-nano", "n2")
+
+
+def test_each_board_that_cannot_be_had_has_its_reason() -> None:
+    """Leased, offline, doubted, removed: the reason is the store's own."""
+    rows = [
+        row("a", state="leased", state_reason="leased by ann: tuning"),
+        row("b", state="offline", state_reason="no route"),
+        row("c", health="suspect", health_reason="a fault"),
+        row("d"),
+    ]
+    choice = plan_choice(rows, ("a", "b", "c", "d", "e"))
+    assert choice.free == ("d",)
+    assert choice.text == "a: leased by ann: tuning; b: offline: no route; c: suspect: a fault; e: it was removed"
+
+
+def test_waiting_is_in_vain_only_where_an_operator_must_act() -> None:
+    """Maintenance, unsafe and retired do not end by themselves; one board that may mend is worth waiting for."""
+    held = [row("a", health="maintenance", health_reason="drained"), row("b", health="unsafe", health_reason="stuck")]
+    assert find_hopeless(held, ("a", "b")) == "a: maintenance: drained; b: unsafe: stuck"
+    assert find_hopeless([*held, row("c", health="quarantined")], ("a", "b", "c")) == ""
+
+
+@pytest.mark.parametrize(
+    ("about", "config", "cores", "threads"),
+    [
+        ({"architecture": "aarch64", "simulated": False}, "cortex-a57", 4, 4),
+        ({"architecture": "x86_64", "simulated": True}, None, 4, 2),
+    ],
+)
+def test_code_is_made_for_what_runs_it(about: dict[str, Any], config: str | None, cores: int, threads: int) -> None:
+    """A real board gets its type's target, a simulated one the host's with the board's cores."""
+    plan = plan_target(require_board_type("jetson-nano"), {"name": "n1", **about}, 2)
+    assert (plan.config["mcpu"] if plan.config else None, plan.cores, plan.threads) == (config, cores, threads)
+
+
+def test_a_board_of_another_architecture_is_refused() -> None:
+    """A real board that is not what its type says would run nothing that is built for it."""
+    with pytest.raises(UnavailableError, match="'n1' is x86_64"):
+        plan_target(require_board_type("jetson-nano"), {"name": "n1", "architecture": "x86_64", "simulated": False}, 2)
