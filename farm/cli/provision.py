@@ -171,14 +171,18 @@ def _print(reports: list[BoardReport], notes: dict[str, str], json: bool) -> Non
         ]
         output.print_json({"boards": documents})
     else:
-        rows = [
-            (r.board, r.outcome, r.version, "; ".join(filter(None, (r.state, notes.get(r.board))))) for r in reports
-        ]
+        rows = [(r.board, r.outcome, r.version, _tell(r, notes.get(r.board, ""))) for r in reports]
         output.print_table(("Board", "Outcome", "Version", "State"), rows, left=(0, 1, 2, 3))
     if any(report.outcome is Outcome.INTERRUPTED for report in reports):
         raise SystemExit(output.INTERRUPTED)
     if any(report.outcome not in GOOD for report in reports):
         raise SystemExit(1)
+
+
+def _tell(report: BoardReport, note: str) -> str:
+    """How a board is left, and why."""
+    failed = next((step for step in report.steps if step.status is StepStatus.FAILED), None)
+    return "\n".join(filter(None, (f"{failed.name}: {failed.detail}" if failed else "", report.state, note)))
 
 
 def _user() -> str:

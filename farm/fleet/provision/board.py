@@ -135,7 +135,8 @@ class Provisioner:
                     self._note_step("hold", StepStatus.FAILED, str(error))
                     raise
                 busy = error.message
-            self._activate(shell, layout, plan, key, files)
+            if not self._activate(shell, layout, plan, key, files):
+                return Outcome.ROLLED_BACK
             return self._prove(shell, layout, plan, survey, key, busy)
 
     def _connect(self) -> tuple[BoardShell, Layout]:
@@ -204,8 +205,8 @@ class Provisioner:
         self._change(plan, "install", install)
         self._change(plan, "user", user)
 
-    def _activate(self, shell: BoardShell, layout: Layout, plan: Plan, key: str, files: tuple[BoardFile, ...]) -> None:
-        """Everything that the running agent does notice. Where it fails, what was there before is put back."""
+    def _activate(self, shell: BoardShell, layout: Layout, plan: Plan, key: str, files: tuple[BoardFile, ...]) -> bool:
+        """Everything that the running agent does notice. False where it failed and what was there before is back."""
         stamp = f"{key} {compute_digest(files)}"
 
         def services() -> str:
@@ -230,8 +231,10 @@ class Provisioner:
             self._change(plan, "switch", switch)
             self._change(plan, "start", start)
         except (FarmError, Interrupted) as error:
-            self._roll_back(layout, key, error)
+            if self._roll_back(layout, key, error):
+                return False
             raise
+        return True
 
     def _prove(self, shell: BoardShell, layout: Layout, plan: Plan, survey: Survey, key: str, busy: str) -> Outcome:
         """Run something on the board, then drop what it replaced. `busy` says who uses it, whom nothing may disturb."""
@@ -263,18 +266,21 @@ class Provisioner:
         if isinstance(error, Interrupted) or self._stop.is_set():
             return False
 
-        def work() -> str:
+        def work() -> tuple[StepStatus, str]:
             timeout_s = self._job.start_timeout_s
             script = scripts.roll_back(layout, key, self._port, timeout_s)
             said = self._reconnected().change(layout, script, timeout_s + QUICK_S, "putting back what was there before")
-            before = said.split()[-1] if said.split() else "none"
-            self._version = "" if before in ("none", "nothing") else before
+            before = said.split()[-1] if said.split() else "nothing"
+            if before == "nothing":  # it was not touched yet
+                self._state = f"as before: {self._version or 'no agent of ours'}"
+                return StepStatus.ALREADY, self._state
+            self._version = "" if before == "none" else before
             self._state = f"{before} runs again" if self._version else "no agent runs, as before"
-            return self._state
+            return StepStatus.DONE, self._state
 
         with contextlib.suppress(FarmError):
-            self._step("roll back", lambda: (None, StepStatus.DONE, work()))
-            return bool(self._version)
+            self._step("roll back", lambda: (None, *work()))
+            return bool(self._version) and self._steps[-1].status is StepStatus.DONE
         return False
 
     def _clean_up(self, layout: Layout, key: str) -> None:

@@ -133,7 +133,7 @@ def start(layout: Layout, stamp: str, agent_port: int, timeout_s: float) -> str:
     """Start the services anew with what is there now, and wait until the agent says that it is ready."""
     return join_lines(
         f"cd {shlex.quote(layout.prefix)}",
-        "rm -f started",
+        "if [ -f started ]; then mv -f started started.before; fi",
         _restart(layout, agent_port, timeout_s),
         f"printf %s {shlex.quote(stamp)} >started",
     )
@@ -165,7 +165,8 @@ def roll_back(layout: Layout, key: str, agent_port: int, timeout_s: float) -> st
         '  ln -sfn "versions/$before" current.part; mv -fT current.part current',
         f'  if [ -z "$running" ]; then\n{_restart(layout, agent_port, timeout_s)}  fi',
         "fi",
-        "rm -rf previous incoming pending",
+        'if [ "$before" != none ] && [ -z "$running" ] && [ -f started.before ]; then mv -f started.before started; fi',
+        "rm -rf previous incoming pending started.before",
         f'if [ "$before" != {shlex.quote(key)} ]; then rm -rf versions/{shlex.quote(key)}; fi',
         'echo "back $before"',
     )
@@ -176,7 +177,7 @@ def finish(layout: Layout, removals: Sequence[str]) -> str:
     folders = " ".join(shlex.quote(f"versions/{name}") for name in removals)
     return join_lines(
         f"cd {shlex.quote(layout.prefix)}",
-        "rm -f pending; rm -rf previous incoming",
+        "rm -f pending started.before; rm -rf previous incoming",
         f"rm -rf {folders}" if folders else ":",
         # An interpreter of ours that no version uses any more.
         "for python in python/cpython-*.*.*; do",

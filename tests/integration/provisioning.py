@@ -1,0 +1,122 @@
+"""What the tests of provisioning share: a folder that other users may enter, bundles of several versions, a listing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import pathlib
+import pwd
+import re
+import shutil
+import stat
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator
+
+from farm.fleet.provision.agent_wheel import find_agent_source, pack_agent
+from farm.fleet.provision.board import Job, Target
+from farm.fleet.provision.boards import provision_boards
+from farm.fleet.provision.bundle import Bundle, write_bundle
+from farm.fleet.provision.bundle_build import BundleCache, Recipe, build_bundle
+from farm.fleet.provision.reports import BoardReport, StepStatus
+from farm.fleet.provision.service_files import AgentOptions
+from farm.fleet.ssh_files import hash_file
+from farm.fleet.ssh_handshake import SshAddress
+from tests.integration.conftest import find_free_port
+
+# The Python that a board on this machine has, as its root finds it.
+SYSTEM_PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+BROKEN = "raise SystemExit('this version is broken')\n"
+
+
+@contextlib.contextmanager
+def open_folder() -> Iterator[pathlib.Path]:
+    """A folder that every user may look into; pytest's own are for one user only, and the agent is another."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="board-"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def find_system_python() -> str:
+    """The series of /usr/bin/python3, which is what root on a board gets."""
+    done = subprocess.run(
+        ["/usr/bin/python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    return done.stdout.strip()
+
+
+def make_bundle(folder: pathlib.Path) -> Bundle:
+    """A bundle for this machine, as the farm makes it."""
+    return build_bundle(Recipe(os.uname().machine, (find_system_python(),)), folder / "own.tar")
+
+
+def change_agent(bundle: Bundle, version: str, agent: str = "") -> Bundle:
+    """The same bundle with an agent that calls itself `version`; `agent` takes its main module's place."""
+    folder = bundle.path.parent / version
+    with tarfile.open(bundle.path) as archive:
+        archive.extractall(folder, filter="data")
+    (folder / "manifest.json").unlink()
+    (old,) = (folder / "wheels").glob("tvm_farm-*.whl")
+    old_sum = bundle.manifest.files[f"wheels/{old.name}"]
+    source = bundle.path.parent / f"source-{version}" / "device_agent"
+    shutil.copytree(find_agent_source(), source, ignore=shutil.ignore_patterns("__pycache__"))
+    (source / "__init__.py").write_text(f'"""Another version."""\n\n__version__ = "{version}"\n')
+    if agent:
+        (source / "agent.py").write_text(f'"""Another agent."""\n\n{agent}')
+    old.unlink()
+    new = pack_agent(source, folder / "wheels")
+    for pins in folder.glob("requirements-*.txt"):
+        text = pins.read_text().replace(old_sum, hash_file(new))
+        pins.write_text(re.sub(r"(?m)^tvm_farm==\S+", f"tvm_farm=={version}", text))
+    files = {str(path.relative_to(folder)): hash_file(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    manifest = dataclasses.replace(bundle.manifest, version=version, files=files)
+    return write_bundle(folder, manifest, bundle.path.with_name(f"{version}.tar"))
+
+
+def make_target(name: str, address: SshAddress) -> Target:
+    """A board behind a server of the tests, with free ports."""
+    return Target(name, address, AgentOptions(name, "local", find_free_port(), find_free_port()))
+
+
+def provision(target: Target, bundle: Bundle, job: Job) -> BoardReport:
+    """One board, with one bundle."""
+    (report,) = provision_boards(
+        [target], dataclasses.replace(job, bundles=BundleCache(bundle.path.parent, bundle.path))
+    )
+    for step in report.steps:
+        print(f"{step.name:10} {step.status:8} {step.seconds:6.2f} s  {step.detail}")
+    print(f"{report.outcome}: {report.state}")
+    return report
+
+
+def changed_steps(report: BoardReport) -> list[str]:
+    """The steps that changed the board."""
+    return [step.name for step in report.steps if step.status is StepStatus.DONE]
+
+
+def find_failed(report: BoardReport) -> str:
+    """The step that failed and what it said."""
+    return next((f"{step.name}: {step.detail}" for step in report.steps if step.status is StepStatus.FAILED), "")
+
+
+def list_tree(*folders: pathlib.Path, contents: bool = True) -> dict[str, str]:
+    """Every path below folders with mode, owner and contents; and all accounts, which provisioning adds to."""
+    found = {f"account {entry.pw_name}": str(entry) for entry in pwd.getpwall()}
+    for folder in folders:
+        for path in (folder, *sorted(folder.rglob("*"))):
+            status = path.lstat()
+            facts = f"{stat.filemode(status.st_mode)} {status.st_uid}:{status.st_gid}"
+            if stat.S_ISREG(status.st_mode) and contents:
+                facts += f" {status.st_mtime_ns} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+            found[str(path)] = facts
+    return found

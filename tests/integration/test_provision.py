@@ -1,0 +1,332 @@
+"""Boards provisioned over a real OpenSSH server: from nothing, again, upgraded, rolled back, cut off, removed.
+
+The "board" is this machine below a prefix of its own, without systemd; its agent is a process of another user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import subprocess
+import threading
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from farm.errors import PermanentError
+from farm.fleet.provision.board import Job, Target
+from farm.fleet.provision.boards import provision_boards
+from farm.fleet.provision.bundle import Bundle
+from farm.fleet.provision.bundle_build import BundleCache
+from farm.fleet.provision.proof import TunnelProof
+from farm.fleet.provision.reports import Outcome, StepReport
+from farm.search.golden import GoldenKernels
+from tests.integration.conftest import Tracker, find_free_port, wait_until
+from tests.integration.provisioning import (
+    BROKEN,
+    SYSTEM_PYTHONS,
+    change_agent,
+    changed_steps,
+    find_failed,
+    find_system_python,
+    list_tree,
+    make_bundle,
+    make_target,
+    open_folder,
+    provision,
+)
+from tests.integration.sshd import Sshd, running_sshd
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or find_system_python() not in SYSTEM_PYTHONS,
+    reason="a board with a user and a clock helper of its own takes root and a system Python >= 3.10",
+)
+
+ETC = pathlib.Path("/etc")
+EVERY_STEP = ["folder", "send", "install", "user", "services", "switch", "start", "finish"]
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    """A server for the tests of this module."""
+    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+    """Three versions of the agent; the last one does not start."""
+    own = make_bundle(tmp_path_factory.mktemp("bundles"))
+    return {"1": change_agent(own, "1.0"), "2": change_agent(own, "2.0"), "broken": change_agent(own, "3.0", BROKEN)}
+
+
+@pytest.fixture(scope="module")
+def proof(tracker: Tracker, tmp_path_factory: pytest.TempPathFactory) -> TunnelProof:
+    """A kernel run through a tunnel."""
+    return TunnelProof((tracker.host, tracker.port), GoldenKernels(tmp_path_factory.mktemp("golden")), None)
+
+
+@pytest.fixture
+def room() -> Iterator[pathlib.Path]:
+    """Where prefixes go."""
+    with open_folder() as folder:
+        yield folder
+
+
+@pytest.fixture
+def job(proof: TunnelProof, room: pathlib.Path) -> Job:
+    """What is wanted of a board: the bundle is given later."""
+    return Job(BundleCache(room), proof, prefix=str(room / "deep" / "farm"))
+
+
+@pytest.fixture(scope="module")
+def kept(sshd: Sshd) -> Iterator[tuple[Target, pathlib.Path]]:
+    """A board that several tests use, and its prefix."""
+    with open_folder() as folder:
+        yield make_target("board", sshd.pinned), folder / "farm"
+
+
+@pytest.fixture
+def board(kept: tuple[Target, pathlib.Path], bundles: dict[str, Bundle], job: Job) -> tuple[Target, Job]:
+    """A board that has version 1 whatever the test before left there, and what is wanted of it."""
+    target, prefix = kept
+    job = dataclasses.replace(job, prefix=str(prefix))
+    assert provision(target, bundles["1"], job).version == bundles["1"].manifest.key
+    return target, job
+
+
+@pytest.fixture(scope="module", autouse=True)
+def removed(kept: tuple[Target, pathlib.Path], bundles: dict[str, Bundle], proof: TunnelProof) -> Iterator[None]:
+    """In the end nothing is left of that board either."""
+    target, prefix = kept
+    before = list_tree(prefix.parent)
+    yield
+    job = Job(BundleCache(prefix.parent), proof, prefix=str(prefix), uninstall=True)
+    assert provision(target, bundles["1"], job).outcome in (Outcome.REMOVED, Outcome.UNCHANGED)
+    assert list_tree(prefix.parent) == before
+
+
+def find_agents(target: Target) -> list[psutil.Process]:
+    """Processes that listen on the agent's port, by their open sockets."""
+    found = []
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == target.options.agent_port:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(connection.pid))
+    return found
+
+
+def test_the_life_of_an_installation(sshd: Sshd, bundles: dict[str, Bundle], job: Job, room: pathlib.Path) -> None:
+    """From nothing to a measured kernel; again without a change; upgraded; not upgraded to what fails; removed."""
+    target = make_target("whole", sshd.pinned)
+    prefix = pathlib.Path(job.prefix)
+    before = list_tree(room), list_tree(ETC, contents=False)
+
+    planned = provision(target, bundles["1"], dataclasses.replace(job, dry_run=True))
+    assert planned.outcome is Outcome.PLANNED
+    assert list_tree(room) == before[0]
+
+    first = provision(target, bundles["1"], job)
+    assert (first.outcome, first.version) == (Outcome.PROVISIONED, bundles["1"].manifest.key)
+    assert changed_steps(first) == EVERY_STEP
+    assert "golden kernel" in next(step.detail for step in first.steps if step.name == "probe")
+    (agent,) = find_agents(target)
+    # Not root; below the supervisor; reached by nobody but this machine.
+    assert agent.username().startswith("tvm-farm-")
+    listening = [c for c in agent.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    assert {connection.laddr.ip for connection in listening} == {"127.0.0.1"}
+    assert not list(prefix.rglob("libtvm_compiler*"))
+
+    installed = list_tree(prefix / "versions", prefix / "etc", prefix / "bin", ETC)
+    again = provision(target, bundles["1"], job)
+    assert (again.outcome, changed_steps(again)) == (Outcome.UNCHANGED, [])
+    assert list_tree(prefix / "versions", prefix / "etc", prefix / "bin", ETC) == installed
+    assert find_agents(target) == [agent]
+
+    upgraded = provision(target, bundles["2"], job)
+    assert (upgraded.outcome, upgraded.version) == (Outcome.PROVISIONED, bundles["2"].manifest.key)
+    assert "agent 2.0" in next(step.detail for step in upgraded.steps if step.name == "probe")
+    assert {path.name for path in (prefix / "versions").iterdir()} == {bundles[v].manifest.key for v in ("1", "2")}
+
+    failed = provision(target, bundles["broken"], job)
+    assert (failed.outcome, failed.version) == (Outcome.ROLLED_BACK, bundles["2"].manifest.key)
+    assert "this version is broken" in find_failed(failed)
+    again = provision(target, bundles["2"], job)
+    assert (again.outcome, changed_steps(again)) == (Outcome.UNCHANGED, [])
+
+    removed = provision(target, bundles["2"], dataclasses.replace(job, uninstall=True))
+    assert removed.outcome is Outcome.REMOVED
+    assert (list_tree(room), list_tree(ETC, contents=False)) == before
+    assert not find_agents(target)
+    assert provision(target, bundles["2"], dataclasses.replace(job, uninstall=True)).outcome is Outcome.UNCHANGED
+
+
+def test_an_upgrade_that_is_not_proven_is_taken_back(
+    board: tuple[Target, Job], bundles: dict[str, Bundle], proof: TunnelProof
+) -> None:
+    """A new agent that starts and then fails its probe gives way to the old one, which serves as before."""
+    target, job = board
+
+    def refuse(target: Target) -> str:
+        raise PermanentError(f"{target.name} computes something else")
+
+    report = provision(target, bundles["2"], dataclasses.replace(job, probe=refuse))
+    assert (report.outcome, report.version) == (Outcome.ROLLED_BACK, bundles["1"].manifest.key)
+    assert find_failed(report) == "probe: board computes something else"
+    assert [path.name for path in (pathlib.Path(job.prefix) / "versions").iterdir()] == [bundles["1"].manifest.key]
+    assert "agent 1.0" in proof(target)
+
+
+def test_what_dies_is_started_again(board: tuple[Target, Job], proof: TunnelProof) -> None:
+    """A killed agent is brought back; a killed supervisor takes the agent with it, and `start` brings both."""
+    target, job = board
+    (agent,) = find_agents(target)
+    supervisor = agent.parent()
+    assert supervisor is not None
+    agent.kill()
+    wait_until(lambda: find_agents(target) not in ([], [agent]), "another agent")
+    (agent,) = find_agents(target)
+    supervisor.kill()
+    wait_until(lambda: not agent.is_running(), "the agent to follow its supervisor")
+    program = f"{job.prefix}/bin/tvm-farm-board"
+    assert subprocess.run([program, "status"], capture_output=True, check=False, timeout=30).returncode == 3
+    assert subprocess.run([program, "start"], check=False, timeout=30).returncode == 0
+    wait_until(lambda: find_agents(target), "the agent")
+    assert subprocess.run([program, "status"], capture_output=True, check=False, timeout=30).returncode == 0
+    assert "agent 1.0" in proof(target)
+
+
+def test_a_connection_that_is_cut(
+    board: tuple[Target, Job], sshd: Sshd, bundles: dict[str, Bundle], proof: TunnelProof
+) -> None:
+    """Wherever it is cut, the version before serves on or again; and the next run completes the upgrade."""
+    target, job = board
+    prefix = pathlib.Path(job.prefix)
+    new = prefix / "versions" / bundles["2"].manifest.key
+
+    def cut_after(wanted: str) -> Job:
+        def cut(name: str, step: StepReport) -> None:
+            if step.name == wanted:
+                sshd.drop_sessions()
+
+        return dataclasses.replace(job, show=cut)
+
+    cutter = threading.Thread(
+        target=lambda: (wait_until(lambda: (new / "bin").exists(), "the installation"), sshd.drop_sessions())
+    )
+    cutter.start()
+    report = provision(target, bundles["2"], job)
+    cutter.join()
+    assert (report.outcome, report.version) == (Outcome.FAILED, bundles["1"].manifest.key)
+    assert "agent 1.0" in proof(target)
+    config = (prefix / "etc" / "board.json").read_text()
+    moved = dataclasses.replace(target, options=dataclasses.replace(target.options, tracker_port=find_free_port()))
+    # Nothing was touched yet; the files of the services were; the version was too.
+    for after, of, outcome in (
+        ("install", target, Outcome.FAILED),
+        ("services", moved, Outcome.ROLLED_BACK),
+        ("switch", target, Outcome.ROLLED_BACK),
+    ):
+        report = provision(of, bundles["2"], cut_after(after))
+        assert (report.outcome, report.version) == (outcome, bundles["1"].manifest.key), after
+        assert (prefix / "etc" / "board.json").read_text() == config
+        assert "agent 1.0" in proof(target)
+    completed = provision(target, bundles["2"], job)
+    assert (completed.outcome, completed.version) == (Outcome.PROVISIONED, bundles["2"].manifest.key)
+    assert not {path.name for path in prefix.iterdir()} & {"incoming", "previous", "pending"}
+
+
+@pytest.fixture
+def small_disk(room: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A file system with room for one version and the upgrade to the next; it takes root to make one."""
+    folder = room / "disk"
+    folder.mkdir(mode=0o755)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=460m,mode=755", "tmpfs", str(folder)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("a full disk is made with mount, which is not permitted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: pathlib.Path) -> pathlib.Path:
+    """A file that leaves nothing of a disk."""
+    path = folder / "full"
+    with path.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(1 << 20))
+        except OSError:
+            return path
+
+
+def test_a_disk_that_is_full(
+    sshd: Sshd, bundles: dict[str, Bundle], job: Job, proof: TunnelProof, small_disk: pathlib.Path
+) -> None:
+    """Said before anything is sent; one that fills meanwhile stops the upgrade, and the old version serves on."""
+    job = dataclasses.replace(job, prefix=str(small_disk / "farm"))
+    target = make_target("full", sshd.pinned)
+    full = fill(small_disk)
+    report = provision(target, bundles["1"], job)
+    assert find_failed(report).startswith("bundle: the disk is full: 0 MiB free")
+    assert [path.name for path in small_disk.iterdir()] == ["full"]
+    full.unlink()
+    assert provision(target, bundles["1"], job).outcome is Outcome.PROVISIONED
+
+    def fill_now(name: str, step: StepReport) -> None:
+        if step.name == "send":
+            fill(small_disk)
+
+    report = provision(target, bundles["2"], dataclasses.replace(job, show=fill_now))
+    assert report.outcome is Outcome.FAILED
+    assert "disk is full" in find_failed(report)
+    assert "agent 1.0" in proof(target)
+    full.unlink()
+    assert provision(target, bundles["2"], job).outcome is Outcome.PROVISIONED
+    assert provision(target, bundles["2"], dataclasses.replace(job, uninstall=True)).outcome is Outcome.REMOVED
+    assert not list(small_disk.iterdir())
+
+
+def test_boards_that_fail_do_not_stop_the_others(
+    sshd: Sshd, bundles: dict[str, Bundle], job: Job, proof: TunnelProof, room: pathlib.Path
+) -> None:
+    """Side by side: one is proven, one has nobody listening, one's prefix is somebody else's."""
+    good = make_target("good", sshd.pinned)
+    down = make_target("down", dataclasses.replace(sshd.pinned, port=1))
+    bundle = BundleCache(room, bundles["1"].path)
+    job = dataclasses.replace(job, bundles=bundle)
+    reports = provision_boards([down, good], job)
+    assert [report.outcome for report in reports] == [Outcome.FAILED, Outcome.PROVISIONED]
+    assert find_failed(reports[0]).startswith("connect: ")
+    (room / "theirs").mkdir()
+    (room / "theirs" / "file").touch()
+    theirs = provision(good, bundles["1"], dataclasses.replace(job, prefix=str(room / "theirs")))
+    assert "holds files that are not ours" in find_failed(theirs)
+    assert provision(good, bundles["1"], dataclasses.replace(job, uninstall=True)).outcome is Outcome.REMOVED
+
+
+def test_work_that_is_interrupted(sshd: Sshd, bundles: dict[str, Bundle], job: Job, room: pathlib.Path) -> None:
+    """It ends at once, says how the board is left, and can be taken up again or undone."""
+    from farm.fleet.provision.board import Provisioner
+
+    target = make_target("stopped", sshd.pinned)
+    before = list_tree(room)
+    workers: list[Provisioner] = []
+
+    def stop(name: str, step: StepReport) -> None:
+        if step.name == "send":
+            threading.Thread(target=workers[0].interrupt).start()
+            wait_until(lambda: not workers[0]._connection or workers[0]._connection.lost.is_set(), "the interruption")
+
+    workers.append(
+        Provisioner(target, dataclasses.replace(job, bundles=BundleCache(room, bundles["1"].path), show=stop))
+    )
+    report = workers[0].run()
+    assert report.outcome is Outcome.INTERRUPTED
+    assert report.state == "as before: no agent of ours"
+    assert provision(target, bundles["1"], dataclasses.replace(job, uninstall=True)).outcome is Outcome.REMOVED
+    assert list_tree(room) == before
