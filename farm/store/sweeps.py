@@ -20,7 +20,7 @@ INTERRUPTED = "interrupted"
 # How a sweep ends; `voided` is one whose board drifted too far for its points to be compared.
 ENDED = frozenset({"finished", INTERRUPTED, "failed", "voided"})
 
-# SQLite's integers end here; a greater number is nobody's.
+# SQLite's integers end here, and its driver takes no greater one; no sweep has such a number.
 _MAX_ID = 2**63 - 1
 
 
@@ -118,7 +118,7 @@ class SweepQueries(Base):
 
     def require_sweep(self, sweep: int) -> dict[str, Any]:
         """One sweep, as `fetch_sweeps` shows it. Raises UsageError where there is none."""
-        rows = self._rows(_select_sweeps().where(schema.sweeps.c.id == sweep)) if abs(sweep) <= _MAX_ID else []
+        rows = self._rows(_select_sweeps().where(_is(schema.sweeps.c.id, sweep)))
         if not rows:
             raise _unknown_sweep(sweep)
         return rows[0]
@@ -159,7 +159,7 @@ class SweepQueries(Base):
     def fetch_sweep_points(self, sweep: int) -> list[dict[str, Any]]:
         """The visits of a sweep in the order in which they were written; none where there is no such sweep."""
         table = schema.sweep_points
-        return self._rows(sa.select(table).where(table.c.sweep == sweep).order_by(table.c.id))
+        return self._rows(sa.select(table).where(_is(table.c.sweep, sweep)).order_by(table.c.id))
 
     def _update_sweep(self, connection: sa.Connection, sweep: int, **values: Any) -> None:
         connection.execute(schema.sweeps.update().where(schema.sweeps.c.id == sweep).values(**values))
@@ -172,11 +172,14 @@ def _select_sweeps() -> sa.Select[Any]:
 
 
 def _require_row(connection: sa.Connection, sweep: int) -> dict[str, Any]:
-    query = _select_sweeps().where(schema.sweeps.c.id == sweep)
-    row = connection.execute(query).mappings().first() if abs(sweep) <= _MAX_ID else None
+    row = connection.execute(_select_sweeps().where(_is(schema.sweeps.c.id, sweep))).mappings().first()
     if row is None:
         raise _unknown_sweep(sweep)
     return dict(row)
+
+
+def _is(column: sa.Column[int], sweep: int) -> sa.ColumnElement[bool]:
+    return column == sweep if abs(sweep) <= _MAX_ID else sa.false()
 
 
 def _unknown_sweep(sweep: int) -> UsageError:
