@@ -77,7 +77,7 @@ class Posterior:
 
     def draw(self, at: Floats, count: int, rng: np.random.Generator) -> Floats:
         """`count` joint draws of the logarithm at the points `at`; shape (count, points)."""
-        shares = np.floor(self._weights * count).astype(int)
+        shares = np.floor(self._weights * count).astype(np.int64)
         shares[0] += count - shares.sum()
         draws = []
         for answer, number in zip(self._answers, shares, strict=True):
@@ -87,9 +87,9 @@ class Posterior:
             cross = _covariance(answer, self._place, self._rows, at)
             half = np.linalg.solve(answer.factor, cross)
             own = _covariance(answer, self._place, at, at) - half.T @ half
-            # Eigenvalues of what is left may be negative by rounding.
-            values, vectors = np.linalg.eigh(answer.inflation * own)
-            root = vectors * np.sqrt(np.maximum(values, 0.0))
+            # What is left may be short of positive by rounding.
+            slack = 1e-9 + 1e-6 * float(np.diag(own).max(initial=0.0))
+            root = np.linalg.cholesky(own + slack * np.eye(at.size)) * np.sqrt(answer.inflation)
             draws.append(mean + rng.standard_normal((number, at.size)) @ root.T)
         return np.concatenate(draws)
 

@@ -51,8 +51,8 @@ class Estimate:
 class DomainSetting:
     """One clock of the board at a grid point. `units` counts what runs at it: cores online, 1 for GPU and memory.
 
-    `freq_hz` is the clock held; with `held` false, where the board goes by itself under load as far as is known (a power
-    mode's cap, the memory's floor). None where nothing is known.
+    `freq_hz` is the clock held; with `held` false, where the board goes by itself under load, as far as is known (a
+    power mode's cap, the memory's floor). None where nothing is known.
     """
 
     name: str
@@ -150,7 +150,7 @@ class Objective(StrEnum):
     EDP = "edp"  # energy times latency, J s
 
     def of(self, latency_s: Any, power_w: Any, energy_j: Any) -> Any:
-        """The objective's value; numbers, or arrays of them. Power and energy are looked at only where it needs them."""
+        """The objective's value; numbers, or arrays of them. What it does not need may be anything."""
         match self:
             case Objective.ENERGY:
                 return energy_j
@@ -163,7 +163,7 @@ class Objective(StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """What the user asks of the pick: least `objective` with a latency of at most `deadline_s` and power of `max_power_w`.
+    """What the user asks of the pick: least `objective`, within a deadline and a limit of power where given.
 
     The deadline is for the median latency, or with `deadline_on_p95` for the 95th percentile.
     """

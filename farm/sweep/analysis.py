@@ -1,0 +1,183 @@
+"""What all visits of a sweep say together: corrected for drift, combined per point, fitted over the whole grid."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from farm.sweep import drift as drifts
+from farm.sweep.drift import Drift
+from farm.sweep.model import Data, Model, fit_model
+from farm.sweep.terms import Floats, Terms
+from farm.sweep.values import Estimate, Grid, PointMeasurement, PointPrediction
+
+# Boards of one type differ by more than one factor: what remains at other points than the anchor (our choice).
+BOARD_SD = 0.01
+# Below this nothing can be fitted.
+MIN_POINTS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredPoint:
+    """A grid point as measured: drift taken out, repeated visits combined, intervals that cover both.
+
+    `latency_p95_s` is the visits' mean, corrected alike; `visits` the valid ones.
+    """
+
+    key: str
+    latency: Estimate
+    power: Estimate | None
+    energy: Estimate | None
+    latency_p95_s: float | None
+    visits: tuple[PointMeasurement, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class BoardDrift:
+    """How one board moved; `offset` is how far its latency lies from the first board's, relative, at the anchor."""
+
+    latency: Drift
+    power: Drift | None
+    offset: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Analysis:
+    """Everything known of a grid. `measured` by key; `drift` by board; `model` is None before it can be fitted."""
+
+    grid: Grid
+    measured: Mapping[str, MeasuredPoint]
+    drift: Mapping[str, BoardDrift]
+    model: Model | None
+
+    @property
+    def has_power(self) -> bool:
+        return bool(self.measured) and all(point.energy is not None for point in self.measured.values())
+
+    def predict(self, row: int) -> PointPrediction | None:
+        """What the fit expects of a grid row; None before anything is fitted."""
+        if self.model is None:
+            return None
+        latency, power = self.model.latency, self.model.power
+        watt = energy = None
+        if power is not None:
+            watt = Estimate.of_log(power.mean[row], power.sd[row])
+            spread = float(np.hypot(latency.sd[row], power.sd[row]))
+            energy = Estimate.of_log(latency.mean[row] + power.mean[row], spread)
+        time = Estimate.of_log(latency.mean[row], latency.sd[row])
+        return PointPrediction(self.grid.points[row].key, time, watt, energy)
+
+
+def analyse(grid: Grid, terms: Terms, visits: Sequence[PointMeasurement], anchor: str) -> Analysis:
+    """Correct, combine and fit; `terms` are the grid's (`terms.build_terms`), `anchor` the key of the repeated point.
+
+    Invalid visits, and those of points outside the grid, count for nothing.
+    """
+    rows = {point.key: row for row, point in enumerate(grid.points)}
+    valid = [visit for visit in visits if visit.is_valid and visit.key in rows]
+    by_power = bool(valid) and all(visit.power is not None and visit.energy is not None for visit in valid)
+    drift, shifts = _correct(valid, anchor, by_power)
+    measured: dict[str, MeasuredPoint] = {}
+    for key in dict.fromkeys(visit.key for visit in valid):
+        indices = [index for index, visit in enumerate(valid) if visit.key == key]
+        measured[key] = _combine(key, [valid[i] for i in indices], [shifts[i] for i in indices], by_power)
+    model = None
+    if len(measured) >= MIN_POINTS:
+        at = tuple(rows[key] for key in measured)
+        latency = _to_data(at, [point.latency for point in measured.values()])
+        power = _to_data(at, [p.power for p in measured.values() if p.power]) if by_power else None
+        model = fit_model(terms, latency, power)
+    return Analysis(grid, measured, drift, model)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shift:
+    """What to take from one visit's logarithms, and the variance to add."""
+
+    latency: float
+    power: float
+    latency_variance: float
+    power_variance: float
+
+
+def _correct(
+    valid: Sequence[PointMeasurement], anchor: str, by_power: bool
+) -> tuple[dict[str, BoardDrift], list[_Shift]]:
+    boards = list(dict.fromkeys(visit.board for visit in valid))
+    drift: dict[str, BoardDrift] = {}
+    shifts: dict[int, _Shift] = {}
+    levels: list[tuple[float, float]] = []
+    for board in boards:
+        indices = [index for index, visit in enumerate(valid) if visit.board == board]
+        own = [valid[index] for index in indices]
+        anchors = [visit for visit in own if visit.key == anchor]
+        latency = _estimate([visit.latency for visit in anchors], anchors, own)
+        power = _estimate([v.power for v in anchors if v.power], anchors, own) if by_power else None
+        level = (
+            _level([visit.latency for visit in anchors], anchors, own, latency),
+            _level([v.power for v in anchors if v.power], anchors, own, power) if power else 0.0,
+        )
+        levels.append(level)
+        offset = (level[0] - levels[0][0], level[1] - levels[0][1])
+        between = BOARD_SD**2 if board != boards[0] else 0.0
+        drift[board] = BoardDrift(latency, power, float(np.expm1(offset[0])))
+        for place, index in enumerate(indices):
+            shifts[index] = _Shift(
+                latency.shift[place] + offset[0],
+                (power.shift[place] if power else 0.0) + offset[1],
+                latency.sd[place] ** 2 + latency.visit_sd**2 + between,
+                (power.sd[place] ** 2 + power.visit_sd**2 if power else 0.0) + between,
+            )
+    return drift, [shifts[index] for index in range(len(valid))]
+
+
+def _estimate(
+    estimates: Sequence[Estimate], anchors: Sequence[PointMeasurement], own: Sequence[PointMeasurement]
+) -> Drift:
+    return drifts.estimate_drift(
+        [visit.at_s for visit in anchors],
+        [estimate.log for estimate in estimates],
+        [estimate.log_sd for estimate in estimates],
+        np.array([visit.at_s for visit in own]),
+    )
+
+
+def _level(
+    estimates: Sequence[Estimate], anchors: Sequence[PointMeasurement], own: Sequence[PointMeasurement], drift: Drift
+) -> float:
+    """The anchor's logarithm on this board when it began, 0 where it was never visited there."""
+    if not anchors:
+        return 0.0
+    places = [index for index, visit in enumerate(own) if any(visit is anchor for anchor in anchors)]
+    return float(np.mean([estimate.log - drift.shift[at] for estimate, at in zip(estimates, places, strict=True)]))
+
+
+def _combine(key: str, visits: Sequence[PointMeasurement], shifts: Sequence[_Shift], by_power: bool) -> MeasuredPoint:
+    latency = _mean([v.latency for v in visits], [s.latency for s in shifts], [s.latency_variance for s in shifts])
+    power = energy = None
+    if by_power:
+        watts = [visit.power for visit in visits if visit.power]
+        joules = [visit.energy for visit in visits if visit.energy]
+        power = _mean(watts, [s.power for s in shifts], [s.power_variance for s in shifts])
+        energy = _mean(
+            joules,
+            [s.latency + s.power for s in shifts],
+            [s.latency_variance + s.power_variance for s in shifts],
+        )
+    tails = [v.latency_p95_s * np.exp(-s.latency) for v, s in zip(visits, shifts, strict=True) if v.latency_p95_s]
+    return MeasuredPoint(key, latency, power, energy, float(np.mean(tails)) if tails else None, tuple(visits))
+
+
+def _mean(estimates: Sequence[Estimate], shifts: Sequence[float], added: Sequence[float]) -> Estimate:
+    """Visits weighed by how sure they are."""
+    variances = np.array([estimate.log_sd**2 + extra for estimate, extra in zip(estimates, added, strict=True)])
+    logs = np.array([estimate.log - shift for estimate, shift in zip(estimates, shifts, strict=True)])
+    weights = 1 / np.maximum(variances, 1e-12)
+    return Estimate.of_log(float(weights @ logs / weights.sum()), float(np.sqrt(1 / weights.sum())))
+
+
+def _to_data(rows: tuple[int, ...], estimates: Sequence[Estimate]) -> Data:
+    logs: Floats = np.array([estimate.log for estimate in estimates])
+    return Data(rows, logs, np.array([estimate.log_sd for estimate in estimates]))

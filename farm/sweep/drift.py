@@ -1,0 +1,96 @@
+"""How a board moved during a sweep, from the anchor: one point that is visited again and again.
+
+What moves slowly (heat, the supply, the sensor) is taken out of every visit; how far visits differ beyond that, and
+beyond what each said of itself, goes into every interval.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from farm.sweep.terms import Floats
+
+# Above this a correction is a guess: the sweep is voided. Thermal throttling and a weak supply look like this.
+MAX_DRIFT = 0.10
+# How far a board may have moved over a whole sweep, as a standard deviation, with what is known before anything is
+# measured: mostly below 2 %, seldom more. And how far visits differ from each other beyond their own intervals.
+_DRIFTS = ((0.0, 0.15), (0.003, 0.2), (0.01, 0.3), (0.03, 0.25), (0.1, 0.1))
+_VISITS = ((0.0005, 0.1), (0.0015, 0.25), (0.003, 0.3), (0.006, 0.25), (0.015, 0.1))
+# Shapes of the movement: steady, or a random walk (0 and 1: share of the walk in the variance).
+_WALKS = (0.05, 0.5)
+# A length of time over which a random walk moves by the amounts above when a sweep is shorter than that.
+_SHORTEST_S = 300.0
+_VAGUE = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Drift:
+    """What the anchor tells of one quantity: at each visit how far the board had moved, relative to the sweep's start.
+
+    `shift` is the movement's logarithm at the visits asked for, `sd` how uncertain that is, `visit_sd` how far visits
+    differ beyond their own intervals. `anchors` counts visits of the anchor that were used.
+    """
+
+    shift: Floats
+    sd: Floats
+    visit_sd: float
+    anchors: int
+
+    @property
+    def largest(self) -> float:
+        """The largest movement seen, relative; 0 without any visit."""
+        return float(np.abs(self.shift).max(initial=0.0))
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether the correction cannot be believed any more."""
+        return self.largest > MAX_DRIFT
+
+
+def estimate_drift(anchor_s: Sequence[float], logs: Sequence[float], sds: Sequence[float], at_s: Floats) -> Drift:
+    """Drift of one quantity at the times `at_s`, from the anchor's visits: times in s, logarithms, their own sds.
+
+    Every combination of how much and how the board may move is weighed by its likelihood, so that few anchors give wide
+    answers, not wrong ones.
+    """
+    if not anchor_s:
+        return Drift(np.zeros(at_s.size), np.full(at_s.size, _prior_sd(_DRIFTS)), _prior_sd(_VISITS), 0)
+    times = np.asarray(anchor_s, dtype=np.float64)
+    start_s = times[0]
+    length_s = max(float(max(times.max(), at_s.max(initial=0.0)) - start_s), _SHORTEST_S)
+    known, asked = (times - start_s) / length_s, (at_s - start_s) / length_s
+    values = np.asarray(logs) - logs[0]
+    own = np.asarray(sds) ** 2
+    scores, shifts, variances, visits = [], [], [], []
+    for (drift_sd, drift_prior), (visit_sd, visit_prior), walk in itertools.product(_DRIFTS, _VISITS, _WALKS):
+        moves = drift_sd**2 * _paths(known, known, walk)
+        # The anchor's level is unknown, too: a constant with a vague prior.
+        total = moves + _VAGUE**2 + np.diag(own + visit_sd**2)
+        cross = drift_sd**2 * _paths(known, asked, walk)
+        factor = np.linalg.cholesky(total)
+        half = np.linalg.solve(factor, values)
+        across = np.linalg.solve(factor, cross)
+        scores.append(-0.5 * half @ half - np.log(np.diag(factor)).sum() + np.log(drift_prior * visit_prior))
+        shifts.append(across.T @ half)
+        variances.append(drift_sd**2 * np.diag(_paths(asked, asked, walk)) - (across**2).sum(axis=0))
+        visits.append(visit_sd**2)
+    weights = np.exp(np.array(scores) - max(scores))
+    weights /= weights.sum()
+    shift = weights @ np.stack(shifts)
+    variance = weights @ (np.maximum(np.stack(variances), 0.0) + (np.stack(shifts) - shift) ** 2)
+    return Drift(shift, np.sqrt(variance), float(np.sqrt(weights @ np.array(visits))), len(times))
+
+
+def _paths(left: Floats, right: Floats, walk: float) -> Floats:
+    """Covariance of a movement that is zero at the start: a steady one and a random walk."""
+    left, right = np.maximum(left, 0.0), np.maximum(right, 0.0)
+    steady = left[:, None] * right[None]
+    return np.asarray((1 - walk) * steady + walk * np.minimum(left[:, None], right[None]))
+
+
+def _prior_sd(choices: Sequence[tuple[float, float]]) -> float:
+    return float(np.sqrt(sum(weight * sd**2 for sd, weight in choices)))
