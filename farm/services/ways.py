@@ -25,6 +25,8 @@ from farm.values import Direct, Ssh, Transport, Virtual
 
 # A key that was refused may have been put right since; looked at again after so long.
 FINAL_RETRY_S = 30.0
+# Where `device-agent metrics` listens on the board, by its own default.
+METRICS_PORT = 9101
 # Virtual boards listen above TVM's own range of ports, which agents of this machine use.
 _FIRST_PORT, _LAST_PORT = 10090, 11989
 # A board that ends again and again is started with growing pauses, as an SSH link is.
@@ -51,6 +53,10 @@ class Way(Protocol):
     def starting(self) -> bool:
         """Whether it costs this machine work to start, and still does."""
 
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Where the board's own metrics are reached here, if its way carries them."""
+
     def look(self) -> WayState:
         """How it stands; what ended by itself is started again. Never waits."""
 
@@ -62,6 +68,7 @@ class SshWay:
     """An SSH connection that comes back by itself, with a forward to the agent and one back to the tracker."""
 
     starting = False
+    metrics_address: tuple[str, int] | None = None
 
     def __init__(self, transport: Ssh, key: str, tracker: tuple[str, int], known_hosts: KnownHosts) -> None:
         self._transport, self._key, self._tracker, self._known_hosts = transport, key, tracker, known_hosts
@@ -92,12 +99,13 @@ class SshWay:
         if self._link is not None:
             self._connects += self._link.state.connects
             self._link.close()
-            self._link = None
+            self._link = self.metrics_address = None
 
     def _open(self) -> BoardLink:
         link = BoardLink(to_ssh_address(self._transport), self._known_hosts)
         forward = link.add_forward(self._transport.agent_port)
         link.add_tracker(self._transport.tracker_port, self._tracker, self._key, forward)
+        self.metrics_address = link.add_forward(METRICS_PORT).address
         link.start()
         return link
 
@@ -108,6 +116,8 @@ class SshWay:
 
 class VirtualWay:
     """A virtual board: an agent of our own, which lives as long as we do. Start from the main thread only."""
+
+    metrics_address = None
 
     def __init__(self, name: str, board_type: str, seed: int, tracker: tuple[str, int], folder: Path) -> None:
         """`folder` takes its log. Nothing starts before `look`."""
@@ -171,6 +181,7 @@ class DirectWay:
     """An agent on this machine that somebody else starts: it is there when it has registered with our tracker."""
 
     starting = False
+    metrics_address = None
 
     def __init__(self) -> None:
         self._state = WayState(True, time.monotonic())
