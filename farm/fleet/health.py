@@ -1,7 +1,7 @@
 """What an observation means for a board: the whole rule, as one pure function. Who observes, and who keeps the result
 (`Store.observe_board`), lives elsewhere.
 
-    good ── fault, failed probe, throttled, drifted, slow sensors, back ──> suspect ── passing probe ──> good
+    good ── fault, failed probe, misfit, throttled, drifted, slow sensors, back ──> suspect ── passing probe ──> good
     good, suspect ── k board-side faults within a window ──> quarantined ── cool-down, then n passing probes ──> good
     any but retired ── unsafe ──> unsafe            unsafe, quarantined, retired ── clear ──> suspect
     good, suspect, quarantined ── drain ──> maintenance ── undrain ──> suspect          any ── retire ──> retired
@@ -28,6 +28,7 @@ class Kind(StrEnum):
     THROTTLED = "throttled"
     DRIFTED = "drifted"  # slower or faster than its own history or its type allows
     SLOW_SENSORS = "slow_sensors"
+    MISFIT = "misfit"  # of another type than registered, or of another protocol version: somebody has to put it right
     UNSAFE = "unsafe"  # clocks could not be restored
     DRAIN = "drain"
     UNDRAIN = "undrain"
@@ -42,7 +43,8 @@ class Kind(StrEnum):
 
 COMMANDS = frozenset({Kind.DRAIN, Kind.UNDRAIN, Kind.QUARANTINE, Kind.CLEAR, Kind.RETIRE})
 _BOARD_FAULTS = frozenset({Kind.FAULT, Kind.PROBE_FAILED})
-_DOUBTS = frozenset({Kind.THROTTLED, Kind.DRIFTED, Kind.SLOW_SENSORS})
+# No faults: they quarantine nobody, so that a board is back as soon as the cause is gone.
+_DOUBTS = frozenset({Kind.THROTTLED, Kind.DRIFTED, Kind.SLOW_SENSORS, Kind.MISFIT})
 # What probes and faults may change; the rest waits for an operator.
 _IN_SERVICE = frozenset({Health.GOOD, Health.SUSPECT, Health.QUARANTINED})
 
@@ -61,6 +63,7 @@ _TEXT = {
     Kind.THROTTLED: "it throttled",
     Kind.DRIFTED: "its times drifted",
     Kind.SLOW_SENSORS: "its sensors are slow",
+    Kind.MISFIT: "it does not fit what is registered",
     Kind.UNSAFE: "its clocks could not be restored",
     Kind.DRAIN: "drained by an operator",
     Kind.UNDRAIN: "put back in service by an operator; a probe decides",

@@ -156,6 +156,8 @@ class _Visit:
             finding = Finding(Kind.UNSAFE, error.message)
         except LeaseOverError as error:
             raise _SkippedError(error.message, busy=True) from error
+        except UnavailableError as error:  # the agent is of another version or type
+            finding = Finding(Kind.MISFIT, " ".join((error.message, error.hint)).strip())
         except FarmError as error:
             finding = Finding(Kind.PROBE_FAILED, " ".join((error.message, error.hint)).strip())
         observation = Observation(finding.kind, finding.detail)
@@ -183,7 +185,7 @@ class _Visit:
                 self._store.save_description(self._name, description.to_dict(), simulated=description.simulated)
             self._report = dataclasses.replace(self._report, simulated=description.simulated)
             if wrong := probe_rules.find_wrong_type(self._type, description):
-                return Finding(Kind.PROBE_FAILED, wrong)
+                return Finding(Kind.MISFIT, wrong)
             return self._run(session, description)
 
     def _take(self) -> _Offer:
@@ -205,6 +207,9 @@ class _Visit:
         except UnavailableError as error:  # of another version: connecting says more
             _log.info("%s", error)
         except TransientError as error:
+            if not isinstance(error.__cause__, TimeoutError):
+                # The way to it has just been cut, or its agent has ended: that is the keeper's to find out.
+                raise _SkippedError(error.message, busy=True) from error
             raise DeadlineError(
                 f"its agent did not answer within {fences.FENCE_TIMEOUT_S:g} s: {error.message}"
             ) from error

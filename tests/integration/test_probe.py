@@ -164,22 +164,22 @@ def test_a_board_that_throttles_is_suspect(fleet: Fleet, name: str, nano: Agent)
     assert fleet.probe(name).health == "good"
 
 
-def test_a_board_registered_as_another_type_fails(fleet: Fleet, nano: Agent) -> None:
+def test_a_board_registered_as_another_type_does_not_pass(fleet: Fleet, nano: Agent) -> None:
     """The agent says at the tracker what it is, and both are named."""
     fleet.add(name_of(nano), "jetson-tx2")
     report = fleet.probe(name_of(nano))
-    assert (report.kind, report.health) == ("probe_failed", "suspect"), report
+    assert (report.passed, report.kind, report.health) == (False, "misfit", "suspect"), report
     assert "registered as jetson-tx2, but its agent says that it is a jetson-nano" in report.reason
 
 
-def test_an_agent_that_calls_its_board_something_else_fails(
+def test_an_agent_that_calls_its_board_something_else_does_not_pass(
     fleet: Fleet, tracker: Any, start_agent: Callable[..., Agent]
 ) -> None:
     """The device tree is believed, not the agent's options; the registered type stays in the store."""
     agent = start_nano(tracker, start_agent, "--board-type", "jetson-tx2")
     fleet.add(name_of(agent), "jetson-tx2")
     report = fleet.probe(name_of(agent))
-    assert report.kind == "probe_failed"
+    assert report.kind == "misfit"
     assert "registered as jetson-tx2, but its device tree says jetson-nano" in report.reason
     assert fleet.store.require_board(name_of(agent))["board_type"] == "jetson-tx2"
     assert agent.stop() == 0

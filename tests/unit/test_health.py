@@ -15,7 +15,7 @@ from farm.values import Health, HealthHistory, Standing, State, Transition
 
 LIMITS = Limits(faults=3, window_s=100.0, cooldown_s=50.0, passes=2)
 OUT_OF_SERVICE = frozenset({Health.MAINTENANCE, Health.UNSAFE, Health.RETIRED})
-BAD_NEWS = (Kind.PROBE_FAILED, Kind.FAULT, Kind.THROTTLED, Kind.DRIFTED, Kind.SLOW_SENSORS)
+BAD_NEWS = (Kind.PROBE_FAILED, Kind.FAULT, Kind.THROTTLED, Kind.DRIFTED, Kind.SLOW_SENSORS, Kind.MISFIT)
 
 STANDINGS = [
     Standing(reachable, leased, health)
@@ -144,7 +144,7 @@ def test_faults_that_are_old_do_not_count() -> None:
     assert after.history.faults_s == (50, 100)
 
 
-@pytest.mark.parametrize("kind", [Kind.THROTTLED, Kind.DRIFTED, Kind.SLOW_SENSORS])
+@pytest.mark.parametrize("kind", [Kind.THROTTLED, Kind.DRIFTED, Kind.SLOW_SENSORS, Kind.MISFIT])
 def test_doubts_never_quarantine(kind: Kind) -> None:
     """A hot or drifting board stays suspect, however often it is said."""
     assert walk(board(Health.GOOD), *[(kind, 0.0)] * 50).standing.health is Health.SUSPECT
@@ -170,7 +170,7 @@ def test_a_fault_in_quarantine_starts_the_cool_down_over() -> None:
     assert walk(after, *[(Kind.PROBE_PASSED, 106.0)] * 2).standing.health is Health.GOOD
 
 
-@pytest.mark.parametrize("kind", [Kind.THROTTLED, Kind.DRIFTED, Kind.SLOW_SENSORS])
+@pytest.mark.parametrize("kind", [Kind.THROTTLED, Kind.DRIFTED, Kind.SLOW_SENSORS, Kind.MISFIT])
 def test_a_doubt_in_quarantine_breaks_the_row(kind: Kind) -> None:
     """Probes must pass in a row, without a sign of trouble between them."""
     quarantined = walk(board(Health.GOOD), *[(Kind.FAULT, 0.0)] * 3)
