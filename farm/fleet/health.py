@@ -138,7 +138,7 @@ def transition(
         return _blame(standing, text, history, limits, now_s)
     if kind in _DOUBTS:
         doubted = Health.SUSPECT if standing.health is Health.GOOD else standing.health
-        return _note(_with(standing, doubted), standing, dataclasses.replace(history, passes=0), text)
+        return Transition(_with(standing, doubted), dataclasses.replace(history, passes=0), text)
     return _pass(standing, history, limits, now_s)
 
 

@@ -200,6 +200,8 @@ class BoardQueries(Base):
                 changes |= {"health": str(after.health), "health_reason": reason, "health_since": wall}
                 events.append((before.health, after.health))
             elif reason and not events:
+                if after.health is Health.SUSPECT:  # a doubt is as good as its newest reason; a quarantine keeps its own
+                    changes["health_reason"] = reason
                 events.append((before.health, after.health))
             if changes:
                 self._update_board(connection, name, changes)

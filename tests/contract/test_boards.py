@@ -239,3 +239,17 @@ def test_a_quarantine_says_how_long_it_has_cooled(store: Store, clocks: Clocks) 
     assert store.require_board("nano-01")["quarantine"] == {"cooling_s": 70.0, "held": False}
     observe(store, Kind.QUARANTINE)
     assert store.require_board("nano-01")["quarantine"] == {"cooling_s": 0.0, "held": True}
+
+
+def test_a_suspect_shows_its_newest_reason(store: Store) -> None:
+    """A board that fails its first probe is no longer "not probed yet"; since when it is suspect stays."""
+    store.register_board("tx2-01", "jetson-tx2", Virtual())
+    since = store.require_board("tx2-01")["health_since"]
+    for kind, words in ((Kind.PROBE_FAILED, "a probe failed"), (Kind.MISFIT, "does not fit")):
+        observe(store, kind, "tx2-01")
+        shown = store.require_board("tx2-01")
+        assert words in shown["health_reason"]
+        assert shown["health_since"] == since
+    observe(store, Kind.QUARANTINE, "tx2-01")
+    observe(store, Kind.PROBE_FAILED, "tx2-01")
+    assert "by an operator" in store.require_board("tx2-01")["health_reason"]
