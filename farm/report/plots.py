@@ -23,7 +23,7 @@ DPI = 200
 # Told apart by the colour-blind too (Okabe and Ito's palette), and in grey.
 BLUE, ORANGE, GREY, RED, INK, FAINT = "#0072b2", "#e69f00", "#9a9a9a", "#b3261e", "#222222", "#5a5a5a"
 _PER_SECOND = {"s": 1.0, "ms": 1e3, "µs": 1e6}
-_STYLE: Any = {
+STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
     "axes.edgecolor": "#888888",
@@ -83,7 +83,7 @@ def plot_latency(
     scale, unit = _unit(min(row.median_s for row in rows))
     medians = [row.median_s * scale for row in rows]
     log = max(medians) > LOG_RATIO * min(medians)
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure, axes = _new_figure(1.6 + 0.5 * len(rows))
         positions = list(range(len(rows)))[::-1]
         axes.barh(positions, medians, height=0.62, color=[row.role.value for row in rows], zorder=2)
@@ -91,7 +91,7 @@ def plot_latency(
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(-0.55, max(len(rows) - 0.45, 1.0))
         if log:
-            _log_axis(axes, "x", max(medians) / min(medians))
+            log_axis(axes, "x", max(medians) / min(medians))
         axes.set_xlabel(f"latency per inference, {unit}{' (logarithmic axis)' if log else ''}; less is better")
         has_interval = any(row.low_s is not None for row in rows)
         note = "Bars: median. Whiskers: 95 % confidence interval of the median." if has_interval else ""
@@ -119,14 +119,14 @@ def plot_progress(
     log = max(levels) > LOG_RATIO * min(levels)
     trials = [point.trials for point in points]
     values = [point.latency_s * scale for point in points]
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure, axes = _new_figure(3.7)
         axes.step(trials, values, where="post", color=Role.OURS.value, linewidth=2, zorder=3)
         axes.plot(trials[-1], values[-1], "o", color=Role.OURS.value, markersize=6, zorder=4)
         axes.set_xlim(0, max(1, *trials) * 1.02)
         axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, steps=[1, 2, 4, 5, 8, 10]))
         if log:
-            _log_axis(axes, "y", max(levels) / min(levels))
+            log_axis(axes, "y", max(levels) / min(levels))
             axes.set_ylim(min(levels) * scale / 1.4, max(levels) * scale * 1.4)
         else:
             axes.set_ylim(0, max(levels) * scale * 1.12)
@@ -190,7 +190,7 @@ def _fit_values(axes: Axes, medians: Sequence[float], ends: Sequence[tuple[float
         axes.set_xlim(0, max(end / (1 - width) for end, width in ends))
 
 
-def _log_axis(axes: Axes, which: Literal["x", "y"], ratio: float) -> None:
+def log_axis(axes: Axes, which: Literal["x", "y"], ratio: float) -> None:
     """A logarithmic axis with plain numbers: at 1, 2 and 5, or at the decades alone where these would crowd."""
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     axis = axes.xaxis if which == "x" else axes.yaxis
@@ -231,9 +231,9 @@ def _lay_out(
     width, height = figure.get_size_inches()
     left = 0.1 / width
     room = width - (2.6 if simulated else 0.25)
-    _shorten(figure.text(left, 1 - 0.1 / height, title, va="top", fontsize=13, fontweight="bold"), room * figure.dpi)
+    shorten(figure.text(left, 1 - 0.1 / height, title, va="top", fontsize=13, fontweight="bold"), room * figure.dpi)
     subtitle_text = figure.text(left, 1 - 0.38 / height, subtitle, va="top", fontsize=9.5, color=FAINT)
-    _shorten(subtitle_text, (width - 0.25) * figure.dpi)
+    shorten(subtitle_text, (width - 0.25) * figure.dpi)
     if simulated:
         tag = {"facecolor": "white", "edgecolor": RED, "boxstyle": "round,pad=0.3"}
         place = (1 - 0.2 / width, 1 - 0.13 / height)
@@ -250,7 +250,7 @@ def _lay_out(
     )
 
 
-def _shorten(text: Text, room: float) -> None:
+def shorten(text: Text, room: float) -> None:
     """Cut what would run out of the picture, with `room` in pixels."""
     whole = text.get_text()
     for kept in range(len(whole) - 1, 0, -1):

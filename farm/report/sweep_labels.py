@@ -1,0 +1,129 @@
+"""Names beside the points of a scatter, placed so that none covers another or a point."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.transforms import Bbox
+
+# Where a name may stand: direction from its point, and how it is aligned there. The first that is free is taken.
+_PLACES = (
+    (1, 1, "left", "bottom"),
+    (1, -1, "left", "top"),
+    (-1, -1, "right", "top"),
+    (-1, 1, "right", "bottom"),
+    (0, 1, "center", "bottom"),
+    (0, -1, "center", "top"),
+    (1, 0, "left", "center"),
+    (-1, 0, "right", "center"),
+)
+_DISTANCES_POINTS = (7.0, 12.0, 20.0, 32.0)
+# Half the width of a marker, and of the ring around a pick.
+_MARK_POINTS = 3.5
+_RING_POINTS = 8.5
+# A shift in points and two alignments.
+_Spot = tuple[tuple[float, float], str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Label:
+    """A name at a place in data coordinates. Rank 1 is placed first and always; others only where there is room."""
+
+    place: tuple[float, float]
+    text: str
+    colour: str
+    rank: int
+    bold: bool = False
+
+
+def write_labels(
+    axes: Axes,
+    labels: Sequence[Label],
+    marks: Sequence[tuple[float, float]],
+    rings: Sequence[tuple[float, float]] = (),
+) -> int:
+    """Write labels around `marks` and the wider `rings` (data coordinates); return how many found room."""
+    figure = axes.get_figure()
+    if figure is None:
+        return 0
+    figure.canvas.draw()
+    per_point = figure.dpi / 72
+    taken = []
+    for place, points in [*((mark, _MARK_POINTS) for mark in marks), *((ring, _RING_POINTS) for ring in rings)]:
+        (x, y), half = axes.transData.transform(place), points * per_point
+        taken.append(Bbox.from_extents(x - half, y - half, x + half, y + half))
+    spots = [tuple(axes.transData.transform(mark)) for mark in marks]
+    frame = axes.get_window_extent()
+    written = 0
+    for label in sorted(labels, key=lambda each: each.rank):
+        box = _write(axes, label, taken, spots, frame)
+        if box is not None:
+            taken.append(box)
+            written += 1
+    return written
+
+
+def _write(
+    axes: Axes, label: Label, taken: Sequence[Bbox], spots: Sequence[tuple[float, float]], frame: Bbox
+) -> Bbox | None:
+    style: Any = {"color": label.colour, "fontsize": 9 if label.bold else 8}
+    if label.bold:
+        style |= {"fontweight": "bold", "zorder": 9}
+    distances = _DISTANCES_POINTS if label.rank == 1 else _DISTANCES_POINTS[:2]
+    least: tuple[float, _Spot] | None = None
+    for distance in distances:
+        for dx, dy, ha, va in _PLACES:
+            reach = distance + (5 if label.rank == 1 else 0)
+            shift = (dx * reach, dy * reach)
+            text = axes.annotate(
+                label.text, label.place, xytext=shift, textcoords="offset points", ha=ha, va=va, **style
+            )
+            box = text.get_window_extent().padded(1.5)
+            outside = not (frame.x0 <= box.x0 and box.x1 <= frame.x1 + 8 and frame.y0 <= box.y0 and box.y1 <= frame.y1)
+            covered = sum(_area(Bbox.intersection(box, other)) for other in taken)
+            text.remove()
+            if not outside and not covered and (label.rank == 1 or _is_nearest(axes, label, box, spots)):
+                return _annotate(axes, label, (shift, ha, va), style)
+            if not outside and (least is None or covered < least[0]):
+                least = covered, (shift, ha, va)
+    if label.rank == 1 and least is not None:
+        return _annotate(axes, label, least[1], style)
+    return None
+
+
+def _annotate(axes: Axes, label: Label, spot: _Spot, style: Any) -> Bbox:
+    shift, ha, va = spot
+    arrow: Any = {"arrowstyle": "-", "color": label.colour, "linewidth": 0.7, "shrinkB": 7}
+    far = max(map(abs, shift)) > _DISTANCES_POINTS[0] + 6
+    text = axes.annotate(
+        label.text,
+        label.place,
+        xytext=shift,
+        textcoords="offset points",
+        ha=ha,
+        va=va,
+        arrowprops=arrow if far else None,
+        **style,
+    )
+    return text.get_window_extent().padded(1.5)
+
+
+def _is_nearest(axes: Axes, label: Label, box: Bbox, spots: Sequence[tuple[float, float]]) -> bool:
+    """Whether a reader would take the name for its own point's: no other is nearer to it."""
+    x, y = axes.transData.transform(label.place)
+    own = _distance(box, (x, y))
+    return all(_distance(box, spot) > 1.2 * own for spot in spots if max(abs(spot[0] - x), abs(spot[1] - y)) > 0.5)
+
+
+def _distance(box: Bbox, spot: tuple[float, float]) -> float:
+    dx = max(box.x0 - spot[0], 0.0, spot[0] - box.x1)
+    dy = max(box.y0 - spot[1], 0.0, spot[1] - box.y1)
+    return math.hypot(dx, dy)
+
+
+def _area(box: Bbox | None) -> float:
+    return 0.0 if box is None else box.width * box.height
