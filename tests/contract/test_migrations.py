@@ -7,6 +7,8 @@ import pathlib
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable, Collection
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -98,7 +100,7 @@ def test_migrations_make_the_schema(path: pathlib.Path) -> None:
     engine.dispose()
 
 
-# What a release of schema 0001 wrote, column by column; the schema of then is made by its own frozen migration.
+# What a release of each older schema wrote, column by column; the schema of then is made by its own frozen migrations.
 _ROWS_OF_0001 = {
     "boards": ("nano", "jetson-nano", 1, '{"cores": 4, "name": "nano"}', 100.5, 200.25),
     "workloads": ("w1", "conv2d", 1e6, "[]", "{}", "graph/1", "{}", 1.0),
@@ -111,27 +113,51 @@ _ROWS_OF_0001 = {
     "records": ("w1", "local", "default", 0, "c1", 0.5, 0.0, 0.0, "[]", 1.0),
     "events": (7, 3.0, "restarted", "agent", "it had died"),
 }
+_ROWS_OF_0002 = _ROWS_OF_0001 | {
+    "boards": (
+        *("tx2", "jetson-tx2", 0, '{"rack": "2"}', '{"kind": "ssh", "host": "tx2.lab", "user": "farm"}', "{}"),
+        *(1, "link is up", 150.5, "good", "probe passed", 160.25, '{"faults": 1}', "boot-1", 100.5, None),
+    ),
+    "leases": (41, "tx2", "me", "tuning", 60.0, 200.5, 260.5, "boot-1", 1060.125),
+    "board_events": (9, "tx2", 160.25, "probe_passed", "suspect", "good", "golden kernel in 1.5 ms", "farm"),
+    "golden_samples": (3, "tx2", "dense-512", "default", 0.0015, "[0.0015, 0.0016]", 0, 160.25),
+}
+_ROWS = {"0001": _ROWS_OF_0001, "0002": _ROWS_OF_0002}
 
 
-def make_0001(path: pathlib.Path) -> None:
-    """A database of revision 0001 with one row in every table."""
-    path.parent.mkdir(parents=True)
+def migrate(path: pathlib.Path, revision: str, move: Callable[[Config, str], None] = command.upgrade) -> None:
+    """Take a database to a revision, up or down, as a release of that time would have."""
     config = Config()
     config.set_main_option("script_location", str(ROOT / "farm/store/migrations"))
     engine = sa.create_engine(f"sqlite:///{path}")
     with engine.begin() as connection:
         config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
+        move(config, revision)
     engine.dispose()
+
+
+def make_old(path: pathlib.Path, revision: str = "0001") -> None:
+    """A database of an older revision with one row in every table."""
+    path.parent.mkdir(parents=True)
+    migrate(path, revision)
     with sqlite3.connect(path) as connection:
-        for table, row in _ROWS_OF_0001.items():
+        for table, row in _ROWS[revision].items():
             connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)  # noqa: S608
     connection.close()
 
 
+def fetch_all(path: pathlib.Path, tables: Collection[str]) -> dict[str, list[tuple[Any, ...]]]:
+    """Every row of these tables, as the file holds it; checks that no row refers to one that is gone."""
+    with sqlite3.connect(path) as connection:
+        rows = {table: connection.execute(f"SELECT * FROM {table}").fetchall() for table in tables}  # noqa: S608
+        assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    connection.close()
+    return rows
+
+
 def test_a_store_of_the_first_schema_is_migrated_without_loss(path: pathlib.Path) -> None:
     """Every row of revision 0001 is there afterwards; a board that was in use is good, idle and directly reached."""
-    make_0001(path)
+    make_old(path)
     with Store(path) as store:
         [board] = store.fetch_boards()
         assert store.add_trial(Trial(1, "w1", "c2", DEFAULT_POINT, 1, Outcome(Status.OK, latency_s=(1.0,)), "[]"))
@@ -151,9 +177,10 @@ def test_a_store_of_the_first_schema_is_migrated_without_loss(path: pathlib.Path
     assert parse_transport(board["transport"]) == Direct()
 
 
-def test_several_processes_migrate_the_same_store(path: pathlib.Path) -> None:
+@pytest.mark.parametrize("revision", sorted(_ROWS))
+def test_several_processes_migrate_the_same_store(path: pathlib.Path, revision: str) -> None:
     """Commands that start at once after an update all find the board once, under the new schema."""
-    make_0001(path)
+    make_old(path, revision)
     script = (
         "import pathlib, sys; from farm.store import Store; print(len(Store(pathlib.Path(sys.argv[1])).fetch_boards()))"
     )
@@ -162,37 +189,81 @@ def test_several_processes_migrate_the_same_store(path: pathlib.Path) -> None:
         assert (migrating.returncode, answer.strip()) == (0, "1"), complaints
 
 
-def test_an_update_that_fails_half_way_changes_nothing(path: pathlib.Path) -> None:
-    """With the disk full the store stays at 0001 with every row, and is migrated once there is space."""
-    make_0001(path)
+@pytest.mark.parametrize("revision", sorted(_ROWS))
+def test_an_update_that_fails_half_way_changes_nothing(path: pathlib.Path, revision: str) -> None:
+    """With the disk full the store stays at its revision with every row, and is migrated once there is space."""
+    make_old(path, revision)
+    # A reader keeps what was written in the write-ahead log, so that the log is what grows when the migration writes.
+    reader, writer = sqlite3.connect(path), sqlite3.connect(path)
+    with writer:
+        writer.execute("PRAGMA journal_mode=WAL")
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM events").fetchall()
+    with writer:
+        writer.execute("INSERT INTO events VALUES (8, 4.0, 'long', 'log', ?)", ("x" * 40_000,))
+    before = fetch_all(path, [*_ROWS[revision], "alembic_version"])
+    # Room for two pages more: enough to open the store, which a query proves, and not for any migration.
+    room = path.with_name(path.name + "-wal").stat().st_size + 2 * 4120
     script = (
-        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000));"
-        "import pathlib, sys; from farm.store import Store; Store(pathlib.Path(sys.argv[1]))"
+        "import pathlib, resource, sqlite3, sys; from farm.store import Store; path = pathlib.Path(sys.argv[1]);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2);"
+        "print(sqlite3.connect(path).execute('SELECT count(*) FROM events').fetchone()[0], flush=True); Store(path)"
     )
-    failing = run_python(script, path)
-    _, complaints = failing.communicate(timeout=60)
+    failing = run_python(script, path, room)
+    answer, complaints = failing.communicate(timeout=60)
+    assert (failing.returncode, answer.strip()) == (1, "2")
     assert "UnavailableError" in complaints
-    with sqlite3.connect(path) as connection:
-        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("0001",)]
-        for table, row in _ROWS_OF_0001.items():
-            assert connection.execute(f"SELECT * FROM {table}").fetchall() == [row]  # noqa: S608
-    connection.close()
+    assert "_migrate" in complaints
+    reader.close()
+    writer.close()
+    assert fetch_all(path, [*_ROWS[revision], "alembic_version"]) == before
     with Store(path) as store:
-        assert [board["name"] for board in store.fetch_boards()] == ["nano"]
+        assert len(store.fetch_boards()) == 1
 
 
-def test_the_fleets_migration_can_be_undone(path: pathlib.Path) -> None:
-    """Back at 0001 the rows that it knew are as they were, and going forward again works."""
-    make_0001(path)
+def test_a_store_of_the_fleets_schema_is_migrated_without_loss(path: pathlib.Path) -> None:
+    """Every row of revision 0002 is there unchanged, leases and who this store is included; sweeps can be kept."""
+    make_old(path, "0002")
+    tables = [*_ROWS_OF_0002, "identity"]
+    before = fetch_all(path, tables)
+    assert {table: rows[0] for table, rows in before.items() if table != "identity"} == _ROWS_OF_0002
+    with Store(path) as store:
+        assert store.fetch_sweeps() == []
+        sweep = store.start_sweep(
+            command="farm sweep run",
+            model="tiny-cnn",
+            model_sha256="00",
+            board_type="jetson-tx2",
+            simulated=False,
+            request={},
+            goal={},
+            grid={},
+            settings={},
+        )
+        point: dict[str, Any] = {
+            "variant": "tuned",
+            "batch": 1,
+            "key": "k",
+            "board": "tx2",
+            "measurement": {},
+            "outcome": {},
+        }
+        assert store.add_sweep_point(sweep, visit=1, **point)
+    assert fetch_all(path, tables) == before
+    stranger = sqlite3.connect(path)
+    with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+        stranger.execute("DELETE FROM trials")
+    stranger.close()
+
+
+@pytest.mark.parametrize("revision", sorted(_ROWS))
+def test_migrations_can_be_undone(path: pathlib.Path, revision: str) -> None:
+    """Back at an older revision the rows that it knew are as they were, and going forward again works."""
+    make_old(path, revision)
+    before = fetch_all(path, _ROWS[revision])
     Store(path).close()
-    config = Config()
-    config.set_main_option("script_location", str(ROOT / "farm/store/migrations"))
-    engine = sa.create_engine(f"sqlite:///{path}")
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.downgrade(config, "0001")
-        for table, row in _ROWS_OF_0001.items():
-            assert connection.exec_driver_sql(f"SELECT * FROM {table}").fetchall() == [row]  # noqa: S608
-    engine.dispose()
+    migrate(path, revision, command.downgrade)
+    assert fetch_all(path, _ROWS[revision]) == before
+    assert fetch_all(path, ["alembic_version"]) == {"alembic_version": [(revision,)]}
     with Store(path) as store:
         assert len(store.fetch_boards()) == 1
