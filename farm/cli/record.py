@@ -28,6 +28,7 @@ def list_records(
         kind = require_board_type(board_type).name if board_type else None
         with options.open_store() as store:
             records = store.fetch_records(board_type=kind, simulated=simulated)
+            others = 0 if records else len(store.fetch_records(board_type=kind, simulated=not simulated))
         if json:
             output.print_json(
                 [
@@ -66,5 +67,8 @@ def list_records(
             left=(0, 1, 2, 3, 7),
             empty="no records yet; `farm tune MODEL` makes some",
         )
+        if others:
+            which = "real boards; leave out --simulated" if simulated else "virtual boards; add --simulated"
+            output.stderr.print(f"there are {others} of {which} to see them")
 
     output.run(work, debug)

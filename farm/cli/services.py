@@ -13,14 +13,13 @@ from rich import markup
 
 from farm import settings as farm_settings
 from farm.cli import options, output
+from farm.cli.durations import read_duration_s
 from farm.errors import DeadlineError, PermanentError, TransientError, UsageError
 from farm.services.client import Services, find_services, start_services, using_services
 from farm.services.state import is_held
 from farm.settings import Settings
 from farm.values import Health
 
-# A virtual board takes seconds to start, and a rack of them a minute.
-_PROBE_TIMEOUT_S = 120.0
 _LOOK_S = 0.25
 _OUT_OF_SERVICE = (Health.MAINTENANCE, Health.RETIRED, Health.UNSAFE)
 
@@ -28,8 +27,8 @@ _OUT_OF_SERVICE = (Health.MAINTENANCE, Health.RETIRED, Health.UNSAFE)
 def up(
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay in the terminal, log there.")] = False,
     wait: Annotated[
-        float, typer.Option("--wait", metavar="SECONDS", help="Wait so long for boards to be reached and probed.")
-    ] = 0.0,
+        str, typer.Option("--wait", metavar="60s", help="Wait so long for boards to be reached and probed.")
+    ] = "",
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
@@ -37,6 +36,7 @@ def up(
 
     def work() -> None:
         settings = farm_settings.load()
+        wait_s = read_duration_s("--wait", wait) if wait else 0.0
         if foreground:
             from farm.services import daemon
 
@@ -46,8 +46,8 @@ def up(
             output.stderr.print("the farm's services are up; `farm down` ends them")
         else:
             output.stderr.print("the farm's services were up already")
-        if wait > 0:
-            _wait_probed(settings, services, wait)
+        if wait_s:
+            _wait_probed(settings, services, wait_s)
         _show(settings, services, json)
 
     output.run(work, debug)
@@ -94,17 +94,15 @@ def status(json: options.Json = False, debug: options.Debug = False) -> None:
 
 def probe(
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Boards; none: all in service.")] = None,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="For all of them together.")
-    ] = _PROBE_TIMEOUT_S,
+    timeout: Annotated[str, typer.Option("--timeout", metavar="2m", help="For all of them together.")] = "2m",
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
     """Run the golden kernel on boards now, and let the result decide about their health."""
 
     def work() -> None:
-        if timeout <= 0:
-            raise UsageError(f"--timeout must be above 0, not {timeout:g}")
+        # A virtual board takes seconds to start, and a rack of them a minute.
+        timeout_s = read_duration_s("--timeout", timeout)
         settings = farm_settings.load()
         with options.open_store(settings) as store:
             chosen = list(dict.fromkeys(names or ())) or [
@@ -115,7 +113,7 @@ def probe(
         if not chosen:
             raise UsageError("there are no boards to probe", "`farm board add` registers one.")
         with using_services(settings, chosen, output.stderr.print) as services:
-            reports = services.probe(chosen, timeout)
+            reports = services.probe(chosen, timeout_s)
         if json:
             output.print_json(reports)
         else:
