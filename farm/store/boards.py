@@ -200,7 +200,7 @@ class BoardQueries(Base):
                 changes |= {"health": str(after.health), "health_reason": reason, "health_since": wall}
                 events.append((before.health, after.health))
             elif reason and not events:
-                if after.health is Health.SUSPECT:  # a doubt is as good as its newest reason; a quarantine keeps its own
+                if after.health is Health.SUSPECT:  # a quarantine keeps the reason that it began with
                     changes["health_reason"] = reason
                 events.append((before.health, after.health))
             if changes:
