@@ -4,6 +4,7 @@
     ├── UsageError          the caller's input is wrong             exit 2, never retried
     ├── TransientError      trying again may work                   exit 3 once retries are spent
     │   ├── DeadlineError       a wait ended; says what it waited for
+    │   │   └── BoardBusyError      somebody else had the board all the while
     │   └── BoardLostError      the connection to a board ended
     ├── PermanentError      trying again cannot work                exit 1
     │   ├── UnavailableError    a part of the farm is missing       exit 3
@@ -45,6 +46,10 @@ class TransientError(FarmError):
 
 class DeadlineError(TransientError):
     """A wait reached its deadline. The message says what was waited for, and for how long."""
+
+
+class BoardBusyError(DeadlineError):
+    """Another client held the board for as long as we waited. Nothing is wrong with the board."""
 
 
 class BoardLostError(TransientError):

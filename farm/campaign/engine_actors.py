@@ -11,7 +11,7 @@ import numpy as np
 import ray
 
 from device_agent.protocol import MeasureSpec, Outcome, RunSpec, Status
-from farm.errors import BoardUnsafeError, FarmError, TransientError, UnavailableError
+from farm.errors import BoardBusyError, BoardUnsafeError, FarmError, TransientError, UnavailableError
 from farm.fleet.tracker import Tracker
 from farm.measure.session import Arrays, BoardSession
 from farm.values import Lease
@@ -99,8 +99,20 @@ class BoardActor:
     Every answer is an outcome, never an exception, but for a board that is unsafe: that concerns more than a trial.
     """
 
-    def __init__(self, host: str, port: int, key: str, lease: Lease | None, like: Mapping[str, Any] | None) -> None:
-        """`like`: what a board has to say of itself in order to stand in for another one of its type."""
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        key: str,
+        lease: Lease | None,
+        like: Mapping[str, Any] | None,
+        request_timeout_s: float,
+    ) -> None:
+        """`like`: what a board has to say of itself in order to stand in for another one of its type.
+
+        `request_timeout_s`: how long a call waits for a board whose session was lost.
+        """
+        self._request_timeout_s = request_timeout_s
         self._tracker = Tracker(host, port)
         self._key = key
         self._lease = lease
@@ -115,7 +127,7 @@ class BoardActor:
         """An outcome's JSON and for how many seconds the session was busy with it."""
         started = time.monotonic()
         try:
-            session = self._open(REQUEST_TIMEOUT_S)
+            session = self._open(self._request_timeout_s)
             started = time.monotonic()
             outcome = session.measure(MeasureSpec.from_json(spec_json), library)
         except FarmError as error:
@@ -125,7 +137,8 @@ class BoardActor:
     def run_model(self, spec_json: str, program: bytes, inputs: Mapping[str, Any]) -> tuple[str, Arrays]:
         """An outcome's JSON and the outputs."""
         try:
-            outcome, outputs = self._open(REQUEST_TIMEOUT_S).run_model(RunSpec.from_json(spec_json), program, inputs)
+            session = self._open(self._request_timeout_s)
+            outcome, outputs = session.run_model(RunSpec.from_json(spec_json), program, inputs)
         except FarmError as error:
             return self._fault(error).to_json(), {}
         return outcome.to_json(), {name: np.asarray(value) for name, value in outputs.items()}
@@ -153,8 +166,9 @@ class BoardActor:
         self.close()
         if isinstance(error, BoardUnsafeError):
             raise error
-        # What may pass is the board's doing; what cannot work by trying again is ours.
-        status = Status.BOARD_LOST if isinstance(error, TransientError) else Status.FARM_ERROR
+        # What may pass is the board's doing; what cannot work by trying again is ours, as is that others may have it.
+        is_boards = isinstance(error, TransientError) and not isinstance(error, BoardBusyError)
+        status = Status.BOARD_LOST if is_boards else Status.FARM_ERROR
         return Outcome(status, str(error), board=self._key.partition("/")[2])
 
 
@@ -163,6 +177,6 @@ def start_search(*arguments: Any) -> Any:
     return ray.remote(num_cpus=0, max_restarts=0)(SearchActor).remote(*arguments)
 
 
-def start_board(host: str, port: int, key: str, lease: Lease | None, like: Mapping[str, Any] | None) -> Any:
+def start_board(*arguments: Any) -> Any:
     """A board actor on this host, which is where the board's tunnel ends."""
-    return ray.remote(num_cpus=0, max_restarts=0)(BoardActor).remote(host, port, key, lease, like)
+    return ray.remote(num_cpus=0, max_restarts=0)(BoardActor).remote(*arguments)

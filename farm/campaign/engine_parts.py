@@ -42,7 +42,7 @@ START_TIMEOUT_S = 180.0
 WORK_TIMEOUT_S = 900.0
 # What a call to the board may take besides its own deadline: waiting for the board, connecting, asking who it is, and
 # the grace of `farm.measure.session`. Twice, because another call may be before it.
-_CALL_OVERHEAD_S = 2 * (engine_actors.REQUEST_TIMEOUT_S + 60.0)
+_CALL_OVERHEAD_S = 60.0
 _SLOWEST_BYTES_PER_S = 5e6
 # A call that found the board gone is made again this often, on the agent that took the dead one's place.
 _RUN_ATTEMPTS = 3
@@ -63,18 +63,19 @@ class Parts:
         plan_target: Callable[[Mapping[str, Any]], TargetPlan],
         pipeline: str,
         host_cores: int,
-        board_timeout_s: float = BOARD_TIMEOUT_S,
+        request_timeout_s: float = engine_actors.REQUEST_TIMEOUT_S,
     ) -> None:
         """Start them; they load TVM in the background.
 
         `plan_target` says what to compile for, from what the board says of itself. `host_cores` is how many cores
-        search and build may use, `board_timeout_s` how long another client of the board is waited for at first.
+        search and build may use, `request_timeout_s` how long another client of the board is waited for.
         """
         self.site, self.settings = site, settings
         self.blame = Blame(site)
         self._store = store
         self._plan_target = plan_target
-        self._board_timeout_s = board_timeout_s
+        self._request_timeout_s = request_timeout_s
+        self._board_timeout_s = max(BOARD_TIMEOUT_S, request_timeout_s)
         self._search_arguments = (
             pipeline, settings.seed, settings.population, settings.generations, host_cores
         )  # fmt: skip
@@ -273,10 +274,9 @@ class Parts:
             self.event(str(outcome.status), self.site.key, message)
         raise BoardLostError(f"{self.site.key} was lost {_RUN_ATTEMPTS} times: {message}")
 
-    @staticmethod
-    def call_timeout_s(limit_s: float, size: int) -> float:
+    def call_timeout_s(self, limit_s: float, size: int) -> float:
         """When a call to the board's actor counts as stuck: the board's own deadlines come long before."""
-        return _CALL_OVERHEAD_S + 2 * (limit_s + size / _SLOWEST_BYTES_PER_S)
+        return 2 * (self._request_timeout_s + _CALL_OVERHEAD_S + limit_s + size / _SLOWEST_BYTES_PER_S)
 
     def event(self, kind: str, subject: str, message: str) -> None:
         """Log and store what happened."""
@@ -298,7 +298,7 @@ class Parts:
         if self.site.has_board:
             tracker = self.site.tracker
             self.board = engine_actors.start_board(
-                tracker.host, tracker.port, self.site.key, self.site.lease, self._like
+                tracker.host, tracker.port, self.site.key, self.site.lease, self._like, self._request_timeout_s
             )
             if self._like is None:
                 self._connecting = self.board.connect.remote(self._board_timeout_s)

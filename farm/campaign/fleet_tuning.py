@@ -68,6 +68,4 @@ class FleetTuning(Tuning):
             FleetSite(services, self._store, self._board_type.name, self._name, self._purpose, self._wait_s, note)
         )
         cores = len(os.sched_getaffinity(0))
-        self._start_parts(
-            self.site, lambda about: plan_target(self._board_type, about, cores), cores, max(60.0, self._wait_s)
-        )
+        self._start_parts(self.site, lambda about: plan_target(self._board_type, about, cores), cores, self._wait_s)

@@ -19,7 +19,8 @@ from typing import Any, Protocol, TypeVar
 
 from farm.campaign.board_choice import TargetPlan, plan_target
 from farm.campaign.engine import Engine
-from farm.campaign.engine_parts import BOARD_TIMEOUT_S, Parts
+from farm.campaign.engine_actors import REQUEST_TIMEOUT_S
+from farm.campaign.engine_parts import Parts
 from farm.campaign.engine_ray import ray_running
 from farm.campaign.engine_verify import Verdict, verify_winners
 from farm.campaign.machine import close_abandoned_campaigns, machine_lock, process_identity
@@ -111,7 +112,7 @@ class Tuning(abc.ABC):
         site: Site,
         plan_target: Callable[[Mapping[str, Any]], TargetPlan],
         host_cores: int,
-        board_timeout_s: float = BOARD_TIMEOUT_S,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
         """Ray and the parts, from the thread that lives as long as they do."""
         settings = self._settings
@@ -126,7 +127,7 @@ class Tuning(abc.ABC):
                 plan_target,
                 self._board_type.pipeline,
                 host_cores,
-                board_timeout_s,
+                request_timeout_s,
             )
         )
 

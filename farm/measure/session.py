@@ -36,6 +36,7 @@ from device_agent.protocol import (
     RunSpec,
 )
 from farm.errors import (
+    BoardBusyError,
     BoardLostError,
     BoardUnsafeError,
     DeadlineError,
@@ -95,8 +96,8 @@ class BoardSession:
         """Wait for the board and connect. Raises DeadlineError, BoardLostError, UnavailableError, BoardUnsafeError.
 
         With a lease, the agent first ends what an earlier lease of the same store left there, and from then on refuses
-        this session once a later one has come. A client that holds the board without a lease is waited for. Raises
-        LeaseOverError where a later lease is known already.
+        this session once a later one has come. A client that holds the board without a lease is waited for: raises
+        BoardBusyError where that was in vain. Raises LeaseOverError where a later lease is known already.
         """
         self.key = key
         self._claim = None if lease is None else fences.to_claim(lease)
@@ -178,10 +179,9 @@ class BoardSession:
             return tracker.request(self.key, timeout_s)
         except DeadlineError as error:
             report = self._send_fence(tracker, _HOLDER_TIMEOUT_S)
-            holder = report.holder if report is not None else ""
-            raise DeadlineError(
-                f"{error.message}{f'; it is held by {holder}' if holder else ''}", error.hint
-            ) from error
+            if report is None or not report.holder:
+                raise
+            raise BoardBusyError(f"{error.message}; it is held by {report.holder}", error.hint) from error
 
     def _send_fence(self, tracker: Tracker | Direct, timeout_s: float) -> ClaimReport | None:
         """The agent's answer, None where it cannot be had: then the request or the claim will tell."""

@@ -20,7 +20,7 @@ import pytest
 
 from device_agent import protocol
 from device_agent.protocol import ClaimReport, ClaimStatus, LeaseClaim, OperatingPoint, PinStatus, Status
-from farm.errors import BoardLostError, DeadlineError, LeaseOverError, PermanentError, UnavailableError
+from farm.errors import BoardBusyError, BoardLostError, LeaseOverError, PermanentError, UnavailableError
 from farm.fleet import fences
 from farm.fleet.lease_keeper import LeaseKeeper
 from farm.fleet.tracker import Tracker
@@ -232,7 +232,7 @@ def test_a_stock_client_is_waited_for(client: Tracker, tracker: Any, agent: Agen
     """A lease does not end the session of a client that knows no leases: it waits, says for whom, and then proceeds."""
     stock = tracker.request(agent.key)
     lease = make_lease(agent, 7, "waits")
-    with pytest.raises(DeadlineError, match="held by a client that is not the farm"):
+    with pytest.raises(BoardBusyError, match="held by a client that is not the farm"):
         BoardSession(client, agent.key, 0.5, lease)
     assert stock.cpu(0).exist  # undisturbed
     started = threading.Event()

@@ -49,6 +49,7 @@ def test_exit_codes_follow_the_contract() -> None:
         "UsageError": 2,
         "TransientError": 3,
         "DeadlineError": 3,
+        "BoardBusyError": 3,
         "BoardLostError": 3,
         "PermanentError": 1,
         "UnavailableError": 3,
