@@ -82,8 +82,7 @@ def _plan_slices(looks: Sequence[_Look], clock: Sequence[str]) -> list[tuple[_Lo
 
 def _plan_looks(document: Document, batch: int) -> list[_Look]:
     """Tuned first: it is what one ships, and keeps its colour in every picture."""
-    chosen = [series for series in document["series"] if series["batch"] == batch]
-    chosen.sort(key=lambda series: series["variant"] != "tuned")
+    chosen = [series for series in sweep_rows.order_series(document) if series["batch"] == batch]
     return [
         _Look(series, series["variant"], _COLOURS[index % len(_COLOURS)], _SHAPES[index % len(_SHAPES)])
         for index, series in enumerate(chosen)
@@ -108,7 +107,7 @@ def _draw_front(document: Document, looks: Sequence[_Look], folder: pathlib.Path
         axes.set_xlabel(f"latency per inference, {time.unit}")
         axes.set_ylabel(f"energy per inference, {energy.unit}")
         handles = _legend(looks, rows, front=True, dominated=any(not row["on_front"] for row in rows))
-        beyond = f"; {left_out} points beyond {_FAR:g} times the front are in the table alone" if left_out else ""
+        beyond = f"; {left_out} points far off it are in the table only" if left_out else ""
         _frame(figure, [axes], document, f"Latency against energy, lower left is better{beyond}", handles)
         _draw_limits(axes, document["goal"], time, energy)
         _label_points(axes, document, looks, rows, time, energy)
@@ -326,7 +325,7 @@ def _legend(looks: Sequence[_Look], rows: Sequence[Row], *, front: bool, dominat
         meaning = f"{look.label}, on the front" if front else look.label
         marks.append(_mark(look.shape, look.colour, look.colour, meaning))
     if front and dominated:
-        marks.append(_mark("o", _DOMINATED, _DOMINATED, "beaten in both"))
+        marks.append(_mark("o", _DOMINATED, _DOMINATED, "not on the front"))
     if any(row["predicted"] for row in rows):
         marks.append(_mark("o", plots.FAINT, "white", "predicted, not measured"))
     if any(sweep_rows.find_pick(look.series) for look in looks):

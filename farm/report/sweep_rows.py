@@ -92,6 +92,11 @@ def list_rails(document: Document) -> list[str]:
     return list(dict.fromkeys(rail for row in rows for rail in row["rail_power_w"]))
 
 
+def order_series(document: Document) -> list[Series]:
+    """The series as people want to see them: tuned ones first, since that is what one ships."""
+    return sorted(document["series"], key=lambda series: bool(series["variant"] != "tuned"))
+
+
 def list_batches(document: Document) -> list[int]:
     """The batch sizes, in the order of the series."""
     return list(dict.fromkeys(series["batch"] for series in document["series"]))

@@ -121,5 +121,5 @@ def _scale(values: Iterable[float], units: tuple[tuple[float, str], ...]) -> Sca
 def _plan_digits(value: float, width: float) -> int:
     """Digits behind the point: three significant ones, up to two more where the interval is narrower than that."""
     usual = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 2
-    needed = max(0, math.ceil(-math.log10(width))) + 1 if width > 0 else 0
+    needed = max(0, math.ceil(-math.log10(width)) + 1) if width > 0 else 0
     return min(max(usual, needed), usual + 2)

@@ -32,7 +32,7 @@ def row(
 ) -> dict[str, Any]:
     """One row; `work` is in cycles of the first clock."""
     rng = random.Random(f"{seed} {key} {work}")
-    hz = domains[0][1] or 1_000_000_000
+    hz = (domains and domains[0][1]) or 1_000_000_000
     latency = (work / hz + 0.0015) * rng.uniform(0.99, 1.01)
     volt = 0.9 + 0.2 * max(0.0, (hz - 1e9) / 0.5e9)
     others = sum(0.4 * ((other or 0) / 1e9) for _, other, _, _ in domains[1:])

@@ -1,0 +1,129 @@
+"""A sweep's result in words: what to set, what it costs against the fastest point, how sure that is.
+
+Which point is picked was decided by the sweep; here it is only told. Texts are plain; the page marks them up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from farm.report import sweep_rows, sweep_words
+from farm.report.sweep_rows import Document, Series
+from farm.report.sweep_words import format_percent, format_point
+
+_OBJECTIVES = {
+    "energy": "the least energy per inference",
+    "latency": "the least latency",
+    "power": "the least power",
+    "edp": "the least product of energy and latency",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """The lead says what to set, or that there is nothing to recommend; the text says why, and what it costs."""
+
+    series: str
+    lead: str
+    text: str
+
+
+def write_answers(document: Document) -> list[Answer]:
+    """One answer per series, tuned ones first."""
+    return [_answer(document, series) for series in sweep_rows.order_series(document)]
+
+
+def describe_goal(goal: Mapping[str, Any]) -> str:
+    """What was asked for: `the least energy per inference, with a latency of at most 33 ms`."""
+    limits = []
+    if goal["deadline_s"]:
+        what = "95th percentile of the latency" if goal.get("deadline_on_p95") else "latency"
+        scale = sweep_words.seconds_scale([goal["deadline_s"]])
+        limits.append(f"a {what} of at most {scale.text(goal['deadline_s'])}")
+    if goal["max_power_w"]:
+        limits.append(f"a power of at most {sweep_words.WATT.text(goal['max_power_w'])}")
+    objective = _OBJECTIVES.get(goal["objective"], str(goal["objective"]))
+    return objective + (f", with {' and '.join(limits)}" if limits else "")
+
+
+def compare_variants(document: Document) -> list[str]:
+    """Tuned against untuned at the operating points where both were measured, per batch size."""
+    sentences = []
+    for batch in sweep_rows.list_batches(document):
+        by_variant = {series["variant"]: series for series in document["series"] if series["batch"] == batch}
+        if not {"tuned", "untuned"} <= by_variant.keys():
+            continue
+        tuned = {row["key"]: row for row in sweep_rows.measured(by_variant["tuned"])}
+        pairs = [(tuned[r["key"]], r) for r in sweep_rows.measured(by_variant["untuned"]) if r["key"] in tuned]
+        if not pairs:
+            continue
+        times = [sweep_rows.divide(one["latency_s"], other["latency_s"]) for one, other in pairs]
+        told = f"takes {_spread(times)} of the time"
+        energies = [
+            sweep_rows.divide(one["energy_j"], other["energy_j"])
+            for one, other in pairs
+            if one["energy_j"] and other["energy_j"]
+        ]
+        told += f" and {_spread(energies)} of the energy" if energies else ""
+        at = "the one operating point" if len(pairs) == 1 else f"the {len(pairs)} operating points"
+        size = f", batch {batch}" if len(sweep_rows.list_batches(document)) > 1 else ""
+        mean = " (geometric mean, and the range)" if len(pairs) > 1 else ""
+        sentences.append(f"At {at} where both were measured{size}, tuned {told} of untuned{mean}.")
+    return sentences
+
+
+def _spread(ratios: list[sweep_rows.Ratio]) -> str:
+    mean = f"{sweep_rows.mean_ratio(ratios):.0%}".replace("%", " %")
+    if len(ratios) == 1:
+        return mean
+    low, high = min(ratio.value for ratio in ratios), max(ratio.value for ratio in ratios)
+    return f"{mean} ({low * 100:.0f} – {high * 100:.0f} %)"
+
+
+def _answer(document: Document, series: Series) -> Answer:
+    name = sweep_words.name_series(series, document)
+    pick, row = series["pick"], sweep_rows.find_pick(series)
+    if not pick or row is None:
+        text = _sentence(series["no_pick"] or "the sweep ended before one was chosen")
+        return Answer(name, "No operating point can be recommended.", text)
+    rows = sweep_rows.counted(series)
+    time = sweep_words.seconds_scale(each["latency_s"]["value"] for each in rows)
+    value, interval = time.interval(row["latency_s"])
+    costs = f"{value} {time.unit} ({interval})"
+    if row["energy_j"]:
+        energy = sweep_words.joule_scale(each["energy_j"]["value"] for each in rows if each["energy_j"])
+        value, interval = energy.interval(row["energy_j"])
+        costs += f" and {value} {energy.unit} ({interval})"
+        if row["power_w"]:
+            costs += f", at {sweep_words.WATT.text(row['power_w']['value'])}"
+    measured = "" if row["measured"] else " as far as is predicted: this point was not measured"
+    what = "An inference" if series["batch"] == 1 else f"A batch of {series['batch']}"
+    then = "" if row["key"] == "default" else " then"
+    sentences = [f"{what}{then} takes {costs}{measured}.", _against_fastest(series)]
+    if len(sweep_rows.measured(series)) > 1:
+        sentences.append(f"It was picked for {describe_goal(document['goal'])}.")
+        sentences.append(f"This pick is {sweep_words.format_share(pick['certainty'])} certain.")
+    return Answer(name, _lead(row["key"]), " ".join(sentence for sentence in sentences if sentence))
+
+
+def _lead(key: str) -> str:
+    return "Leave the clocks as they are." if key == "default" else f"Set {format_point(key)}."
+
+
+def _against_fastest(series: Series) -> str:
+    fastest, against = sweep_rows.find_fastest(series), series["pick"]["against_fastest"]
+    if fastest is None or len(sweep_rows.measured(series)) < 2:
+        return ""
+    if fastest["key"] == series["pick"]["key"]:
+        return "It is also the fastest point that was measured."
+    longer = format_percent(against["latency"], "longer", "shorter", "no longer")
+    told = f"Against the fastest point ({format_point(fastest['key'])}) that is {longer}"
+    if against["energy"] is not None:
+        told += f", for {format_percent(against['energy'], 'more energy', 'less energy', 'the same energy')}"
+    return told + "."
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(".") + "."

@@ -1,0 +1,202 @@
+"""The report of a sweep: one HTML page that needs nothing but itself, with CSV, JSON and the pictures beside it."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from farm.report import sweep_answer, sweep_csv, sweep_html, sweep_plots, sweep_rows, sweep_tables, sweep_words
+from farm.report.sweep_html import Cell, Line, element, escape, items, section
+from farm.report.sweep_plots import Picture
+from farm.report.sweep_rows import Document, Series
+
+PAGE, CSV, JSON = "sweep.html", "sweep.csv", "sweep.json"
+_STATES = {
+    "running": "This sweep is still running; what follows is what there is so far.",
+    "interrupted": "This sweep was interrupted before it was done.",
+    "failed": "This sweep failed before it was done.",
+    "voided": "This sweep was voided: nothing below should be relied on.",
+}
+
+
+def write_sweep_report(document: Mapping[str, Any], folder: pathlib.Path) -> dict[str, str]:
+    """Write the report into `folder`, which is made if need be; return the paths of `page`, `csv`, `json` and pictures.
+
+    `document` is what `farm sweep show ID --json` prints. Raises OSError where the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = sweep_plots.draw_pictures(document, folder)
+    texts = {
+        "page": (PAGE, write_page(document, pictures)),
+        "csv": (CSV, sweep_csv.write_csv(document)),
+        "json": (JSON, json.dumps(document, indent=2, allow_nan=False) + "\n"),
+    }
+    for name, text in texts.values():
+        (folder / name).write_text(text, encoding="utf-8")
+    paths = {kind: str(folder / name) for kind, (name, _) in texts.items()}
+    return paths | {picture.name: str(folder / f"{picture.name}.png") for picture in pictures}
+
+
+def write_page(document: Document, pictures: list[Picture]) -> str:
+    """The page's text."""
+    board = document["board"]
+    simulated = " (simulated)" if board["simulated"] else ""
+    title = f"{document['model']} on {board['type']}{simulated}"
+    energy = sweep_rows.has_energy(document)
+    parts = [
+        element("h1", title),
+        element("p", _subtitle(document), "sub"),
+        _warnings(document),
+        *_answers(document),
+        *(element("p", sentence) for sentence in sweep_answer.compare_variants(document)),
+        "" if energy else element("p", "This board has no power sensor for its total: power and energy are not known."),
+        section("Pictures", *(sweep_html.figure(picture.svg, picture.caption) for picture in pictures)),
+        section("Runners-up", *(_runners_up(document, series) for series in sweep_rows.order_series(document))),
+        section(
+            "Every operating point",
+            _how_to_read(document),
+            *(_points(document, s) for s in sweep_rows.order_series(document)),
+        ),
+        section("Power by rail", *_rails(document)),
+        section("What was merged", _merged(document)),
+        section("Drift", items(_drift(document))),
+        section("Notes", items(document["notes"])),
+        section("Environment", sweep_html.pairs(_environment(document))),
+        f"<footer>{escape(_footer(document))} Beside this page: {_link(CSV)}, {_link(JSON)}.</footer>",
+    ]
+    return sweep_html.page(title, parts)
+
+
+def _subtitle(document: Document) -> str:
+    grid, board = document["grid"], document["board"]
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(document["started_at"]))
+    names = ", ".join(board["names"])
+    points = f"{grid['measured']} of {grid['points']} operating points measured"
+    took = sweep_words.format_duration(document["seconds"])
+    word = "board" if len(board["names"]) == 1 else "boards"
+    return f"Sweep {document['sweep']} · {word} {names} · {points} · started {when}, took {took}"
+
+
+def _warnings(document: Document) -> str:
+    simulated = "Simulated: this board is a model of hardware. No figure below was measured on a real one."
+    broken = _STATES.get(document["state"], "")
+    parts = [element("p", simulated, "simulated") if document["board"]["simulated"] else ""]
+    return "\n".join([*parts, element("p", broken, "broken")])
+
+
+def _answers(document: Document) -> list[str]:
+    blocks = []
+    for index, answer in enumerate(sweep_answer.write_answers(document)):
+        kind = "answer other" if index else "answer"
+        of = element("p", answer.series.capitalize(), "of") if len(document["series"]) > 1 else ""
+        blocks.append(f'<div class="{kind}">{of}{element("p", answer.lead, "lead")}{element("p", answer.text)}</div>')
+    return blocks
+
+
+def _runners_up(document: Document, series: Series) -> str:
+    if not series["pick"] or not series["pick"]["runners_up"]:
+        return ""
+    time_scale = sweep_words.seconds_scale(row["latency_s"]["value"] for row in sweep_rows.counted(series))
+    energies = [row["energy_j"]["value"] for row in sweep_rows.counted(series) if row["energy_j"]]
+    energy_scale = sweep_words.joule_scale(energies)
+    lines = []
+    for runner in series["pick"]["runners_up"]:
+        row = sweep_rows.find_row(series, runner["key"])
+        cells = [Cell(sweep_words.format_point(runner["key"]))]
+        cells.append(
+            Cell(time_scale.number(row["latency_s"]["value"] if row and row["latency_s"] else None), kind="number")
+        )
+        if energies:
+            value = row["energy_j"]["value"] if row and row["energy_j"] else None
+            cells.append(Cell(energy_scale.number(value), kind="number"))
+        lines.append(Line([*cells, Cell(runner["text"])]))
+    head = [
+        "operating point",
+        f"latency, {time_scale.unit}",
+        *([f"energy, {energy_scale.unit}"] if energies else []),
+        "",
+    ]
+    return sweep_html.table(head, lines, sweep_words.name_series(series, document))
+
+
+def _how_to_read(document: Document) -> str:
+    told = ["Below each figure stands its 95 % interval. Latency is the median of one call of the whole model."]
+    if sweep_rows.has_energy(document):
+        told.append(
+            "Energy is that of one call; above idle is without what the board draws at these clocks doing nothing."
+        )
+    if any(row["predicted"] for series in document["series"] for row in series["rows"]):
+        told.append("Rows in italics were predicted by a fit to the measured ones, not measured.")
+    return element("p", " ".join(told), "how")
+
+
+def _points(document: Document, series: Series) -> str:
+    _, left_out = sweep_tables.choose_rows(series)
+    more = f"{left_out:,} more points were only predicted, away from the front; they are in {CSV}." if left_out else ""
+    name = sweep_words.name_series(series, document)
+    heading = element("h3", name.capitalize()) if len(document["series"]) > 1 else ""
+    return heading + sweep_tables.draw_points(document, series) + element("p", more, "how")
+
+
+def _rails(document: Document) -> list[str]:
+    tables = [sweep_tables.draw_rails(document, series) for series in sweep_rows.order_series(document)]
+    if not any(tables):
+        return []
+    told = "Rails may contain each other, so they need not add up to the total."
+    return [element("p", told, "how"), *tables]
+
+
+def _merged(document: Document) -> str:
+    merged = document["grid"]["merged"]
+    if not merged:
+        return ""
+    lines = [
+        Line(
+            [
+                Cell(sweep_words.format_point(merge["kept"])),
+                Cell(_list_dropped(merge["dropped"])),
+                Cell(merge["reason"]),
+            ]
+        )
+        for merge in merged
+    ]
+    told = "The board makes the same of these points, so each was measured once."
+    return element("p", told, "how") + sweep_html.table(["measured", "stands for", "why"], lines)
+
+
+def _list_dropped(keys: list[str]) -> str:
+    shown = "; ".join(map(sweep_words.format_point, keys[:4]))
+    return shown + (f"; and {len(keys) - 4} more" if len(keys) > 4 else "")
+
+
+def _drift(document: Document) -> list[str]:
+    told = []
+    for series in sweep_rows.order_series(document):
+        drift = series["drift"]
+        if not drift:
+            continue
+        text = drift["text"] or f"{drift['percent']:.1f} %" + (", corrected" if drift["corrected"] else "")
+        void = " Too much: the sweep is void." if drift["void"] else ""
+        told.append(f"{sweep_words.name_series(series, document)}: {text}.{void}")
+    anchors = {series["anchor"] for series in document["series"] if series["anchor"]}
+    if told and anchors:
+        points = " and ".join(sorted(map(sweep_words.format_point, anchors)))
+        told.append(f"The anchor, measured again and again in between: {points}.")
+    return told
+
+
+def _environment(document: Document) -> list[tuple[str, object]]:
+    asked = ("asked for", sweep_answer.describe_goal(document["goal"]))
+    return [asked, *((k.replace("_", " "), v) for k, v in document["environment"].items() if v not in (None, ""))]
+
+
+def _footer(document: Document) -> str:
+    simulated = " All figures are simulated." if document["board"]["simulated"] else ""
+    return f"Written by farm sweep report {document['sweep']}.{simulated}"
+
+
+def _link(name: str) -> str:
+    return f'<a href="{escape(name)}">{escape(name)}</a>'

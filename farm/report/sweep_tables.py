@@ -1,0 +1,121 @@
+"""The tables of a sweep's page: every point with its figures and intervals, and power by rail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from farm.report import sweep_html, sweep_rows, sweep_words
+from farm.report.sweep_html import Cell, Line
+from farm.report.sweep_rows import Document, Row, Series
+from farm.report.sweep_words import WATT, Scale, format_point
+
+# Predictions beyond the front are worth a line each only while they are few.
+_MAX_PREDICTIONS = 40
+_NUMBER = "number"
+
+
+def choose_rows(series: Series) -> tuple[list[Row], int]:
+    """Rows for the page, and how many predictions are left to the CSV. Slow clocks come last, as measured."""
+    predictions = [row for row in series["rows"] if not row["measured"]]
+    if len(predictions) > _MAX_PREDICTIONS:
+        keep = [
+            row for row in series["rows"] if row["measured"] or row["on_front"] or row is sweep_rows.find_pick(series)
+        ]
+        return keep, len(series["rows"]) - len(keep)
+    return list(series["rows"]), 0
+
+
+def draw_points(document: Document, series: Series) -> str:
+    """The main table of a series: latency, power, energy, temperature and marks of each operating point."""
+    rows, _ = choose_rows(series)
+    common = sweep_words.find_common_words(row["key"] for row in series["rows"])
+    known = [row for row in rows if row["latency_s"]]
+    time = sweep_words.seconds_scale(row["latency_s"]["value"] for row in known)
+    energies = [row[name]["value"] for row in rows for name in ("energy_j", "energy_above_idle_j") if row[name]]
+    energy = sweep_words.joule_scale(energies)
+    power = sweep_rows.has_energy(document) or any(row["power_w"] for row in rows)
+    batch = series["batch"]
+    head = ["operating point", f"latency, {time.unit}", f"95th percentile, {time.unit}"]
+    if power:
+        head += ["power, W", f"energy, {energy.unit}", f"above idle, {energy.unit}"]
+        head += ["inferences per J" if batch == 1 else "inputs per J"]
+    head += ["°C", ""]
+    lines = []
+    for row in rows:
+        cells = [Cell(format_point(row["key"], common), note=_note(row)), _estimate(row, "latency_s", time)]
+        cells.append(Cell(time.number(row["latency_p95_s"]), kind=_NUMBER))
+        if power:
+            cells += [_estimate(row, "power_w", WATT), _estimate(row, "energy_j", energy)]
+            cells.append(_estimate(row, "energy_above_idle_j", energy))
+            each = row["inferences_per_joule"]
+            cells.append(Cell("–" if each is None else sweep_words.format_number(each * batch), kind=_NUMBER))
+        celsius = row["temperature_c"]
+        cells += [
+            Cell("–" if celsius is None else f"{celsius:.0f}", kind=_NUMBER),
+            Cell("", badges=_badges(series, row)),
+        ]
+        lines.append(Line(cells, _line_kind(series, row)))
+    return sweep_html.table(head, lines, _caption(document, series, common))
+
+
+def draw_rails(document: Document, series: Series) -> str:
+    """Power by rail at each measured point; "" where no rail was read."""
+    rails = sweep_rows.list_rails(document)
+    rows = [row for row in series["rows"] if row["rail_power_w"]]
+    if not rails or not rows:
+        return ""
+    common = sweep_words.find_common_words(row["key"] for row in series["rows"])
+    lines = [
+        Line(
+            [
+                Cell(format_point(row["key"], common)),
+                Cell(WATT.number(row["power_w"]["value"] if row["power_w"] else None), kind=_NUMBER),
+                *(Cell(WATT.number(row["rail_power_w"].get(rail)), kind=_NUMBER) for rail in rails),
+            ],
+            _line_kind(series, row),
+        )
+        for row in rows
+    ]
+    return sweep_html.table(["operating point", "total, W", *rails], lines, _caption(document, series, common))
+
+
+def _estimate(row: Row, quantity: str, scale: Scale) -> Cell:
+    if not row[quantity]:
+        return Cell("–", kind=_NUMBER)
+    value, interval = scale.interval(row[quantity])
+    return Cell(value, note=interval, kind=_NUMBER)
+
+
+def _note(row: Row) -> str:
+    if row["invalid"]:
+        return str(row["invalid"])
+    return "throttled: not counted" if row["throttled"] else ""
+
+
+def _badges(series: Series, row: Row) -> Sequence[tuple[str, str]]:
+    badges = []
+    if series["pick"] and series["pick"]["key"] == row["key"]:
+        badges.append(("pick", "pick"))
+    if row["on_front"]:
+        badges.append(("front", "front"))
+    if row["predicted"]:
+        badges.append(("predicted", "predicted"))
+    if row["throttled"]:
+        badges.append(("throttled", "bad"))
+    elif row["invalid"]:
+        badges.append(("not counted", "bad"))
+    return badges
+
+
+def _line_kind(series: Series, row: Row) -> str:
+    if not sweep_rows.counts(row):
+        return "void" if row["measured"] or row["invalid"] or row["throttled"] else "predicted"
+    if series["pick"] and series["pick"]["key"] == row["key"]:
+        return "pick"
+    return "predicted" if row["predicted"] else ""
+
+
+def _caption(document: Document, series: Series, common: Sequence[str]) -> str:
+    same = f"; everywhere {format_point(' '.join(common))}" if common else ""
+    simulated = ", simulated" if document["board"]["simulated"] else ""
+    return f"{sweep_words.name_series(series, document)} on {document['board']['type']}{simulated}{same}"
