@@ -1,4 +1,4 @@
-"""What an outcome says of the board it came from: kept, changed where the board was no longer ours, told to the farm."""
+"""What an outcome says of its board: kept, changed where the board was no longer ours, told to the farm."""
 
 from __future__ import annotations
 
