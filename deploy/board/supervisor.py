@@ -59,7 +59,12 @@ class Service:
             self.restarts += 1
             self._due = time.monotonic() + self._pause_s
         if self._process is None and time.monotonic() >= self._due:
-            self._start()
+            try:
+                self._start()
+            except OSError as error:
+                say(f"{self.name} cannot be started: {error}")
+                self.restarts += 1
+                self._due = time.monotonic() + self._pause_s
 
     def _start(self) -> None:
         account: dict[str, Any] = {}

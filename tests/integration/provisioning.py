@@ -55,9 +55,28 @@ def find_system_python() -> str:
     return done.stdout.strip()
 
 
+def make_interpreter(folder: pathlib.Path) -> pathlib.Path:
+    """An archive such as python-build-standalone publishes, made of this machine's own Python."""
+    series = find_system_python()
+    place = folder / "python"
+    (place / "bin").mkdir(parents=True)
+    shutil.copy(pathlib.Path("/usr/bin/python3").resolve(), place / "bin" / f"python{series}")
+    (place / "bin" / "python3").symlink_to(f"python{series}")
+    unwanted = shutil.ignore_patterns("test", "dist-packages", "site-packages", "config-*", "__pycache__", "idlelib")
+    stdlib = f"lib/python{series}"
+    # Debian's has links out of it, which uv refuses.
+    shutil.copytree(f"/usr/{stdlib}", place / stdlib, ignore=unwanted, ignore_dangling_symlinks=True)
+    name = f"cpython-{series}.99+20990101-{os.uname().machine}-unknown-linux-gnu-install_only.tar.gz"
+    with tarfile.open(folder / name, "w:gz", compresslevel=1) as archive:
+        archive.add(place, "python")
+    shutil.rmtree(place)
+    return folder / name
+
+
 def make_bundle(folder: pathlib.Path) -> Bundle:
-    """A bundle for this machine, as the farm makes it."""
-    return build_bundle(Recipe(os.uname().machine, (find_system_python(),)), folder / "own.tar")
+    """A bundle for this machine as the farm makes it, with an interpreter."""
+    recipe = Recipe(os.uname().machine, (find_system_python(),), archive=make_interpreter(folder))
+    return build_bundle(recipe, folder / "own.tar")
 
 
 def change_agent(bundle: Bundle, version: str, agent: str = "") -> Bundle:

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -17,12 +18,14 @@ import psutil
 import pytest
 
 from farm.errors import PermanentError
+from farm.fleet.provision import interpreters
 from farm.fleet.provision.board import Job, Target
 from farm.fleet.provision.boards import provision_boards
 from farm.fleet.provision.bundle import Bundle
 from farm.fleet.provision.bundle_build import BundleCache
 from farm.fleet.provision.proof import TunnelProof
 from farm.fleet.provision.reports import Outcome, StepReport
+from farm.fleet.ssh_files import hash_file
 from farm.search.golden import GoldenKernels
 from tests.integration.conftest import Tracker, find_free_port, wait_until
 from tests.integration.provisioning import (
@@ -34,6 +37,7 @@ from tests.integration.provisioning import (
     find_system_python,
     list_tree,
     make_bundle,
+    make_interpreter,
     make_target,
     open_folder,
     provision,
@@ -330,3 +334,91 @@ def test_work_that_is_interrupted(sshd: Sshd, bundles: dict[str, Bundle], job: J
     assert report.state == "as before: no agent of ours"
     assert provision(target, bundles["1"], dataclasses.replace(job, uninstall=True)).outcome is Outcome.REMOVED
     assert list_tree(room) == before
+
+
+def hide_pythons(folder: pathlib.Path) -> str:
+    """Options for a server on whose board no system Python is found: its commands run where other files cover them."""
+    script = folder / "without-python"
+    script.write_text(
+        "#!/bin/sh\n"
+        'case "$SSH_ORIGINAL_COMMAND" in *sftp*) exec /usr/lib/openssh/sftp-server;; esac\n'
+        'for python in /usr/bin/python3.*[0-9]; do mount --bind /dev/null "$python" || exit 1; done\n'
+        'exec sh -c "$SSH_ORIGINAL_COMMAND"\n'
+    )
+    script.chmod(0o755)
+    return f"ForceCommand unshare -m {script}"
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode != 0
+    or not pathlib.Path("/usr/lib/openssh/sftp-server").exists(),
+    reason="a board without a Python is made with unshare and Debian's sftp-server",
+)
+def test_a_board_without_a_python_of_its_own(
+    bundles: dict[str, Bundle], job: Job, room: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """It gets the bundle's, unpacked by uv without a network; and nothing of it stays."""
+    before = list_tree(room)
+    with running_sshd(tmp_path / "sshd", hide_pythons(tmp_path)) as server:
+        target = make_target("bare", server.pinned)
+        report = provision(target, bundles["1"], job)
+        assert report.outcome is Outcome.PROVISIONED
+        assert "Python older than 3.10" in next(step.detail for step in report.steps if step.name == "check")
+        assert "python" in changed_steps(report)
+        (agent,) = find_agents(target)
+        assert pathlib.Path(agent.exe()).is_relative_to(job.prefix)
+        assert provision(target, bundles["1"], job).outcome is Outcome.UNCHANGED
+        assert provision(target, bundles["1"], dataclasses.replace(job, uninstall=True)).outcome is Outcome.REMOVED
+    assert list_tree(room) == before
+
+
+def test_an_interpreter_is_fetched_from_a_mirror(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator's uv takes it from wherever it is told to, and the archive is kept as it was published."""
+    archive = make_interpreter(tmp_path)
+    interpreter = interpreters.parse_interpreter(archive)
+    downloads = interpreter.to_downloads(hash_file(archive)).replace(interpreters.FOLDER_MARK, str(tmp_path))
+    (tmp_path / "downloads.json").write_text(downloads)
+    monkeypatch.setenv("UV_PYTHON_DOWNLOADS_JSON_URL", f"file://{tmp_path}/downloads.json")
+    target = tmp_path / "fetched"
+    target.mkdir()
+    fetched = interpreters.fetch_interpreter(interpreter.series, interpreter.arch, target)
+    assert (fetched.name, hash_file(fetched)) == (archive.name, hash_file(archive))
+
+
+@pytest.fixture
+def login(room: pathlib.Path) -> Iterator[pathlib.Path]:
+    """The home of a user who is nobody special."""
+    name, home = f"farm-test-{os.getpid()}", room / "home"
+    home.mkdir(mode=0o755)
+    command = ["useradd", "--no-create-home", "--home-dir", str(home), "--shell", "/bin/sh"]
+    # sshd lets nobody in whose password is locked; this one only fits nothing.
+    if subprocess.run([*command, "--password", "*", name], check=False).returncode:
+        pytest.skip("users cannot be made here")
+    try:
+        shutil.chown(home, name, name)
+        yield home
+    finally:
+        remove = ["userdel", name]
+        wait_until(lambda: not subprocess.run(remove, check=False, capture_output=True).returncode, "the user's end")
+
+
+def test_a_login_that_is_not_root(
+    bundles: dict[str, Bundle], job: Job, room: pathlib.Path, login: pathlib.Path
+) -> None:
+    """The agent is installed below its home and runs as the login; what is lacking is said."""
+    folder = room / "sshd"
+    folder.mkdir(mode=0o755)
+    before = list_tree(login)
+    with running_sshd(folder) as server:
+        address = dataclasses.replace(server.pinned, user=login.owner())
+        target = make_target("humble", address)
+        job = dataclasses.replace(job, prefix="")
+        report = provision(target, bundles["1"], job)
+        assert report.outcome is Outcome.PROVISIONED
+        assert "no clock helper" in report.notes[0]
+        (agent,) = find_agents(target)
+        assert agent.username() == login.owner()
+        assert (login / ".local/share/tvm-farm-board/current").exists()
+        assert provision(target, bundles["1"], job).outcome is Outcome.UNCHANGED
+        assert provision(target, bundles["1"], dataclasses.replace(job, uninstall=True)).outcome is Outcome.REMOVED
+    assert list_tree(login) == before

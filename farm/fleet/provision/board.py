@@ -88,7 +88,7 @@ class Provisioner:
         self._notes: list[str] = []
         self._stop = threading.Event()
         self._connection: SshConnection | None = None
-        self._sudo = False
+        self._as_root = self._sudo = False
         self._version = ""
         self._state = "nothing was done to it"
 
@@ -144,12 +144,12 @@ class Provisioner:
             self._connection = SshConnection.connect(self.target.address, self._job.known_hosts)
             if self._stop.is_set():
                 raise Interrupted
-            login = fetch_login(BoardShell(self._connection, False))
-            self._sudo = login.uid != 0 and login.may_sudo
+            login = fetch_login(BoardShell(self._connection))
+            self._as_root, self._sudo = login.uid == 0 or login.may_sudo, login.uid != 0 and login.may_sudo
             layout = plan_layout(self._job.prefix, login.uid, login.may_sudo, login.systemd, login.home)
             who = f"{self.target.address.user}{' with sudo' if self._sudo else ''}"
             where = f"{who} at {self.target.address}, {layout.prefix}"
-            return (BoardShell(self._connection, self._sudo), layout), StepStatus.OK, where
+            return (self._shell(), layout), StepStatus.OK, where
 
         return self._timed("connect", work)
 
@@ -299,7 +299,11 @@ class Provisioner:
                 self._connection = SshConnection.connect(self.target.address, self._job.known_hosts)
             if self._stop.wait(0.5):
                 raise Interrupted
-        return BoardShell(self._connection, self._sudo)
+        return self._shell()
+
+    def _shell(self) -> BoardShell:
+        assert self._connection is not None
+        return BoardShell(self._connection, self._as_root, self._sudo)
 
     def _uninstall(self) -> Outcome:
         shell, layout = self._connect()

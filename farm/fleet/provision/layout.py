@@ -18,7 +18,7 @@ ROOT_PREFIX = "/opt/tvm-farm"
 HOME_PREFIX = ".local/share/tvm-farm-board"
 UNIT_FOLDER = "/etc/systemd/system"
 # What a board's shell, systemd and a units' specifiers take as it is.
-_PREFIX = re.compile(r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)+")
+_PREFIX = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9_.][A-Za-z0-9._-]*)+")
 # sun_path of unix(7) has 108 bytes; the longest socket below a prefix takes 30.
 _MAX_PREFIX = 75
 # These are the system's own: an installation is a folder below them.

@@ -258,18 +258,21 @@ def _restart(layout: Layout, agent_port: int, timeout_s: float) -> str:
     if layout.systemd:
         units = " ".join(layout.units)
         begin = f"systemctl daemon-reload\nsystemctl enable -q {units}\nsystemctl restart {units}"
+        gone = "false"
         log = f"journalctl -q --no-pager -o cat -n 4 -u {layout.units[-1]}"
     else:
         program = shlex.quote(layout.program)
         begin = f"{program} stop >/dev/null\n{program} start >/dev/null"
-        log = "tail -n 4 log/agent.log"
+        # Nobody holds the lock: the supervisor itself has ended.
+        gone = "flock -n run/supervisor.pid true"
+        log = "tail -q -n 4 log/supervisor.log log/agent.log"
     return join_lines(
         find_agent(layout, agent_port),
         begin,
         f"tries={int(timeout_s * 10)}",
         "until agent_listens; do",
         "  tries=$((tries - 1))",
-        f'  if [ "$tries" -le 0 ] || [ "$failures" -ge {_FAILED_STARTS} ]; then',
+        f'  if [ "$tries" -le 0 ] || [ "$failures" -ge {_FAILED_STARTS} ] || {gone}; then',
         f"    echo 'the agent does not start:' >&2; {log} >&2 || true; exit 1; fi",
         f"  {_PAUSE}",
         "done",

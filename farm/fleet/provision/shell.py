@@ -12,15 +12,17 @@ from farm.fleet.ssh import SshConnection
 LOCK_TIMEOUT_S = 60.0
 # What `flock -E` is told to answer where another one holds the lock; EX_TEMPFAIL of sysexits.h.
 _LOCKED = 75
-# A login over SSH that runs a command gets a short PATH on some systems.
+# A login over SSH that runs a command gets a short PATH on some systems. As root nothing else is looked at, as sudo
+# does it: what root has in its home, a Python for one, the agent's user may not even see.
 _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class BoardShell:
-    """Runs scripts on one board. `sudo`: the login is not root and may become it."""
+    """Runs scripts on one board. `as_root`: they are to be root's; `sudo`: which takes sudo."""
 
-    def __init__(self, connection: SshConnection, sudo: bool) -> None:
+    def __init__(self, connection: SshConnection, as_root: bool = False, sudo: bool = False) -> None:
         self.connection = connection
+        self._as_root = as_root
         self._sudo = sudo
 
     def run(self, script: str, timeout_s: float, what: str) -> str:
@@ -44,7 +46,7 @@ class BoardShell:
         return f"set -eu\numask 022\nLC_ALL=C; export LC_ALL\n{script}"
 
     def _run(self, command: str, timeout_s: float, what: str) -> str:
-        command = f"sudo -n env {_PATH} {command}" if self._sudo else f"env {_PATH}:$PATH {command}"
+        command = f"{'sudo -n ' if self._sudo else ''}env {_PATH}{'' if self._as_root else ':$PATH'} {command}"
         code, out, err = self.connection.exec(command, timeout_s)
         if code == 0:
             return out.decode("utf-8", "replace")
