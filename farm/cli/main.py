@@ -19,6 +19,7 @@ from farm.cli import (
     quickstart,
     record,
     services,
+    sweep,
     tune,
 )
 
@@ -46,6 +47,7 @@ app.add_typer(model.app, name="model")
 app.add_typer(record.app, name="record")
 app.add_typer(board.app, name="board")
 app.add_typer(fleet.app, name="fleet")
+app.add_typer(sweep.app, name="sweep")
 app.add_typer(bundle.app, name="bundle")
 
 

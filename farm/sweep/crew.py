@@ -17,14 +17,14 @@ from typing import Any, TypeVar
 from farm.campaign.board_choice import plan_choice, plan_pool
 from farm.campaign.fleet_site import FleetSite
 from farm.campaign.machine import machine_lock
-from farm.errors import FarmError, UnavailableError, UsageError
+from farm.errors import FarmError, UsageError
 from farm.fleet.local import LocalFarm
 from farm.fleet.site import Site
 from farm.inventory.board_types import BoardType
 from farm.services.client import Services, using_services
 from farm.settings import Settings
 from farm.store import Store
-from farm.sweep.held_board import HeldBoard, StoppedError
+from farm.sweep.held_board import HeldBoard
 from farm.values import Health
 
 # How often the main thread looks up while it waits.
@@ -195,10 +195,14 @@ def _take_more(
     if unproven:
         note(f"waiting for probes of {', '.join(unproven)}")
         services.probe(unproven, _PROBE_TIMEOUT_S)
+
+    def site_of(board: str) -> OpenSite:
+        return lambda own: FleetSite(services, own, board_type, board, purpose, wait_s, note)
+
     for board in plan_choice(store.fetch_boards(), pool).free[:count]:
         try:
-            crew.add(lambda own, board=board: FleetSite(services, own, board_type, board, purpose, 1.0, note))
-        except (FarmError, StoppedError) as error:
+            crew.add(site_of(board))
+        except FarmError as error:
             crew.boards.pop()
             note(f"going on without {board}: {error}")
 
@@ -210,6 +214,3 @@ def require_type(
     if board_type is None and board is not None and board != "local":
         return types(str(store.require_board(board)["board_type"]))
     return types(board_type or "local")
-
-
-__all__ = ["BoardThread", "Crew", "UnavailableError", "open_crew", "require_type", "wait_for"]

@@ -90,7 +90,7 @@ class HeldBoard:
                 self.site.observe(Kind.UNSAFE, error.message)
                 raise
             except (TransientError, LeaseOverError) as error:
-                self._require_running()
+                self.check_running()
                 if isinstance(error, DeadlineError) and time.monotonic() < deadline:
                     continue  # another client has it: that is nobody's fault
                 self._lose(error)
@@ -100,7 +100,7 @@ class HeldBoard:
                 self._note(f"{self.name}: {error.message}; trying again")
                 deadline = time.monotonic() + _CONNECT_TIMEOUT_S
         self._session = session
-        self._require_running()  # told to end while there was nothing to cut yet
+        self.check_running()  # told to end while there was nothing to cut yet
         self._require_alike(session.description)
         self.description = session.description
         return session.description
@@ -132,6 +132,16 @@ class HeldBoard:
             raise BoardLostError(outcome.message)
         return outcome, outputs
 
+    def check_running(self) -> None:
+        """Raise StoppedError where the sweep was told to end."""
+        if self._stopping.is_set():
+            raise StoppedError
+
+    def pause(self, seconds: float) -> None:
+        """Wait. Raises StoppedError."""
+        self._stopping.wait(seconds)
+        self.check_running()
+
     def cut(self) -> None:
         """End the call under way, from another thread; `stopping` is to be set before."""
         if (session := self._session) is not None:
@@ -144,13 +154,13 @@ class HeldBoard:
             session.close()
 
     def _ask(self, call: Callable[[BoardSession], T]) -> T:
-        self._require_running()
+        self.check_running()
         if self._session is None:
             raise BoardLostError(f"there is no session with {self.name}")
         try:
             return call(self._session)
         except FarmError as error:
-            self._require_running()
+            self.check_running()
             if isinstance(error, PermanentError) and self.site.confirm():
                 raise
             # Either the connection is gone, or the board was given up meanwhile.
@@ -166,7 +176,7 @@ class HeldBoard:
     def _wait_for_board(self) -> None:
         """Wait until the site has a board. Its own deadline ends this (UnavailableError)."""
         while True:
-            self._require_running()
+            self.check_running()
             self.site.ensure_alive()
             if self.site.has_board:
                 return
@@ -181,10 +191,6 @@ class HeldBoard:
                 f"{self.name} cannot go on with this sweep: its {different} is {found[different]}, "
                 f"not {self._like[different]}"
             )
-
-    def _require_running(self) -> None:
-        if self._stopping.is_set():
-            raise StoppedError
 
 
 def _require_held(site: Site, report: PinReport) -> None:

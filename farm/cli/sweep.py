@@ -1,0 +1,312 @@
+"""`farm sweep`: measure a model over the clocks of a board, and choose the setting to ship."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from farm import settings as farm_settings
+from farm.campaign.machine import close_abandoned_sweeps
+from farm.cli import options, output, sweep_table
+from farm.cli.durations import read_duration_s
+from farm.errors import PermanentError, UsageError
+from farm.inventory.board_types import BoardType, require_board_type
+from farm.store import Store
+from farm.sweep import stored
+from farm.sweep.values import Goal, Objective
+
+app = typer.Typer(help="Sweeps: latency, power and energy of a model over a board's clocks.", no_args_is_help=True)
+
+Sweep = Annotated[int, typer.Argument(metavar="ID", help="From `farm sweep list`.")]
+Deadline = Annotated[str, typer.Option("--deadline", metavar="33ms", help="The median latency may not exceed this.")]
+MaxPower = Annotated[str, typer.Option("--max-power", metavar="7.5W", help="Nor the power this.")]
+Aim = Annotated[
+    str, typer.Option("--objective", metavar="energy|latency|power|edp", help="What the pick is to have least of.")
+]
+LOCAL = "local"
+
+
+@app.command("run")
+def run(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a name from `farm model zoo`.")],
+    board: Annotated[str | None, typer.Option("--board", metavar="NAME", help="This board, or local.")] = None,
+    board_type: Annotated[
+        str | None, typer.Option("--board-type", metavar="TYPE", help="Free boards of this type; points are spread.")
+    ] = None,
+    boards: Annotated[
+        int | None, typer.Option("--boards", metavar="N", help="No more than so many boards of the type.")
+    ] = None,
+    cpu_freqs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cpu-freqs", metavar="all|600,921.6MHz", help="CPU clocks, or CLUSTER=LIST; repeatable. Default: all."
+        ),
+    ] = None,
+    cores: Annotated[str, typer.Option("--cores", metavar="0-3/0,1", help="Sets of cores to be online.")] = "",
+    gpu_freqs: Annotated[str, typer.Option("--gpu-freqs", metavar="all|LIST", help="GPU clocks.")] = "",
+    mem_freqs: Annotated[str, typer.Option("--mem-freqs", metavar="all|LIST", help="Memory clocks.")] = "",
+    power_modes: Annotated[str, typer.Option("--power-modes", metavar="all|LIST", help="Power modes.")] = "",
+    variants: Annotated[
+        str, typer.Option("--variants", metavar="untuned,tuned", help="TVM's own code, code from records, or both.")
+    ] = "untuned",
+    batch: Annotated[str, typer.Option("--batch", metavar="1,4", help="Batch sizes.")] = "1",
+    shape: options.Shapes = None,
+    deadline: Deadline = "",
+    max_power: MaxPower = "",
+    objective: Aim = "",
+    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Measure every point.")] = False,
+    budget_points: Annotated[
+        int | None, typer.Option("--budget-points", metavar="N", help="Measure no more points than this.")
+    ] = None,
+    repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Visits to each point in a row.")] = 1,
+    window: Annotated[
+        str, typer.Option("--window", metavar="5s", help="How long a point is measured; sensors may need longer.")
+    ] = "5s",
+    ambient: Annotated[str, typer.Option("--ambient", metavar="23C", help="The temperature of the room.")] = "",
+    wait: Annotated[str, typer.Option("--wait", metavar="10m", help="How long to wait for a board.")] = "60s",
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write the report there.")] = None,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Measure a model at the clocks that a board has; say which setting to ship."""
+
+    def work() -> None:
+        from farm.sweep import programs, runner
+        from farm.sweep.order import Order
+
+        goal, named = _read_goal(Goal(), deadline, max_power, objective)
+        if boards is not None and boards < 1:
+            raise UsageError(f"--boards must be at least 1, not {boards}")
+        order = Order(
+            model,
+            tuple(shape or ()),
+            programs.read_variants(variants),
+            programs.read_batches(batch),
+            tuple(cpu_freqs or ()),
+            cores,
+            gpu_freqs,
+            mem_freqs,
+            power_modes,
+            read_duration_s("--window", window),
+            repeat,
+            _read_ambient(ambient),
+            exhaustive,
+            budget_points,
+        )
+        wait_s = read_duration_s("--wait", wait)
+        settings = farm_settings.load()
+        with options.open_store(settings) as store:
+            kind, name = _choose_boards(store, board_type, board)
+            where = runner.Where(kind.name, name, boards, wait_s)
+            screen = output.Screen()
+            sweep = runner.run_sweep(order, where, goal, named, settings, store, screen.note)
+            _finish(store, sweep, out, json)
+
+    output.run(work, debug)
+
+
+@app.command("resume")
+def resume(
+    sweep: Sweep,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write the report there.")] = None,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Go on with a sweep that was interrupted, from the visits that it holds."""
+
+    def work() -> None:
+        from farm.sweep import runner
+
+        settings = farm_settings.load()
+        with options.open_store(settings) as store:
+            runner.resume_sweep(sweep, settings, store, output.Screen().note)
+            _finish(store, sweep, out, json)
+
+    output.run(work, debug)
+
+
+@app.command("list")
+def list_sweeps(json: options.Json = False, debug: options.Debug = False) -> None:
+    """List the sweeps in the store, the newest first."""
+
+    def work() -> None:
+        with options.open_store() as store:
+            close_abandoned_sweeps(store)
+            rows = [_summary(row) for row in store.fetch_sweeps()]
+        if json:
+            output.print_json(rows)
+            return
+        output.print_table(
+            ("Sweep", "Model", "Board type", "Series", "Points", "Visits", "State", "Started"),
+            [
+                (
+                    row["sweep"],
+                    row["model"],
+                    row["board_type"] + (" (simulated)" if row["simulated"] else ""),
+                    ", ".join(row["series"]),
+                    row["points"],
+                    row["visits"],
+                    row["state"],
+                    time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started_at"])),
+                )
+                for row in rows
+            ],
+            left=(1, 2, 3, 6, 7),
+            empty="no sweeps yet; `farm sweep run MODEL --board NAME` makes one",
+        )
+
+    output.run(work, debug)
+
+
+@app.command("show")
+def show(sweep: Sweep, json: options.Json = False, debug: options.Debug = False) -> None:
+    """Show what a sweep measured, and its pick."""
+
+    def work() -> None:
+        with options.open_store() as store:
+            close_abandoned_sweeps(store)
+            _show(_make_document(store, sweep), json)
+
+    output.run(work, debug)
+
+
+@app.command("pick")
+def pick(
+    sweep: Sweep,
+    deadline: Deadline = "",
+    max_power: MaxPower = "",
+    objective: Aim = "",
+    variant: Annotated[str | None, typer.Option("--variant", metavar="NAME", help="Of these series only.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", metavar="N", help="Of this batch size only.")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="First measure what is predicted to be better; needs the board.")
+    ] = False,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Choose the setting to ship, among the points that were measured. Exit code 1 where none keeps the limits."""
+
+    def work() -> None:
+        settings = farm_settings.load()
+        with options.open_store(settings) as store:
+            close_abandoned_sweeps(store)
+            goal, _ = _read_goal(
+                stored.goal_from_dict(store.require_sweep(sweep)["goal"]), deadline, max_power, objective
+            )
+            if measure:
+                from farm.sweep import runner
+
+                runner.resume_sweep(sweep, settings, store, output.Screen().note, goal)
+            from farm.sweep.document import find_series
+
+            document = _make_document(store, sweep, goal)
+            chosen = find_series(document, variant, batch)
+        picks = [
+            {key: each[key] for key in ("variant", "batch", "pick", "no_pick", "unmeasured", "drift")}
+            for each in chosen
+        ]
+        if json:
+            output.print_json({**{key: document[key] for key in ("sweep", "model", "board", "goal")}, "picks": picks})
+        else:
+            sweep_table.print_picks(document, chosen)
+        if not any(each["pick"] for each in picks):
+            raise PermanentError(f"nothing can be picked: {picks[0]['no_pick']}")
+
+    output.run(work, debug)
+
+
+def _make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[str, Any]:
+    from farm.sweep.document import make_document
+
+    return make_document(store, sweep, goal)
+
+
+def _finish(store: Store, sweep: int, out: Path | None, json: bool) -> None:
+    """Show a sweep that has just ended. Raises PermanentError where it was voided."""
+    document = _make_document(store, sweep)
+    if out is not None:
+        document["report"] = _write_report(document, out)
+    _show(document, json)
+    if document["state"] == "voided":
+        raise PermanentError(
+            f"sweep {sweep} is void: {document['reason']}", "Its visits are kept; see `farm sweep show`."
+        )
+
+
+def _write_report(document: dict[str, Any], out: Path) -> dict[str, str]:
+    from farm.report.sweep_page import write_sweep_report
+
+    return dict(write_sweep_report(document, out))
+
+
+def _show(document: dict[str, Any], json: bool) -> None:
+    if json:
+        output.print_json(document)
+    else:
+        sweep_table.print_sweep(document)
+
+
+def _summary(row: dict[str, Any]) -> dict[str, Any]:
+    request = row["request"]
+    return {
+        "sweep": row["id"],
+        "model": row["model"],
+        "board_type": row["board_type"],
+        "simulated": bool(row["simulated"]),
+        "series": [f"{variant} x{size}" for size in request["batches"] for variant in request["variants"]],
+        "points": len(row["grid"]["points"]),
+        "visits": row["visits"],
+        "state": row["state"],
+        "goal": row["goal"],
+        "started_at": row["started_at"],
+        "finished_at": row["finished_at"],
+    }
+
+
+def _choose_boards(store: Store, board_type: str | None, board: str | None) -> tuple[BoardType, str | None]:
+    """The type, and the board where one was named. Raises UsageError."""
+    if board == LOCAL and not any(row["name"] == LOCAL for row in store.fetch_boards()):
+        if board_type not in (None, LOCAL):
+            raise UsageError(f"--board local is this machine, which is no {board_type}", "Leave --board-type out.")
+        return require_board_type(LOCAL), None
+    if board is not None:
+        return require_board_type(board_type or str(store.require_board(board)["board_type"])), board
+    if board_type is None:
+        raise UsageError("say which board to sweep on", "--board NAME, --board-type TYPE, or --board local.")
+    return require_board_type(board_type), None
+
+
+def _read_goal(goal: Goal, deadline: str, max_power: str, objective: str) -> tuple[Goal, bool]:
+    """`goal` with what was typed, and whether the objective was. Raises UsageError."""
+    if objective and objective not in list(Objective):
+        raise UsageError(f"--objective {objective!r} is unknown", f"Known: {', '.join(Objective)}.")
+    return (
+        Goal(
+            Objective(objective) if objective else goal.objective,
+            read_duration_s("--deadline", deadline) if deadline else goal.deadline_s,
+            _read_watts(max_power) if max_power else goal.max_power_w,
+            goal.deadline_on_p95,
+        ),
+        bool(objective),
+    )
+
+
+def _read_watts(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(m?w)?", text.strip().lower())
+    watts = float(found[1]) * (1e-3 if found[2] == "mw" else 1.0) if found else 0.0
+    if not watts > 0:
+        raise UsageError(f"--max-power {text!r} is no power", "Examples: 7.5W, 800mW.")
+    return watts
+
+
+def _read_ambient(text: str) -> float | None:
+    if not text:
+        return None
+    found = re.fullmatch(r"(-?\d+(?:\.\d+)?)\s*(?:°?c)?", text.strip().lower())
+    if not found:
+        raise UsageError(f"--ambient {text!r} is no temperature", "Examples: 23C, 21.5.")
+    return float(found[1])

@@ -1,0 +1,117 @@
+"""A sweep's document as text on stdout: the table, the picks, what has to be said beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import markup
+
+from farm.cli import output
+
+
+def print_sweep(document: Mapping[str, Any]) -> None:
+    """Everything."""
+    board = document["board"]
+    names = ", ".join(board["names"])
+    simulated = " (simulated: nothing of it holds for a real board)" if board["simulated"] else ""
+    grid = document["grid"]
+    _say(
+        f"sweep {document['sweep']}: {document['model']} on {board['type']}{f'/{names}' if names else ''}{simulated}, "
+        f"{grid['measured']} of {grid['points']} points measured, {document['state']}, {document['seconds']:.0f} s"
+    )
+    for series in document["series"]:
+        _say("")
+        _say(_name(series))
+        _print_rows(series)
+        if series["drift"]["corrected"] or series["drift"]["void"]:
+            _say(f"drift: {series['drift']['text']}")
+    _say("")
+    print_picks(document, document["series"])
+    for merge in grid["merged"]:
+        _say(f"merged into {merge['kept']}: {', '.join(merge['dropped'])} ({merge['reason']})")
+    for note in document["notes"]:
+        _say(f"note: {note}")
+    for kind, path in document.get("report", {}).items():
+        _say(f"{kind}: {path}")
+
+
+def print_picks(document: Mapping[str, Any], chosen: Sequence[Mapping[str, Any]]) -> None:
+    """What to set, what it costs, how sure that is, and what comes next."""
+    simulated = " (simulated)" if document["board"]["simulated"] else ""
+    for series in chosen:
+        picked = series["pick"]
+        if picked is None:
+            _say(f"no pick, {_name(series)}{simulated}: {series['no_pick']}")
+        else:
+            _say(f"pick, {_name(series)}{simulated}: {picked['text']}")
+            for other in picked["runners_up"]:
+                _say(f"  next: {other['key']}: {other['text']}")
+        for other in series["unmeasured"]:
+            _say(f"  {other['text']}; `farm sweep pick {document['sweep']} --measure` measures it")
+
+
+def _print_rows(series: Mapping[str, Any]) -> None:
+    has_power = any(row["power_w"] for row in series["rows"])
+    columns = ["Operating point", "Latency (ms)", "95 % CI", "p95"]
+    if has_power:
+        columns += ["Power (W)", "Rails (W)", "Energy (mJ)", "95 % CI", "Above idle", "Inf./J x batch"]
+    output.print_table(
+        [*columns, "°C", "Visits", ""],
+        [_cells(series, row, has_power) for row in series["rows"] if row["measured"] or row["invalid"]],
+        left=(0, 5, len(columns) + 2) if has_power else (0, len(columns) + 2),
+        empty="nothing measured",
+    )
+    unseen = sum(not row["measured"] and not row["invalid"] for row in series["rows"])
+    if unseen:
+        _say(f"{unseen} points were not measured; `--json` has what is predicted of them")
+
+
+def _cells(series: Mapping[str, Any], row: Mapping[str, Any], has_power: bool) -> list[Any]:
+    measured = row["measured"]
+    latency = row["latency_s"] if measured else None
+    cells = [
+        row["key"],
+        _number(latency and latency["value"], 1e3),
+        _range(latency, 1e3),
+        _number(row["latency_p95_s"], 1e3),
+    ]
+    if has_power:
+        power, energy = (row["power_w"], row["energy_j"]) if measured else (None, None)
+        above = row["energy_above_idle_j"]
+        rails = " ".join(f"{name} {watts:.3g}" for name, watts in row["rail_power_w"].items())
+        cells += [
+            _number(power and power["value"]),
+            rails or None,
+            _number(energy and energy["value"], 1e3),
+            _range(energy, 1e3),
+            _number(above and above["value"], 1e3),
+            _number(row["inferences_per_joule"], series["batch"]) if measured else None,
+        ]
+    celsius = row["temperature_c"]
+    return [*cells, None if celsius is None else f"{celsius:.0f}", row["visits"], _flags(series, row)]
+
+
+def _flags(series: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    picked = series["pick"]
+    words = ["PICK"] if picked and picked["key"] == row["key"] else []
+    words += ["front"] if row["on_front"] else []
+    words += ["anchor"] if row["key"] == series["anchor"] else []
+    words += ["throttled"] if row["throttled"] else ["invalid"] if row["invalid"] else []
+    return " ".join(words)
+
+
+def _name(series: Mapping[str, Any]) -> str:
+    return str(series["variant"]) + (f", batch {series['batch']}" if series["batch"] > 1 else "")
+
+
+def _number(value: float | None, factor: float = 1.0) -> str | None:
+    return None if value is None else f"{value * factor:.4g}"
+
+
+def _range(estimate: Mapping[str, float] | None, factor: float) -> str | None:
+    return None if estimate is None else f"{estimate['low'] * factor:.4g}–{estimate['high'] * factor:.4g}"
+
+
+def _say(text: str) -> None:
+    output.stdout.print(markup.escape(text), soft_wrap=True)
