@@ -1,0 +1,97 @@
+"""`farm board provision` and `farm bundle`: what an operator types to put the agent on boards and take it off again."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.acceptance.conftest import Home
+from tests.integration.conftest import find_free_port
+from tests.integration.provisioning import SYSTEM_PYTHONS, find_system_python, list_tree, open_folder
+from tests.integration.sshd import Sshd, running_sshd
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0 or find_system_python() not in SYSTEM_PYTHONS,
+    reason="a board with a user and a clock helper of its own takes root and a system Python >= 3.10",
+)
+
+
+@pytest.fixture
+def room() -> Iterator[pathlib.Path]:
+    """Where boards' installations go."""
+    with open_folder() as folder:
+        yield folder
+
+
+@pytest.fixture
+def sshd(tmp_path: pathlib.Path) -> Iterator[Sshd]:
+    """A board's server."""
+    with running_sshd(tmp_path / "sshd") as server:
+        yield server
+
+
+def add_board(home: Home, name: str, sshd: Sshd) -> None:
+    """Register a board that the server stands for."""
+    done = home.run(
+        *("board", "add", name, "--type", "local", "--ssh", f"{sshd.address.user}@127.0.0.1:{sshd.port}"),
+        *("--key-file", str(sshd.address.key_file)),
+        *("--agent-port", str(find_free_port()), "--tracker-port", str(find_free_port())),
+    )
+    assert done.code == 0, done.err
+
+
+@needs_root
+def test_a_board_from_registration_to_removal(home: Home, sshd: Sshd, room: pathlib.Path) -> None:
+    """Unknown key, provisioned and healthy, interrupted, unchanged, removed: each with its exit code; nothing stays."""
+    add_board(home, "b1", sshd)
+    before = list_tree(room)
+    command = ["board", "provision", "b1", "--prefix", str(room / "b1")]
+
+    unknown = home.run(*command)
+    assert unknown.code == 1
+    assert "nobody has confirmed it" in unknown.out + unknown.err
+
+    accept = ["--accept-host-key", sshd.host_key().fingerprint]
+    stopped = home.start(*command, *accept)
+    stopped.wait_for("b1: folder: done")
+    stopped.send(signal.SIGINT)
+    done = stopped.wait()
+    assert done.code == 130, done.err
+    assert "as before: no agent of ours" in done.out
+
+    first = home.run(*command, "--json")
+    assert first.code == 0, first.err
+    (board,) = first.json()["boards"]
+    assert (board["outcome"], board["probe"]) == ("provisioned", "")
+    assert [step["status"] for step in board["steps"] if step["name"] == "probe"] == ["ok"]
+    (listed,) = home.run("board", "list", "--json").json()
+    assert listed["health"] == "good"
+
+    again = home.run(*command)
+    assert again.code == 0, again.err
+    assert "unchanged" in again.out
+
+    removed = home.run(*command, "--uninstall")
+    assert removed.code == 0, removed.err
+    assert list_tree(room) == before
+
+
+def test_what_cannot_be_provisioned(home: Home, tmp_path: pathlib.Path) -> None:
+    """An unknown board, a virtual one, and a bundle for nothing: wrong usage, said in a line."""
+    assert home.run("board", "add", "sim", "--virtual", "jetson-nano").code == 0
+    for arguments, message in (
+        (("board", "provision", "nobody"), "no board 'nobody'"),
+        (("board", "provision", "sim"), "the farm starts its agent itself"),
+        (("bundle", "build"), "say what the bundle is for"),
+        (("bundle", "build", "--arch", "riscv64"), "no wheels for 'riscv64'"),
+        (("bundle", "build", "--arch", "aarch64", "--python", "3.8"), "cannot be 3.8"),
+        (("bundle", "show", str(tmp_path / "missing")), "cannot be read"),
+    ):
+        done = home.run(*arguments)
+        assert done.code == 2, (arguments, done.err)
+        assert message in done.err
+        assert "Traceback" not in done.err
