@@ -59,7 +59,7 @@ def trust(
         failed |= first_contact.confirm_host_keys(addresses, known_hosts, fingerprint or (), first_contact.find_asker())
         for name in addresses.keys() - failed.keys():
             output.stdout.print(f"{name}: {'its key is the pinned one' if name in before else 'trusted'}")
-        _reconnect(settings, list(addresses.keys() - failed.keys() - before))
+        _reconnect(settings, list(addresses.keys() - failed.keys()))
         board_remote.raise_first(failed)
 
     output.run(work, debug)

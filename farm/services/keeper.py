@@ -171,9 +171,10 @@ class Keeper:
         self._boards_at = 0.0
 
     def retry(self, names: Collection[str]) -> None:
-        """Connect anew, as after a host key was confirmed."""
+        """Connect anew where the way does not stand, as after a host key was confirmed."""
         for name in set(names) & self._boards.keys():
-            self._boards.pop(name).way.close()
+            if not self._boards[name].state.up:
+                self._boards.pop(name).way.close()
         self._boards_at = 0.0
 
     def close(self) -> None:
