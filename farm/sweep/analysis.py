@@ -35,6 +35,19 @@ class MeasuredPoint:
 
 
 @dataclasses.dataclass(frozen=True)
+class Combined:
+    """The best estimate of a measured point: its own visits together with what its neighbours tell through the fit.
+
+    Comparing points by it is fairer than by their own visits alone, the luckiest of which always wins.
+    """
+
+    key: str
+    latency: Estimate
+    power: Estimate | None
+    energy: Estimate | None
+
+
+@dataclasses.dataclass(frozen=True)
 class BoardDrift:
     """How one board moved; `offset` is how far its latency lies from the first board's, relative, at the anchor."""
 
@@ -56,18 +69,32 @@ class Analysis:
     def has_power(self) -> bool:
         return bool(self.measured) and all(point.energy is not None for point in self.measured.values())
 
+    def combine(self) -> dict[str, Combined]:
+        """Of every point measured, by key; before anything is fitted what each says itself."""
+        if self.model is None:
+            return {key: Combined(key, p.latency, p.power, p.energy) for key, p in self.measured.items()}
+        return {
+            point.key: Combined(point.key, *self._estimate(row))
+            for row, point in enumerate(self.grid.points)
+            if point.key in self.measured
+        }
+
     def predict(self, row: int) -> PointPrediction | None:
         """What the fit expects of a grid row; None before anything is fitted."""
         if self.model is None:
             return None
+        return PointPrediction(self.grid.points[row].key, *self._estimate(row))
+
+    def _estimate(self, row: int) -> tuple[Estimate, Estimate | None, Estimate | None]:
+        """Latency, power and energy as the fit has them."""
+        assert self.model is not None
         latency, power = self.model.latency, self.model.power
-        watt = energy = None
-        if power is not None:
-            watt = Estimate.of_log(power.mean[row], power.sd[row])
-            spread = float(np.hypot(latency.sd[row], power.sd[row]))
-            energy = Estimate.of_log(latency.mean[row] + power.mean[row], spread)
         time = Estimate.of_log(latency.mean[row], latency.sd[row])
-        return PointPrediction(self.grid.points[row].key, time, watt, energy)
+        if power is None:
+            return time, None, None
+        spread = float(np.hypot(latency.sd[row], power.sd[row]))
+        watt = Estimate.of_log(power.mean[row], power.sd[row])
+        return time, watt, Estimate.of_log(latency.mean[row] + power.mean[row], spread)
 
 
 def analyse(grid: Grid, terms: Terms, visits: Sequence[PointMeasurement], anchor: str) -> Analysis:
@@ -83,13 +110,17 @@ def analyse(grid: Grid, terms: Terms, visits: Sequence[PointMeasurement], anchor
     for key in dict.fromkeys(visit.key for visit in valid):
         indices = [index for index, visit in enumerate(valid) if visit.key == key]
         measured[key] = _combine(key, [valid[i] for i in indices], [shifts[i] for i in indices], by_power)
-    model = None
-    if len(measured) >= MIN_POINTS:
-        at = tuple(rows[key] for key in measured)
-        latency = _to_data(at, [point.latency for point in measured.values()])
-        power = _to_data(at, [p.power for p in measured.values() if p.power]) if by_power else None
-        model = fit_model(terms, latency, power)
+    model = fit_measured(grid, terms, measured, by_power) if len(measured) >= MIN_POINTS else None
     return Analysis(grid, measured, drift, model)
+
+
+def fit_measured(grid: Grid, terms: Terms, measured: Mapping[str, MeasuredPoint], by_power: bool) -> Model:
+    """The fit to points measured."""
+    rows = {point.key: row for row, point in enumerate(grid.points)}
+    at = tuple(rows[key] for key in measured)
+    latency = _to_data(at, [point.latency for point in measured.values()])
+    power = _to_data(at, [p.power for p in measured.values() if p.power]) if by_power else None
+    return fit_model(terms, latency, power)
 
 
 @dataclasses.dataclass(frozen=True)

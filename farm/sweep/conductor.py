@@ -53,8 +53,9 @@ class Conductor:
         self.reason = ""  # why the sweep has ended
 
     def next(self, board: str, timeout_s: float) -> Task | None:
-        """The next task of a board, None where nothing is left for it. Waits up to `timeout_s` for other boards' results
-        where its own work depends on them, then raises TimeoutError.
+        """The next task of a board, None where nothing is left for it.
+
+        Waits up to `timeout_s` for other boards' results where it depends on them, then raises TimeoutError.
         """
         with self._changed:
             while not self.void:

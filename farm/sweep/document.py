@@ -199,9 +199,7 @@ def _say_pick(best: Choice, picked: Pick) -> str:
     if best.slower > 0:
         words += f"; {best.slower:.0%} slower than the fastest point"
         if best.saves is not None:
-            words += (
-                f", with {best.saves:.0%} less energy" if best.saves >= 0 else f", with {-best.saves:.0%} more energy"
-            )
+            words += f", with {abs(best.saves):.0%} {'less' if best.saves >= 0 else 'more'} energy"
     else:
         words += "; nothing measured is faster"
     return f"{words}. It is the best measured with {picked.confidence:.0%} confidence."

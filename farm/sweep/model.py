@@ -17,8 +17,10 @@ from farm.sweep import kriging
 from farm.sweep.kriging import Fit, Posterior
 from farm.sweep.terms import Floats, Knee, Terms, latency_terms, power_terms
 
-# How parts of the work overlap: 1 one after the other, more the closer to the slowest alone (roofline).
-_NORMS = (1.0, 2.0, 4.0)
+# How parts of the work overlap: 1 one after the other, more the closer to the slowest alone (roofline). And which share
+# of the shortest latency overlaps with nothing (dispatch, copies), for those that overlap at all.
+_NORMS = (1.0, 1.5, 2.5, 4.0, 8.0)
+_ALONE = (0.0, 0.15, 0.4)
 # Candidates of a voltage knee: where it is, and how far the voltage rises from there (Jetson tables: 10 to 45 %).
 _KNEES_AT = (0.35, 0.5, 0.65, 0.8)
 _RISES = (0.15, 0.3, 0.5)
@@ -53,16 +55,28 @@ def fit_model(terms: Terms, latency: Data, power: Data | None) -> Model:
 
 
 def fit_latency(terms: Terms, data: Data) -> Posterior:
-    """Every norm is fitted; the data say which of them counts."""
+    """Every way of overlapping is fitted; the data say which of them count."""
     basis = latency_terms(terms)
-    return kriging.condition([_fit_norm(basis, data, norm) for norm in _NORMS], terms.place, *_unpack(data))
+    ways = [(norm, alone) for norm in _NORMS for alone in (_ALONE if norm > 1 else _ALONE[:1])]
+    return kriging.condition([_fit_norm(basis, data, *way) for way in ways], terms.place, *_unpack(data))
 
 
-def _fit_norm(basis: Floats, data: Data, norm: float) -> Fit:
+def _fit_norm(basis: Floats, data: Data, norm: float, alone: float) -> Fit:
+    """latency = constant + (sum of terms^norm)^(1/norm), with `alone` times the shortest latency for the constant."""
+    constant = alone * float(np.exp(data.logs.min()))
     columns = basis**norm
-    weights = _solve(columns[list(data.rows)], norm * data.logs, data.sds)
+    # The same relative error of the whole is a larger one of what is left of it without the constant.
+    times = np.exp(data.logs)
+    lever = times / (times - constant)
+    weights = _solve(columns[list(data.rows)], norm * np.log(times - constant), norm * lever * data.sds)
     total = np.maximum(columns @ weights, 1e-300)
-    return Fit(np.log(total) / norm, _shares(columns, total))
+    overlapping = total ** (1 / norm)
+    parts = _shares(columns, total) * (overlapping / (overlapping + constant))[:, None]
+    return Fit(np.log(overlapping + constant), np.concatenate([parts, _constant_share(overlapping + constant)], axis=1))
+
+
+def _constant_share(latency: Floats) -> Floats:
+    return np.asarray((latency.min() / latency)[:, None])
 
 
 def fit_power(terms: Terms, data: Data, latency: Floats) -> Posterior:

@@ -1,4 +1,4 @@
-"""What a user orders: which model on which boards, what to vary, what for. Pure; kept with the sweep, so that it can go on.
+"""What a user orders: which model, what to vary, how to measure. Pure; kept with the sweep, so that it can go on.
 
 Frequencies stay as they were typed until a board has said what it has.
 """

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 
 from farm.errors import UsageError
-from farm.sweep.analysis import Analysis, MeasuredPoint
-from farm.sweep.values import Estimate, Goal
+from farm.sweep.analysis import Analysis, Combined, MeasuredPoint
+from farm.sweep.values import Estimate, Goal, Objective
 
 # Draws behind a confidence; its own error is then below 2 %.
 _DRAWS = 1000
@@ -20,7 +20,7 @@ MAX_RUNNERS_UP = 3
 class Choice:
     """A measured point that keeps the goal's limits with its whole interval.
 
-    `objective` is what the goal wants least of, in its SI unit. Compared with the fastest point measured: `slower` is
+    `objective` is what the goal wants least of, in its SI unit, as the visits and the fit have it together. Compared with the fastest point measured: `slower` is
     how much longer an inference takes, `saves` how much less energy it needs (both relative, None without energy).
     """
 
@@ -63,7 +63,9 @@ def pick_point(analysis: Analysis, goal: Goal, predicted_gain: float | None = No
     if not fits:
         nearest = fastest if goal.deadline_s is not None else min(points, key=lambda p: p.power.value if p.power else 0)
         return Pick(None, (), 0.0, 0.0, nearest, _explain(points, nearest, goal), predicted_gain)
-    ordered = sorted((_choose(point, fastest, goal) for point in fits), key=lambda choice: choice.objective.value)
+    combined = analysis.combine()
+    choices = (_choose(point, combined[point.key], combined[fastest.key], goal) for point in fits)
+    ordered = sorted(choices, key=lambda choice: choice.objective.value)
     values = np.array([choice.objective.log for choice in ordered])
     sds = np.array([choice.objective.log_sd for choice in ordered])
     drawn = values + sds * np.random.default_rng(_SEED).standard_normal((_DRAWS, len(ordered)))
@@ -93,23 +95,18 @@ def keeps_limits(point: MeasuredPoint, goal: Goal) -> bool:
     return goal.max_power_w is None or (point.power is not None and point.power.high <= goal.max_power_w)
 
 
-def _choose(point: MeasuredPoint, fastest: MeasuredPoint, goal: Goal) -> Choice:
-    spreads = {
-        "latency": point.latency.log_sd,
-        "power": point.power.log_sd if point.power else 0.0,
-        "energy": point.energy.log_sd if point.energy else 0.0,
-        "edp": float(np.hypot(point.energy.log_sd, point.latency.log_sd)) if point.energy else 0.0,
-    }
-    power = point.power.value if point.power else None
-    energy = point.energy.value if point.energy else None
-    value = float(goal.objective.of(point.latency.value, power, energy))
-    saves = 1 - energy / fastest.energy.value if energy and fastest.energy else None
-    return Choice(
-        point,
-        Estimate.of_log(float(np.log(value)), spreads[goal.objective]),
-        point.latency.value / fastest.latency.value - 1,
-        saves,
-    )
+def _choose(point: MeasuredPoint, combined: Combined, fastest: Combined, goal: Goal) -> Choice:
+    latency, power, energy = combined.latency, combined.power, combined.energy
+    objective: Estimate
+    if goal.objective is Objective.LATENCY or power is None or energy is None:
+        objective = latency
+    elif goal.objective is Objective.EDP:
+        spread = float(np.hypot(energy.log_sd, latency.log_sd))
+        objective = Estimate.of_log(energy.log + latency.log, spread)
+    else:
+        objective = power if goal.objective is Objective.POWER else energy
+    saves = 1 - energy.value / fastest.energy.value if energy and fastest.energy else None
+    return Choice(point, objective, latency.value / fastest.latency.value - 1, saves)
 
 
 def _explain(points: list[MeasuredPoint], nearest: MeasuredPoint, goal: Goal) -> str:

@@ -28,7 +28,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """One series of a sweep: a linked library and its inputs in call order. `about` says in words what it is made of."""
+    """One series of a sweep: a linked library and its inputs in call order. `about` says what it is made of."""
 
     variant: str
     batch: int

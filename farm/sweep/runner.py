@@ -1,7 +1,7 @@
-"""One sweep from start to finish, or on from where it was left: boards, grid, programs, visits, the end. `farm sweep run`.
+"""One sweep from start to finish, or on from where it was left: boards, grid, programs, visits. `farm sweep run`.
 
-The parts are elsewhere: what was ordered (`order.py`), the boards (`crew.py`), what each does (`visitor.py`), what comes
-next (`conductor.py`), what it all says (`document.py`).
+The parts are elsewhere: what was ordered (`order.py`), the boards (`crew.py`), what each does (`visitor.py`), what
+comes next (`conductor.py`), what it all says (`document.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from farm.store import Store
 from farm.sweep import adaptive, order, programs, stored, visits
 from farm.sweep.compile_apart import compile_apart
 from farm.sweep.conductor import Conductor, Series
-from farm.sweep.crew import BoardThread, Crew, open_crew, wait_for
+from farm.sweep.crew import BoardThread, open_crew, wait_for
 from farm.sweep.grid import Coupling
 from farm.sweep.held_board import HeldBoard, StoppedError
 from farm.sweep.order import Order
@@ -107,7 +107,7 @@ def run_sweep(
 
 
 def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: Goal | None = None) -> None:
-    """Go on with a sweep from the visits that it holds, for its own goal or another one. Raises what `run_sweep` raises."""
+    """Go on with a sweep from the visits that it holds, for its own goal or another. Raises what `run_sweep` raises."""
     close_abandoned_sweeps(store)
     row = store.require_sweep(sweep)
     request = dict(row["request"])

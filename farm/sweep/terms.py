@@ -14,6 +14,8 @@ import numpy as np
 from farm.sweep.values import GridPoint
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
+# Relative speeds below which a clock that follows the load may not fall; one of them will be near enough.
+_LEAST = (0.3, 0.6)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +25,12 @@ class Domain:
     name: str
     speed: Floats
     units: Floats
+    held: bool = True
+
+    @property
+    def speeds(self) -> list[Floats]:
+        """Its speed; where it is not held also what it may be at the least, since then it follows the load, too."""
+        return [self.speed, *(np.maximum(self.speed, least) for least in _LEAST if not self.held)]
 
     @property
     def varies(self) -> bool:
@@ -47,7 +55,7 @@ class Terms:
     def take(self, rows: Sequence[int]) -> Terms:
         """The same for some points only."""
         at = list(rows)
-        return Terms(tuple(Domain(d.name, d.speed[at], d.units[at]) for d in self.domains), self.place[at])
+        return Terms(tuple(Domain(d.name, d.speed[at], d.units[at], d.held) for d in self.domains), self.place[at])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +87,8 @@ def build_terms(points: Sequence[GridPoint]) -> Terms:
             # Nothing is known of this clock but how many cores it drives.
             freqs = (units > 0).astype(np.float64)
         freqs = np.where(units > 0, freqs, 0.0)
-        domain = Domain(setting.name, freqs / max(freqs.max(), 1.0), units / max(units.max(), 1.0))
+        held = all(s.held for s in settings if s.units)
+        domain = Domain(setting.name, freqs / max(freqs.max(), 1.0), units / max(units.max(), 1.0), held)
         if not domain.varies:
             continue
         domains.append(domain)
@@ -87,8 +96,7 @@ def build_terms(points: Sequence[GridPoint]) -> Terms:
         # Distances in time are what matters, and time goes with 1 / f; the logarithm lies between that and f.
         logs = np.where(on, np.log(np.where(on, domain.speed, 1.0)), 0.0)
         columns += [logs, domain.units, on.astype(np.float64)]
-        held = np.array([float(s.held) for s in settings])
-        columns.append(held)
+        columns.append(np.array([float(s.held) for s in settings]))
     variants = sorted({point.variant for point in points})
     columns += [np.array([float(point.variant == name) for point in points]) for name in variants[1:]]
     spread = [column for column in columns if np.ptp(column)]
@@ -102,8 +110,7 @@ def latency_terms(terms: Terms) -> Floats:
     columns = [np.ones(terms.size)]
     shared = [domain for domain in terms.domains if domain.name not in ("gpu", "memory")]
     for domain in terms.domains:
-        time = _inverse(domain.speed)
-        columns.append(time)
+        columns += [_inverse(speed) for speed in domain.speeds]
         if np.ptp(domain.units):
             columns.append(_inverse(domain.speed * domain.units))
         if domain in shared:
@@ -126,7 +133,7 @@ def power_terms(terms: Terms, knees: Sequence[Knee], latency: Floats) -> Floats:
     columns = [np.ones(terms.size), per_call]
     for domain, knee in zip(terms.domains, knees, strict=True):
         volt = knee.voltage(domain.speed)
-        columns.append(domain.units * domain.speed * volt**2)
+        columns += [domain.units * speed * volt**2 for speed in domain.speeds]
         columns.append(domain.on * volt**2 * per_call)
         if domain.name != "memory":
             columns.append(domain.units * domain.on * volt)

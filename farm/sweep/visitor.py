@@ -1,4 +1,4 @@
-"""The work of one board in a sweep, on the board's own thread: pin a point, run every series there, keep what came of it.
+"""The work of one board in a sweep, on the board's own thread: pin a point, run every series there, keep the answers.
 
 What comes next is the conductor's decision; which boards there are is `crew.py`'s business.
 """
