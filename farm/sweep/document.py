@@ -258,7 +258,8 @@ def _may_keep(goal: Goal, latency: Estimate, power: Estimate | None) -> bool:
 
 def _describe_prediction(goal: Goal, value: float, bound: float, point: GridPoint) -> dict[str, Any]:
     gain = f", {1 - value / bound:.1%} less than the pick" if bound < float("inf") else ", which would keep the limits"
-    return {"key": point.key, "text": f"{point.key} is predicted to have a better {goal.objective}{gain}; not measured"}
+    text = f"{point.key} is predicted to have a better {goal.objective}{gain}; not measured"
+    return {"key": point.key, "text": text}
 
 
 def _note_boards(series: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -266,6 +267,6 @@ def _note_boards(series: Sequence[Mapping[str, Any]]) -> list[str]:
     if len(names) < 2:
         return []
     return [
-        f"points are spread over {len(names)} boards ({', '.join(sorted(names))}); each measured the anchor, and figures "
-        "are scaled by that to the first board's"
+        f"points are spread over {len(names)} boards ({', '.join(sorted(names))}); each measured the anchor, and "
+        "figures are scaled by that to the first board's"
     ]

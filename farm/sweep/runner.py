@@ -81,7 +81,7 @@ def run_sweep(
         description = session.connect()
         goal, notes = order.require_goal(goal, bool(description.total_rails), objective_named)
         grid, more = session.plan_grid(description)
-        session.prepare(description)
+        more += session.prepare(description)
         sweep = store.start_sweep(
             command="sweep run",
             model=source.name,
@@ -93,7 +93,7 @@ def run_sweep(
             grid=stored.grid_to_dict(grid),
             settings={
                 "process": process_identity(),
-                "notes": [*notes, *more, *session.notes],
+                "notes": [*notes, *more],
                 "has_power": bool(description.total_rails),
                 "programs": {f"{p.variant} {p.batch}": p.about for p in session.programs.values()},
                 "environment": session.environment(description),
@@ -207,8 +207,8 @@ class _Session:
                 f"{description.name} does not have all points of this sweep: {sorted(lost)[0]}", "Begin a new sweep."
             )
 
-    def prepare(self, description: Description) -> None:
-        """Compile, while the board waits."""
+    def prepare(self, description: Description) -> list[str]:
+        """Compile, while the board waits; returns what has to be said of how it will be measured."""
         os.environ.setdefault("FARM_ZIG_CACHE", str(self._settings.home_path / "cache" / "zig"))
         target = plan_target(self._type, description.to_dict(), len(os.sched_getaffinity(0)))
         self._threads = target.threads
@@ -229,9 +229,8 @@ class _Session:
         self.programs = {program.series: program for program in made}
         self._target = target
         self._window = visits.plan_window(description, self._wanted.window_s)
-        if self._window.note:
-            self.notes.append(self._window.note)
         self._needs_total = bool(description.total_rails)
+        return [self._window.note] if self._window.note else []
 
     def environment(self, description: Description) -> dict[str, Any]:
         """What the figures were made with."""

@@ -53,7 +53,7 @@ _RETRIED = frozenset({Status.THROTTLED, Status.CLOCK_DRIFTED, Status.NOISY, Stat
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """How long power is looked at, in s: while the model runs, and idle before. Without sensor only `seconds` counts."""
+    """How long power is looked at, in s: while the model runs, and idle before. Without sensor, `seconds` are timed."""
 
     seconds: float
     idle_s: float = 0.0
