@@ -39,8 +39,8 @@ def page(title: str, body: Iterable[str]) -> str:
 
 
 def escape(text: object) -> str:
-    """Text that stays text."""
-    return html.escape(str(text))
+    """Text that stays text; a clock stays on one line with its unit."""
+    return html.escape(str(text)).replace(" MHz", "&nbsp;MHz")
 
 
 def element(name: str, text: object, kind: str = "") -> str:

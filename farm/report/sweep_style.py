@@ -58,8 +58,8 @@ thead { display: table-header-group; }
 tr.pick td { background: #e8f2f9; font-weight: 600; }
 tr.pick td small { font-weight: 400; }
 tr.predicted td { color: #6a6a6a; font-style: italic; }
-tr.void td { color: #8a8a8a; text-decoration: line-through; }
-tr.void td small, tr.void .badge { text-decoration: none; display: inline-block; }
+tr.void td { color: #8a8a8a; }
+td.badges { white-space: nowrap; }
 .badge {
   display: inline-block; font-size: 11.5px; font-style: normal; font-weight: 600; line-height: 1;
   padding: 3px 6px; border-radius: 4px; border: 1px solid currentColor; color: var(--faint);

@@ -52,7 +52,7 @@ def draw_points(document: Document, series: Series) -> str:
         celsius = row["temperature_c"]
         cells += [
             Cell("–" if celsius is None else f"{celsius:.0f}", kind=_NUMBER),
-            Cell("", badges=_badges(series, row)),
+            Cell("", kind="badges", badges=_badges(series, row)),
         ]
         lines.append(Line(cells, _line_kind(series, row)))
     return sweep_html.table(head, lines, _caption(document, series, common))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pathlib
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from device_agent.protocol import EVERY_CLUSTER
 from farm.errors import UsageError
@@ -78,5 +78,5 @@ def _find_mode_id(board_type: BoardType, name: str) -> int:
     raise UsageError(f"the ID of the power mode {name} is not known of the board type {board_type.name}")
 
 
-def _words(values: object) -> str:
-    return " ".join(shlex.quote(str(value)) for value in values)  # type: ignore[attr-defined]
+def _words(values: Iterable[object]) -> str:
+    return " ".join(shlex.quote(str(value)) for value in values)

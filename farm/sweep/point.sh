@@ -85,7 +85,8 @@ find_gpu() {
         [ -d "$ROOT/sys/class/devfreq/$device" ] && printf '%s\n' "$ROOT/sys/class/devfreq/$device" && return
     done
     for folder in "$ROOT"/sys/class/devfreq/*; do
-        name=$(tr -d '\000' <"$folder/device/of_node/name" 2>/dev/null)
+        name=
+        [ ! -e "$folder/device/of_node/name" ] || name=$(tr -d '\000' <"$folder/device/of_node/name")
         case ${name:-${folder##*.}} in
             gpu | gm20b | gp10b | gv11b | ga10b) printf '%s\n' "$folder" && return ;;
         esac
@@ -208,6 +209,8 @@ run() {
     "$@" <&3 3<&- &
     child=$!
     trap 'kill "$child" 2>/dev/null' INT TERM HUP
+    wait "$child"
+    code=$?
     # A signal ends `wait` early: wait again until the command itself has ended.
     while kill -0 "$child" 2>/dev/null; do
         wait "$child"

@@ -1,0 +1,179 @@
+"""`farm sweep report`, `export` and `compare`: what becomes of a sweep's result. Running one is in `sweep.py`."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from farm.cli import options, output
+from farm.errors import UsageError
+from farm.inventory.board_types import require_board_type
+from farm.report import sweep_page, sweep_rows, sweep_words
+from farm.report.sweep_rows import Ratio
+from farm.sweep import compare as comparing
+from farm.sweep import document as documents
+from farm.sweep import export as exporting
+from farm.sweep.compare import PointPair, SeriesPair
+from farm.sweep.export import Chosen, Form
+from farm.sweep.export_nvpmodel import export_nvpmodel
+from farm.sweep.export_script import export_script
+
+_Sweep = Annotated[int, typer.Argument(metavar="ID", help="Number of the sweep; `farm sweep list` has them.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `farm sweep`."""
+    app.command("report")(report)
+    app.command("export")(export)
+    app.command("compare")(compare)
+
+
+def report(
+    sweep: _Sweep,
+    out: Annotated[
+        pathlib.Path | None, typer.Option("--out", metavar="DIR", help="Folder for it; else ./sweep-ID.")
+    ] = None,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Write a sweep's report: a page with its pictures and tables, CSV and JSON."""
+
+    def work() -> None:
+        document = _fetch(sweep)
+        paths = sweep_page.write_sweep_report(document, out or pathlib.Path(f"sweep-{sweep}"))
+        if json:
+            output.print_json({"sweep": sweep, "report": paths})
+        else:
+            print(paths["page"])
+
+    output.run(work, debug)
+
+
+def export(
+    sweep: _Sweep,
+    form: Annotated[Form, typer.Option("--as", help="A stanza for nvpmodel.conf, JSON, or a shell script.")],
+    pick: Annotated[
+        int, typer.Option("--pick", metavar="P", help="1: the point recommended; 2 and up: the runners-up.")
+    ] = 1,
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="KEY", help="This point instead, as `farm sweep show` names it.")
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option("--variant", metavar="NAME", help="Of this variant; else tuned, if there is one.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", metavar="N", help="Of this batch size.")] = None,
+    mode_id: Annotated[
+        int | None, typer.Option("--id", metavar="N", min=0, help="ID of the nvpmodel mode; else the first free one.")
+    ] = None,
+    out: Annotated[
+        pathlib.Path | None, typer.Option("--out", metavar="FILE", help="Into this file instead of to stdout.")
+    ] = None,
+    debug: options.Debug = False,
+) -> None:
+    """Write a measured operating point so that a board can be set to it, with the evidence as comments."""
+
+    def work() -> None:
+        document = _fetch(sweep)
+        series = _choose_series(document, variant, batch)
+        chosen = exporting.choose_point(document, series, rank=pick, key=key)
+        text = _export(chosen, form, mode_id)
+        if out is None:
+            print(text, end="")
+        else:
+            out.write_text(text, encoding="utf-8")
+            output.stderr.print(f"{chosen.row['key']} as {form} in {out}", soft_wrap=True, markup=False)
+
+    output.run(work, debug)
+
+
+def compare(
+    one: Annotated[int, typer.Argument(metavar="A", help="Number of the first sweep.")],
+    other: Annotated[int, typer.Argument(metavar="B", help="Number of the second.")],
+    mixed: Annotated[bool, typer.Option("--mixed", help="Even where one is simulated and the other is not.")] = False,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Compare two sweeps at the operating points that both measured; ratios are B over A."""
+
+    def work() -> None:
+        first, second = _fetch(one), _fetch(other)
+        pairs = comparing.compare_sweeps(first, second, mixed=mixed)
+        if json:
+            output.print_json(comparing.comparison_to_dict(first, second, pairs))
+            return
+        for letter, document in (("A", first), ("B", second)):
+            board = document["board"]
+            simulated = ", simulated" if board["simulated"] else ""
+            print(f"{letter}: sweep {document['sweep']}, {document['model']} on {board['type']}{simulated}")
+        for pair in pairs:
+            _print_pair(pair)
+
+    output.run(work, debug)
+
+
+def _fetch(sweep: int) -> dict[str, Any]:
+    with options.open_store() as store:
+        return documents.make_document(store, sweep)
+
+
+def _choose_series(document: Mapping[str, Any], variant: str | None, batch: int | None) -> Mapping[str, Any]:
+    """The one that is meant: tuned before others; one batch size, or the one named. Raises UsageError."""
+    found = documents.find_series(document, variant, batch)
+    best = sweep_rows.order_series({"series": found})[0]
+    batches = sorted({series["batch"] for series in found})
+    if len(batches) > 1:
+        raise UsageError(f"the sweep has batch sizes {', '.join(map(str, batches))}", "Name one with --batch.")
+    return best
+
+
+def _export(chosen: Chosen, form: Form, mode_id: int | None) -> str:
+    board_type = require_board_type(chosen.document["board"]["type"])
+    if form is not Form.NVPMODEL and mode_id is not None:
+        raise UsageError("--id is for --as nvpmodel")
+    match form:
+        case Form.NVPMODEL:
+            return export_nvpmodel(chosen, board_type, mode_id)
+        case Form.SH:
+            return export_script(chosen, board_type)
+        case Form.JSON:
+            return exporting.export_json(chosen, board_type)
+
+
+def _print_pair(pair: SeriesPair) -> None:
+    names = [f"{series['variant']}, batch {series['batch']}" for series in (pair.one, pair.other)]
+    print(f"\n{names[0]}" if names[0] == names[1] else f"\nA: {names[0]}; B: {names[1]}")
+    times = [row["latency_s"]["value"] for each in (*pair.points, *pair.bests) for row in (each.one, each.other)]
+    scale = sweep_words.seconds_scale(times)
+    columns = ["Operating point", f"A, {scale.unit}", f"B, {scale.unit}", "Latency B/A", "Power B/A", "Energy B/A"]
+    rows = [_row(sweep_words.format_point(each.label), each, scale) for each in pair.points]
+    rows += [_row(_describe_best(each), each, scale) for each in pair.bests]
+    output.print_table(columns, rows)
+    for quantity in ("latency", "energy"):
+        if len(pair.points) > 1 and (summary := pair.summarise(quantity)):
+            mean, least, greatest = summary
+            print(
+                f"{quantity}: B is {mean:.3g} times A, geometric mean over {len(pair.points)} points "
+                f"({least:.3g} to {greatest:.3g})"
+            )
+    if pair.left_out:
+        print(f"{pair.left_out} points were measured in one of both only")
+    print("= stands by ratios that chance alone may have moved from 1")
+
+
+def _row(label: str, pair: PointPair, scale: sweep_words.Scale) -> Sequence[str]:
+    times = [scale.number(row["latency_s"]["value"]) for row in (pair.one, pair.other)]
+    return label, *times, *(_ratio(pair.ratios[name]) for name in ("latency", "power", "energy"))
+
+
+def _describe_best(pair: PointPair) -> str:
+    keys = [sweep_words.format_point(row["key"]) for row in (pair.one, pair.other)]
+    return f"{pair.label}: {keys[0]}" + (f" / {keys[1]}" if keys[0] != keys[1] else "")
+
+
+def _ratio(ratio: Ratio | None) -> str:
+    if ratio is None:
+        return "–"
+    return f"{ratio.value:.3f} ({ratio.low:.3f} – {ratio.high:.3f}){' =' if ratio.is_one else '  '}"
