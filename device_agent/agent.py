@@ -65,10 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 from device_agent import metrics
 
                 return metrics.run(chosen, board)
-            if chosen.command == "metrics":
-                from device_agent import metrics
-
-                return metrics.run(chosen, board)
             from device_agent import commands
 
             return commands.run(chosen, board)

@@ -44,10 +44,6 @@ def make_parser() -> argparse.ArgumentParser:
     metrics.add_argument("--port", type=_port, default=9101, help="where to listen on 127.0.0.1 (default: 9101)")
     metrics.add_argument("--agent-port", type=_port, default=9090, help="where the agent listens (default: 9090)")
 
-    metrics = commands.add_parser("metrics", parents=[common], help="tell Prometheus what the sensors say")
-    metrics.add_argument("--port", type=_port, default=9101, help="where to listen on 127.0.0.1 (default: 9101)")
-    metrics.add_argument("--agent-port", type=_port, default=9090, help="where the agent listens (default: 9090)")
-
     doctor = commands.add_parser("doctor", parents=[common, output], help="check everything that this board needs")
     doctor.add_argument("--pin", action="store_true", help="also hold the highest CPU clock for a moment and restore")
     return parser
