@@ -11,10 +11,9 @@ import typer
 from farm.cli import options, output
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
-from farm.report import sweep_page, sweep_rows, sweep_words
+from farm.report import sweep_rows, sweep_words
 from farm.report.sweep_rows import Ratio
 from farm.sweep import compare as comparing
-from farm.sweep import document as documents
 from farm.sweep import export as exporting
 from farm.sweep.compare import PointPair, SeriesPair
 from farm.sweep.export import Chosen, Form
@@ -42,6 +41,9 @@ def report(
     """Write a sweep's report: a page with its pictures and tables, CSV and JSON."""
 
     def work() -> None:
+        # Here, as it loads Matplotlib.
+        from farm.report import sweep_page
+
         document = _fetch(sweep)
         paths = sweep_page.write_sweep_report(document, out or pathlib.Path(f"sweep-{sweep}"))
         if json:
@@ -115,13 +117,17 @@ def compare(
 
 
 def _fetch(sweep: int) -> dict[str, Any]:
+    from farm.sweep.document import make_document
+
     with options.open_store() as store:
-        return documents.make_document(store, sweep)
+        return make_document(store, sweep)
 
 
 def _choose_series(document: Mapping[str, Any], variant: str | None, batch: int | None) -> Mapping[str, Any]:
     """The one that is meant: tuned before others; one batch size, or the one named. Raises UsageError."""
-    found = documents.find_series(document, variant, batch)
+    from farm.sweep.document import find_series
+
+    found = find_series(document, variant, batch)
     best = sweep_rows.order_series({"series": found})[0]
     batches = sorted({series["batch"] for series in found})
     if len(batches) > 1:

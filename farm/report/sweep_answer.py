@@ -104,8 +104,16 @@ def _answer(document: Document, series: Series) -> Answer:
     sentences = [f"{what}{then} takes {costs}{measured}.", _against_fastest(series)]
     if len(sweep_rows.measured(series)) > 1:
         sentences.append(f"It was picked for {describe_goal(document['goal'])}.")
-        sentences.append(f"This pick is {sweep_words.format_share(pick['certainty'])} certain.")
+        sentences.append(_certainty(pick))
     return Answer(name, _lead(row["key"]), " ".join(sentence for sentence in sentences if sentence))
+
+
+def _certainty(pick: Mapping[str, Any]) -> str:
+    told = "The chance that no other measured point is better"
+    told += f" is {sweep_words.format_share(pick['certainty'])}"
+    if pick.get("close") is not None:
+        told += f", that none is better by more than 3 %: {sweep_words.format_share(pick['close'])}"
+    return told + "."
 
 
 def _lead(key: str) -> str:

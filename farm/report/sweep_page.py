@@ -54,7 +54,11 @@ def write_page(document: Document, pictures: list[Picture]) -> str:
         *(element("p", sentence) for sentence in sweep_answer.compare_variants(document)),
         "" if energy else element("p", "This board has no power sensor for its total: power and energy are not known."),
         section("Pictures", *(sweep_html.figure(picture.svg, picture.caption) for picture in pictures)),
-        section("Runners-up", *(_runners_up(document, series) for series in sweep_rows.order_series(document))),
+        section(
+            "Runners-up",
+            *_unmeasured(document),
+            *(_runners_up(document, series) for series in sweep_rows.order_series(document)),
+        ),
         section(
             "Every operating point",
             _how_to_read(document),
@@ -64,7 +68,7 @@ def write_page(document: Document, pictures: list[Picture]) -> str:
         section("What was merged", _merged(document)),
         section("Drift", items(_drift(document))),
         section("Notes", items(document["notes"])),
-        section("Environment", sweep_html.pairs(_environment(document))),
+        section("How it was measured", sweep_html.pairs(_environment(document))),
         f"<footer>{escape(_footer(document))} Beside this page: {_link(CSV)}, {_link(JSON)}.</footer>",
     ]
     return sweep_html.page(title, parts)
@@ -120,6 +124,15 @@ def _runners_up(document: Document, series: Series) -> str:
         "",
     ]
     return sweep_html.table(head, lines, sweep_words.name_series(series, document))
+
+
+def _unmeasured(document: Document) -> list[str]:
+    """Points that might be better still, which nobody measured."""
+    return [
+        element("p", f"{sweep_words.name_series(series, document).capitalize()}: {each['text']}.")
+        for series in sweep_rows.order_series(document)
+        for each in series.get("unmeasured", ())
+    ]
 
 
 def _how_to_read(document: Document) -> str:
@@ -179,8 +192,7 @@ def _drift(document: Document) -> list[str]:
         if not drift:
             continue
         text = drift["text"] or f"{drift['percent']:.1f} %" + (", corrected" if drift["corrected"] else "")
-        void = " Too much: the sweep is void." if drift["void"] else ""
-        told.append(f"{sweep_words.name_series(series, document)}: {text}.{void}")
+        told.append(f"{sweep_words.name_series(series, document)}: {text}.")
     anchors = {series["anchor"] for series in document["series"] if series["anchor"]}
     if told and anchors:
         points = " and ".join(sorted(map(sweep_words.format_point, anchors)))
@@ -189,8 +201,13 @@ def _drift(document: Document) -> list[str]:
 
 
 def _environment(document: Document) -> list[tuple[str, object]]:
-    asked = ("asked for", sweep_answer.describe_goal(document["goal"]))
-    return [asked, *((k.replace("_", " "), v) for k, v in document["environment"].items() if v not in (None, ""))]
+    told: list[tuple[str, object]] = [("asked for", sweep_answer.describe_goal(document["goal"]))]
+    if document.get("reason"):
+        told.append(("ended because", document["reason"]))
+    if cost := document.get("cost"):
+        share = cost["measuring_s"] / max(cost["seconds"], 1e-9)
+        told.append(("time", f"{sweep_words.format_duration(cost['seconds'])}, {share:.0%} of it measuring"))
+    return told + [(k.replace("_", " "), v) for k, v in document["environment"].items() if v not in (None, "")]
 
 
 def _footer(document: Document) -> str:
