@@ -178,7 +178,7 @@ def test_same_address(one: str, other: str) -> None:
 def test_variables_are_inherited(tmp_path: pathlib.Path, types: dict[str, BoardType]) -> None:
     """What stands further inside wins; labels are joined one by one; variables of another transport do no harm."""
     one, two, tx2 = read(tmp_path, GOOD, types).boards
-    assert one.transport == Ssh("192.0.2.11", "farm", 22, "~/.ssh/farm", host_key="", agent_port=9090, tracker_port=9190)
+    assert one.transport == Ssh("192.0.2.11", "farm", 22, "~/.ssh/farm", "", agent_port=9090, tracker_port=9190)
     assert (one.name, one.board_type, one.labels) == ("nano-1", "jetson-nano", {"site": "lab", "rack": "1"})
     assert two.labels == {"site": "lab", "rack": "2"}
     assert (tx2.board_type, tx2.transport) == ("jetson-tx2", Virtual(7))
