@@ -91,7 +91,9 @@ def test_what_names_no_version_is_refused(text: str) -> None:
         require_own_protocol("nano/7", text)
 
 
-@pytest.mark.parametrize(("difference", "side"), [(1, "update tvm-farm here"), (-1, "update device-agent on the board")])
+@pytest.mark.parametrize(
+    ("difference", "side"), [(1, "update tvm-farm here"), (-1, "update device-agent on the board")]
+)
 def test_another_version_says_which_side_to_update(difference: int, side: str) -> None:
     """The older one."""
     version = protocol.PROTOCOL_VERSION + difference
