@@ -113,7 +113,7 @@ def fetch_interpreter(series: str, arch: str, folder: Path) -> Path:
         try:
             uv = fetch_uv(_own_arch(), scratch)
             environment = pip_environment() | {"UV_PYTHON_CACHE_DIR": str(scratch / "cache")}
-            command = [str(uv), "python", "install", "--no-config", "--no-bin", "--quiet"]
+            command = [str(uv), "python", "install", "--no-config", "--no-bin"]
             command += ["--install-dir", str(scratch / "installed"), f"cpython-{series}-linux-{arch}-gnu"]
             run_tool(command, f"uv, fetching Python {series} for {arch},", FETCH_TIMEOUT_S, environment)
         except FarmError as error:
