@@ -24,6 +24,9 @@ ANCHOR_EVERY = 7
 MAX_RETRIES = 2
 # What may be left to gain when a sweep stops: of the front's hypervolume, of the pick's objective.
 FRONT_LEFT, PICK_LEFT = 0.006, 0.003
+# Every so many points one is spent on the fit itself, where it is least certain, whatever the front or the pick would
+# gain: a fit that was only ever asked about its favourites is wrong elsewhere without knowing it.
+EXPLORE_EVERY = 3
 # A fit may say that it is done once it has foreseen so many points to within so many standard deviations. Of six figures
 # that are normal one lies farther out in 6 % of cases.
 _FORESEEN, _FAR = 3, 2.6
@@ -149,8 +152,19 @@ class Planner:
                 f"what is unmeasured is expected to add {front_left:.1%} to the front and {pick_left:.1%} to the pick",
                 **known,
             )
+        if count % EXPLORE_EVERY == 0:
+            key = self._least_known(analysis, left)
+            return Decision(Step.MEASURE, "the fit is least certain there", key, **known)
         why = "the pick" if pick_left / PICK_LEFT > front_left / FRONT_LEFT else "the front"
         return Decision(Step.MEASURE, f"may change {why} most", self._key(worth), **known)
+
+    def _least_known(self, analysis: Analysis, left: Sequence[str]) -> str:
+        """Where the fit's interval is widest; the first of `left` where several are."""
+        assert analysis.model is not None
+        latency, power = analysis.model.latency.sd, analysis.model.power
+        spread = latency if power is None else np.hypot(latency, power.sd)
+        rows = {point.key: row for row, point in enumerate(self.grid.points)}
+        return max(left, key=lambda key: float(spread[rows[key]]))
 
     def _key(self, worth: Worth) -> str:
         return self.grid.points[worth.rows[0]].key

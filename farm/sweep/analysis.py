@@ -23,7 +23,8 @@ MIN_POINTS = 3
 class MeasuredPoint:
     """A grid point as measured: drift taken out, repeated visits combined, intervals that cover both.
 
-    `latency_p95_s` is the visits' mean, corrected alike; `visits` the valid ones.
+    `latency_p95_s` is the visits' mean, corrected alike; `visits` the valid ones. `own_log_sd` is what of the intervals of
+    latency and power is the point's own: how far the board has moved is uncertain for all points alike.
     """
 
     key: str
@@ -32,6 +33,7 @@ class MeasuredPoint:
     energy: Estimate | None
     latency_p95_s: float | None
     visits: tuple[PointMeasurement, ...]
+    own_log_sd: tuple[float, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,19 +120,24 @@ def fit_measured(grid: Grid, terms: Terms, measured: Mapping[str, MeasuredPoint]
     """The fit to points measured."""
     rows = {point.key: row for row, point in enumerate(grid.points)}
     at = tuple(rows[key] for key in measured)
-    latency = _to_data(at, [point.latency for point in measured.values()])
-    power = _to_data(at, [p.power for p in measured.values() if p.power]) if by_power else None
+    points = list(measured.values())
+    latency = _to_data(at, [point.latency for point in points], [point.own_log_sd[0] for point in points])
+    power = None
+    if by_power:
+        power = _to_data(at, [p.power for p in points if p.power], [point.own_log_sd[1] for point in points])
     return fit_model(terms, latency, power)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Shift:
-    """What to take from one visit's logarithms, and the variance to add."""
+    """What to take from one visit's logarithms, and the variances to add: of the visit, and of the drift taken out."""
 
     latency: float
     power: float
     latency_variance: float
     power_variance: float
+    latency_drift: float
+    power_drift: float
 
 
 def _correct(
@@ -158,8 +165,10 @@ def _correct(
             shifts[index] = _Shift(
                 latency.shift[place] + offset[0],
                 (power.shift[place] if power else 0.0) + offset[1],
-                latency.sd[place] ** 2 + latency.visit_sd**2 + between,
-                (power.sd[place] ** 2 + power.visit_sd**2 if power else 0.0) + between,
+                latency.visit_sd**2 + between,
+                (power.visit_sd**2 if power else 0.0) + between,
+                float(latency.sd[place] ** 2),
+                float(power.sd[place] ** 2) if power else 0.0,
             )
     return drift, [shifts[index] for index in range(len(valid))]
 
@@ -186,29 +195,45 @@ def _level(
 
 
 def _combine(key: str, visits: Sequence[PointMeasurement], shifts: Sequence[_Shift], by_power: bool) -> MeasuredPoint:
-    latency = _mean([v.latency for v in visits], [s.latency for s in shifts], [s.latency_variance for s in shifts])
+    drift = float(np.mean([shift.latency_drift for shift in shifts]))
+    power_drift = float(np.mean([shift.power_drift for shift in shifts]))
+    latency, own_latency = _mean(
+        [v.latency for v in visits], [s.latency for s in shifts], [s.latency_variance for s in shifts], drift
+    )
     power = energy = None
+    own_power = 0.0
     if by_power:
-        watts = [visit.power for visit in visits if visit.power]
-        joules = [visit.energy for visit in visits if visit.energy]
-        power = _mean(watts, [s.power for s in shifts], [s.power_variance for s in shifts])
-        energy = _mean(
-            joules,
-            [s.latency + s.power for s in shifts],
-            [s.latency_variance + s.power_variance for s in shifts],
+        power, own_power = _mean(
+            [visit.power for visit in visits if visit.power],
+            [shift.power for shift in shifts],
+            [shift.power_variance for shift in shifts],
+            power_drift,
+        )
+        energy, _ = _mean(
+            [visit.energy for visit in visits if visit.energy],
+            [shift.latency + shift.power for shift in shifts],
+            [shift.latency_variance + shift.power_variance for shift in shifts],
+            drift + power_drift,
         )
     tails = [v.latency_p95_s * np.exp(-s.latency) for v, s in zip(visits, shifts, strict=True) if v.latency_p95_s]
-    return MeasuredPoint(key, latency, power, energy, float(np.mean(tails)) if tails else None, tuple(visits))
+    p95_s = float(np.mean(tails)) if tails else None
+    return MeasuredPoint(key, latency, power, energy, p95_s, tuple(visits), (own_latency, own_power))
 
 
-def _mean(estimates: Sequence[Estimate], shifts: Sequence[float], added: Sequence[float]) -> Estimate:
-    """Visits weighed by how sure they are."""
+def _mean(
+    estimates: Sequence[Estimate], shifts: Sequence[float], added: Sequence[float], shared: float
+) -> tuple[Estimate, float]:
+    """Visits weighed by how sure they are, and the sd without `shared`, a variance that repeating does not lessen."""
     variances = np.array([estimate.log_sd**2 + extra for estimate, extra in zip(estimates, added, strict=True)])
     logs = np.array([estimate.log - shift for estimate, shift in zip(estimates, shifts, strict=True)])
     weights = 1 / np.maximum(variances, 1e-12)
-    return Estimate.of_log(float(weights @ logs / weights.sum()), float(np.sqrt(1 / weights.sum())))
+    own = float(1 / weights.sum())
+    return Estimate.of_log(float(weights @ logs / weights.sum()), float(np.sqrt(own + shared))), float(np.sqrt(own))
 
 
-def _to_data(rows: tuple[int, ...], estimates: Sequence[Estimate]) -> Data:
+def _to_data(rows: tuple[int, ...], estimates: Sequence[Estimate], own: Sequence[float]) -> Data:
     logs: Floats = np.array([estimate.log for estimate in estimates])
-    return Data(rows, logs, np.array([estimate.log_sd for estimate in estimates]))
+    totals: Floats = np.array([estimate.log_sd for estimate in estimates])
+    sds: Floats = np.array(own)
+    shared = np.sqrt(np.maximum(totals**2 - sds**2, 0.0).mean())
+    return Data(rows, logs, sds, float(shared))

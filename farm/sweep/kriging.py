@@ -52,7 +52,10 @@ class _Answer:
 class Posterior:
     """What is known of one quantity's logarithm over the grid. Mixes all answers that the measurements allow."""
 
-    def __init__(self, answers: Sequence[_Answer], weights: Floats, place: Floats, rows: Floats) -> None:
+    def __init__(
+        self, answers: Sequence[_Answer], weights: Floats, place: Floats, rows: Floats, shared_sd: float
+    ) -> None:
+        self._shared_sd = shared_sd
         self._answers = answers
         self._weights = weights
         self._place = place
@@ -66,7 +69,7 @@ class Posterior:
         weights = self._weights[:, None]
         mean = (weights * means).sum(axis=0)
         variance = (weights * (variances + (means - mean) ** 2)).sum(axis=0)
-        return mean, np.sqrt(variance)
+        return mean, np.sqrt(variance + self._shared_sd**2)
 
     def _predict(self, answer: _Answer, at: Floats) -> tuple[Floats, Floats]:
         cross = _covariance(answer, self._place, self._rows, at)
@@ -76,7 +79,7 @@ class Posterior:
         return mean, answer.inflation * np.maximum(prior - (half**2).sum(axis=0), 1e-12)
 
     def draw(self, at: Floats, count: int, rng: np.random.Generator) -> Floats:
-        """`count` joint draws of the logarithm at the points `at`; shape (count, points)."""
+        """`count` joint draws of the logarithm at the points `at`, without what all share; shape (count, points)."""
         shares = np.floor(self._weights * count).astype(np.int64)
         shares[0] += count - shares.sum()
         draws = []
@@ -94,8 +97,13 @@ class Posterior:
         return np.concatenate(draws)
 
 
-def condition(fits: Sequence[Fit], place: Floats, rows: Sequence[int], logs: Floats, sds: Floats) -> Posterior:
-    """What measurements `logs` with standard deviations `sds` at the grid's `rows` tell of the whole grid."""
+def condition(
+    fits: Sequence[Fit], place: Floats, rows: Sequence[int], logs: Floats, sds: Floats, shared_sd: float
+) -> Posterior:
+    """What measurements `logs` with standard deviations `sds` at the grid's `rows` tell of the whole grid.
+
+    `shared_sd` is an error that all measurements have in common: it widens every interval, and no comparison.
+    """
     index = np.asarray(rows, dtype=np.int64)
     answers, scores = [], []
     for fit in fits:
@@ -119,7 +127,7 @@ def condition(fits: Sequence[Fit], place: Floats, rows: Sequence[int], logs: Flo
     weights /= weights.sum()
     order = [int(i) for i in np.argsort(-weights) if weights[i] >= _LEAST_WEIGHT] or [int(np.argmax(weights))]
     kept = weights[order] / weights[order].sum()
-    return Posterior([answers[i] for i in order], kept, place, index.astype(np.float64))
+    return Posterior([answers[i] for i in order], kept, place, index.astype(np.float64), shared_sd)
 
 
 def _covariance(answer: _Answer, place: Floats, left: Floats, right: Floats) -> Floats:

@@ -33,11 +33,12 @@ _ROUNDS = 2
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Measurements of one quantity: grid rows, logarithms, their standard deviations. Rows may repeat."""
+    """Measurements of one quantity: grid rows, logarithms, their own standard deviations, and one that all share."""
 
     rows: tuple[int, ...]
     logs: Floats
     sds: Floats
+    shared_sd: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,5 +149,5 @@ def _misfit(columns: Floats, data: Data) -> float:
     return float(rest)
 
 
-def _unpack(data: Data) -> tuple[tuple[int, ...], Floats, Floats]:
-    return data.rows, data.logs, data.sds
+def _unpack(data: Data) -> tuple[tuple[int, ...], Floats, Floats, float]:
+    return data.rows, data.logs, data.sds, data.shared_sd

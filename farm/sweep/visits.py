@@ -29,8 +29,8 @@ from farm.sweep.values import Estimate, GridPoint, PointMeasurement
 
 # Of the window, for runs that are timed one by one; the rest of their time power is looked at.
 _TIMED_SHARE = 0.2
-# An interval of a median says something from 5 samples on, and hardly more after some hundred.
-_LEAST_RUNS, _MOST_RUNS = 5, 400
+# An interval of a median says something from 5 samples on, and hardly more after some hundred; the rest is to last.
+_LEAST_RUNS, _MOST_RUNS = 5, 2000
 # Caches and governors settle within this.
 _WARMUP_S = 0.1
 _MOST_WARMUPS = 20
