@@ -161,8 +161,8 @@ def _print_pair(pair: SeriesPair) -> None:
         if len(pair.points) > 1 and (summary := pair.summarise(quantity)):
             mean, least, greatest = summary
             print(
-                f"{quantity}: B is {mean:.3g} times A, geometric mean over {len(pair.points)} points "
-                f"({least:.3g} to {greatest:.3g})"
+                f"{quantity}: B is {mean:.3f} times A, geometric mean over {len(pair.points)} points "
+                f"({least:.3f} to {greatest:.3f})"
             )
     if pair.left_out:
         print(f"{pair.left_out} points were measured in one of both only")

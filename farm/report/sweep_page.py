@@ -205,8 +205,14 @@ def _environment(document: Document) -> list[tuple[str, object]]:
     if document.get("reason"):
         told.append(("ended because", document["reason"]))
     if cost := document.get("cost"):
-        share = cost["measuring_s"] / max(cost["seconds"], 1e-9)
-        told.append(("time", f"{sweep_words.format_duration(cost['seconds'])}, {share:.0%} of it measuring"))
+        boards = max(1, len(document["board"]["names"]))
+        share = min(1.0, cost["measuring_s"] / boards / max(cost["seconds"], 1e-9))
+        told.append(
+            (
+                "time",
+                f"{sweep_words.format_duration(cost['seconds'])}, {sweep_words.format_share(share)} of it measuring",
+            )
+        )
     return told + [(k.replace("_", " "), v) for k, v in document["environment"].items() if v not in (None, "")]
 
 

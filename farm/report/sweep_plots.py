@@ -26,6 +26,7 @@ from farm.report.sweep_words import Scale
 # Told apart by shape too, for readers who see no colours and for print.
 _COLOURS = (plots.BLUE, "#c85200", "#00775a", "#8f4f86")
 _SHAPES = ("o", "s", "^", "D")
+_VARIANTS = ("tuned", "untuned")
 _DOMINATED = "#b4b4b4"
 # With more predictions than this, their intervals and outlines would cover everything else.
 _CROWD = 60
@@ -81,11 +82,14 @@ def _plan_slices(looks: Sequence[_Look], clock: Sequence[str]) -> list[tuple[_Lo
 
 
 def _plan_looks(document: Document, batch: int) -> list[_Look]:
-    """Tuned first: it is what one ships, and keeps its colour in every picture."""
-    chosen = [series for series in sweep_rows.order_series(document) if series["batch"] == batch]
+    """Tuned first: it is what one ships. A variant has the same colour in every picture of every sweep."""
+    others = [series["variant"] for series in document["series"] if series["variant"] not in _VARIANTS]
+    known = [*_VARIANTS, *dict.fromkeys(others)]
     return [
         _Look(series, series["variant"], _COLOURS[index % len(_COLOURS)], _SHAPES[index % len(_SHAPES)])
-        for index, series in enumerate(chosen)
+        for series in sweep_rows.order_series(document)
+        if series["batch"] == batch
+        for index in (known.index(series["variant"]),)
     ]
 
 
@@ -107,7 +111,7 @@ def _draw_front(document: Document, looks: Sequence[_Look], folder: pathlib.Path
         axes.set_xlabel(f"latency per inference, {time.unit}")
         axes.set_ylabel(f"energy per inference, {energy.unit}")
         handles = _legend(looks, rows, front=True, dominated=any(not row["on_front"] for row in rows))
-        beyond = f"; {left_out} points far off it are in the table only" if left_out else ""
+        beyond = f"; {left_out} points far from the front are in the table only" if left_out else ""
         _frame(figure, [axes], document, f"Latency against energy, lower left is better{beyond}", handles)
         _draw_limits(axes, document["goal"], time, energy)
         _label_points(axes, document, looks, rows, time, energy)

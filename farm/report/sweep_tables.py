@@ -69,14 +69,19 @@ def draw_rails(document: Document, series: Series) -> str:
         Line(
             [
                 Cell(format_point(row["key"], common)),
-                Cell(WATT.number(row["power_w"]["value"] if row["power_w"] else None), kind=_NUMBER),
-                *(Cell(WATT.number(row["rail_power_w"].get(rail)), kind=_NUMBER) for rail in rails),
+                Cell(_watts(row["power_w"]["value"] if row["power_w"] else None), kind=_NUMBER),
+                *(Cell(_watts(row["rail_power_w"].get(rail)), kind=_NUMBER) for rail in rails),
             ],
             _line_kind(series, row),
         )
         for row in rows
     ]
     return sweep_html.table(["operating point", "total, W", *rails], lines, _caption(document, series, common))
+
+
+def _watts(power_w: float | None) -> str:
+    """To the milliwatt, so that a column can be read down."""
+    return sweep_words.NOTHING if power_w is None else f"{power_w:.3f}"
 
 
 def _estimate(row: Row, quantity: str, scale: Scale) -> Cell:
@@ -98,6 +103,8 @@ def _badges(series: Series, row: Row) -> Sequence[tuple[str, str]]:
         badges.append(("pick", "pick"))
     if row["on_front"]:
         badges.append(("front", "front"))
+    if row["key"] == series["anchor"]:
+        badges.append(("anchor", ""))
     if row["predicted"]:
         badges.append(("predicted", "predicted"))
     if row["throttled"]:

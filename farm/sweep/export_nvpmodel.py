@@ -50,7 +50,8 @@ def export_nvpmodel(chosen: Chosen, board_type: BoardType, mode_id: int | None =
         *write_comments(chosen),
         "",
         f"Append this to /etc/nvpmodel.conf (keep a copy), then: sudo nvpmodel -m {number}",
-        f"Take another ID if the file has {number} already. {', '.join(board_type.releases)}: same words.",
+        f"Take another ID if the file has {number} already.",
+        f"Written in the words of L4T {' and '.join(board_type.releases)}.",
         *_caveats(chosen, board_type, base),
     ]
     lines = [f"# {line}".rstrip() for line in comments]
