@@ -19,7 +19,7 @@ MAX_DRIFT = 0.10
 # How far a board may have moved over a whole sweep, as a standard deviation, with what is known before anything is
 # measured: mostly below 2 %, seldom more. And how far visits differ from each other beyond their own intervals.
 _DRIFTS = ((0.0, 0.15), (0.003, 0.2), (0.01, 0.3), (0.03, 0.25), (0.1, 0.1))
-_VISITS = ((0.0005, 0.1), (0.0015, 0.25), (0.003, 0.3), (0.006, 0.25), (0.015, 0.1))
+_VISITS = ((0.0005, 0.2), (0.0015, 0.35), (0.003, 0.3), (0.006, 0.12), (0.015, 0.03))
 # Shapes of the movement: steady, or a random walk (0 and 1: share of the walk in the variance).
 _WALKS = (0.05, 0.5)
 # A length of time over which a random walk moves by the amounts above when a sweep is shorter than that.

@@ -16,10 +16,10 @@ import numpy as np
 from farm.sweep.terms import Floats
 
 # Prior of a term's correction: at the point where it matters most, a term may be wrong by this share of the whole.
-TERM_SD = 0.4
+TERM_SD = 0.6
 # Amplitudes of g, relative, and how far apart points are before they tell nothing of each other (a whole axis is 1).
-_AMPLITUDES = (0.002, 0.006, 0.02, 0.06)
-_LENGTHS = (0.5, 1.2)
+_AMPLITUDES = (0.003, 0.01, 0.03, 0.08)
+_LENGTHS = (0.25, 0.6)
 # Larger residuals are possible, not likely: what the terms say is physics.
 _AMPLITUDE_PRIOR = (0.3, 0.3, 0.25, 0.15)
 # Answers with less weight than this change nothing that is shown.

@@ -31,6 +31,8 @@ from farm.sweep.values import Estimate, GridPoint, PointMeasurement
 _TIMED_SHARE = 0.2
 # An interval of a median says something from 5 samples on, and hardly more after some hundred; the rest is to last.
 _LEAST_RUNS, _MOST_RUNS = 5, 2000
+# Runs that take seconds each average over much already, and so few must do.
+_LEAST_SLOW_RUNS, _SLOW_S = 3, 1.0
 # Caches and governors settle within this.
 _WARMUP_S = 0.1
 _MOST_WARMUPS = 20
@@ -112,8 +114,9 @@ def plan_visit(
 ) -> RunSpec:
     """How to run a program at a point where it takes about `latency_s`."""
     timed_s = _TIMED_SHARE * window.seconds if window.has_sensor else window.seconds
-    runs = min(_MOST_RUNS, max(_LEAST_RUNS, math.ceil(timed_s / latency_s)))
-    warmup = min(_MOST_WARMUPS, max(1, math.ceil(_WARMUP_S / latency_s)))
+    slow = latency_s >= _SLOW_S
+    runs = min(_MOST_RUNS, max(_LEAST_SLOW_RUNS if slow else _LEAST_RUNS, math.ceil(timed_s / latency_s)))
+    warmup = 0 if slow else min(_MOST_WARMUPS, math.ceil(_WARMUP_S / latency_s))
     timeout_s = max(_LEAST_TIMEOUT_S, _PATIENCE * (runs + warmup) * latency_s)
     return RunSpec(
         Engine.RELAX_VM,
