@@ -70,7 +70,9 @@ def write_labels(
 def _write(
     axes: Axes, label: Label, taken: Sequence[Bbox], spots: Sequence[tuple[float, float]], frame: Bbox
 ) -> Bbox | None:
-    style: Any = {"color": label.colour, "fontsize": 9 if label.bold else 8}
+    # A line behind a name must not cross it.
+    paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
+    style: Any = {"color": label.colour, "fontsize": 9 if label.bold else 8, "bbox": paper, "zorder": 8}
     if label.bold:
         style |= {"fontweight": "bold", "zorder": 9}
     distances = _DISTANCES_POINTS if label.rank == 1 else _DISTANCES_POINTS[:2]

@@ -128,11 +128,13 @@ def _runners_up(document: Document, series: Series) -> str:
 
 def _unmeasured(document: Document) -> list[str]:
     """Points that might be better still, which nobody measured."""
-    return [
-        element("p", f"{sweep_words.name_series(series, document).capitalize()}: {each['text']}.")
-        for series in sweep_rows.order_series(document)
-        for each in series.get("unmeasured", ())
-    ]
+    told = []
+    for series in sweep_rows.order_series(document):
+        name = sweep_words.name_series(series, document).capitalize()
+        for each in series.get("unmeasured", ()):
+            text = each["text"].replace(each["key"], sweep_words.format_point(each["key"]))
+            told.append(element("p", f"{name}: {text}."))
+    return told
 
 
 def _how_to_read(document: Document) -> str:

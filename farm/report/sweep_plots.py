@@ -30,7 +30,7 @@ _VARIANTS = ("tuned", "untuned")
 _DOMINATED = "#b4b4b4"
 # With more predictions than this, their intervals and outlines would cover everything else.
 _CROWD = 60
-_LEFT_INCHES, _TOP_INCHES = 0.85, 1.0
+_LEFT_INCHES, _TOP_INCHES = 0.85, 1.05
 # Points so many times slower or dearer than all of the front are left to the table: they would squeeze the rest.
 _FAR = 3.0
 # A font that is outlined in the SVG needs none on the reader's machine.
@@ -194,16 +194,14 @@ def _ring(axes: Axes, place: tuple[float, float], colour: str) -> None:
 
 
 def _draw_limits(axes: Axes, goal: Mapping[str, Any], time: Scale, energy: Scale) -> None:
-    """The deadline, and the power that must not be exceeded: energy over latency."""
+    """The deadline, and the power that must not be exceeded: energy over latency. Named above the axes."""
     style: Any = {"color": plots.RED, "linewidth": 1.2, "linestyle": (0, (4, 3)), "zorder": 1.5}
     left, right = axes.get_xlim()
     low, high = axes.get_ylim()
-    if goal["deadline_s"]:
-        at = goal["deadline_s"] * time.factor
-        if left < at < right:
-            axes.axvline(at, **style)
-            text = f" deadline {time.text(goal['deadline_s'])}"
-            axes.text(at, 1.0, text, transform=axes.get_xaxis_transform(), color=plots.RED, fontsize=8.5, va="top")
+    names: list[tuple[float, float, str]] = []
+    if goal["deadline_s"] and left < (at := goal["deadline_s"] * time.factor) < right:
+        axes.axvline(at, **style)
+        names.append((at, high, f"deadline {time.text(goal['deadline_s'])}"))
     if goal["max_power_w"]:
         slope = goal["max_power_w"] / time.factor * energy.factor
         steps = [left + (right - left) * i / 200 for i in range(201)]
@@ -211,7 +209,22 @@ def _draw_limits(axes: Axes, goal: Mapping[str, Any], time: Scale, energy: Scale
         if len(inside) > 1:
             x, y = zip(*inside, strict=True)
             axes.plot(x, y, **style)
-            axes.text(x[-1], y[-1], f"{goal['max_power_w']:g} W ", color=plots.RED, fontsize=8.5, ha="right", va="top")
+            names.append((x[-1], y[-1], f"{goal['max_power_w']:g} W"))
+    # Two that end side by side are written away from each other.
+    sides = ["center"] if len(names) == 1 else ["right", "left"]
+    for (x_end, y_end, text), side in zip(sorted(names), sides, strict=False):
+        at_right = x_end > left + 0.93 * (right - left)
+        axes.annotate(
+            text,
+            (x_end, y_end),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="right" if at_right else side,
+            va="bottom",
+            color=plots.RED,
+            fontsize=8.5,
+            annotation_clip=False,
+        )
     axes.set_xlim(left, right)
     axes.set_ylim(low, high)
 

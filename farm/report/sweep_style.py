@@ -81,6 +81,9 @@ footer {
   body { font-size: 10.5pt; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
   main { max-width: none; padding: 0; }
   .scroll { overflow: visible; }
+  figure { margin: 8px 0 14px; }
+  figure img { width: 82%; }
+  h2 { margin-top: 22px; }
   table { font-size: 8.5pt; }
   th { font-size: 8pt; }
   td small { font-size: 7pt; }
