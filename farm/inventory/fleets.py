@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from farm.errors import UsageError
+from farm.inventory import document_lines, fleet_document, fleet_ranges
 from farm.inventory import fleet_addresses as addresses
-from farm.inventory import fleet_document, fleet_ranges
 from farm.inventory.board_types import BoardType, load_board_types, require_board_type
-from farm.inventory.fleet_document import Group, Place, Variables
+from farm.inventory.document_lines import Place
+from farm.inventory.fleet_document import Group, Variables
 from farm.values import Direct, Ssh, Transport, Virtual
 
 SSH_PORT = 22
@@ -90,7 +91,7 @@ def read_fleet(path: pathlib.Path, types: Mapping[str, BoardType] | None = None)
     reading.read_group(document, {}, ())
     reading.require_distinct()
     if reading.faults:
-        raise fleet_document.to_error(path, reading.faults)
+        raise document_lines.to_error(path, reading.faults)
     if not reading.boards:
         raise UsageError(f"{path} describes no board", "Put one under `hosts:` of a group.")
     return Fleet(path, tuple(board for board, _ in reading.boards))
