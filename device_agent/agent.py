@@ -104,7 +104,7 @@ def _put_together(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Bo
             known = ", ".join(name for name, facts in types.items() if facts.simulation)
             raise ProtocolError(f"no virtual board of type {chosen.virtual!r}; there are: {known}")
         beside = stack.enter_context(rig.Rig())
-        root = beside.start_simulator(chosen.virtual, chosen.seed, chosen.fault)
+        root = chosen.root = beside.start_simulator(chosen.virtual, chosen.seed, chosen.fault)
         socket_path = socket_path or beside.start_helper(root)
     elif socket_path is None and root == "/" and Path(rig.SERVICE_SOCKET).exists():
         socket_path = rig.SERVICE_SOCKET
@@ -137,8 +137,7 @@ def _host_name() -> str:
 
 
 def _serve(chosen: argparse.Namespace, board: Board, parent: int) -> int:
-    from device_agent import rpc, session
-    from device_agent.tracker import TrackerLink
+    from device_agent import rig, rpc, session
 
     try:
         listener = rpc.open_listener(chosen.host, chosen.port, chosen.port_end)
@@ -148,6 +147,18 @@ def _serve(chosen: argparse.Namespace, board: Board, parent: int) -> int:
     board.measure_sensors()
     session.load_tvm(board)
     _log.info("board %s listens on %s:%d%s", board.key, chosen.host, port, " (simulated)" * board.tree.simulated)
+    with contextlib.ExitStack() as stack:
+        if chosen.metrics_port:
+            beside = stack.enter_context(rig.Rig())
+            beside.start_metrics(chosen.root, chosen.metrics_port, port, board.name, board.board_type)
+        _listen(chosen, board, parent, listener, port)
+    return 0
+
+
+def _listen(chosen: argparse.Namespace, board: Board, parent: int, listener: socket.socket, port: int) -> None:
+    from device_agent import rpc, session
+    from device_agent.tracker import TrackerLink
+
     rpc.Listener(
         listener,
         board.key,
@@ -158,7 +169,6 @@ def _serve(chosen: argparse.Namespace, board: Board, parent: int) -> int:
         on_timeout=session.return_exception,
         state_dir=chosen.state_dir,
     ).run()
-    return 0
 
 
 def _announcer(chosen: argparse.Namespace, facts: dict[str, object]) -> Callable[[], None]:

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import http.server
 import logging
+import os
 import re
 import signal
 import threading
@@ -22,6 +23,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from device_agent import processes
 from device_agent.board import Board
 from device_agent.board_types import Fan, load_board_types
 from device_agent.errors import AgentError, SensorError
@@ -190,6 +192,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 def run(chosen: argparse.Namespace, board: Board) -> int:
     """Serve until SIGTERM, SIGINT or SIGHUP. Raises PortBusyError."""
+    if chosen.exit_with_parent:
+        processes.die_with_parent(os.getppid())
     registry = CollectorRegistry(auto_describe=False)
     facts = load_board_types().get(board.board_type)
     registry.register(BoardMetrics(board, chosen.agent_port, facts.fan if facts else None))

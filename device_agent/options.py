@@ -43,6 +43,7 @@ def make_parser() -> argparse.ArgumentParser:
     metrics = commands.add_parser("metrics", parents=[common], help="tell Prometheus what the sensors say")
     metrics.add_argument("--port", type=_port, default=9101, help="where to listen on 127.0.0.1 (default: 9101)")
     metrics.add_argument("--agent-port", type=_port, default=9090, help="where the agent listens (default: 9090)")
+    _add_exit_with_parent(metrics)
 
     doctor = commands.add_parser("doctor", parents=[common, output], help="check everything that this board needs")
     doctor.add_argument("--pin", action="store_true", help="also hold the highest CPU clock for a moment and restore")
@@ -94,18 +95,25 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
         help="largest library, program or upload taken (default: 512 MiB)",
     )
     serve.add_argument(
+        "--metrics-port", type=_port, metavar="PORT", help="also run `device-agent metrics` there, as a child"
+    )
+    serve.add_argument(
         "--state-dir",
         type=Path,
         metavar="DIR",
         help="where to remember which leases are over (default: only as long as this process runs)",
     )
-    serve.add_argument(
-        "--exit-with-parent", action="store_true", help="end when the process that started this one is gone"
-    )
+    _add_exit_with_parent(serve)
     serve.add_argument(
         "--ready-file", type=Path, metavar="PATH", help="write {port, pid, key} there as JSON once clients can come"
     )
     serve.add_argument("--ready-fd", type=int, metavar="N", help="the same, to an inherited file descriptor")
+
+
+def _add_exit_with_parent(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--exit-with-parent", action="store_true", help="end when the process that started this one is gone"
+    )
 
 
 def _add_point(parser: argparse.ArgumentParser) -> None:

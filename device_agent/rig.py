@@ -62,6 +62,12 @@ class Rig:
         self._start([*command, "--exit-with-parent"], answers)
         return path
 
+    def start_metrics(self, root: str, port: int, agent_port: int, name: str, board_type: str) -> None:
+        """Start `device-agent metrics` beside an agent. Where it cannot serve it ends, and the agent goes on."""
+        command = ["-m", "device_agent", "metrics", "--root", root, "--name", name, "--board-type", board_type]
+        command += ["--port", str(port), "--agent-port", str(agent_port), "--exit-with-parent"]
+        self._start(command, lambda: True)
+
     def _start(self, command: Sequence[str], ready: Callable[[], bool]) -> None:
         log = self.folder / f"{command[1]}.log"
         with log.open("wb") as output:

@@ -154,7 +154,9 @@ class Supervisor:
             command += ["--state-dir", str(state), "--group", user]
             services.append(Service("helper", command, "", HELPER_PAUSE_S, self._logs / "clock-helper.log", tmp))
             options += ["--clock-helper", str(socket)]
-        command = [python, "-m", "device_agent", "serve", *options]
+        fences = self._prefix / "agent-state"
+        make_folder(fences, user, user, 0o700)
+        command = [python, "-m", "device_agent", "serve", *options, "--state-dir", str(fences)]
         services.append(Service("agent", command, user, AGENT_PAUSE_S, self._logs / "agent.log", tmp))
         return services
 

@@ -57,7 +57,8 @@ class Layout:
         """Folders that are not below the prefix, for the removal."""
         if not self.systemd:
             return ()
-        return (f"/run/tvm-farm{self.suffix}", f"/var/lib/tvm-farm-clock-helper{self.suffix}")
+        states = (f"/var/lib/tvm-farm-{name}{self.suffix}" for name in ("clock-helper", "agent"))
+        return (f"/run/tvm-farm{self.suffix}", *states)
 
     @property
     def program(self) -> str:

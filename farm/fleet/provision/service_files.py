@@ -17,6 +17,8 @@ from farm.fleet.provision.resources import read_resource
 # Everything that units name after the project: services, folders in /run and /var/lib, the user and its group.
 _OWN_NAME = re.compile(r"tvm-farm(?:-agent|-clock-helper)?(?![\w-])")
 _MARK = "\0"
+# The default of `device-agent metrics`; a second installation on one machine goes without.
+METRICS_PORT = 9101
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +38,7 @@ class AgentOptions:
             *("--port", str(self.agent_port)),
             *("--port-end", str(self.agent_port)),
             *("--tracker", f"127.0.0.1:{self.tracker_port}"),
+            *("--metrics-port", str(METRICS_PORT)),
         ]
 
 
