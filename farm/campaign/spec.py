@@ -1,0 +1,262 @@
+"""What a campaign file may hold, key by key. What it means for models and boards that there are is in `spec_checks`.
+
+Times are seconds, frequencies Hz; people write times as `6h` or `100ms`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+import pydantic
+
+from device_agent.protocol import EVERY_CLUSTER
+from farm.durations import EXAMPLES, parse_duration_s
+from farm.errors import UsageError
+from farm.inventory import document_lines
+from farm.inventory.document_lines import Place
+from farm.inventory.documents import StrictModel
+from farm.inventory.fleet_document import Label, LabelName
+from farm.inventory.hardware import Hertz, Name, Text, find_repeated
+from farm.models import zoo
+from farm.sweep.requests import parse_cores
+
+DEFAULT = "default"
+ALL_OPS = "all"
+XGB = "xgb"
+
+
+def _seconds(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError("a span of time is wanted here, such as 100ms, 90s or 6h")  # noqa: TRY004 - for pydantic
+    try:
+        return parse_duration_s(str(value))
+    except ValueError:
+        raise ValueError(f"it must be a span of time above 0; examples: 100ms, {EXAMPLES}") from None
+
+
+def _one_or_more(value: Any) -> Any:
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+def _cores(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            return parse_cores(value)
+        except UsageError as error:
+            raise ValueError("it names no CPUs; write [0, 1], or '0-3' in quotes") from error
+    if not isinstance(value, list | tuple):
+        # `cores: 4` could mean four of them as well as the one called 4.
+        raise ValueError("CPU numbers are wanted here: [0, 1], or '0-3' in quotes")  # noqa: TRY004 - for pydantic
+    return value
+
+
+def _per_cluster(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return {EVERY_CLUSTER: value}
+    if not isinstance(value, dict) or not value:
+        raise ValueError("whole Hz are wanted here, such as 1428000000, or {cluster: Hz}")
+    return value
+
+
+def _not_empty(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    # Not `min_length`, which counts what is left once wrong items are taken out.
+    if not items:
+        raise ValueError("at least one is wanted here")
+    return items
+
+
+Count = Annotated[int, pydantic.Field(strict=True, ge=1)]
+Seconds = Annotated[float, pydantic.BeforeValidator(_seconds)]
+CampaignName = Annotated[str, pydantic.Field(strict=True, pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=63)]
+Batch = Annotated[int, pydantic.Field(strict=True, ge=1, le=4096)]
+
+
+class ModelSpec(StrictModel):
+    """One model: from the zoo or a file, for one or more batch sizes. `name` is what it is called; default: the zoo's
+    name or the file's. Relative paths are taken from the campaign file's folder.
+    """
+
+    zoo: str | None = None
+    path: Text | None = None
+    name: Text | None = None
+    shape: dict[str, tuple[Count, ...]] = pydantic.Field(default_factory=dict)
+    batch: Annotated[tuple[Batch, ...], pydantic.BeforeValidator(_one_or_more)] = ()
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _text_is_zoo_or_file(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return {"path": value} if value.endswith(".onnx") or "/" in value else {"zoo": value}
+
+    @pydantic.model_validator(mode="after")
+    def _agrees_with_itself(self) -> ModelSpec:
+        if (self.zoo is None) == (self.path is None):
+            raise ValueError("a model is a name from the zoo, or has one of zoo and path")
+        if self.zoo is not None and self.zoo not in zoo.ZOO:
+            raise ValueError(f"no zoo model is called {self.zoo!r}; there are {', '.join(zoo.ZOO)}")
+        if (twice := find_repeated(self.batch)) is not None:
+            raise ValueError(f"the batch {twice} is given twice")
+        for name, shape in self.shape.items():
+            if self.batch and shape and shape[0] != 1 and shape[0] not in self.batch:
+                raise ValueError(f"the shape of {name} begins with {shape[0]}, which is not among the batches")
+        return self
+
+    @property
+    def called(self) -> str:
+        """The model's name in this campaign."""
+        return self.name or self.zoo or pathlib.PurePath(self.path or "").stem
+
+
+class BoardsSpec(StrictModel):
+    """Which boards may be used: those of `types` that carry all `labels`."""
+
+    types: Annotated[tuple[Name, ...], pydantic.BeforeValidator(_one_or_more), pydantic.AfterValidator(_not_empty)]
+    labels: dict[LabelName, Label] = pydantic.Field(default_factory=dict)
+
+    @pydantic.field_validator("types")
+    @classmethod
+    def _each_once(cls, types: tuple[str, ...]) -> tuple[str, ...]:
+        if twice := find_repeated(types):
+            raise ValueError(f"the type {twice} is named twice")
+        return types
+
+
+class PointSpec(StrictModel):
+    """Clocks to hold a board at; `default` (nothing) leaves them alone. `cpu_freq_hz`: Hz by cluster, `*` for all."""
+
+    power_mode: Annotated[str, pydantic.Field(strict=True, min_length=1)] | None = None
+    cpu_freq_hz: Annotated[dict[str, Hertz], pydantic.BeforeValidator(_per_cluster)] = pydantic.Field(
+        default_factory=dict
+    )
+    cores: (
+        Annotated[
+            tuple[Annotated[int, pydantic.Field(strict=True, ge=0)], ...],
+            pydantic.BeforeValidator(_cores),
+            pydantic.AfterValidator(_not_empty),
+        ]
+        | None
+    ) = None
+    gpu_freq_hz: Hertz | None = None
+    memory_freq_hz: Hertz | None = None
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _default_is_nothing(cls, value: Any) -> Any:
+        if isinstance(value, str) and value != DEFAULT:
+            raise ValueError(f"a point is `{DEFAULT}` or clocks; a power mode is written {{power_mode: {value}}}")
+        if value is None:
+            raise ValueError(f"a point without clocks is written `{DEFAULT}`")
+        return {} if value == DEFAULT else value
+
+    @property
+    def is_default(self) -> bool:
+        """Whether clocks are left alone."""
+        return not (
+            self.power_mode or self.cpu_freq_hz or self.cores is not None or self.gpu_freq_hz or self.memory_freq_hz
+        )
+
+
+class BudgetSpec(StrictModel):
+    """When a campaign ends: at the limit that is reached first. `per_workload`: trials of one workload at one point
+    of one board type. `board_hours` counts the time for which boards are held by trials.
+    """
+
+    trials: Count | None = None
+    wall_clock: Seconds | None = None
+    board_hours: Annotated[float, pydantic.Field(strict=True, gt=0, allow_inf_nan=False)] | None = None
+    per_workload: Count | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _has_a_limit(self) -> BudgetSpec:
+        if self.trials is self.wall_clock is self.board_hours is self.per_workload is None:
+            raise ValueError("a budget needs a limit: trials, wall_clock, board_hours or per_workload")
+        return self
+
+
+class SearchSpec(StrictModel):
+    """How candidates are found. `early_stopping`: trials of a workload without a gain after which it is left.
+
+    `ops` are the operator kinds to tune, as `farm model show` names them; empty: all.
+    """
+
+    tuner: Literal["random", "ga", "xgb", "droplet", "grid"] = "xgb"
+    loss: Literal["reg", "rank", "rank-binary"] | None = None
+    early_stopping: Count | None = None
+    ops: Annotated[tuple[Text, ...], pydantic.BeforeValidator(_one_or_more)] = ()
+    warm_start: pydantic.StrictBool = True
+    seed: Annotated[int, pydantic.Field(strict=True, ge=0, lt=1 << 31)] | None = None
+
+    @pydantic.field_validator("ops")
+    @classmethod
+    def _all_is_no_choice(cls, ops: tuple[str, ...]) -> tuple[str, ...]:
+        return () if ops == (ALL_OPS,) else ops
+
+    @pydantic.model_validator(mode="after")
+    def _agrees_with_itself(self) -> SearchSpec:
+        if self.loss is not None and self.tuner != XGB:
+            raise ValueError(f"loss means nothing for the tuner {self.tuner}; only {XGB} has a cost model that learns")
+        if ALL_OPS in self.ops:
+            raise ValueError(f"ops are `{ALL_OPS}` or operators, not both")
+        return self
+
+
+class MeasureSpec(StrictModel):
+    """How a candidate is measured; what is left out is the farm's setting (`FARM_MEASURE_…`).
+
+    `verify_top`: how many of the best candidates of a workload are measured again at the end.
+    """
+
+    number: Count | None = None
+    repeat: Count | None = None
+    min_repeat: Seconds | None = None
+    timeout: Seconds | None = None
+    verify_top: Count = 3
+
+
+class CampaignSpec(StrictModel):
+    """A campaign: models x boards x operating points within a budget."""
+
+    name: CampaignName
+    models: Annotated[tuple[ModelSpec, ...], pydantic.AfterValidator(_not_empty)]
+    boards: BoardsSpec
+    operating_points: Annotated[tuple[PointSpec, ...], pydantic.AfterValidator(_not_empty)] = (PointSpec(),)
+    budget: BudgetSpec
+    search: SearchSpec = SearchSpec()
+    measure: MeasureSpec = MeasureSpec()
+
+
+@dataclasses.dataclass(frozen=True)
+class CampaignFile:
+    """A campaign and the file that it was read from, for messages and for relative paths."""
+
+    path: pathlib.Path
+    spec: CampaignSpec
+
+
+def read_campaign(path: pathlib.Path) -> CampaignFile:
+    """Read and check a campaign file by itself. Raises UsageError naming lines and keys of everything that is wrong."""
+    spec = document_lines.read_located(path, CampaignSpec)
+    if faults := list(_find_repeated(spec)):
+        raise document_lines.to_error(path, faults)
+    return CampaignFile(path, spec)
+
+
+def _find_repeated(spec: CampaignSpec) -> Iterator[tuple[Place, str]]:
+    names: dict[str, int] = {}
+    for index, model in enumerate(spec.models):
+        first = names.setdefault(model.called, index)
+        if first != index:
+            yield ("models", index), f"two models are called {model.called}; give one of them a `name` of its own"
+    points: dict[str, int] = {}
+    for index, point in enumerate(spec.operating_points):
+        if points.setdefault(point.model_dump_json(), index) != index:
+            yield ("operating_points", index), "this operating point is listed twice"
+
+
+def to_document(spec: CampaignSpec) -> Mapping[str, Any]:
+    """The campaign as plain data, defaults filled in: what is kept of it."""
+    return spec.model_dump(mode="json")
