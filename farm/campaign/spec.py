@@ -56,7 +56,7 @@ def _cores(value: Any) -> Any:
 def _per_cluster(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return {EVERY_CLUSTER: value}
-    if not isinstance(value, dict) or not value:
+    if not isinstance(value, dict):
         raise ValueError("whole Hz are wanted here, such as 1428000000, or {cluster: Hz}")
     return value
 
