@@ -21,7 +21,6 @@ from farm.cli import (
     services,
     sweep,
     sweep_report,
-    sweep_report,
     tune,
 )
 
@@ -49,7 +48,6 @@ app.add_typer(model.app, name="model")
 app.add_typer(record.app, name="record")
 app.add_typer(board.app, name="board")
 app.add_typer(fleet.app, name="fleet")
-sweep_report.register(sweep.app)
 app.add_typer(sweep.app, name="sweep")
 sweep_report.register(sweep.app)
 app.add_typer(bundle.app, name="bundle")
