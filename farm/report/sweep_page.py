@@ -195,7 +195,11 @@ def _drift(document: Document) -> list[str]:
             continue
         text = drift["text"] or f"{drift['percent']:.1f} %" + (", corrected" if drift["corrected"] else "")
         told.append(f"{sweep_words.name_series(series, document)}: {text}.")
-    anchors = {series["anchor"] for series in document["series"] if series["anchor"]}
+    anchors = {
+        series["anchor"]
+        for series in document["series"]
+        if (row := sweep_rows.find_row(series, series["anchor"] or "")) and row["visits"] > 1
+    }
     if told and anchors:
         points = " and ".join(sorted(map(sweep_words.format_point, anchors)))
         told.append(f"The anchor, measured again and again in between: {points}.")

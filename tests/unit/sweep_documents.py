@@ -1,11 +1,15 @@
-"""Documents of sweeps as `farm sweep show --json` prints them, from a small model of a board."""
+"""Documents of sweeps as `farm sweep show --json` prints them, from a small model of a board, and points of them."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from device_agent.protocol import OperatingPoint
+from farm.sweep import export
+from farm.sweep.export import Chosen
 
 NANO_HZ = (
     102_000_000, 204_000_000, 307_200_000, 403_200_000, 518_400_000, 614_400_000, 710_400_000, 825_600_000,
@@ -80,6 +84,7 @@ def series(rows: list[dict[str, Any]], variant: str = "tuned", batch: int = 1) -
     def ratio(name: str) -> float | None:
         return best[name]["value"] / fastest[name]["value"] if best[name] else None
 
+    rows[-1]["visits"] = 3
     return {
         "variant": variant,
         "batch": batch,
@@ -184,3 +189,12 @@ def local() -> dict[str, Any]:
     goal = {"objective": "latency", "deadline_s": None, "max_power_w": None}
     notes = ["this machine lets nobody hold its clocks", "no power sensor: latency only"]
     return document(made, goal=goal, notes=notes, board={"type": "local", "names": ["local"], "simulated": False})
+
+
+def chosen_point(board_type: str, domains: Mapping[str, Any] | None = None, **point: Any) -> Chosen:
+    """A measured point of a document on `board_type`; `domains`: name -> (Hz, units, held)."""
+    clocks = [(name, *rest) for name, rest in (domains or {}).items()]
+    made = row("the point", clocks, 4e7)
+    made["point"] = OperatingPoint(**point).to_dict()
+    whole = document([series([made])], board={"type": board_type, "names": ["b-1"], "simulated": False})
+    return export.choose_point(whole, whole["series"][0])
