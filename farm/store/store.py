@@ -14,13 +14,14 @@ from sqlalchemy.dialects import sqlite
 
 from device_agent.protocol import FaultSide, Status
 from farm.store import schema
+from farm.store.coverage import CoverageQueries
 from farm.store.golden import GoldenQueries
 from farm.store.leases import LeaseQueries
 from farm.store.sweeps import SweepQueries
 from farm.values import Record, Trial
 
 
-class Store(LeaseQueries, GoldenQueries, SweepQueries):
+class Store(LeaseQueries, GoldenQueries, SweepQueries, CoverageQueries):
     """The farm's memory in one SQLite file. Safe for several processes; one thread per instance."""
 
     # Campaigns
