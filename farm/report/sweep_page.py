@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from farm.report import sweep_answer, sweep_csv, sweep_html, sweep_plots, sweep_rows, sweep_tables, sweep_words
+from farm.report.sweep_canvas import Picture
 from farm.report.sweep_html import Cell, Line, element, escape, items, section
-from farm.report.sweep_plots import Picture
 from farm.report.sweep_rows import Document, Series
 
 PAGE, CSV, JSON = "sweep.html", "sweep.csv", "sweep.json"

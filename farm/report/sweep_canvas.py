@@ -1,0 +1,186 @@
+"""What the pictures of a sweep have in common: frame, legend, markers with their intervals, and how they are written.
+
+Which points a picture shows is decided in `sweep_plots.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from farm.report import plots, sweep_rows
+from farm.report.sweep_rows import Document, Row, Series
+from farm.report.sweep_words import Scale
+
+DOMINATED = "#b4b4b4"
+_LEFT_INCHES, TOP_INCHES = 0.85, 1.05
+# A font that is outlined in the SVG needs none on the reader's machine.
+STYLE: Any = plots.STYLE | {"svg.fonttype": "path", "axes.labelsize": 10}
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A figure: its name as a file's stem, what it shows, and its SVG text."""
+
+    name: str
+    caption: str
+    svg: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """How a series is drawn."""
+
+    series: Series
+    label: str
+    colour: str
+    shape: str
+
+
+def draw_point(
+    axes: Axes,
+    place: tuple[float, float],
+    x_errors: list[list[float]] | None,
+    y_errors: list[list[float]] | None,
+    row: Row,
+    look: Look,
+    colour: str,
+    small: bool,
+) -> None:
+    """A marker, hollow where nothing was measured, and its intervals."""
+    level = 5.0 if row["on_front"] else 4.0
+    if not small:
+        axes.errorbar(*place, xerr=x_errors, yerr=y_errors, fmt="none", ecolor=colour, elinewidth=0.9, zorder=level - 1)
+    axes.plot(
+        *place,
+        look.shape,
+        markersize=2.6 if small else 6.0,
+        color=colour,
+        markerfacecolor=colour if row["measured"] else "white",
+        markeredgewidth=0.5 if small else 1.2,
+        zorder=level - (1.5 if small else 0),
+    )
+
+
+def draw_ring(axes: Axes, place: tuple[float, float], colour: str) -> None:
+    """The mark of a pick, visible on every colour."""
+    axes.plot(
+        *place, "o", markersize=13, markerfacecolor="none", markeredgecolor=plots.INK, markeredgewidth=1.5, zorder=7
+    )
+    axes.plot(
+        *place, "o", markersize=15.5, markerfacecolor="none", markeredgecolor=colour, markeredgewidth=1.0, zorder=6
+    )
+
+
+def plan_legend(looks: Sequence[Look], rows: Sequence[Row], *, front: bool, dominated: bool) -> list[Line2D]:
+    """What the marks mean, as far as they occur."""
+    marks = []
+    for look in looks:
+        meaning = f"{look.label}, on the front" if front else look.label
+        marks.append(_mark(look.shape, look.colour, look.colour, meaning))
+    if front and dominated:
+        marks.append(_mark("o", DOMINATED, DOMINATED, "not on the front"))
+    if any(row["predicted"] for row in rows):
+        marks.append(_mark("o", plots.FAINT, "white", "predicted, not measured"))
+    if any(sweep_rows.find_pick(look.series) for look in looks):
+        ring = _mark("o", plots.INK, "none", "pick")
+        ring.set_markersize(11)
+        marks.append(ring)
+    return marks
+
+
+def _mark(shape: str, edge: str, face: str, label: str) -> Line2D:
+    return Line2D([], [], linestyle="none", marker=shape, color=edge, markerfacecolor=face, markersize=6.5, label=label)
+
+
+def new_figure(height_inches: float) -> Figure:
+    """A figure of its own canvas: pyplot would keep it in a global and pick a display."""
+    figure = Figure(figsize=(plots.WIDTH_INCHES, height_inches))
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def draw_frame(
+    figure: Figure, stack: Sequence[Axes], document: Document, subtitle: str, handles: Sequence[Line2D]
+) -> None:
+    """Title, subtitle, legend and the simulated mark above the axes; room for their labels around them."""
+    board = document["board"]
+    width, height = figure.get_size_inches()
+    left, room = 0.1 / width, width - (2.6 if board["simulated"] else 0.25)
+    for axes in stack:
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        axes.grid(color="#e2e2e2", linewidth=0.8, zorder=0)
+        axes.set_axisbelow(True)
+    title = f"{document['model']} on {board['type']}"
+    text = figure.text(left, 1 - 0.1 / height, title, va="top", fontsize=13, fontweight="bold")
+    plots.shorten(text, room * figure.dpi)
+    text = figure.text(left, 1 - 0.38 / height, subtitle, va="top", fontsize=9.5, color=plots.FAINT)
+    plots.shorten(text, (width - 0.25) * figure.dpi)
+    if board["simulated"]:
+        tag = {"facecolor": "white", "edgecolor": plots.RED, "boxstyle": "round,pad=0.3"}
+        place = (1 - 0.2 / width, 1 - 0.13 / height)
+        figure.text(
+            *place, "SIMULATED, not hardware", va="top", ha="right", color=plots.RED, fontweight="bold", bbox=tag
+        )
+    figure.legend(
+        handles=list(handles),
+        loc="upper left",
+        bbox_to_anchor=(0.02 / width, 1 - 0.57 / height),
+        ncols=len(handles),
+        frameon=False,
+        fontsize=9,
+        handletextpad=0.3,
+        columnspacing=1.4,
+        borderpad=0.3,
+    )
+    figure.subplots_adjust(
+        left=_LEFT_INCHES / width,
+        right=1 - 0.2 / width,
+        top=1 - TOP_INCHES / height,
+        bottom=0.55 / height,
+        hspace=0.16,
+    )
+    figure.align_ylabels(list(stack))
+
+
+def find_errors(row: Row, quantity: str, scale: Scale) -> list[list[float]]:
+    """How far a figure's interval reaches below and above it, as Matplotlib wants them."""
+    value = row[quantity]
+    return [
+        [max(value["value"] - value["low"], 0) * scale.factor],
+        [max(value["high"] - value["value"], 0) * scale.factor],
+    ]
+
+
+def grow(axes: Axes, share: float, which: str = "xy") -> None:
+    """Room beyond the outermost points, for names and rings."""
+    for letter, get, set_ in _axes_of(axes):
+        if letter in which:
+            low, high = get()
+            if (axes.get_xscale() if letter == "x" else axes.get_yscale()) == "log":
+                factor = (high / low) ** share
+                set_(low / factor, high * factor)
+            else:
+                set_(low - share * (high - low), high + share * (high - low))
+
+
+def _axes_of(axes: Axes) -> Iterator[tuple[str, Callable[[], Any], Callable[..., Any]]]:
+    yield "x", axes.get_xlim, axes.set_xlim
+    yield "y", axes.get_ylim, axes.set_ylim
+
+
+def finish(figure: Figure, folder: pathlib.Path, name: str, caption: str) -> Picture:
+    """Write the PNG, return the picture with its SVG. Dates are left out: equal documents give equal files."""
+    figure.savefig(folder / f"{name}.png", dpi=plots.DPI, metadata={"Software": "tvm-farm"})
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": "tvm-farm"})
+    return Picture(name, caption, text.getvalue())
