@@ -1,0 +1,249 @@
+"""Which boards a campaign may use: of which types, at which of its operating points, for which of its models.
+
+Rows are those of `Store.fetch_boards`. When a board is taken is the engine's business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from device_agent.protocol import OperatingPoint
+from farm.campaign import board_choice
+from farm.campaign.board_choice import TargetPlan
+from farm.campaign.plan_models import ModelVariant
+from farm.campaign.plan_points import find_clocks, format_spec, plan_point, to_point
+from farm.campaign.spec import BoardsSpec, CampaignSpec, PointSpec
+from farm.errors import FarmError, UsageError
+from farm.inventory.board_types import BoardType, require_board_type
+from farm.inventory.document_lines import Place
+from farm.values import DEFAULT_POINT, Health, State
+
+# What a system without a desktop and the agent leave nobody else of a board's memory.
+SYSTEM_BYTES = 512 << 20
+
+Row = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class BoardsAtPoint:
+    """The boards of a type that have an operating point. `key` is its text in trials and records.
+
+    `missing` says of each other board of the pool why it cannot take part.
+    """
+
+    key: str
+    point: OperatingPoint
+    boards: tuple[str, ...]
+    missing: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class BoardsOfType:
+    """What a campaign may use of one board type.
+
+    `pool` are all boards chosen by type and labels; of them `good` are fit for work, `idle` could be taken now, and
+    `usable` will be without an operator. `lacking`: points that no board of the type has, with the reason; `too_big`:
+    models that none can hold, with the reason.
+    """
+
+    board_type: BoardType
+    simulated: bool
+    target: TargetPlan
+    pool: tuple[str, ...]
+    good: frozenset[str]
+    idle: frozenset[str]
+    usable: frozenset[str]
+    points: tuple[BoardsAtPoint, ...]
+    lacking: Mapping[str, str]
+    too_big: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+
+def choose_boards(
+    spec: CampaignSpec,
+    types: Mapping[str, BoardType],
+    rows: Sequence[Row],
+    models: Sequence[ModelVariant],
+    host_cores: int,
+) -> tuple[list[BoardsOfType], list[tuple[Place, str]]]:
+    """The boards by type, and everything in the file that they make impossible."""
+    chosen: list[tuple[int, BoardsOfType]] = []
+    faults: list[tuple[Place, str]] = []
+    for index, name in enumerate(spec.boards.types):
+        try:
+            board_type = require_board_type(name, types)
+            mine = _filter(rows, board_type, spec.boards)
+            chosen.append((index, _choose_type(spec, board_type, mine, models, host_cores)))
+        except FarmError as error:
+            faults.append((("boards", "types", index), " ".join(str(error).split())))
+    found = [each for _, each in chosen]
+    # A type that could not be read may have had whatever the others lack.
+    if len(found) == len(spec.boards.types):
+        faults += _find_impossible(spec, chosen, models)
+    return found, faults
+
+
+def _filter(rows: Sequence[Row], board_type: BoardType, spec: BoardsSpec) -> list[Row]:
+    """The rows of a type that carry all labels. Raises UsageError where there is none."""
+    mine = [row for row in rows if row["board_type"] == board_type.name]
+    if not mine and board_type.host_is_board and not spec.labels:
+        return [_this_machine(board_type)]
+    chosen = [row for row in mine if all(row["labels"].get(key) == value for key, value in spec.labels.items())]
+    if mine and not chosen:
+        wanted = ", ".join(f"{key}={value}" for key, value in spec.labels.items())
+        raise UsageError(
+            f"of {len(mine)} boards of type {board_type.name!r} none is labelled {wanted}",
+            "`farm board list` shows labels.",
+        )
+    pool = board_choice.plan_pool(chosen or rows, board_type.name, None)
+    return [row for row in chosen if row["name"] in pool]
+
+
+def _this_machine(board_type: BoardType) -> Row:
+    """The row that `farm tune` would add for the machine that it runs on."""
+    return {
+        "name": platform.node() or "localhost",
+        "board_type": board_type.name,
+        "simulated": False,
+        "labels": {},
+        "description": {},
+        "transport": {},
+        "state": State.IDLE,
+        "state_reason": "",
+        "health": Health.GOOD,
+        "health_reason": "",
+    }
+
+
+def _choose_type(
+    spec: CampaignSpec,
+    board_type: BoardType,
+    rows: Sequence[Row],
+    models: Sequence[ModelVariant],
+    host_cores: int,
+) -> BoardsOfType:
+    pool = tuple(row["name"] for row in rows)
+    simulated = all(row["simulated"] for row in rows)
+    targets, misfits = [], {}
+    for row in rows:
+        try:
+            targets.append(board_choice.plan_target(board_type, _describe(row, board_type), host_cores))
+        except FarmError as error:
+            misfits[row["name"]] = error.message
+    if not targets:
+        raise UsageError("; ".join(misfits.values()), "`farm board doctor` says what such a board is.")
+    points, lacking = _plan_points(spec.operating_points, board_type, [r for r in rows if r["name"] not in misfits])
+    unfit = {row["name"] for row in rows if board_choice.find_hopeless(rows, [row["name"]])} | misfits.keys()
+    notes = [f"{name}: {reason}" for name, reason in misfits.items()]
+    if board_type.target is not None and not any(row["description"] for row in rows):
+        notes.append("none has been reached yet, so its type's file speaks for it (`farm up` reaches them)")
+    if all(name in unfit for name in pool):
+        notes.append(f"no board can be used before an operator acts: {board_choice.find_hopeless(rows, pool)}")
+    return BoardsOfType(
+        board_type=board_type,
+        simulated=simulated,
+        target=targets[0],
+        pool=pool,
+        good=frozenset(row["name"] for row in rows if row["health"] == Health.GOOD) - misfits.keys(),
+        idle=frozenset(board_choice.plan_choice(rows, pool).free) - misfits.keys(),
+        usable=frozenset(pool) - unfit,
+        points=points,
+        lacking=lacking,
+        too_big=dict(_find_too_big(models, board_type, rows)),
+        notes=tuple(notes),
+    )
+
+
+def _describe(row: Row, board_type: BoardType) -> Mapping[str, Any]:
+    """What the board said of itself; for one that nobody has reached yet, what it should say."""
+    if row["description"]:
+        return row["description"]  # type: ignore[no-any-return]
+    # A virtual board runs on this machine; of a real one its type's target is believed.
+    kind = board_type.target.mtriple.partition("-")[0] if board_type.target else platform.machine()
+    architecture = platform.machine() if row["simulated"] else kind
+    return {"name": row["name"], "simulated": row["simulated"], "architecture": architecture}
+
+
+def _plan_points(
+    specs: Sequence[PointSpec], board_type: BoardType, rows: Sequence[Row]
+) -> tuple[tuple[BoardsAtPoint, ...], dict[str, str]]:
+    """The points that some board has, those that come to the same once, and why none has each of the others."""
+    found: dict[str, tuple[OperatingPoint, dict[str, None]]] = {}
+    reasons: dict[str, dict[str, str]] = {}
+    lacking = {}
+    for spec in specs:
+        missing = {}
+        keys = []
+        for row in rows:
+            try:
+                key, point = _plan_for(spec, board_type, row)
+            except UsageError as error:
+                missing[row["name"]] = f"{error.message}; {error.hint}" if error.hint else error.message
+                continue
+            found.setdefault(key, (point, {}))[1][row["name"]] = None
+            keys.append(key)
+        for key in keys:
+            reasons.setdefault(key, {}).update(missing)
+        if not keys:
+            lacking[format_spec(spec)] = next(iter(missing.values()))
+    points = []
+    for key, (point, names) in found.items():
+        others = {name: why for name, why in reasons[key].items() if name not in names}
+        points.append(BoardsAtPoint(key, point, tuple(names), others))
+    return tuple(points), lacking
+
+
+def _plan_for(spec: PointSpec, board_type: BoardType, row: Row) -> tuple[str, OperatingPoint]:
+    if spec.is_default:
+        return DEFAULT_POINT, OperatingPoint()
+    clocks = find_clocks(board_type, row["description"])
+    if clocks is None:
+        return format_spec(spec), to_point(spec)
+    planned = plan_point(spec, clocks, board_type)
+    return planned.key, planned.point
+
+
+def _find_too_big(
+    models: Sequence[ModelVariant], board_type: BoardType, rows: Sequence[Row]
+) -> Iterator[tuple[str, str]]:
+    sizes: list[int] = [row["description"].get("memory_bytes") or board_type.memory_bytes or 0 for row in rows]
+    if not all(sizes):
+        return  # nobody knows of one of them
+    largest = max(sizes)
+    for model in models:
+        if model.least_bytes > largest - SYSTEM_BYTES:
+            yield (
+                model.name,
+                f"its weights and inputs take {_mib(model.least_bytes)}, and a {board_type.name} has "
+                f"{_mib(largest)}, of which {_mib(SYSTEM_BYTES)} are its system's",
+            )
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):,.0f} MiB"
+
+
+def _find_impossible(
+    spec: CampaignSpec, chosen: Sequence[tuple[int, BoardsOfType]], models: Sequence[ModelVariant]
+) -> Iterator[tuple[Place, str]]:
+    """What no board of any type can do, and types for which nothing is left to do."""
+    types = [each for _, each in chosen]
+    for index, point in enumerate(spec.operating_points):
+        text = format_spec(point)
+        if all(text in each.lacking for each in types):
+            whys = "; ".join(f"{each.board_type.name}: {each.lacking[text]}" for each in types)
+            yield ("operating_points", index), f"no board has the operating point {text}: {whys}"
+    for model in models:
+        if all(model.name in each.too_big for each in types):
+            whys = "; ".join(each.too_big[model.name] for each in types)
+            yield ("models", model.index), f"no board can hold {model.name}: {whys}"
+    if len(types) < 2:
+        return
+    for index, each in chosen:
+        if not each.points:
+            yield ("boards", "types", index), f"a {each.board_type.name} has none of the operating points"
+        elif models and all(model.name in each.too_big for model in models):
+            yield ("boards", "types", index), f"a {each.board_type.name} can hold none of the models"

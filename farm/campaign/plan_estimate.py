@@ -1,0 +1,115 @@
+"""How many trials a budget pays for, which board types get them, and how long that takes. Pure arithmetic.
+
+All limits grow in proportion to the trials, so that the first to be reached follows by division. What it cannot know:
+when workloads stop early, and which of them the scheduler will find worth more than their share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from farm.campaign.spec import BudgetSpec
+
+_HOUR_S = 3600.0
+NO_BOARDS = "no board can be used"
+
+
+@dataclasses.dataclass(frozen=True)
+class Lane:
+    """Trials of one board type at one operating point: `jobs` workloads share `boards` that have the point.
+
+    `held_s` is how long a trial holds a board, `host_core_s` what its search and build cost this host. `alone`: the
+    host is the board, and does nothing else while it measures.
+    """
+
+    board_type: str
+    jobs: int
+    boards: frozenset[str]
+    held_s: float
+    host_core_s: float
+    alone: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """What a budget comes to. `trials` by lane; `limit` is the part of the budget that is reached first.
+
+    `eta_s` is how long boards and host need, `boards_s` and `host_s` what each would need were the other never slow.
+    """
+
+    trials: tuple[int, ...]
+    board_hours: tuple[float, ...]
+    eta_s: float | None
+    boards_s: float
+    host_s: float
+    limit: str
+
+
+def estimate(lanes: Sequence[Lane], budget: BudgetSpec, host_cores: int) -> Estimate:
+    """Spread the budget over the lanes that have boards, to every workload at every point the same."""
+    open_jobs = sum(lane.jobs for lane in lanes if lane.boards)
+    if not open_jobs:
+        return Estimate((0,) * len(lanes), (0.0,) * len(lanes), None, 0.0, 0.0, NO_BOARDS)
+    shares = [lane.jobs / open_jobs if lane.boards else 0.0 for lane in lanes]
+    boards_s, host_s, alone_s = _spend(lanes, shares, host_cores)
+    held_s = sum(share * lane.held_s for share, lane in zip(shares, lanes, strict=True))
+    limit, total = min(
+        _read_limits(budget, open_jobs, held_s, max(boards_s, host_s) + alone_s), key=lambda each: each[1]
+    )
+    trials = _spread(math.floor(total), shares)
+    boards_s, host_s, alone_s = _spend(lanes, trials, host_cores)
+    return Estimate(
+        trials=tuple(trials),
+        board_hours=tuple(n * lane.held_s / _HOUR_S for n, lane in zip(trials, lanes, strict=True)),
+        eta_s=max(boards_s, host_s) + alone_s,
+        boards_s=boards_s,
+        host_s=host_s,
+        limit=limit,
+    )
+
+
+def _read_limits(budget: BudgetSpec, jobs: int, held_s: float, wall_s: float) -> list[tuple[str, float]]:
+    """How many trials each limit allows. `held_s` and `wall_s` are of one trial, spread as all are."""
+    limits: list[tuple[str, float]] = []
+    if budget.trials is not None:
+        limits.append(("trials", budget.trials))
+    if budget.per_workload is not None:
+        limits.append(("per_workload", budget.per_workload * jobs))
+    if budget.board_hours is not None:
+        limits.append(("board_hours", budget.board_hours * _HOUR_S / held_s))
+    if budget.wall_clock is not None:
+        limits.append(("wall_clock", budget.wall_clock / wall_s))
+    return limits
+
+
+def _spend(lanes: Sequence[Lane], trials: Sequence[float], host_cores: int) -> tuple[float, float, float]:
+    """Seconds that boards and host need at least for these trials, and seconds that they take one after the other."""
+    host_s = sum(n * lane.host_core_s for n, lane in zip(trials, lanes, strict=True)) / host_cores
+    per_type: Mapping[str, list[tuple[float, Lane]]] = {lane.board_type: [] for lane in lanes}
+    boards_s = alone_s = 0.0
+    for n, lane in zip(trials, lanes, strict=True):
+        if not lane.boards:
+            continue
+        if lane.alone:
+            alone_s += n * lane.held_s
+            continue
+        # The boards that have the point cannot be faster, nor can all boards of the type for all its points.
+        boards_s = max(boards_s, n * lane.held_s / len(lane.boards))
+        per_type[lane.board_type].append((n * lane.held_s, lane))
+    for parts in per_type.values():
+        boards = frozenset(name for _, lane in parts for name in lane.boards)
+        if boards:
+            boards_s = max(boards_s, sum(seconds for seconds, _ in parts) / len(boards))
+    return boards_s, host_s, alone_s
+
+
+def _spread(total: int, shares: Sequence[float]) -> list[int]:
+    """`total` in whole parts as near to the shares as can be: the largest remainders are rounded up."""
+    exact = [total * share for share in shares]
+    parts = [math.floor(each) for each in exact]
+    by_remainder = sorted(range(len(shares)), key=lambda index: (parts[index] - exact[index], index))
+    for index in [each for each in by_remainder if shares[each] > 0][: total - sum(parts)]:
+        parts[index] += 1
+    return parts

@@ -1,0 +1,88 @@
+"""A campaign's models, found and given shapes: one variant for each batch size. TVM has no part in this."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+
+from farm.campaign.spec import CampaignFile, ModelSpec
+from farm.errors import UsageError
+from farm.inventory.document_lines import Place
+from farm.models.inputs import InputSpec, parse_shapes, read_inputs, resolve_inputs
+from farm.models.source import ModelSource, resolve_model
+from farm.sweep.programs import set_batch
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelVariant:
+    """A model with the shape of every input settled. `index` is its place in the file; `batch` None: the model's own.
+
+    `least_bytes` is what its weights and inputs take, so that nothing can run it with less.
+    """
+
+    index: int
+    name: str
+    source: ModelSource
+    shapes: tuple[str, ...]
+    batch: int | None
+    inputs: tuple[InputSpec, ...]
+    least_bytes: int
+
+    def load(self) -> onnx.ModelProto:
+        """A fresh copy with these shapes."""
+        return _set_shapes(self.source, self.shapes, self.batch)[0]
+
+
+def read_models(campaign: CampaignFile) -> tuple[list[ModelVariant], list[tuple[Place, str]]]:
+    """Every variant of every model, and what is wrong with those that cannot be had."""
+    variants, faults = [], []
+    for index, spec in enumerate(campaign.spec.models):
+        place: Place = ("models", index)
+        try:
+            source = resolve_model(spec.zoo or str(_locate(spec, campaign.path)))
+            for batch in spec.batch or (None,):
+                variants.append(_read_variant(index, spec, source, batch))
+        except UsageError as error:
+            # Written for a command's options, which are keys here.
+            text = " ".join(str(error).replace("--shape ", "shape ").replace("--batch ", "batch ").split())
+            faults.append((place, f"{spec.called}: {text}"))
+    return variants, faults
+
+
+def _locate(spec: ModelSpec, file: pathlib.Path) -> pathlib.Path:
+    return file.absolute().parent / pathlib.Path(spec.path or "").expanduser()
+
+
+def _read_variant(index: int, spec: ModelSpec, source: ModelSource, batch: int | None) -> ModelVariant:
+    name = spec.called if len(spec.batch) < 2 else f"{spec.called} batch {batch}"
+    shapes = _choose_shapes(spec, read_inputs(source.load()), batch)
+    _, inputs = _set_shapes(source, shapes, batch)
+    fed = sum(math.prod(each.static_shape) * np.dtype(each.dtype).itemsize for each in inputs)
+    return ModelVariant(index, name, source, shapes, batch, inputs, len(source.onnx_bytes) + fed)
+
+
+def _choose_shapes(spec: ModelSpec, inputs: Sequence[InputSpec], batch: int | None) -> tuple[str, ...]:
+    """The shapes to give, as `NAME=1,3`, with the batch in the first place of each."""
+    own = {each.name: each.shape for each in inputs}
+    chosen = []
+    for name, shape in spec.shape.items():
+        # Giving a shape forbids changing it: one that says no more than the model does is left to the batch.
+        if batch is not None and name in own and own[name] and own[name][1:] == shape[1:]:
+            continue
+        numbers = shape if batch is None else (batch, *shape[1:])
+        chosen.append(f"{name}={','.join(map(str, numbers))}")
+    return tuple(chosen)
+
+
+def _set_shapes(
+    source: ModelSource, shapes: Sequence[str], batch: int | None
+) -> tuple[onnx.ModelProto, tuple[InputSpec, ...]]:
+    if batch is not None:
+        return set_batch(source, shapes, batch)
+    model = source.load()
+    return model, resolve_inputs(read_inputs(model), parse_shapes(shapes))

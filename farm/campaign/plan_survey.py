@@ -1,0 +1,127 @@
+"""Import a campaign's models in a process of its own and tell their workloads: TVM takes seconds and hundreds of
+megabytes, holds up signals, and cannot be loaded beside the runtime that talks to boards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from farm.campaign.plan_models import ModelVariant
+from farm.errors import DeadlineError, FarmError, InternalError, UsageError
+from farm.search.prepared import prepare_model
+from farm.search.target import host_target
+from farm.search.workloads import Workload
+
+# The biggest models take a minute to import.
+TIMEOUT_S = 600.0
+_LOOK_S = 0.1
+_END_TIMEOUT_S = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """What besides the model decides its workloads: TVM's target (None: this host's, with `cores`), graph pipeline."""
+
+    config: tuple[tuple[str, Any], ...] | None
+    cores: int
+    pipeline: str
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any] | None, cores: int, pipeline: str) -> Form:
+        """Equal targets, written in whatever order, give equal forms, so that a model is imported once for them."""
+        if config is None:
+            return cls(None, cores, pipeline)
+        plain = {key: tuple(value) if isinstance(value, list | tuple) else value for key, value in config.items()}
+        return cls(tuple(sorted(plain.items())), 0, pipeline)
+
+    def to_target(self) -> dict[str, Any]:
+        """TVM's target as a dict. Loads TVM where it is this host's."""
+        if self.config is None:
+            return host_target(self.cores)
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in self.config}
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """The workloads of a model in a form, without their functions' text, and the name of the pipeline really used."""
+
+    workloads: tuple[Workload, ...]
+    pipeline: str
+
+
+def survey_apart(jobs: Sequence[tuple[ModelVariant, Form]], note: Callable[[str], None]) -> list[Survey | UsageError]:
+    """A survey for each job, in order, or why TVM cannot import the model; the process is gone afterwards.
+
+    Raises DeadlineError where one import takes longer than `TIMEOUT_S`.
+    """
+    if not jobs:
+        return []
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_survey_all, args=(theirs, list(jobs)), daemon=True)
+    child.start()
+    theirs.close()
+    done: list[Survey | UsageError] = []
+    try:
+        for number, (model, _) in enumerate(jobs, 1):
+            note(f"reading {model.name}" + (f" ({number} of {len(jobs)})" if len(jobs) > 1 else ""))
+            answer = _receive(ours, child, model.name)
+            if isinstance(answer, FarmError) and not isinstance(answer, UsageError):
+                raise answer
+            done.append(answer)
+    finally:
+        ours.close()
+        child.kill()
+        child.join(_END_TIMEOUT_S)
+    return done
+
+
+def _receive(ours: Connection, child: Any, name: str) -> Any:
+    # In pieces, so that signals are heard.
+    for _ in range(round(TIMEOUT_S / _LOOK_S)):
+        if ours.poll(_LOOK_S):
+            break
+    else:
+        raise DeadlineError(f"{name} was not imported within {TIMEOUT_S:g} s")
+    try:
+        return ours.recv()
+    except EOFError:
+        child.join(_END_TIMEOUT_S)
+        raise InternalError(f"the process that imports models ended by itself ({child.exitcode})") from None
+
+
+def _survey_all(answers: Connection, jobs: Sequence[tuple[ModelVariant, Form]]) -> None:
+    """The life of the process."""
+    # Ctrl-C in a terminal reaches the whole group; who started us decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.pop("TVM_USE_RUNTIME_LIB", None)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # Who asked may have gone.
+    with contextlib.suppress(BrokenPipeError):
+        for model, form in jobs:
+            try:
+                answers.send(_survey(model, form))
+            except FarmError as error:
+                answers.send(error)
+
+
+def _survey(model: ModelVariant, form: Form) -> Survey:
+    shapes = {spec.name: spec.static_shape for spec in model.inputs}
+    prepared = prepare_model(model.load(), shapes, form.to_target(), form.pipeline)
+    return Survey(
+        tuple(dataclasses.replace(each, module_json="") for each in prepared.workloads), prepared.pipeline.name
+    )
+
+
+def _end_with_parent() -> None:
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
