@@ -12,8 +12,9 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+import scipy.linalg
 
-from farm.sweep.terms import Floats
+from farm.sweep.terms import Floats, Indices
 
 # Prior of a term's correction: at the point where it matters most, a term may be wrong by this share of the whole.
 TERM_SD = 0.6
@@ -26,15 +27,16 @@ _AMPLITUDE_PRIOR = (0.3, 0.3, 0.25, 0.15)
 _LEAST_WEIGHT = 0.03
 # How much the fit's own misses (leave one out) may correct its intervals: as if so many more points fitted perfectly.
 _TRUST = 12.0
+# Nor may they make intervals much narrower than the priors have them.
+_LEAST_INFLATION = 0.7
 
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """A parametric fit: its logarithm over the grid, its terms as shares there, a weight that its evidence gets."""
+    """A parametric fit: its logarithm over the grid, and its terms as shares of it there."""
 
     log_mean: Floats
     shares: Floats
-    penalty: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Posterior:
         self._answers = answers
         self._weights = weights
         self._place = place
-        self._rows = rows.astype(np.int64)
+        self._rows = rows
         self.mean, self.sd = self._mix()
 
     def _mix(self) -> tuple[Floats, Floats]:
@@ -71,14 +73,14 @@ class Posterior:
         variance = (weights * (variances + (means - mean) ** 2)).sum(axis=0)
         return mean, np.sqrt(variance + self._shared_sd**2)
 
-    def _predict(self, answer: _Answer, at: Floats) -> tuple[Floats, Floats]:
+    def _predict(self, answer: _Answer, at: Indices) -> tuple[Floats, Floats]:
         cross = _covariance(answer, self._place, self._rows, at)
         mean = answer.fit.log_mean[at] + cross.T @ answer.solved
-        half = np.linalg.solve(answer.factor, cross)
+        half = _halve(answer.factor, cross)
         prior = answer.amplitude**2 + TERM_SD**2 * (answer.fit.shares[at] ** 2).sum(axis=1)
         return mean, answer.inflation * np.maximum(prior - (half**2).sum(axis=0), 1e-12)
 
-    def draw(self, at: Floats, count: int, rng: np.random.Generator) -> Floats:
+    def draw(self, at: Indices, count: int, rng: np.random.Generator) -> Floats:
         """`count` joint draws of the logarithm at the points `at`, without what all share; shape (count, points)."""
         shares = np.floor(self._weights * count).astype(np.int64)
         shares[0] += count - shares.sum()
@@ -88,7 +90,7 @@ class Posterior:
                 continue
             mean, _ = self._predict(answer, at)
             cross = _covariance(answer, self._place, self._rows, at)
-            half = np.linalg.solve(answer.factor, cross)
+            half = _halve(answer.factor, cross)
             own = _covariance(answer, self._place, at, at) - half.T @ half
             # What is left may be short of positive by rounding.
             slack = 1e-9 + 1e-6 * float(np.diag(own).max(initial=0.0))
@@ -105,32 +107,41 @@ def condition(
     `shared_sd` is an error that all measurements have in common: it widens every interval, and no comparison.
     """
     index = np.asarray(rows, dtype=np.int64)
-    answers, scores = [], []
+    shapes = [_shape(place[index], place[index], length) for length in _LENGTHS]
+    noise = np.diag(sds**2 + 1e-12)
+    tried, scores = [], []
     for fit in fits:
         residual = logs - fit.log_mean[index]
-        basis = TERM_SD**2 * fit.shares[index] @ fit.shares[index].T
-        for length in _LENGTHS:
-            shape = _shape(place[index], place[index], length)
+        basis = TERM_SD**2 * fit.shares[index] @ fit.shares[index].T + noise
+        for length, shape in zip(_LENGTHS, shapes, strict=True):
             for amplitude, prior in zip(_AMPLITUDES, _AMPLITUDE_PRIOR, strict=True):
-                covariance = basis + amplitude**2 * shape + np.diag(sds**2 + 1e-12)
-                factor = np.linalg.cholesky(covariance)
-                half = np.linalg.solve(factor, residual)
-                score = -0.5 * float(half @ half) - float(np.log(np.diag(factor)).sum()) - fit.penalty + np.log(prior)
-                inverse = np.linalg.inv(covariance)
-                solved = inverse @ residual
-                # Misses of each point when it is left out (Rasmussen & Williams, sec. 5.4.2).
-                misses = solved**2 / np.diag(inverse)
-                inflation = (_TRUST + float(misses.sum())) / (_TRUST + logs.size)
-                answers.append(_Answer(fit, amplitude, length, factor, solved, max(inflation, 0.7)))
-                scores.append(score)
+                factor = np.linalg.cholesky(basis + amplitude**2 * shape)
+                half = _halve(factor, residual)
+                tried.append((fit, amplitude, length, factor, half))
+                scores.append(-0.5 * float(half @ half) - float(np.log(np.diag(factor)).sum()) + np.log(prior))
     weights = np.exp(np.array(scores) - max(scores))
     weights /= weights.sum()
     order = [int(i) for i in np.argsort(-weights) if weights[i] >= _LEAST_WEIGHT] or [int(np.argmax(weights))]
     kept = weights[order] / weights[order].sum()
-    return Posterior([answers[i] for i in order], kept, place, index.astype(np.float64), shared_sd)
+    return Posterior([_settle(*tried[i]) for i in order], kept, place, index, shared_sd)
 
 
-def _covariance(answer: _Answer, place: Floats, left: Floats, right: Floats) -> Floats:
+def _settle(fit: Fit, amplitude: float, length: float, factor: Floats, half: Floats) -> _Answer:
+    """Solve one choice, and let its own misses correct its intervals."""
+    root = _halve(factor, np.eye(half.size))
+    solved = root.T @ half
+    # Misses of each point when it is left out (Rasmussen & Williams, sec. 5.4.2).
+    misses = solved**2 / (root**2).sum(axis=0)
+    inflation = (_TRUST + float(misses.sum())) / (_TRUST + half.size)
+    return _Answer(fit, amplitude, length, factor, solved, max(inflation, _LEAST_INFLATION))
+
+
+def _halve(factor: Floats, right: Floats) -> Floats:
+    """factor^-1 right, for a lower triangular factor."""
+    return np.asarray(scipy.linalg.solve_triangular(factor, right, lower=True, check_finite=False))
+
+
+def _covariance(answer: _Answer, place: Floats, left: Indices, right: Indices) -> Floats:
     basis = TERM_SD**2 * answer.fit.shares[left] @ answer.fit.shares[right].T
     return np.asarray(basis + answer.amplitude**2 * _shape(place[left], place[right], answer.length))
 

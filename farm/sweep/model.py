@@ -27,6 +27,8 @@ _RISES = (0.15, 0.3, 0.5)
 _FLAT = Knee()
 # Steps for the slope of the fit by a knee's two numbers, which are also how wrong they are taken to be.
 _AT_STEP, _RISE_STEP = 0.1, 0.1
+# So many of the best placements of all knees are kept: few points cannot tell them apart, and they differ in between.
+_KEPT = 12
 # Two rounds find what one leaves; a third changes nothing.
 _ROUNDS = 2
 
@@ -100,7 +102,8 @@ def fit_power(terms: Terms, data: Data, latency: Floats) -> Posterior:
             if np.unique(domain.speed[rows]).size > 2 and domain.name != "memory":
                 tried = [[*knees[:index], choice, *knees[index + 1 :]] for choice in choices]
                 knees = min(tried, key=score)
-    return kriging.condition([_fit_knees(terms, knees, latency, data)], terms.place, *_unpack(data))
+    near = sorted(scores, key=lambda tried: scores[tried])[:_KEPT] or [tuple(knees)]
+    return kriging.condition([_fit_knees(terms, tried, latency, data) for tried in near], terms.place, *_unpack(data))
 
 
 def _fit_knees(terms: Terms, knees: Sequence[Knee], latency: Floats, data: Data) -> Fit:

@@ -14,6 +14,7 @@ import numpy as np
 from farm.sweep.values import GridPoint
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
+Indices = np.ndarray[Any, np.dtype[np.int64]]
 # Relative speeds below which a clock that follows the load may not fall; one of them will be near enough.
 _LEAST = (0.3, 0.6)
 
