@@ -1,0 +1,153 @@
+"""Series and boards share the points of a sweep."""
+
+from __future__ import annotations
+
+import pytest
+
+from device_agent.protocol import OperatingPoint
+from farm.sweep.adaptive import Settings
+from farm.sweep.conductor import Conductor, Series, Task
+from farm.sweep.values import DomainSetting, Estimate, Goal, Grid, GridPoint, Objective, PointMeasurement
+
+UNTUNED, TUNED = ("untuned", 1), ("tuned", 1)
+GRID = Grid(
+    tuple(
+        GridPoint(f"cpu={mhz}MHz", OperatingPoint(cpu_freq_hz={"cpu": mhz}), (DomainSetting("cpu", mhz * 10**6, 4),))
+        for mhz in range(100, 1000, 100)
+    )
+)
+
+
+def begin(*series: Series, **settings: object) -> Conductor:
+    """A sweep of latency over nine clocks."""
+    return Conductor(GRID, Goal(Objective.LATENCY), Settings(**settings), series)  # type: ignore[arg-type]
+
+
+def visit(task: Task, board: str, at_s: float, invalid: str = "") -> PointMeasurement:
+    """What a board answers: time goes with the clock."""
+    latency_s = 1e6 / (task.point.domains[0].freq_hz or 1)
+    return PointMeasurement(
+        task.point.key, Estimate(latency_s, latency_s * 0.99, latency_s * 1.01), at_s, board=board,
+        invalid=invalid, retry=bool(invalid),
+    )  # fmt: skip
+
+
+def carry_out(conductor: Conductor, task: Task, board: str, at_s: float, invalid: str = "") -> None:
+    """Measure all series of a task."""
+    for series in task.series:
+        conductor.add(series, visit(task, board, at_s, invalid))
+    conductor.done(board)
+
+
+def run(conductor: Conductor, *boards: str) -> list[tuple[str, Task]]:
+    """Let boards work in turns until nothing is left."""
+    made: list[tuple[str, Task]] = []
+    working = list(boards)
+    while working:
+        for board in list(working):
+            task = conductor.next(board, 0.1)
+            if task is None:
+                working.remove(board)
+                continue
+            made.append((board, task))
+            carry_out(conductor, task, board, float(len(made)))
+    return made
+
+
+def test_all_series_are_measured_at_a_point_once_it_is_pinned() -> None:
+    """Every point of an exhaustive sweep has both variants, in one visit; the anchor, too."""
+    conductor = begin(UNTUNED, TUNED, exhaustive=True)
+    made = run(conductor, "a")
+    assert {task.point.key for _, task in made} == {point.key for point in GRID.points}
+    assert all(set(task.series) == {UNTUNED, TUNED} for _, task in made)
+    assert len(made) <= len(GRID) + 3
+    assert not conductor.void
+    assert conductor.reason
+
+
+def test_boards_share_the_points_and_each_measures_the_anchor() -> None:
+    """No point but the anchor is measured on both."""
+    conductor = begin(UNTUNED, exhaustive=True)
+    made = run(conductor, "a", "b")
+    anchor = conductor.anchor.key
+    for board in ("a", "b"):
+        own = [task.point.key for name, task in made if name == board]
+        assert own[0] == anchor
+    others = [task.point.key for _, task in made if task.point.key != anchor]
+    assert sorted(others) == sorted({point.key for point in GRID.points} - {anchor})
+
+
+def test_a_point_that_another_board_is_at_is_not_given_twice() -> None:
+    """While both are at work."""
+    conductor = begin(UNTUNED, exhaustive=True)
+    for board in ("a", "b"):
+        task = conductor.next(board, 0.1)
+        assert task is not None
+        assert task.point.key == conductor.anchor.key
+        carry_out(conductor, task, board, 1.0)
+    first, second = conductor.next("a", 0.1), conductor.next("b", 0.1)
+    assert first is not None
+    assert second is not None
+    assert first.point.key != second.point.key
+
+
+def test_a_board_waits_for_the_last_points_of_another() -> None:
+    """What that comes to decides whether there is more to do."""
+    conductor = Conductor(Grid(GRID.points[:1]), Goal(Objective.LATENCY), Settings(), (UNTUNED,))
+    task = conductor.next("a", 0.1)
+    assert task is not None
+    carry_out(conductor, task, "a", 1.0)
+    busy = conductor.next("b", 0.1)
+    assert busy is not None  # it has not been at the only point yet
+    with pytest.raises(TimeoutError):
+        conductor.next("a", 0.01)
+    carry_out(conductor, busy, "b", 2.0)
+    assert conductor.next("a", 0.01) is None
+
+
+def test_a_spoilt_visit_is_made_again_and_given_up_after_some() -> None:
+    """Spoilt again and again the sweep is void, with the reason."""
+    conductor = begin(UNTUNED, exhaustive=True)
+    seen = []
+    for at_s in range(20):
+        task = conductor.next("a", 0.1)
+        if task is None:
+            break
+        seen.append(task.point.key)
+        carry_out(conductor, task, "a", float(at_s), "the board slowed itself down")
+    assert len(seen) >= 3
+    assert seen[0] == seen[1]
+    assert "slowed itself down" in conductor.void
+
+
+def test_a_sweep_goes_on_from_its_visits() -> None:
+    """A conductor that is told of earlier visits asks for what is left only."""
+    first = begin(UNTUNED, exhaustive=True)
+    made = []
+    for at_s in range(4):
+        task = first.next("a", 0.1)
+        assert task is not None
+        made.append(task.point.key)
+        carry_out(first, task, "a", float(at_s))
+    second = Conductor(GRID, Goal(Objective.LATENCY), Settings(exhaustive=True), (UNTUNED,), first.visits)
+    later = [task.point.key for _, task in run(second, "a")]
+    assert not set(made[1:]) & (set(later) - {first.anchor.key})
+    assert {*made, *later} == {point.key for point in GRID.points}
+
+
+def test_a_point_that_the_board_makes_another_of_is_left_out() -> None:
+    """Its twin stays, and the grid says so."""
+    conductor = begin(UNTUNED, exhaustive=True)
+    assert conductor.merge(GRID.points[0], OperatingPoint(cpu_freq_hz={"cpu": 200_000_000}))
+    assert len(conductor.grid) == len(GRID) - 1
+    assert conductor.grid.merged[0].dropped == (GRID.points[0].key,)
+    assert not conductor.merge(GRID.points[1], OperatingPoint(cpu_freq_hz={"cpu": 200_000_000}))
+
+
+@pytest.mark.parametrize("boards", [("a",), ("a", "b")])
+def test_an_adaptive_sweep_stops_by_itself(boards: tuple[str, ...]) -> None:
+    """For latency alone, the fastest clock is soon known."""
+    conductor = begin(UNTUNED)
+    made = run(conductor, *boards)
+    assert GRID.points[-1].key in {task.point.key for _, task in made}
+    assert len({task.point.key for _, task in made}) < len(GRID)

@@ -1,0 +1,126 @@
+"""What was ordered becomes a grid and a goal that the board can serve, or a refusal that says what it can."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from device_agent.protocol import Clocks, DomainClocks, OperatingPoint
+from farm.errors import UsageError
+from farm.models.source import resolve_model
+from farm.sweep import order, stored
+from farm.sweep.grid import NO_COUPLING
+from farm.sweep.order import Order
+from farm.sweep.programs import read_batches, read_variants, set_batch
+from farm.sweep.values import Estimate, Goal, Objective, PointMeasurement
+
+MHZ = 1_000_000
+CLOCKS = Clocks(
+    clusters=(DomainClocks("a57", available_hz=(100 * MHZ, 200 * MHZ, 300 * MHZ), cpus=(0, 1), online=(0, 1)),),
+    gpu=DomainClocks("gpu", available_hz=(50 * MHZ, 60 * MHZ)),
+    power_modes=("MAXN", "5W"),
+)
+
+
+def keys(wanted: Order, clocks: Clocks = CLOCKS) -> list[str]:
+    """The points of the grid that an order makes."""
+    return [each.key for each in order.plan_order(wanted, clocks, NO_COUPLING)[0].points]
+
+
+def test_all_cpu_clocks_are_swept_where_nothing_is_said() -> None:
+    """And `all` says the same."""
+    assert keys(Order("m")) == ["a57=100MHz", "a57=200MHz", "a57=300MHz"]
+    assert keys(Order("m", cpu_freqs=("all",))) == keys(Order("m"))
+
+
+def test_other_clocks_are_swept_alone() -> None:
+    """What is not named is left as it is."""
+    assert keys(Order("m", gpu_freqs="all")) == ["gpu=50MHz", "gpu=60MHz"]
+    assert keys(Order("m", cpu_freqs=("a57=150..300",))) == ["a57=200MHz", "a57=300MHz"]
+    assert keys(Order("m", cores="0/0-1", cpu_freqs=("100",))) == ["cores=0 a57=100MHz", "cores=0-1 a57=100MHz"]
+
+
+def test_a_frequency_that_the_board_lacks_is_refused_with_what_it_has() -> None:
+    """In MHz, all of them."""
+    with pytest.raises(UsageError, match="no 150MHz") as refused:
+        keys(Order("m", cpu_freqs=("100,150",)))
+    assert "100, 200, 300 MHz" in refused.value.hint
+
+
+def test_a_board_without_clocks_is_measured_as_it_is_unless_values_are_asked_for() -> None:
+    """One point, and said; a frequency that was named cannot be replaced by anything."""
+    for wanted in (Order("m"), Order("m", cpu_freqs=("all",))):
+        grid, notes = order.plan_order(wanted, Clocks(), NO_COUPLING)
+        assert [each.key for each in grid.points] == ["default"]
+        assert "as it is" in notes[0]
+    with pytest.raises(UsageError):
+        keys(Order("m", cpu_freqs=("100",)), Clocks())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "word"),
+    [
+        ({"window_s": 0.01}, "--window"),
+        ({"repeat": 0}, "--repeat"),
+        ({"budget_points": 0}, "--budget-points"),
+        ({"exhaustive": True, "budget_points": 3}, "contradict"),
+        ({"ambient_c": 300.0}, "--ambient"),
+    ],
+)
+def test_impossible_orders_are_refused(wanted: dict[str, object], word: str) -> None:
+    """Before any board is asked."""
+    with pytest.raises(UsageError, match=word):
+        Order("m", **wanted)  # type: ignore[arg-type]
+
+
+def test_without_a_sensor_the_goal_is_latency_unless_power_was_asked_for() -> None:
+    """The default objective gives way and says so; one that was named is refused with what to do."""
+    goal, notes = order.require_goal(Goal(deadline_s=1.0), False, objective_named=False)
+    assert goal == Goal(Objective.LATENCY, 1.0)
+    assert "no power sensor" in notes[0]
+    with pytest.raises(UsageError, match="--objective energy needs power") as refused:
+        order.require_goal(Goal(), False, objective_named=True)
+    assert "latency" in refused.value.hint
+    with pytest.raises(UsageError, match="--max-power"):
+        order.require_goal(Goal(max_power_w=3.0), False, objective_named=False)
+    assert order.require_goal(Goal(), True, objective_named=False) == (Goal(), [])
+
+
+def test_what_is_stored_comes_back() -> None:
+    """Order, grid, goal and measurement survive JSON unchanged."""
+    wanted = Order("m", ("data=1,3",), ("untuned", "tuned"), (1, 4), ("all",), budget_points=3)
+    assert Order.from_dict(json.loads(json.dumps(dataclasses.asdict(wanted)))) == wanted
+    grid, _ = order.plan_order(Order("m", cpu_freqs=("all",), power_modes="all"), CLOCKS, NO_COUPLING)
+    assert stored.grid_from_dict(json.loads(json.dumps(stored.grid_to_dict(grid)))) == grid
+    goal = Goal(Objective.EDP, 0.033, 7.5, True)
+    assert stored.goal_from_dict(json.loads(json.dumps(stored.goal_to_dict(goal)))) == goal
+    for power in (Estimate(2.0, 1.9, 2.1), None):
+        visit = PointMeasurement("k", Estimate(1.0, 0.9, 1.1), 3.0, 1.05, power, rail_power_w={"IN": 2.0}, board="b")
+        assert stored.measurement_from_dict(json.loads(json.dumps(stored.measurement_to_dict(visit)))) == visit
+    assert isinstance(grid.points[0].point, OperatingPoint)
+
+
+def test_variants_and_batches_are_read() -> None:
+    """In a fixed order, each once; what is none is refused."""
+    assert read_variants("tuned, untuned,tuned") == ("untuned", "tuned")
+    assert read_batches("4,1,4") == (1, 4)
+    for wrong in ("", "fast"):
+        with pytest.raises(UsageError):
+            read_variants(wrong)
+    for wrong in ("", "0", "x", "1,-2"):
+        with pytest.raises(UsageError):
+            read_batches(wrong)
+
+
+def test_the_batch_is_the_first_dimension() -> None:
+    """A first dimension of 1 becomes the batch in a copy; --shape that says otherwise is refused."""
+    source = resolve_model("mlp")
+    model, inputs = set_batch(source, (), 4)
+    assert inputs[0].static_shape == (4, 64)
+    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 4
+    assert set_batch(source, (), 1)[1][0].static_shape == (1, 64)
+    assert source.load().graph.input[0].type.tensor_type.shape.dim[0].dim_value == 1
+    with pytest.raises(UsageError, match="--shape disagree"):
+        set_batch(source, ("data=1,64",), 4)
