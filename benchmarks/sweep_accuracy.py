@@ -7,19 +7,15 @@ grid point is computed exactly. Default budget: below 5 minutes on one core.
 from __future__ import annotations
 
 import os
-
-# One core, and no time lost to threads: the matrices are small.
-for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[_name] = "1"
-
 import statistics
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import _machine
-import numpy as np
 
+# Read when NumPy is imported, which happens in `main`: one core, and no time lost to threads on small matrices.
+_ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 # What `docs/sweeps.md` promises: shares, except for the TX2's points.
 GOALS = {
     "share_of_grid_mean": 0.20,
@@ -45,6 +41,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.boards = 1
+    os.environ.update(_ONE_THREAD)
     import _swept_board as swept
 
     with _machine.only_json() as emit:
@@ -59,6 +56,8 @@ def main() -> None:
 
 def _sweep(swept: Any, name: str, seed: int) -> dict[str, Any]:
     """One board swept to the end, and what came of it against the truth."""
+    import numpy as np
+
     from farm.sweep import pareto
     from farm.sweep.adaptive import Planner, Settings, Step
     from farm.sweep.pick import pick_point
@@ -86,7 +85,7 @@ def _sweep(swept: Any, name: str, seed: int) -> dict[str, Any]:
     chosen = rows[pick.best.point.key] if pick.best else None
     covered: dict[str, list[bool]] = {key: [] for key in _COVERED}
     for key, point in analysis.measured.items():
-        covered["measured_latency"].append(point.latency.contains(board.latency_s[rows[key]]))
+        covered["measured_latency"].append(point.latency.contains(float(board.latency_s[rows[key]])))
         covered["measured_energy"].append(bool(point.energy and point.energy.contains(board.energy_j[rows[key]])))
     for row, point in enumerate(board.grid.points):
         prediction = None if point.key in analysis.measured else analysis.predict(row)

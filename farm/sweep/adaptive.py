@@ -1,4 +1,4 @@
-"""Which point of a sweep to measure next, and when to stop: a pure function of the grid, the goal and the visits so far.
+"""Which point of a sweep to measure next, and when to stop: a pure function of grid, goal and visits so far.
 
 So a sweep can be resumed from its visits alone, and the same visits always give the same decision. Measuring, storing
 and moving clocks belong to the caller.
@@ -27,8 +27,8 @@ FRONT_LEFT, PICK_LEFT = 0.006, 0.003
 # Every so many points one is spent on the fit itself, where it is least certain, whatever the front or the pick would
 # gain: a fit that was only ever asked about its favourites is wrong elsewhere without knowing it.
 EXPLORE_EVERY = 3
-# A fit may say that it is done once it has foreseen so many points to within so many standard deviations. Of six figures
-# that are normal one lies farther out in 6 % of cases.
+# A fit may say that it is done once it has foreseen so many points to within so many standard deviations. Of six normal
+# figures one lies farther out in 6 % of cases.
 _FORESEEN, _FAR = 3, 2.6
 # First points, before anything is fitted: so many per clock that varies, and so many more.
 _PER_CLOCK, _MORE = 2, 2
@@ -44,8 +44,9 @@ class Step(StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """The next step and, for people, why. `key` is the point to measure. `front_share` and `pick_gain` are the fit's own
-    expectation (see `worth.Worth`), None while nothing is fitted.
+    """The next step and, for people, why. `key` is the point to measure.
+
+    `front_share` and `pick_gain` are the fit's own expectation (see `worth.Worth`), None while nothing is fitted.
     """
 
     step: Step
@@ -141,22 +142,40 @@ class Planner:
         # The seed changes with every point, so that no unlucky draw is met twice.
         seed = self.settings.seed * 1_000_003 + count
         worth = weigh(analysis, self.goal, excluded, (FRONT_LEFT, PICK_LEFT), seed)
-        known = {"front_share": worth.front_share, "pick_gain": worth.pick_gain}
         front_left, pick_left = 1 - worth.front_share, worth.pick_gain
         done = front_left <= FRONT_LEFT and pick_left <= PICK_LEFT
         if done and not self._foresaw(analysis):
-            return Decision(Step.MEASURE, "the fit did not foresee the last points", self._key(worth), **known)
+            return Decision(
+                Step.MEASURE,
+                "the fit did not foresee the last points",
+                self._key(worth),
+                front_share=worth.front_share,
+                pick_gain=worth.pick_gain,
+            )
         if done:
             return Decision(
                 Step.STOP,
                 f"what is unmeasured is expected to add {front_left:.1%} to the front and {pick_left:.1%} to the pick",
-                **known,
+                front_share=worth.front_share,
+                pick_gain=worth.pick_gain,
             )
         if count % EXPLORE_EVERY == 0:
             key = self._least_known(analysis, left)
-            return Decision(Step.MEASURE, "the fit is least certain there", key, **known)
+            return Decision(
+                Step.MEASURE,
+                "the fit is least certain there",
+                key,
+                front_share=worth.front_share,
+                pick_gain=worth.pick_gain,
+            )
         why = "the pick" if pick_left / PICK_LEFT > front_left / FRONT_LEFT else "the front"
-        return Decision(Step.MEASURE, f"may change {why} most", self._key(worth), **known)
+        return Decision(
+            Step.MEASURE,
+            f"may change {why} most",
+            self._key(worth),
+            front_share=worth.front_share,
+            pick_gain=worth.pick_gain,
+        )
 
     def _least_known(self, analysis: Analysis, left: Sequence[str]) -> str:
         """Where the fit's interval is widest; the first of `left` where several are."""
@@ -228,7 +247,7 @@ def find_void(analysis: Analysis) -> str:
             if moved is not None and moved.is_too_large:
                 whose = f" of {board}" if board else ""
                 return (
-                    f"the anchor's {what}{whose} moved by {moved.largest:.0%} during the sweep, more than {MAX_DRIFT:.0%}: "
+                    f"the anchor's {what}{whose} moved by {moved.largest:.0%}, more than {MAX_DRIFT:.0%}: "
                     "the board throttles, heats up or is used by somebody else"
                 )
     return ""

@@ -23,8 +23,8 @@ MIN_POINTS = 3
 class MeasuredPoint:
     """A grid point as measured: drift taken out, repeated visits combined, intervals that cover both.
 
-    `latency_p95_s` is the visits' mean, corrected alike; `visits` the valid ones. `own_log_sd` is what of the intervals of
-    latency and power is the point's own: how far the board has moved is uncertain for all points alike.
+    `latency_p95_s` is the visits' mean, corrected alike; `visits` the valid ones. `own_log_sd` is what of the intervals
+    of latency and power is the point's own: how far the board has moved is uncertain for all points alike.
     """
 
     key: str

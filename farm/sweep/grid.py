@@ -225,7 +225,8 @@ def _cluster(clocks: Clocks, name: str) -> DomainClocks:
 
 
 def _online_by(mode: str | None, coupling: Coupling) -> tuple[int, ...] | None:
-    return coupling.modes[mode].cores_online if mode in coupling.modes else None
+    known = coupling.modes.get(mode or "")
+    return known.cores_online if known else None
 
 
 def _online_now(clocks: Clocks) -> tuple[int, ...]:
@@ -275,14 +276,14 @@ def _round_up(cap_hz: int | None, domain: DomainClocks) -> int | None:
     table = domain.available_hz
     if not table:
         return cap_hz or domain.max_hz
-    return next((hz for hz in sorted(table) if cap_hz and hz >= cap_hz), max(table))
+    return min((hz for hz in table if cap_hz and hz >= cap_hz), default=max(table))
 
 
 def _altered(point: GridPoint, clocks: Clocks) -> int:
     """How many of the clocks that it asks for the board would change."""
     asked = {**point.point.cpu_freq_hz, GPU: point.point.gpu_freq_hz, MEMORY: point.point.memory_freq_hz}
     changed = sum(d.held and asked.get(d.name) != d.freq_hz for d in point.domains)
-    return changed + (format_point(point.point) != point.key)
+    return int(changed) + int(format_point(point.point) != point.key)
 
 
 def _explain(clocks: Clocks, kept: GridPoint, dropped: Sequence[GridPoint], coupling: Coupling) -> str:
@@ -293,9 +294,12 @@ def _reasons(clocks: Clocks, kept: GridPoint, dropped: Sequence[GridPoint], coup
     for domain in kept.domains:
         if domain.units == 0 and any(f" {domain.name}=" in f" {each.key}" for each in dropped):
             yield f"all cores of {domain.name} are offline, so its clock does not matter"
-        elif domain.name == MEMORY and any(each.point.memory_freq_hz != domain.freq_hz for each in dropped):
-            if domain.held:
-                yield f"the CPU's clock raises the memory clock to {_format_hz(domain.freq_hz)}"
+        elif (
+            domain.name == MEMORY
+            and domain.held
+            and any(each.point.memory_freq_hz != domain.freq_hz for each in dropped)
+        ):
+            yield f"the CPU's clock raises the memory clock to {_format_hz(domain.freq_hz)}"
     modes = list(dict.fromkeys(each.point.power_mode for each in (kept, *dropped) if each.point.power_mode))
     if len(modes) > 1:
         caps = [domain for domain in kept.domains if not domain.held and domain.freq_hz and domain.name != MEMORY]

@@ -55,7 +55,7 @@ class Posterior:
     """What is known of one quantity's logarithm over the grid. Mixes all answers that the measurements allow."""
 
     def __init__(
-        self, answers: Sequence[_Answer], weights: Floats, place: Floats, rows: Floats, shared_sd: float
+        self, answers: Sequence[_Answer], weights: Floats, place: Floats, rows: Indices, shared_sd: float
     ) -> None:
         self._shared_sd = shared_sd
         self._answers = answers
@@ -115,7 +115,7 @@ def condition(
         basis = TERM_SD**2 * fit.shares[index] @ fit.shares[index].T + noise
         for length, shape in zip(_LENGTHS, shapes, strict=True):
             for amplitude, prior in zip(_AMPLITUDES, _AMPLITUDE_PRIOR, strict=True):
-                factor = np.linalg.cholesky(basis + amplitude**2 * shape)
+                factor: Floats = np.asarray(np.linalg.cholesky(basis + amplitude**2 * shape), dtype=np.float64)
                 half = _halve(factor, residual)
                 tried.append((fit, amplitude, length, factor, half))
                 scores.append(-0.5 * float(half @ half) - float(np.log(np.diag(factor)).sum()) + np.log(prior))

@@ -65,7 +65,7 @@ def fit_latency(terms: Terms, data: Data) -> Posterior:
 
 
 def _fit_norm(basis: Floats, data: Data, norm: float, alone: float) -> Fit:
-    """latency = constant + (sum of terms^norm)^(1/norm), with `alone` times the shortest latency for the constant."""
+    """Constant + (sum of terms^norm)^(1/norm), with `alone` times the shortest latency for the constant."""
     constant = alone * float(np.exp(data.logs.min()))
     columns = basis**norm
     # The same relative error of the whole is a larger one of what is left of it without the constant.

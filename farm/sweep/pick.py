@@ -20,8 +20,9 @@ MAX_RUNNERS_UP = 3
 class Choice:
     """A measured point that keeps the goal's limits with its whole interval.
 
-    `objective` is what the goal wants least of, in its SI unit, as the visits and the fit have it together. Compared with the fastest point measured: `slower` is
-    how much longer an inference takes, `saves` how much less energy it needs (both relative, None without energy).
+    `objective` is what the goal wants least of, in its SI unit, as visits and fit have it together. Compared with the
+    fastest point measured, `slower` is how much longer an inference takes, `saves` how much less energy it needs; both
+    are relative, `saves` is None without energy.
     """
 
     point: MeasuredPoint

@@ -15,10 +15,10 @@ _DEFAULT_UNIT = "mhz"
 
 
 def parse_freqs(text: str, available_hz: Sequence[int]) -> tuple[int, ...]:
-    """`all`, or a list of frequencies and ranges: `600,921.6MHz,1.2GHz..1.5GHz`. A range takes what the board has in it.
+    """`all`, or a list of frequencies and ranges: `600,921.6MHz,1.2GHz..1.5GHz`.
 
-    Raises UsageError for what is no frequency and for a range that the board has nothing in; that a single frequency
-    exists is checked with the grid.
+    A range takes what the board has in it. Raises UsageError for what is no frequency, and for a range that the board
+    has nothing in; that a single frequency exists is checked with the grid.
     """
     if text.strip().lower() == ALL:
         return tuple(sorted(available_hz))

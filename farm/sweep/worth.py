@@ -1,17 +1,19 @@
-"""What another measurement is worth: how much it may still change the front or the pick. Pure, seeded draws of the fit."""
+"""What another measurement is worth: how much it may still change the front or the pick. Draws are seeded."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 
 from farm.sweep import pareto
 from farm.sweep.analysis import Analysis
-from farm.sweep.terms import Floats
+from farm.sweep.terms import Floats, Indices
 from farm.sweep.values import Goal
 
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
 # Joint draws of what unmeasured points may turn out to be. More cost time and change few decisions.
 _DRAWS = 48
 # How many unmeasured points are looked at: those that could do most if they turned out well.
@@ -63,7 +65,9 @@ def weigh(analysis: Analysis, goal: Goal, excluded: Collection[str], wants: tupl
     done = np.array([row for row, key in enumerate(keys) if key in analysis.measured], dtype=np.int64)
     left = np.array([r for r, k in enumerate(keys) if k not in analysis.measured and k not in excluded], dtype=np.int64)
     # The fit knows more of a measured point than its own visit does: its neighbours.
-    known = _Values(np.exp(model.latency.mean[done]), _power(model.power.mean[done] if model.power else None, done))
+    known = _Values(
+        np.exp(model.latency.mean[done]), _power(model.power.mean[done] if model.power else None, done.size)
+    )
     if not left.size:
         return Worth((), (), 1.0, 0.0, float(_meets(goal, known, _p95(analysis), 1.0).any()))
     p95 = _p95(analysis)
@@ -71,7 +75,7 @@ def weigh(analysis: Analysis, goal: Goal, excluded: Collection[str], wants: tupl
     latency = np.exp(model.latency.draw(rows, _DRAWS, rng))
     power = np.exp(model.power.draw(rows, _DRAWS, rng)) if model.power else np.ones_like(latency)
     drawn = _Values(latency, power)
-    expected = _Values(np.exp(model.latency.mean), _power(model.power.mean if model.power else None, np.array(keys)))
+    expected = _Values(np.exp(model.latency.mean), _power(model.power.mean if model.power else None, len(keys)))
     front, share = _weigh_front(drawn, known, pareto.reference_point(expected.latency, expected.energy))
     pick, gain, feasible = _weigh_pick(goal, drawn, known, p95)
     scores = front / wants[0] + pick / wants[1]
@@ -79,8 +83,8 @@ def weigh(analysis: Analysis, goal: Goal, excluded: Collection[str], wants: tupl
     return Worth(tuple(int(rows[i]) for i in order), tuple(float(scores[i]) for i in order), share, gain, feasible)
 
 
-def _power(mean: Floats | None, like: Floats) -> Floats:
-    return np.ones(like.size) if mean is None else np.exp(mean)
+def _power(mean: Floats | None, count: int) -> Floats:
+    return np.ones(count) if mean is None else np.exp(mean)
 
 
 def _p95(analysis: Analysis) -> float:
@@ -89,7 +93,7 @@ def _p95(analysis: Analysis) -> float:
     return float(np.median(ratios)) if ratios else 1.0
 
 
-def _meets(goal: Goal, values: _Values, p95: float, margin: float) -> np.ndarray:  # type: ignore[type-arg]
+def _meets(goal: Goal, values: _Values, p95: float, margin: float) -> Flags:
     meets = np.ones(values.latency.shape, dtype=bool)
     if goal.deadline_s is not None:
         meets &= values.latency * (p95 if goal.deadline_on_p95 else 1.0) * margin <= goal.deadline_s
@@ -98,7 +102,7 @@ def _meets(goal: Goal, values: _Values, p95: float, margin: float) -> np.ndarray
     return meets
 
 
-def _find_contenders(analysis: Analysis, goal: Goal, known: _Values, left: Floats, p95: float) -> Floats:
+def _find_contenders(analysis: Analysis, goal: Goal, known: _Values, left: Indices, p95: float) -> Indices:
     """Rows that would do most if they turned out well; half of them for the front, half for the pick."""
     model = analysis.model
     assert model is not None
@@ -116,7 +120,7 @@ def _find_contenders(analysis: Analysis, goal: Goal, known: _Values, left: Float
     objective = np.where(_meets(goal, hoped, p95, 1.0), objective, objective.max() + hoped.latency / latency.max())
     half = _CONTENDERS // 2
     chosen = set(np.argsort(-worth, kind="stable")[:half]) | set(np.argsort(objective, kind="stable")[:half])
-    return left[sorted(int(row) for row in chosen)]
+    return np.asarray(left[sorted(int(row) for row in chosen)])
 
 
 def _weigh_front(drawn: _Values, known: _Values, reference: tuple[float, float]) -> tuple[Floats, float]:
