@@ -30,7 +30,7 @@ XGB = "xgb"
 
 def _seconds(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError("a span of time is wanted here, such as 100ms, 90s or 6h")  # noqa: TRY004 - for pydantic
+        raise ValueError("a span of time is wanted here, such as 100ms, 90s or 6h")  # noqa: TRY004 - pydantic takes ValueError
     try:
         return parse_duration_s(str(value))
     except ValueError:
@@ -49,7 +49,7 @@ def _cores(value: Any) -> Any:
             raise ValueError("it names no CPUs; write [0, 1], or '0-3' in quotes") from error
     if not isinstance(value, list | tuple):
         # `cores: 4` could mean four of them as well as the one called 4.
-        raise ValueError("CPU numbers are wanted here: [0, 1], or '0-3' in quotes")  # noqa: TRY004 - for pydantic
+        raise ValueError("CPU numbers are wanted here: [0, 1], or '0-3' in quotes")  # noqa: TRY004 - pydantic takes ValueError
     return value
 
 
@@ -57,7 +57,7 @@ def _per_cluster(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return {EVERY_CLUSTER: value}
     if not isinstance(value, dict):
-        raise ValueError("whole Hz are wanted here, such as 1428000000, or {cluster: Hz}")
+        raise ValueError("whole Hz are wanted here, such as 1428000000, or {cluster: Hz}")  # noqa: TRY004
     return value
 
 

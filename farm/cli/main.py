@@ -12,6 +12,7 @@ from farm.cli import (
     board_remote,
     board_trust,
     bundle,
+    campaign,
     doctor,
     fleet,
     model,
@@ -51,6 +52,7 @@ app.add_typer(fleet.app, name="fleet")
 app.add_typer(sweep.app, name="sweep")
 sweep_report.register(sweep.app)
 app.add_typer(bundle.app, name="bundle")
+app.add_typer(campaign.app, name="campaign")
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,278 @@
+"""What a campaign will do, before it does: workloads, boards, what is covered, trials, time. Pure.
+
+What it is made from is gathered in `planning`; keeping it is `plan_kept`'s business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farm.campaign.plan_boards import BoardsAtPoint, BoardsOfType
+from farm.campaign.plan_estimate import Estimate, Lane, estimate
+from farm.campaign.plan_models import ModelVariant
+from farm.campaign.plan_survey import Survey
+from farm.campaign.spec import BudgetSpec
+from farm.store.coverage import TrialCosts
+
+# Assumed until trials of the type say better. What a board is held for besides its samples: upload, loading, warm-up,
+# and waiting for it to be quiet. Compiling one candidate took 0.5 s on two processes; proposing eight took 1.8 to 6.8 s
+# on two cores (docs/performance.md).
+ASSUMED_OVERHEAD_S = 0.5
+ASSUMED_BUILD_S = 1.0
+SEARCH_CORE_S = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How a candidate is timed: samples, and the least seconds of each."""
+
+    repeat: int
+    min_repeat_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What the store knows of one board type: costs, candidates by workload and point, what has a record."""
+
+    costs: TrialCosts
+    candidates: Mapping[tuple[str, str], int]
+    recorded: frozenset[tuple[str, str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedWorkload:
+    """A workload of all models together; `weight`: calls in one inference of each of `models`."""
+
+    hash: str
+    name: str
+    kind: str
+    flop: float
+    weight: int
+    models: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedPoint:
+    """One operating point on boards of one type. `recorded` of its workloads have a record; earlier trials speak of
+    `candidates`. `usable` boards need no operator; `eta_s`, None without any, is how long trials keep these busy.
+    """
+
+    at: BoardsAtPoint
+    good: int
+    idle: int
+    usable: int
+    workloads: int
+    recorded: int
+    candidates: int
+    trials: int
+    board_hours: float
+    eta_s: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedType:
+    """One board type. `extracted` counts workloads before equal ones became one.
+
+    `held_s` and `build_s` are what one trial is taken to cost; `costs` is what the store knows of that.
+    """
+
+    boards: BoardsOfType
+    pipelines: tuple[str, ...]
+    extracted: int
+    workloads: tuple[PlannedWorkload, ...]
+    points: tuple[PlannedPoint, ...]
+    costs: TrialCosts
+    held_s: float
+    build_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class CampaignPlan:
+    """The whole. `eta_s` is None where no board can be used."""
+
+    name: str
+    models: tuple[ModelVariant, ...]
+    types: tuple[PlannedType, ...]
+    estimate: Estimate
+    budget: BudgetSpec
+    host_cores: int
+
+    @property
+    def trials(self) -> int:
+        """All trials that the budget pays for."""
+        return sum(self.estimate.trials)
+
+    @property
+    def board_hours(self) -> float:
+        """Hours for which they hold boards, all boards together."""
+        return sum(self.estimate.board_hours)
+
+
+def merge_workloads(surveys: Sequence[tuple[ModelVariant, Survey]], ops: Sequence[str]) -> tuple[PlannedWorkload, ...]:
+    """The workloads that `ops` (empty: all) choose, equal ones once, those with the most work first."""
+    found: dict[str, PlannedWorkload] = {}
+    for model, survey in surveys:
+        for each in survey.workloads:
+            if ops and each.kind not in ops:
+                continue
+            known = found.get(each.hash)
+            if known is None:
+                found[each.hash] = PlannedWorkload(
+                    each.hash, each.name, each.kind, each.flop, each.weight, (model.name,)
+                )
+            else:
+                models = known.models if model.name in known.models else (*known.models, model.name)
+                found[each.hash] = dataclasses.replace(known, weight=known.weight + each.weight, models=models)
+    return tuple(sorted(found.values(), key=lambda each: (-each.flop * each.weight, each.name, each.hash)))
+
+
+def plan_campaign(
+    name: str,
+    budget: BudgetSpec,
+    sampling: Sampling,
+    ops: Sequence[str],
+    models: Sequence[ModelVariant],
+    types: Sequence[tuple[BoardsOfType, Sequence[tuple[ModelVariant, Survey]]]],
+    known: Mapping[str, Known],
+    host_cores: int,
+) -> CampaignPlan:
+    """Put together what was gathered; `types` come with the surveys of the models that they can hold."""
+    planned = [_plan_type(boards, surveys, known[boards.board_type.name], sampling, ops) for boards, surveys in types]
+    lanes = [_to_lane(each, at) for each in planned for at in each.boards.points]
+    estimated = estimate(lanes, budget, host_cores)
+    spent = iter(zip(lanes, estimated.trials, estimated.board_hours, strict=True))
+    filled = []
+    for each in planned:
+        points = tuple(
+            _plan_point(each, at, known[each.boards.board_type.name], *next(spent)) for at in each.boards.points
+        )
+        filled.append(dataclasses.replace(each, points=points))
+    return CampaignPlan(name, tuple(models), tuple(filled), estimated, budget, host_cores)
+
+
+def _plan_type(
+    boards: BoardsOfType,
+    surveys: Sequence[tuple[ModelVariant, Survey]],
+    known: Known,
+    sampling: Sampling,
+    ops: Sequence[str],
+) -> PlannedType:
+    workloads = merge_workloads(surveys, ops)
+    costs = known.costs
+    assumed_s = sampling.repeat * sampling.min_repeat_s + ASSUMED_OVERHEAD_S
+    return PlannedType(
+        boards=boards,
+        pipelines=tuple(dict.fromkeys(survey.pipeline for _, survey in surveys)),
+        extracted=sum(not ops or each.kind in ops for _, survey in surveys for each in survey.workloads),
+        workloads=workloads,
+        points=(),
+        costs=costs,
+        held_s=costs.held_s or assumed_s,
+        build_s=ASSUMED_BUILD_S if costs.build_s is None else costs.build_s,
+    )
+
+
+def _to_lane(planned: PlannedType, at: BoardsAtPoint) -> Lane:
+    return Lane(
+        board_type=planned.boards.board_type.name,
+        jobs=len(planned.workloads),
+        boards=planned.boards.usable & set(at.boards),
+        held_s=planned.held_s,
+        host_core_s=SEARCH_CORE_S + planned.build_s,
+        alone=planned.boards.board_type.host_is_board,
+    )
+
+
+def _plan_point(
+    planned: PlannedType, at: BoardsAtPoint, known: Known, lane: Lane, trials: int, board_hours: float
+) -> PlannedPoint:
+    boards = planned.boards
+    hashes = [each.hash for each in planned.workloads]
+    return PlannedPoint(
+        at=at,
+        good=len(boards.good & set(at.boards)),
+        idle=len(boards.idle & set(at.boards)),
+        usable=len(lane.boards),
+        workloads=len(hashes),
+        recorded=sum((each, at.key) in known.recorded for each in hashes),
+        candidates=sum(known.candidates.get((each, at.key), 0) for each in hashes),
+        trials=trials,
+        board_hours=board_hours,
+        eta_s=trials * lane.held_s / len(lane.boards) if lane.boards else None,
+    )
+
+
+def to_document(plan: CampaignPlan) -> dict[str, Any]:
+    """The plan as plain data. `sha256` of each model is what a later run must find again."""
+    estimated = plan.estimate
+    return {
+        "name": plan.name,
+        "models": [
+            {
+                "name": model.name,
+                "origin": model.source.origin,
+                "sha256": model.source.sha256,
+                "batch": model.batch,
+                "inputs": [
+                    {"name": each.name, "shape": list(each.static_shape), "dtype": each.dtype} for each in model.inputs
+                ],
+            }
+            for model in plan.models
+        ],
+        "types": [_type_document(each) for each in plan.types],
+        "budget": plan.budget.model_dump(mode="json"),
+        "estimate": {
+            "trials": plan.trials,
+            "board_hours": plan.board_hours,
+            "seconds": estimated.eta_s,
+            "ends_at": estimated.limit,
+            "boards_seconds": estimated.boards_s,
+            "host_seconds": estimated.host_s,
+            "host_cores": plan.host_cores,
+        },
+    }
+
+
+def _type_document(planned: PlannedType) -> dict[str, Any]:
+    boards, costs = planned.boards, planned.costs
+    return {
+        "type": boards.board_type.name,
+        "simulated": boards.simulated,
+        "pipelines": list(planned.pipelines),
+        "boards": {
+            "all": list(boards.pool),
+            "good": sorted(boards.good),
+            "idle": sorted(boards.idle),
+            "usable": sorted(boards.usable),
+        },
+        "extracted_workloads": planned.extracted,
+        "workloads": [dataclasses.asdict(each) | {"models": list(each.models)} for each in planned.workloads],
+        "operating_points": [
+            {
+                "point": each.at.key,
+                "boards": list(each.at.boards),
+                "missing": dict(each.at.missing),
+                "good": each.good,
+                "idle": each.idle,
+                "workloads": each.workloads,
+                "recorded": each.recorded,
+                "known_candidates": each.candidates,
+                "trials": each.trials,
+                "board_hours": each.board_hours,
+                "seconds": each.eta_s,
+            }
+            for each in planned.points
+        ],
+        "lacking": dict(boards.lacking),
+        "too_big": dict(boards.too_big),
+        "cost": {
+            "held_s": planned.held_s,
+            "held_from": "assumed" if costs.held_s is None else f"{costs.trials} trials",
+            "build_s": planned.build_s,
+            "build_from": "assumed" if costs.build_s is None else f"{costs.trials} trials",
+            "search_core_s": SEARCH_CORE_S,
+        },
+        "notes": list(boards.notes),
+    }

@@ -1,0 +1,121 @@
+"""Gather what a campaign's plan is made from: the file, models, boards and what the store knows. Nothing is started on
+any board. What follows from all that is worked out in `plan`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+from farm.campaign.plan import CampaignPlan, Known, Sampling, plan_campaign
+from farm.campaign.plan_boards import BoardsOfType, choose_boards
+from farm.campaign.plan_models import ModelVariant, read_models
+from farm.campaign.plan_survey import Form, Survey, survey_apart
+from farm.campaign.spec import CampaignFile, MeasureSpec
+from farm.errors import UsageError
+from farm.inventory import document_lines
+from farm.inventory.board_types import load_board_types
+from farm.inventory.document_lines import Place
+from farm.settings import Settings
+from farm.store import Store
+
+Surveyed = list[tuple[ModelVariant, Survey]]
+
+
+def make_plan(campaign: CampaignFile, store: Store, settings: Settings, note: Callable[[str], None]) -> CampaignPlan:
+    """Plan a campaign as things are now; `note` is told what takes time.
+
+    Raises UsageError naming the line of everything in the file that is impossible, as far as could be looked.
+    """
+    spec = campaign.spec
+    host_cores = len(os.sched_getaffinity(0))
+    sampling = _read_sampling(spec.measure, settings, campaign)
+    models, faults = read_models(campaign)
+    types, more = choose_boards(spec, load_board_types(), store.fetch_boards(), models, host_cores)
+    if faults := [*faults, *more]:
+        raise document_lines.to_error(campaign.path, faults)
+    surveyed = _survey(campaign, models, types, note)
+    known = {each.board_type.name: _fetch_known(store, each, surveys) for each, surveys in surveyed}
+    return plan_campaign(spec.name, spec.budget, sampling, spec.search.ops, models, surveyed, known, host_cores)
+
+
+def _read_sampling(spec: MeasureSpec, settings: Settings, campaign: CampaignFile) -> Sampling:
+    """How candidates are timed. Raises UsageError where that cannot end before its deadline."""
+    sampling = Sampling(
+        spec.repeat or settings.measure_repeat,
+        settings.measure_min_repeat_s if spec.min_repeat is None else spec.min_repeat,
+    )
+    timeout_s = settings.measure_timeout_s if spec.timeout is None else spec.timeout
+    least_s = sampling.repeat * sampling.min_repeat_s
+    if least_s >= timeout_s:
+        message = (
+            f"measure: {sampling.repeat} samples of {sampling.min_repeat_s:g} s take {least_s:g} s, which is not "
+            f"within the timeout of {timeout_s:g} s"
+        )
+        raise document_lines.to_error(campaign.path, [(("measure",), message)])
+    return sampling
+
+
+def _survey(
+    campaign: CampaignFile,
+    models: Sequence[ModelVariant],
+    types: Sequence[BoardsOfType],
+    note: Callable[[str], None],
+) -> list[tuple[BoardsOfType, Surveyed]]:
+    """The workloads of every model for every type that can hold it. Types of one form share an import."""
+    wanted = [(model, each, _to_form(each)) for each in types for model in models if model.name not in each.too_big]
+    jobs = list({(model.name, form): (model, form) for model, _, form in wanted}.values())
+    answers = {(model.name, form): answer for (model, form), answer in zip(jobs, survey_apart(jobs, note), strict=True)}
+    faults: list[tuple[Place, str]] = [
+        (("models", model.index), " ".join(f"{model.name}: {answer}".split()))
+        for model, form in jobs
+        if isinstance(answer := answers[model.name, form], UsageError)
+    ]
+    if faults:
+        raise document_lines.to_error(campaign.path, list(dict.fromkeys(faults)))
+    surveyed: list[tuple[BoardsOfType, Surveyed]] = [(each, []) for each in types]
+    for boards, surveys in surveyed:
+        for model, each, form in wanted:
+            answer = answers[model.name, form]
+            if each is boards and isinstance(answer, Survey):
+                surveys.append((model, answer))
+    _require_work(campaign, surveyed)
+    return surveyed
+
+
+def _to_form(boards: BoardsOfType) -> Form:
+    return Form.of(boards.target.config, boards.target.cores, boards.board_type.pipeline)
+
+
+def _require_work(campaign: CampaignFile, surveyed: Sequence[tuple[BoardsOfType, Surveyed]]) -> None:
+    """Raise UsageError for operators and models that leave nothing to tune."""
+    ops = campaign.spec.search.ops
+    by_model: dict[tuple[int, str], set[str]] = {}
+    for _, surveys in surveyed:
+        for model, survey in surveys:
+            by_model.setdefault((model.index, model.name), set()).update(each.kind for each in survey.workloads)
+    kinds = set().union(*by_model.values())
+    faults: list[tuple[Place, str]] = [
+        (("search", "ops", index), f"no model has the operator {op}; they have {', '.join(sorted(kinds)) or 'none'}")
+        for index, op in enumerate(ops)
+        if op not in kinds
+    ]
+    for (index, name), own in by_model.items():
+        if not own:
+            faults.append((("models", index), f"{name} has nothing that can be tuned"))
+        elif ops and not faults and not own & set(ops):
+            faults.append(
+                (("models", index), f"{name} has none of the operators of search.ops; it has {', '.join(sorted(own))}")
+            )
+    if faults:
+        raise document_lines.to_error(campaign.path, faults)
+
+
+def _fetch_known(store: Store, boards: BoardsOfType, surveys: Surveyed) -> Known:
+    name, simulated = boards.board_type.name, boards.simulated
+    hashes = sorted({each.hash for _, survey in surveys for each in survey.workloads})
+    return Known(
+        store.fetch_trial_costs(name, simulated=simulated),
+        store.count_known_candidates(hashes, name, simulated=simulated),
+        frozenset(store.fetch_recorded(hashes, name, simulated=simulated)),
+    )

@@ -1,0 +1,163 @@
+"""`farm campaign`: several models tuned on boards of several types, within one budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farm import settings as farm_settings
+from farm.campaign.plan import SEARCH_CORE_S, CampaignPlan, PlannedType, to_document
+from farm.campaign.plan_kept import keep_plan
+from farm.campaign.spec import read_campaign
+from farm.cli import options, output
+
+app = typer.Typer(help="Campaigns: models x board types x operating points, in one YAML file.", no_args_is_help=True)
+
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A campaign file; docs/howto/plan-a-campaign.md says how to write one.")
+]
+_LIMITS = {
+    "trials": "all trials are spent",
+    "per_workload": "every workload has had its trials",
+    "board_hours": "the board-hours are spent",
+    "wall_clock": "the time is over",
+}
+
+
+@app.command("plan")
+def plan(file: File, json: options.Json = False, debug: options.Debug = False) -> None:
+    """Say what a campaign would do: workloads, boards, what records cover, trials, board-hours, time."""
+
+    def work() -> None:
+        campaign = read_campaign(file)
+        settings = farm_settings.load()
+        # Imported here: what brings TVM takes time that a mistake in the file should not wait for.
+        from farm.campaign.planning import make_plan
+
+        screen = output.Screen()
+        try:
+            with options.open_store(settings) as store:
+                planned = make_plan(campaign, store, settings, screen.note)
+        finally:
+            screen.close()
+        document = {"file": str(file), **to_document(planned)}
+        kept = keep_plan(settings.home_path, document)
+        if json:
+            output.print_json(document)
+            return
+        _print_plan(planned)
+        _print(f"kept as {kept}: a run refuses models that have changed since")
+
+    output.run(work, debug)
+
+
+def _print_plan(planned: CampaignPlan) -> None:
+    _print(f"campaign {planned.name}")
+    output.print_table(
+        ("Model", "Batch", "Inputs", "SHA-256"),
+        [
+            (
+                model.name,
+                model.batch,
+                ", ".join(f"{each.name} {'x'.join(map(str, each.static_shape))}" for each in model.inputs),
+                model.source.sha256[:12],
+            )
+            for model in planned.models
+        ],
+        left=(0, 2, 3),
+    )
+    rows = [
+        (
+            each.boards.board_type.name,
+            point.at.key,
+            point.workloads,
+            point.recorded,
+            point.candidates,
+            len(point.at.boards),
+            point.good,
+            point.idle,
+            f"{point.trials:,}",
+            f"{point.board_hours:.2f}",
+            None if point.eta_s is None else _span(point.eta_s),
+        )
+        for each in planned.types
+        for point in each.points
+    ]
+    output.print_table(
+        (
+            "Type",
+            "Point",
+            "Workloads",
+            "Recorded",
+            "Known",
+            "Boards",
+            "Good",
+            "Idle",
+            "Trials",
+            "Board-hours",
+            "Busy for",
+        ),
+        rows,
+        left=(0, 1),
+    )
+    for line in _describe(planned):
+        _print(line)
+
+
+def _describe(planned: CampaignPlan) -> Iterator[str]:
+    estimated = planned.estimate
+    for each in planned.types:
+        yield from _describe_type(each)
+    if estimated.eta_s is None:
+        yield f"no estimate: {estimated.limit} now"
+        return
+    slower = "this host" if estimated.host_s > estimated.boards_s else "the boards"
+    cores = "core" if planned.host_cores == 1 else "cores"
+    yield (
+        f"host: {planned.host_cores} {cores} need {_span(estimated.host_s)} for search and builds, boards "
+        f"{_span(estimated.boards_s)}; the slower of both, {slower}, sets the pace"
+    )
+    yield (
+        f"about {planned.trials:,} trials, {planned.board_hours:.2f} board-hours, {_span(estimated.eta_s)}; "
+        f"it ends when {_LIMITS[estimated.limit]}, or earlier where workloads stop early"
+    )
+    if not planned.trials:
+        yield f"the budget ends before the first trial: raise {estimated.limit}"
+
+
+def _describe_type(planned: PlannedType) -> Iterator[str]:
+    boards, costs = planned.boards, planned.costs
+    name = boards.board_type.name
+    simulated = ", simulated" if boards.simulated else ""
+    yield (
+        f"{name}{simulated}: {len(planned.workloads)} workloads, of {planned.extracted} in the models; "
+        f"graph pipeline {', '.join(planned.pipelines)}"
+    )
+    known = f"median of {costs.trials} trials"
+    yield (
+        f"{name}: a trial holds a board for {planned.held_s:.2f} s ({known if costs.held_s else 'assumed'}), its build "
+        f"takes {planned.build_s:.2f} s ({known if costs.build_s is not None else 'assumed'}), its search "
+        f"{SEARCH_CORE_S:.2f} s (assumed)"
+    )
+    for text, why in boards.lacking.items():
+        yield f"{name}: not at {text}: {why}"
+    for text, why in boards.too_big.items():
+        yield f"{name}: not {text}: {why}"
+    for point in planned.points:
+        for board, why in point.at.missing.items():
+            yield f"{name}: {board} not at {point.at.key}: {why}"
+    for note in boards.notes:
+        yield f"{name}: {note}"
+
+
+def _span(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _print(text: str) -> None:
+    output.stdout.print(text, soft_wrap=True, markup=False, emoji=False)
