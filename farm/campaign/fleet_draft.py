@@ -1,0 +1,399 @@
+"""A fleet's state while one call of the scheduler works on it: the steps that events and decisions are made of.
+
+A draft belongs to one call and never leaves it; the state that it began from stays as it was. Which step to take is
+decided in `fleet_events`, `fleet_dispatch` and `fleet_supply`.
+"""
+
+from __future__ import annotations
+
+from farm.campaign.fleet_state import (
+    Assignment,
+    Board,
+    Campaign,
+    FleetState,
+    Job,
+    Lane,
+    Pool,
+    PoolKey,
+    Task,
+    change,
+)
+from farm.campaign.fleet_values import (
+    OVER,
+    Ban,
+    Changed,
+    Count,
+    Decision,
+    Discard,
+    Measure,
+    Revoke,
+    Status,
+    TaskEnded,
+)
+
+# What a measurement is taken to cost while nothing is known; the charge is put right when it ends.
+_FIRST_GUESS_S = 1.0
+# The weight of the newest value in a running mean.
+_NEWEST = 0.1
+
+# Where a job is.
+TO_BUILD, BUILDING, READY, AGAIN, ON_BOARD = "to_build", "building", "ready", "again", "board"
+
+
+def mean_with(old: float | None, value: float) -> float:
+    """The running mean after one more value."""
+    return value if old is None else old + _NEWEST * (value - old)
+
+
+class Draft:
+    """A state that is being changed at one moment, `now_s`."""
+
+    def __init__(self, state: FleetState, now_s: float) -> None:
+        self._state = state
+        self.now_s = now_s
+        self.settings = state.settings
+        self.boards = state.boards.edit()
+        self.pools = dict(state.pools)
+        self.campaigns = dict(state.campaigns)
+        self.lanes = dict(state.lanes)
+        self.tasks = state.tasks.edit()
+        self.requests = state.requests.edit()
+        self.jobs = state.jobs.edit()
+        self.assignments = state.assignments.edit()
+        self.owner_board_s = dict(state.owner_board_s)
+        self.building = state.building
+        self.stale = state.stale
+        self.decisions: list[Decision] = list(state.pending)
+        self._next_number = state.next_number
+
+    def freeze(self, pending: tuple[Decision, ...] = ()) -> FleetState:
+        """The new state. The draft must not be used afterwards."""
+        return FleetState(
+            settings=self.settings,
+            boards=self.boards.freeze(),
+            pools=self.pools,
+            campaigns=self.campaigns,
+            lanes=self.lanes,
+            tasks=self.tasks.freeze(),
+            requests=self.requests.freeze(),
+            jobs=self.jobs.freeze(),
+            assignments=self.assignments.freeze(),
+            owner_board_s=self.owner_board_s,
+            building=self.building,
+            next_number=self._next_number,
+            stale=self.stale,
+            pending=pending,
+        )
+
+    def new_number(self) -> int:
+        """A number that nothing else has or had."""
+        self._next_number += 1
+        return self._next_number - 1
+
+    def set_lane(self, number: int, **changes: object) -> None:
+        """Change fields of a lane."""
+        self.lanes[number] = change(self.lanes[number], **changes)
+
+    def set_task(self, number: int, **changes: object) -> None:
+        """Change fields of a task."""
+        self.tasks[number] = change(self.tasks[number], **changes)
+
+    def set_campaign(self, name: str, **changes: object) -> None:
+        """Change fields of a campaign."""
+        self.campaigns[name] = change(self.campaigns[name], **changes)
+
+    def set_pool(self, key: PoolKey, **changes: object) -> None:
+        """Change fields of a pool."""
+        self.pools[key] = change(self.pools[key], **changes)
+
+    def lane_of(self, job: Job) -> Lane:
+        """The lane that a job is in."""
+        return self.lanes[self.tasks[job.task].lane]
+
+    def campaign_of(self, task: Task) -> Campaign:
+        """The campaign that a task is part of."""
+        return self.campaigns[task.key.campaign]
+
+    # Boards
+
+    def put_board(self, board: Board) -> None:
+        """Keep a board as it is now, and its place among the idle ones or those with room."""
+        before = self.boards.find(board.name)
+        old, new = _group(before), _group(board)
+        if old != new:
+            if before is not None and old is not None:
+                self._ungroup(before, *old)
+            if new is not None:
+                kind, point = new
+                groups = getattr(self.pools[board.pool], kind)
+                self.set_pool(board.pool, **{kind: groups | {point: (*groups.get(point, ()), board.name)}})
+        self.boards[board.name] = board
+
+    def take_board(self, name: str) -> None:
+        """Forget a board that has no work."""
+        board = self.boards.pop(name)
+        group = _group(board)
+        if group is not None:
+            self._ungroup(board, *group)
+
+    def _ungroup(self, board: Board, kind: str, point: str) -> None:
+        groups = dict(getattr(self.pools[board.pool], kind))
+        names = groups[point]
+        place = names.index(board.name)
+        rest = names[:place] + names[place + 1 :]
+        if rest:
+            groups[point] = rest
+        else:
+            del groups[point]
+        self.set_pool(board.pool, **{kind: groups})
+
+    # Jobs at boards
+
+    def assign(self, job_number: int, board_name: str, used: tuple[float, float, float]) -> None:
+        """Give a built job to a board, to run at once or after the one that it runs.
+
+        `used` is what owner, campaign and lane have had of the board's pool; this measurement is added to it.
+        """
+        self.unqueue(job_number)
+        job, board = self.jobs[job_number], self.boards[board_name]
+        lane = self.lane_of(job)
+        task, campaign = self.tasks[job.task], self.campaigns[lane.campaign]
+        waits = board.running is not None
+        number = self.new_number()
+        charged_s = (lane.measure_s or _FIRST_GUESS_S) + (self.settings.switch_s if board.point != lane.point else 0.0)
+        self.assignments[number] = Assignment(number, job_number, board_name, charged_s, None if waits else self.now_s)
+        self.jobs[job_number] = change(job, stage=ON_BOARD, assignments=(*job.assignments, number))
+        if waits:
+            self.put_board(change(board, waiting=number))
+            self.set_lane(lane.number, waiting=lane.waiting + 1)
+        else:
+            self.put_board(change(board, running=number, point=lane.point))
+        self.set_campaign(lane.campaign, on_board=campaign.on_board + 1)
+        pool = self.pools[board.pool]
+        owner = campaign.spec.owner
+        self.set_pool(
+            board.pool,
+            owner_used={**pool.owner_used, owner: used[0] + charged_s},
+            campaign_used={**pool.campaign_used, lane.campaign: used[1] + charged_s / campaign.weight},
+            lane_used={**pool.lane_used, lane.number: used[2] + charged_s},
+        )
+        self.decisions.append(Measure(number, job_number, task.key, job.candidate, board_name, waits))
+
+    def release(self, number: int, board_s: float | None = None) -> Assignment:
+        """Take a job from its board and settle what it cost: `board_s`, or the time since it began."""
+        assignment = self.assignments.pop(number)
+        job, board = self.jobs[assignment.job], self.boards[assignment.board]
+        lane = self.lane_of(job)
+        self.jobs[job.number] = change(job, assignments=tuple(n for n in job.assignments if n != number))
+        if assignment.started_s is None:
+            self.set_lane(lane.number, waiting=lane.waiting - 1)
+        if board_s is None:
+            board_s = 0.0 if assignment.started_s is None else self.now_s - assignment.started_s
+        if board.waiting == number:
+            self.put_board(change(board, waiting=None))
+        elif board.waiting is None:
+            self.put_board(change(board, running=None))
+        else:
+            self._promote(board)
+        self._settle(lane, board.pool, board_s, board_s - assignment.charged_s)
+        return assignment
+
+    def _promote(self, board: Board) -> None:
+        """What waited at a board begins."""
+        number = board.waiting
+        if number is None:
+            return
+        assignment = change(self.assignments[number], started_s=self.now_s)
+        self.assignments[number] = assignment
+        lane = self.lane_of(self.jobs[assignment.job])
+        self.set_lane(lane.number, waiting=lane.waiting - 1)
+        self.put_board(change(board, running=number, waiting=None, point=lane.point))
+
+    def _settle(self, lane: Lane, key: PoolKey, board_s: float, more_s: float) -> None:
+        campaign, pool = self.campaigns[lane.campaign], self.pools[key]
+        owner = campaign.spec.owner
+        self.campaigns[lane.campaign] = change(
+            campaign, on_board=campaign.on_board - 1, board_s=campaign.board_s + board_s
+        )
+        self.owner_board_s[owner] = self.owner_board_s.get(owner, 0.0) + board_s
+        self.pools[key] = change(
+            pool,
+            owner_used={**pool.owner_used, owner: pool.owner_used.get(owner, 0.0) + more_s},
+            campaign_used={
+                **pool.campaign_used,
+                lane.campaign: pool.campaign_used.get(lane.campaign, 0.0) + more_s / campaign.weight,
+            },
+            lane_used={**pool.lane_used, lane.number: pool.lane_used.get(lane.number, 0.0) + more_s},
+        )
+
+    def revoke(self, number: int, reason: str) -> Assignment:
+        """Take a job from its board before its answer came."""
+        self.decisions.append(Revoke(number, self.assignments[number].board, reason))
+        return self.release(number)
+
+    # Jobs
+
+    def queue(self, job_number: int, stage: str) -> None:
+        """Put a job into a queue of its lane; it must be in none. A job of a workload that ended is discarded."""
+        job = self.jobs[job_number]
+        if self.tasks[job.task].closed:
+            self.jobs[job_number] = change(job, stage=ON_BOARD)
+            self.discard(job_number, "its workload ended")
+            return
+        lane = self.lane_of(job)
+        self.jobs[job_number] = change(job, stage=stage, since_s=self.now_s)
+        self.set_lane(lane.number, **{stage: (*getattr(lane, stage), job_number)})
+
+    def unqueue(self, job_number: int) -> None:
+        """Take a job out of the queue, or the build, that it is in."""
+        job = self.jobs[job_number]
+        lane = self.lane_of(job)
+        if job.stage == BUILDING:
+            self.building -= 1
+            self.set_lane(lane.number, building=lane.building - 1)
+        elif job.stage != ON_BOARD:
+            numbers = getattr(lane, job.stage)
+            place = numbers.index(job_number)
+            self.set_lane(lane.number, **{job.stage: numbers[:place] + numbers[place + 1 :]})
+
+    def requeue(self, job_number: int) -> None:
+        """Let a job that a board did not finish go to another, unless another has it already."""
+        if not self.jobs[job_number].assignments:
+            self.queue(job_number, AGAIN)
+
+    def discard(self, job_number: int, reason: str) -> None:
+        """Give a job up, wherever it is; its place goes back to the budget."""
+        job = self._close(job_number, reason)
+        self.decisions.append(Discard(job_number, self.tasks[job.task].key, job.candidate, reason))
+        self.give_back(job.task, 1)
+
+    def ban(self, job_number: int, reason: str) -> None:
+        """Give up a job for good: its candidate is not taken again."""
+        job = self._close(job_number, reason)
+        task = self.tasks[job.task]
+        self.set_task(job.task, banned=task.banned | {job.candidate})
+        self.decisions.append(Ban(job_number, task.key, job.candidate, reason))
+        self.give_back(job.task, 1)
+
+    def _close(self, job_number: int, reason: str) -> Job:
+        for number in self.jobs[job_number].assignments:
+            self.revoke(number, reason)
+        self.unqueue(job_number)
+        return self.jobs.pop(job_number)
+
+    def give_back(self, task_number: int, count: int) -> None:
+        """Return trials that were asked for and did not come to be."""
+        if not count:
+            return
+        task = self.tasks[task_number]
+        state = change(task.state, asked=task.state.asked - count)
+        self.tasks[task_number] = change(task, open=task.open - count, state=state)
+        campaign = self.campaign_of(task)
+        self.set_campaign(task.key.campaign, open=campaign.open - count)
+        for number in campaign.lanes:
+            if self.lanes[number].dry:
+                self.set_lane(number, dry=False)
+
+    # Trials
+
+    def count(self, job_number: int, assignment: int | None, latency_s: float | None) -> None:
+        """Count a trial, once: whoever else has the job is told to leave it."""
+        job = self._close(job_number, "another board was first")
+        task = self.tasks[job.task]
+        campaign = self.campaign_of(task)
+        self.decisions.append(Count(job_number, assignment, task.key, job.candidate, latency_s))
+        better = latency_s is not None and (task.best_s is None or latency_s < task.best_s)
+        best_s = latency_s if better else task.best_s
+        in_round, state = task.in_round + 1, task.state
+        if in_round >= self.settings.batch or (len(state.best_s) == 0 and best_s is not None):
+            in_round = 0
+            if best_s is not None:
+                # The scheduler of one model looks at the last two rounds only, and state must not grow with trials.
+                state = change(state, best_s=(*state.best_s[-1:], best_s))
+        since_best = 0 if better else task.since_best + 1
+        self.tasks[job.task] = change(
+            task,
+            counted=task.counted + 1,
+            open=task.open - 1,
+            since_best=since_best,
+            best_s=best_s,
+            in_round=in_round,
+            state=state,
+        )
+        self.campaigns[task.key.campaign] = change(
+            campaign,
+            counted=campaign.counted + 1,
+            open=campaign.open - 1,
+            since_best=0 if better else campaign.since_best + 1,
+            faults_in_a_row=0,
+            faulty=frozenset(),
+        )
+        patience = campaign.spec.early_stopping
+        if patience is not None and since_best >= patience and not task.ended:
+            self.end_task(job.task, f"no better one in {since_best} trials")
+
+    # Ends
+
+    def end_search(self, task_number: int, reason: str) -> None:
+        """Search a workload no further; what was proposed is still measured."""
+        task = self.tasks[task_number]
+        self.tasks[task_number] = change(task, ended=reason, state=change(task.state, exhausted=True))
+        self.decisions.append(TaskEnded(task.key, reason))
+        self.stale = True
+
+    def end_task(self, task_number: int, reason: str) -> None:
+        """End a workload. What boards have of it is still measured; what waits elsewhere is discarded."""
+        self.end_search(task_number, reason)
+        self.set_task(task_number, closed=True)
+        lane = self.lanes[self.tasks[task_number].lane]
+        for number in [*lane.to_build, *lane.ready, *lane.again]:
+            if self.jobs[number].task == task_number:
+                self.discard(number, "its workload ended")
+
+    def set_status(self, name: str, status: Status, reason: str) -> None:
+        """Change a campaign's status and say so."""
+        self.set_campaign(name, status=status, reason=reason)
+        self.decisions.append(Changed(name, status, reason))
+        self.stale = True
+
+    def jobs_of(self, name: str) -> list[Job]:
+        """A campaign's jobs, oldest first. Looks at all of them: not for every event."""
+        return [job for job in self.jobs.values() if self.tasks[job.task].key.campaign == name]
+
+    def end_campaign(self, name: str, status: Status, reason: str) -> None:
+        """End a campaign: its jobs are discarded, its measurements revoked, its searches' answers will be late."""
+        for job in self.jobs_of(name):
+            self.discard(job.number, f"the campaign ended: {reason}")
+        campaign = self.campaigns[name]
+        for number in campaign.lanes:
+            for task_number in self.lanes.pop(number).tasks:
+                self.tasks.pop(task_number)
+        for request in self.requests.values():
+            if request.task not in self.tasks:
+                self.requests.pop(request.number)
+        for key, pool in self.pools.items():
+            self.pools[key] = self._without(pool, campaign)
+        self.set_campaign(name, lanes=(), open=0)
+        self.set_status(name, status, reason)
+
+    def _without(self, pool: Pool, campaign: Campaign) -> Pool:
+        """The pool without the accounts of a campaign that ended, and of its owner if that was the last one."""
+        owner, name = campaign.spec.owner, campaign.spec.name
+        others = any(
+            other.spec.owner == owner and other.spec.name != name and other.status not in OVER
+            for other in self.campaigns.values()
+        )
+        return change(
+            pool,
+            lanes=tuple(n for n in pool.lanes if n not in campaign.lanes),
+            owner_used={key: used for key, used in pool.owner_used.items() if others or key != owner},
+            campaign_used={key: used for key, used in pool.campaign_used.items() if key != name},
+            lane_used={key: used for key, used in pool.lane_used.items() if key not in campaign.lanes},
+        )
+
+
+def _group(board: Board | None) -> tuple[str, str] | None:
+    """Which of its pool's groups a board is in: kind and operating point."""
+    if board is None or board.waiting is not None:
+        return None
+    return ("idle" if board.running is None else "room", board.point)
