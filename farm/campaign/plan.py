@@ -230,6 +230,7 @@ def to_document(plan: CampaignPlan) -> dict[str, Any]:
             "ends_at": estimated.limit,
             "boards_seconds": estimated.boards_s,
             "host_seconds": estimated.host_s,
+            "host_as_board_seconds": estimated.alone_s,
             "host_cores": plan.host_cores,
         },
     }

@@ -17,6 +17,7 @@ from farm.campaign.plan_models import ModelVariant
 from farm.campaign.plan_points import find_clocks, format_spec, plan_point, to_point
 from farm.campaign.spec import BoardsSpec, CampaignSpec, PointSpec
 from farm.errors import FarmError, UsageError
+from farm.inventory import document_lines
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.inventory.document_lines import Place
 from farm.values import DEFAULT_POINT, Health, State
@@ -78,7 +79,7 @@ def choose_boards(
             mine = _filter(rows, board_type, spec.boards)
             chosen.append((index, _choose_type(spec, board_type, mine, models, host_cores)))
         except FarmError as error:
-            faults.append((("boards", "types", index), " ".join(str(error).split())))
+            faults.append((("boards", "types", index), document_lines.to_text(error)))
     found = [each for _, each in chosen]
     # A type that could not be read may have had whatever the others lack.
     if len(found) == len(spec.boards.types):

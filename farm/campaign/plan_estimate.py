@@ -36,7 +36,8 @@ class Lane:
 class Estimate:
     """What a budget comes to. `trials` by lane; `limit` is the part of the budget that is reached first.
 
-    `eta_s` is how long boards and host need, `boards_s` and `host_s` what each would need were the other never slow.
+    `boards_s` and `host_s` are what boards and host would need were the other never slow, `alone_s` what this machine
+    needs as a board; `eta_s` is all of it together.
     """
 
     trials: tuple[int, ...]
@@ -44,6 +45,7 @@ class Estimate:
     eta_s: float | None
     boards_s: float
     host_s: float
+    alone_s: float
     limit: str
 
 
@@ -51,7 +53,7 @@ def estimate(lanes: Sequence[Lane], budget: BudgetSpec, host_cores: int) -> Esti
     """Spread the budget over the lanes that have boards, to every workload at every point the same."""
     open_jobs = sum(lane.jobs for lane in lanes if lane.boards)
     if not open_jobs:
-        return Estimate((0,) * len(lanes), (0.0,) * len(lanes), None, 0.0, 0.0, NO_BOARDS)
+        return Estimate((0,) * len(lanes), (0.0,) * len(lanes), None, 0.0, 0.0, 0.0, NO_BOARDS)
     shares = [lane.jobs / open_jobs if lane.boards else 0.0 for lane in lanes]
     boards_s, host_s, alone_s = _spend(lanes, shares, host_cores)
     held_s = sum(share * lane.held_s for share, lane in zip(shares, lanes, strict=True))
@@ -66,6 +68,7 @@ def estimate(lanes: Sequence[Lane], budget: BudgetSpec, host_cores: int) -> Esti
         eta_s=max(boards_s, host_s) + alone_s,
         boards_s=boards_s,
         host_s=host_s,
+        alone_s=alone_s,
         limit=limit,
     )
 

@@ -12,6 +12,7 @@ import onnx
 
 from farm.campaign.spec import CampaignFile, ModelSpec
 from farm.errors import UsageError
+from farm.inventory import document_lines
 from farm.inventory.document_lines import Place
 from farm.models.inputs import InputSpec, parse_shapes, read_inputs, resolve_inputs
 from farm.models.source import ModelSource, resolve_model
@@ -40,26 +41,28 @@ class ModelVariant:
 
 def read_models(campaign: CampaignFile) -> tuple[list[ModelVariant], list[tuple[Place, str]]]:
     """Every variant of every model, and what is wrong with those that cannot be had."""
-    variants, faults = [], []
+    variants: list[ModelVariant] = []
+    faults: list[tuple[Place, str]] = []
     for index, spec in enumerate(campaign.spec.models):
-        place: Place = ("models", index)
         try:
             source = resolve_model(spec.zoo or str(_locate(spec, campaign.path)))
-            for batch in spec.batch or (None,):
-                variants.append(_read_variant(index, spec, source, batch))
+            variants += [_read_variant(index, name, spec, source, batch) for name, batch in spec.variants]
         except UsageError as error:
             # Written for a command's options, which are keys here.
-            text = " ".join(str(error).replace("--shape ", "shape ").replace("--batch ", "batch ").split())
-            faults.append((place, f"{spec.called}: {text}"))
+            text = document_lines.to_text(error).replace("--shape ", "shape ").replace("--batch ", "batch ")
+            faults.append((("models", index), f"{spec.called}: {text}"))
     return variants, faults
 
 
 def _locate(spec: ModelSpec, file: pathlib.Path) -> pathlib.Path:
-    return file.absolute().parent / pathlib.Path(spec.path or "").expanduser()
+    path = pathlib.Path(spec.path or "")
+    try:
+        return file.absolute().parent / path.expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{path}: there is no such user") from error
 
 
-def _read_variant(index: int, spec: ModelSpec, source: ModelSource, batch: int | None) -> ModelVariant:
-    name = spec.called if len(spec.batch) < 2 else f"{spec.called} batch {batch}"
+def _read_variant(index: int, name: str, spec: ModelSpec, source: ModelSource, batch: int | None) -> ModelVariant:
     shapes = _choose_shapes(spec, read_inputs(source.load()), batch)
     _, inputs = _set_shapes(source, shapes, batch)
     fed = sum(math.prod(each.static_shape) * np.dtype(each.dtype).itemsize for each in inputs)
@@ -74,7 +77,7 @@ def _choose_shapes(spec: ModelSpec, inputs: Sequence[InputSpec], batch: int | No
         # Giving a shape forbids changing it: one that says no more than the model does is left to the batch.
         if batch is not None and name in own and own[name] and own[name][1:] == shape[1:]:
             continue
-        numbers = shape if batch is None else (batch, *shape[1:])
+        numbers = (batch, *shape[1:]) if batch is not None and shape else shape
         chosen.append(f"{name}={','.join(map(str, numbers))}")
     return tuple(chosen)
 

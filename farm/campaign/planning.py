@@ -64,19 +64,22 @@ def _survey(
 ) -> list[tuple[BoardsOfType, Surveyed]]:
     """The workloads of every model for every type that can hold it. Types of one form share an import."""
     wanted = [(model, each, _to_form(each)) for each in types for model in models if model.name not in each.too_big]
-    jobs = list({(model.name, form): (model, form) for model, _, form in wanted}.values())
-    answers = {(model.name, form): answer for (model, form), answer in zip(jobs, survey_apart(jobs, note), strict=True)}
+    jobs = list({(model.index, model.batch, form): (model, form) for model, _, form in wanted}.values())
+    answers = {
+        (model.index, model.batch, form): answer
+        for (model, form), answer in zip(jobs, survey_apart(jobs, note), strict=True)
+    }
     faults: list[tuple[Place, str]] = [
-        (("models", model.index), " ".join(f"{model.name}: {answer}".split()))
+        (("models", model.index), f"{model.name}: {document_lines.to_text(answer)}")
         for model, form in jobs
-        if isinstance(answer := answers[model.name, form], UsageError)
+        if isinstance(answer := answers[model.index, model.batch, form], UsageError)
     ]
     if faults:
         raise document_lines.to_error(campaign.path, list(dict.fromkeys(faults)))
     surveyed: list[tuple[BoardsOfType, Surveyed]] = [(each, []) for each in types]
     for boards, surveys in surveyed:
         for model, each, form in wanted:
-            answer = answers[model.name, form]
+            answer = answers[model.index, model.batch, form]
             if each is boards and isinstance(answer, Survey):
                 surveys.append((model, answer))
     _require_work(campaign, surveyed)

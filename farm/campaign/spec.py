@@ -1,4 +1,5 @@
-"""What a campaign file may hold, key by key. What it means for models and boards that there are is in `spec_checks`.
+"""What a campaign file may hold, key by key. What that means for the models and boards
+that there are is worked out in `plan_models` and `plan_boards`.
 
 Times are seconds, frequencies Hz; people write times as `6h` or `100ms`.
 """
@@ -109,6 +110,13 @@ class ModelSpec(StrictModel):
     def called(self) -> str:
         """The model's name in this campaign."""
         return self.name or self.zoo or pathlib.PurePath(self.path or "").stem
+
+    @property
+    def variants(self) -> tuple[tuple[str, int | None], ...]:
+        """Name and batch of each model that this is; None: the batch that the model has."""
+        if len(self.batch) < 2:
+            return ((self.called, self.batch[0] if self.batch else None),)
+        return tuple((f"{self.called} batch {batch}", batch) for batch in self.batch)
 
 
 class BoardsSpec(StrictModel):
@@ -221,9 +229,13 @@ class CampaignSpec(StrictModel):
     """A campaign: models x boards x operating points within a budget."""
 
     name: CampaignName
-    models: Annotated[tuple[ModelSpec, ...], pydantic.AfterValidator(_not_empty)]
+    models: Annotated[
+        tuple[ModelSpec, ...], pydantic.BeforeValidator(_one_or_more), pydantic.AfterValidator(_not_empty)
+    ]
     boards: BoardsSpec
-    operating_points: Annotated[tuple[PointSpec, ...], pydantic.AfterValidator(_not_empty)] = (PointSpec(),)
+    operating_points: Annotated[
+        tuple[PointSpec, ...], pydantic.BeforeValidator(_one_or_more), pydantic.AfterValidator(_not_empty)
+    ] = (PointSpec(),)
     budget: BudgetSpec
     search: SearchSpec = SearchSpec()
     measure: MeasureSpec = MeasureSpec()
@@ -248,9 +260,9 @@ def read_campaign(path: pathlib.Path) -> CampaignFile:
 def _find_repeated(spec: CampaignSpec) -> Iterator[tuple[Place, str]]:
     names: dict[str, int] = {}
     for index, model in enumerate(spec.models):
-        first = names.setdefault(model.called, index)
-        if first != index:
-            yield ("models", index), f"two models are called {model.called}; give one of them a `name` of its own"
+        for name, _ in model.variants:
+            if names.setdefault(name, index) != index:
+                yield ("models", index), f"two models are called {name}; give one of them a `name` of its own"
     points: dict[str, int] = {}
     for index, point in enumerate(spec.operating_points):
         if points.setdefault(point.model_dump_json(), index) != index:

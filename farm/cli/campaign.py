@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from farm import settings as farm_settings
 from farm.campaign.plan import SEARCH_CORE_S, CampaignPlan, PlannedType, to_document
-from farm.campaign.plan_kept import keep_plan
+from farm.campaign.plan_kept import find_plan, keep_plan
 from farm.campaign.spec import read_campaign
 from farm.cli import options, output
+from farm.errors import UsageError
 
 app = typer.Typer(help="Campaigns: models x board types x operating points, in one YAML file.", no_args_is_help=True)
 
@@ -43,7 +44,9 @@ def plan(file: File, json: options.Json = False, debug: options.Debug = False) -
                 planned = make_plan(campaign, store, settings, screen.note)
         finally:
             screen.close()
-        document = {"file": str(file), **to_document(planned)}
+        document = {"file": str(file.absolute()), **to_document(planned)}
+        for line in _compare(settings.home_path, document):
+            screen.note(line)
         kept = keep_plan(settings.home_path, document)
         if json:
             output.print_json(document)
@@ -52,6 +55,24 @@ def plan(file: File, json: options.Json = False, debug: options.Debug = False) -
         _print(f"kept as {kept}: a run refuses models that have changed since")
 
     output.run(work, debug)
+
+
+def _compare(home: Path, document: Mapping[str, Any]) -> Iterator[str]:
+    """What differs from the last plan of this name."""
+    try:
+        last = find_plan(home, document["name"])
+    except UsageError:
+        # It is about to be replaced.
+        return
+    if last is None:
+        return
+    if last.get("file") != document["file"]:
+        yield f"this takes the place of the plan of {last.get('file')}, a campaign of the same name"
+        return
+    before = {each["name"]: each["sha256"] for each in last["models"]}
+    for each in document["models"]:
+        if before.get(each["name"], each["sha256"]) != each["sha256"]:
+            yield f"{each['name']} has changed since the last plan"
 
 
 def _print_plan(planned: CampaignPlan) -> None:
@@ -115,10 +136,11 @@ def _describe(planned: CampaignPlan) -> Iterator[str]:
         yield f"no estimate: {estimated.limit} now"
         return
     slower = "this host" if estimated.host_s > estimated.boards_s else "the boards"
-    cores = "core" if planned.host_cores == 1 else "cores"
+    cores = "1 core needs" if planned.host_cores == 1 else f"{planned.host_cores} cores need"
+    alone = f"; as a board it needs {_span(estimated.alone_s)} more" if estimated.alone_s else ""
     yield (
-        f"host: {planned.host_cores} {cores} need {_span(estimated.host_s)} for search and builds, boards "
-        f"{_span(estimated.boards_s)}; the slower of both, {slower}, sets the pace"
+        f"this host: {cores} {_span(estimated.host_s)} for search and builds{alone}; boards elsewhere: "
+        f"{_span(estimated.boards_s)} at the same time; the slower is {slower}"
     )
     yield (
         f"about {planned.trials:,} trials, {planned.board_hours:.2f} board-hours, {_span(estimated.eta_s)}; "

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pydantic
 import yaml
 
-from farm.errors import UsageError
+from farm.errors import FarmError, UsageError
 from farm.inventory import documents
 from farm.inventory.documents import Document
 
@@ -52,6 +52,11 @@ def to_error(path: pathlib.Path, faults: Sequence[tuple[Place, str]]) -> UsageEr
     if len(lines) > _MOST_FAULTS:
         lines[_MOST_FAULTS:] = [f"{path}: {len(lines) - _MOST_FAULTS} more mistakes"]
     return UsageError("\n".join(lines))
+
+
+def to_text(error: FarmError) -> str:
+    """An error as one line, for `to_error`: what happened, and what to do."""
+    return " ".join((f"{error.message}. {error.hint}" if error.hint else error.message).split())
 
 
 def _find_line(node: yaml.Node | None, place: Place) -> int:
