@@ -18,8 +18,9 @@ from device_agent.protocol import Engine as Runner
 from device_agent.protocol import Limits, RunSpec, Status
 from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled, compile_model
 from farm.artifacts.verify import compare
+from farm.campaign import quickstart_sweep
 from farm.campaign.tuning import Listener, LocalTuning, Tuned
-from farm.errors import PermanentError
+from farm.errors import FarmError, PermanentError
 from farm.inventory.board_types import BoardType
 from farm.measure.statistics import Summary, summarise
 from farm.models.inputs import InputSpec, make_inputs
@@ -46,6 +47,7 @@ class Request:
     out: Path
     fresh: bool
     since: float
+    sweep: bool = True
 
 
 def run(
@@ -74,7 +76,9 @@ def run(
         compiled = compile_model(model, shapes, target, pipeline, records, board_type.link_triple)
         listener.note(f"timing untuned, tuned and ONNX Runtime on {board.name}, {settings.model_runs} runs each")
         timed = _time_variants(local, settings, request, untuned, compiled, int(target["num-cores"]))
+    swept = _sweep(request, settings, store, listener, {"untuned": untuned, "tuned": compiled}, timed)
     document = _document(request, settings, board, target, tuned, compiled, timed, workloads, records)
+    document["sweep"] = swept
     _write(request.out, document, tuned, compiled, timed)
     return document
 
@@ -129,6 +133,34 @@ def _time_variants(
             timed.samples.setdefault(name, []).extend(outcome.latency_s)
             timed.outputs[name] = [np.asarray(value) for value in outputs.values()]
     return timed
+
+
+def _sweep(
+    request: Request,
+    settings: Settings,
+    store: Store,
+    listener: Listener,
+    compiled: Mapping[str, Compiled],
+    timed: _Timed,
+) -> dict[str, Any] | None:
+    """Both variants over the clocks of a virtual board; None where that was not wanted or not possible, and noted."""
+    if not request.sweep:
+        return None
+    untuned = timed.summary("untuned")
+    if untuned is None or untuned.median > quickstart_sweep.SLOWEST_S:
+        why = "untuned code does not run" if untuned is None else f"untuned code takes {untuned.median:.1f} s here"
+        timed.missing["clocks"] = f"no sweep of a virtual board: {why}; see `farm sweep run`"
+        return None
+    listener.note(f"sweeping both over the CPU clocks of a virtual {quickstart_sweep.BOARD_TYPE} (simulated)")
+    arrays = make_inputs(request.inputs, settings.seed).values()
+    ordered = {f"arg_{index:03d}": array for index, array in enumerate(arrays)}
+    try:
+        return quickstart_sweep.sweep_virtual_board(
+            request.source, ordered, compiled, settings, store, listener, request.out / "sweep"
+        )
+    except FarmError as error:  # the job itself is done
+        timed.missing["clocks"] = f"the sweep of a virtual board failed: {error.message}"
+        return None
 
 
 def _document(

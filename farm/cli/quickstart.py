@@ -23,6 +23,9 @@ def quickstart(
         "quickstart-report"
     ),
     fresh: Annotated[bool, typer.Option("--fresh", help="Do not start from what earlier runs measured.")] = False,
+    sweep: Annotated[
+        bool, typer.Option("--sweep/--no-sweep", help="Also sweep a virtual Jetson Nano's clocks.")
+    ] = True,
     shape: options.Shapes = None,
     json: options.Json = False,
     debug: options.Debug = False,
@@ -41,7 +44,7 @@ def quickstart(
 
         with options.open_store(settings) as store:
             try:
-                request = job.Request(source, inputs, trials, out.absolute(), fresh, since)
+                request = job.Request(source, inputs, trials, out.absolute(), fresh, since, sweep)
                 document = job.run(request, settings, store, require_board_type("local"), screen)
             finally:
                 screen.close()
@@ -97,6 +100,10 @@ def _print(document: dict[str, Any]) -> None:
         lines.append(
             f"first trial after {document['seconds_to_first_trial']:.0f} s, all in {document['seconds_total']:.0f} s"
         )
+    if document["sweep"] is not None:
+        for series in document["sweep"]["series"]:
+            if series["pick"] is not None:
+                lines.append(f"on a virtual Jetson Nano (simulated), {series['variant']}: {series['pick']['text']}")
     lines += document["notes"]
     lines.append(f"report: {document['report']['markdown']}")
     for line in lines:

@@ -66,6 +66,7 @@ class Document(TypedDict, total=False):
     environment: Mapping[str, Any]
     notes: Sequence[str]
     plots: Mapping[str, str]
+    sweep: Mapping[str, Any] | None
 
 
 def write_report(document: Document) -> str:
@@ -78,6 +79,7 @@ def write_report(document: Document) -> str:
         "\n\n".join(f"![{caption}]({file})" for caption, file in document.get("plots", {}).items()),
         _section("Latency", _latency(document)),
         _section("Correctness", _correctness(document)),
+        _section("Clocks", _clocks(document)),
         _section("Workloads", _workloads(document.get("workloads", ()))),
         _section("Trials", _trials(document)),
         _section("How it was measured", _pairs(document.get("measurement", {}))),
@@ -151,6 +153,43 @@ def _correctness(document: Document) -> str:
         if value is not None
     ]
     return f"The compiled model's output {verdict} the reference" + (f": {', '.join(errors)}." if errors else ".")
+
+
+def _clocks(document: Document) -> str:
+    """The sweep of a virtual board, where there was one."""
+    sweep = document.get("sweep")
+    if not sweep:
+        return ""
+    rows = []
+    for series in sweep["series"]:
+        for row in series["rows"]:
+            if not row["measured"]:
+                continue
+            marks = ["pick"] if series["pick"] and series["pick"]["key"] == row["key"] else []
+            marks += ["front"] if row["on_front"] else []
+            power, energy = row["power_w"], row["energy_j"]
+            rows.append(
+                (
+                    row["key"],
+                    series["variant"],
+                    f"{row['latency_s']['value'] * 1e3:.4g}",
+                    "–" if power is None else f"{power['value']:.3g}",
+                    "–" if energy is None else f"{energy['value'] * 1e3:.4g}",
+                    ", ".join(marks),
+                )
+            )
+    picks = [f"- {each['variant']}: {each['pick']['text']}" for each in sweep["series"] if each["pick"]]
+    head = ("Clocks", "Code", "Latency (ms)", "Power (W)", "Energy (mJ)", "")
+    return "\n\n".join(
+        [
+            "> **Simulated.** Both variants over the CPU clocks of a virtual Jetson Nano, which runs the code that was "
+            "timed above at its own pace. No figure here was measured on a real board. The whole: "
+            "[sweep/sweep.html](sweep/sweep.html).",
+            _table(head, rows, left=(0, 1, 5)),
+            "\n".join(picks),
+            "![Latency and energy at each clock](sweep/front.png)",
+        ]
+    )
 
 
 def _workloads(workloads: Sequence[Workload]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import farm
 from device_agent.protocol import Description, Status
-from farm.campaign.board_choice import plan_target
+from farm.campaign.board_choice import TargetPlan, plan_target
 from farm.campaign.machine import close_abandoned_sweeps, process_identity
 from farm.errors import (
     BoardUnsafeError,
@@ -45,7 +45,8 @@ from farm.values import DEFAULT_POINT
 # One more board of the type for every so many points: each has to measure the anchor, too.
 _POINTS_PER_BOARD = 4
 _LOOK_S = 0.2
-_ZOO = "zoo:"
+# What an origin that is no file begins with.
+ZOO = "zoo:"
 
 Say = Callable[[str], None]
 
@@ -68,8 +69,11 @@ def run_sweep(
     settings: Settings,
     store: Store,
     say: Say,
+    made: Sequence[Program] = (),
 ) -> int:
     """Sweep; returns its number in the store, whatever it ended as.
+
+    `made` are the programs of all series where they are compiled already, for boards of this kind.
 
     Raises UsageError before anything is kept, and what ended it early once it is (`interrupted`, `failed`).
     """
@@ -77,7 +81,7 @@ def run_sweep(
     board_type = require_board_type(where.board_type)
     source = resolve_model(wanted.model)
     _check_batches(wanted, source)
-    with _Session(wanted, where, board_type, source, settings, store, say) as session:
+    with _Session(wanted, where, board_type, source, settings, store, say, made) as session:
         description = session.connect()
         goal, notes = order.require_goal(goal, bool(description.total_rails), objective_named)
         grid, more = session.plan_grid(description)
@@ -113,7 +117,7 @@ def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: G
     request = dict(row["request"])
     where, origin = Where(**request.pop("where")), str(request.pop("origin"))
     wanted = Order.from_dict(request)
-    source = resolve_model(origin.removeprefix(_ZOO))
+    source = resolve_model(origin.removeprefix(ZOO))
     if source.sha256 != row["model_sha256"]:
         raise UsageError(
             f"{source.origin} is not the model any more that sweep {sweep} was begun with", "Begin a new sweep."
@@ -145,7 +149,9 @@ class _Session:
         settings: Settings,
         store: Store,
         say: Say,
+        made: Sequence[Program] = (),
     ) -> None:
+        self._made = made
         self._wanted, self._where, self._type, self._source = wanted, where, board_type, source
         self._settings, self._store, self._say = settings, store, say
         self._stack = contextlib.ExitStack()
@@ -212,25 +218,28 @@ class _Session:
         os.environ.setdefault("FARM_ZIG_CACHE", str(self._settings.home_path / "cache" / "zig"))
         target = plan_target(self._type, description.to_dict(), len(os.sched_getaffinity(0)))
         self._threads = target.threads
+        self._target = target
+        self._window = visits.plan_window(description, self._wanted.window_s, self._type.power.update_period_s)
+        self._needs_total = bool(description.total_rails)
+        made = self._made or self._compile(target, description.simulated)
+        self.programs = {program.series: program for program in made}
+        return [self._window.note] if self._window.note else []
+
+    def _compile(self, target: TargetPlan, simulated: bool) -> list[Program]:
         self._say(f"compiling {self._source.name}: {', '.join(self._wanted.variants)}")
         records = self._store.fetch_records(
-            board_type=self._type.name, operating_point=DEFAULT_POINT, simulated=description.simulated
+            board_type=self._type.name, operating_point=DEFAULT_POINT, simulated=simulated
         )
         recipe = Recipe(
             self._source,
             self._wanted.shapes,
             self._type,
             target,
-            description.simulated,
+            simulated,
             records,
             self._settings.seed,
         )
-        made = compile_apart(recipe, self._wanted.variants, self._wanted.batches)
-        self.programs = {program.series: program for program in made}
-        self._target = target
-        self._window = visits.plan_window(description, self._wanted.window_s)
-        self._needs_total = bool(description.total_rails)
-        return [self._window.note] if self._window.note else []
+        return list(compile_apart(recipe, self._wanted.variants, self._wanted.batches))
 
     def environment(self, description: Description) -> dict[str, Any]:
         """What the figures were made with."""

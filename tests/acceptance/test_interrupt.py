@@ -17,7 +17,7 @@ ORPHAN_TIMEOUT_S = 20.0
 
 def begin(home: Home, trials: int, *options: str) -> Running:
     """Start a quickstart of the tiny model."""
-    return home.start("quickstart", "--model", "tiny-cnn", "--trials", str(trials), *options)
+    return home.start("quickstart", "--model", "tiny-cnn", "--trials", str(trials), "--no-sweep", *options)
 
 
 def interrupt(home: Home, running: Running, number: signal.Signals, group: bool) -> Done:

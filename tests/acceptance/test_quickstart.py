@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 from farm.models import zoo
-from tests.acceptance.conftest import Done, Home, new_home
+from tests.acceptance.conftest import PATIENCE_S, Done, Home, new_home
 
 TRIALS = 8
 # Hides ONNX Runtime from every interpreter that starts with this folder on its path, as if it were not installed.
@@ -34,7 +34,7 @@ def home() -> Iterator[Home]:
 def quickstart(home: Home, out: str, *options: str, **environment: str) -> Done:
     """A quickstart of the tiny model to its end."""
     arguments = ["--model", "tiny-cnn", "--trials", str(TRIALS), "--out", str(home.path / out), *options]
-    done = home.run("quickstart", *arguments, **environment)
+    done = home.run("quickstart", *arguments, timeout_s=2 * PATIENCE_S, **environment)
     assert done.code == 0, done.err
     assert home.processes() == []
     return done
@@ -53,7 +53,7 @@ def first(home: Home) -> dict[str, Any]:
 def second(home: Home, first: dict[str, Any]) -> Done:
     """A second run, with the tracker's port taken by somebody else."""
     with socket.create_server(("127.0.0.1", int(home.environment["FARM_TRACKER_PORT"]))):
-        return quickstart(home, "second")
+        return quickstart(home, "second", "--no-sweep")
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,7 @@ def third(home: Home, second: Done, tmp_path_factory: pytest.TempPathFactory) ->
     hidden = tmp_path_factory.mktemp("hidden")
     (hidden / "sitecustomize.py").write_text(_HIDE)
     options = ["--model", "tiny-cnn", "--trials", str(TRIALS), "--out", str(home.path / "third"), "--fresh", "--json"]
+    options.append("--no-sweep")
     running = home.start("quickstart", *options, PYTHONPATH=str(hidden))
     running.wait_for("workloads")
     rival = home.run("tune", "tiny-cnn", "--trials", "1", "--json")
@@ -69,6 +70,23 @@ def third(home: Home, second: Done, tmp_path_factory: pytest.TempPathFactory) ->
     done = running.wait()
     assert done.code == 0, done.err
     return dict(done.json()), done, rival
+
+
+def test_the_last_step_sweeps_a_virtual_board(home: Home, first: dict[str, Any], second: Done) -> None:
+    """Untuned and tuned code over the clocks of a simulated Nano: points, a front and a pick; the board is gone."""
+    sweep = first["sweep"]
+    assert sweep["board"] == {"type": "jetson-nano", "names": ["quickstart-nano"], "simulated": True}
+    assert [series["variant"] for series in sweep["series"]] == ["untuned", "tuned"]
+    for series in sweep["series"]:
+        assert len(series["rows"]) == 4
+        assert all(row["power_w"]["value"] > 0 for row in series["rows"] if row["measured"])
+        assert series["front"]
+    page = pathlib.Path(sweep["report"]["page"]).read_text()
+    assert "simulated" in page
+    report = (home.path / "first" / "report.md").read_text()
+    assert "## Clocks" in report
+    assert "quickstart-nano" not in {row["name"] for row in home.run("board", "list", "--json").json()}
+    assert "Clocks" not in (home.path / "second" / "report.md").read_text()
 
 
 def test_the_document_holds_what_was_promised(first: dict[str, Any]) -> None:
