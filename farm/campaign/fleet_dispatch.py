@@ -97,12 +97,10 @@ def _least(draft: Draft, pool: Pool, options: list[tuple[Key, bool]], used: Mapp
     boards keep their clocks, and outside of which shares win. Who is behind by more than the credit, having had
     nothing to measure, counts as behind by the credit.
     """
-    known = [used[key] for key, _ in options if key in used]
     credit = draft.settings.credit_s * pool.boards
-    floor = max(known, default=0.0) - credit
-    fresh = max(floor, min(known, default=0.0))
+    floor = max(used.get(key, 0.0) for key, _ in options) - credit
     band = min(draft.settings.switch_s * pool.boards, credit / 2)
-    costs = [(max(used.get(key, fresh), floor), stays, key) for key, stays in options]
+    costs = [(max(used.get(key, 0.0), floor), stays, key) for key, stays in options]
     effective, _, key = min(costs, key=lambda cost: (cost[0] + (0.0 if cost[1] else band), cost[2]))
     return key, effective
 

@@ -12,12 +12,12 @@ so that one more trial costs the same on a thousand boards as on one, and an old
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from farm.campaign import fleet_events
 from farm.campaign.fleet_dispatch import dispatch
 from farm.campaign.fleet_draft import Draft
-from farm.campaign.fleet_state import Campaign, FleetState, Lane
+from farm.campaign.fleet_state import Campaign, FleetState, Lane, Pool
 from farm.campaign.fleet_supply import build_ahead, search_ahead
 from farm.campaign.fleet_values import OVER, Decision, Event, Status
 
@@ -109,7 +109,6 @@ def _share_out(draft: Draft) -> None:
             for number, lane in draft.lanes.items()
             if lane.board_type == key.board_type and draft.campaigns[lane.campaign].spec.labels <= set(key.labels)
         )
-        draft.set_pool(key, lanes=mine)
         lanes = [draft.lanes[number] for number in mine if number in alive]
         campaigns = {lane.campaign: draft.campaigns[lane.campaign] for lane in lanes}
         owners = {campaign.spec.owner for campaign in campaigns.values()}
@@ -119,12 +118,31 @@ def _share_out(draft: Draft) -> None:
             lanes_of_it = sum(other.campaign == lane.campaign for other in lanes)
             share = pool.boards * campaign.weight / (len(owners) * weights * lanes_of_it)
             boards[lane.number] = boards.get(lane.number, 0.0) + share
+        draft.set_pool(key, lanes=mine, **_open_accounts(pool, lanes, campaigns))
     for number, lane in draft.lanes.items():
         if lane.boards != boards.get(number, 0.0):
             draft.set_lane(number, boards=boards.get(number, 0.0))
     for campaign in list(draft.campaigns.values()):
         if campaign.status in _GOING:
             _wait_or_go_on(draft, campaign, any(boards.get(number) for number in campaign.lanes))
+
+
+def _open_accounts(pool: Pool, lanes: list[Lane], campaigns: Mapping[str, Campaign]) -> dict[str, object]:
+    """The pool's accounts with one for everybody who has none: whoever comes has used as much as who used least."""
+    owner_used, campaign_used, lane_used = dict(pool.owner_used), dict(pool.campaign_used), dict(pool.lane_used)
+    for lane in lanes:
+        campaign = campaigns[lane.campaign]
+        owner = campaign.spec.owner
+        if owner not in owner_used:
+            others = {c.spec.owner for c in campaigns.values()} & owner_used.keys()
+            owner_used[owner] = min((owner_used[name] for name in others), default=0.0)
+        if lane.campaign not in campaign_used:
+            others = {name for name, c in campaigns.items() if c.spec.owner == owner} & campaign_used.keys()
+            campaign_used[lane.campaign] = min((campaign_used[name] for name in others), default=0.0)
+        if lane.number not in lane_used:
+            siblings = {other.number for other in lanes if other.campaign == lane.campaign} & lane_used.keys()
+            lane_used[lane.number] = min((lane_used[number] for number in siblings), default=0.0)
+    return {"owner_used": owner_used, "campaign_used": campaign_used, "lane_used": lane_used}
 
 
 def _is_alive(draft: Draft, lane: Lane) -> bool:

@@ -1,4 +1,4 @@
-"""A fleet in virtual time, played from a seed: searches, compilers, boards that fail, leave and come, for the scheduler.
+"""A fleet in virtual time, played from a seed: searches, compilers, and boards that fail, leave and come.
 
 It drives `fleet_scheduler` as an engine would, and keeps books of its own against which the scheduler's can be checked.
 Nothing here waits, and nothing of it is a measurement of a board.

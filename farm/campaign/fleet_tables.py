@@ -27,8 +27,10 @@ class Table(Generic[K, V]):
 
     __slots__ = ("_shards", "_size")
 
-    def __init__(self, shards: tuple[dict[K, V], ...] = ({},) * _SHARDS, size: int = 0) -> None:
-        self._shards = shards
+    def __init__(self, shards: tuple[dict[K, V], ...] | None = None, size: int = 0) -> None:
+        # Empty shards may be one and the same: an edit copies a shard before it writes to it.
+        empty: dict[K, V] = {}
+        self._shards: tuple[dict[K, V], ...] = (empty,) * _SHARDS if shards is None else shards
         self._size = size
 
     def __getitem__(self, key: K) -> V:
@@ -64,7 +66,7 @@ class TableEdit(Generic[K, V]):
     __slots__ = ("_base", "_owned", "_shards", "_size")
 
     def __init__(self, shards: tuple[dict[K, V], ...], size: int) -> None:
-        self._base = shards
+        self._base: tuple[dict[K, V], ...] = shards
         self._shards: list[dict[K, V]] = list(shards)
         self._owned: set[int] = set()
         self._size = size

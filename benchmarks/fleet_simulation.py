@@ -1,0 +1,117 @@
+"""What the fleet's scheduler costs, and how well it uses and shares boards: a simulated fleet, in virtual time.
+
+Prints one JSON document. 1,000 boards of two types, four owners with a campaign each, 100 workloads at two operating
+points, a million trials; boards fail, leave, come back and straggle. One core is enough. `--trials` makes it shorter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+
+import _machine
+
+from farm.campaign import fleet_values as v
+from farm.campaign.fleet_simulation import Chances, Fleet, Simulation
+
+BOARDS, WORKLOADS, TRIALS, OWNERS = 1000, 100, 1_000_000, 4
+POINTS = ("default", "maxn")
+# A fleet in which every kind of fault goes on all the time: a board is lost every 4,000 measurements, and so on.
+CHANCES = Chances(
+    search_failed=0.0002,
+    build_failed=0.01,
+    build_lost=0.001,
+    candidate=0.02,
+    board=0.002,
+    lost=0.00025,
+    leave=0.00025,
+    sample=0.005,
+    farm=0.001,
+    repeated=0.001,
+    straggler=0.0005,
+)
+# Every so many steps a line of progress.
+_SAY_STEPS = 200_000
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = _machine.parser(__doc__)
+    parser.add_argument("--trials", type=int, default=TRIALS, help=f"trials of all campaigns together ({TRIALS})")
+    parser.add_argument("--boards", type=int, default=BOARDS, help=f"boards, half of each type ({BOARDS})")
+    options = parser.parse_args()
+    if options.quick:
+        options.trials, options.boards = 2_000, 20
+    with _machine.only_json() as emit:
+        emit("fleet_simulation", settings(options), play(options))
+
+
+def settings(options: argparse.Namespace) -> dict[str, object]:
+    """What the figures belong to."""
+    return {
+        "boards": options.boards,
+        "workloads": WORKLOADS,
+        "operating_points": len(POINTS),
+        "owners": OWNERS,
+        "trials": options.trials,
+    }
+
+
+def play(options: argparse.Namespace) -> dict[str, object]:
+    """One run, and what it took."""
+    fleet = Fleet(
+        {"jetson-nano": options.boards // 2, "jetson-tx2": options.boards - options.boards // 2}, chances=CHANCES
+    )
+    simulation = Simulation(v.Settings(builders=2 * options.boards), fleet, seed=1)
+    for number in range(OWNERS):
+        simulation.at(0.0, v.CampaignAdded(campaign(number, options.trials // OWNERS)))
+    before_kb, wall_s, cpu_s = peak_kb(), time.monotonic(), time.process_time()
+    simulation.run(_SAY_STEPS)
+    while running(simulation):
+        _machine.say(f"{simulation.books.counted} trials, {simulation.now_s:.0f} s of virtual time")
+        simulation.run(_SAY_STEPS)
+    simulation.run()
+    wall_s, cpu_s = time.monotonic() - wall_s, time.process_time() - cpu_s
+    books = simulation.books
+    return {
+        "wall_s": round(wall_s, 1),
+        "cpu_s": round(cpu_s, 1),
+        "cpu_us_per_trial": round(1e6 * cpu_s / books.counted),
+        "cpu_us_per_step": round(1e6 * cpu_s / books.steps),
+        "counted": books.counted,
+        "utilisation": _machine.round_to(books.utilisation),
+        "furthest_from_a_fair_share": _machine.round_to(books.unfairness),
+        "virtual_s": round(books.end_s),
+        "discarded": books.discarded,
+        "banned": books.banned,
+        "doubled": books.doubled,
+        "late_answers_ignored": books.late,
+        "clock_switches": books.switches,
+        "unconcluded": simulation.open,
+        "memory_growth_kb": peak_kb() - before_kb,
+    }
+
+
+def campaign(number: int, trials: int) -> v.CampaignSpec:
+    """One owner's campaign: its part of the workloads, of two kinds and several sizes."""
+    workloads = tuple(
+        v.Workload(f"w{number}-{n:02}", ("conv2d", "dense")[n % 2], 1.0 + n % 3, 1e8 * (1 + n % 7))
+        for n in range(WORKLOADS // OWNERS)
+    )
+    types = ("jetson-nano", "jetson-tx2")
+    return v.CampaignSpec(f"campaign-{number}", f"owner-{number}", workloads, types, v.Budget(trials=trials), POINTS)
+
+
+def running(simulation: Simulation) -> bool:
+    """Whether a campaign is not over yet."""
+    return any(campaign.status not in v.OVER for campaign in simulation.state.campaigns.values())
+
+
+def peak_kb() -> int:
+    """The most memory that this process ever held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Small campaigns, and a fleet that answers by hand, for tests of the fleet's scheduler."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from device_agent.protocol import FaultSide
+from farm.campaign import fleet_values as v
+from farm.campaign.fleet_scheduler import step
+from farm.campaign.fleet_state import FleetState
+
+Wanted = TypeVar("Wanted")
+
+
+def campaign(name: str = "vision", **fields: Any) -> v.CampaignSpec:
+    """A campaign of two workloads on one type of boards."""
+    workloads = tuple(v.Workload(f"{name}-w{n}", "conv2d", 1.0 + n, 1e8) for n in range(fields.pop("workloads", 2)))
+    values: dict[str, Any] = {
+        "name": name,
+        "owner": f"owner of {name}",
+        "workloads": workloads,
+        "board_types": ("nano",),
+        "budget": v.Budget(trials=100),
+    }
+    return v.CampaignSpec(**(values | fields))
+
+
+class Hands:
+    """A fleet whose answers a test gives itself. It keeps what is asked and not yet answered, oldest first."""
+
+    def __init__(self, **settings: Any) -> None:
+        values: dict[str, Any] = {"batch": 4, "warmup": 4, "builders": 8}
+        self.state = FleetState(v.Settings(**(values | settings)))
+        self.now_s = 0.0
+        self.wake_s: float | None = None
+        self.seen: list[v.Decision] = []
+        self.searches: dict[int, v.Search] = {}
+        self.builds: dict[int, v.Build] = {}
+        self.measures: dict[int, v.Measure] = {}
+        self._made = 0
+
+    def tell(self, *events: v.Event, after_s: float = 0.0) -> list[v.Decision]:
+        """Let events happen; what was decided upon them."""
+        self.now_s += after_s
+        decided = step(self.state, events, self.now_s)
+        self.state, self.wake_s = decided.state, decided.wake_s
+        for decision in decided.decisions:
+            if isinstance(decision, v.Search):
+                self.searches[decision.request] = decision
+            elif isinstance(decision, v.Build):
+                self.builds[decision.job] = decision
+            elif isinstance(decision, v.Measure):
+                self.measures[decision.assignment] = decision
+            elif isinstance(decision, v.Revoke):
+                self.measures.pop(decision.assignment)
+            elif isinstance(decision, (v.Discard, v.Ban, v.Count)) and decision.job is not None:
+                self.builds.pop(decision.job, None)
+        self.seen += decided.decisions
+        return list(decided.decisions)
+
+    def boards(self, *names: str, board_type: str = "nano", **fields: Any) -> None:
+        """Boards come."""
+        self.tell(*(v.BoardArrived(name, board_type, **fields) for name in names))
+
+    def propose(self, request: int, count: int | None = None, exhausted: bool = False) -> list[v.Decision]:
+        """A search answers, with as many candidates as it was asked for."""
+        search = self.searches.pop(request)
+        count = search.count if count is None else count
+        self._made += count
+        names = tuple(f"{number}" for number in range(self._made - count, self._made))
+        return self.tell(v.Proposed(request, names, exhausted))
+
+    def build(self, job: int, side: FaultSide | None = None) -> list[v.Decision]:
+        """A compiler answers."""
+        self.builds.pop(job)
+        return self.tell(v.Built(job, side))
+
+    def measure(
+        self, assignment: int, side: FaultSide | None = None, latency_s: float = 1e-3, board_s: float = 2.0
+    ) -> list[v.Decision]:
+        """A board answers, `board_s` later."""
+        self.measures.pop(assignment)
+        result = v.Measured(assignment, side, board_s, latency_s if side is None else None)
+        return self.tell(result, after_s=board_s)
+
+    def supply(self) -> None:
+        """Answer every search and every build until nothing of the kind is asked."""
+        while self.searches or self.builds:
+            for request in list(self.searches):
+                self.propose(request)
+            for job in list(self.builds):
+                self.build(job)
+
+    def running(self) -> list[v.Measure]:
+        """What boards measure now, oldest first."""
+        at_boards = self.state.assignments
+        return [m for number, m in self.measures.items() if at_boards[number].started_s is not None]
+
+    def finish(self, most: int = 10_000) -> None:
+        """Answer everything, always well, until nothing is left to answer."""
+        self.supply()
+        while self.running() and most:
+            self.measure(self.running()[0].assignment)
+            self.supply()
+            most -= 1
+
+    def of(self, kind: type[Wanted]) -> list[Wanted]:
+        """All decisions of a kind so far."""
+        return [decision for decision in self.seen if isinstance(decision, kind)]
+
+    def status(self, name: str = "vision") -> v.Status:
+        """A campaign's status."""
+        return self.state.campaigns[name].status

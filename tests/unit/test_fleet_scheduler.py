@@ -1,0 +1,506 @@
+"""What the fleet's scheduler decides: one fact after another, over fleets whose answers are given by hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from device_agent.protocol import FaultSide
+from farm.campaign import fleet_values as v
+from farm.campaign.fleet_scheduler import decide, observe, step
+from farm.campaign.fleet_state import FleetState
+from farm.campaign.fleet_values import Status
+from farm.errors import UsageError
+from tests.unit.fleet_campaigns import Hands, campaign
+
+
+def fleet(*boards: str, **settings: object) -> Hands:
+    """A fleet of these boards with one campaign, and candidates that were built."""
+    hands = Hands(**settings)
+    hands.boards(*boards)
+    hands.tell(v.CampaignAdded(campaign()))
+    hands.supply()
+    return hands
+
+
+# From search to board
+
+
+def test_work_reaches_every_board_and_waits_at_it() -> None:
+    """Each board gets one candidate to run and one that waits, and no more."""
+    hands = fleet("a", "b")
+    assert [(m.board, m.waits) for m in hands.of(v.Measure)] == [("a", False), ("b", False), ("a", True), ("b", True)]
+
+
+def test_a_campaign_ends_with_its_trials() -> None:
+    """Exactly as many trials count as the budget says, and then the campaign says why it ended."""
+    hands = fleet("a", "b", "c")
+    hands.finish()
+    assert len(hands.of(v.Count)) == 100
+    assert hands.status() is Status.FINISHED
+    assert "100 trials" in hands.state.campaigns["vision"].reason
+    assert not hands.measures
+
+
+def test_queues_are_bounded() -> None:
+    """However long boards take, no more is searched and built than they can have before long."""
+    hands = fleet("a", batch=4, max_ahead=3.0)
+    lane = next(iter(hands.state.lanes.values()))
+    assert 1 <= lane.ahead <= 2 * 4
+    assert not hands.searches
+
+
+def test_compilers_are_not_given_more_than_they_can_take() -> None:
+    """Never more builds at once than there are builders."""
+    hands = Hands(builders=2)
+    hands.boards(*"abcdef")
+    hands.tell(v.CampaignAdded(campaign()))
+    for request in list(hands.searches):
+        hands.propose(request)
+    assert len(hands.builds) == 2
+    hands.build(next(iter(hands.builds)))
+    assert len(hands.builds) == 2
+
+
+def test_what_promises_more_is_searched_more() -> None:
+    """Of two workloads of which one weighs a hundred times the other, the heavy one gets most trials."""
+    hands = Hands()
+    hands.boards("a")
+    heavy, light = v.Workload("heavy", "conv2d", 100.0, 1e8), v.Workload("light", "dense", 1.0, 1e8)
+    spec = v.CampaignSpec("vision", "me", (light, heavy), ("nano",), v.Budget(trials=60))
+    hands.tell(v.CampaignAdded(spec))
+    hands.finish()
+    counts = [count.task.workload for count in hands.of(v.Count)]
+    assert counts.count("heavy") > 2 * counts.count("light") > 0
+
+
+def test_a_workload_has_a_budget_of_its_own() -> None:
+    """No workload counts more trials than `per_workload`, and the campaign ends when all have them."""
+    hands = Hands()
+    hands.boards("a", "b")
+    hands.tell(v.CampaignAdded(campaign(budget=v.Budget(per_workload=6))))
+    hands.finish()
+    assert [count.task.workload for count in hands.of(v.Count)].count("vision-w0") == 6
+    assert len(hands.of(v.Count)) == 12
+    assert hands.status() is Status.FINISHED
+
+
+def test_an_exhausted_space_ends_a_workload() -> None:
+    """When searches have nothing more, what they proposed is measured and the campaign ends."""
+    hands = Hands()
+    hands.boards("a")
+    hands.tell(v.CampaignAdded(campaign()))
+    while hands.searches:
+        hands.propose(next(iter(hands.searches)), count=1, exhausted=True)
+    hands.finish()
+    assert len(hands.of(v.Count)) == 2
+    assert len(hands.of(v.TaskEnded)) == 2
+    assert hands.state.campaigns["vision"].reason == "all its workloads have ended"
+
+
+def test_a_search_that_keeps_failing_is_asked_no_more() -> None:
+    """A workload ends when its search failed twice; the campaign goes on without it."""
+    hands = Hands()
+    hands.boards("a")
+    hands.tell(v.CampaignAdded(campaign(workloads=1)))
+    while hands.searches:
+        hands.tell(v.SearchFailed(hands.searches.popitem()[0]))
+    assert [ended.reason for ended in hands.of(v.TaskEnded)] == ["its search failed 2 times"]
+    assert hands.status() is Status.FINISHED
+
+
+# Faults
+
+
+def test_a_fault_of_the_candidate_counts() -> None:
+    """A candidate that fails by its own fault is a trial, without a latency, and is not tried again."""
+    hands = fleet("a", "b")
+    first = hands.running()[0]
+    hands.measure(first.assignment, FaultSide.CANDIDATE)
+    (count,) = hands.of(v.Count)
+    assert (count.candidate, count.latency_s) == (first.candidate, None)
+    assert sum(m.job == first.job for m in hands.of(v.Measure)) == 1
+
+
+def test_a_build_that_fails_counts_without_a_board() -> None:
+    """A candidate that does not compile is a trial that cost no board time."""
+    hands = Hands()
+    hands.boards("a")
+    hands.tell(v.CampaignAdded(campaign()))
+    hands.propose(next(iter(hands.searches)))
+    hands.build(next(iter(hands.builds)), FaultSide.CANDIDATE)
+    (count,) = hands.of(v.Count)
+    assert count.assignment is None
+    assert hands.state.campaigns["vision"].board_s == 0.0
+
+
+def test_a_board_fault_sends_the_candidate_elsewhere() -> None:
+    """The same candidate is measured on another board, and first of all."""
+    hands = fleet("a", "b")
+    first = hands.running()[0]
+    hands.measure(first.assignment, FaultSide.BOARD)
+    hands.measure(next(m for m in hands.running() if m.board != first.board).assignment)
+    again = [m for m in hands.of(v.Measure) if m.job == first.job]
+    assert [m.board for m in again] == ["a", "b"]
+    assert not any(count.job == first.job for count in hands.of(v.Count))
+
+
+def test_a_single_board_gets_its_own_candidate_back() -> None:
+    """Where there is no other board, the one that failed is tried again."""
+    hands = fleet("a")
+    first = hands.running()[0]
+    hands.measure(first.assignment, FaultSide.BOARD)
+    hands.measure(hands.running()[0].assignment)
+    assert sum(m.job == first.job for m in hands.of(v.Measure)) == 2
+
+
+def test_a_candidate_that_took_two_boards_down_is_banned() -> None:
+    """After the second lost board nobody gets the candidate, not even if a search proposes it again."""
+    hands = Hands()
+    hands.boards("a", "b", "c")
+    hands.tell(v.CampaignAdded(campaign(workloads=1)))
+    hands.supply()
+    first = hands.running()[0]
+    hands.tell(v.BoardLeft(first.board, lost=True))
+    while not any(m.job == first.job for m in hands.running()):
+        hands.measure(hands.running()[0].assignment)
+    hands.measure(next(m for m in hands.running() if m.job == first.job).assignment, FaultSide.BOARD)
+    (ban,) = hands.of(v.Ban)
+    assert ban.candidate == first.candidate
+    while not hands.searches:
+        hands.measure(hands.running()[0].assignment)
+    request = hands.searches.popitem()[0]
+    decisions = hands.tell(v.Proposed(request, (first.candidate, "another")))
+    assert [d.candidate for d in decisions if isinstance(d, v.Discard)] == [first.candidate]
+
+
+def test_attempts_are_bounded() -> None:
+    """A candidate whose samples stay bad is given up, and its place goes back to the budget."""
+    hands = fleet("a", max_attempts=3)
+    first = hands.running()[0]
+    attempts = 0
+    while not hands.of(v.Discard):
+        now = hands.running()[0]
+        attempts += now.job == first.job
+        hands.measure(now.assignment, FaultSide.SAMPLE if now.job == first.job else None)
+    assert attempts == 3
+    hands.finish()
+    assert len(hands.of(v.Count)) == 100
+
+
+def test_a_campaign_in_which_nothing_works_is_paused() -> None:
+    """After so many faults in a row of which no candidate is guilty, the campaign waits for an operator."""
+    hands = fleet("a", max_faults_in_a_row=5)
+    for _ in range(5):
+        hands.measure(hands.running()[0].assignment, FaultSide.FARM)
+    assert hands.status() is Status.PAUSED
+    assert "5 trials in a row" in hands.state.campaigns["vision"].reason
+    hands.tell(v.CampaignResumed("vision"))
+    hands.finish()
+    assert len(hands.of(v.Count)) == 100
+
+
+def test_one_broken_board_does_not_pause_a_campaign() -> None:
+    """Where only one of many boards fails, the others go on."""
+    hands = fleet("a", "b", "c", "d", max_faults_in_a_row=5, max_attempts=50, max_losses=50)
+    for _ in range(8):
+        hands.measure(next(m for m in hands.running() if m.board == "a").assignment, FaultSide.SAMPLE)
+    assert hands.status() is Status.RUNNING
+
+
+# Stragglers and boards without work
+
+
+def test_a_straggler_is_doubled_and_counts_once() -> None:
+    """What takes far too long is given to an idle board too; the first result counts, the other one is late."""
+    hands = Hands(straggler_min_s=10.0)
+    hands.boards("a", "b")
+    hands.tell(v.CampaignAdded(campaign(workloads=1, budget=v.Budget(trials=4))))
+    hands.supply()
+    slow = next(m for m in hands.running() if m.board == "a")
+    while len(hands.measures) > 1:
+        hands.measure(next(m for m in hands.running() if m.board == "b").assignment)
+    assert hands.wake_s is not None
+    hands.tell(after_s=hands.wake_s - hands.now_s)
+    hands.tell(after_s=10.0)
+    twin = next(m for m in hands.running() if m.board == "b")
+    assert twin.job == slow.job
+    hands.measure(twin.assignment)
+    assert [r.assignment for r in hands.of(v.Revoke)][-1] == slow.assignment
+    assert hands.tell(v.Measured(slow.assignment, None, 60.0, 1e-3)) == []
+    assert len(hands.of(v.Count)) == 4
+
+
+def test_a_board_without_work_takes_what_waits_elsewhere() -> None:
+    """At the end of a campaign no board idles beside one that has a candidate waiting."""
+    hands = Hands()
+    hands.boards("a")
+    hands.tell(v.CampaignAdded(campaign(workloads=1, budget=v.Budget(trials=2))))
+    hands.supply()
+    assert [m.board for m in hands.measures.values()] == ["a", "a"]
+    hands.boards("b")
+    assert sorted(m.board for m in hands.running()) == ["a", "b"]
+
+
+# Clocks and shares
+
+
+def test_boards_keep_their_clocks() -> None:
+    """Two operating points on two boards: after the first candidates, each board stays where its clocks are."""
+    hands = Hands(switch_s=5.0)
+    hands.boards("a", point="default")
+    hands.boards("b", point="maxn")
+    hands.tell(v.CampaignAdded(campaign(points=("default", "maxn"), budget=v.Budget(trials=200))))
+    hands.finish()
+    for board in ("a", "b"):
+        points = [m.task.point for m in hands.of(v.Measure) if m.board == board]
+        assert sum(one != other for one, other in itertools.pairwise(points)) <= 4
+
+
+def test_a_point_without_a_board_of_its_own_is_not_starved() -> None:
+    """One board, two operating points: both get about half of the trials, with few changes between them."""
+    hands = Hands(switch_s=5.0)
+    hands.boards("a")
+    hands.tell(v.CampaignAdded(campaign(points=("default", "maxn"), budget=v.Budget(trials=80))))
+    hands.finish()
+    points = [count.task.point for count in hands.of(v.Count)]
+    assert 24 <= points.count("maxn") <= 56
+    changes = sum(one != other for one, other in itertools.pairwise(points))
+    assert 1 <= changes <= 30
+
+
+def test_owners_share_by_board_time_not_by_trials() -> None:
+    """An owner whose measurements take three times as long gets a third of the trials."""
+    hands = Hands()
+    hands.boards("a", "b", "c")
+    for name in ("slow", "fast"):
+        hands.tell(v.CampaignAdded(campaign(name, budget=v.Budget(trials=400))))
+    hands.supply()
+    for _ in range(300):
+        now = hands.running()[0]
+        hands.measure(now.assignment, board_s=6.0 if now.task.campaign == "slow" else 2.0)
+        hands.supply()
+    used = hands.state.owner_board_s
+    assert used["owner of slow"] == pytest.approx(used["owner of fast"], rel=0.1)
+
+
+def test_an_owner_gets_no_more_by_more_campaigns() -> None:
+    """Three campaigns of one owner and one of another: half the board time each."""
+    hands = Hands()
+    hands.boards("a", "b")
+    for name, owner in (("one", "x"), ("two", "x"), ("three", "x"), ("four", "y")):
+        hands.tell(v.CampaignAdded(campaign(name, owner=owner, budget=v.Budget(trials=400))))
+    hands.supply()
+    for _ in range(200):
+        hands.measure(hands.running()[0].assignment)
+        hands.supply()
+    assert hands.state.owner_board_s["x"] == pytest.approx(hands.state.owner_board_s["y"], rel=0.1)
+
+
+def test_priority_is_a_share_and_starves_nobody() -> None:
+    """Two priorities higher is four times the trials of the same owner's other campaign, which goes on all the same."""
+    hands = Hands()
+    hands.boards("a", "b")
+    hands.tell(v.CampaignAdded(campaign("high", owner="x", priority=2, budget=v.Budget(trials=400))))
+    hands.tell(v.CampaignAdded(campaign("low", owner="x", budget=v.Budget(trials=400))))
+    hands.supply()
+    for _ in range(200):
+        hands.measure(hands.running()[0].assignment)
+        hands.supply()
+    counted = {name: entry.counted for name, entry in hands.state.campaigns.items()}
+    assert counted["high"] == pytest.approx(4 * counted["low"], rel=0.2)
+
+
+def test_who_comes_late_does_not_take_the_fleet() -> None:
+    """A campaign that joins after an hour shares from then on, and does not make up for the time before."""
+    hands = Hands(credit_s=10.0)
+    hands.boards("a", "b")
+    hands.tell(v.CampaignAdded(campaign("first", budget=v.Budget(trials=1000))))
+    hands.supply()
+    for _ in range(100):
+        hands.measure(hands.running()[0].assignment, board_s=36.0)
+        hands.supply()
+    hands.tell(v.CampaignAdded(campaign("second", budget=v.Budget(trials=1000))))
+    hands.supply()
+    before = hands.state.campaigns["first"].counted
+    for _ in range(60):
+        hands.measure(hands.running()[0].assignment)
+        hands.supply()
+    assert hands.state.campaigns["first"].counted - before >= 20
+
+
+# Boards that come and go
+
+
+def test_labels_keep_campaigns_to_their_boards() -> None:
+    """A campaign that asks for a label only gets boards that have it."""
+    hands = Hands()
+    hands.boards("a", "b")
+    hands.boards("c", labels=frozenset({"rack=a", "fan=yes"}))
+    hands.tell(v.CampaignAdded(campaign(labels=frozenset({"rack=a"}))))
+    hands.supply()
+    assert {m.board for m in hands.of(v.Measure)} == {"c"}
+
+
+def test_without_boards_a_campaign_waits_and_says_so() -> None:
+    """When the last board leaves, the campaign waits; when one comes, it goes on and nothing was lost."""
+    hands = fleet("a", "b")
+    hands.tell(v.BoardLeft("a"), v.BoardLeft("b"))
+    assert hands.status() is Status.WAITING
+    assert hands.state.campaigns["vision"].reason == "no board of type nano is here"
+    hands.supply()
+    hands.boards("c")
+    assert hands.status() is Status.RUNNING
+    hands.finish()
+    assert len(hands.of(v.Count)) == 100
+    assert not hands.of(v.Ban)
+
+
+def test_work_of_a_board_that_left_is_done_elsewhere() -> None:
+    """What a drained board had goes to others, blames nobody and counts once."""
+    hands = fleet("a", "b")
+    had = {m.job for m in hands.measures.values() if m.board == "a"}
+    hands.tell(v.BoardLeft("a"))
+    hands.finish()
+    counted = [count.job for count in hands.of(v.Count)]
+    assert had <= set(counted)
+    assert len(counted) == len(set(counted)) == 100
+
+
+# Budgets and orders
+
+
+def test_board_time_is_never_exceeded() -> None:
+    """However many boards there are, their time together stays within the budget, and most of it is used."""
+    hands = Hands(measure_limit_s=10.0)
+    hands.boards(*"abcdef")
+    hands.tell(v.CampaignAdded(campaign(budget=v.Budget(board_s=200.0))))
+    hands.supply()
+    while hands.running():
+        hands.measure(hands.running()[0].assignment, board_s=9.0)
+        hands.supply()
+    assert hands.status() is Status.FINISHED
+    assert 180.0 < hands.state.campaigns["vision"].board_s <= 200.0
+
+
+def test_the_wall_clock_ends_a_campaign_and_pauses_do_not_count() -> None:
+    """The scheduler asks to be woken at the end; a pause moves it."""
+    hands = Hands()
+    hands.boards("a")
+    hands.tell(v.CampaignAdded(campaign(budget=v.Budget(wall_clock_s=100.0))))
+    assert hands.wake_s == 100.0
+    hands.supply()
+    hands.tell(v.CampaignPaused("vision"), after_s=40.0)
+    assert hands.wake_s is None
+    hands.tell(v.CampaignResumed("vision"), after_s=1000.0)
+    assert hands.wake_s == 1100.0
+    hands.tell(after_s=60.0)
+    assert hands.status() is Status.FINISHED
+    assert not hands.measures
+
+
+def test_a_paused_campaign_gets_nothing_new_and_loses_nothing() -> None:
+    """What boards measure ends and counts; what waited goes on after the pause."""
+    hands = fleet("a", "b")
+    hands.tell(v.CampaignPaused("vision"))
+    assert len(hands.measures) == 2
+    for now in hands.running():
+        hands.measure(now.assignment)
+    assert not hands.measures
+    assert len(hands.of(v.Count)) == 2
+    hands.tell(v.CampaignResumed("vision"))
+    hands.finish()
+    assert len(hands.of(v.Count)) == 100
+
+
+def test_a_smaller_budget_takes_work_back() -> None:
+    """When the budget shrinks below what is under way, the youngest work is given back and the rest counts."""
+    hands = fleet("a", "b")
+    hands.measure(hands.running()[0].assignment)
+    hands.tell(v.BudgetChanged("vision", v.Budget(trials=3)))
+    hands.finish()
+    assert len(hands.of(v.Count)) == 3
+    assert hands.status() is Status.FINISHED
+
+
+def test_a_larger_budget_lets_a_campaign_go_on() -> None:
+    """Trials added while it runs are made."""
+    hands = fleet("a")
+    hands.tell(v.BudgetChanged("vision", v.Budget(trials=120)))
+    hands.finish()
+    assert len(hands.of(v.Count)) == 120
+
+
+def test_early_stopping_ends_a_workload_then_the_campaign() -> None:
+    """A workload that gets no better is searched no further, and when all have stopped the campaign ends."""
+    hands = Hands()
+    hands.boards("a")
+    hands.tell(v.CampaignAdded(campaign(early_stopping=5)))
+    hands.finish()
+    assert len(hands.of(v.TaskEnded)) == 2
+    assert 12 <= len(hands.of(v.Count)) <= 20
+    assert hands.status() is Status.FINISHED
+
+
+def test_early_stopping_of_the_whole_ends_the_campaign() -> None:
+    """No better candidate of any workload in so many trials, and the campaign ends."""
+    hands = Hands()
+    hands.boards("a")
+    hands.tell(v.CampaignAdded(campaign(early_stopping_all=9)))
+    hands.finish()
+    assert "no better candidate in 9 trials" in hands.state.campaigns["vision"].reason
+
+
+def test_a_cancelled_campaign_leaves_nothing() -> None:
+    """Its boards are free at once, late answers change nothing, and its name may be used again."""
+    hands = fleet("a", "b")
+    measures, searches = dict(hands.measures), dict(hands.searches)
+    hands.tell(v.CampaignCancelled("vision"))
+    assert not hands.measures
+    assert (len(hands.state.jobs), len(hands.state.assignments), len(hands.state.lanes)) == (0, 0, 0)
+    late = [*(v.Measured(n, None, 1.0, 1e-3) for n in measures), *(v.Proposed(n, ("x",)) for n in searches)]
+    assert hands.tell(*late) == []
+    hands.tell(v.CampaignAdded(campaign()))
+    hands.finish()
+    assert len(hands.of(v.Count)) == 100
+
+
+# Bad input
+
+
+def test_a_budget_of_zero_is_refused() -> None:
+    """A budget that allows nothing is an error that says what to do."""
+    with pytest.raises(UsageError, match="allows nothing"):
+        v.Budget(trials=0)
+
+
+def test_a_name_is_not_taken_twice() -> None:
+    """A second campaign of the same name is refused, and the state is as it was."""
+    hands = fleet("a")
+    with pytest.raises(UsageError, match="already"):
+        hands.tell(v.CampaignAdded(campaign()))
+    hands.finish()
+    assert len(hands.of(v.Count)) == 100
+
+
+def test_orders_for_an_unknown_campaign_are_refused() -> None:
+    """Pausing what does not exist is an error; so is a campaign without workloads."""
+    hands = Hands()
+    with pytest.raises(UsageError, match="no campaign"):
+        hands.tell(v.CampaignPaused("nobody's"))
+    with pytest.raises(UsageError, match="no workloads"):
+        hands.tell(v.CampaignAdded(campaign(workloads=0)))
+
+
+# Purity
+
+
+def test_to_step_is_to_observe_and_decide() -> None:
+    """The short cut gives the same state and the same decisions, and the state that it began from is as it was."""
+    events = [v.BoardArrived("a", "nano"), v.CampaignAdded(campaign())]
+    begin = FleetState(v.Settings())
+    once = step(begin, events, 1.0)
+    assert decide(observe(begin, events, 1.0), 1.0) == once
+    assert step(begin, events, 1.0) == once
+    assert begin == FleetState(v.Settings())

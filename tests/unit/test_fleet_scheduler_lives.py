@@ -1,0 +1,234 @@
+"""Whatever happens, in any order: no trial lost or counted twice, no budget exceeded, no board idle beside work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from device_agent.protocol import FaultSide
+from farm.campaign import fleet_values as v
+from farm.campaign.fleet_draft import ON_BOARD
+from farm.campaign.fleet_scheduler import decide, observe, step
+from farm.campaign.fleet_state import Board, Job
+from farm.campaign.fleet_values import Status
+from tests.unit.fleet_campaigns import Hands, campaign
+
+NAMES = st.sampled_from(["one", "two", "three"])
+BOARDS = st.sampled_from(["a", "b", "c", "d", "e"])
+SIDES = st.sampled_from([None, None, None, *FaultSide])
+PICKS = st.integers(0, 50)
+POINTS = ("default", "maxn")
+# A test's clock moves by less than this in all, so that no measurement outlives what is reserved for it.
+LIMIT_S = 2_000.0
+
+
+class Checked(Hands):
+    """A fleet that checks every step against books of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(batch=3, warmup=2, builders=3, measure_limit_s=LIMIT_S, max_faults_in_a_row=6)
+        self.open: set[tuple[v.TaskKey, str]] = set()
+        self.late: list[int] = []
+
+    def tell(self, *events: v.Event, after_s: float = 0.0) -> list[v.Decision]:
+        """Let events happen; a candidate's only way out of the books is one conclusion."""
+        begin, now_s = self.state, self.now_s + after_s
+        once = step(begin, events, now_s)
+        assert decide(observe(begin, events, now_s), now_s) == once, "equal input, other output"
+        for event in events:
+            if isinstance(event, v.Proposed) and event.request in begin.requests:
+                key = begin.tasks[begin.requests[event.request].task].key
+                self.open |= {(key, candidate) for candidate in event.candidates}
+        self.late += self.measures
+        decisions = super().tell(*events, after_s=after_s)
+        for decision in decisions:
+            if isinstance(decision, (v.Count, v.Discard, v.Ban)):
+                self.open.remove((decision.task, decision.candidate))
+        return decisions
+
+    def may_run(self, board: Board, job: Job) -> bool:
+        """Whether a board could measure a job now, found the slow way."""
+        task = self.state.tasks[job.task]
+        entry = self.state.campaigns[task.key.campaign]
+        if board.pool.board_type != task.key.board_type or not entry.spec.labels <= set(board.pool.labels):
+            return False
+        others = [
+            other.name
+            for other in self.state.boards.values()
+            if other.pool.board_type == task.key.board_type and entry.spec.labels <= set(other.pool.labels)
+        ]
+        fits = entry.budget.board_s is None or entry.board_s + (entry.on_board + 1) * LIMIT_S <= entry.budget.board_s
+        allowed = board.name not in job.avoid or set(others) <= set(job.avoid)
+        return entry.status is Status.RUNNING and fits and allowed
+
+
+class Lives(RuleBasedStateMachine):
+    """Everything that can happen to a fleet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fleet = Checked()
+
+    @rule(name=NAMES, fields=st.fixed_dictionaries({
+        "owner": st.sampled_from(["x", "y"]),
+        "priority": st.integers(-1, 2),
+        "labels": st.sampled_from([v.NO_LABELS, frozenset({"rack=a"})]),
+        "points": st.sampled_from([POINTS, POINTS[:1]]),
+        "board_types": st.sampled_from([("nano",), ("nano", "tx2")]),
+        "early_stopping": st.sampled_from([None, 4]),
+    }))  # fmt: skip
+    def add(self, name: str, fields: dict[str, Any]) -> None:
+        """A campaign begins, unless it runs."""
+        known = self.fleet.state.campaigns.get(name)
+        if known is None or known.status in v.OVER:
+            self.fleet.tell(v.CampaignAdded(campaign(name, budget=v.Budget(trials=15), **fields)))
+
+    @rule(
+        name=NAMES,
+        order=st.sampled_from([v.CampaignPaused, v.CampaignResumed, v.CampaignResumed, v.CampaignCancelled]),
+    )
+    def order(self, name: str, order: Any) -> None:
+        """An operator steps in."""
+        if name in self.fleet.state.campaigns:
+            self.fleet.tell(order(name))
+
+    @rule(
+        name=NAMES,
+        trials=st.integers(1, 30),
+        board_s=st.sampled_from([None, 3 * LIMIT_S]),
+        per_workload=st.one_of(st.none(), st.integers(1, 6)),
+    )
+    def change_budget(self, name: str, trials: int, board_s: float | None, per_workload: int | None) -> None:
+        """A budget grows or shrinks."""
+        if name in self.fleet.state.campaigns:
+            budget = v.Budget(trials=trials, board_s=board_s, per_workload=per_workload)
+            self.fleet.tell(v.BudgetChanged(name, budget))
+
+    @rule(
+        board=BOARDS,
+        board_type=st.sampled_from(["nano", "nano", "tx2"]),
+        point=st.sampled_from(POINTS),
+        label=st.sampled_from([v.NO_LABELS, frozenset({"rack=a"})]),
+    )
+    def arrive(self, board: str, board_type: str, point: str, label: frozenset[str]) -> None:
+        """A board comes, or comes back before anybody noticed that it had gone."""
+        self.fleet.tell(v.BoardArrived(board, board_type, point, label))
+
+    @rule(board=BOARDS, lost=st.booleans())
+    def leave(self, board: str, lost: bool) -> None:
+        """A board goes."""
+        self.fleet.tell(v.BoardLeft(board, lost))
+
+    @precondition(lambda self: self.fleet.searches)
+    @rule(pick=PICKS, most=st.integers(0, 4), exhausted=st.sampled_from([False, False, False, True]))
+    def propose(self, pick: int, most: int, exhausted: bool) -> None:
+        """A search answers with what it was asked for, more or less."""
+        request = list(self.fleet.searches)[pick % len(self.fleet.searches)]
+        self.fleet.propose(request, None if most else self.fleet.searches[request].count + 1, exhausted)
+
+    @precondition(lambda self: self.fleet.searches)
+    @rule(pick=PICKS)
+    def fail_search(self, pick: int) -> None:
+        """A search dies."""
+        request = list(self.fleet.searches)[pick % len(self.fleet.searches)]
+        del self.fleet.searches[request]
+        self.fleet.tell(v.SearchFailed(request))
+
+    @precondition(lambda self: self.fleet.builds)
+    @rule(picks=st.lists(PICKS, min_size=1, max_size=4), side=st.sampled_from([None, None, *FaultSide]))
+    def build(self, picks: list[int], side: FaultSide | None) -> None:
+        """Compilers answer."""
+        for pick in picks:
+            if self.fleet.builds:
+                self.fleet.build(list(self.fleet.builds)[pick % len(self.fleet.builds)], side)
+
+    @precondition(lambda self: self.fleet.running())
+    @rule(pick=PICKS, side=SIDES, takes_s=st.floats(0.0, 20.0))
+    def measure(self, pick: int, side: FaultSide | None, takes_s: float) -> None:
+        """A board answers."""
+        running = self.fleet.running()
+        now = running[pick % len(running)]
+        began_s = self.fleet.state.assignments[now.assignment].started_s
+        assert began_s is not None
+        self.fleet.tell(after_s=takes_s)
+        if now.assignment in self.fleet.measures:
+            del self.fleet.measures[now.assignment]
+            latency_s = 1e-3 * (1 + pick) if side is None else None
+            self.fleet.tell(v.Measured(now.assignment, side, self.fleet.now_s - began_s, latency_s))
+
+    @precondition(lambda self: self.fleet.late)
+    @rule(pick=PICKS, side=SIDES)
+    def answer_late(self, pick: int, side: FaultSide | None) -> None:
+        """A board answers what was answered already, or was taken from it."""
+        number = self.fleet.late[pick % len(self.fleet.late)]
+        if number not in self.fleet.measures:
+            before = self.fleet.state
+            assert self.fleet.tell(v.Measured(number, side, 1.0, 1e-6)) == []
+            assert self.fleet.state.campaigns == before.campaigns
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        """Every candidate that was proposed and not concluded is a job, and each is open in its budget."""
+        state = self.fleet.state
+        assert self.fleet.open == {(state.tasks[job.task].key, job.candidate) for job in state.jobs.values()}
+        for name, entry in state.campaigns.items():
+            jobs = sum(state.tasks[job.task].key.campaign == name for job in state.jobs.values())
+            asked = [r.count for r in state.requests.values() if state.tasks[r.task].key.campaign == name]
+            assert entry.open == jobs + sum(asked)
+            assert entry.on_board == sum(
+                len(job.assignments) for job in state.jobs.values() if state.tasks[job.task].key.campaign == name
+            )
+        for lane in state.lanes.values():
+            for stage in ("to_build", "ready", "again"):
+                assert all(state.jobs[number].stage == stage for number in getattr(lane, stage))
+            mine = [job for job in state.jobs.values() if state.tasks[job.task].lane == lane.number]
+            queued = len(lane.to_build) + len(lane.ready) + len(lane.again) + lane.building
+            assert queued + sum(job.stage == ON_BOARD for job in mine) == len(mine)
+        assert state.building == sum(lane.building for lane in state.lanes.values()) <= state.settings.builders
+
+    @invariant()
+    def no_budget_is_exceeded(self) -> None:
+        """What counted and what is under way fit into every budget, unless it was cut below what had counted."""
+        state = self.fleet.state
+        for entry in state.campaigns.values():
+            trials, most = entry.budget.trials, entry.budget.per_workload
+            assert trials is None or entry.open <= max(0, trials - entry.counted)
+            for lane in entry.lanes:
+                for task in (state.tasks[number] for number in state.lanes[lane].tasks):
+                    assert most is None or task.open <= max(0, most - task.counted)
+            if entry.budget.board_s is not None and entry.on_board:
+                assert entry.board_s + entry.on_board * LIMIT_S <= entry.budget.board_s
+
+    @invariant()
+    def no_board_idles_beside_work(self) -> None:
+        """A board without work is one for which nothing is built that does not run already."""
+        state = self.fleet.state
+        spare = [
+            job
+            for job in state.jobs.values()
+            if job.stage in ("ready", "again")
+            or (job.assignments and all(state.assignments[n].started_s is None for n in job.assignments))
+        ]
+        for board in state.boards.values():
+            assert board.waiting is None or board.running is not None
+            assert board.running is not None or not any(self.fleet.may_run(board, job) for job in spare)
+
+    def teardown(self) -> None:
+        """Once boards are there and everything works, every campaign ends: nobody waits for ever."""
+        fleet = self.fleet
+        fleet.boards("a", "b", labels=frozenset({"rack=a"}))
+        fleet.boards("c", board_type="tx2", labels=frozenset({"rack=a"}))
+        for name in fleet.state.campaigns:
+            fleet.tell(v.CampaignResumed(name))
+        fleet.finish(most=500)
+        for entry in fleet.state.campaigns.values():
+            assert entry.status in v.OVER
+            assert entry.open == 0
+        assert not fleet.open
+
+
+Lives.TestCase.settings = hypothesis.settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestLives = Lives.TestCase
