@@ -74,16 +74,20 @@ class Window:
         return EnergySpec(min_updates=self.min_updates, limit_s=self.seconds, idle_s=self.idle_s)
 
 
-def plan_window(description: Description, wanted_s: float) -> Window:
-    """A window of `wanted_s`, longer where the board's slowest sensor needs that for enough values."""
+def plan_window(description: Description, wanted_s: float, usual_period_s: float | None = None) -> Window:
+    """A window of `wanted_s`, longer where the board's slowest sensor needs that for enough values.
+
+    `usual_period_s`: how often the type's sensors have a new value, for a board that could not tell.
+    """
     if not description.rails:
         return Window(wanted_s)
     counted = [info for info in description.sensors if info.rail in (description.total_rails or description.rails)]
-    periods = [info.update_period_s for info in counted if info.update_period_s]
-    if not periods or len(periods) < len(counted):
+    periods = [info.update_period_s or usual_period_s for info in counted]
+    known = [period_s for period_s in periods if period_s]
+    if not known or len(known) < len(periods):
         # The agent then fills whatever it is given, and says how many values there were.
         return Window(wanted_s, _IDLE_SHARE * wanted_s, _LEAST_UPDATES)
-    period_s = max(periods)
+    period_s = max(known)
     least_s = (_LEAST_UPDATES + _EDGE_UPDATES) * period_s
     seconds = max(wanted_s, least_s)
     note = ""

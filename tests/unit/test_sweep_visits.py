@@ -69,6 +69,7 @@ def test_a_window_is_as_long_as_asked_or_as_the_sensor_needs() -> None:
     assert slow.seconds == pytest.approx(2.1)
     assert slow.min_updates == 3
     assert "0.42 s" in slow.note
+    assert visits.plan_window(description(None, ("IN",)), 0.5, 0.42).seconds == slow.seconds
     unknown = visits.plan_window(description(None, ("IN",)), 5.0).to_energy()
     assert unknown is not None
     assert unknown.limit_s == 5.0

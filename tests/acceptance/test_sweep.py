@@ -1,0 +1,230 @@
+"""`farm sweep` as a user has it: real virtual boards behind real services, faults included.
+
+A virtual board's time is its host's: one core and a batch that lasts milliseconds are disturbed least by whatever else
+runs here. A sweep that is voided all the same, because the anchor moved, is right, and is begun again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from device_agent.sysfs import VIRTUAL_PREFIX, open_tree
+from tests.acceptance.conftest import Done, Home, Running, new_home, wait_until
+
+# A Nano has sensors, which need seconds for a point; a Raspberry Pi has none, so that faults are found sooner there.
+NANO, PIS = "nano-1", ("pi-1", "pi-2")
+# What a user accepts between Ctrl-C and the prompt.
+END_TIMEOUT_S = 5.0
+_TRIES = 3
+_DRIFTED = "during the sweep, more than"
+SWEEP = ("sweep", "run", "tiny-cnn", "--cores", "0", "--batch", "32")
+# Six of the ten clocks of a Raspberry Pi.
+SIX = ("--cpu-freqs", "600,700,800,1000,1200,1500", "--exhaustive")
+
+
+@pytest.fixture(scope="module")
+def rack() -> Iterator[Home]:
+    """Services with a virtual Nano and two virtual Raspberry Pis, all probed."""
+    with new_home() as home:
+        assert home.run("board", "add", NANO, "--virtual", "jetson-nano").code == 0
+        assert home.run("board", "add", "pi", "--virtual", "raspberry-pi-4", "--count", "2").code == 0
+        try:
+            up = home.run("up", "--wait", "90")
+            assert up.code == 0, up.err
+            yield home
+        finally:
+            home.run("down", "--force")
+
+
+def sweep(home: Home, *options: str, code: int = 0) -> Done:
+    """Sweep the tiny model to the end."""
+    for _ in range(_TRIES):
+        done = home.run(*SWEEP, *options, "--json")
+        if _DRIFTED not in done.err:
+            break
+    assert done.code == code, done.err
+    return done
+
+
+def count_visits(home: Home) -> int:
+    """Visits in the store, over all sweeps."""
+    rows = home.rows("SELECT count(*) FROM sweep_points")
+    return int(rows[0][0]) if rows else 0
+
+
+def newest(home: Home) -> dict[str, Any]:
+    """The newest sweep as `farm sweep list` shows it."""
+    shown: list[dict[str, Any]] = home.run("sweep", "list", "--json").json()
+    return shown[0]
+
+
+def find_agent(home: Home, name: str) -> psutil.Process:
+    """The agent of a virtual board, not one of its sessions."""
+    found = []
+    for process in home.processes():
+        with contextlib.suppress(psutil.Error):
+            words = " ".join(process.cmdline())
+            if "device_agent serve" in words and f"--name {name} " in words:
+                found.append(process)
+    assert found, name
+    return min(found, key=psutil.Process.create_time)
+
+
+def begin(home: Home, *options: str) -> Running:
+    """Start a sweep and wait until it has measured two points."""
+    before = count_visits(home)
+    running = home.start(*SWEEP, *options, "--json")
+    wait_until(lambda: count_visits(home) >= before + 2 or running.process.poll() is not None, "two visits")
+    assert running.process.poll() is None, running.err
+    return running
+
+
+def test_cpu_clocks_are_swept_and_a_setting_is_picked(rack: Home) -> None:
+    """Latency falls with the clock, energy comes with its parts, the pick is a point that was measured."""
+    document = sweep(rack, "--board", NANO, "--cpu-freqs", "403.2,921.6,1479", "--window", "0.5s").json()
+    assert document["state"] == "finished"
+    assert document["board"] == {"type": "jetson-nano", "names": [NANO], "simulated": True}
+    assert document["grid"]["measured"] == document["grid"]["points"] == 3
+    [series] = document["series"]
+    rows = {row["domains"][0]["freq_hz"]: row for row in series["rows"]}
+    times = [rows[hz]["latency_s"]["value"] for hz in sorted(rows)]
+    assert times == sorted(times, reverse=True)
+    for row in rows.values():
+        assert row["measured"]
+        assert row["latency_s"]["low"] <= row["latency_s"]["value"] <= row["latency_s"]["high"]
+        assert row["energy_j"]["value"] == pytest.approx(row["power_w"]["value"] * row["latency_s"]["value"], rel=0.5)
+        assert set(row["rail_power_w"]) == {"POM_5V_IN", "POM_5V_GPU", "POM_5V_CPU"}
+        assert row["temperature_c"] > 20
+    assert rows[min(rows)]["power_w"]["value"] < rows[max(rows)]["power_w"]["value"]
+    assert series["pick"]["key"] in {row["key"] for row in series["rows"]}
+    assert series["front"]
+    assert any("0.42 s" in note for note in document["notes"])
+
+    number = str(document["sweep"])
+    assert rack.run("sweep", "show", number, "--json").json()["series"] == document["series"]
+    shown = rack.run("sweep", "show", number)
+    assert "simulated" in shown.out
+    assert "PICK" in shown.out
+    picked = rack.run("sweep", "pick", number, "--objective", "power", "--json").json()["picks"][0]["pick"]
+    assert picked["key"].endswith("403.2MHz")
+    late = rack.run("sweep", "pick", number, "--deadline", "0.001ms")
+    assert late.code == 1
+    assert "the fastest takes" in late.err
+
+
+def test_what_a_board_does_not_have_is_refused(rack: Home) -> None:
+    """A frequency, with a list of those there are; a sweep or board that is not there; an objective without sensor."""
+    refused = sweep(rack, "--board", NANO, "--cpu-freqs", "1000", code=2)
+    assert "no 1000MHz" in refused.err
+    assert "1036.8" in refused.err
+    refused = sweep(rack, "--board", PIS[0], "--objective", "energy", code=2)
+    assert "--objective latency" in refused.err
+    refused = sweep(rack, "--board", PIS[0], "--variants", "untuned,tuned", "--window", "0.2s", code=2)
+    assert "farm tune tiny-cnn --board-type raspberry-pi-4" in refused.err
+    assert "farm sweep list" in rack.run("sweep", "show", "999").err
+    assert rack.run("sweep", "run", "tiny-cnn").code == 2
+    assert "no board" in sweep(rack, "--board", "nobody", code=2).err
+
+
+def test_without_a_sensor_the_sweep_is_of_latency(rack: Home) -> None:
+    """Energy is null, not zero, which is said; a deadline that nothing meets names the best possible."""
+    document = sweep(rack, "--board", PIS[0], "--window", "0.2s", "--deadline", "0.001ms", *SIX).json()
+    assert document["goal"]["objective"] == "latency"
+    assert any("no power sensor" in note for note in document["notes"])
+    [series] = document["series"]
+    assert len(series["rows"]) == document["grid"]["measured"] == 6
+    for row in series["rows"]:
+        assert row["energy_j"] is row["power_w"] is row["energy_above_idle_j"] is row["inferences_per_joule"] is None
+    assert series["pick"] is None
+    assert "the fastest takes" in series["no_pick"]
+
+
+def test_ctrl_c_ends_at_once_and_the_sweep_goes_on_later(rack: Home) -> None:
+    """The prompt comes back, the clocks and the board are free, no visit is lost or made twice."""
+    running = begin(rack, "--board", PIS[0], "--window", "1s", *SIX)
+    running.send(signal.SIGINT, group=True)
+    done = running.wait(END_TIMEOUT_S)
+    assert done.code == 130
+    assert "Traceback" not in done.err
+    interrupted = newest(rack)
+    assert interrupted["state"] == "interrupted"
+    assert f"farm sweep resume {interrupted['sweep']}" in done.err
+    board = next(row for row in rack.run("board", "list", "--json").json() if row["name"] == PIS[0])
+    assert board["lease"] is None
+
+    resumed = rack.run("sweep", "resume", str(interrupted["sweep"]), "--json")
+    assert resumed.code == 0, resumed.err
+    document = resumed.json()
+    assert f"{interrupted['visits']} visits are there" in resumed.err
+    assert document["state"] == "finished"
+    [series] = document["series"]
+    assert all(row["measured"] for row in series["rows"])
+    assert all(row["visits"] == 1 for row in series["rows"] if row["key"] != series["anchor"])
+
+
+def test_a_board_that_dies_in_the_middle_is_waited_for(rack: Home) -> None:
+    """Its agent is killed; the services bring it back, and the sweep goes on with it by itself."""
+    running = begin(rack, "--board", PIS[0], "--window", "1s", *SIX)
+    find_agent(rack, PIS[0]).kill()
+    done = running.wait()
+    assert done.code == 0, done.err
+    document = json.loads(done.out)
+    assert document["state"] == "finished"
+    assert document["grid"]["measured"] == 6
+    assert "hung up" in done.err
+
+
+def test_boards_of_a_type_share_the_points(rack: Home) -> None:
+    """Each measures the anchor, by which figures are scaled; one that dies leaves its part to the other."""
+    running = begin(rack, "--board-type", "raspberry-pi-4", "--window", "1s", *SIX)
+    find_agent(rack, PIS[1]).kill()
+    done = running.wait()
+    assert done.code == 0, done.err
+    document = json.loads(done.out)
+    assert document["grid"]["measured"] == 6
+    assert document["board"]["names"] == list(PIS)
+    assert any("2 boards" in note for note in document["notes"])
+    [series] = document["series"]
+    anchor = next(row for row in series["rows"] if row["key"] == series["anchor"])
+    assert anchor["board"] == ", ".join(PIS) or set(anchor["board"].split(", ")) == set(PIS)
+
+
+def test_throttled_visits_do_not_count(rack: Home) -> None:
+    """They are kept and marked, and made again; a board that goes on throttling voids the sweep."""
+    agent = find_agent(rack, PIS[0])
+    # The simulator's socket lies in a folder that the agent's children name.
+    words = " ".join(word for child in agent.children(recursive=True) for word in child.cmdline())
+    socket = next(word for word in words.split() if word.endswith("board.sock"))
+    hardware = open_tree(f"{VIRTUAL_PREFIX}{socket}.root")
+    hardware.write("/sys/virtual/fault", "throttle")
+    try:
+        void = sweep(rack, "--board", PIS[0], "--window", "0.2s", code=1)
+    finally:
+        hardware.write("/sys/virtual/fault", "clear")
+    assert "slowed itself down" in void.err
+    document = void.json()
+    assert document["state"] == "voided"
+    assert document["grid"]["measured"] == 0
+    [series] = document["series"]
+    assert any(row["throttled"] and row["invalid"] for row in series["rows"])
+    assert series["pick"] is None
+
+
+def test_this_machine_is_swept_with_what_it_has(home: Home) -> None:
+    """No clocks that can be held: one point, as it is; two batch sizes."""
+    done = home.run("sweep", "run", "mlp", "--board", "local", "--window", "0.2s", "--batch", "1,2", "--json")
+    assert done.code == 0, done.err
+    document = done.json()
+    assert not document["board"]["simulated"]
+    assert [(series["variant"], series["batch"]) for series in document["series"]] == [("untuned", 1), ("untuned", 2)]
+    for series in document["series"]:
+        assert series["pick"] is not None
+        assert series["rows"][0]["measured"]
+    assert not home.processes()
