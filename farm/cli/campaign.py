@@ -52,7 +52,7 @@ def plan(file: File, json: options.Json = False, debug: options.Debug = False) -
             output.print_json(document)
             return
         _print_plan(planned)
-        _print(f"kept as {kept}: a run refuses models that have changed since")
+        _print(f"kept as {kept}")
 
     output.run(work, debug)
 
