@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from farm.sweep.linear import factor_many, halve_many
 from farm.sweep.terms import Floats
 
 # Above this a correction is a guess: the sweep is voided. Thermal throttling and a weak supply look like this.
@@ -65,24 +66,26 @@ def estimate_drift(anchor_s: Sequence[float], logs: Sequence[float], sds: Sequen
     known, asked = (times - start_s) / length_s, (at_s - start_s) / length_s
     values = np.asarray(logs) - logs[0]
     own = np.asarray(sds) ** 2
-    scores, shifts, variances, visits = [], [], [], []
-    for (drift_sd, drift_prior), (visit_sd, visit_prior), walk in itertools.product(_DRIFTS, _VISITS, _WALKS):
-        moves = drift_sd**2 * _paths(known, known, walk)
-        # The anchor's level is unknown, too: a constant with a vague prior.
-        total = moves + _VAGUE**2 + np.diag(own + visit_sd**2)
-        cross = drift_sd**2 * _paths(known, asked, walk)
-        factor = np.linalg.cholesky(total)
-        half = np.linalg.solve(factor, values)
-        across = np.linalg.solve(factor, cross)
-        scores.append(-0.5 * half @ half - np.log(np.diag(factor)).sum() + np.log(drift_prior * visit_prior))
-        shifts.append(across.T @ half)
-        variances.append(drift_sd**2 * np.diag(_paths(asked, asked, walk)) - (across**2).sum(axis=0))
-        visits.append(visit_sd**2)
-    weights = np.exp(np.array(scores) - max(scores))
+    choices = list(itertools.product(_DRIFTS, _VISITS, _WALKS))
+    moves = np.stack([sd**2 * _paths(known, known, walk) for (sd, _), _, walk in choices])
+    cross = np.stack([sd**2 * _paths(known, asked, walk) for (sd, _), _, walk in choices])
+    ahead = np.stack([sd**2 * np.diag(_paths(asked, asked, walk)) for (sd, _), _, walk in choices])
+    priors = np.array([drift_prior * visit_prior for (_, drift_prior), (_, visit_prior), _ in choices])
+    visits = np.array([visit_sd**2 for _, (visit_sd, _), _ in choices])
+    # The anchor's level is unknown, too: a constant with a vague prior.
+    noise = np.eye(known.size) * (own[None] + visits[:, None])[:, :, None]
+    factors = factor_many(moves + _VAGUE**2 + noise)
+    half = halve_many(factors, np.broadcast_to(values[:, None], (len(choices), known.size, 1)))[..., 0]
+    across = halve_many(factors, cross)
+    sizes = np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
+    scores = -0.5 * (half**2).sum(axis=1) - sizes + np.log(priors)
+    weights = np.exp(scores - scores.max())
     weights /= weights.sum()
-    shift = weights @ np.stack(shifts)
-    variance = weights @ (np.maximum(np.stack(variances), 0.0) + (np.stack(shifts) - shift) ** 2)
-    return Drift(shift, np.sqrt(variance), float(np.sqrt(weights @ np.array(visits))), len(times))
+    shifts = np.einsum("bnm,bn->bm", across, half)
+    shift = weights @ shifts
+    variances = np.maximum(ahead - (across**2).sum(axis=1), 0.0)
+    variance = weights @ (variances + (shifts - shift) ** 2)
+    return Drift(shift, np.sqrt(variance), float(np.sqrt(weights @ visits)), len(times))
 
 
 def _paths(left: Floats, right: Floats, walk: float) -> Floats:

@@ -12,8 +12,8 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-import scipy.linalg
 
+from farm.sweep.linear import factor_many, halve_many
 from farm.sweep.terms import Floats, Indices
 
 # Prior of a term's correction: at the point where it matters most, a term may be wrong by this share of the whole.
@@ -27,6 +27,8 @@ _AMPLITUDE_PRIOR = (0.3, 0.3, 0.25, 0.15)
 _LEAST_WEIGHT = 0.03
 # How much the fit's own misses (leave one out) may correct its intervals: as if so many more points fitted perfectly.
 _TRUST = 12.0
+# Waves that a drawn function is made of; its covariance is then right to within some percent.
+_WAVES = 256
 # Nor may they make intervals much narrower than the priors have them.
 _LEAST_INFLATION = 0.7
 
@@ -46,7 +48,7 @@ class _Answer:
     fit: Fit
     amplitude: float
     length: float
-    factor: Floats  # Cholesky factor of the covariance of what was measured
+    root: Floats  # inverse of the Cholesky factor of the covariance of what was measured
     solved: Floats  # covariance^-1 residual
     inflation: float
 
@@ -55,8 +57,15 @@ class Posterior:
     """What is known of one quantity's logarithm over the grid. Mixes all answers that the measurements allow."""
 
     def __init__(
-        self, answers: Sequence[_Answer], weights: Floats, place: Floats, rows: Indices, shared_sd: float
+        self,
+        answers: Sequence[_Answer],
+        weights: Floats,
+        place: Floats,
+        rows: Indices,
+        sds: Floats,
+        shared_sd: float,
     ) -> None:
+        self._sds = sds
         self._shared_sd = shared_sd
         self._answers = answers
         self._weights = weights
@@ -76,26 +85,30 @@ class Posterior:
     def _predict(self, answer: _Answer, at: Indices) -> tuple[Floats, Floats]:
         cross = _covariance(answer, self._place, self._rows, at)
         mean = answer.fit.log_mean[at] + cross.T @ answer.solved
-        half = _halve(answer.factor, cross)
+        half = answer.root @ cross
         prior = answer.amplitude**2 + TERM_SD**2 * (answer.fit.shares[at] ** 2).sum(axis=1)
         return mean, answer.inflation * np.maximum(prior - (half**2).sum(axis=0), 1e-12)
 
     def draw(self, at: Indices, count: int, rng: np.random.Generator) -> Floats:
-        """`count` joint draws of the logarithm at the points `at`, without what all share; shape (count, points)."""
+        """`count` joint draws of the logarithm at the points `at`, without what all share; shape (count, points).
+
+        A draw of the prior is corrected by how far it misses the measurements (Matheron's rule; Wilson et al. 2020,
+        Efficiently sampling functions from Gaussian process posteriors), which needs no factor of a large matrix.
+        """
         shares = np.floor(self._weights * count).astype(np.int64)
         shares[0] += count - shares.sum()
+        rows = np.concatenate([at, self._rows])
         draws = []
         for answer, number in zip(self._answers, shares, strict=True):
             if not number:
                 continue
-            mean, _ = self._predict(answer, at)
+            prior = answer.amplitude * _draw_smooth(self._place[rows], answer.length, int(number), rng)
+            prior += TERM_SD * rng.standard_normal((number, answer.fit.shares.shape[1])) @ answer.fit.shares[rows].T
+            noise = self._sds * rng.standard_normal((number, self._rows.size))
             cross = _covariance(answer, self._place, self._rows, at)
-            half = _halve(answer.factor, cross)
-            own = _covariance(answer, self._place, at, at) - half.T @ half
-            # What is left may be short of positive by rounding.
-            slack = 1e-9 + 1e-6 * float(np.diag(own).max(initial=0.0))
-            root = np.linalg.cholesky(own + slack * np.eye(at.size)) * np.sqrt(answer.inflation)
-            draws.append(mean + rng.standard_normal((number, at.size)) @ root.T)
+            misses = (prior[:, at.size :] + noise) @ answer.root.T @ answer.root
+            mean = answer.fit.log_mean[at] + cross.T @ answer.solved
+            draws.append(mean + np.sqrt(answer.inflation) * (prior[:, : at.size] - misses @ cross))
         return np.concatenate(draws)
 
 
@@ -109,36 +122,35 @@ def condition(
     index = np.asarray(rows, dtype=np.int64)
     shapes = [_shape(place[index], place[index], length) for length in _LENGTHS]
     noise = np.diag(sds**2 + 1e-12)
-    tried, scores = [], []
+    tried = [(fit, amplitude, length) for fit in fits for length in _LENGTHS for amplitude in _AMPLITUDES]
+    covariances, residuals, priors = [], [], []
     for fit in fits:
-        residual = logs - fit.log_mean[index]
         basis = TERM_SD**2 * fit.shares[index] @ fit.shares[index].T + noise
-        for length, shape in zip(_LENGTHS, shapes, strict=True):
+        for shape in shapes:
             for amplitude, prior in zip(_AMPLITUDES, _AMPLITUDE_PRIOR, strict=True):
-                factor: Floats = np.asarray(np.linalg.cholesky(basis + amplitude**2 * shape), dtype=np.float64)
-                half = _halve(factor, residual)
-                tried.append((fit, amplitude, length, factor, half))
-                scores.append(-0.5 * float(half @ half) - float(np.log(np.diag(factor)).sum()) + np.log(prior))
-    weights = np.exp(np.array(scores) - max(scores))
+                covariances.append(basis + amplitude**2 * shape)
+                residuals.append(logs - fit.log_mean[index])
+                priors.append(prior)
+    factors = factor_many(np.stack(covariances))
+    halves = halve_many(factors, np.stack(residuals)[..., None])[..., 0]
+    sizes = np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
+    scores = -0.5 * (halves**2).sum(axis=1) - sizes + np.log(priors)
+    weights = np.exp(scores - scores.max())
     weights /= weights.sum()
     order = [int(i) for i in np.argsort(-weights) if weights[i] >= _LEAST_WEIGHT] or [int(np.argmax(weights))]
     kept = weights[order] / weights[order].sum()
-    return Posterior([_settle(*tried[i]) for i in order], kept, place, index, shared_sd)
+    roots = halve_many(factors[order], np.broadcast_to(np.eye(logs.size), (len(order), logs.size, logs.size)))
+    answers = [_settle(*tried[i], root, halves[i]) for i, root in zip(order, roots, strict=True)]
+    return Posterior(answers, kept, place, index, sds, shared_sd)
 
 
-def _settle(fit: Fit, amplitude: float, length: float, factor: Floats, half: Floats) -> _Answer:
+def _settle(fit: Fit, amplitude: float, length: float, root: Floats, half: Floats) -> _Answer:
     """Solve one choice, and let its own misses correct its intervals."""
-    root = _halve(factor, np.eye(half.size))
     solved = root.T @ half
     # Misses of each point when it is left out (Rasmussen & Williams, sec. 5.4.2).
     misses = solved**2 / (root**2).sum(axis=0)
     inflation = (_TRUST + float(misses.sum())) / (_TRUST + half.size)
-    return _Answer(fit, amplitude, length, factor, solved, max(inflation, _LEAST_INFLATION))
-
-
-def _halve(factor: Floats, right: Floats) -> Floats:
-    """factor^-1 right, for a lower triangular factor."""
-    return np.asarray(scipy.linalg.solve_triangular(factor, right, lower=True, check_finite=False))
+    return _Answer(fit, amplitude, length, root, solved, max(inflation, _LEAST_INFLATION))
 
 
 def _covariance(answer: _Answer, place: Floats, left: Indices, right: Indices) -> Floats:
@@ -151,3 +163,14 @@ def _shape(left: Floats, right: Floats, length: float) -> Floats:
     squares = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None] - 2 * left @ right.T
     distance = np.sqrt(5 * np.maximum(squares, 0.0)) / length
     return np.asarray((1 + distance + distance**2 / 3) * np.exp(-distance))
+
+
+def _draw_smooth(place: Floats, length: float, count: int, rng: np.random.Generator) -> Floats:
+    """Draws of a function with the covariance `_shape`, from random waves (Rahimi & Recht 2007); shape (count, points).
+
+    The frequencies of a Matern 5/2 follow Student's t with 5 degrees of freedom.
+    """
+    stretch = np.sqrt(5 / rng.chisquare(5, _WAVES))
+    waves = rng.standard_normal((place.shape[1], _WAVES)) * stretch / length
+    phases = rng.uniform(0, 2 * np.pi, _WAVES)
+    return np.asarray(rng.standard_normal((count, _WAVES)) @ np.cos(place @ waves + phases).T * np.sqrt(2 / _WAVES))

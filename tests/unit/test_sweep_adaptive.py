@@ -1,0 +1,257 @@
+"""Which point is next, when a sweep stops, what is picked: on worlds whose truth is known, without any board."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks
+from farm.errors import UsageError
+from farm.sweep import pareto
+from farm.sweep.adaptive import ANCHOR_EVERY, MAX_RETRIES, Decision, Planner, Settings, Step
+from farm.sweep.grid import GridRequest, plan_grid
+from farm.sweep.pick import pick_point
+from farm.sweep.terms import Knee
+from farm.sweep.values import Estimate, Goal, Objective, PointMeasurement
+
+TABLE = tuple(100_000_000 * step for step in range(1, 13))
+CLOCKS = Clocks((DomainClocks("cpu", available_hz=TABLE, cpus=(0, 1)),), DomainClocks("gpu", available_hz=TABLE))
+GRID = plan_grid(CLOCKS, GridRequest({EVERY_CLUSTER: ()}, gpu_freqs_hz=()))
+SHORT = plan_grid(CLOCKS, GridRequest({EVERY_CLUSTER: ()}))
+
+
+class World:
+    """Work that is half the CPU's and half the GPU's. `drift` is the logarithm per second of both quantities."""
+
+    def __init__(self, grid: object = GRID, drift: float = 0.0, power: bool = True, seed: int = 0) -> None:
+        self.grid = GRID if grid is GRID else SHORT
+        self.drift, self.power, self.rng = drift, power, np.random.default_rng(seed)
+        freqs = [[domain.freq_hz or TABLE[-1] for domain in point.domains] for point in self.grid.points]
+        cpu, gpu = (np.array(freqs) / TABLE[-1]).T
+        volt_cpu, volt_gpu = Knee(0.4, 0.3).voltage(cpu), Knee(0.5, 0.4).voltage(gpu)
+        self.latency_s = 0.010 * (0.4 / cpu + 0.4 / gpu + 0.2)
+        work = (1.5 * volt_cpu**2 + 3 * volt_gpu**2) * 0.004 / self.latency_s
+        self.power_w = 1.5 + 0.4 * cpu * volt_cpu**2 + 0.5 * gpu * volt_gpu**2 + work
+        self.energy_j = self.latency_s * self.power_w
+        self.rows = {point.key: row for row, point in enumerate(self.grid.points)}
+
+    def visit(self, key: str, at_s: float, board: str = "") -> PointMeasurement:
+        """One honest measurement with half a percent of noise."""
+        row, noise = self.rows[key], 0.004 * self.rng.standard_normal(2)
+        latency = Estimate.of_log(float(np.log(self.latency_s[row]) + noise[0] + self.drift * at_s), 0.004)
+        power = Estimate.of_log(float(np.log(self.power_w[row]) + noise[1] + self.drift * at_s), 0.004)
+        energy = Estimate.of_log(latency.log + power.log, 0.0057)
+        found = PointMeasurement(key, latency, at_s, latency_p95_s=1.1 * latency.value, board=board, simulated=True)
+        return dataclasses.replace(found, power=power, energy=energy) if self.power else found
+
+    def sweep(self, planner: Planner, most: int = 200) -> tuple[list[PointMeasurement], Decision]:
+        """All visits until the planner is done, ten seconds apart."""
+        visits: list[PointMeasurement] = []
+        decision = planner.decide_next(visits)
+        while decision.step is Step.MEASURE and len(visits) < most:
+            visits.append(self.visit(decision.key, 10.0 * len(visits)))
+            decision = planner.decide_next(visits)
+        return visits, decision
+
+
+def test_a_few_points_give_the_front_and_the_pick() -> None:
+    """A fifth of the grid has nearly all of the front, and the pick is the best to within the noise."""
+    world = World()
+    goal = Goal(deadline_s=0.016)
+    planner = Planner(GRID, goal)
+    visits, decision = world.sweep(planner)
+    assert decision.step is Step.STOP
+    analysis = planner.analyse(visits)
+    assert len(analysis.measured) <= len(GRID) / 4
+    measured = [world.rows[key] for key in analysis.measured]
+    corner = pareto.reference_point(world.latency_s, world.energy_j)
+    found = pareto.hypervolume(world.latency_s[measured], world.energy_j[measured], corner)
+    assert found >= 0.97 * pareto.hypervolume(world.latency_s, world.energy_j, corner)
+    pick = pick_point(analysis, goal)
+    assert pick.best is not None
+    chosen = world.rows[pick.best.point.key]
+    assert world.latency_s[chosen] <= 0.016
+    assert world.energy_j[chosen] <= 1.03 * world.energy_j[world.latency_s <= 0.016].min()
+    assert pick.close > 0.5
+    assert len(pick.runners_up) == 3
+
+
+def test_the_same_visits_give_the_same_decision() -> None:
+    """So a sweep goes on from what is stored, whoever resumes it."""
+    visits, _ = World().sweep(Planner(GRID), most=14)
+    assert Planner(GRID).decide_next(visits) == Planner(GRID).decide_next(list(visits))
+
+
+def test_the_anchor_comes_first_in_between_and_last() -> None:
+    """Every other visit lies between two of the anchor, none farther than agreed."""
+    planner = Planner(GRID)
+    visits, decision = World().sweep(planner)
+    anchor = planner.find_anchor(visits)
+    places = [index for index, visit in enumerate(visits) if visit.key == anchor]
+    assert (places[0], places[-1], decision.step) == (0, len(visits) - 1, Step.STOP)
+    assert max(np.diff(places)) <= ANCHOR_EVERY + 1
+
+
+def test_an_exhaustive_sweep_measures_all_in_no_steady_order() -> None:
+    """Every point once, and clocks that do not rise with time, which drift would look like."""
+    planner = Planner(SHORT, settings=Settings(exhaustive=True))
+    visits, decision = World(SHORT).sweep(planner)
+    assert decision.step is Step.STOP
+    assert {visit.key for visit in visits} == {point.key for point in SHORT.points}
+    order = [SHORT.find(visit.key).point.cpu_freq_hz["cpu"] for visit in visits]  # type: ignore[union-attr]
+    assert abs(float(np.corrcoef(order, np.arange(len(order)))[0, 1])) < 0.6
+
+
+def test_a_budget_is_kept() -> None:
+    """Points beyond it are not measured; the anchor's repeats do not count."""
+    planner = Planner(GRID, settings=Settings(budget_points=9))
+    visits, decision = World().sweep(planner)
+    assert len({visit.key for visit in visits}) == 9
+    assert "budget" in decision.reason
+
+
+def test_drift_is_taken_out_of_what_is_reported() -> None:
+    """A board that slows down by 3 % until the end is reported as it was at the beginning."""
+    planner = Planner(SHORT, settings=Settings(exhaustive=True, anchor_every=3))
+    world = World(SHORT, drift=0.03 / 160)
+    visits, _ = world.sweep(planner)
+    analysis = planner.analyse(visits)
+    assert analysis.drift[""].latency.largest > 0.015
+    errors = [point.latency.value / world.latency_s[world.rows[key]] - 1 for key, point in analysis.measured.items()]
+    assert abs(float(np.mean(errors))) < 0.01
+
+
+def test_too_much_drift_voids_the_sweep() -> None:
+    """What changed by a fifth while it was measured is not reported at all."""
+    visits, decision = World(drift=0.2 / 100).sweep(Planner(GRID, settings=Settings(anchor_every=4)))
+    assert decision.step is Step.VOID
+    assert "moved by" in decision.reason
+    assert len(visits) < len(GRID)
+
+
+def test_a_throttled_point_is_left_out_for_good() -> None:
+    """It is neither measured again nor fitted, predicted or picked as if it were good."""
+    planner, world = Planner(SHORT), World(SHORT)
+    visits = [world.visit(planner.decide_next([]).key, 0.0)]
+    hot = planner.decide_next(visits).key
+    visits.append(dataclasses.replace(world.visit(hot, 10.0), throttled=True, invalid="throttled"))
+    decision = planner.decide_next(visits)
+    while decision.step is Step.MEASURE:
+        assert decision.key != hot
+        visits.append(world.visit(decision.key, 10.0 * len(visits)))
+        decision = planner.decide_next(visits)
+    assert hot not in planner.analyse(visits).measured
+
+
+def test_a_point_that_somebody_spoilt_is_repeated_then_given_up() -> None:
+    """Clocks moved by another program: the same point again, but not for ever."""
+    planner, world = Planner(SHORT), World(SHORT)
+    visits = [world.visit(planner.decide_next([]).key, 0.0)]
+    key = planner.decide_next(visits).key
+    for count in range(1, MAX_RETRIES + 1):
+        visits.append(dataclasses.replace(world.visit(key, 10.0 * count), invalid="clocks moved", retry=True))
+        assert planner.decide_next(visits).key == key
+    visits.append(dataclasses.replace(world.visit(key, 90.0), invalid="clocks moved", retry=True))
+    decision = planner.decide_next(visits)
+    assert (decision.step, decision.key != key) == (Step.MEASURE, True)
+
+
+def test_without_a_sensor_the_sweep_is_of_latency_alone() -> None:
+    """Energy is not guessed; the fastest point is found, and asking for the least energy is refused."""
+    world, goal = World(power=False), Goal(Objective.LATENCY)
+    planner = Planner(GRID, goal)
+    visits, decision = world.sweep(planner)
+    assert decision.step is Step.STOP
+    analysis = planner.analyse(visits)
+    assert not analysis.has_power
+    pick = pick_point(analysis, goal)
+    assert pick.best is not None
+    assert world.latency_s[world.rows[pick.best.point.key]] <= 1.01 * world.latency_s.min()
+    for asked in (Goal(), Goal(Objective.LATENCY, max_power_w=5.0)):
+        with pytest.raises(UsageError, match="no sensor"):
+            pick_point(analysis, asked)
+
+
+def test_a_deadline_that_nothing_meets_names_the_best_possible() -> None:
+    """The fastest point is measured, nothing is recommended, and the reason has its latency."""
+    goal = Goal(deadline_s=0.005)
+    planner, world = Planner(GRID, goal), World()
+    visits, _ = world.sweep(planner)
+    pick = pick_point(planner.analyse(visits), goal)
+    assert pick.best is None
+    assert pick.nearest is not None
+    assert world.latency_s[world.rows[pick.nearest.key]] <= 1.02 * world.latency_s.min()
+    assert "at most 5 ms" in pick.reason
+
+
+@pytest.mark.parametrize("objective", list(Objective))
+def test_every_objective_has_its_own_best(objective: Objective) -> None:
+    """The pick of an exhaustive sweep is the truth's, to within the noise."""
+    world, goal = World(SHORT), Goal(objective)
+    planner = Planner(SHORT, goal, Settings(exhaustive=True))
+    visits, _ = world.sweep(planner)
+    pick = pick_point(planner.analyse(visits), goal)
+    assert pick.best is not None
+    values = objective.of(world.latency_s, world.power_w, world.energy_j)
+    assert values[world.rows[pick.best.point.key]] <= 1.015 * values.min()
+
+
+def test_limits_are_kept_by_the_whole_interval() -> None:
+    """A point whose latency or power only just keeps a limit by its value is not picked."""
+    world = World(SHORT)
+    planner = Planner(SHORT, settings=Settings(exhaustive=True))
+    visits, _ = world.sweep(planner)
+    analysis = planner.analyse(visits)
+    best = pick_point(analysis, Goal(Objective.LATENCY)).best
+    assert best is not None
+    edge = Goal(Objective.LATENCY, deadline_s=best.point.latency.value)
+    assert pick_point(analysis, edge).best is None
+    tail = Goal(Objective.LATENCY, deadline_s=1.05 * best.point.latency.value, deadline_on_p95=True)
+    assert pick_point(analysis, tail).best is None
+    assert best.point.power is not None
+    frugal = pick_point(analysis, Goal(Objective.LATENCY, max_power_w=best.point.power.low)).best
+    assert frugal is None or frugal.point.key != best.point.key
+
+
+def test_two_boards_are_compared_by_the_anchor() -> None:
+    """A board that is 5 % slower throughout does not make its points look 5 % worse."""
+    world, planner = World(SHORT), Planner(SHORT, settings=Settings(exhaustive=True, anchor_every=3))
+    visits: list[PointMeasurement] = []
+    for step in range(40):
+        board = ("n-1", "n-2")[step % 2]
+        decision = planner.decide_next(visits, board)
+        if decision.step is not Step.MEASURE:
+            continue
+        found = world.visit(decision.key, 10.0 * step, board)
+        slow = 1.05 if board == "n-2" else 1.0
+        visits.append(dataclasses.replace(found, latency=Estimate.of_log(found.latency.log + np.log(slow), 0.004)))
+    assert {visit.key for visit in visits if visit.board == "n-2"} >= {planner.find_anchor(visits)}
+    analysis = planner.analyse(visits)
+    assert analysis.drift["n-2"].offset == pytest.approx(0.05, abs=0.01)
+    errors = [point.latency.value / world.latency_s[world.rows[key]] - 1 for key, point in analysis.measured.items()]
+    assert max(map(abs, errors)) < 0.02
+
+
+def test_predictions_are_marked() -> None:
+    """Whatever was not measured is of another type and says so."""
+    planner, world = Planner(GRID), World()
+    visits, _ = world.sweep(planner, most=15)
+    analysis = planner.analyse(visits)
+    row = next(row for row, point in enumerate(GRID.points) if point.key not in analysis.measured)
+    prediction = analysis.predict(row)
+    assert prediction is not None
+    assert prediction.predicted
+    assert not visits[0].predicted
+
+
+def test_one_point_needs_one_visit() -> None:
+    """Hardware without clocks to set is measured once, and that is the answer."""
+    single = plan_grid(Clocks(), GridRequest())
+    planner = Planner(single)
+    first = planner.decide_next([])
+    assert (first.step, first.key) == (Step.MEASURE, "default")
+    visit = PointMeasurement("default", Estimate(0.01, 0.0099, 0.0101), 0.0)
+    assert planner.decide_next([visit]).step is Step.STOP
+    assert pick_point(planner.analyse([visit]), Goal(Objective.LATENCY)).best is not None
