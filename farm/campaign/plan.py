@@ -21,7 +21,7 @@ from farm.store.coverage import TrialCosts
 # on two cores (docs/performance.md).
 ASSUMED_OVERHEAD_S = 0.5
 ASSUMED_BUILD_S = 1.0
-SEARCH_CORE_S = 1.0
+ASSUMED_SEARCH_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class PlannedPoint:
 class PlannedType:
     """One board type. `extracted` counts workloads before equal ones became one.
 
-    `held_s` and `build_s` are what one trial is taken to cost; `costs` is what the store knows of that.
+    `held_s`, `build_s` and `search_s` are what one trial is taken to cost; `costs` is what the store knows of that.
     """
 
     boards: BoardsOfType
@@ -86,6 +86,7 @@ class PlannedType:
     costs: TrialCosts
     held_s: float
     build_s: float
+    search_s: float = ASSUMED_SEARCH_S
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +181,7 @@ def _to_lane(planned: PlannedType, at: BoardsAtPoint) -> Lane:
         jobs=len(planned.workloads),
         boards=planned.boards.usable & set(at.boards),
         held_s=planned.held_s,
-        host_core_s=SEARCH_CORE_S + planned.build_s,
+        host_core_s=planned.search_s + planned.build_s,
         alone=planned.boards.board_type.host_is_board,
     )
 
@@ -273,7 +274,7 @@ def _type_document(planned: PlannedType) -> dict[str, Any]:
             "held_from": "assumed" if costs.held_s is None else f"{costs.trials} trials",
             "build_s": planned.build_s,
             "build_from": "assumed" if costs.build_s is None else f"{costs.trials} trials",
-            "search_core_s": SEARCH_CORE_S,
+            "search_s": planned.search_s,
         },
         "notes": list(boards.notes),
     }

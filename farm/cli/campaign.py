@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from farm import settings as farm_settings
-from farm.campaign.plan import SEARCH_CORE_S, CampaignPlan, PlannedType, to_document
-from farm.campaign.plan_kept import find_plan, keep_plan
-from farm.campaign.spec import read_campaign
 from farm.cli import options, output
 from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from farm.campaign.plan import CampaignPlan, PlannedType
 
 app = typer.Typer(help="Campaigns: models x board types x operating points, in one YAML file.", no_args_is_help=True)
 
@@ -33,11 +33,14 @@ def plan(file: File, json: options.Json = False, debug: options.Debug = False) -
     """Say what a campaign would do: workloads, boards, what records cover, trials, board-hours, time."""
 
     def work() -> None:
+        # Imported here: a tenth of a second that no other command should wait for.
+        from farm.campaign.plan import to_document
+        from farm.campaign.plan_kept import keep_plan
+        from farm.campaign.planning import make_plan
+        from farm.campaign.spec import read_campaign
+
         campaign = read_campaign(file)
         settings = farm_settings.load()
-        # Imported here: what brings TVM takes time that a mistake in the file should not wait for.
-        from farm.campaign.planning import make_plan
-
         screen = output.Screen()
         try:
             with options.open_store(settings) as store:
@@ -59,6 +62,8 @@ def plan(file: File, json: options.Json = False, debug: options.Debug = False) -
 
 def _compare(home: Path, document: Mapping[str, Any]) -> Iterator[str]:
     """What differs from the last plan of this name."""
+    from farm.campaign.plan_kept import find_plan
+
     try:
         last = find_plan(home, document["name"])
     except UsageError:
@@ -162,7 +167,7 @@ def _describe_type(planned: PlannedType) -> Iterator[str]:
     yield (
         f"{name}: a trial holds a board for {planned.held_s:.2f} s ({known if costs.held_s else 'assumed'}), its build "
         f"takes {planned.build_s:.2f} s ({known if costs.build_s is not None else 'assumed'}), its search "
-        f"{SEARCH_CORE_S:.2f} s (assumed)"
+        f"{planned.search_s:.2f} s (assumed)"
     )
     for text, why in boards.lacking.items():
         yield f"{name}: not at {text}: {why}"
