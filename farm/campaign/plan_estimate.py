@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from farm.campaign.spec import BudgetSpec
 
 _HOUR_S = 3600.0
+# 0.1 hours must pay for 360 trials of a second, and not for 359.99999.
+_ROUNDING = 1e-9
 NO_BOARDS = "no board can be used"
 
 
@@ -60,7 +62,7 @@ def estimate(lanes: Sequence[Lane], budget: BudgetSpec, host_cores: int) -> Esti
     limit, total = min(
         _read_limits(budget, open_jobs, held_s, max(boards_s, host_s) + alone_s), key=lambda each: each[1]
     )
-    trials = _spread(math.floor(total), shares)
+    trials = _spread(math.floor(total * (1 + _ROUNDING)), shares)
     boards_s, host_s, alone_s = _spend(lanes, trials, host_cores)
     return Estimate(
         trials=tuple(trials),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -267,8 +267,3 @@ def _find_repeated(spec: CampaignSpec) -> Iterator[tuple[Place, str]]:
     for index, point in enumerate(spec.operating_points):
         if points.setdefault(point.model_dump_json(), index) != index:
             yield ("operating_points", index), "this operating point is listed twice"
-
-
-def to_document(spec: CampaignSpec) -> Mapping[str, Any]:
-    """The campaign as plain data, defaults filled in: what is kept of it."""
-    return spec.model_dump(mode="json")
