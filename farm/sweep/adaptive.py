@@ -27,9 +27,9 @@ FRONT_LEFT, PICK_LEFT = 0.006, 0.003
 # Every so many points one is spent on the fit itself, where it is least certain, whatever the front or the pick would
 # gain: a fit that was only ever asked about its favourites is wrong elsewhere without knowing it.
 EXPLORE_EVERY = 3
-# A fit may say that it is done once it has foreseen so many points to within so many standard deviations. Of six normal
-# figures one lies farther out in 6 % of cases.
-_FORESEEN, _FAR = 3, 2.6
+# A fit may say that it is done once it has foreseen so many points to within so many standard deviations. Of ten normal
+# figures one lies farther out in 12 % of cases.
+_FORESEEN, _FAR = 5, 2.5
 # First points, before anything is fitted: so many per clock that varies, and so many more.
 _PER_CLOCK, _MORE = 2, 2
 
