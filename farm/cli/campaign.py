@@ -140,6 +140,9 @@ def _describe(planned: CampaignPlan) -> Iterator[str]:
     if estimated.eta_s is None:
         yield f"no estimate: {estimated.limit} now"
         return
+    if not planned.trials:
+        yield f"the budget ends before the first trial: raise {estimated.limit}"
+        return
     slower = "this host" if estimated.host_s > estimated.boards_s else "the boards"
     cores = "1 core needs" if planned.host_cores == 1 else f"{planned.host_cores} cores need"
     alone = f"; as a board it needs {_span(estimated.alone_s)} more" if estimated.alone_s else ""
@@ -151,8 +154,6 @@ def _describe(planned: CampaignPlan) -> Iterator[str]:
         f"about {planned.trials:,} trials, {planned.board_hours:.2f} board-hours, {_span(estimated.eta_s)}; "
         f"it ends when {_LIMITS[estimated.limit]}, or earlier where workloads stop early"
     )
-    if not planned.trials:
-        yield f"the budget ends before the first trial: raise {estimated.limit}"
 
 
 def _describe_type(planned: PlannedType) -> Iterator[str]:

@@ -272,7 +272,7 @@ def lane(board_type: str, jobs: int, *boards: str, held_s: float = 1.0, host_cor
         ({"trials": 100, "per_workload": 4}, "per_workload", 40),
         ({"trials": 100, "board_hours": 0.01}, "board_hours", 36),
         ({"trials": 100, "wall_clock": "9s"}, "wall_clock", 18),
-        ({"board_hours": 0.07}, "board_hours", 252),
+        ({"board_hours": 1.13}, "board_hours", 4068),
         ({"per_workload": 1000, "wall_clock": "1h", "board_hours": 0.5, "trials": 10_000}, "board_hours", 1800),
     ],
 )
