@@ -1,235 +1,18 @@
 """A fleet's state while one call of the scheduler works on it: the steps that events and decisions are made of.
 
 A draft belongs to one call and never leaves it; the state that it began from stays as it was. Which step to take is
-decided in `fleet_events`, `fleet_dispatch` and `fleet_supply`.
+decided in `fleet_events`, `fleet_dispatch` and `fleet_supply`; tables and boards are in `fleet_edit`.
 """
 
 from __future__ import annotations
 
-from farm.campaign.fleet_state import (
-    Assignment,
-    Board,
-    Campaign,
-    FleetState,
-    Job,
-    Lane,
-    Pool,
-    PoolKey,
-    Task,
-    change,
-)
-from farm.campaign.fleet_values import (
-    OVER,
-    Ban,
-    Changed,
-    Count,
-    Decision,
-    Discard,
-    Measure,
-    Revoke,
-    Status,
-    TaskEnded,
-)
-
-# What a measurement is taken to cost while nothing is known; the charge is put right when it ends.
-_FIRST_GUESS_S = 1.0
-# The weight of the newest value in a running mean.
-_NEWEST = 0.1
-
-# Where a job is.
-TO_BUILD, BUILDING, READY, AGAIN, ON_BOARD = "to_build", "building", "ready", "again", "board"
+from farm.campaign.fleet_edit import AGAIN, BUILDING, ON_BOARD, Edit
+from farm.campaign.fleet_state import Campaign, Job, Pool, change
+from farm.campaign.fleet_values import OVER, Ban, Changed, Count, Discard, Status, TaskEnded
 
 
-def mean_with(old: float | None, value: float) -> float:
-    """The running mean after one more value."""
-    return value if old is None else old + _NEWEST * (value - old)
-
-
-class Draft:
+class Draft(Edit):
     """A state that is being changed at one moment, `now_s`."""
-
-    def __init__(self, state: FleetState, now_s: float) -> None:
-        self._state = state
-        self.now_s = now_s
-        self.settings = state.settings
-        self.boards = state.boards.edit()
-        self.pools = dict(state.pools)
-        self.campaigns = dict(state.campaigns)
-        self.lanes = dict(state.lanes)
-        self.tasks = state.tasks.edit()
-        self.requests = state.requests.edit()
-        self.jobs = state.jobs.edit()
-        self.assignments = state.assignments.edit()
-        self.owner_board_s = dict(state.owner_board_s)
-        self.building = state.building
-        self.stale = state.stale
-        self.decisions: list[Decision] = list(state.pending)
-        self._next_number = state.next_number
-
-    def freeze(self, pending: tuple[Decision, ...] = ()) -> FleetState:
-        """The new state. The draft must not be used afterwards."""
-        return FleetState(
-            settings=self.settings,
-            boards=self.boards.freeze(),
-            pools=self.pools,
-            campaigns=self.campaigns,
-            lanes=self.lanes,
-            tasks=self.tasks.freeze(),
-            requests=self.requests.freeze(),
-            jobs=self.jobs.freeze(),
-            assignments=self.assignments.freeze(),
-            owner_board_s=self.owner_board_s,
-            building=self.building,
-            next_number=self._next_number,
-            stale=self.stale,
-            pending=pending,
-        )
-
-    def new_number(self) -> int:
-        """A number that nothing else has or had."""
-        self._next_number += 1
-        return self._next_number - 1
-
-    def set_lane(self, number: int, **changes: object) -> None:
-        """Change fields of a lane."""
-        self.lanes[number] = change(self.lanes[number], **changes)
-
-    def set_task(self, number: int, **changes: object) -> None:
-        """Change fields of a task."""
-        self.tasks[number] = change(self.tasks[number], **changes)
-
-    def set_campaign(self, name: str, **changes: object) -> None:
-        """Change fields of a campaign."""
-        self.campaigns[name] = change(self.campaigns[name], **changes)
-
-    def set_pool(self, key: PoolKey, **changes: object) -> None:
-        """Change fields of a pool."""
-        self.pools[key] = change(self.pools[key], **changes)
-
-    def lane_of(self, job: Job) -> Lane:
-        """The lane that a job is in."""
-        return self.lanes[self.tasks[job.task].lane]
-
-    def campaign_of(self, task: Task) -> Campaign:
-        """The campaign that a task is part of."""
-        return self.campaigns[task.key.campaign]
-
-    # Boards
-
-    def put_board(self, board: Board) -> None:
-        """Keep a board as it is now, and its place among the idle ones or those with room."""
-        before = self.boards.find(board.name)
-        old, new = _group(before), _group(board)
-        if old != new:
-            if before is not None and old is not None:
-                self._ungroup(before, *old)
-            if new is not None:
-                kind, point = new
-                groups = getattr(self.pools[board.pool], kind)
-                self.set_pool(board.pool, **{kind: groups | {point: (*groups.get(point, ()), board.name)}})
-        self.boards[board.name] = board
-
-    def take_board(self, name: str) -> None:
-        """Forget a board that has no work."""
-        board = self.boards.pop(name)
-        group = _group(board)
-        if group is not None:
-            self._ungroup(board, *group)
-
-    def _ungroup(self, board: Board, kind: str, point: str) -> None:
-        groups = dict(getattr(self.pools[board.pool], kind))
-        names = groups[point]
-        place = names.index(board.name)
-        rest = names[:place] + names[place + 1 :]
-        if rest:
-            groups[point] = rest
-        else:
-            del groups[point]
-        self.set_pool(board.pool, **{kind: groups})
-
-    # Jobs at boards
-
-    def assign(self, job_number: int, board_name: str, used: tuple[float, float, float]) -> None:
-        """Give a built job to a board, to run at once or after the one that it runs.
-
-        `used` is what owner, campaign and lane have had of the board's pool; this measurement is added to it.
-        """
-        self.unqueue(job_number)
-        job, board = self.jobs[job_number], self.boards[board_name]
-        lane = self.lane_of(job)
-        task, campaign = self.tasks[job.task], self.campaigns[lane.campaign]
-        waits = board.running is not None
-        number = self.new_number()
-        charged_s = (lane.measure_s or _FIRST_GUESS_S) + (self.settings.switch_s if board.point != lane.point else 0.0)
-        self.assignments[number] = Assignment(number, job_number, board_name, charged_s, None if waits else self.now_s)
-        self.jobs[job_number] = change(job, stage=ON_BOARD, assignments=(*job.assignments, number))
-        if waits:
-            self.put_board(change(board, waiting=number))
-            self.set_lane(lane.number, waiting=lane.waiting + 1)
-        else:
-            self.put_board(change(board, running=number, point=lane.point))
-        self.set_campaign(lane.campaign, on_board=campaign.on_board + 1)
-        pool = self.pools[board.pool]
-        owner = campaign.spec.owner
-        self.set_pool(
-            board.pool,
-            owner_used={**pool.owner_used, owner: used[0] + charged_s},
-            campaign_used={**pool.campaign_used, lane.campaign: used[1] + charged_s / campaign.weight},
-            lane_used={**pool.lane_used, lane.number: used[2] + charged_s},
-        )
-        self.decisions.append(Measure(number, job_number, task.key, job.candidate, board_name, waits))
-
-    def release(self, number: int, board_s: float | None = None) -> Assignment:
-        """Take a job from its board and settle what it cost: `board_s`, or the time since it began."""
-        assignment = self.assignments.pop(number)
-        job, board = self.jobs[assignment.job], self.boards[assignment.board]
-        lane = self.lane_of(job)
-        self.jobs[job.number] = change(job, assignments=tuple(n for n in job.assignments if n != number))
-        if assignment.started_s is None:
-            self.set_lane(lane.number, waiting=lane.waiting - 1)
-        if board_s is None:
-            board_s = 0.0 if assignment.started_s is None else self.now_s - assignment.started_s
-        if board.waiting == number:
-            self.put_board(change(board, waiting=None))
-        elif board.waiting is None:
-            self.put_board(change(board, running=None))
-        else:
-            self._promote(board)
-        self._settle(lane, board.pool, board_s, board_s - assignment.charged_s)
-        return assignment
-
-    def _promote(self, board: Board) -> None:
-        """What waited at a board begins."""
-        number = board.waiting
-        if number is None:
-            return
-        assignment = change(self.assignments[number], started_s=self.now_s)
-        self.assignments[number] = assignment
-        lane = self.lane_of(self.jobs[assignment.job])
-        self.set_lane(lane.number, waiting=lane.waiting - 1)
-        self.put_board(change(board, running=number, waiting=None, point=lane.point))
-
-    def _settle(self, lane: Lane, key: PoolKey, board_s: float, more_s: float) -> None:
-        campaign, pool = self.campaigns[lane.campaign], self.pools[key]
-        owner = campaign.spec.owner
-        self.campaigns[lane.campaign] = change(
-            campaign, on_board=campaign.on_board - 1, board_s=campaign.board_s + board_s
-        )
-        self.owner_board_s[owner] = self.owner_board_s.get(owner, 0.0) + board_s
-        self.pools[key] = change(
-            pool,
-            owner_used={**pool.owner_used, owner: pool.owner_used.get(owner, 0.0) + more_s},
-            campaign_used={
-                **pool.campaign_used,
-                lane.campaign: pool.campaign_used.get(lane.campaign, 0.0) + more_s / campaign.weight,
-            },
-            lane_used={**pool.lane_used, lane.number: pool.lane_used.get(lane.number, 0.0) + more_s},
-        )
-
-    def revoke(self, number: int, reason: str) -> Assignment:
-        """Take a job from its board before its answer came."""
-        self.decisions.append(Revoke(number, self.assignments[number].board, reason))
-        return self.release(number)
 
     # Jobs
 
@@ -243,18 +26,6 @@ class Draft:
         lane = self.lane_of(job)
         self.jobs[job_number] = change(job, stage=stage, since_s=self.now_s)
         self.set_lane(lane.number, **{stage: (*getattr(lane, stage), job_number)})
-
-    def unqueue(self, job_number: int) -> None:
-        """Take a job out of the queue, or the build, that it is in."""
-        job = self.jobs[job_number]
-        lane = self.lane_of(job)
-        if job.stage == BUILDING:
-            self.building -= 1
-            self.set_lane(lane.number, building=lane.building - 1)
-        elif job.stage != ON_BOARD:
-            numbers = getattr(lane, job.stage)
-            place = numbers.index(job_number)
-            self.set_lane(lane.number, **{job.stage: numbers[:place] + numbers[place + 1 :]})
 
     def requeue(self, job_number: int) -> None:
         """Let a job that a board did not finish go to another, unless another has it already."""
@@ -342,13 +113,14 @@ class Draft:
         self.stale = True
 
     def end_task(self, task_number: int, reason: str) -> None:
-        """End a workload. What boards have of it is still measured; what waits elsewhere is discarded."""
+        """End a workload. What boards measure of it now still counts; everything else is discarded."""
         self.end_search(task_number, reason)
         self.set_task(task_number, closed=True)
-        lane = self.lanes[self.tasks[task_number].lane]
-        for number in [*lane.to_build, *lane.ready, *lane.again]:
-            if self.jobs[number].task == task_number:
-                self.discard(number, "its workload ended")
+        for job in self.jobs.values():
+            running = any(self.assignments[number].started_s is not None for number in job.assignments)
+            # One that is being built is discarded when it comes out of the build, which cannot be stopped.
+            if job.task == task_number and not running and job.stage != BUILDING:
+                self.discard(job.number, "its workload ended")
 
     def set_status(self, name: str, status: Status, reason: str) -> None:
         """Change a campaign's status and say so."""
@@ -390,10 +162,3 @@ class Draft:
             campaign_used={key: used for key, used in pool.campaign_used.items() if key != name},
             lane_used={key: used for key, used in pool.lane_used.items() if key not in campaign.lanes},
         )
-
-
-def _group(board: Board | None) -> tuple[str, str] | None:
-    """Which of its pool's groups a board is in: kind and operating point."""
-    if board is None or board.waiting is not None:
-        return None
-    return ("idle" if board.running is None else "room", board.point)

@@ -9,14 +9,15 @@ import functools
 
 from device_agent.protocol import FaultSide
 from farm.campaign import fleet_values as v
-from farm.campaign.fleet_draft import BUILDING, ON_BOARD, READY, TO_BUILD, Draft, mean_with
+from farm.campaign.fleet_draft import Draft
+from farm.campaign.fleet_edit import AGAIN, BUILDING, ON_BOARD, READY, TO_BUILD, mean_with
 from farm.campaign.fleet_state import Board, Campaign, Job, Lane, Pool, PoolKey, Request, Task, change
 from farm.campaign.fleet_values import Status
 from farm.campaign.scheduler import WorkloadState
 from farm.errors import UsageError
 
 # In which order work is given back where a budget shrinks: what has cost least goes first.
-_GIVEN_BACK = (TO_BUILD, BUILDING, READY, "again", ON_BOARD)
+_GIVEN_BACK = (TO_BUILD, BUILDING, READY, AGAIN, ON_BOARD)
 # A row of faults speaks against the campaign, not against one board, once so many boards had a part in it.
 _SEVERAL_BOARDS = 3
 

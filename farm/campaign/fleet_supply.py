@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 
-from farm.campaign.fleet_draft import BUILDING, Draft
+from farm.campaign.fleet_draft import Draft
+from farm.campaign.fleet_edit import BUILDING
 from farm.campaign.fleet_state import Lane, Request, change
 from farm.campaign.fleet_values import Build, Search, Status
 from farm.campaign.scheduler import SchedulerSettings, decide_next

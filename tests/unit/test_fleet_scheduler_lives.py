@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from device_agent.protocol import FaultSide
 from farm.campaign import fleet_values as v
-from farm.campaign.fleet_draft import ON_BOARD
+from farm.campaign.fleet_edit import ON_BOARD
 from farm.campaign.fleet_scheduler import decide, observe, step
 from farm.campaign.fleet_state import Board, Job
 from farm.campaign.fleet_values import Status
