@@ -199,10 +199,12 @@ def _plan_cpus(clocks: Clocks, request: GridRequest) -> tuple[dict[str, int], ..
         raise UsageError("this board reports no CPU clocks that can be held", hint="leave the CPU frequencies out")
     groups: dict[object, list[str]] = {}
     tables: dict[object, tuple[int, ...]] = {}
+    # A cluster that is offline has no table (TX2's Denver cores, as it boots): it is left out unless it is named.
+    has_tables = any(cluster.available_hz for cluster in clocks.clusters)
     for cluster in clocks.clusters:
         named = cluster.name in request.cpu_freqs_hz
         wanted = request.cpu_freqs_hz.get(cluster.name, request.cpu_freqs_hz.get(EVERY_CLUSTER))
-        if wanted is None:
+        if wanted is None or (not named and not cluster.available_hz and has_tables):
             continue
         alone = named or cluster.isolated
         group: object = cluster.name if alone else cluster.available_hz

@@ -98,7 +98,16 @@ def plan_order(order: Order, clocks: Clocks, coupling: Coupling) -> tuple[Grid, 
         memory_freqs_hz=_read_domain(order.mem_freqs, clocks.memory),
         power_modes=_read_modes(order.power_modes),
     )
-    return plan_grid(clocks, request, coupling), []
+    return plan_grid(clocks, request, coupling), _find_silent(cpu, clocks) if has_tables else []
+
+
+def _find_silent(cpu: Mapping[str, tuple[int, ...]] | None, clocks: Clocks) -> list[str]:
+    """What has to be said of clusters that are meant, but not named, and do not say what they have."""
+    return [
+        f"the CPU cluster {cluster.name} does not say which frequencies it has (it is offline), and is left as it is"
+        for cluster in clocks.clusters
+        if cpu is not None and EVERY_CLUSTER in cpu and cluster.name not in cpu and not cluster.available_hz
+    ]
 
 
 def default_grid(clocks: Clocks, coupling: Coupling) -> Grid:
