@@ -42,6 +42,7 @@ def _(event: v.CampaignAdded, draft: Draft) -> None:
         raise UsageError(
             f"campaign {spec.name!r} has no {missing[0].replace('_', ' ')}", "It would have nothing to do."
         )
+    done = {entry.task: entry for entry in event.done}
     lanes = []
     for board_type in spec.board_types:
         for point in spec.points:
@@ -49,13 +50,30 @@ def _(event: v.CampaignAdded, draft: Draft) -> None:
             tasks = []
             for workload in spec.workloads:
                 key = v.TaskKey(spec.name, workload.name, board_type, point)
-                state = WorkloadState(workload.kind, workload.weight, workload.flop)
                 tasks.append(draft.new_number())
-                draft.tasks[tasks[-1]] = Task(tasks[-1], key, number, state)
+                draft.tasks[tasks[-1]] = _begin_task(tasks[-1], key, number, workload, done.pop(key, v.Done(key, 0)))
             draft.lanes[number] = Lane(number, spec.name, board_type, point, tuple(tasks))
             lanes.append(number)
-    draft.campaigns[spec.name] = Campaign(spec, spec.budget, Status.RUNNING, draft.now_s, lanes=tuple(lanes))
+    if done:
+        raise UsageError(f"{next(iter(done))} is no workload of campaign {spec.name!r}", "Was its file changed?")
+    draft.campaigns[spec.name] = Campaign(
+        spec,
+        spec.budget,
+        Status.RUNNING,
+        draft.now_s - event.wall_clock_s,
+        lanes=tuple(lanes),
+        counted=sum(entry.counted for entry in event.done),
+        board_s=event.board_s,
+        since_best=min((entry.since_best for entry in event.done), default=0),
+    )
     draft.set_status(spec.name, Status.RUNNING, "")
+
+
+def _begin_task(number: int, key: v.TaskKey, lane: int, workload: v.Workload, done: v.Done) -> Task:
+    """A task as earlier runs left it."""
+    best = () if done.best_s is None else (done.best_s,)
+    state = WorkloadState(workload.kind, workload.weight, workload.flop, asked=done.counted, best_s=best)
+    return Task(number, key, lane, state, counted=done.counted, since_best=done.since_best, best_s=done.best_s)
 
 
 def _find_campaign(draft: Draft, name: str) -> Campaign | None:

@@ -73,7 +73,10 @@ def _ask(draft: Draft, lane: Lane, wanted: int) -> bool:
 
 
 def build_ahead(draft: Draft) -> None:
-    """Give idle compilers work, first for the lane that has least built for its share of the boards."""
+    """Give idle compilers work, first for the lane that has least built for its share of the boards.
+
+    Of lanes that are equal in that, as where compilers are too few for the boards, the owner goes first who had least.
+    """
     while draft.building < draft.settings.builders:
         lanes = [
             lane
@@ -82,10 +85,16 @@ def build_ahead(draft: Draft) -> None:
         ]
         if not lanes:
             return
-        lane = min(lanes, key=lambda lane: (len(lane.ready) + len(lane.again) + lane.building) / lane.boards)
+        lane = min(lanes, key=lambda lane: _standing(draft, lane))
         job = draft.jobs[lane.to_build[0]]
         draft.unqueue(job.number)
         draft.jobs[job.number] = change(job, stage=BUILDING, since_s=draft.now_s)
         draft.building += 1
         draft.set_lane(lane.number, building=lane.building + 1)
         draft.decisions.append(Build(job.number, draft.tasks[job.task].key, job.candidate))
+
+
+def _standing(draft: Draft, lane: Lane) -> tuple[float, float]:
+    """What a lane has built or in the making for each board of its share, and the board time (s) of its owner."""
+    built = len(lane.ready) + len(lane.again) + lane.building
+    return built / lane.boards, draft.owner_board_s.get(draft.campaigns[lane.campaign].spec.owner, 0.0)

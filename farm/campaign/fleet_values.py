@@ -93,6 +93,16 @@ class TaskKey(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+class Done:
+    """What an earlier run made of a workload: counted trials, the best latency, and trials since that."""
+
+    task: TaskKey
+    counted: int
+    best_s: float | None = None
+    since_best: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Settings:
     """How far ahead to work, and when to give up. Times are in seconds.
 
@@ -127,9 +137,16 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class CampaignAdded:
-    """A campaign begins. Raises UsageError, when observed, where its name is taken or it has nothing to do."""
+    """A campaign begins, or goes on after a restart with what its trials in the store say.
+
+    `done` has at most one entry for a task; `board_s` and `wall_clock_s` are what earlier runs used of the budgets.
+    Raises UsageError, when observed, where its name is taken, it has nothing to do, or `done` is of another campaign.
+    """
 
     spec: CampaignSpec
+    done: tuple[Done, ...] = ()
+    board_s: float = 0.0
+    wall_clock_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -466,6 +466,21 @@ def test_a_cancelled_campaign_leaves_nothing() -> None:
     assert len(hands.of(v.Count)) == 100
 
 
+def test_a_campaign_goes_on_after_a_restart() -> None:
+    """What counted before counts still, in all budgets: only the rest is made, and less of what was done most."""
+    hands = Hands(measure_limit_s=10.0)
+    hands.boards("a", "b")
+    budget = v.Budget(trials=100, per_workload=60, board_s=1000.0)
+    first, second = (v.TaskKey("vision", f"vision-w{n}", "nano", "default") for n in (0, 1))
+    done = (v.Done(first, 55, 1e-3, 3), v.Done(second, 20, 2e-3, 5))
+    hands.tell(v.CampaignAdded(campaign(budget=budget), done, board_s=900.0, wall_clock_s=50.0))
+    hands.finish()
+    tasks = [count.task for count in hands.of(v.Count)]
+    assert len(tasks) == 25
+    assert tasks.count(first) <= 5
+    assert hands.state.campaigns["vision"].board_s == pytest.approx(950.0)
+
+
 # Bad input
 
 
@@ -491,6 +506,8 @@ def test_orders_for_an_unknown_campaign_are_refused() -> None:
         hands.tell(v.CampaignPaused("nobody's"))
     with pytest.raises(UsageError, match="no workloads"):
         hands.tell(v.CampaignAdded(campaign(workloads=0)))
+    with pytest.raises(UsageError, match="is no workload of"):
+        hands.tell(v.CampaignAdded(campaign(), (v.Done(v.TaskKey("vision", "x", "nano", "default"), 1),)))
 
 
 # Purity
