@@ -32,8 +32,11 @@ def print_sweep(document: Mapping[str, Any]) -> None:
         _say(f"merged into {merge['kept']}: {', '.join(merge['dropped'])} ({merge['reason']})")
     for note in document["notes"]:
         _say(f"note: {note}")
-    for kind, path in document.get("report", {}).items():
-        _say(f"{kind}: {path}")
+    if "report" in document:
+        _say(f"report: {document['report']['page']}")
+    else:
+        number = document["sweep"]
+        _say(f"`farm sweep report {number}` writes the page, `farm sweep export {number}` the setting")
 
 
 def print_picks(document: Mapping[str, Any], chosen: Sequence[Mapping[str, Any]]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from farm.errors import UsageError
 from farm.store import Store
 from farm.sweep import adaptive, stored
-from farm.sweep.adaptive import Planner, find_void
+from farm.sweep.adaptive import PICK_LEFT, Planner, find_void
 from farm.sweep.analysis import Analysis, MeasuredPoint
 from farm.sweep.pareto import Candidate, find_front
 from farm.sweep.pick import Choice, Pick, pick_point
@@ -233,7 +233,8 @@ def _find_better(
     if goal.needs_power and not analysis.has_power:
         return []
     excluded = planner.find_excluded(visits)
-    bound = picked.best.objective.value if picked.best else float("inf")
+    # What is left to gain when a sweep stops by itself is not worth a word.
+    bound = picked.best.objective.value * (1 - PICK_LEFT) if picked.best else float("inf")
     found = []
     for row, point in enumerate(planner.grid.points):
         if point.key in analysis.measured or point.key in excluded:

@@ -111,7 +111,10 @@ def run_sweep(
 
 
 def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: Goal | None = None) -> None:
-    """Go on with a sweep from the visits that it holds, for its own goal or another. Raises what `run_sweep` raises."""
+    """Go on with a sweep from the visits that it holds. Raises what `run_sweep` raises.
+
+    With a `goal` it is measured until nothing can change the pick for that, whatever its budget of points was.
+    """
     close_abandoned_sweeps(store)
     row = store.require_sweep(sweep)
     request = dict(row["request"])
@@ -123,6 +126,8 @@ def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: G
             f"{source.origin} is not the model any more that sweep {sweep} was begun with", "Begin a new sweep."
         )
     board_type = require_board_type(row["board_type"])
+    if goal is not None:
+        wanted = dataclasses.replace(wanted, budget_points=None)
     goal = goal or stored.goal_from_dict(row["goal"])
     with _Session(wanted, where, board_type, source, settings, store, say) as session:
         description = session.connect()

@@ -88,10 +88,10 @@ def begin(home: Home, *options: str) -> Running:
 
 def test_cpu_clocks_are_swept_and_a_setting_is_picked(rack: Home) -> None:
     """Latency falls with the clock, energy comes with its parts, the pick is a point that was measured."""
-    document = sweep(rack, "--board", NANO, "--cpu-freqs", "403.2,921.6,1479", "--window", "0.5s").json()
+    document = sweep(rack, "--board", NANO, "--cpu-freqs", "403.2,1479", "--window", "0.5s").json()
     assert document["state"] == "finished"
     assert document["board"] == {"type": "jetson-nano", "names": [NANO], "simulated": True}
-    assert document["grid"]["measured"] == document["grid"]["points"] == 3
+    assert document["grid"]["measured"] == document["grid"]["points"] == 2
     [series] = document["series"]
     rows = {row["domains"][0]["freq_hz"]: row for row in series["rows"]}
     times = [rows[hz]["latency_s"]["value"] for hz in sorted(rows)]
@@ -184,6 +184,9 @@ def test_a_board_that_dies_in_the_middle_is_waited_for(rack: Home) -> None:
 def test_boards_of_a_type_share_the_points(rack: Home) -> None:
     """Each measures the anchor, by which figures are scaled; one that dies leaves its part to the other."""
     running = begin(rack, "--board-type", "raspberry-pi-4", "--window", "1s", *SIX)
+    number = newest(rack)["sweep"]
+    names = f"SELECT DISTINCT board FROM sweep_points WHERE sweep = {number}"  # noqa: S608  a number of ours
+    wait_until(lambda: len(rack.rows(names)) == 2 or running.process.poll() is not None, "both boards' first visits")
     find_agent(rack, PIS[1]).kill()
     done = running.wait()
     assert done.code == 0, done.err
@@ -193,7 +196,7 @@ def test_boards_of_a_type_share_the_points(rack: Home) -> None:
     assert any("2 boards" in note for note in document["notes"])
     [series] = document["series"]
     anchor = next(row for row in series["rows"] if row["key"] == series["anchor"])
-    assert anchor["board"] == ", ".join(PIS) or set(anchor["board"].split(", ")) == set(PIS)
+    assert set(anchor["board"].split(", ")) == set(PIS)
 
 
 def test_throttled_visits_do_not_count(rack: Home) -> None:

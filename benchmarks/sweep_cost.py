@@ -1,0 +1,88 @@
+"""What a sweep costs: wall time of a CPU sweep on one virtual board by the installed command, and how much of it is not
+measuring.
+
+    python benchmarks/sweep_cost.py [--short] [--board-type jetson-nano] [--window 5]
+
+`--short` sweeps four clocks. One JSON document on stdout. Not measuring is whatever is not timing, idle baseline or window,
+nor the sensor's own delay around them: starting services, compiling, pinning, loading, storing, deciding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import _machine
+
+FARM = pathlib.Path(sys.executable).with_name("farm")
+SHORT = "403.2,710.4,1036.8,1479"
+# As `device_agent/power/energy.py` plans it: before and after both windows.
+_MARGINS, _MARGIN_PERIODS = 4, 1.5
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--short", action="store_true", help="four clocks instead of all")
+    parser.add_argument("--model", default="tiny-cnn")
+    parser.add_argument("--board-type", default="jetson-nano")
+    parser.add_argument("--window", type=float, default=5.0, help="seconds")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
+        environment = os.environ | {"FARM_HOME": f"{folder}/home"}
+        run(environment, "board", "add", "b", "--virtual", options.board_type)
+        began = time.monotonic()
+        command = ["sweep", "run", options.model, "--board", "b", "--exhaustive", "--json"]
+        # One thread, and work of milliseconds: a virtual board's time is its host's.
+        command += ["--window", f"{options.window:g}s", "--cores", "0", "--batch", "32"]
+        command += ["--cpu-freqs", SHORT if options.short else "all"]
+        document = json.loads(run(environment, *command))
+        seconds = time.monotonic() - began
+    print(json.dumps(_machine.describe() | summarise(document, seconds), indent=2))
+    return 0
+
+
+def run(environment: dict[str, str], *words: str) -> str:
+    """Run `farm` and return what it prints; a voided sweep prints its document, too."""
+    done = subprocess.run([str(FARM), *words], env=environment, stdout=subprocess.PIPE, text=True, timeout=900)
+    if done.returncode not in (0, 1) or not done.stdout:
+        raise SystemExit(f"farm {' '.join(words)} failed: {done.returncode}")
+    return done.stdout
+
+
+def summarise(document: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The figures."""
+    cost = document["cost"]
+    visits = sum(row["visits"] for series in document["series"] for row in series["rows"])
+    delay_s = visits * find_delay_s(document)
+    return {
+        "state": document["state"],
+        "points": document["grid"]["measured"],
+        "visits": visits,
+        "window_s": document["environment"]["window_s"],
+        "seconds_command": seconds,
+        "seconds_sweeping": document["seconds"],
+        "seconds_measuring": cost["measuring_s"],
+        "seconds_sensor_delay": delay_s,
+        "seconds_pinning": cost["pinning_s"],
+        "not_measuring_share_of_sweeping": 1 - (cost["measuring_s"] + delay_s) / document["seconds"],
+        "not_measuring_or_delay_share_of_sweeping": 1 - cost["measuring_s"] / document["seconds"],
+    }
+
+
+def find_delay_s(document: dict[str, Any]) -> float:
+    """What the sensor's delay adds to a visit: nothing where the board could not tell how often it has a new value."""
+    periods = [text.rpartition("every ")[2] for text in document["environment"]["sensors"] if "every" in text]
+    if not periods:
+        return 0.0
+    return _MARGINS * _MARGIN_PERIODS * max(float(text.removesuffix(" ms")) for text in periods) / 1e3
+
+
+if __name__ == "__main__":
+    sys.exit(main())
