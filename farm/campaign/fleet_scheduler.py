@@ -128,8 +128,11 @@ def _share_out(draft: Draft) -> None:
 
 
 def _open_accounts(pool: Pool, lanes: list[Lane], campaigns: Mapping[str, Campaign]) -> dict[str, object]:
-    """The pool's accounts with one for everybody who has none: whoever comes has used as much as who used least."""
-    owner_used, campaign_used, lane_used = dict(pool.owner_used), dict(pool.campaign_used), dict(pool.lane_used)
+    """The pool's accounts with one for everybody who has none: whoever comes has used as much as who used least.
+
+    A campaign's lanes come all at once, from nothing, and need no such account.
+    """
+    owner_used, campaign_used = dict(pool.owner_used), dict(pool.campaign_used)
     for lane in lanes:
         campaign = campaigns[lane.campaign]
         owner = campaign.spec.owner
@@ -139,10 +142,7 @@ def _open_accounts(pool: Pool, lanes: list[Lane], campaigns: Mapping[str, Campai
         if lane.campaign not in campaign_used:
             others = {name for name, c in campaigns.items() if c.spec.owner == owner} & campaign_used.keys()
             campaign_used[lane.campaign] = min((campaign_used[name] for name in others), default=0.0)
-        if lane.number not in lane_used:
-            siblings = {other.number for other in lanes if other.campaign == lane.campaign} & lane_used.keys()
-            lane_used[lane.number] = min((lane_used[number] for number in siblings), default=0.0)
-    return {"owner_used": owner_used, "campaign_used": campaign_used, "lane_used": lane_used}
+    return {"owner_used": owner_used, "campaign_used": campaign_used}
 
 
 def _is_alive(draft: Draft, lane: Lane) -> bool:

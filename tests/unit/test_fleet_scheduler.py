@@ -146,6 +146,20 @@ def test_a_board_fault_sends_the_candidate_elsewhere() -> None:
     assert not any(count.job == first.job for count in hands.of(v.Count))
 
 
+def test_an_idle_board_that_failed_does_not_keep_the_next_one_from_work() -> None:
+    """Of two idle boards the first must not have the candidate, so that the second one gets it."""
+    hands = Hands()
+    hands.boards("a", "b")
+    hands.tell(v.CampaignAdded(campaign(workloads=1, budget=v.Budget(trials=2))))
+    hands.supply()
+    hands.tell(v.CampaignPaused("vision"))
+    failed, good = sorted(hands.running(), key=lambda m: m.board)
+    hands.measure(failed.assignment, FaultSide.BOARD)
+    hands.measure(good.assignment)
+    hands.tell(v.CampaignResumed("vision"))
+    assert [(m.job, m.board) for m in hands.running()] == [(failed.job, "b")]
+
+
 def test_a_single_board_gets_its_own_candidate_back() -> None:
     """Where there is no other board, the one that failed is tried again."""
     hands = fleet("a")
@@ -202,8 +216,11 @@ def test_a_campaign_in_which_nothing_works_is_paused() -> None:
 
 
 def test_one_broken_board_does_not_pause_a_campaign() -> None:
-    """Where only one of many boards fails, the others go on."""
+    """Where only one of many boards fails, the others go on; faults before the last good trial are forgotten."""
     hands = fleet("a", "b", "c", "d", max_faults_in_a_row=5, max_attempts=50, max_losses=50)
+    for board in "bcd":
+        hands.measure(next(m for m in hands.running() if m.board == board).assignment, FaultSide.SAMPLE)
+    hands.measure(hands.running()[0].assignment)
     for _ in range(8):
         hands.measure(next(m for m in hands.running() if m.board == "a").assignment, FaultSide.SAMPLE)
     assert hands.status() is Status.RUNNING
@@ -241,6 +258,8 @@ def test_a_board_without_work_takes_what_waits_elsewhere() -> None:
     assert [m.board for m in hands.measures.values()] == ["a", "a"]
     hands.boards("b")
     assert sorted(m.board for m in hands.running()) == ["a", "b"]
+    assert [revoke.board for revoke in hands.of(v.Revoke)] == ["a"]
+    assert len(hands.measures) == 2
 
 
 # Clocks and shares

@@ -185,6 +185,8 @@ class Lives(RuleBasedStateMachine):
             for stage in ("to_build", "ready", "again"):
                 assert all(state.jobs[number].stage == stage for number in getattr(lane, stage))
             mine = [job for job in state.jobs.values() if state.tasks[job.task].lane == lane.number]
+            at_boards = [state.assignments[number] for job in mine for number in job.assignments]
+            assert lane.waiting == sum(assignment.started_s is None for assignment in at_boards)
             queued = len(lane.to_build) + len(lane.ready) + len(lane.again) + lane.building
             assert queued + sum(job.stage == ON_BOARD for job in mine) == len(mine)
         assert state.building == sum(lane.building for lane in state.lanes.values()) <= state.settings.builders
