@@ -14,7 +14,7 @@ from farm.errors import UsageError
 from farm.store import Store
 from farm.sweep import adaptive, stored
 from farm.sweep.adaptive import PICK_LEFT, Planner, find_void
-from farm.sweep.analysis import Analysis, MeasuredPoint
+from farm.sweep.analysis import Analysis, Combined, MeasuredPoint
 from farm.sweep.pareto import Candidate, find_front
 from farm.sweep.pick import Choice, Pick, pick_point
 from farm.sweep.values import Estimate, Goal, Grid, GridPoint, Merge, Objective, PointMeasurement
@@ -91,7 +91,8 @@ def _make_series(
 ) -> dict[str, Any]:
     analysis = planner.analyse(visits)
     measured = analysis.measured
-    front = [point.key for point in find_front(_candidates(measured)) if point.on_front]
+    # A point's own visits joined with the fit: the raw ones alone lose some of the front to noise (docs/sweeps.md).
+    front = [point.key for point in find_front(_candidates(analysis.combine())) if point.on_front]
     picked, why = _find_pick(analysis, goal)
     return {
         "variant": key[0],
@@ -106,7 +107,7 @@ def _make_series(
     }
 
 
-def _candidates(measured: Mapping[str, MeasuredPoint]) -> list[Candidate]:
+def _candidates(measured: Mapping[str, Combined]) -> list[Candidate]:
     """For the front of latency and energy; without a sensor it is the fastest point alone."""
     return [Candidate(key, point.latency, point.energy or point.latency) for key, point in measured.items()]
 
