@@ -14,7 +14,7 @@ from farm.errors import UsageError
 from farm.store import Store
 from farm.sweep import adaptive, stored
 from farm.sweep.adaptive import PICK_LEFT, Planner, find_void
-from farm.sweep.analysis import Analysis, Combined, MeasuredPoint
+from farm.sweep.analysis import Analysis, Combined
 from farm.sweep.pareto import Candidate, find_front
 from farm.sweep.pick import Choice, Pick, pick_point
 from farm.sweep.values import Estimate, Goal, Grid, GridPoint, Merge, Objective, PointMeasurement
@@ -90,7 +90,6 @@ def _make_series(
     planner: Planner, goal: Goal, key: tuple[str, int], visits: Sequence[PointMeasurement]
 ) -> dict[str, Any]:
     analysis = planner.analyse(visits)
-    measured = analysis.measured
     # A point's own visits joined with the fit: the raw ones alone lose some of the front to noise (docs/sweeps.md).
     front = [point.key for point in find_front(_candidates(analysis.combine())) if point.on_front]
     picked, why = _find_pick(analysis, goal)
