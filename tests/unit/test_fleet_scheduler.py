@@ -331,22 +331,27 @@ def test_priority_is_a_share_and_starves_nobody() -> None:
     assert counted["high"] == pytest.approx(4 * counted["low"], rel=0.2)
 
 
-def test_who_comes_late_does_not_take_the_fleet() -> None:
-    """A campaign that joins after an hour shares from then on, and does not make up for the time before."""
-    hands = Hands(credit_s=10.0)
+@pytest.mark.parametrize(("there_before", "credit_s"), [(False, 10_000.0), (True, 10.0)])
+def test_who_was_away_does_not_take_the_fleet(there_before: bool, credit_s: float) -> None:
+    """Who joins after an hour, or was paused for it, shares from then on, and hardly makes up for the time before."""
+    hands = Hands(credit_s=credit_s)
     hands.boards("a", "b")
-    hands.tell(v.CampaignAdded(campaign("first", budget=v.Budget(trials=1000))))
+    for name in ("first", "second") if there_before else ("first",):
+        hands.tell(v.CampaignAdded(campaign(name, budget=v.Budget(trials=1000))))
     hands.supply()
+    if there_before:
+        hands.tell(v.CampaignPaused("second"))
     for _ in range(100):
         hands.measure(hands.running()[0].assignment, board_s=36.0)
         hands.supply()
-    hands.tell(v.CampaignAdded(campaign("second", budget=v.Budget(trials=1000))))
+    back = v.CampaignResumed("second") if there_before else v.CampaignAdded(campaign("second"))
+    hands.tell(back)
     hands.supply()
     before = hands.state.campaigns["first"].counted
     for _ in range(60):
-        hands.measure(hands.running()[0].assignment)
+        hands.measure(hands.running()[0].assignment, board_s=36.0)
         hands.supply()
-    assert hands.state.campaigns["first"].counted - before >= 20
+    assert 20 <= hands.state.campaigns["first"].counted - before <= 40
 
 
 # Boards that come and go
