@@ -3,8 +3,8 @@ measuring.
 
     python benchmarks/sweep_cost.py [--short] [--board-type jetson-nano] [--window 5]
 
-`--short` sweeps four clocks. One JSON document on stdout. Not measuring is whatever is not timing, idle baseline or window,
-nor the sensor's own delay around them: starting services, compiling, pinning, loading, storing, deciding.
+`--short` sweeps four clocks. One JSON document on stdout. Not measuring is whatever is not timing, idle baseline,
+window, nor the sensor's own delay around them: pinning, loading, storing, deciding.
 """
 
 from __future__ import annotations

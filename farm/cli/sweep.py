@@ -76,7 +76,7 @@ def run(
 
     def work() -> None:
         from farm.sweep import programs, runner
-        from farm.sweep.order import Order
+        from farm.sweep.order import Order, Where
 
         goal, named = _read_goal(Goal(), deadline, max_power, objective)
         if boards is not None and boards < 1:
@@ -101,7 +101,7 @@ def run(
         settings = farm_settings.load()
         with options.open_store(settings) as store:
             kind, name = _choose_boards(store, board_type, board)
-            where = runner.Where(kind.name, name, boards, wait_s)
+            where = Where(kind.name, name, boards, wait_s)
             screen = output.Screen()
             sweep = runner.run_sweep(order, where, goal, named, settings, store, screen.note)
             _finish(store, sweep, out, json)

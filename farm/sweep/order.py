@@ -79,6 +79,16 @@ class Order:
         return any(text.strip().lower() not in ("", ALL) for text in (*clocks, self.power_modes)) or bool(self.cores)
 
 
+@dataclasses.dataclass(frozen=True)
+class Where:
+    """On which boards. `name` None: any of the type; `boards` is how many at most, None: as many as are of use."""
+
+    board_type: str
+    name: str | None = None
+    boards: int | None = None
+    wait_s: float = 60.0
+
+
 def plan_order(order: Order, clocks: Clocks, coupling: Coupling) -> tuple[Grid, list[str]]:
     """The grid of a board with these clocks, and what of it has to be said.
 

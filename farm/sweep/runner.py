@@ -6,59 +6,28 @@ comes next (`conductor.py`), what it all says (`document.py`).
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import Any
 
-import farm
-from device_agent.protocol import Description, Status
-from farm.campaign.board_choice import TargetPlan, plan_target
 from farm.campaign.machine import close_abandoned_sweeps, process_identity
-from farm.errors import (
-    BoardUnsafeError,
-    FarmError,
-    PermanentError,
-    TransientError,
-    UnavailableError,
-    UsageError,
-)
-from farm.inventory.board_types import BoardType, require_board_type
+from farm.errors import UsageError
+from farm.inventory.board_types import require_board_type
 from farm.models.source import ModelSource, resolve_model
 from farm.settings import Settings
 from farm.store import Store
-from farm.sweep import adaptive, order, programs, stored, visits
-from farm.sweep.compile_apart import compile_apart
-from farm.sweep.conductor import Conductor, Series
-from farm.sweep.crew import BoardThread, open_crew, wait_for
-from farm.sweep.grid import Coupling
-from farm.sweep.held_board import HeldBoard, StoppedError
-from farm.sweep.order import Order
-from farm.sweep.programs import Program, Recipe
-from farm.sweep.values import Goal, Grid, GridPoint
-from farm.sweep.visitor import Orders, Visitor
-from farm.values import DEFAULT_POINT
+from farm.sweep import order, programs, stored
+from farm.sweep.order import Order, Where
+from farm.sweep.programs import Program
+from farm.sweep.session import SweepSession
+from farm.sweep.values import Goal
 
-# One more board of the type for every so many points: each has to measure the anchor, too.
-_POINTS_PER_BOARD = 4
-_LOOK_S = 0.2
+__all__ = ["ZOO", "Say", "Where", "resume_sweep", "run_sweep"]
+
 # What an origin that is no file begins with.
 ZOO = "zoo:"
 
 Say = Callable[[str], None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Where:
-    """On which boards. `name` None: any of the type; `boards` is how many at most, None: as many as are of use."""
-
-    board_type: str
-    name: str | None = None
-    boards: int | None = None
-    wait_s: float = 60.0
 
 
 def run_sweep(
@@ -81,7 +50,7 @@ def run_sweep(
     board_type = require_board_type(where.board_type)
     source = resolve_model(wanted.model)
     _check_batches(wanted, source)
-    with _Session(wanted, where, board_type, source, settings, store, say, made) as session:
+    with SweepSession(wanted, where, board_type, source, settings, store, say, made) as session:
         description = session.connect()
         goal, notes = order.require_goal(goal, bool(description.total_rails), objective_named)
         grid, more = session.plan_grid(description)
@@ -129,7 +98,7 @@ def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: G
     if goal is not None:
         wanted = dataclasses.replace(wanted, budget_points=None)
     goal = goal or stored.goal_from_dict(row["goal"])
-    with _Session(wanted, where, board_type, source, settings, store, say) as session:
+    with SweepSession(wanted, where, board_type, source, settings, store, say) as session:
         description = session.connect()
         if description.simulated != row["simulated"]:
             raise UsageError(f"sweep {sweep} was made on {'simulated' if row['simulated'] else 'real'} boards")
@@ -140,262 +109,6 @@ def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: G
         before = stored.read_visits(store.fetch_sweep_points(sweep))
         say(f"going on with sweep {sweep}: {sum(map(len, before.values()))} visits are there")
         session.sweep(sweep, row["started_at"], grid, goal, before)
-
-
-class _Session:
-    """What a sweep needs while it runs: the boards, and the programs for them."""
-
-    def __init__(
-        self,
-        wanted: Order,
-        where: Where,
-        board_type: BoardType,
-        source: ModelSource,
-        settings: Settings,
-        store: Store,
-        say: Say,
-        made: Sequence[Program] = (),
-    ) -> None:
-        self._made = made
-        self._wanted, self._where, self._type, self._source = wanted, where, board_type, source
-        self._settings, self._store, self._say = settings, store, say
-        self._stack = contextlib.ExitStack()
-        self._began = time.monotonic()
-        self.programs: dict[Series, Program] = {}
-        self.notes: list[str] = []
-        self.first: BoardThread
-
-    def __enter__(self) -> _Session:
-        purpose = f"sweep {self._source.name}"
-        with self._stack:
-            self._crew, self._add_more = self._stack.enter_context(
-                open_crew(
-                    self._settings,
-                    self._store,
-                    self._type,
-                    self._where.name,
-                    self._where.wait_s,
-                    purpose,
-                    self._say,
-                )
-            )
-            self._stack = self._stack.pop_all()
-        self.first = self._crew.boards[0]
-        return self
-
-    def __exit__(self, *about: Any) -> None:
-        self._stack.__exit__(*about)
-
-    def connect(self) -> Description:
-        """The first board's description."""
-        return wait_for(self.first.submit(lambda board, _: board.open()))
-
-    def plan_grid(self, description: Description) -> tuple[Grid, list[str]]:
-        """The grid that this board has, tried once: where nothing can be held there is one point."""
-        coupling = Coupling.of(self._type)
-        grid, notes = order.plan_order(self._wanted, description.clocks, coupling)
-        point = next((each for each in grid.points if not each.point.is_empty), None)
-        if point is None:
-            return grid, notes
-        try:
-            wait_for(self.first.submit(lambda board, _: board.pin(point.point)))
-        except UnavailableError as error:
-            if self._wanted.names_values:
-                raise UsageError(
-                    error.message, "Leave the clocks out to measure the board as it is, or run a clock helper there."
-                ) from error
-            return order.default_grid(description.clocks, coupling), [
-                *notes,
-                f"{error.message}; the board is measured as it is",
-            ]
-        return grid, notes
-
-    def require_grid(self, grid: Grid, description: Description) -> None:
-        """Refuse a board that does not have the points of a grid. Raises UsageError."""
-        found, _ = order.plan_order(self._wanted, description.clocks, Coupling.of(self._type))
-        if lost := {point.key for point in grid.points} - {point.key for point in found.points} - {DEFAULT_POINT}:
-            raise UsageError(
-                f"{description.name} does not have all points of this sweep: {sorted(lost)[0]}", "Begin a new sweep."
-            )
-
-    def prepare(self, description: Description) -> list[str]:
-        """Compile, while the board waits; returns what has to be said of how it will be measured."""
-        os.environ.setdefault("FARM_ZIG_CACHE", str(self._settings.home_path / "cache" / "zig"))
-        target = plan_target(self._type, description.to_dict(), len(os.sched_getaffinity(0)))
-        self._threads = target.threads
-        self._target = target
-        self._window = visits.plan_window(description, self._wanted.window_s, self._type.power.update_period_s)
-        self._needs_total = bool(description.total_rails)
-        made = self._made or self._compile(target, description.simulated)
-        self.programs = {program.series: program for program in made}
-        return [self._window.note] if self._window.note else []
-
-    def _compile(self, target: TargetPlan, simulated: bool) -> list[Program]:
-        self._say(f"compiling {self._source.name}: {', '.join(self._wanted.variants)}")
-        records = self._store.fetch_records(
-            board_type=self._type.name, operating_point=DEFAULT_POINT, simulated=simulated
-        )
-        recipe = Recipe(
-            self._source,
-            self._wanted.shapes,
-            self._type,
-            target,
-            simulated,
-            records,
-            self._settings.seed,
-        )
-        return list(compile_apart(recipe, self._wanted.variants, self._wanted.batches))
-
-    def environment(self, description: Description) -> dict[str, Any]:
-        """What the figures were made with."""
-        return {
-            "tvm-farm": farm.__version__,
-            "agent": description.agent_version,
-            "cpu": description.cpu_model,
-            "cores": len(description.cores_online),
-            "architecture": description.architecture,
-            "engines": ", ".join(f"{name} {version}" for name, version in description.engine_versions.items()),
-            "target": dict(self._target.config) if self._target.config else f"this host, {self._target.cores} cores",
-            "threads": self._threads,
-            "window_s": self._window.seconds,
-            "idle_s": self._window.idle_s,
-            "sensors": [
-                f"{info.rail}: {info.driver}"
-                + (f", every {info.update_period_s * 1e3:.3g} ms" if info.update_period_s else "")
-                for info in description.sensors
-            ],
-            "total": "+".join(description.total_rails) or None,
-            "ambient_c": self._wanted.ambient_c,
-        }
-
-    def sweep(self, sweep: int, started_at: float, grid: Grid, goal: Goal, before: dict[Series, Any]) -> None:
-        """Measure until nothing is left; the store's row is closed however this ends."""
-        settings = adaptive.Settings(self._wanted.exhaustive, self._wanted.budget_points, self._wanted.seed)
-        conductor = Conductor(grid, goal, settings, self._wanted.series, before)
-        visitor: list[Visitor] = []
-        try:
-            first = self._run_first(conductor.anchor)
-            numbers = _count_visits(self._store, sweep)
-            orders = Orders(
-                sweep=sweep,
-                started_at=started_at,
-                programs=self.programs,
-                window=self._window,
-                threads=self._threads,
-                memory_bytes=self._settings.model_memory_bytes,
-                timeout_s=self._settings.model_timeout_s,
-                needs_total=self._needs_total,
-                repeat=self._wanted.repeat,
-                ambient_c=self._wanted.ambient_c,
-                say=self._say,
-                first_latency_s=first,
-            )
-            self._add_more(self._plan_more(len(grid)))
-            self._wait(orders, conductor, numbers, visitor)
-        except BaseException as error:
-            # A store that is full refuses this too; the first error is the one to report.
-            with contextlib.suppress(FarmError):
-                state = (
-                    "interrupted"
-                    if isinstance(error, KeyboardInterrupt | TransientError | UnavailableError)
-                    else "failed"
-                )
-                self._store.finish_sweep(sweep, state, self._summarise(conductor, visitor))
-            if isinstance(error, KeyboardInterrupt | TransientError | UnavailableError):
-                self._say(f"`farm sweep resume {sweep}` goes on from here")
-            raise
-        state = "voided" if conductor.void else "finished"
-        self._store.finish_sweep(sweep, state, self._summarise(conductor, visitor))
-
-    def _run_first(self, anchor: GridPoint) -> dict[Series, tuple[GridPoint, float]]:
-        """Run every program once at the anchor: that it works, that all variants agree, and about how long it takes."""
-        found: dict[Series, tuple[GridPoint, float]] = {}
-        outputs: dict[Series, list[Any]] = {}
-        settings = self._settings
-        threads = visits.count_cores(anchor, self._threads)
-        spec = visits.plan_first_run(threads, settings.model_memory_bytes, settings.model_timeout_s)
-        wait_for(self.first.submit(lambda board, _: board.pin(anchor.point)))
-        for series, program in self.programs.items():
-
-            def job(board: HeldBoard, _: Store, program: Program = program) -> Any:
-                return board.run(spec, program.library, program.inputs)
-
-            outcome, arrays = wait_for(self.first.submit(job))
-            if not outcome.latency_s or outcome.status is Status.CRASHED:
-                raise PermanentError(
-                    f"the {program.variant} model does not run on {self.first.name}: {outcome.status} {outcome.message}"
-                )
-            found[series] = (anchor, max(outcome.latency_s))
-            outputs[series] = list(arrays.values())
-        for text in programs.require_equal_outputs(outputs):
-            self.notes.append(text)
-            self._say(text)
-        return found
-
-    def _plan_more(self, points: int) -> int:
-        """How many boards to take beside the first one."""
-        if self._where.name is not None:
-            return 0
-        useful = max(1, points // _POINTS_PER_BOARD)
-        return min(useful, self._where.boards or useful) - 1
-
-    def _wait(self, orders: Orders, conductor: Conductor, numbers: dict[Series, int], visitors: list[Visitor]) -> None:
-        """Have all boards work, and wait. A board that is lost leaves its work to the others. Raises the last loss."""
-        working: dict[Future[None], BoardThread] = {}
-        for thread in self._crew.boards:
-            visitor = Visitor(orders, conductor, numbers)
-            visitors.append(visitor)
-            working[thread.submit(_work(visitor, opened=thread is self.first))] = thread
-        lost: FarmError | None = None
-        finished = 0
-        while working:
-            for future in [each for each in working if each.done()]:
-                thread = working.pop(future)
-                error = future.exception()
-                if error is None:
-                    finished += 1
-                elif isinstance(error, TransientError | UnavailableError) and not isinstance(error, BoardUnsafeError):
-                    lost = error
-                    self._say(f"going on without {thread.name}: {error.message}")
-                else:
-                    raise error
-            time.sleep(_LOOK_S)
-        if lost is not None and not finished:
-            raise lost
-
-    def _summarise(self, conductor: Conductor, visitors: Sequence[Visitor]) -> dict[str, Any]:
-        return {
-            "reason": conductor.void or conductor.reason,
-            "merged": [dataclasses.asdict(merge) for merge in conductor.grid.merged],
-            "points": [point.key for point in conductor.grid.points],
-            "notes": self.notes,
-            "boards": [thread.name for thread in self._crew.boards],
-            "cost": {
-                "seconds": time.monotonic() - self._began,
-                "measuring_s": sum(visitor.measuring_s for visitor in visitors),
-                "running_s": sum(visitor.running_s for visitor in visitors),
-                "pinning_s": sum(visitor.pinning_s for visitor in visitors),
-            },
-        }
-
-
-def _work(visitor: Visitor, opened: bool) -> Callable[[HeldBoard, Store], None]:
-    def job(board: HeldBoard, store: Store) -> None:
-        if not opened:
-            board.open()
-        with contextlib.suppress(StoppedError):
-            visitor.work(board, store)
-
-    return job
-
-
-def _count_visits(store: Store, sweep: int) -> dict[Series, int]:
-    """The highest number of a visit, by series."""
-    numbers: dict[Series, int] = {}
-    for row in store.fetch_sweep_points(sweep):
-        series = (row["variant"], row["batch"])
-        numbers[series] = max(numbers.get(series, 0), row["visit"])
-    return numbers
 
 
 def _check_batches(wanted: Order, source: ModelSource) -> None:

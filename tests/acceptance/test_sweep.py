@@ -183,7 +183,7 @@ def test_a_board_that_dies_in_the_middle_is_waited_for(rack: Home) -> None:
 
 def test_boards_of_a_type_share_the_points(rack: Home) -> None:
     """Each measures the anchor, by which figures are scaled; one that dies leaves its part to the other."""
-    running = begin(rack, "--board-type", "raspberry-pi-4", "--window", "1s", *SIX)
+    running = begin(rack, "--board-type", "raspberry-pi-4", "--boards", "2", "--window", "1s", *SIX)
     number = newest(rack)["sweep"]
     names = f"SELECT DISTINCT board FROM sweep_points WHERE sweep = {number}"  # noqa: S608  a number of ours
     wait_until(lambda: len(rack.rows(names)) == 2 or running.process.poll() is not None, "both boards' first visits")
