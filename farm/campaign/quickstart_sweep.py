@@ -20,7 +20,7 @@ from farm.settings import Settings
 from farm.store import Store
 from farm.sweep import runner
 from farm.sweep.document import make_document
-from farm.sweep.order import Order
+from farm.sweep.order import Order, Where
 from farm.sweep.programs import TUNED, UNTUNED, Arrays, Program
 from farm.sweep.values import Goal
 from farm.values import Virtual
@@ -56,7 +56,7 @@ def sweep_virtual_board(
         window_s=_WINDOW_S,
         exhaustive=True,
     )
-    where = runner.Where(BOARD_TYPE, BOARD, None, _WAIT_S)
+    where = Where(BOARD_TYPE, BOARD, None, _WAIT_S)
     with _registered(store):
         number = runner.run_sweep(order, where, Goal(), False, settings, store, listener.note, made)
     document = make_document(store, number)
