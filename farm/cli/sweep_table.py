@@ -9,6 +9,9 @@ from rich import markup
 
 from farm.cli import output
 
+# More columns than that (a TX2 has twelve rails) no terminal holds.
+_MOST_RAILS = 3
+
 
 def print_sweep(document: Mapping[str, Any]) -> None:
     """Everything."""
@@ -57,20 +60,24 @@ def print_picks(document: Mapping[str, Any], chosen: Sequence[Mapping[str, Any]]
 def _print_rows(series: Mapping[str, Any]) -> None:
     has_power = any(row["power_w"] for row in series["rows"])
     columns = ["Operating point", "Latency (ms)", "95 % CI", "p95"]
+    rails = list(dict.fromkeys(rail for row in series["rows"] for rail in row["rail_power_w"]))
+    shown = rails if len(rails) <= _MOST_RAILS else []
     if has_power:
-        columns += ["Power (W)", "Rails (W)", "Energy (mJ)", "95 % CI", "Above idle", "Inf./J x batch"]
+        columns += ["Power (W)", *shown, "Energy (mJ)", "95 % CI", "Above idle", "Inf./J x batch"]
     output.print_table(
         [*columns, "°C", "Visits", ""],
-        [_cells(series, row, has_power) for row in series["rows"] if row["measured"] or row["invalid"]],
-        left=(0, 5, len(columns) + 2) if has_power else (0, len(columns) + 2),
+        [_cells(series, row, has_power, shown) for row in series["rows"] if row["measured"] or row["invalid"]],
+        left=(0, len(columns) + 2),
         empty="nothing measured",
     )
+    if rails and not shown:
+        _say(f"power of the {len(rails)} rails: `farm sweep report`")
     unseen = sum(not row["measured"] and not row["invalid"] for row in series["rows"])
     if unseen:
         _say(f"{unseen} points were not measured; `--json` has what is predicted of them")
 
 
-def _cells(series: Mapping[str, Any], row: Mapping[str, Any], has_power: bool) -> list[Any]:
+def _cells(series: Mapping[str, Any], row: Mapping[str, Any], has_power: bool, rails: Sequence[str]) -> list[Any]:
     measured = row["measured"]
     latency = row["latency_s"] if measured else None
     cells = [
@@ -82,10 +89,9 @@ def _cells(series: Mapping[str, Any], row: Mapping[str, Any], has_power: bool) -
     if has_power:
         power, energy = (row["power_w"], row["energy_j"]) if measured else (None, None)
         above = row["energy_above_idle_j"]
-        rails = " ".join(f"{name} {watts:.3g}" for name, watts in row["rail_power_w"].items())
         cells += [
             _number(power and power["value"]),
-            rails or None,
+            *(_number(row["rail_power_w"].get(rail)) for rail in rails),
             _number(energy and energy["value"], 1e3),
             _range(energy, 1e3),
             _number(above and above["value"], 1e3),
