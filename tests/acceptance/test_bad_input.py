@@ -56,7 +56,7 @@ def write_model(path: pathlib.Path, operator: str, shape: list[int | str], domai
             2,
             ["unknown board type", "jetson-tx2, jetson-xavier-nx, local"],
         ),
-        (["tune", "tiny-cnn", "--board-type", "jetson-nano", "--json"], 3, ["no board of type 'jetson-nano'"]),
+        (["tune", "tiny-cnn", "--board-type", "jetson-nano", "--json"], 2, ["no board of type 'jetson-nano'"]),
         (["model", "show", "tiny-cnn", "--shape", "nope=1,3"], 2, ["no input 'nope'", "data (1, 3, 16, 16)"]),
         (["model", "show", "tiny-cnn", "--shape", "data"], 2, ["--shape", "data"]),
         (["record", "list", "--board-type", "toaster"], 2, ["unknown board type 'toaster'"]),
