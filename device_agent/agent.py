@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -47,6 +48,9 @@ class UnavailableError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     parent = os.getppid()
+    if argv is None:  # as a process of its own
+        # Until somebody handles it better: what was started beside us ends, and its folder goes.
+        signal.signal(signal.SIGTERM, _end)
     os.environ.update(_ENVIRONMENT)
     chosen = options.make_parser().parse_args(argv)
     logging.basicConfig(
@@ -81,6 +85,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, 1)
     except KeyboardInterrupt:
         return 130
+
+
+def _end(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _fail(error: Exception, code: int) -> int:

@@ -137,6 +137,36 @@ def start_services(settings: Settings) -> tuple[Services, bool]:
 def _hold(
     settings: Settings, boards: Collection[str] | None, note: Callable[[str], None]
 ) -> tuple[Services, socket.socket]:
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        return _hold_soon(settings, boards, note, started)
+    except BaseException:
+        for process in started:
+            _end_unused(settings, process)
+        raise
+
+
+def _end_unused(settings: Settings, process: subprocess.Popen[bytes]) -> None:
+    """End services that we started and do not come to use; not where another command has found them meanwhile."""
+    with contextlib.suppress(UnavailableError):
+        services = find_services(settings)
+        if services is not None and services.info.pid == process.pid:
+            status = services.fetch_status()
+            if status["stays"] or status["held_by"]:
+                return
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_TIMEOUT_S)
+
+
+def _hold_soon(
+    settings: Settings,
+    boards: Collection[str] | None,
+    note: Callable[[str], None],
+    started: list[subprocess.Popen[bytes]],
+) -> tuple[Services, socket.socket]:
+    """Hold services as soon as there are any; those that have to be started are appended to `started`."""
     deadline = time.monotonic() + START_TIMEOUT_S
     process = None
     while True:
@@ -152,6 +182,7 @@ def _hold(
                 raise _ended(settings, process)
             note("starting the farm's services for this command (`farm up` keeps them up)")
             process = _spawn(settings, [] if boards is None else ["--boards", ",".join(boards)])
+            started.append(process)
         if time.monotonic() > deadline:
             raise DeadlineError(f"the farm's services were not ready within {START_TIMEOUT_S:g} s{_tail(settings)}")
         time.sleep(_LOOK_S)

@@ -247,10 +247,11 @@ with Store(pathlib.Path(sys.argv[1])) as store:
     sys.stdin.readline()
     try:
         store.resume_sweep(1, process_identity())
-        print("mine")
+        print("mine", flush=True)
     except TransientError:
-        print("another's")
-    print(store.add_sweep_point(1, variant="", batch=1, key="k", visit=1, board="b", measurement={}, outcome={}))
+        print("another's", flush=True)
+    written = store.add_sweep_point(1, variant="", batch=1, key="k", visit=1, board="b", measurement={}, outcome={})
+    print(written, flush=True)
     sys.stdin.readline()
 """
 
