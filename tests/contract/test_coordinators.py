@@ -142,7 +142,7 @@ def test_a_stopped_coordinator_comes_back_to_nothing(real: Store, path: pathlib.
         holder.send_signal(signal.SIGCONT)
         holder.stdin.write("\n")
         holder.stdin.flush()
-        assert holder.stdout.readline().strip() == "PermanentError"
+        assert holder.stdout.readline().strip() == "LeaseOverError"
         assert real.renew_lease(lease).token > token
     finally:
         holder.kill()
