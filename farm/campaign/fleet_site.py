@@ -7,15 +7,14 @@ decides what it means.
 from __future__ import annotations
 
 import functools
-import getpass
 import os
-import socket
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
 from farm.campaign.board_choice import Choice, find_hopeless, find_unfit, plan_choice, plan_pool
+from farm.campaign.machine import name_user
 from farm.errors import BoardUnsafeError, LeaseOverError, TransientError, UnavailableError
 from farm.fleet.health import Kind, Limits, Observation, decide_by
 from farm.fleet.lease_keeper import LeaseKeeper
@@ -212,8 +211,4 @@ class FleetSite:
 
 def _owner() -> str:
     """Who we are, so that a person can find us."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a user without an entry
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()} pid {os.getpid()}"
+    return f"{name_user(str(os.getuid()))} pid {os.getpid()}"

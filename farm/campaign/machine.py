@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import getpass
 import os
 import socket
 import tempfile
@@ -15,6 +16,15 @@ import psutil
 
 from farm.errors import UnavailableError
 from farm.store import Store
+
+
+def name_user(otherwise: str = "unknown") -> str:
+    """Who gives an order, so that a person can find them: `user@host`; `otherwise` for a user without a name here."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # no such user in this container
+        user = otherwise
+    return f"{user}@{socket.gethostname()}"
 
 
 def process_identity() -> dict[str, Any]:

@@ -7,13 +7,12 @@ Registering and ordering only: nothing here connects to a board. What an order m
 from __future__ import annotations
 
 import dataclasses
-import getpass
-import socket
 from typing import Annotated, Any
 
 import typer
 
 from farm import settings
+from farm.campaign.machine import name_user
 from farm.cli import board_show, board_types, options, output
 from farm.cli.board_show import holder, moment
 from farm.errors import UsageError
@@ -131,7 +130,7 @@ def add(
             if taken := sorted(known & {each for each, _ in wanted}):  # all or none
                 raise UsageError(f"there is a board {taken[0]!r} already", "Remove it first, or give another name.")
             for each, transport in wanted:
-                store.register_board(each, kind.name, transport, labels, by=_who())
+                store.register_board(each, kind.name, transport, labels, by=name_user())
         for each, _ in wanted:
             output.stdout.print(f"added {each}, {kind.name}{' (simulated)' if virtual else ''}")
 
@@ -145,7 +144,7 @@ def remove(names: Names, debug: options.Debug = False) -> None:
     def work() -> None:
         with options.open_store() as store:
             for name in names:
-                store.remove_board(name, by=_who())
+                store.remove_board(name, by=name_user())
                 output.stdout.print(f"removed {name}")
 
     output.run(work, debug)
@@ -198,7 +197,7 @@ def release(
                     f"{name} is held by {holder(lease)}",
                     "It is given back by its holder, or taken with --force --reason TEXT.",
                 )
-            ended = lease is not None and store.force_release(name, _who(), reason)
+            ended = lease is not None and store.force_release(name, name_user(), reason)
         output.stdout.print(f"released {name}" if ended else f"nobody holds {name}")
 
     output.run(work, debug)
@@ -217,19 +216,12 @@ def _order(kind: Kind, names: list[str], reason: str, debug: bool) -> None:
     def work() -> None:
         with options.open_store() as store:
             for name in names:
-                result = store.observe_board(name, str(kind), _who(), decide_by(Observation(kind, reason), Limits()))
+                result = store.observe_board(
+                    name, str(kind), name_user(), decide_by(Observation(kind, reason), Limits())
+                )
                 output.stdout.print(f"{name}: {result.standing.health}; {result.reason}")
 
     output.run(work, debug)
-
-
-def _who() -> str:
-    """Who gives an order: user and machine, as far as the system knows them."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # no such user in this container
-        user = "unknown"
-    return f"{user}@{socket.gethostname()}"
 
 
 def _read_labels(texts: list[str]) -> dict[str, str]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-import getpass
-import socket
 from collections.abc import Collection, Mapping
 from typing import Annotated
 
 import typer
 
 from farm import settings as farm_settings
+from farm.campaign.machine import name_user
 from farm.cli import board_remote, first_contact, options, output
 from farm.errors import FarmError, UnavailableError, UsageError
 from farm.fleet.addresses import to_ssh_address
@@ -92,16 +91,9 @@ def _compare_pinned(
 def _forget(store: Store, known_hosts: KnownHosts, name: str, transport: Ssh) -> None:
     forgotten = known_hosts.remove(transport.host, transport.port)
     if transport.host_key:
-        by = f"{_user()}@{socket.gethostname()}"
-        forgotten = store.update_board(name, transport=dataclasses.replace(transport, host_key=""), by=by) or forgotten
+        unpinned = dataclasses.replace(transport, host_key="")
+        forgotten = store.update_board(name, transport=unpinned, by=name_user()) or forgotten
     output.stdout.print(f"{name}: {'its key is no longer trusted' if forgotten else 'no key was pinned'}")
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # no such user in this container
-        return "unknown"
 
 
 def _reconnect(settings: Settings, names: list[str]) -> None:

@@ -6,9 +6,7 @@ What that means is in `farm/fleet/provision/`; here it is joined with the store 
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
-import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from farm import settings as farm_settings
+from farm.campaign.machine import name_user
 from farm.cli import first_contact, options, output
 from farm.errors import FarmError, UsageError
 from farm.fleet.addresses import to_ssh_address
@@ -85,7 +84,7 @@ def provision(
                 prefix,
                 dry_run,
                 uninstall,
-                StoreHold(lambda: options.open_store(settings), f"{_user()}@{socket.gethostname()}:{os.getpid()}"),
+                StoreHold(lambda: options.open_store(settings), f"{name_user()}:{os.getpid()}"),
                 _show_step,
             )
             if going:
@@ -183,10 +182,3 @@ def _tell(report: BoardReport, note: str) -> str:
     """How a board is left, and why."""
     failed = next((step for step in report.steps if step.status is StepStatus.FAILED), None)
     return "\n".join(filter(None, (f"{failed.name}: {failed.detail}" if failed else "", report.state, note)))
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # no such user in this container
-        return "unknown"

@@ -59,22 +59,14 @@ class Services:
 
         Raises DeadlineError with the reason.
         """
-        return self.wait_all_reachable([name], timeout_s)[0]
-
-    def wait_all_reachable(self, names: Collection[str], timeout_s: float) -> list[dict[str, Any]]:
-        """The same for several boards, which share the deadline."""
         deadline = time.monotonic() + timeout_s
         while True:
-            boards = {board["name"]: board for board in self.fetch_status()["boards"]}
-            missing = [name for name in names if not (name in boards and boards[name]["reachable"])]
-            if not missing:
-                return [boards[name] for name in names]
+            board = next((board for board in self.fetch_status()["boards"] if board["name"] == name), None)
+            if board is not None and board["reachable"]:
+                return dict(board)
             if time.monotonic() >= deadline:
-                trouble = boards[missing[0]]["trouble"] if missing[0] in boards else "it is not kept in reach"
-                others = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-                raise DeadlineError(
-                    f"board {missing[0]!r}{others} could not be reached within {timeout_s:g} s: {trouble}"
-                )
+                trouble = "it is not kept in reach" if board is None else board["trouble"]
+                raise DeadlineError(f"board {name!r} could not be reached within {timeout_s:g} s: {trouble}")
             time.sleep(_LOOK_S * 4)
 
     def stay(self) -> dict[str, Any]:
