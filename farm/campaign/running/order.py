@@ -55,7 +55,7 @@ class SearchOrder:
 
 @dataclasses.dataclass(frozen=True)
 class MeasureOrder:
-    """How a candidate is timed; times in seconds. `verify_top` of each workload's best are measured again at the end."""
+    """How a candidate is timed; times in seconds. So many (`verify_top`) of a workload's best are measured again."""
 
     number: int
     repeat: int
