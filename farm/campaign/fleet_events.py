@@ -37,23 +37,22 @@ def _(event: v.CampaignAdded, draft: Draft) -> None:
     known = draft.campaigns.get(spec.name)
     if known is not None and known.status not in v.OVER:
         raise UsageError(f"campaign {spec.name!r} is {known.status} already", "Give the new one another name.")
-    missing = [name for name in ("workloads", "board_types", "points") if not getattr(spec, name)]
-    if missing:
+    parts = spec.all_parts
+    if not parts or not all(part.workloads for part in parts):
         raise UsageError(
-            f"campaign {spec.name!r} has no {missing[0].replace('_', ' ')}", "It would have nothing to do."
+            f"campaign {spec.name!r} has nothing to do", "It needs workloads, board types and operating points."
         )
     done = {entry.task: entry for entry in event.done}
     lanes = []
-    for board_type in spec.board_types:
-        for point in spec.points:
-            number = draft.new_number()
-            tasks = []
-            for workload in spec.workloads:
-                key = v.TaskKey(spec.name, workload.name, board_type, point)
-                tasks.append(draft.new_number())
-                draft.tasks[tasks[-1]] = _begin_task(tasks[-1], key, number, workload, done.pop(key, v.Done(key, 0)))
-            draft.lanes[number] = Lane(number, spec.name, board_type, point, tuple(tasks))
-            lanes.append(number)
+    for part in parts:
+        number = draft.new_number()
+        tasks = []
+        for workload in part.workloads:
+            key = v.TaskKey(spec.name, workload.name, part.board_type, part.point)
+            tasks.append(draft.new_number())
+            draft.tasks[tasks[-1]] = _begin_task(tasks[-1], key, number, workload, done.pop(key, v.Done(key, 0)))
+        draft.lanes[number] = Lane(number, spec.name, part.board_type, part.point, tuple(tasks))
+        lanes.append(number)
     if done:
         raise UsageError(f"{next(iter(done))} is no workload of campaign {spec.name!r}", "Was its file changed?")
     draft.campaigns[spec.name] = Campaign(

@@ -1,8 +1,7 @@
 """Decide what a whole fleet does next, for all campaigns on it. Pure: state and time in, new state and decisions out.
 
-The engine of campaigns over fleets is not built yet: so far only tests and the simulation call this module.
-`scheduler` decides for one model on one board; `fleet_simulation` plays a fleet; nothing here starts or waits for
-anything.
+The engine that carries its decisions out is `farm.campaign.running.engine`. `scheduler` decides for one model on one
+board; `fleet_simulation` plays a fleet; nothing here starts or waits for anything.
 
 How it is used: `observe` what happened, `decide`, carry the decisions out, and again, at the latest after `wake_s`.
 Whoever does so keeps no state of their own. States are never changed; they share what did not change (`fleet_tables`),
@@ -158,7 +157,8 @@ def _wait_or_go_on(draft: Draft, campaign: Campaign, has_boards: bool) -> None:
         return
     spec = campaign.spec
     with_labels = f" with {', '.join(sorted(spec.labels))}" if spec.labels else ""
-    reason = "" if has_boards else f"no board of type {' or '.join(spec.board_types)}{with_labels} is here"
+    kinds = " or ".join(dict.fromkeys(part.board_type for part in spec.all_parts))
+    reason = "" if has_boards else f"no board of type {kinds}{with_labels} is here"
     draft.set_status(spec.name, Status.RUNNING if has_boards else Status.WAITING, reason)
     # Who waits has no boards, so nobody's share has changed by it.
     draft.stale = False

@@ -62,9 +62,18 @@ class Budget:
                 )
 
 
+class Part(NamedTuple):
+    """What a campaign searches on boards of one type at one operating point."""
+
+    board_type: str
+    point: str
+    workloads: tuple[Workload, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class CampaignSpec:
-    """A campaign as planned: every workload on every board type at every operating point.
+    """A campaign as planned: every workload on every board type at every operating point, or `parts` where board types
+    differ in their workloads or points.
 
     Boards must have all `labels`. A `priority` one higher doubles the campaign's part of its owner's share.
     `early_stopping` ends a workload after so many counted trials without a better one; `early_stopping_all` ends the
@@ -81,6 +90,13 @@ class CampaignSpec:
     priority: int = 0
     early_stopping: int | None = None
     early_stopping_all: int | None = None
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def all_parts(self) -> tuple[Part, ...]:
+        """What there is to search, whichever way it was given."""
+        crossed = (Part(kind, point, self.workloads) for kind in self.board_types for point in self.points)
+        return self.parts or tuple(crossed)
 
 
 class TaskKey(NamedTuple):

@@ -528,10 +528,22 @@ def test_orders_for_an_unknown_campaign_are_refused() -> None:
     hands = Hands()
     with pytest.raises(UsageError, match="no campaign"):
         hands.tell(v.CampaignPaused("nobody's"))
-    with pytest.raises(UsageError, match="no workloads"):
+    with pytest.raises(UsageError, match="nothing to do"):
         hands.tell(v.CampaignAdded(campaign(workloads=0)))
     with pytest.raises(UsageError, match="is no workload of"):
         hands.tell(v.CampaignAdded(campaign(), (v.Done(v.TaskKey("vision", "x", "nano", "default"), 1),)))
+
+
+def test_board_types_may_differ_in_what_is_searched_on_them() -> None:
+    """A campaign in parts searches on each type, at each point, only the workloads of that part."""
+    hands = Hands()
+    one, two = v.Workload("one", "conv2d", 1.0, 1e9), v.Workload("two", "dense", 1.0, 1e9)
+    parts = (v.Part("nano", "default", (one,)), v.Part("tx2", "slow", (one, two)))
+    spec = v.CampaignSpec("vision", "me", (), (), v.Budget(per_workload=8), parts=parts)
+    hands.tell(v.CampaignAdded(spec), v.BoardArrived("n", "nano"), v.BoardArrived("t", "tx2"))
+    hands.finish()
+    keys = {tuple(count.task)[1:] for count in hands.of(v.Count)}
+    assert keys == {("one", "nano", "default"), ("one", "tx2", "slow"), ("two", "tx2", "slow")}
 
 
 # Purity
