@@ -51,22 +51,26 @@ class Form:
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """The workloads of a model in a form, without their functions' text, and the name of the pipeline really used."""
+    """The workloads of a model in a form, and the name of the pipeline really used. Without `texts` (`survey_apart`)
+    the workloads lack their functions.
+    """
 
     workloads: tuple[Workload, ...]
     pipeline: str
 
 
-def survey_apart(jobs: Sequence[tuple[ModelVariant, Form]], note: Callable[[str], None]) -> list[Survey | UsageError]:
+def survey_apart(
+    jobs: Sequence[tuple[ModelVariant, Form]], note: Callable[[str], None], *, texts: bool = False
+) -> list[Survey | UsageError]:
     """A survey for each job, in order, or why TVM cannot import the model; the process is gone afterwards.
 
-    Raises DeadlineError where one import takes longer than `TIMEOUT_S`.
+    `texts`: with the text of every workload's function, which a run needs and a plan does not. Raises DeadlineError where one import takes longer than `TIMEOUT_S`.
     """
     if not jobs:
         return []
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    child = context.Process(target=_survey_all, args=(theirs, list(jobs)), daemon=True)
+    child = context.Process(target=_survey_all, args=(theirs, list(jobs), texts), daemon=True)
     child.start()
     theirs.close()
     done: list[Survey | UsageError] = []
@@ -98,7 +102,7 @@ def _receive(ours: Connection, child: Any, name: str) -> Any:
         raise InternalError(f"the process that imports models ended by itself ({child.exitcode})") from None
 
 
-def _survey_all(answers: Connection, jobs: Sequence[tuple[ModelVariant, Form]]) -> None:
+def _survey_all(answers: Connection, jobs: Sequence[tuple[ModelVariant, Form]], texts: bool) -> None:
     """The life of the process."""
     # Ctrl-C in a terminal reaches the whole group; who started us decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -108,17 +112,16 @@ def _survey_all(answers: Connection, jobs: Sequence[tuple[ModelVariant, Form]]) 
     with contextlib.suppress(BrokenPipeError):
         for model, form in jobs:
             try:
-                answers.send(_survey(model, form))
+                answers.send(_survey(model, form, texts))
             except FarmError as error:
                 answers.send(error)
 
 
-def _survey(model: ModelVariant, form: Form) -> Survey:
+def _survey(model: ModelVariant, form: Form, texts: bool) -> Survey:
     shapes = {spec.name: spec.static_shape for spec in model.inputs}
     prepared = prepare_model(model.load(), shapes, form.to_target(), form.pipeline)
-    return Survey(
-        tuple(dataclasses.replace(each, module_json="") for each in prepared.workloads), prepared.pipeline.name
-    )
+    workloads = prepared.workloads if texts else [dataclasses.replace(w, module_json="") for w in prepared.workloads]
+    return Survey(tuple(workloads), prepared.pipeline.name)
 
 
 def _end_with_parent() -> None:

@@ -4,11 +4,14 @@ any board. What follows from all that is worked out in `plan`.
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from farm.campaign.plan import CampaignPlan, Known, Sampling, plan_campaign
 from farm.campaign.plan_boards import BoardsOfType, choose_boards
+from farm.campaign.plan_kept import require_unchanged
 from farm.campaign.plan_models import ModelVariant, read_models
 from farm.campaign.plan_survey import Form, Survey, survey_apart
 from farm.campaign.spec import CampaignFile, MeasureSpec
@@ -22,21 +25,48 @@ from farm.store import Store
 Surveyed = list[tuple[ModelVariant, Survey]]
 
 
+@dataclasses.dataclass(frozen=True)
+class Gathered:
+    """A plan, and what every model came to on every board type that can hold it."""
+
+    plan: CampaignPlan
+    surveyed: tuple[tuple[BoardsOfType, Surveyed], ...]
+
+
 def make_plan(campaign: CampaignFile, store: Store, settings: Settings, note: Callable[[str], None]) -> CampaignPlan:
     """Plan a campaign as things are now; `note` is told what takes time.
 
     Raises UsageError naming the line of everything in the file that is impossible, as far as could be looked.
     """
+    return gather(campaign, store, settings, note).plan
+
+
+def gather(
+    campaign: CampaignFile,
+    store: Store,
+    settings: Settings,
+    note: Callable[[str], None],
+    *,
+    kept: Mapping[str, Any] | None = None,
+    texts: bool = False,
+) -> Gathered:
+    """A plan with what it was made from; `texts`: with the text of every workload's function, for a run.
+
+    Raises UsageError as `make_plan` does, and where models are not those of `kept`, the plan that a user has seen.
+    """
     spec = campaign.spec
     host_cores = len(os.sched_getaffinity(0))
     sampling = _read_sampling(spec.measure, settings, campaign)
     models, faults = read_models(campaign)
+    if kept is not None:
+        require_unchanged(kept, models)
     types, more = choose_boards(spec, load_board_types(), store.fetch_boards(), models, host_cores)
     if faults := [*faults, *more]:
         raise document_lines.to_error(campaign.path, faults)
-    surveyed = _survey(campaign, models, types, note)
+    surveyed = _survey(campaign, models, types, note, texts)
     known = {each.board_type.name: _fetch_known(store, each, surveys) for each, surveys in surveyed}
-    return plan_campaign(spec.name, spec.budget, sampling, spec.search.ops, models, surveyed, known, host_cores)
+    planned = plan_campaign(spec.name, spec.budget, sampling, spec.search.ops, models, surveyed, known, host_cores)
+    return Gathered(planned, tuple(surveyed))
 
 
 def _read_sampling(spec: MeasureSpec, settings: Settings, campaign: CampaignFile) -> Sampling:
@@ -61,13 +91,14 @@ def _survey(
     models: Sequence[ModelVariant],
     types: Sequence[BoardsOfType],
     note: Callable[[str], None],
+    texts: bool,
 ) -> list[tuple[BoardsOfType, Surveyed]]:
     """The workloads of every model for every type that can hold it. Types of one form share an import."""
     wanted = [(model, each, _to_form(each)) for each in types for model in models if model.name not in each.too_big]
     jobs = list({(model.index, model.batch, form): (model, form) for model, _, form in wanted}.values())
     answers = {
         (model.index, model.batch, form): answer
-        for (model, form), answer in zip(jobs, survey_apart(jobs, note), strict=True)
+        for (model, form), answer in zip(jobs, survey_apart(jobs, note, texts=texts), strict=True)
     }
     faults: list[tuple[Place, str]] = [
         (("models", model.index), f"{model.name}: {document_lines.to_text(answer)}")

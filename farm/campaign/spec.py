@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -16,7 +16,7 @@ import pydantic
 from device_agent.protocol import EVERY_CLUSTER
 from farm.durations import EXAMPLES, parse_duration_s
 from farm.errors import UsageError
-from farm.inventory import document_lines
+from farm.inventory import document_lines, documents
 from farm.inventory.document_lines import Place
 from farm.inventory.documents import StrictModel
 from farm.inventory.fleet_document import Label, LabelName
@@ -72,6 +72,8 @@ def _not_empty(items: tuple[Any, ...]) -> tuple[Any, ...]:
 Count = Annotated[int, pydantic.Field(strict=True, ge=1)]
 Seconds = Annotated[float, pydantic.BeforeValidator(_seconds)]
 CampaignName = Annotated[str, pydantic.Field(strict=True, pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=63)]
+# One more doubles a campaign's part of its owner's share: ten are a thousandfold.
+Priority = Annotated[int, pydantic.Field(strict=True, ge=-10, le=10)]
 Batch = Annotated[int, pydantic.Field(strict=True, ge=1, le=4096)]
 
 
@@ -226,7 +228,7 @@ class MeasureSpec(StrictModel):
 
 
 class CampaignSpec(StrictModel):
-    """A campaign: models x boards x operating points within a budget."""
+    """A campaign: models x boards x operating points within a budget. `priority` is against its owner's others."""
 
     name: CampaignName
     models: Annotated[
@@ -239,11 +241,15 @@ class CampaignSpec(StrictModel):
     budget: BudgetSpec
     search: SearchSpec = SearchSpec()
     measure: MeasureSpec = MeasureSpec()
+    priority: Priority = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class CampaignFile:
-    """A campaign and the file that it was read from, for messages and for relative paths."""
+    """A campaign and the file that it was read from, for messages and for relative paths.
+
+    One that no file holds has the name by which messages shall call it as a path in the current folder.
+    """
 
     path: pathlib.Path
     spec: CampaignSpec
@@ -251,7 +257,15 @@ class CampaignFile:
 
 def read_campaign(path: pathlib.Path) -> CampaignFile:
     """Read and check a campaign file by itself. Raises UsageError naming lines and keys of everything that is wrong."""
-    spec = document_lines.read_located(path, CampaignSpec)
+    return _check(path, document_lines.read_located(path, CampaignSpec))
+
+
+def check_campaign(document: Mapping[str, Any], called: str) -> CampaignFile:
+    """The same for what would stand in a file; messages name it `called`. Raises UsageError."""
+    return _check(pathlib.Path(called), documents.check_document(document, CampaignSpec, called))
+
+
+def _check(path: pathlib.Path, spec: CampaignSpec) -> CampaignFile:
     if faults := list(_find_repeated(spec)):
         raise document_lines.to_error(path, faults)
     return CampaignFile(path, spec)

@@ -57,10 +57,15 @@ def read_document(path: pathlib.Path, model: type[Document]) -> Document:
         raise UsageError(
             f"{path} must hold keys and values, not {'nothing' if value is None else type(value).__name__}"
         )
+    return check_document(value, model, path)
+
+
+def check_document(value: Any, model: type[Document], called: pathlib.Path | str) -> Document:
+    """Check what was read, or what could have been; `called` begins every line of the error. Raises UsageError."""
     try:
         return model.model_validate(value)
     except pydantic.ValidationError as error:
-        lines = [f"{path}: {_describe(detail, model)}" for detail in error.errors()]
+        lines = [f"{called}: {_describe(detail, model)}" for detail in error.errors()]
         raise UsageError("\n".join(lines)) from error
 
 
