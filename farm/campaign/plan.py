@@ -43,7 +43,9 @@ class Known:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedWorkload:
-    """A workload of all models together; `weight`: calls in one inference of each of `models`."""
+    """A workload of all models together. `weight`: calls in one inference of each of `models`, taken together;
+    `calls`: of each.
+    """
 
     hash: str
     name: str
@@ -51,6 +53,7 @@ class PlannedWorkload:
     flop: float
     weight: int
     models: tuple[str, ...]
+    calls: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,12 +123,12 @@ def merge_workloads(surveys: Sequence[tuple[ModelVariant, Survey]], ops: Sequenc
                 continue
             known = found.get(each.hash)
             if known is None:
-                found[each.hash] = PlannedWorkload(
-                    each.hash, each.name, each.kind, each.flop, each.weight, (model.name,)
-                )
-            else:
-                models = known.models if model.name in known.models else (*known.models, model.name)
-                found[each.hash] = dataclasses.replace(known, weight=known.weight + each.weight, models=models)
+                known = PlannedWorkload(each.hash, each.name, each.kind, each.flop, 0, ())
+            calls = dict(zip(known.models, known.calls, strict=True))
+            calls[model.name] = calls.get(model.name, 0) + each.weight
+            found[each.hash] = dataclasses.replace(
+                known, weight=known.weight + each.weight, models=tuple(calls), calls=tuple(calls.values())
+            )
     return tuple(sorted(found.values(), key=lambda each: (-each.flop * each.weight, each.name, each.hash)))
 
 
@@ -250,7 +253,10 @@ def _type_document(planned: PlannedType) -> dict[str, Any]:
             "usable": sorted(boards.usable),
         },
         "extracted_workloads": planned.extracted,
-        "workloads": [dataclasses.asdict(each) | {"models": list(each.models)} for each in planned.workloads],
+        "workloads": [
+            dataclasses.asdict(each) | {"models": list(each.models), "calls": list(each.calls)}
+            for each in planned.workloads
+        ],
         "operating_points": [
             {
                 "point": each.at.key,

@@ -16,7 +16,7 @@ from farm.campaign.fleet_values import Budget
 
 @dataclasses.dataclass(frozen=True)
 class WorkloadOrder:
-    """A tunable function. `weight`: calls in one inference of each of `models`, taken together."""
+    """A tunable function. `weight`: calls in one inference of each of `models`, taken together; `calls`: of each."""
 
     hash: str
     name: str
@@ -24,6 +24,7 @@ class WorkloadOrder:
     flop: float
     weight: float
     models: tuple[str, ...]
+    calls: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +113,7 @@ def _read_type(document: Mapping[str, Any]) -> TypeOrder:
     values = dict(document)
     values["points"] = {key: OperatingPoint.from_dict(each) for key, each in values["points"].items()}
     values["workloads"] = tuple(
-        WorkloadOrder(**{**each, "models": tuple(each["models"])}) for each in values["workloads"]
+        WorkloadOrder(**{**each, "models": tuple(each["models"]), "calls": tuple(each.get("calls", ()))})
+        for each in values["workloads"]
     )
     return TypeOrder(**values)
