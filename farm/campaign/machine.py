@@ -46,7 +46,11 @@ def close_abandoned_sweeps(store: Store) -> list[int]:
 
 def _is_abandoned(settings: Mapping[str, Any]) -> bool:
     """Whether the process that settings name (`process_identity`) was one of this machine and is no more."""
-    identity = settings.get("process")
+    return is_gone(settings.get("process"))
+
+
+def is_gone(identity: Mapping[str, Any] | None) -> bool:
+    """Whether a process (`process_identity`) was one of this machine and is no more; False for None."""
     if not identity or identity["host"] != socket.gethostname():
         return False
     try:
