@@ -138,6 +138,9 @@ class _Shift:
     power_variance: float
     latency_drift: float
     power_drift: float
+    latency_tail: float
+    power_tail: float
+    power_believed: float
 
 
 def _correct(
@@ -152,7 +155,8 @@ def _correct(
         own = [valid[index] for index in indices]
         anchors = [visit for visit in own if visit.key == anchor]
         latency = _estimate([visit.latency for visit in anchors], anchors, own)
-        power = _estimate([v.power for v in anchors if v.power], anchors, own) if by_power else None
+        watts = [v.power for v in anchors if v.power]
+        power = _estimate(watts, anchors, own, drifts.BOUND) if by_power else None
         level = (
             _level([visit.latency for visit in anchors], anchors, own, latency),
             _level([v.power for v in anchors if v.power], anchors, own, power) if power else 0.0,
@@ -169,18 +173,25 @@ def _correct(
                 (power.visit_sd**2 if power else 0.0) + between,
                 float(latency.sd[place] ** 2),
                 float(power.sd[place] ** 2) if power else 0.0,
+                latency.tail,
+                power.tail if power else 1.0,
+                power.believed if power else 1.0,
             )
     return drift, [shifts[index] for index in range(len(valid))]
 
 
 def _estimate(
-    estimates: Sequence[Estimate], anchors: Sequence[PointMeasurement], own: Sequence[PointMeasurement]
+    estimates: Sequence[Estimate],
+    anchors: Sequence[PointMeasurement],
+    own: Sequence[PointMeasurement],
+    stated: Sequence[tuple[float, float]] = drifts.EXACT,
 ) -> Drift:
     return drifts.estimate_drift(
         [visit.at_s for visit in anchors],
         [estimate.log for estimate in estimates],
         [estimate.log_sd for estimate in estimates],
         np.array([visit.at_s for visit in own]),
+        stated,
     )
 
 
@@ -197,8 +208,10 @@ def _level(
 def _combine(key: str, visits: Sequence[PointMeasurement], shifts: Sequence[_Shift], by_power: bool) -> MeasuredPoint:
     drift = float(np.mean([shift.latency_drift for shift in shifts]))
     power_drift = float(np.mean([shift.power_drift for shift in shifts]))
+    tail = float(np.mean([shift.latency_tail for shift in shifts]))
+    power_tail = float(np.mean([shift.power_tail for shift in shifts]))
     latency, own_latency = _mean(
-        [v.latency for v in visits], [s.latency for s in shifts], [s.latency_variance for s in shifts], drift
+        [v.latency for v in visits], [s.latency for s in shifts], [s.latency_variance for s in shifts], drift, tail
     )
     power = energy = None
     own_power = 0.0
@@ -208,12 +221,16 @@ def _combine(key: str, visits: Sequence[PointMeasurement], shifts: Sequence[_Shi
             [shift.power for shift in shifts],
             [shift.power_variance for shift in shifts],
             power_drift,
+            power_tail,
+            [shift.power_believed for shift in shifts],
         )
         energy, _ = _mean(
             [visit.energy for visit in visits if visit.energy],
             [shift.latency + shift.power for shift in shifts],
             [shift.latency_variance + shift.power_variance for shift in shifts],
             drift + power_drift,
+            (tail + power_tail) / 2,
+            [shift.power_believed for shift in shifts],
         )
     tails = [v.latency_p95_s * np.exp(-s.latency) for v, s in zip(visits, shifts, strict=True) if v.latency_p95_s]
     p95_s = float(np.mean(tails)) if tails else None
@@ -221,14 +238,25 @@ def _combine(key: str, visits: Sequence[PointMeasurement], shifts: Sequence[_Shi
 
 
 def _mean(
-    estimates: Sequence[Estimate], shifts: Sequence[float], added: Sequence[float], shared: float
+    estimates: Sequence[Estimate],
+    shifts: Sequence[float],
+    added: Sequence[float],
+    shared: float,
+    tail: float,
+    believed: Sequence[float] | None = None,
 ) -> tuple[Estimate, float]:
-    """Visits weighed by how sure they are, and the sd without `shared`, a variance that repeating does not lessen."""
-    variances = np.array([estimate.log_sd**2 + extra for estimate, extra in zip(estimates, added, strict=True)])
+    """Visits weighed by how sure they are, and the sd without `shared`, a variance that repeating does not lessen.
+
+    `believed` is how much of each visit's own interval counts, `tail` see `Drift`.
+    """
+    shares = believed or [1.0] * len(estimates)
+    parts = zip(estimates, added, shares, strict=True)
+    variances = np.array([(share * estimate.log_sd) ** 2 + extra for estimate, extra, share in parts])
     logs = np.array([estimate.log - shift for estimate, shift in zip(estimates, shifts, strict=True)])
     weights = 1 / np.maximum(variances, 1e-12)
     own = float(1 / weights.sum())
-    return Estimate.of_log(float(weights @ logs / weights.sum()), float(np.sqrt(own + shared))), float(np.sqrt(own))
+    sd = tail * float(np.sqrt(own + shared))
+    return Estimate.of_log(float(weights @ logs / weights.sum()), sd), tail * float(np.sqrt(own))
 
 
 def _to_data(rows: tuple[int, ...], estimates: Sequence[Estimate], own: Sequence[float]) -> Data:

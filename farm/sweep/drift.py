@@ -11,9 +11,11 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
+import scipy.special
 
 from farm.sweep.linear import factor_many, halve_many
 from farm.sweep.terms import Floats
+from farm.sweep.values import Z95
 
 # Above this a correction is a guess: the sweep is voided. Thermal throttling and a weak supply look like this.
 MAX_DRIFT = 0.10
@@ -21,6 +23,10 @@ MAX_DRIFT = 0.10
 # measured: mostly below 2 %, seldom more. And how far visits differ from each other beyond their own intervals.
 _DRIFTS = ((0.0, 0.15), (0.003, 0.2), (0.01, 0.3), (0.03, 0.25), (0.1, 0.1))
 _VISITS = ((0.0005, 0.2), (0.0015, 0.35), (0.003, 0.3), (0.006, 0.12), (0.015, 0.03))
+# What a visit says of itself may be a bound: half a step of a power sensor covers the worst case, and is too wide where
+# noise makes the sensor hit its steps by turns. So much of it is believed, as the anchor's repeats have it.
+EXACT = ((1.0, 1.0),)
+BOUND = ((0.5, 0.35), (0.75, 0.35), (1.0, 0.3))
 # Shapes of the movement: steady, or a random walk (0 and 1: share of the walk in the variance).
 _WALKS = (0.05, 0.5)
 # A length of time over which a random walk moves by the amounts above when a sweep is shorter than that.
@@ -33,13 +39,17 @@ class Drift:
     """What the anchor tells of one quantity: at each visit how far the board had moved, relative to the sweep's start.
 
     `shift` is the movement's logarithm at the visits asked for, `sd` how uncertain that is, `visit_sd` how far visits
-    differ beyond their own intervals. `anchors` counts visits of the anchor that were used.
+    differ beyond their own intervals, and `believed` how much of those counts. `anchors` counts visits of the anchor that
+    were used. `tail` is how far out 95 % of the error lie, relative to 1.96 standard deviations: a mixture of what may be
+    has long tails, and 95 % of it lie closer than of a normal distribution as wide.
     """
 
     shift: Floats
     sd: Floats
     visit_sd: float
     anchors: int
+    believed: float = 1.0
+    tail: float = 1.0
 
     @property
     def largest(self) -> float:
@@ -52,10 +62,16 @@ class Drift:
         return self.largest > MAX_DRIFT
 
 
-def estimate_drift(anchor_s: Sequence[float], logs: Sequence[float], sds: Sequence[float], at_s: Floats) -> Drift:
+def estimate_drift(
+    anchor_s: Sequence[float],
+    logs: Sequence[float],
+    sds: Sequence[float],
+    at_s: Floats,
+    stated: Sequence[tuple[float, float]] = EXACT,
+) -> Drift:
     """Drift of one quantity at the times `at_s`, from the anchor's visits: times in s, logarithms, their own sds.
 
-    Every combination of how much and how the board may move is weighed by its likelihood, so that few anchors give wide
+    `stated` says how much of those sds may be true: `EXACT`, or `BOUND`. Every combination of how much and how the board may move is weighed by its likelihood, so that few anchors give wide
     answers, not wrong ones.
     """
     if not anchor_s:
@@ -66,14 +82,15 @@ def estimate_drift(anchor_s: Sequence[float], logs: Sequence[float], sds: Sequen
     known, asked = (times - start_s) / length_s, (at_s - start_s) / length_s
     values = np.asarray(logs) - logs[0]
     own = np.asarray(sds) ** 2
-    choices = list(itertools.product(_DRIFTS, _VISITS, _WALKS))
-    moves = np.stack([sd**2 * _paths(known, known, walk) for (sd, _), _, walk in choices])
-    cross = np.stack([sd**2 * _paths(known, asked, walk) for (sd, _), _, walk in choices])
-    ahead = np.stack([sd**2 * np.diag(_paths(asked, asked, walk)) for (sd, _), _, walk in choices])
-    priors = np.array([drift_prior * visit_prior for (_, drift_prior), (_, visit_prior), _ in choices])
-    visits = np.array([visit_sd**2 for _, (visit_sd, _), _ in choices])
+    choices = list(itertools.product(_DRIFTS, _VISITS, _WALKS, stated))
+    moves = np.stack([sd**2 * _paths(known, known, walk) for (sd, _), _, walk, _ in choices])
+    cross = np.stack([sd**2 * _paths(known, asked, walk) for (sd, _), _, walk, _ in choices])
+    ahead = np.stack([sd**2 * np.diag(_paths(asked, asked, walk)) for (sd, _), _, walk, _ in choices])
+    priors = np.array([drift_prior * visit_prior * prior for (_, drift_prior), (_, visit_prior), _, (_, prior) in choices])
+    visits = np.array([visit_sd**2 for _, (visit_sd, _), _, _ in choices])
+    believed = np.array([share**2 for *_, (share, _) in choices])
     # The anchor's level is unknown, too: a constant with a vague prior.
-    noise = np.eye(known.size) * (own[None] + visits[:, None])[:, :, None]
+    noise = np.eye(known.size) * (believed[:, None] * own[None] + visits[:, None])[:, :, None]
     factors = factor_many(moves + _VAGUE**2 + noise)
     half = halve_many(factors, np.broadcast_to(values[:, None], (len(choices), known.size, 1)))[..., 0]
     across = halve_many(factors, cross)
@@ -85,7 +102,21 @@ def estimate_drift(anchor_s: Sequence[float], logs: Sequence[float], sds: Sequen
     shift = weights @ shifts
     variances = np.maximum(ahead - (across**2).sum(axis=1), 0.0)
     variance = weights @ (variances + (shifts - shift) ** 2)
-    return Drift(shift, np.sqrt(variance), float(np.sqrt(weights @ visits)), len(times))
+    tail = _find_tail(weights, (variances + (shifts - shift) ** 2).mean(axis=1) + believed * own.mean() + visits)
+    visit_sd, share = float(np.sqrt(weights @ visits)), float(np.sqrt(weights @ believed))
+    return Drift(shift, np.sqrt(variance), visit_sd, len(times), share, tail)
+
+
+def _find_tail(weights: Floats, variances: Floats) -> float:
+    """Half the width of a mixture's central 95 %, relative to 1.96 of its standard deviation. Normal parts, one middle."""
+    sds = np.sqrt(np.maximum(variances, 1e-16))
+    whole = float(np.sqrt(weights @ sds**2))
+    low, high = 0.0, 8.0 * whole
+    for _ in range(40):
+        middle = (low + high) / 2
+        inside = float(weights @ scipy.special.erf(middle / sds / np.sqrt(2)))
+        low, high = (middle, high) if inside < 0.95 else (low, middle)
+    return high / (Z95 * whole)
 
 
 def _paths(left: Floats, right: Floats, walk: float) -> Floats:
