@@ -6,10 +6,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from device_agent.protocol import Outcome, StrEnum
+from device_agent.protocol import FaultSide, Outcome, Status, StrEnum
 
 # The operating point of a board whose clocks nobody set.
 DEFAULT_POINT = "default"
+
+# What a trial was for: to find good candidates, or to measure one of the best again and check what it computes.
+SEARCH_TRIAL = "search"
+WINNER_TRIAL = "winner"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,8 +167,9 @@ class GoldenSample:
 class Trial:
     """One candidate measured, or failed, on one board at one operating point.
 
-    The first five fields and `attempt` are its identity: the store refuses a second one. `build_s` is the compiler's
-    time, `held_s` the time for which the board's session was busy with it.
+    The first five fields, `board_type` and `purpose` are its identity: the store refuses a second one. An empty
+    `board_type` is the campaign's own, where it has one alone. `purpose` is SEARCH_TRIAL or WINNER_TRIAL. `build_s` is
+    the compiler's time, `held_s` the time for which the board's session was busy with it.
     """
 
     campaign: int
@@ -177,6 +182,18 @@ class Trial:
     library_sha256: str | None = None
     build_s: float | None = None
     held_s: float | None = None
+    board_type: str = ""
+    purpose: str = SEARCH_TRIAL
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is the candidate's result in its campaign: its time, or its own failure, found in the search."""
+        status = self.outcome.status
+        return (
+            self.purpose == SEARCH_TRIAL
+            and status.fault_side in (None, FaultSide.CANDIDATE)
+            and status is not Status.WRONG_RESULT
+        )
 
     @property
     def median_s(self) -> float | None:
@@ -192,7 +209,8 @@ class Trial:
 class Record:
     """The best verified trial of a workload for a board type and operating point.
 
-    `max_abs_error` and `max_rel_error` are against the unscheduled function on the same inputs.
+    `max_abs_error` and `max_rel_error` are against the unscheduled function on the same inputs. `evidence` says how it
+    was measured again (boards, samples, interval, tie), None where it was not: then `median_s` is a single trial's.
     """
 
     workload: str
@@ -208,3 +226,53 @@ class Record:
     simulated: bool
     trace_json: str = dataclasses.field(repr=False)
     verified_at: float = 0.0
+    evidence: Mapping[str, Any] | None = dataclasses.field(default=None, repr=False)
+
+
+class CampaignState(StrEnum):
+    """How it stands with a campaign over a fleet."""
+
+    SUBMITTED = "submitted"  # in the store; no engine has begun with it
+    RUNNING = "running"
+    WAITING = "waiting"  # no board that it may use is there
+    PAUSED = "paused"  # as an operator wanted
+    VERIFYING = "verifying"  # the search is over; winners are measured again
+    INTERRUPTED = "interrupted"  # its engine was killed or told to end; it can be resumed
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing can come of it any more."""
+        return self in (CampaignState.FINISHED, CampaignState.CANCELLED, CampaignState.FAILED)
+
+
+@dataclasses.dataclass(frozen=True)
+class FleetCampaign:
+    """A campaign over a fleet, as the store has it.
+
+    `order` is what was ordered, `budget` what it may use now, `progress` how far its engine has come (None: not begun),
+    all plain data. `wanted` is what operators want of it: `run`, `pause` or `cancel`. `engine` names the process that
+    carries it out, None where none does. `started_at` is when it was submitted; both times are wall-clock seconds
+    since the epoch.
+    """
+
+    id: int
+    name: str
+    owner: str
+    command: str
+    state: CampaignState
+    reason: str
+    wanted: str
+    order: Mapping[str, Any] = dataclasses.field(repr=False)
+    budget: Mapping[str, Any]
+    progress: Mapping[str, Any] | None = dataclasses.field(repr=False)
+    engine: Mapping[str, Any] | None
+    started_at: float
+    finished_at: float | None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing can come of it any more."""
+        return self.state.over

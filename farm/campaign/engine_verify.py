@@ -20,7 +20,7 @@ from farm.campaign.engine_parts import Parts
 from farm.errors import InternalError, PermanentError
 from farm.search.build_pool import BuildResult
 from farm.store import Store
-from farm.values import DEFAULT_POINT, Record, Trial
+from farm.values import DEFAULT_POINT, WINNER_TRIAL, Record, Trial
 
 _log = logging.getLogger(__name__)
 
@@ -168,8 +168,8 @@ def _wrong(campaign: int, workload: Any, row: dict[str, Any], simulated: bool, v
         workload=workload.hash,
         candidate=row["candidate"],
         operating_point=DEFAULT_POINT,
-        # Past every attempt at timing it, so that the identity is new whatever came before.
-        attempt=100,
+        attempt=1,
         outcome=Outcome(Status.WRONG_RESULT, verdict.reason, simulated=simulated),
         trace_json=row["trace_json"],
+        purpose=WINNER_TRIAL,
     )

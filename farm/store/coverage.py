@@ -33,12 +33,11 @@ class CoverageQueries(Base):
 
     def fetch_trial_costs(self, board_type: str, *, simulated: bool) -> TrialCosts:
         """What a trial costs on boards of a type, over the newest `NEWEST_TRIALS` that reached one."""
-        trials, campaigns = schema.trials, schema.campaigns
+        trials = schema.trials
         rows = self._rows(
             sa.select(trials.c.held_s, trials.c.build_s)
-            .join(campaigns, campaigns.c.id == trials.c.campaign)
             .where(
-                campaigns.c.board_type == board_type,
+                trials.c.board_type == board_type,
                 trials.c.simulated == simulated,
                 trials.c.held_s.is_not(None),
             )
@@ -55,7 +54,7 @@ class CoverageQueries(Base):
         self, workloads: Sequence[str], board_type: str, *, simulated: bool
     ) -> Mapping[tuple[str, str], int]:
         """By workload and operating point, how many candidates trials speak of, good ones and bad; none: left out."""
-        trials, campaigns = schema.trials, schema.campaigns
+        trials = schema.trials
         rows: list[dict[str, Any]] = []
         for first in range(0, len(workloads), _HASHES_AT_ONCE):
             rows += self._rows(
@@ -64,10 +63,9 @@ class CoverageQueries(Base):
                     trials.c.operating_point,
                     sa.func.count(sa.distinct(trials.c.candidate)).label("n"),
                 )
-                .join(campaigns, campaigns.c.id == trials.c.campaign)
                 .where(
                     trials.c.workload.in_(list(workloads[first : first + _HASHES_AT_ONCE])),
-                    campaigns.c.board_type == board_type,
+                    trials.c.board_type == board_type,
                     trials.c.simulated == simulated,
                     sa.or_(trials.c.fault_side.is_(None), trials.c.fault_side == str(FaultSide.CANDIDATE)),
                 )

@@ -106,36 +106,86 @@ campaigns = sa.Table(
     sa.Column("state", sa.Text, nullable=False),
 )
 
+# What a campaign over a fleet has beyond its row in `campaigns`; `order` says what to do, in the engine's words.
+# `engine` names the process that carries it out, null where none does.
+fleet_campaigns = sa.Table(
+    "fleet_campaigns",
+    metadata,
+    sa.Column("campaign", sa.Integer, sa.ForeignKey("campaigns.id"), primary_key=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("owner", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("wanted", sa.Text, nullable=False),
+    sa.Column("order", sa.JSON, nullable=False),
+    sa.Column("budget", sa.JSON, nullable=False),
+    sa.Column("engine", sa.JSON(none_as_null=True)),
+    sa.UniqueConstraint("name", name="uq_fleet_campaigns_name"),
+)
+
+# Written about once a second, and so apart from the order, which is long.
+campaign_progress = sa.Table(
+    "campaign_progress",
+    metadata,
+    sa.Column("campaign", sa.Integer, sa.ForeignKey("campaigns.id"), primary_key=True),
+    sa.Column("progress", sa.JSON, nullable=False),
+)
+
 campaign_workloads = sa.Table(
     "campaign_workloads",
     metadata,
     sa.Column("campaign", sa.Integer, sa.ForeignKey("campaigns.id"), primary_key=True),
+    sa.Column("board_type", sa.Text, primary_key=True),
     sa.Column("workload", sa.Text, sa.ForeignKey("workloads.hash"), primary_key=True),
-    sa.Column("weight", sa.Integer, nullable=False),
+    sa.Column("weight", sa.Float, nullable=False),
 )
 
+# Append-only, by triggers. `counted` is 1 where the trial is its candidate's result in the campaign, else null: there
+# cannot be two. The long columns come last, so that SQLite need not read them to find the others.
 trials = sa.Table(
     "trials",
     metadata,
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
     sa.Column("campaign", sa.Integer, sa.ForeignKey("campaigns.id"), nullable=False),
+    sa.Column("board_type", sa.Text, nullable=False),
     sa.Column("workload", sa.Text, sa.ForeignKey("workloads.hash"), nullable=False),
-    sa.Column("candidate", sa.Text, nullable=False),
     sa.Column("operating_point", sa.Text, nullable=False),
+    sa.Column("candidate", sa.Text, nullable=False),
+    sa.Column("purpose", sa.Text, nullable=False),
     sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("counted", sa.Integer),
     sa.Column("status", sa.Text, nullable=False),
     sa.Column("fault_side", sa.Text),
     sa.Column("median_s", sa.Float),
     sa.Column("board", sa.Text),
     sa.Column("simulated", sa.Boolean, nullable=False),
-    sa.Column("outcome", sa.JSON, nullable=False),
-    sa.Column("trace_json", sa.Text, nullable=False),
     sa.Column("library_sha256", sa.Text),
     sa.Column("build_s", sa.Float),
     sa.Column("held_s", sa.Float),
     sa.Column("recorded_at", sa.Float, nullable=False),
-    sa.UniqueConstraint("campaign", "workload", "candidate", "operating_point", "attempt", name="uq_trials_identity"),
-    sa.Index("ix_trials_workload", "workload", "operating_point", "median_s"),
+    sa.Column("outcome", sa.JSON, nullable=False),
+    sa.Column("trace_json", sa.Text, nullable=False),
+    sa.UniqueConstraint(
+        "campaign",
+        "board_type",
+        "workload",
+        "operating_point",
+        "candidate",
+        "purpose",
+        "attempt",
+        name="uq_trials_identity",
+    ),
+    sa.Index(
+        "uq_trials_counted",
+        "campaign",
+        "board_type",
+        "workload",
+        "operating_point",
+        "candidate",
+        unique=True,
+        sqlite_where=sa.text("counted IS NOT NULL"),
+    ),
+    sa.Index("ix_trials_workload", "workload", "board_type", "operating_point", "simulated", "median_s"),
+    sa.Index("ix_trials_wrong", "workload", "candidate", sqlite_where=sa.text("status = 'wrong_result'")),
 )
 
 records = sa.Table(
@@ -151,6 +201,7 @@ records = sa.Table(
     sa.Column("max_rel_error", sa.Float, nullable=False),
     sa.Column("trace_json", sa.Text, nullable=False),
     sa.Column("verified_at", sa.Float, nullable=False),
+    sa.Column("evidence", sa.JSON(none_as_null=True)),
 )
 
 sweeps = sa.Table(
@@ -197,4 +248,5 @@ events = sa.Table(
     sa.Column("kind", sa.Text, nullable=False),
     sa.Column("subject", sa.Text, nullable=False),
     sa.Column("message", sa.Text, nullable=False),
+    sa.Index("ix_events_subject", "subject", "id"),
 )

@@ -50,7 +50,7 @@ def test_costs_are_medians_of_what_reached_a_board(store: Store) -> None:
 
 def test_candidates_are_counted_once(store: Store) -> None:
     """Candidates count by workload and point, however often they were tried, and only where trials speak of them."""
-    add(store, "a")
+    add(store, "a", Status.NOISY)
     add(store, "a", attempt=2)
     add(store, "b", Status.CRASHED)
     add(store, "c", Status.BOARD_LOST)

@@ -16,7 +16,7 @@ import pytest
 from device_agent.protocol import Outcome, Status
 from farm.errors import InternalError, TransientError, UnavailableError
 from farm.store import Store, database
-from farm.values import DEFAULT_POINT, Board, Record, Trial
+from farm.values import DEFAULT_POINT, WINNER_TRIAL, Board, Record, Trial
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -109,12 +109,19 @@ def test_a_trial_is_written_once(store: Store) -> None:
 
 def test_another_attempt_is_another_trial(store: Store) -> None:
     """Each part of a trial's identity makes a new one."""
-    assert store.add_trial(trial())
-    assert store.add_trial(trial(attempt=2))
-    assert store.add_trial(trial(operating_point="maxn"))
-    assert store.add_trial(trial("c2"))
-    assert store.add_trial(trial(workload="w2"))
-    assert len(store.fetch_trials()) == 5
+    assert store.add_trial(trial("c1", Status.NOISY))
+    for other in (
+        {"attempt": 2},
+        {"operating_point": "maxn"},
+        {"candidate": "c2"},
+        {"workload": "w2"},
+        {"board_type": "jetson-nano"},
+        {"purpose": WINNER_TRIAL},
+    ):
+        given = {"candidate": "c1", "status": Status.NOISY} | other
+        assert store.add_trial(trial(**given))  # type: ignore[arg-type]
+        assert not store.add_trial(trial(**given))  # type: ignore[arg-type]
+    assert len(store.fetch_trials()) == 7
 
 
 @pytest.mark.parametrize("statement", ["UPDATE trials SET median_s = 0", "DELETE FROM trials"])
@@ -157,8 +164,9 @@ def test_trials_are_counted_by_side(store: Store) -> None:
 
 def test_known_candidates_leave_out_what_says_nothing_about_them(store: Store) -> None:
     """The best median of good trials, None for a candidate's own fault; faults of board and farm are left out."""
+    again = begin(store)
     store.add_trial(trial("good", Status.OK, 3.0))
-    store.add_trial(trial("good", Status.OK, 2.0, attempt=2))
+    store.add_trial(trial("good", Status.OK, 2.0, campaign=again))
     store.add_trial(trial("bad", Status.CRASHED))
     store.add_trial(trial("lost", Status.BOARD_LOST))
     store.add_trial(trial("ours", Status.FARM_ERROR))
@@ -169,7 +177,7 @@ def test_known_candidates_leave_out_what_says_nothing_about_them(store: Store) -
 def test_a_wrong_result_outweighs_a_good_time(store: Store) -> None:
     """A candidate that computed nonsense once is known as a failure, however fast it was."""
     store.add_trial(trial("c1", Status.OK, 1.0))
-    store.add_trial(trial("c1", Status.WRONG_RESULT, attempt=2))
+    store.add_trial(trial("c1", Status.WRONG_RESULT, purpose=WINNER_TRIAL))
     [row] = store.fetch_known_candidates("w1", "local", DEFAULT_POINT, simulated=False)
     assert row["median_s"] is None
 

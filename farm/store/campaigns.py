@@ -1,0 +1,330 @@
+"""Campaigns: those of one command, and those over a fleet, with their workloads, what operators want, and progress.
+
+What an order means and what an engine does about it live in `farm.campaign`; here both are plain data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from farm.errors import InternalError, UsageError
+from farm.store import schema
+from farm.store.base import Base
+from farm.values import CampaignState, FleetCampaign
+
+RUN, PAUSE, CANCEL = "run", "pause", "cancel"
+
+
+class CampaignQueries(Base):
+    """Queries on `campaigns`, `fleet_campaigns`, `campaign_progress`, `workloads` and `campaign_workloads`."""
+
+    # Of one command
+
+    def start_campaign(
+        self,
+        command: str,
+        model: str,
+        model_sha256: str,
+        board_type: str,
+        trials_budget: int,
+        settings: Mapping[str, Any],
+    ) -> int:
+        """Note that a campaign begins; returns its number."""
+        with self._writing() as connection:
+            return self._insert_campaign(
+                connection,
+                command=command,
+                model=model,
+                model_sha256=model_sha256,
+                board_type=board_type,
+                trials_budget=trials_budget,
+                settings=dict(settings),
+                state="running",
+            )
+
+    def finish_campaign(self, campaign: int, state: str) -> None:
+        """Note how a campaign ended: `finished`, `interrupted` or `failed`."""
+        with self._writing() as connection:
+            _set_state(connection, campaign, state, self._wall_clock())
+
+    def fetch_campaigns(self) -> list[dict[str, Any]]:
+        """All campaigns, the newest first; of those over a fleet only what all campaigns have."""
+        return self._rows(sa.select(schema.campaigns).order_by(schema.campaigns.c.id.desc()))
+
+    def save_workloads(self, campaign: int, workloads: Sequence[Mapping[str, Any]]) -> None:
+        """Add the workloads of a campaign: mappings with the columns of `workloads` and a `weight`.
+
+        A `board_type` may be among them; the campaign's own is taken where it is not.
+        """
+        with self._writing() as connection:
+            own = connection.execute(
+                sa.select(schema.campaigns.c.board_type).where(schema.campaigns.c.id == campaign)
+            ).scalar()
+            self._insert_workloads(connection, campaign, workloads, own or "")
+
+    def fetch_workloads(self, campaign: int) -> list[dict[str, Any]]:
+        """The workloads of a campaign in the order in which they were given, each with `board_type` and `weight`.
+
+        A workload of several board types comes once for each.
+        """
+        member, about = schema.campaign_workloads, schema.workloads
+        query = (
+            sa.select(about, member.c.board_type, member.c.weight)
+            .join(member, member.c.workload == about.c.hash)
+            .where(member.c.campaign == campaign)
+            .order_by(sa.literal_column("campaign_workloads.rowid"))
+        )
+        return self._rows(query)
+
+    def fetch_workload_names(self) -> list[tuple[str, str]]:
+        """Hash and name of every workload that the store has met, the oldest first."""
+        table = schema.workloads
+        rows = self._rows(sa.select(table.c.hash, table.c.name).order_by(sa.literal_column("workloads.rowid")))
+        return [(row["hash"], row["name"]) for row in rows]
+
+    # Over a fleet
+
+    def submit_campaign(self, order: Mapping[str, Any], command: str, workloads: Sequence[Mapping[str, Any]]) -> int:
+        """Put a campaign into the store for an engine to find; returns its number.
+
+        `order` has at least `name`, `owner`, `budget`, `models` and `types`; `workloads` are as for `save_workloads`,
+        each with its `board_type`. Raises UsageError where the name was used before, by any campaign ever.
+        """
+        name, types = str(order["name"]), [str(each["board_type"]) for each in order["types"]]
+        with self._writing() as connection:
+            known = _find(connection, name)
+            if known is not None:
+                raise UsageError(
+                    f"there is a campaign {name!r} already ({known.state})",
+                    "A name is used once, since trials and reports go by it: give this one another. "
+                    f"`farm campaign show {name}` says what became of the first.",
+                )
+            number = self._insert_campaign(
+                connection,
+                command=command,
+                model=", ".join(str(each["name"]) for each in order["models"]),
+                model_sha256="",
+                # Trials of a campaign for several types must say theirs: see `add_trial`.
+                board_type=types[0] if len(types) == 1 else "",
+                trials_budget=order["budget"].get("trials") or 0,
+                settings={},
+                state=str(CampaignState.SUBMITTED),
+            )
+            connection.execute(
+                schema.fleet_campaigns.insert().values(
+                    campaign=number,
+                    name=name,
+                    owner=str(order["owner"]),
+                    reason="waits for an engine",
+                    wanted=RUN,
+                    order=dict(order),
+                    budget=dict(order["budget"]),
+                )
+            )
+            self._insert_workloads(connection, number, workloads, types[0] if len(types) == 1 else "")
+            self._add_campaign_event(connection, "campaign_submitted", name, f"by {order['owner']}: {command}")
+        return number
+
+    def fetch_fleet_campaigns(self, *, over: bool | None = None) -> list[FleetCampaign]:
+        """All campaigns over a fleet, the oldest first; `over` chooses those that are, or are not, at their end."""
+        query = _select_fleet().order_by(schema.campaigns.c.id)
+        if over is not None:
+            ended = schema.campaigns.c.state.in_([str(state) for state in CampaignState if state.over])
+            query = query.where(ended if over else ~ended)
+        return [_to_campaign(row) for row in self._rows(query)]
+
+    def fetch_fleet_campaign(self, name: str) -> FleetCampaign:
+        """One of them. Raises UsageError, naming those that there are, where there is none."""
+        rows = self._rows(_select_fleet().where(schema.fleet_campaigns.c.name == name))
+        if not rows:
+            names = [row["name"] for row in self._rows(sa.select(schema.fleet_campaigns.c.name))]
+            raise _unknown(name, names)
+        return _to_campaign(rows[0])
+
+    def want_campaign(self, name: str, wanted: str, by: str) -> FleetCampaign:
+        """Note what operators want of a campaign, `run`, `pause` or `cancel`; returns it as it is then.
+
+        Its engine does the rest. Where none has it, `cancel` ends it here, and `run` has the next engine find it: the
+        state is `submitted` again. Wanting twice is wanting once. Raises UsageError where there is no such campaign,
+        where it is over, and for a pause of one that nobody carries out any more.
+        """
+        if wanted not in (RUN, PAUSE, CANCEL):
+            raise InternalError(f"nobody can want {wanted!r} of a campaign")
+        with self._writing() as connection:
+            campaign = _require_open(connection, name)
+            state, idle = campaign.state, campaign.engine is None
+            if wanted == PAUSE and state is CampaignState.INTERRUPTED:
+                raise UsageError(
+                    f"campaign {name!r} is interrupted: nothing of it is under way",
+                    f"`farm campaign resume {name}` lets it go on.",
+                )
+            values: dict[str, Any] = {"wanted": wanted}
+            if idle and wanted == CANCEL:
+                values["reason"] = f"cancelled by {by}"
+                _set_state(connection, campaign.id, CampaignState.CANCELLED, self._wall_clock())
+            elif idle and wanted == RUN and state is not CampaignState.SUBMITTED:
+                values["reason"] = "waits for an engine"
+                _set_state(connection, campaign.id, CampaignState.SUBMITTED, None)
+            if wanted != campaign.wanted or "reason" in values:
+                _update_fleet(connection, campaign.id, **values)
+                self._add_campaign_event(connection, f"campaign_{wanted}", name, f"wanted by {by}; it was {state}")
+            return _require(connection, name)
+
+    def change_budget(self, name: str, budget: Mapping[str, Any], by: str) -> FleetCampaign:
+        """Give a campaign another budget, as a whole; its engine sees it soon. Returns it as it is then.
+
+        Raises UsageError where there is no such campaign, and where it is over.
+        """
+        with self._writing() as connection:
+            campaign = _require_open(connection, name)
+            if dict(budget) != campaign.budget:
+                _update_fleet(connection, campaign.id, budget=dict(budget))
+                told = ", ".join(
+                    f"{key} {campaign.budget.get(key)} -> {budget.get(key)}"
+                    for key in sorted(campaign.budget.keys() | budget.keys())
+                    if campaign.budget.get(key) != budget.get(key)
+                )
+                self._add_campaign_event(connection, "campaign_budget", name, f"{told}; changed by {by}")
+            return _require(connection, name)
+
+    def note_campaign(self, campaign: int, state: str, reason: str, engine: Mapping[str, Any] | None = None) -> bool:
+        """Note how it stands with a campaign, and with `engine` who carries it out from now on (None: as before).
+
+        One that is interrupted or over has no engine afterwards. Returns False, with nothing changed, where it was
+        over already: an operator's cancellation may come first. Raises InternalError for a state that there is not,
+        or a campaign.
+        """
+        after = _read_state(state)
+        with self._writing() as connection:
+            row = connection.execute(_select_fleet().where(schema.campaigns.c.id == campaign)).mappings().first()
+            if row is None:
+                raise InternalError(f"there is no fleet campaign number {campaign}")
+            known = _to_campaign(row)
+            if known.over:
+                return False
+            values: dict[str, Any] = {"reason": reason}
+            if after.over or after is CampaignState.INTERRUPTED:
+                values["engine"] = None
+            elif engine is not None:
+                values["engine"] = dict(engine)
+            _update_fleet(connection, campaign, **values)
+            if after is not known.state:
+                _set_state(connection, campaign, after, self._wall_clock() if after.over else None)
+                self._add_campaign_event(connection, f"campaign_{after}", known.name, reason)
+        return True
+
+    def save_progress(self, campaign: int, progress: Mapping[str, Any]) -> None:
+        """Keep how far a campaign has come, in place of what was kept before."""
+        table = schema.campaign_progress
+        insert = table.insert().prefix_with("OR REPLACE").values(campaign=campaign, progress=dict(progress))
+        with self._writing() as connection:
+            connection.execute(insert)
+
+    def interrupt_campaigns(self, is_abandoned: Callable[[Mapping[str, Any]], bool]) -> list[str]:
+        """Note as interrupted the campaigns whose engine `is_abandoned` says is no more; returns their names.
+
+        One transaction, so that one which a new engine takes meanwhile is left alone. `is_abandoned` must be quick.
+        """
+        with self._writing() as connection:
+            rows = connection.execute(_select_fleet().order_by(schema.campaigns.c.id)).mappings().all()
+            open_ = [each for each in map(_to_campaign, rows) if not each.over and each.engine is not None]
+            abandoned = [each for each in open_ if is_abandoned(each.engine or {})]
+            for each in abandoned:
+                reason = f"its engine was killed while it was {each.state}"
+                _set_state(connection, each.id, CampaignState.INTERRUPTED, None)
+                _update_fleet(connection, each.id, reason=reason, engine=None)
+                self._add_campaign_event(connection, "campaign_interrupted", each.name, reason)
+        return [each.name for each in abandoned]
+
+    # Inside a transaction
+
+    def _insert_campaign(self, connection: sa.Connection, **values: Any) -> int:
+        done = connection.execute(schema.campaigns.insert().values(started_at=self._wall_clock(), **values))
+        assert done.inserted_primary_key
+        return int(done.inserted_primary_key[0])
+
+    def _insert_workloads(
+        self, connection: sa.Connection, campaign: int, workloads: Sequence[Mapping[str, Any]], board_type: str
+    ) -> None:
+        for workload in workloads:
+            row = {key: value for key, value in workload.items() if key not in ("weight", "board_type")}
+            connection.execute(
+                schema.workloads.insert().prefix_with("OR IGNORE").values(**row, added_at=self._wall_clock())
+            )
+            connection.execute(
+                schema.campaign_workloads.insert()
+                .prefix_with("OR IGNORE")
+                .values(
+                    campaign=campaign,
+                    board_type=workload.get("board_type") or board_type,
+                    workload=workload["hash"],
+                    weight=workload["weight"],
+                )
+            )
+
+    def _add_campaign_event(self, connection: sa.Connection, kind: str, name: str, message: str) -> None:
+        connection.execute(
+            schema.events.insert().values(at=self._wall_clock(), kind=kind, subject=name, message=message)
+        )
+
+
+def _select_fleet() -> sa.Select[Any]:
+    common, fleet, progress = schema.campaigns, schema.fleet_campaigns, schema.campaign_progress
+    columns = (common.c.id, common.c.command, common.c.state, common.c.started_at, common.c.finished_at)
+    own = [column for column in fleet.c if column.name != "campaign"]
+    return (
+        sa.select(*columns, *own, progress.c.progress)
+        .join(fleet, fleet.c.campaign == common.c.id)
+        .outerjoin(progress, progress.c.campaign == common.c.id)
+    )
+
+
+def _to_campaign(row: Mapping[Any, Any]) -> FleetCampaign:
+    return FleetCampaign(**{**row, "state": CampaignState(row["state"])})
+
+
+def _find(connection: sa.Connection, name: str) -> FleetCampaign | None:
+    row = connection.execute(_select_fleet().where(schema.fleet_campaigns.c.name == name)).mappings().first()
+    return None if row is None else _to_campaign(row)
+
+
+def _require(connection: sa.Connection, name: str) -> FleetCampaign:
+    campaign = _find(connection, name)
+    if campaign is None:
+        raise _unknown(name, connection.execute(sa.select(schema.fleet_campaigns.c.name)).scalars().all())
+    return campaign
+
+
+def _require_open(connection: sa.Connection, name: str) -> FleetCampaign:
+    campaign = _require(connection, name)
+    if campaign.over:
+        raise UsageError(
+            f"campaign {name!r} is over ({campaign.state}: {campaign.reason})",
+            "A new campaign starts from all that it measured: `farm campaign clone`.",
+        )
+    return campaign
+
+
+def _set_state(connection: sa.Connection, campaign: int, state: str, finished_at: float | None) -> None:
+    table = schema.campaigns
+    connection.execute(table.update().where(table.c.id == campaign).values(state=str(state), finished_at=finished_at))
+
+
+def _update_fleet(connection: sa.Connection, campaign: int, **values: Any) -> None:
+    table = schema.fleet_campaigns
+    connection.execute(table.update().where(table.c.campaign == campaign).values(**values))
+
+
+def _read_state(state: str) -> CampaignState:
+    try:
+        return CampaignState(state)
+    except ValueError:
+        raise InternalError(f"a campaign cannot be {state!r}") from None
+
+
+def _unknown(name: str, names: Sequence[str]) -> UsageError:
+    there = f"There are: {', '.join(sorted(names))}." if names else "There is none yet: `farm campaign run FILE`."
+    return UsageError(f"there is no campaign {name!r}", there)

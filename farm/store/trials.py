@@ -1,0 +1,163 @@
+"""Trials: written once, counted, and read back in the forms that a search and an engine that resumes need.
+
+Which trials help another search is `similar`'s question, and what trials cost is `coverage`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import sqlite
+
+from device_agent.protocol import FaultSide, Status
+from farm.errors import InternalError
+from farm.store import schema
+from farm.store.base import Base
+from farm.values import SEARCH_TRIAL, WINNER_TRIAL, Trial
+
+
+class TrialQueries(Base):
+    """Queries on `trials`."""
+
+    def add_trial(self, trial: Trial) -> bool:
+        """Write a trial once. Returns False, with nothing changed, for a second delivery.
+
+        That is one of an identity that is there, or a second trial that counts (`Trial.counts`) of one candidate on
+        one board type at one operating point in one campaign. Raises InternalError where there is no such campaign
+        or workload, and where the trial does not say which of its campaign's board types it ran on.
+        """
+        outcome = trial.outcome
+        side = outcome.status.fault_side
+        row = {
+            "campaign": trial.campaign,
+            "board_type": trial.board_type,
+            "workload": trial.workload,
+            "operating_point": trial.operating_point,
+            "candidate": trial.candidate,
+            "purpose": trial.purpose,
+            "attempt": trial.attempt,
+            "counted": 1 if trial.counts else None,
+            "status": str(outcome.status),
+            "fault_side": None if side is None else str(side),
+            "median_s": trial.median_s,
+            "board": outcome.board or None,
+            "simulated": outcome.simulated,
+            "library_sha256": trial.library_sha256,
+            "build_s": trial.build_s,
+            "held_s": trial.held_s,
+            "recorded_at": self._wall_clock(),
+            "outcome": outcome.to_dict(),
+            "trace_json": trial.trace_json,
+        }
+        with self._writing() as connection:
+            if not trial.board_type:
+                row["board_type"] = _require_type(connection, trial)
+            insert = sqlite.insert(schema.trials).values(**row).on_conflict_do_nothing()
+            return connection.execute(insert).rowcount == 1
+
+    def count_trials(self, campaign: int) -> dict[str, int]:
+        """Trials by side: `ok`, `candidate_faults`, `board_faults`, `farm_faults`, `sample_faults`."""
+        table = schema.trials
+        rows = self._rows(
+            sa.select(table.c.fault_side, sa.func.count().label("n"))
+            .where(table.c.campaign == campaign)
+            .group_by(table.c.fault_side)
+        )
+        by_side = {row["fault_side"]: row["n"] for row in rows}
+        return {"ok": by_side.get(None, 0)} | {f"{side}_faults": by_side.get(str(side), 0) for side in FaultSide}
+
+    def count_statuses(self) -> dict[str, int]:
+        """All trials by status; statuses that none has are missing. Reads the whole table."""
+        table = schema.trials
+        rows = self._rows(sa.select(table.c.status, sa.func.count().label("n")).group_by(table.c.status))
+        return {row["status"]: row["n"] for row in rows}
+
+    def fetch_trials(self, campaign: int | None = None) -> list[dict[str, Any]]:
+        """Trials in the order in which they were written, of one campaign or of all."""
+        query = sa.select(schema.trials).order_by(schema.trials.c.id)
+        if campaign is not None:
+            query = query.where(schema.trials.c.campaign == campaign)
+        return self._rows(query)
+
+    def fetch_counted(self, campaign: int) -> list[dict[str, Any]]:
+        """The trials of a campaign that count, one for each candidate of a lane, in the order of writing.
+
+        Each has `id`, `board_type`, `workload`, `operating_point`, `candidate`, `trace_json`, `board` and `median_s`
+        (seconds; None where the candidate itself failed).
+        """
+        table = schema.trials
+        return self._rows(
+            sa.select(
+                table.c.id,
+                table.c.board_type,
+                table.c.workload,
+                table.c.operating_point,
+                table.c.candidate,
+                table.c.trace_json,
+                table.c.median_s,
+                table.c.board,
+            )
+            .where(table.c.campaign == campaign, table.c.counted.is_not(None))
+            .order_by(table.c.id)
+        )
+
+    def fetch_attempts(self, campaign: int) -> dict[tuple[str, str, str, str], int]:
+        """By board type, workload, operating point and candidate, the number of the last attempt in the search."""
+        table = schema.trials
+        key = (table.c.board_type, table.c.workload, table.c.operating_point, table.c.candidate)
+        rows = self._rows(
+            sa.select(*key, sa.func.max(table.c.attempt).label("attempt"))
+            .where(table.c.campaign == campaign, table.c.purpose == SEARCH_TRIAL)
+            .group_by(*key)
+        )
+        return {
+            (row["board_type"], row["workload"], row["operating_point"], row["candidate"]): row["attempt"]
+            for row in rows
+        }
+
+    def fetch_board_seconds(self, campaign: int) -> float:
+        """How long boards were held for the trials of a campaign, all together, in seconds."""
+        table = schema.trials
+        [row] = self._rows(sa.select(sa.func.total(table.c.held_s).label("held_s")).where(table.c.campaign == campaign))
+        return float(row["held_s"])
+
+    def fetch_known_candidates(
+        self, workload: str, board_type: str, operating_point: str, simulated: bool
+    ) -> list[dict[str, Any]]:
+        """What is known of a workload's candidates on a board type: `candidate`, `trace_json`, `median_s`.
+
+        `median_s` is the least median of the candidate's good trials, or None where the candidate itself failed. If it
+        was measured again as a winner, those trials alone decide: that a candidate was chosen for one low time says
+        that the time was lucky. Trials that failed through no fault of the candidate say nothing and are left out.
+        """
+        trials = schema.trials
+        wrong = sa.func.max(sa.case((trials.c.status == str(Status.WRONG_RESULT), 1), else_=0))
+        again = sa.func.min(sa.case((trials.c.purpose == WINNER_TRIAL, trials.c.median_s)))
+        query = (
+            sa.select(
+                trials.c.candidate,
+                sa.func.min(trials.c.trace_json).label("trace_json"),
+                sa.case((wrong == 1, None), else_=sa.func.coalesce(again, sa.func.min(trials.c.median_s))).label(
+                    "median_s"
+                ),
+            )
+            .where(
+                trials.c.workload == workload,
+                trials.c.board_type == board_type,
+                trials.c.operating_point == operating_point,
+                trials.c.simulated == simulated,
+                sa.or_(trials.c.fault_side.is_(None), trials.c.fault_side == str(FaultSide.CANDIDATE)),
+            )
+            .group_by(trials.c.candidate)
+            .order_by(sa.func.min(trials.c.id))
+        )
+        return self._rows(query)
+
+
+def _require_type(connection: sa.Connection, trial: Trial) -> str:
+    table = schema.campaigns
+    board_type = connection.execute(sa.select(table.c.board_type).where(table.c.id == trial.campaign)).scalar()
+    if board_type == "":
+        raise InternalError(f"a trial of campaign {trial.campaign} does not say on which of its board types it ran")
+    return board_type or ""  # no such campaign: the foreign key says so
