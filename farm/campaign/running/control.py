@@ -1,0 +1,95 @@
+"""What operators want of campaigns: pause, resume, cancel, another budget. All of it goes through the store, where the
+engine finds it; what needs no engine is noted here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from farm.campaign.fleet_values import Budget
+from farm.campaign.machine import is_gone
+from farm.campaign.running.state import engine_lock, find_engine
+from farm.errors import UnavailableError, UsageError
+from farm.settings import Settings
+from farm.store import Store
+from farm.values import CampaignState, FleetCampaign
+
+RUN, PAUSE, CANCEL = "run", "pause", "cancel"
+# Within this an engine has noted what it was told: it looks into the store several times a second, and boards may end
+# what they measure after that.
+HEARD_TIMEOUT_S = 4.0
+_LOOK_S = 0.1
+
+
+def needs_engine(campaign: FleetCampaign) -> bool:
+    """Whether an engine has something to do for a campaign. An interrupted one waits to be resumed."""
+    if campaign.over or campaign.state is CampaignState.INTERRUPTED:
+        return False
+    return campaign.wanted != PAUSE or campaign.state not in (CampaignState.PAUSED, CampaignState.SUBMITTED)
+
+
+def close_abandoned(store: Store) -> list[str]:
+    """Note as interrupted what engines of this machine that were killed have left; returns the campaigns' names.
+
+    To be called before campaigns are shown or changed.
+    """
+    return store.interrupt_campaigns(is_gone)
+
+
+def pause(settings: Settings, store: Store, name: str, by: str) -> FleetCampaign:
+    """Stop a campaign for now; returns it as it is then, or as it is after `HEARD_TIMEOUT_S`.
+
+    Raises UsageError where there is none of this name, or nothing of it is under way.
+    """
+    close_abandoned(store)
+    store.want_campaign(name, PAUSE, by)
+    return _wait_heard(settings, store, name, CampaignState.PAUSED, f"paused by {by}")
+
+
+def cancel(settings: Settings, store: Store, name: str, by: str) -> FleetCampaign:
+    """End a campaign for good; its trials stay. Returns and raises as `pause` does."""
+    close_abandoned(store)
+    store.want_campaign(name, CANCEL, by)
+    return _wait_heard(settings, store, name, CampaignState.CANCELLED, f"cancelled by {by}")
+
+
+def resume(store: Store, name: str, by: str) -> FleetCampaign:
+    """Let a campaign go on that was paused or interrupted. An engine has to run then (`client.ensure_engine`).
+
+    Raises UsageError where there is none of this name, or it is over.
+    """
+    close_abandoned(store)
+    return store.want_campaign(name, RUN, by)
+
+
+def change_budget(store: Store, name: str, changes: Mapping[str, Any], by: str) -> Budget:
+    """Change limits of a campaign that is not over: fields of `Budget`, None for no limit; others stay as they are.
+
+    Raises UsageError for a limit of nothing, and where no limit would be left.
+    """
+    budget = Budget(**{**store.fetch_fleet_campaign(name).budget, **changes})
+    if budget == Budget():
+        raise UsageError("a budget needs a limit", "Leave one of trials, wall clock, board-hours or per workload.")
+    store.change_budget(name, dataclasses.asdict(budget), by)
+    return budget
+
+
+def _wait_heard(settings: Settings, store: Store, name: str, state: CampaignState, reason: str) -> FleetCampaign:
+    """Wait until the engine has done as it was told. Where there is none, note it."""
+    deadline = time.monotonic() + HEARD_TIMEOUT_S
+    while True:
+        campaign = store.fetch_fleet_campaign(name)
+        if campaign.over or campaign.state is state or time.monotonic() > deadline:
+            return campaign
+        if find_engine(settings.home_path) is None:
+            try:
+                # So that no engine begins with it meanwhile.
+                with engine_lock(settings.home_path):
+                    store.note_campaign(campaign.id, state, reason)
+                continue
+            except UnavailableError:
+                pass  # one is just starting, or just ending
+        time.sleep(_LOOK_S)

@@ -1,0 +1,146 @@
+"""The engine's process: lock, log, signals, and when it ends. What it does meanwhile is `engine.run_engine`.
+
+It ends by itself some seconds after the last campaign that needs it.
+"""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from farm import settings as farm_settings
+from farm.campaign.machine import is_gone, process_identity
+from farm.campaign.running.control import RUN, needs_engine
+from farm.campaign.running.state import LOG_FILE, engine_lock, publish, withdraw
+from farm.errors import FarmError
+from farm.settings import Settings
+from farm.store import Store
+from farm.values import CampaignState
+
+# Ray and boards take seconds to come up: the next campaign of a script finds them still there.
+LINGER_S = 5.0
+_LOOK_S = 0.2
+_LOG_BYTES, _LOGS_KEPT = 4 << 20, 3
+
+Run = Callable[[Settings, Store, Callable[[], bool], Callable[[str], None]], None]
+
+# A run that gives up at once over and over has met something that it does not see as an end.
+_MAX_EMPTY_RUNS = 5
+_EMPTY_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Be the engine until there is nothing left to do, or until told to end. Returns the exit code."""
+    # Here: it loads Ray, which commands that only ask for this module's names should not wait for.
+    from farm.campaign.running.engine import run_engine
+
+    try:
+        settings = farm_settings.load()
+        _start_log(settings.home_path / "logs")
+        with engine_lock(settings.home_path), Store(settings.home_path / "farm.db") as store:
+            serve(settings, store, run_engine)
+    except FarmError as error:
+        return _fail(str(error), error.exit_code)
+    except OSError as error:
+        return _fail(str(error), 3)
+    return 0
+
+
+def serve(settings: Settings, store: Store, run: Run) -> None:
+    """Carry out campaigns with `run` until none needs it any more, or a signal says that it is enough.
+
+    Whatever ends it, campaigns of this process that are not over are noted as interrupted. Raises what `run` raises.
+    """
+    told = Told()
+    home, me = settings.home_path, process_identity()
+    for name in store.interrupt_campaigns(is_gone):
+        _log.warning("campaign %s was left by an engine that is gone", name)
+    reason = "its engine was told to end"
+    try:
+        empty = 0
+        while not told.yes and empty < _MAX_EMPTY_RUNS:
+            publish(home)
+            _take_up(store, me)
+            began = time.monotonic()
+            run(settings, store, lambda: told.yes, lambda text: _log.info("%s", text))
+            empty = empty + 1 if time.monotonic() - began < _EMPTY_S else 0
+            if _wait_for_work(store, told):
+                continue
+            withdraw(home)
+            # What was ordered before a command saw the file go is in the store by now.
+            if not _has_work(store):
+                break
+    except FarmError as error:
+        reason = error.message
+        raise
+    except BaseException as error:
+        reason = f"its engine ended with {type(error).__name__}: {error}"
+        _log.exception("ending")
+        raise
+    finally:
+        _log.info("ending")
+        _leave(store, me, reason)
+
+
+class Told:
+    """Whether a signal has said that it is enough. A plain flag: a handler may interrupt anything, locks included."""
+
+    def __init__(self) -> None:
+        self.yes = False
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._hear)
+
+    def _hear(self, *_: object) -> None:
+        self.yes = True
+
+
+def _wait_for_work(store: Store, told: Told) -> bool:
+    """Whether a campaign comes within `LINGER_S`."""
+    for _ in range(round(LINGER_S / _LOOK_S)):
+        if told.yes:
+            return False
+        if _has_work(store):
+            return True
+        time.sleep(_LOOK_S)
+    return False
+
+
+def _has_work(store: Store) -> bool:
+    return any(map(needs_engine, store.fetch_fleet_campaigns()))
+
+
+def _take_up(store: Store, me: Mapping[str, Any]) -> None:
+    """Have what this process left paused begin anew where that is wanted by now."""
+    for campaign in store.fetch_fleet_campaigns():
+        if campaign.engine == me and campaign.state is CampaignState.PAUSED and campaign.wanted == RUN:
+            store.note_campaign(campaign.id, CampaignState.SUBMITTED, "waits for an engine")
+
+
+def _leave(store: Store, me: Mapping[str, Any], reason: str) -> None:
+    """Note what of ours is not over. A paused campaign has no engine from now on either."""
+    for campaign in store.fetch_fleet_campaigns():
+        if campaign.engine == me and not campaign.over:
+            why = campaign.reason if campaign.state is CampaignState.PAUSED else reason
+            store.note_campaign(campaign.id, CampaignState.INTERRUPTED, why)
+
+
+def _fail(text: str, code: int) -> int:
+    _log.error("%s", text)
+    print(f"error: {text}", file=sys.stderr)
+    return code
+
+
+def _start_log(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    handler = logging.handlers.RotatingFileHandler(folder / LOG_FILE, maxBytes=_LOG_BYTES, backupCount=_LOGS_KEPT)
+    text = "%(asctime)s %(levelname)s %(name)s %(message)s"
+    logging.basicConfig(level=logging.INFO, handlers=[handler], format=text, force=True)
+    logging.getLogger("paramiko").setLevel(logging.WARNING)

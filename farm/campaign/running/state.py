@@ -1,0 +1,98 @@
+"""Which process is the engine of campaigns, and whether it takes orders: a lock and a small file under FARM_HOME.
+
+The lock is the truth, because the kernel lets go of it whatever happens to its holder. The file says that the engine
+will look into the store once more before it ends, so that nothing is ordered of an engine that is just going.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from farm.campaign.machine import process_identity
+from farm.errors import UnavailableError
+
+LOG_FILE = "engine.log"
+_LOCK, _FILE = "engine.lock", "engine.json"
+# Whoever only looks (`is_held`) has the lock for microseconds.
+_LOCK_TRIES = 50
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineInfo:
+    """The engine's process, as `farm.campaign.machine.process_identity` tells it."""
+
+    identity: Mapping[str, Any]
+
+    @property
+    def pid(self) -> int:
+        """Its number on this machine."""
+        return int(self.identity["pid"])
+
+
+def find_engine(home: Path) -> EngineInfo | None:
+    """The engine of this FARM_HOME, or None where none runs, or it is not ready yet, or it is about to end."""
+    if not is_held(home):
+        return None
+    try:
+        document = json.loads((home / _FILE).read_text())
+        return EngineInfo({"host": str(document["host"]), "pid": int(document["pid"]), "created": document["created"]})
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def is_held(home: Path) -> bool:
+    """Whether some process is the engine of this FARM_HOME, ready or not."""
+    try:
+        with (home / _LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+@contextlib.contextmanager
+def engine_lock(home: Path) -> Iterator[None]:
+    """Be the engine of this FARM_HOME for the block, or keep one from starting.
+
+    Raises UnavailableError where another process is.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / _LOCK).open("a+b") as file:
+        _lock(file)
+        withdraw(home)  # of one that was killed
+        try:
+            yield
+        finally:
+            withdraw(home)
+
+
+def publish(home: Path) -> None:
+    """Say that this process is the engine and takes orders; in one step, so that nobody reads half of it."""
+    part = home / f".{_FILE}.{os.getpid()}"
+    part.write_text(json.dumps(process_identity()))
+    part.replace(home / _FILE)
+
+
+def withdraw(home: Path) -> None:
+    """Take no more orders. What was ordered before is in the store by now, and has to be looked for there."""
+    (home / _FILE).unlink(missing_ok=True)
+
+
+def _lock(file: IO[bytes]) -> None:
+    for _ in range(_LOCK_TRIES):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        os.sched_yield()
+    raise UnavailableError(
+        "the engine of this farm's campaigns runs already", "`farm campaign list` shows what it does."
+    )
