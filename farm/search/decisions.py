@@ -1,0 +1,208 @@
+"""The decisions that make one schedule of a sketch, as plain numbers: changed, crossed, listed, fitted to other sizes.
+
+No TVM here. What a decision means, and whether it leads to a valid schedule, is known to `schedule_space` alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import random
+from collections.abc import Iterator, Sequence
+
+# Tile sizes from the outermost to the innermost loop; the index of a choice; where a block goes (-1: the root, -2:
+# inlined, else the index of a loop). None: to be drawn by TVM.
+Decision = tuple[int, ...] | int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """A loop of `extent` split into `parts`; the innermost one at most `innermost_limit`."""
+
+    extent: int
+    parts: int
+    innermost_limit: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One of so many options."""
+
+    options: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a block is computed. How many loops there are to choose from depends on the other decisions."""
+
+
+Knob = Tile | Choice | Place
+
+
+@dataclasses.dataclass(frozen=True)
+class Genome:
+    """One schedule: the index of its sketch, and a decision for each of the sketch's knobs."""
+
+    sketch: int
+    decisions: tuple[Decision, ...]
+
+    def replaced(self, knob: int, decision: Decision) -> Genome:
+        """The same with one other decision."""
+        return Genome(self.sketch, (*self.decisions[:knob], decision, *self.decisions[knob + 1 :]))
+
+
+# How often each kind of knob is changed: MetaSchedule's own odds for tiles, places and unrolling.
+_ODDS = {Tile: 0.9, Place: 0.06, Choice: 0.04}
+# Loops beyond those of any block that MetaSchedule's CPU rules make.
+_MOST_PLACES = 16
+
+
+def mutate(genome: Genome, knobs: Sequence[Knob], rng: random.Random) -> Genome | None:
+    """One decision changed at random; None where there is nothing to change."""
+    by_kind: dict[type, list[int]] = {}
+    for index, knob in enumerate(knobs):
+        if not isinstance(knob, Tile) or (knob.extent > 1 and knob.parts > 1):
+            by_kind.setdefault(type(knob), []).append(index)
+    if not by_kind:
+        return None
+    kind = rng.choices(list(by_kind), [_ODDS[each] for each in by_kind])[0]
+    if kind is Tile:  # a loop with many ways to be split is changed more often than one with few
+        weights = [math.log(count_tilings(knobs[i])) for i in by_kind[kind]]  # type: ignore[arg-type]
+        index = rng.choices(by_kind[kind], weights)[0]
+    else:
+        index = rng.choice(by_kind[kind])
+    knob, now = knobs[index], genome.decisions[index]
+    if isinstance(knob, Choice):
+        others = [option for option in range(knob.options) if option != now]
+        return genome.replaced(index, rng.choice(others)) if others else None
+    if isinstance(knob, Place) or not isinstance(now, tuple):
+        return genome.replaced(index, None)
+    moves = list(_moves(knob, now, every_divisor=True))
+    return genome.replaced(index, rng.choice(moves)) if moves else None
+
+
+def cross(left: Genome, right: Genome, rng: random.Random) -> Genome:
+    """Each decision from either of two schedules of the same sketch."""
+    return Genome(left.sketch, tuple(rng.choice(pair) for pair in zip(left.decisions, right.decisions, strict=True)))
+
+
+def neighbours(genome: Genome, knobs: Sequence[Knob]) -> list[list[Genome]]:
+    """For each knob, the schedules one step away along it: a prime factor moved, the next option, the next loop."""
+    found = []
+    for index, (knob, now) in enumerate(zip(knobs, genome.decisions, strict=True)):
+        steps: Iterator[Decision]
+        if isinstance(knob, Tile):
+            steps = _moves(knob, now, every_divisor=False) if isinstance(now, tuple) else iter(())
+        elif isinstance(now, int):
+            last = knob.options - 1 if isinstance(knob, Choice) else _MOST_PLACES
+            first = 0 if isinstance(knob, Choice) else -2
+            steps = (step for step in (now - 1, now + 1) if first <= step <= last)
+        else:
+            steps = iter(())
+        found.append([genome.replaced(index, step) for step in steps])
+    return found
+
+
+def _moves(knob: Tile, now: tuple[int, ...], every_divisor: bool) -> Iterator[tuple[int, ...]]:
+    """Tilings that differ by a factor (a prime one, or any) moved from one loop to another."""
+    for source, size in enumerate(now):
+        factors = [f for f in _divisors(size) if f > 1] if every_divisor else _primes(size)
+        for factor, goal in itertools.product(factors, range(len(now))):
+            if goal != source:
+                moved = list(now)
+                moved[source] //= factor
+                moved[goal] *= factor
+                if moved[-1] <= knob.innermost_limit:
+                    yield tuple(moved)
+
+
+def fit(decision: Decision, knob: Knob) -> Decision:
+    """The decision for this knob that is most like one taken for another loop, number of options or block."""
+    if isinstance(knob, Choice):
+        return min(decision, knob.options - 1) if isinstance(decision, int) and decision >= 0 else None
+    if isinstance(knob, Place):
+        return decision if isinstance(decision, int) else None
+    if not isinstance(decision, tuple) or len(decision) != knob.parts:
+        return None
+    left, sizes = knob.extent, []
+    for position in range(knob.parts - 1, 0, -1):
+        limit = knob.innermost_limit if position == knob.parts - 1 else left
+        wanted = max(1, decision[position])
+        nearest = min(
+            (d for d in _divisors(left) if d <= limit), key=lambda d: (abs(math.log(d / wanted)), d), default=1
+        )
+        sizes.append(nearest)
+        left //= nearest
+    return (left, *reversed(sizes))
+
+
+def count_tilings(knob: Tile) -> int:
+    """In how many ways its loop can be split, whatever the limit of the innermost."""
+    return math.prod(math.comb(power + knob.parts - 1, knob.parts - 1) for power in _factorise(knob.extent).values())
+
+
+def count_decisions(knobs: Sequence[Knob]) -> int:
+    """At most how many schedules a sketch with these knobs has."""
+    counts = (
+        count_tilings(k) if isinstance(k, Tile) else k.options if isinstance(k, Choice) else _MOST_PLACES + 2
+        for k in knobs
+    )
+    return math.prod(counts)
+
+
+def list_decisions(knobs: Sequence[Knob]) -> Iterator[tuple[Decision, ...]]:
+    """Every combination of decisions, always in the same order; some may lead to the same schedule, or to none."""
+    options: list[list[Decision]] = []
+    for knob in knobs:
+        if isinstance(knob, Tile):
+            options.append([t for t in _tilings(knob.extent, knob.parts) if t[-1] <= knob.innermost_limit])
+        else:
+            options.append(list(range(knob.options) if isinstance(knob, Choice) else range(-2, _MOST_PLACES)))
+    return itertools.product(*options)
+
+
+def to_numbers(genome: Genome, knobs: Sequence[Knob]) -> list[float]:
+    """What a model of decisions sees: logarithms of tile sizes, the other decisions as they are."""
+    numbers: list[float] = []
+    for knob, decision in zip(knobs, genome.decisions, strict=True):
+        if isinstance(knob, Tile):
+            sizes = decision if isinstance(decision, tuple) else (1,) * knob.parts
+            numbers += [math.log2(size) for size in sizes]
+        else:
+            numbers.append(float(decision) if isinstance(decision, int) else -3.0)
+    return numbers
+
+
+def _tilings(extent: int, parts: int) -> Iterator[tuple[int, ...]]:
+    if parts == 1:
+        yield (extent,)
+        return
+    for size in _divisors(extent):
+        for rest in _tilings(extent // size, parts - 1):
+            yield (size, *rest)
+
+
+@functools.cache
+def _divisors(number: int) -> tuple[int, ...]:
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return tuple(sorted({*small, *(number // d for d in small)}))
+
+
+@functools.cache
+def _factorise(number: int) -> dict[int, int]:
+    powers: dict[int, int] = {}
+    factor = 2
+    while factor * factor <= number:
+        while number % factor == 0:
+            powers[factor] = powers.get(factor, 0) + 1
+            number //= factor
+        factor += 1
+    if number > 1:
+        powers[number] = powers.get(number, 0) + 1
+    return powers
+
+
+def _primes(number: int) -> tuple[int, ...]:
+    return tuple(_factorise(number))
