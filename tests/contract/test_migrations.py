@@ -7,7 +7,7 @@ import pathlib
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -122,7 +122,11 @@ _ROWS_OF_0002 = _ROWS_OF_0001 | {
     "board_events": (9, "tx2", 160.25, "probe_passed", "suspect", "good", "golden kernel in 1.5 ms", "farm"),
     "golden_samples": (3, "tx2", "dense-512", "default", 0.0015, "[0.0015, 0.0016]", 0, 160.25),
 }
-_ROWS = {"0001": _ROWS_OF_0001, "0002": _ROWS_OF_0002}
+_ROWS_OF_0003 = _ROWS_OF_0002 | {
+    "sweeps": (5, "farm sweep run", "tiny-cnn", "00", "jetson-tx2", 0, *("{}",) * 4, 1.0, None, "running", None),
+    "sweep_points": (6, 5, "tuned", 1, 1, "k", "tx2", "{}", "{}", 2.0),
+}
+_ROWS = {"0001": _ROWS_OF_0001, "0002": _ROWS_OF_0002, "0003": _ROWS_OF_0003}
 
 
 def migrate(path: pathlib.Path, revision: str, move: Callable[[Config, str], None] = command.upgrade) -> None:
@@ -146,10 +150,27 @@ def make_old(path: pathlib.Path, revision: str = "0001") -> None:
     connection.close()
 
 
-def fetch_all(path: pathlib.Path, tables: Collection[str]) -> dict[str, list[tuple[Any, ...]]]:
-    """Every row of these tables, as the file holds it; checks that no row refers to one that is gone."""
+def fetch_columns(path: pathlib.Path, tables: Collection[str]) -> dict[str, list[str]]:
+    """The names of the columns of these tables."""
     with sqlite3.connect(path) as connection:
-        rows = {table: connection.execute(f"SELECT * FROM {table}").fetchall() for table in tables}  # noqa: S608
+        names = {table: [row[1] for row in connection.execute(f"PRAGMA table_info({table})")] for table in tables}
+    connection.close()
+    return names
+
+
+def fetch_all(
+    path: pathlib.Path, tables: Collection[str], columns: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, list[tuple[Any, ...]]]:
+    """Every row of these tables, as the file holds it; checks that no row refers to one that is gone.
+
+    With `columns` those alone: what an older schema knew of a table that has got more since.
+    """
+    columns = columns or {table: ["*"] for table in tables}
+    with sqlite3.connect(path) as connection:
+        rows = {
+            table: connection.execute(f"SELECT {', '.join(columns[table])} FROM {table}").fetchall()  # noqa: S608
+            for table in tables
+        }
         assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
     connection.close()
     return rows
@@ -158,18 +179,19 @@ def fetch_all(path: pathlib.Path, tables: Collection[str]) -> dict[str, list[tup
 def test_a_store_of_the_first_schema_is_migrated_without_loss(path: pathlib.Path) -> None:
     """Every row of revision 0001 is there afterwards; a board that was in use is good, idle and directly reached."""
     make_old(path)
+    tables = set(_ROWS_OF_0001) - {"boards"}
+    columns = fetch_columns(path, tables)
     with Store(path) as store:
         [board] = store.fetch_boards()
         assert store.add_trial(Trial(1, "w1", "c2", DEFAULT_POINT, 1, Outcome(Status.OK, latency_s=(1.0,)), "[]"))
         assert store.acquire_lease("nano", "me", "test").token == 1
-    with sqlite3.connect(path) as connection:
-        for table, row in _ROWS_OF_0001.items():
-            if table != "boards":
-                assert connection.execute(f"SELECT * FROM {table}").fetchall()[:1] == [row]  # noqa: S608
-        assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
-        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
-            connection.execute("DELETE FROM trials")
-    connection.close()
+    assert {table: rows[0] for table, rows in fetch_all(path, tables, columns).items()} == {
+        table: _ROWS_OF_0001[table] for table in tables
+    }
+    stranger = sqlite3.connect(path)
+    with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+        stranger.execute("DELETE FROM trials")
+    stranger.close()
     assert (board["name"], board["board_type"], board["simulated"]) == ("nano", "jetson-nano", True)
     assert board["description"] == {"cores": 4, "name": "nano"}
     assert (board["added_at"], board["seen_at"]) == (100.5, 200.25)
@@ -225,7 +247,7 @@ def test_a_store_of_the_fleets_schema_is_migrated_without_loss(path: pathlib.Pat
     """Every row of revision 0002 is there unchanged, leases and who this store is included; sweeps can be kept."""
     make_old(path, "0002")
     tables = [*_ROWS_OF_0002, "identity"]
-    before = fetch_all(path, tables)
+    before, columns = fetch_all(path, tables), fetch_columns(path, tables)
     assert {table: rows[0] for table, rows in before.items() if table != "identity"} == _ROWS_OF_0002
     with Store(path) as store:
         assert store.fetch_sweeps() == []
@@ -249,11 +271,77 @@ def test_a_store_of_the_fleets_schema_is_migrated_without_loss(path: pathlib.Pat
             "outcome": {},
         }
         assert store.add_sweep_point(sweep, visit=1, **point)
-    assert fetch_all(path, tables) == before
+    assert fetch_all(path, tables, columns) == before
     stranger = sqlite3.connect(path)
     with pytest.raises(sqlite3.IntegrityError, match="append-only"):
         stranger.execute("DELETE FROM trials")
     stranger.close()
+
+
+def test_a_store_of_the_sweeps_schema_is_migrated_without_loss(path: pathlib.Path) -> None:
+    """Every row of revision 0003 is there unchanged; trials are of their campaign's type, and one result is counted."""
+    make_old(path, "0003")
+    with sqlite3.connect(path) as connection:
+        insert = f"INSERT INTO trials VALUES ({', '.join('?' * 17)})"  # noqa: S608
+        later = ("b", 0, "{}", "[]", None, None, 0.5, 2.0)
+        connection.execute(
+            "INSERT INTO campaigns VALUES (2, 'farm tune', 'mlp', '', 'nano', 8, '{}', 1, 2, 'finished')"
+        )
+        connection.executemany(
+            insert,
+            [
+                (2, 1, "w1", "c1", "default", 2, "ok", None, 0.25, *later),  # as no engine ever should have
+                (3, 1, "w1", "c1", "default", 100, "wrong_result", "candidate", None, *later),
+                (4, 2, "w1", "c1", "default", 1, "board_lost", "board", None, *later),
+                (5, 2, "w1", "c1", "default", 2, "crashed", "candidate", None, *later),
+            ],
+        )
+    connection.close()
+    tables = [*_ROWS_OF_0003, "identity"]
+    before, columns = fetch_all(path, tables), fetch_columns(path, tables)
+    with Store(path) as store:
+        rows = [(row["id"], row["board_type"], row["purpose"], row["counted"]) for row in store.fetch_trials()]
+        assert rows == [
+            (1, "local", "search", 1),
+            (2, "local", "search", None),
+            (3, "local", "winner", None),
+            (4, "nano", "search", None),
+            (5, "nano", "search", 1),
+        ]
+        [workload] = store.fetch_workloads(1)
+        assert (workload["hash"], workload["board_type"], workload["weight"]) == ("w1", "local", 2)
+        assert store.fetch_fleet_campaigns() == []
+        assert store.fetch_records()[0].evidence is None
+        ok = Outcome(Status.OK, latency_s=(1.0,))
+        assert not store.add_trial(Trial(2, "w1", "c1", DEFAULT_POINT, 3, ok, "[]"))
+        assert store.add_trial(Trial(2, "w1", "c2", DEFAULT_POINT, 1, ok, "[]"))
+        assert store.fetch_trials()[-1]["id"] == 6
+    with sqlite3.connect(path) as connection:
+        rows_after = fetch_all(path, tables, columns)
+        assert rows_after.pop("trials")[:-1] == before.pop("trials")
+        assert rows_after == before
+        for statement in ("DELETE FROM trials", "UPDATE trials SET median_s = 0"):
+            with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+                connection.execute(statement)
+    connection.close()
+
+
+def test_going_back_keeps_the_campaigns_of_one_command(path: pathlib.Path) -> None:
+    """Undoing drops what older schemas cannot say: of trials that differ by board type or purpose the first stays."""
+    with Store(path) as store:
+        row = {"hash": "w1", "name": "dense", "flop": 1.0, "arguments": [], "target": {}, "pipeline": "graph/1"}
+        order = {"name": "both", "owner": "me", "budget": {}, "models": [{"name": "mlp"}]}
+        order["types"] = [{"board_type": "nano"}, {"board_type": "tx2"}]
+        workloads = [row | {"module_json": "{}", "weight": 1, "board_type": kind} for kind in ("nano", "tx2")]
+        number = store.submit_campaign(order, "farm campaign run", workloads)
+        for kind in ("nano", "tx2"):
+            outcome = Outcome(Status.OK, latency_s=(1.0,))
+            assert store.add_trial(Trial(number, "w1", "c1", DEFAULT_POINT, 1, outcome, "[]", board_type=kind))
+    migrate(path, "0003", command.downgrade)
+    assert len(fetch_all(path, ["trials"])["trials"]) == 1
+    with Store(path) as store:
+        assert store.fetch_fleet_campaigns() == []
+        assert [row["id"] for row in store.fetch_campaigns()] == [number]
 
 
 @pytest.mark.parametrize("revision", sorted(_ROWS))
