@@ -51,6 +51,10 @@ class Table(Generic[K, V]):
 
     __hash__ = None  # type: ignore[assignment]
 
+    def find(self, key: K) -> V | None:
+        """The value of a key, None where there is none."""
+        return self._shards[_shard_of(key)].get(key)
+
     def values(self) -> list[V]:
         """The values in the order of their keys."""
         return [self[key] for key in self]
