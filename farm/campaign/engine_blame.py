@@ -6,20 +6,34 @@ Which status belongs to which side is the protocol's; here a side is only change
 from __future__ import annotations
 
 import dataclasses
+from typing import Protocol
 
 from device_agent.protocol import Outcome, Status
 from farm.errors import BoardUnsafeError
 from farm.fleet.health import Kind
-from farm.fleet.site import Site
 
 # One throttled trial may be the room's warm afternoon; so many in a row are the board's cooling.
 _THROTTLED_IN_A_ROW = 3
 
 
+class Place(Protocol):
+    """What is needed of a board, or of the place where one is; see `Site`."""
+
+    @property
+    def can_change(self) -> bool:
+        """See `Site`."""
+
+    def confirm(self) -> bool:
+        """See `Site`."""
+
+    def observe(self, kind: Kind, detail: str) -> None:
+        """See `Site`."""
+
+
 class Blame:
     """Judges the outcomes of one run. Not thread-safe."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Place) -> None:
         self._site = site
         self._throttled_in_a_row = 0
 

@@ -1,0 +1,386 @@
+"""The boards that campaigns work on: leased as they become free, kept, asked to measure, left when they are unfit.
+
+Many at once, and nothing here waits: the engine asks again and again what happened. What one board is made of is in
+`board_held`; who is to blame for what is decided as for a run on one board (`engine_blame`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from types import TracebackType
+from typing import Any
+
+from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, RunSpec, Status
+from farm.campaign import engine_ray
+from farm.campaign.board_choice import find_unfit, plan_choice
+from farm.campaign.engine_ray import ActorLostError
+from farm.campaign.fleet_site import Reach
+from farm.campaign.machine import name_user
+from farm.campaign.running import board_actor, timeouts
+from farm.campaign.running.board_held import REQUEST_TIMEOUT_S, Call, HeldBoard, find_trouble
+from farm.errors import (
+    BoardBusyError,
+    BoardUnsafeError,
+    FarmError,
+    InternalError,
+    LeaseOverError,
+    TransientError,
+    UnavailableError,
+)
+from farm.measure.session import Arrays
+from farm.settings import Settings
+from farm.store import Store
+
+# How often the store is looked at: for free boards, and for whether ours are still fit.
+_LOOK_S = 0.5
+# An answer that has been found to be there is fetched within this.
+_FETCH_TIMEOUT_S = 30.0
+# How long a board is left alone that could not be used, by why: another client has it; it is not what it is registered
+# as, or lacks what was asked for; its actor died or could not reach it, which may be this machine's doing.
+_BUSY_PAUSE_S, _MISFIT_PAUSE_S, _TROUBLE_PAUSE_S = 10.0, 300.0, 10.0
+# Once may be chance.
+_MOST_IN_A_ROW = 2
+_CLOSE_TIMEOUT_S = 4.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrived:
+    """A board is leased and its session is open: it may be given work."""
+
+    board: str
+    board_type: str
+    labels: Mapping[str, str]
+    description: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Left:
+    """A board may be used no more. Whatever it had still to do ends with this; no `Measured` or `Ran` follows.
+
+    `lost`: it went down under what it was measuring, of which no `Measured` has told. `doubted_since`: what it measured
+    after this moment (wall clock, s) is not to be believed.
+    """
+
+    board: str
+    reason: str
+    lost: bool = False
+    doubted_since: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A measurement ended. `board_s` is for how long the board was busy with it, bringing its clocks there included."""
+
+    assignment: int
+    board: str
+    outcome: Outcome
+    board_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """A program's run ended."""
+
+    token: str
+    board: str
+    outcome: Outcome
+    outputs: Arrays = dataclasses.field(repr=False)
+
+
+BoardEvent = Arrived | Left | Measured | Ran
+
+
+class BoardCrew:
+    """Every board that is held. Not thread-safe, like the store it is given; use as a context manager."""
+
+    def __init__(
+        self, services: Reach, store: Store, settings: Settings, purpose: str, note: Callable[[str], None]
+    ) -> None:
+        """Nothing is leased before `want`. `purpose` is what leases say; `note` is told what an operator may want."""
+        del settings
+        self._services, self._store, self._purpose, self._note = services, store, purpose, note
+        self._wanted: dict[str, str] = {}
+        self._held: dict[str, HeldBoard] = {}
+        self._paused: dict[str, float] = {}
+        self._look_at = 0.0
+        self._events: list[BoardEvent] = []
+        self._closing: list[threading.Thread] = []
+        self._trouble = ""
+
+    def __enter__(self) -> BoardCrew:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pending(self) -> list[Any]:
+        """Ray's references: as soon as one of them is done, `poll` has something to say."""
+        return [reference for held in self._held.values() for reference in held.references]
+
+    def want(self, wanted: Mapping[str, Collection[str]]) -> None:
+        """From now on these boards, by type, may be used, and no others.
+
+        They are leased as they become free and fit; one that is wanted no more is left once it has nothing to do.
+        """
+        self._wanted = {name: board_type for board_type, names in wanted.items() for name in names}
+
+    def poll(self) -> list[BoardEvent]:
+        """What happened since the last time. Never waits, but for the store."""
+        for held in list(self._held.values()):
+            if held.lost_lease:
+                self._leave(held, held.lost_lease)
+        by_reference = {reference: held for held in self._held.values() for reference in held.references}
+        for reference in board_actor.find_done(list(by_reference)):
+            self._collect(by_reference[reference])
+        now = time.monotonic()
+        for held in list(self._held.values()):
+            self._look_at_clock(held, now)
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_S
+            self._look()
+        self._closing = [thread for thread in self._closing if thread.is_alive()]
+        events, self._events = self._events, []
+        return events
+
+    def measure(self, assignment: int, board: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> None:
+        """Time a candidate; up to two at a board, one runs and one waits there. Raises InternalError for no board."""
+        held, point_json, spec_json = self._require(board), point.to_json(), spec.to_json()
+        data = board_actor.put(library)
+        limit_s = timeouts.plan_call_timeout_s(spec, len(library), REQUEST_TIMEOUT_S)
+
+        def send(actor: Any, number: int) -> Any:
+            return actor.measure_at.remote(number, point_json, spec_json, data)
+
+        held.send(Call("measure", assignment, send, limit_s))
+
+    def run(self, token: str, board: str, point: OperatingPoint, spec: RunSpec, program: bytes, inputs: Arrays) -> None:
+        """Run a program, after what the board has to do already. Raises InternalError for a board that is not here."""
+        held, point_json, spec_json = self._require(board), point.to_json(), spec.to_json()
+        data = board_actor.put(program)
+        size = 2 * (len(program) + sum(array.nbytes for array in inputs.values()))
+        limit_s = timeouts.plan_call_timeout_s(spec, size, REQUEST_TIMEOUT_S)
+
+        def send(actor: Any, number: int) -> Any:
+            return actor.run_at.remote(number, point_json, spec_json, data, inputs)
+
+        held.send(Call("run", token, send, limit_s))
+
+    def revoke(self, assignment: int) -> None:
+        """Take a measurement back: no `Measured` follows. One that has ended meanwhile is forgotten too."""
+        for held in self._held.values():
+            for call in held.calls:
+                if call.kind == "measure" and call.key == assignment and not call.revoked:
+                    held.revoke(call)
+        self._events = [
+            event for event in self._events if not (isinstance(event, Measured) and event.assignment == assignment)
+        ]
+
+    def busy(self, board: str) -> bool:
+        """Whether a board has anything to do for its user."""
+        held = self._held.get(board)
+        return held is not None and bool(held.work)
+
+    def close(self) -> None:
+        """Leave every board. Waits for some seconds at most; what is not given back by then expires."""
+        for held in self._held.values():
+            held.end_actor()
+            self._give_back(held)
+        self._held.clear()
+        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+        for thread in self._closing:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    # Looking
+
+    def _look(self) -> None:
+        """Leave what is unfit or wanted no more, and take what is free."""
+        rows = {row["name"]: row for row in self._store.fetch_boards()}
+        for held in list(self._held.values()):
+            row = rows.get(held.name)
+            if held.over:
+                self._leave(held, held.over)
+            elif row is not None and (row["lease"] or {}).get("token") != held.lease.token:
+                self._leave(held, "our lease was ended")  # by an operator, say; its keeper finds out later
+            elif reason := find_unfit(row):
+                self._lose(held, reason) if reason.startswith("offline") else self._leave(held, reason)
+            elif held.name not in self._wanted and not held.calls:
+                self._leave(held, "not needed any more")
+        self._take(rows)
+
+    def _take(self, rows: Mapping[str, Mapping[str, Any]]) -> None:
+        """Lease what is wanted and free."""
+        now = time.monotonic()
+        names = [
+            name
+            for name, board_type in self._wanted.items()
+            if name not in self._held
+            and self._paused.get(name, 0.0) <= now
+            and name in rows
+            and rows[name]["board_type"] == board_type
+        ]
+        free = plan_choice(list(rows.values()), names).free
+        if not free:
+            return
+        tracker = self._services.tracker
+        trouble = find_trouble(tracker)
+        if trouble != self._trouble:
+            self._trouble = trouble
+            self._note(trouble or "the farm's services answer again")
+        for name in () if trouble else free:
+            try:
+                lease = self._store.acquire_lease(name, _owner(), self._purpose)
+            except FarmError as error:  # somebody was faster, or the store is busy
+                _log.info("%s is not taken: %s", name, error.message)
+                continue
+            held = self._held[name] = HeldBoard(rows[name], lease, tracker, self._store, self._purpose)
+            self._store.add_event("board_taken", held.key, f"lease {lease.token}, {self._purpose}")
+
+    def _look_at_clock(self, held: HeldBoard, now: float) -> None:
+        """End what takes too long at its actor."""
+        if held.connecting is not None:
+            if now > held.connect_by:
+                self._leave(held, "its session was not opened in time", _TROUBLE_PAUSE_S)
+            return
+        if not held.calls:
+            return
+        call = held.calls[0]
+        if call.began_s is None:
+            call.began_s = now
+        elif now > call.began_s + call.limit_s:
+            message = f"the {call.kind} on {held.key} did not end within {call.limit_s:.0f} s: its actor is stuck"
+            self._end_call(held, Outcome(Status.BOARD_LOST, message, board=held.name), call.limit_s, {})
+            self._leave(held, message, _TROUBLE_PAUSE_S)
+
+    # Collecting
+
+    def _collect(self, held: HeldBoard) -> None:
+        """Take in what a board's actor answered."""
+        if held.connecting is not None:
+            self._finish_connecting(held)
+            return
+        call = held.calls[0]
+        try:
+            ended = engine_ray.get(call.reference, f"the {call.kind} on {held.key}", _FETCH_TIMEOUT_S)
+        except BoardUnsafeError as error:
+            self._end_call(held, held.blame.judge_unsafe(error), 0.0, {})
+            self._look_at = 0.0
+            return
+        except ActorLostError as error:
+            self._replace_actor(held, error.message)
+            return
+        except FarmError as error:
+            self._end_call(held, Outcome(Status.FARM_ERROR, error.message, board=held.name), 0.0, {})
+            return
+        if ended is None or call.revoked:
+            held.calls.popleft()
+            self._begin_next(held)
+            return
+        held.pins_failed = held.pins_failed + 1 if ended.pin_failed else 0
+        self._end_call(held, Outcome.from_json(ended.outcome_json), ended.board_s, ended.outputs)
+        if held.pins_failed >= _MOST_IN_A_ROW:
+            self._leave(held, "its clocks could not be held", _MISFIT_PAUSE_S)
+
+    def _end_call(self, held: HeldBoard, outcome: Outcome, board_s: float, outputs: Arrays) -> None:
+        """The call at the head is over: judge the outcome, and tell."""
+        call = held.calls.popleft()
+        outcome = held.blame.judge(outcome, True)
+        if not call.revoked:
+            if call.kind == "measure":
+                self._events.append(Measured(call.key, held.name, outcome, board_s))
+            elif call.kind == "run":
+                self._events.append(Ran(call.key, held.name, outcome, outputs))
+        held.farm_errors = held.farm_errors + 1 if outcome.status is Status.FARM_ERROR else 0
+        if outcome.status in (Status.BOARD_LOST, Status.FARM_ERROR, Status.THROTTLED):
+            self._look_at = 0.0  # what is seen of a board may make it unfit
+        if held.farm_errors > _MOST_IN_A_ROW:
+            held.over = f"it cannot be worked with: {outcome.message}"
+            self._paused[held.name] = time.monotonic() + _TROUBLE_PAUSE_S
+        self._begin_next(held)
+
+    @staticmethod
+    def _begin_next(held: HeldBoard) -> None:
+        if held.calls:
+            held.calls[0].began_s = time.monotonic()
+
+    def _finish_connecting(self, held: HeldBoard) -> None:
+        reference, held.connecting = held.connecting, None
+        pause_s, reason = _TROUBLE_PAUSE_S, ""
+        try:
+            held.description = dict(engine_ray.get(reference, f"connecting to {held.key}", _FETCH_TIMEOUT_S))
+        except BoardBusyError as error:
+            reason, pause_s = error.message, _BUSY_PAUSE_S
+        except BoardUnsafeError as error:
+            reason = held.blame.judge_unsafe(error).message
+        except UnavailableError as error:
+            reason, pause_s = error.message, _MISFIT_PAUSE_S
+        except TransientError as error:
+            reason = held.blame.judge(Outcome(Status.BOARD_LOST, error.message), True).message
+        except (LeaseOverError, FarmError) as error:
+            reason = error.message
+        if reason:
+            self._leave(held, reason, pause_s)
+        elif not held.arrived:
+            held.arrived = True
+            self._note(f"working on {held.name}")
+            self._events.append(Arrived(held.name, held.board_type, held.labels, held.description or {}))
+
+    def _replace_actor(self, held: HeldBoard, message: str) -> None:
+        """The process that held the session is gone, through no fault of the board: what ran ends, the rest goes on."""
+        self._store.add_event("restarted", f"actor of {held.key}", message)
+        self._end_call(held, Outcome(Status.FARM_ERROR, message, board=held.name), 0.0, {})
+        held.start_actor()
+
+    # Leaving
+
+    def _lose(self, held: HeldBoard, reason: str) -> None:
+        """The board went down: what it was measuring, if anything, was lost with it."""
+        if held.calls and held.connecting is None:
+            began_s = held.calls[0].began_s
+            board_s = 0.0 if began_s is None else time.monotonic() - began_s
+            call = held.calls.popleft()
+            outcome = Outcome(Status.BOARD_LOST, f"the board went {reason}", board=held.name)
+            if call.kind == "measure" and not call.revoked:
+                self._events.append(Measured(call.key, held.name, outcome, board_s))
+            elif call.kind == "run" and not call.revoked:
+                self._events.append(Ran(call.key, held.name, outcome, {}))
+        self._leave(held, reason)
+
+    def _leave(self, held: HeldBoard, reason: str, pause_s: float = 0.0, doubted_since: float | None = None) -> None:
+        """Let go of a board; `pause_s` keeps us from taking it at once again."""
+        if self._held.pop(held.name, None) is None:
+            return
+        if pause_s:
+            self._paused[held.name] = time.monotonic() + pause_s
+        self._store.add_event("board_left", held.key, reason)
+        self._note(f"left {held.name}: {reason}")
+        held.end_actor()
+        self._give_back(held)
+        if held.arrived:
+            self._events.append(Left(held.name, reason, False, doubted_since))
+
+    def _give_back(self, held: HeldBoard) -> None:
+        """Give the lease back, on a thread: the store may be busy, and others need us."""
+        thread = threading.Thread(target=held.give_back, name=f"farm-leave-{held.name}", daemon=True)
+        thread.start()
+        self._closing.append(thread)
+
+    def _require(self, board: str) -> HeldBoard:
+        held = self._held.get(board)
+        if held is None or not held.arrived:
+            raise InternalError(f"board {board!r} is not held, so it cannot be given work")
+        return held
+
+
+def _owner() -> str:
+    """Who we are, so that a person can find us."""
+    return f"{name_user(str(os.getuid()))} pid {os.getpid()}"

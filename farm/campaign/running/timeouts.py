@@ -1,0 +1,55 @@
+"""How long the parts of one measurement may take: run, the whole call, and the wait before it. Pure; times in seconds.
+
+A time-out of the board ends in an outcome, one of ours only in a lost session; so ours are the longer ones.
+"""
+
+from __future__ import annotations
+
+from device_agent.protocol import Limits, MeasureSpec, RunSpec
+from farm.measure import session
+
+# A candidate so much slower than the best so far is worth no more than that it is slow. Wide enough for the first
+# trials of a search, whose best is far from what it ends with.
+SLOWER = 15.0
+# A busy board may take so long to start a candidate's threads, read its sensors and touch its memory first.
+RUN_FLOOR_S = 2.0
+# The agent lengthens a sample that is too short by this margin (`device_agent/timing.py`), in a second round as a rule.
+_GROWTH_MARGIN = 1.2
+# What it calls before it counts: its warm-up, and one call of the evaluator's own per sample.
+_CALLS_BESIDE = 1
+# Loading is the board's file system and linker, which know nothing of how fast a candidate is.
+LOAD_S = 10.0
+# An actor's process on a busy machine answers late.
+_SLACK_S = 15.0
+
+
+def plan_run_timeout_s(
+    best_s: float | None, samples: int, min_repeat_s: float, limit_s: float, number: int = 1
+) -> float:
+    """How long a candidate may run, given the best latency so far of its workload there; `limit_s` where none is known.
+
+    `samples` of `number` calls are taken, each made as long as `min_repeat_s`. A candidate up to `SLOWER` times the
+    best is timed in full. Never below `RUN_FLOOR_S`, never above `limit_s`.
+    """
+    if best_s is None:
+        return limit_s
+    slow_s = SLOWER * best_s
+    first_s = samples * (number + _CALLS_BESIDE) * slow_s
+    grown_s = samples * (max(number * slow_s, _GROWTH_MARGIN * min_repeat_s) + _CALLS_BESIDE * slow_s)
+    wanted_s = first_s if number * slow_s >= min_repeat_s else first_s + grown_s
+    return min(limit_s, max(RUN_FLOOR_S, wanted_s))
+
+
+def plan_limits(limits: Limits, run_timeout_s: float) -> Limits:
+    """The limits with a time-out for running alone."""
+    return Limits(run_timeout_s, limits.memory_bytes, limits.threads, limits.cluster)
+
+
+def plan_call_timeout_s(spec: MeasureSpec | RunSpec, size: int, request_timeout_s: float) -> float:
+    """When a call that carries `size` bytes and has begun counts as stuck at its actor.
+
+    The session has a deadline for each step, all of which end before: finding the board, connecting, asking who it is,
+    holding the point, the call itself.
+    """
+    opening_s = request_timeout_s + session.CONNECT_TIMEOUT_S + session.CLAIM_TIMEOUT_S + session.DESCRIBE_TIMEOUT_S
+    return opening_s + session.PIN_TIMEOUT_S + session.plan_deadline_s(spec, size) + _SLACK_S
