@@ -6,6 +6,8 @@ gets here, and a candidate that failed counts as speed zero, not as some huge nu
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,86 @@ _ROUNDS = 60
 _ROWS_WORTH_THREADS = 4096
 
 Features = npt.NDArray[np.float32]  # [stores of one candidate, features]
+Floats = npt.NDArray[np.float64]
+
+LOSSES = ("reg", "rank", "rank-binary")
+# From this share of the best speed on, `rank-binary` calls a candidate fast.
+_FAST = 0.7
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Measured candidates that may be compared with each other; infinite latency: failed by its own fault.
+
+    `weight` is what they count beside other groups. Candidates without stores have to be left out before.
+    """
+
+    features: Sequence[Features]
+    latency_s: Sequence[float]
+    weight: float = 1.0
+
+
+class Trees:
+    """A trained model. With one thread, equal groups in equal order give equal scores, to the last bit."""
+
+    def __init__(self, groups: Sequence[Group], loss: str, seed: int, threads: int) -> None:
+        """Fit per-store terms whose sum over a candidate's stores ranks it, as `loss` (of LOSSES) wants it."""
+        stacked, owner = _stack([matrix for group in groups for matrix in group.features])
+        speeds = [_relative_speed(np.array(group.latency_s)) for group in groups]
+        data = xgboost.DMatrix(stacked)
+        parameters = {**_PARAMETERS, "seed": seed, "nthread": threads if len(stacked) >= _ROWS_WORTH_THREADS else 1}
+        weights = [group.weight for group in groups]
+        objective = _squares(speeds, weights) if loss == "reg" else _pairs(speeds, weights, loss == "rank-binary")
+
+        def gradient(prediction: Any, _: xgboost.DMatrix) -> tuple[Any, Any]:
+            slope, curvature = objective(np.bincount(owner, weights=prediction).astype(np.float64))
+            return slope[owner], curvature[owner]
+
+        self._booster = xgboost.train(parameters, data, num_boost_round=_ROUNDS, obj=gradient)
+
+    def score(self, features: Sequence[Features]) -> Floats:
+        """One score per candidate, higher is faster; 0 for one without stores."""
+        filled = [index for index, matrix in enumerate(features) if len(matrix)]
+        scores = np.zeros(len(features))
+        if filled:
+            stacked, owner = _stack([features[index] for index in filled])
+            per_store = self._booster.predict(xgboost.DMatrix(stacked), output_margin=True)
+            scores[filled] = np.bincount(owner, weights=per_store, minlength=len(filled))
+        return scores
+
+
+_Objective = Callable[[Floats], tuple[Floats, Floats]]
+
+
+def _squares(speeds: Sequence[Floats], weights: Sequence[float]) -> _Objective:
+    """Squared distance from the relative speed: gradient and curvature for each candidate's score."""
+    speed = np.concatenate(speeds)
+    # Fast candidates matter most: errors are weighted by speed, as in Ansor; a floor keeps bad ones from vanishing.
+    weight = np.maximum(speed, 0.05) * np.repeat(weights, [len(each) for each in speeds])
+    return lambda total: ((total - speed) * weight, weight)
+
+
+def _pairs(speeds: Sequence[Floats], weights: Sequence[float], binary: bool) -> _Objective:
+    """The logistic loss of each pair in the wrong order, as in LambdaRank, a pair counting by how far it is apart."""
+    apart = []
+    for speed, weight in zip(speeds, weights, strict=True):
+        label = (speed >= _FAST).astype(float) if binary else speed
+        gap = np.maximum(label[:, None] - label[None, :], 0)
+        # Divided so that a candidate counts as much in a large group as in a small one.
+        apart.append(gap * weight / max(1.0, float(gap.sum()) / len(speed)))
+    starts = np.cumsum([0, *[len(each) for each in speeds]])
+
+    def objective(total: Floats) -> tuple[Floats, Floats]:
+        slope, curvature = np.zeros(len(total)), np.zeros(len(total))
+        for gap, start, end in zip(apart, starts, starts[1:], strict=False):
+            score = total[start:end]
+            wrong = 1 / (1 + np.exp(np.clip(score[:, None] - score[None, :], -30, 30)))
+            push, bend = gap * wrong, gap * wrong * (1 - wrong)
+            slope[start:end] = push.sum(axis=0) - push.sum(axis=1)
+            curvature[start:end] = bend.sum(axis=0) + bend.sum(axis=1)
+        return slope, np.maximum(curvature, 1e-6)
+
+    return objective
 
 
 class CostModel:
@@ -39,12 +121,12 @@ class CostModel:
     def __init__(self, seed: int, threads: int, warmup: int = 32) -> None:
         """Until `warmup` candidates are known, scores are random. `threads` is the most that training may use."""
         self._rng = np.random.default_rng(seed)
-        self._parameters = {**_PARAMETERS, "seed": seed}
+        self._seed = seed
         self._threads = threads
         self._warmup = warmup
         self._features: dict[str, list[Features]] = {}
         self._latency_s: dict[str, list[float]] = {}
-        self._booster: xgboost.Booster | None = None
+        self._trees: Trees | None = None
         self._trained_on = 0
         self._extractor: Any = None
 
@@ -74,47 +156,25 @@ class CostModel:
                 self._features.setdefault(workload, []).append(matrix)
                 self._latency_s.setdefault(workload, []).append(np.inf if latency is None else latency)
 
-    def score(self, features: list[Features]) -> npt.NDArray[np.float64]:
+    def score(self, features: list[Features]) -> Floats:
         """One score per candidate, float64."""
         # Training again for every handful of results costs more than it teaches.
         if self.ready and self.size >= self._trained_on * 1.1 + 1:
             self._train()
-        if self._booster is None:
-            return self._rng.uniform(size=len(features))
-        filled = [index for index, matrix in enumerate(features) if len(matrix)]
-        scores = np.zeros(len(features))
-        if filled:
-            stacked, owner = _stack([features[index] for index in filled])
-            per_store = self._booster.predict(xgboost.DMatrix(stacked), output_margin=True)
-            scores[filled] = np.bincount(owner, weights=per_store, minlength=len(filled))
-        return scores
+        return self._rng.uniform(size=len(features)) if self._trees is None else self._trees.score(features)
 
     def _train(self) -> None:
-        """Fit per-store terms whose sum over a candidate's stores is its speed relative to its workload's best."""
-        matrices = [matrix for group in self._features.values() for matrix in group]
-        speed = np.concatenate([_relative_speed(np.array(group)) for group in self._latency_s.values()])
-        stacked, owner = _stack(matrices)
-        data = xgboost.DMatrix(stacked)
-        threads = self._threads if len(stacked) >= _ROWS_WORTH_THREADS else 1
-        # Fast candidates matter most: errors are weighted by speed, as in Ansor; a floor keeps bad ones from vanishing.
-        weight = np.maximum(speed, 0.05)[owner]
-
-        def gradient(prediction: Any, _: xgboost.DMatrix) -> tuple[Any, Any]:
-            total = np.bincount(owner, weights=prediction, minlength=len(speed))
-            return ((total - speed)[owner] * weight), weight
-
-        self._booster = xgboost.train(
-            {**self._parameters, "nthread": threads}, data, num_boost_round=_ROUNDS, obj=gradient
-        )
+        groups = [Group(matrices, self._latency_s[name]) for name, matrices in self._features.items()]
+        self._trees = Trees(groups, "reg", self._seed, self._threads)
         self._trained_on = self.size
 
 
-def _relative_speed(latency_s: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _relative_speed(latency_s: Floats) -> Floats:
     best = latency_s.min()
     return np.zeros_like(latency_s) if not np.isfinite(best) else best / latency_s
 
 
-def _stack(matrices: list[Features]) -> tuple[Features, npt.NDArray[np.int64]]:
+def _stack(matrices: Sequence[Features]) -> tuple[Features, npt.NDArray[np.int64]]:
     """All rows below each other, and for each row the index of its matrix."""
     lengths = [len(matrix) for matrix in matrices]
     return np.concatenate(matrices), np.repeat(np.arange(len(matrices)), lengths)
