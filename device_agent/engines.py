@@ -63,6 +63,7 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
             ended = time.perf_counter()
             payload = write_arrays(collect(result))
             collecting_s = time.perf_counter() - ended
+    plan.pace.settle()
     timing_s = time.perf_counter() - started - collecting_s
     plan.marks.set("timing_end_s")
     plan.fill_window(lambda calls: statistics.median(call() for _ in range(calls)), statistics.median(latency_s))

@@ -33,7 +33,11 @@ class Pace(Protocol):
         ...
 
     def sleep_out(self, board_s: float, host_s: float) -> None:
-        """Let the rest of the board's time pass."""
+        """Let the rest of the board's time pass, at once or, where it is little, later together with more of it."""
+        ...
+
+    def settle(self) -> None:
+        """Let all of it pass that is left: before a window begins or ends."""
         ...
 
 
@@ -51,6 +55,9 @@ class HostPace:
         return host_s
 
     def sleep_out(self, board_s: float, host_s: float) -> None:
+        """All of the time has passed already."""
+
+    def settle(self) -> None:
         """All of the time has passed already."""
 
 
@@ -94,6 +101,7 @@ class Plan:
             while time.monotonic() - start < seconds:
                 self.paced(lambda: run(number), number, calls_beside)
                 calls += number + calls_beside
+            self.pace.settle()
             return calls
 
         # The kernel already runs when the window begins and still runs when it ends, so that late values are of it.

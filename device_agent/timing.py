@@ -90,6 +90,7 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Out
             wanted = spec.min_repeat_s * _GROWTH_MARGIN / max(call_s, 1e-9)
             number = max(math.ceil(wanted), number + 1)
             samples = sample(number, spec.repeat)
+    plan.pace.settle()
     timing_s = time.perf_counter() - started
     plan.marks.set("timing_end_s")
     plan.fill_window(lambda calls: evaluate(calls, 1)[0], statistics.median(samples), _CALLS_BESIDE)

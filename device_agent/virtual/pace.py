@@ -18,6 +18,9 @@ from device_agent.virtual.tree import CLOCKS, LOAD, PACE
 _TRAFFIC = 0.5
 # A load that changed by less is not told to the board again.
 _SAME_LOAD = 0.05
+# The board's time is slept in blocks of at least this: a sleep after each run of a millisecond or less would cool the
+# host's caches and let its clocks fall, and the next run would be slower for it.
+_BLOCK_S = 0.02
 
 
 class Pace:
@@ -32,6 +35,9 @@ class Pace:
         self._host_cores = max(1, host_cores)
         self._facts: dict[str, Any] | None = None
         self._told = -1.0
+        self._owed_s = 0.0
+        self._clocks: tuple[float, int] | None = None
+        self._clocks_s = 0.0
 
     def begin(self) -> None:
         """The board starts to compute: as much as the host's cores say, until a measurement knows better."""
@@ -40,7 +46,8 @@ class Pace:
         self._tell(float(cores if self._host_cores > 1 else 1), cores)
 
     def end(self) -> None:
-        """The board is idle again."""
+        """The board is idle again, once all of its time has passed."""
+        self.settle()
         self._told = -1.0
         self._tree.write(LOAD, "{}")
 
@@ -57,9 +64,18 @@ class Pace:
         return base_s * stretch * max(0.5, noise)
 
     def sleep_out(self, board_s: float, host_s: float) -> None:
-        """Sleep for what the board takes longer than the host did. Whoever has a deadline kills us in it."""
-        if board_s > host_s:
-            time.sleep(board_s - host_s)
+        """Owe what the board takes longer than the host did; slept in blocks. Whoever has a deadline kills us in it."""
+        self._owed_s += max(0.0, board_s - host_s)
+        if self._owed_s >= _BLOCK_S:
+            self.settle()
+
+    def settle(self) -> None:
+        """Sleep what is owed; what the host sleeps too long counts for the next block."""
+        if self._owed_s <= 0:
+            return
+        begun = time.monotonic()
+        time.sleep(self._owed_s)
+        self._owed_s -= time.monotonic() - begun
 
     def _tell(self, busy: float, cores: int) -> None:
         if abs(busy - self._told) > _SAME_LOAD * max(busy, self._told):
@@ -75,6 +91,12 @@ class Pace:
 
     def _read_clocks(self) -> tuple[float, int]:
         """(board time over host time for one core, cores online) now; the slowest of the clusters in use counts."""
+        # Asking the simulator costs more than a short run: once per block will do, throttling takes longer than that.
+        if self._clocks is None or time.monotonic() - self._clocks_s >= _BLOCK_S:
+            self._clocks, self._clocks_s = self._fetch_clocks(), time.monotonic()
+        return self._clocks
+
+    def _fetch_clocks(self) -> tuple[float, int]:
         facts = self._read_facts()
         now = json.loads(self._tree.read(CLOCKS))
         chosen = [

@@ -39,9 +39,9 @@ class Drift:
     """What the anchor tells of one quantity: at each visit how far the board had moved, relative to the sweep's start.
 
     `shift` is the movement's logarithm at the visits asked for, `sd` how uncertain that is, `visit_sd` how far visits
-    differ beyond their own intervals, and `believed` how much of those counts. `anchors` counts visits of the anchor that
-    were used. `tail` is how far out 95 % of the error lie, relative to 1.96 standard deviations: a mixture of what may be
-    has long tails, and 95 % of it lie closer than of a normal distribution as wide.
+    differ beyond their own intervals, and `believed` how much of those counts. `anchors` counts visits of the anchor
+    that were used. `tail` is how far out 95 % of the error lie, relative to 1.96 standard deviations: what may be is a
+    mixture, whose tails are not those of a normal distribution.
     """
 
     shift: Floats
@@ -71,8 +71,8 @@ def estimate_drift(
 ) -> Drift:
     """Drift of one quantity at the times `at_s`, from the anchor's visits: times in s, logarithms, their own sds.
 
-    `stated` says how much of those sds may be true: `EXACT`, or `BOUND`. Every combination of how much and how the board may move is weighed by its likelihood, so that few anchors give wide
-    answers, not wrong ones.
+    `stated` says how much of those sds may be true: `EXACT`, or `BOUND`. Every combination of that with how much and
+    how the board may move is weighed by its likelihood, so that few anchors give wide answers, not wrong ones.
     """
     if not anchor_s:
         return Drift(np.zeros(at_s.size), np.full(at_s.size, _prior_sd(_DRIFTS)), _prior_sd(_VISITS), 0)
@@ -86,7 +86,9 @@ def estimate_drift(
     moves = np.stack([sd**2 * _paths(known, known, walk) for (sd, _), _, walk, _ in choices])
     cross = np.stack([sd**2 * _paths(known, asked, walk) for (sd, _), _, walk, _ in choices])
     ahead = np.stack([sd**2 * np.diag(_paths(asked, asked, walk)) for (sd, _), _, walk, _ in choices])
-    priors = np.array([drift_prior * visit_prior * prior for (_, drift_prior), (_, visit_prior), _, (_, prior) in choices])
+    priors = np.array(
+        [drift_prior * visit_prior * prior for (_, drift_prior), (_, visit_prior), _, (_, prior) in choices]
+    )
     visits = np.array([visit_sd**2 for _, (visit_sd, _), _, _ in choices])
     believed = np.array([share**2 for *_, (share, _) in choices])
     # The anchor's level is unknown, too: a constant with a vague prior.
@@ -108,7 +110,7 @@ def estimate_drift(
 
 
 def _find_tail(weights: Floats, variances: Floats) -> float:
-    """Half the width of a mixture's central 95 %, relative to 1.96 of its standard deviation. Normal parts, one middle."""
+    """Half the width of a mixture's central 95 %, relative to 1.96 of its standard deviations; one mean."""
     sds = np.sqrt(np.maximum(variances, 1e-16))
     whole = float(np.sqrt(weights @ sds**2))
     low, high = 0.0, 8.0 * whole

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import statistics
+import time
 
 import pytest
 
@@ -108,3 +110,28 @@ def test_two_workers_do_not_have_the_same_noise() -> None:
         runs.append([Pace(tree, "", 1).board_seconds(1.0, 1.0) for _ in range(5)])
     assert len(set(runs[0])) == 5
     assert runs[0] == runs[1]
+
+
+def test_short_runs_do_not_sleep_each() -> None:
+    """Time that is owed is slept in blocks: until there is enough of it the worker never gives the core away."""
+    board, _ = make_board()
+    pace = Pace(VirtualTree(board, privileged=False), "a57", 1)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    for _ in range(15):
+        pace.sleep_out(0.001, 0.0)
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw == before
+    started = time.monotonic()
+    pace.settle()
+    assert time.monotonic() - started >= 0.0149
+
+
+def test_all_of_the_boards_time_passes_before_it_is_idle() -> None:
+    """What is still owed when work ends is slept then, and no more than that over many runs."""
+    board, _ = make_board()
+    pace = Pace(VirtualTree(board, privileged=False), "a57", 1)
+    started = time.monotonic()
+    pace.begin()
+    for _ in range(70):
+        pace.sleep_out(0.0015, 0.0005)
+    pace.end()
+    assert time.monotonic() - started >= 0.0699
