@@ -1,0 +1,298 @@
+"""Many leased boards at once: virtual Nanos behind a tracker, given work, harmed, taken back, left and taken again."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from device_agent.protocol import (
+    Engine,
+    FaultSide,
+    Limits,
+    MeasureSpec,
+    OperatingPoint,
+    RunSpec,
+    Status,
+    TensorSpec,
+)
+from farm.campaign.engine_ray import ray_running
+from farm.campaign.running.boards import Arrived, BoardCrew, BoardEvent, Left, Measured, Ran
+from farm.fleet import health
+from farm.fleet.health import Kind, Observation
+from farm.fleet.tracker import Tracker
+from farm.settings import Settings
+from farm.store import Store
+from farm.values import Board
+from tests.integration import candidates
+from tests.integration.conftest import PATIENCE_S, Agent
+
+TYPE = "jetson-nano"
+DEFAULT = OperatingPoint()
+SLOW = OperatingPoint(cpu_freq_hz={"a57": 403_200_000})
+SHAPE = TensorSpec((candidates.SIZE, candidates.SIZE), "float32")
+QUICK = MeasureSpec((SHAPE,) * 3, limits=Limits(10.0, threads=1))
+# Holds its board until it is stopped: `loops` never ends, and has this long.
+HANGS = MeasureSpec((SHAPE,) * 3, entry="loops", limits=Limits(60.0, threads=1))
+
+
+class Within:
+    """Boards that are within reach already, as behind the farm's services."""
+
+    def __init__(self, tracker: Any) -> None:
+        self.tracker = Tracker(tracker.host, tracker.port)
+
+
+class Bench:
+    """A crew, what it told, and the agents of its boards."""
+
+    def __init__(self, crew: BoardCrew, store: Store, agents: dict[str, Agent]) -> None:
+        self.crew, self.store, self.agents = crew, store, agents
+        self.events: list[BoardEvent] = []
+        self.numbers = iter(range(1, 10_000))
+
+    def wait_for(self, condition: Callable[[BoardEvent], bool], what: str) -> Any:
+        """Poll until such an event comes; returns it, and forgets it and those before it."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            for index, event in enumerate(self.events):
+                if condition(event):
+                    del self.events[: index + 1]
+                    return event
+            assert time.monotonic() < deadline, f"no {what} within {PATIENCE_S:g} s, but {self.events}"
+            self.wait()
+
+    def wait(self) -> None:
+        """Poll once, after something is there to be seen or a moment has passed."""
+        import ray
+
+        if pending := self.crew.pending:
+            ray.wait(pending, num_returns=1, timeout=0.1)
+        else:
+            time.sleep(0.05)
+        self.events += self.crew.poll()
+
+    def measure(self, board: str, library: bytes, spec: MeasureSpec = QUICK, point: OperatingPoint = DEFAULT) -> int:
+        """Have a board measure; returns the assignment's number."""
+        number = next(self.numbers)
+        self.crew.measure(number, board, point, spec, library)
+        return number
+
+    def measured(self, number: int) -> Measured:
+        """The end of a measurement."""
+        event = self.wait_for(lambda e: isinstance(e, Measured) and e.assignment == number, f"end of {number}")
+        assert isinstance(event, Measured)
+        return event
+
+    def arrived(self, *names: str) -> None:
+        """Wait until these boards are there."""
+        missing = set(names)
+        while missing:
+            missing.discard(self.wait_for(lambda e: isinstance(e, Arrived) and e.board in missing, "board").board)
+
+    def left(self, name: str) -> Left:
+        """Wait until a board is left."""
+        event = self.wait_for(lambda e: isinstance(e, Left) and e.board == name, f"leaving of {name}")
+        assert isinstance(event, Left)
+        return event
+
+    def observe(self, name: str, kind: Kind) -> None:
+        """What the farm's services or an operator would say of a board."""
+        self.store.observe_board(name, kind, "test", health.decide_by(Observation(kind), health.Limits()))
+
+    def wait_busy(self, name: str) -> None:
+        """Wait until a candidate that hangs is running on a board."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not self.agents[name].session_files("busy"):
+            assert time.monotonic() < deadline, "the candidate never began"
+            self.wait()
+
+
+@pytest.fixture(scope="module")
+def fleet(
+    tracker: Any, start_agent: Callable[..., Agent], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Store, dict[str, Agent]]]:
+    """Two boards, a store that knows them, and Ray."""
+    folder = tmp_path_factory.mktemp("crew")
+    where = f"{tracker.host}:{tracker.port}"
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory(prefix="ff-", dir="/tmp") as temporary,
+        Store(folder / "farm.db") as store,
+    ):
+        patch.setattr(tempfile, "tempdir", temporary)
+        agents = {}
+        for _ in range(2):
+            agent = start_agent("--virtual", TYPE, "--tracker", where, "--port", "9700", "--port-end", "9799")
+            name = agent.key.partition("/")[2]
+            agents[name] = agent
+            store.save_board(Board(name, TYPE, simulated=True))
+        with ray_running(2):
+            yield store, agents
+
+
+@pytest.fixture(scope="module")
+def bench(fleet: tuple[Store, dict[str, Agent]], tracker: Any) -> Iterator[Bench]:
+    """One crew for the tests of this module; each test leaves both boards with it."""
+    store, agents = fleet
+    with BoardCrew(Within(tracker), store, Settings(), "campaign", lambda text: None) as crew:
+        bench = Bench(crew, store, agents)
+        assert crew.poll() == []
+        crew.want({TYPE: list(agents)})
+        bench.arrived(*agents)
+        yield bench
+    assert all(row["lease"] is None for row in store.fetch_boards())
+
+
+def test_boards_measure_side_by_side_two_deep(bench: Bench, matmul: bytes) -> None:
+    """Every board takes two measurements at a time; each ends once, on the board that it was given to."""
+    given = {bench.measure(name, matmul): name for name in bench.agents for _ in range(2)}
+    assert all(bench.crew.busy(name) for name in bench.agents)
+    ends = []
+    while len(ends) < len(given):
+        ends.append(bench.wait_for(lambda e: isinstance(e, Measured), "end"))
+    assert {end.assignment: end.board for end in ends} == given
+    assert {end.outcome.status for end in ends} == {Status.OK}
+    assert all(0 < end.board_s < PATIENCE_S and end.outcome.simulated for end in ends)
+    assert not any(bench.crew.busy(name) for name in bench.agents)
+    leases = [row["lease"]["purpose"] for row in bench.store.fetch_boards()]
+    assert leases == ["campaign", "campaign"]
+
+
+def test_a_point_is_held_for_the_trial_that_asks_for_it(bench: Bench, matmul: bytes) -> None:
+    """Each outcome says at which clocks it was taken: those it was asked for, and none where none were."""
+    name = next(iter(bench.agents))
+    outcomes = []
+    for point in (DEFAULT, SLOW, SLOW, DEFAULT):
+        outcomes.append(bench.measured(bench.measure(name, matmul, point=point)).outcome)
+    assert [outcome.status for outcome in outcomes] == [Status.OK] * 4
+    assert [outcome.point for outcome in outcomes] == [None, SLOW, SLOW, None]
+    assert all(set(each.after.cpu_freq_hz.values()) == {403_200_000} for each in outcomes[1:3] if each.after)
+
+
+def test_a_point_that_a_board_refuses_is_not_the_candidates_fault(bench: Bench, matmul: bytes) -> None:
+    """The trial is to be made again, and the message says what the board has instead."""
+    name = next(iter(bench.agents))
+    outcome = bench.measured(
+        bench.measure(name, matmul, point=OperatingPoint(cpu_freq_hz={"a57": 77_000_000_000}))
+    ).outcome
+    assert outcome.status.fault_side is FaultSide.SAMPLE
+    assert "the board does not have the operating point" in outcome.message
+    assert bench.measured(bench.measure(name, matmul)).outcome.status is Status.OK
+
+
+def test_what_a_candidate_does_is_its_own_fault(bench: Bench, matmul: bytes, bad: bytes) -> None:
+    """A crash and a hang end as such, and the board goes on at once."""
+    name = next(iter(bench.agents))
+    crash = bench.measure(name, bad, MeasureSpec((SHAPE,) * 3, entry="segfault"))
+    hang = bench.measure(name, bad, MeasureSpec((SHAPE,) * 3, entry="loops", limits=Limits(0.5)))
+    assert bench.measured(crash).outcome.status is Status.CRASHED
+    assert bench.measured(hang).outcome.status is Status.RUN_TIMEOUT
+    assert bench.measured(bench.measure(name, matmul)).outcome.status is Status.OK
+
+
+def test_a_program_runs_on_a_board(bench: Bench, matmul: bytes) -> None:
+    """Its outputs come back with the outcome."""
+    name = next(iter(bench.agents))
+    rng = np.random.default_rng(1)
+    a, b = (rng.standard_normal((candidates.SIZE,) * 2).astype("float32") for _ in range(2))
+    inputs = {"a": a, "b": b, "c": np.zeros_like(a)}
+    bench.crew.run("winner-1", name, DEFAULT, RunSpec(Engine.KERNEL), matmul, inputs)
+    ran = bench.wait_for(lambda e: isinstance(e, Ran), "end of the run")
+    assert (ran.token, ran.board, ran.outcome.status) == ("winner-1", name, Status.OK)
+    assert any(np.allclose(output, a @ b, atol=1e-3) for output in ran.outputs.values())
+
+
+def test_running_and_waiting_measurements_can_be_taken_back(bench: Bench, matmul: bytes, bad: bytes) -> None:
+    """Neither is told of any more, and the board takes new work at once, without blame."""
+    name = next(iter(bench.agents))
+    running, waiting = bench.measure(name, bad, HANGS), bench.measure(name, matmul)
+    bench.wait_busy(name)
+    bench.crew.revoke(waiting)
+    bench.crew.revoke(running)
+    assert not bench.crew.busy(name)
+    began = time.monotonic()
+    assert bench.measured(bench.measure(name, matmul)).outcome.status is Status.OK
+    assert time.monotonic() - began < 10
+    assert not [e for e in bench.events if isinstance(e, Measured) and e.assignment in (running, waiting)]
+    assert bench.store.require_board(name)["health"] == "good"
+
+
+def test_an_actor_that_dies_takes_one_trial_and_no_board(bench: Bench, matmul: bytes, bad: bytes) -> None:
+    """What ran is the farm's fault and to be made again; what waited behind it is measured."""
+    name = next(iter(bench.agents))
+    running, waiting = bench.measure(name, bad, HANGS), bench.measure(name, matmul)
+    bench.wait_busy(name)
+    import ray
+
+    actor = bench.crew._held[name].actor
+    pid = ray.get(actor.pid.options(concurrency_group="control").remote(), timeout=PATIENCE_S)
+    psutil.Process(pid).kill()
+    assert bench.measured(running).outcome.status is Status.FARM_ERROR
+    assert bench.measured(waiting).outcome.status is Status.OK
+    assert bench.store.require_board(name)["health"] == "good"
+
+
+def test_a_drained_board_is_left_and_comes_back(bench: Bench, matmul: bytes, bad: bytes) -> None:
+    """An operator's word ends what runs there without blame; the others go on; put back, it is leased anew."""
+    name, other = bench.agents
+    running = bench.measure(name, bad, HANGS)
+    bench.wait_busy(name)
+    bench.observe(name, Kind.DRAIN)
+    left = bench.left(name)
+    assert "maintenance" in left.reason
+    assert not left.lost
+    assert bench.measured(bench.measure(other, matmul)).outcome.status is Status.OK
+    bench.observe(name, Kind.UNDRAIN)
+    bench.observe(name, Kind.PROBE_PASSED)
+    bench.arrived(name)
+    assert not [e for e in bench.events if isinstance(e, Measured) and e.assignment == running]
+    assert bench.measured(bench.measure(name, matmul)).outcome.status is Status.OK
+
+
+def test_a_lease_ended_by_force_is_let_go_of(bench: Bench, bad: bytes) -> None:
+    """The board is left within a second or two, without blame, and leased anew once it is free."""
+    name = next(iter(bench.agents))
+    bench.measure(name, bad, HANGS)
+    bench.wait_busy(name)
+    [before] = [row["lease"]["token"] for row in bench.store.fetch_boards() if row["name"] == name]
+    bench.store.force_release(name, "operator", "needed it")
+    assert bench.left(name).reason == "our lease was ended"
+    bench.arrived(name)
+    row = next(row for row in bench.store.fetch_boards() if row["name"] == name)
+    assert row["lease"]["token"] > before
+    assert row["health"] == "good"
+
+
+def test_a_board_that_is_not_wanted_is_given_back_when_idle(bench: Bench, matmul: bytes) -> None:
+    """It ends what it has, and is then free for others."""
+    name, other = bench.agents
+    number = bench.measure(name, matmul)
+    bench.crew.want({TYPE: [other]})
+    assert bench.measured(number).outcome.status is Status.OK
+    assert bench.left(name).reason == "not needed any more"
+    bench.crew.want({TYPE: [name, other]})
+    bench.arrived(name)
+
+
+def test_a_board_that_dies_is_blamed_and_left(bench: Bench, matmul: bytes, bad: bytes) -> None:
+    """Kill -9 of everything on a board in mid-measurement: its trial says so, and the farm doubts the board."""
+    name, other = list(bench.agents)[::-1]
+    running, waiting = bench.measure(name, bad, HANGS), bench.measure(name, matmul)
+    bench.wait_busy(name)
+    agent = bench.agents[name]
+    for process in [psutil.Process(agent.process.pid), *agent.descendants()]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    assert bench.measured(running).outcome.status is Status.BOARD_LOST
+    left = bench.left(name)
+    assert "suspect" in left.reason
+    assert not [e for e in bench.events if isinstance(e, Measured) and e.assignment == waiting]
+    assert bench.store.require_board(name)["health"] == "suspect"
+    assert bench.measured(bench.measure(other, matmul)).outcome.status is Status.OK
