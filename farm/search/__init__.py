@@ -1,5 +1,24 @@
 """TVM behind one adapter: import, graph pipeline, workloads, search, cost model, build.
 
-Nothing outside this package (and `farm.artifacts`, `farm.measure.session`) imports tvm. Which workload gets the next
-trial, and where it runs, is decided in `farm.campaign`.
+Nothing outside this package (and `farm.artifacts`, `farm.dropin`, `farm.measure.session`) imports tvm. Which workload
+gets the next trial, and where it runs, is decided in `farm.campaign`.
+
+`FarmBuilder`, `FarmRunner` and `FarmDatabase`, for stock MetaSchedule scripts, are found here too; they live in
+`farm.dropin` and are loaded with TVM when they are first asked for.
 """
+
+import importlib
+from typing import Any
+
+_FOR_SCRIPTS = {
+    "FarmBuilder": "farm.dropin.builder",
+    "FarmRunner": "farm.dropin.runner",
+    "FarmDatabase": "farm.dropin.database",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """What scripts ask for; this package itself must not depend on it, nor load TVM."""
+    if name not in _FOR_SCRIPTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_FOR_SCRIPTS[name]), name)

@@ -22,7 +22,7 @@ ALLOWED = {
         r"farm/campaign/(engine\w*|running/(board_actor|builds|engine\w*|searches))\.py|farm/search/build\w*(/\w+)?\.py"
     ),
     "tvm": (
-        r"farm/(search|artifacts)/.*\.py|farm/measure/session\w*\.py"
+        r"farm/(search|artifacts|dropin)/.*\.py|farm/measure/session\w*\.py"
         # On the board, what serves or runs candidates may; what reads hardware and minds processes may not.
         r"|device_agent/(?!agent|clocks|evidence|platforms|power|processes|protocol|sysfs|thermal|tracker)\w+\.py"
     ),

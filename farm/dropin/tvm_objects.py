@@ -1,0 +1,43 @@
+"""TVM's wrapper for objects that it calls back, made usable in a `with` block; targets as plain dicts."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from farm.search import tvm_env
+
+T = TypeVar("T")
+
+
+def as_tvm_object(cls: type[T]) -> type[T]:
+    """TVM's `derived_object`, keeping name and docstring; a class with `close` also works as a context manager."""
+    tvm_env.load()
+    from tvm.ir.utils import derived_object
+
+    wrapped: Any = derived_object(cls)
+    for attribute in ("__name__", "__qualname__", "__doc__", "__module__"):
+        setattr(wrapped, attribute, getattr(cls, attribute))
+    # TVM's own databases use `with` for something else: being the current one.
+    if hasattr(cls, "close") and not hasattr(wrapped, "__enter__"):
+        wrapped.__enter__ = lambda self: self
+        wrapped.__exit__ = lambda self, *_: self.close()
+    return wrapped  # type: ignore[no-any-return]
+
+
+def to_plain_target(target: Any) -> dict[str, Any]:
+    """A target in TVM's dict form, as plain JSON values, without what TVM derives from the rest."""
+    return {
+        str(key): _plain(value)
+        for key, value in dict(target.export()).items()
+        if key not in ("tag", "keys") and value not in ("", None)
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if hasattr(value, "items"):
+        return {str(key): _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value]
