@@ -59,10 +59,14 @@ class Ssh:
 
 @dataclasses.dataclass(frozen=True)
 class Virtual:
-    """A virtual board that the farm itself starts on this machine; `seed` tells individuals of one type apart."""
+    """A virtual board that the farm itself starts on this machine; `seed` tells individuals of one type apart.
+
+    `faults` harm it from its start on, as `device-agent serve --fault` says them.
+    """
 
     kind: ClassVar[str] = "virtual"
     seed: int = 0
+    faults: tuple[str, ...] = ()
 
 
 # How a board is reached. None of its fields is a secret.

@@ -28,6 +28,7 @@ KINDS = {
     "throttle": "[SECONDS]",
     "overcurrent": "[SECONDS]",
     "slow_read": "SECONDS",
+    "slow": "FACTOR",
     "reboot": "",
     "hang": "",
     "clear": "",
@@ -59,6 +60,11 @@ class Faults:
     def delay_s(self) -> float:
         """How long every read takes."""
         return sum(float(argument) for kind, argument in self._active if kind == "slow_read")
+
+    @property
+    def slowness(self) -> float:
+        """How many times as long everything takes, of which no clock, sensor or alarm tells."""
+        return math.prod(float(argument) for kind, argument in self._active if kind == "slow")
 
     def inject(self, text: str) -> None:
         """Begin a fault, or end them all with `clear`. Raises ValueError naming what is wrong."""
@@ -174,6 +180,8 @@ def parse_fault(text: str) -> tuple[str, str, float]:
         raise ValueError(f"{kind} takes no argument")
     if "SECONDS" in wanted and argument and not 0 <= float(argument) < math.inf:
         raise ValueError(f"{kind}:{argument}: seconds must be >= 0")
+    if wanted == "FACTOR" and not 0 < float(argument) < math.inf:
+        raise ValueError(f"{kind}:{argument}: a factor must be > 0")
     if delay_s < 0 or not math.isfinite(delay_s):
         raise ValueError(f"{text}: seconds must be >= 0")
     return kind, argument, delay_s

@@ -95,7 +95,7 @@ class Hardware:
             cluster.name: {
                 "cpus": cluster.cpus,
                 "isolated": cluster.isolated,
-                "slowdown": slowdown.get(cluster.name, highest) * board.individual.latency,
+                "slowdown": slowdown.get(cluster.name, highest) * board.individual.latency * self.faults.slowness,
                 "reference_hz": cluster.clock.table[-1],
             }
             for cluster in board.clusters.values()

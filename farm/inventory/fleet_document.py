@@ -64,6 +64,8 @@ class Variables(documents.StrictModel):
     # Where it finds the farm's tracker there.
     tracker_port: Annotated[int, pydantic.Field(strict=True, ge=1, le=65535)] | None = None
     seed: Annotated[int, pydantic.Field(strict=True, ge=0, lt=1 << 31)] | None = None
+    # What harms a virtual board, for tests and demonstrations; its agent says which there are.
+    faults: list[Annotated[str, pydantic.Field(pattern=r"^[a-z_]+([:@][!-~]+)?$", max_length=200)]] | None = None
     labels: dict[LabelName, Label] | None = None
 
 

@@ -37,6 +37,7 @@ _ONLY_FOR = {
     "agent_port": ("ssh",),
     "tracker_port": ("ssh",),
     "seed": ("virtual",),
+    "faults": ("virtual",),
 }
 _ASKS = {
     "transport": "ssh, direct or virtual",
@@ -72,8 +73,8 @@ class Fleet:
 def describe_transport(transport: Transport) -> str:
     """How a board is reached, in a few words."""
     match transport:
-        case Virtual(seed):
-            return f"virtual, seed {seed}"
+        case Virtual(seed, faults):
+            return ", ".join((f"virtual, seed {seed}", *(f"fault {fault}" for fault in faults)))
         case Direct(port):
             return "direct" if port is None else f"direct, port {port}"
         case Ssh(host, user, port):
@@ -174,7 +175,8 @@ class _Reading:
     ) -> Iterator[Transport]:
         if kind == "virtual":
             first = given["seed"].value if "seed" in given else 0
-            yield from (Virtual(first + index) for index in range(len(names)))
+            faults = tuple(given["faults"].value) if "faults" in given else ()
+            yield from (Virtual(first + index, faults) for index in range(len(names)))
             return
         ports = [
             None if port is None else _parse(addresses.parse_port, port, given.get("port"), place)

@@ -119,14 +119,23 @@ class VirtualWay:
 
     metrics_address = None
 
-    def __init__(self, name: str, board_type: str, seed: int, tracker: tuple[str, int], folder: Path) -> None:
-        """`folder` takes its log. Nothing starts before `look`."""
+    def __init__(
+        self,
+        name: str,
+        board_type: str,
+        seed: int,
+        tracker: tuple[str, int],
+        folder: Path,
+        faults: tuple[str, ...] = (),
+    ) -> None:
+        """`folder` takes its log, `faults` harm it from each start on. Nothing starts before `look`."""
         self._ready_file = folder / f"{name}.ready"
         self._log = folder / f"{name}.log"
         self._command = [
             *(sys.executable, "-m", "device_agent", "serve", "--virtual", board_type, "--seed", str(seed)),
             *("--name", name, "--tracker", f"{tracker[0]}:{tracker[1]}", "--exit-with-parent"),
             *("--port", str(_FIRST_PORT), "--port-end", str(_LAST_PORT), "--ready-file", str(self._ready_file)),
+            *(word for fault in faults for word in ("--fault", fault)),
         ]
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0.0
@@ -201,7 +210,7 @@ def make_way(
     match transport:
         case Ssh():
             return SshWay(transport, f"{board_type}/{name}", tracker, known_hosts)
-        case Virtual(seed):
-            return VirtualWay(name, board_type, seed, tracker, logs / "boards")
+        case Virtual(seed, faults):
+            return VirtualWay(name, board_type, seed, tracker, logs / "boards", faults)
         case Direct():
             return DirectWay()

@@ -100,12 +100,17 @@ def to_shown(row: Mapping[str, Any], now: Instant) -> dict[str, Any]:
 
 def to_document(transport: Transport) -> dict[str, Any]:
     """A transport as the store keeps it."""
-    return {"kind": transport.kind, **dataclasses.asdict(transport)}
+    document = {"kind": transport.kind, **dataclasses.asdict(transport)}
+    # JSON has no tuples, and boards that were registered before there were faults have none.
+    faults = list(document.pop("faults", ()))
+    return {**document, "faults": faults} if faults else document
 
 
 def parse_transport(document: Mapping[str, Any]) -> Transport:
     """The transport in the column of that name. Raises InternalError where nothing of ours wrote it."""
     fields = dict(document)
+    if "faults" in fields:
+        fields["faults"] = tuple(fields["faults"])
     try:
         return _TRANSPORTS[fields.pop("kind")](**fields)
     except (KeyError, TypeError) as error:

@@ -19,6 +19,7 @@ from farm.inventory import fleet_addresses, fleet_ranges
 from farm.inventory.board_types import BoardType, load_board_types
 from farm.inventory.fleet_plan import FieldChange, HeldBack, RegisteredBoard, plan
 from farm.inventory.fleets import Fleet, FleetBoard, read_fleet
+from farm.store.standing import parse_transport, to_document
 from farm.values import Direct, Ssh, Virtual
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -239,6 +240,15 @@ def test_virtual_boards_differ(tmp_path: pathlib.Path, types: dict[str, BoardTyp
     }
 
 
+def test_virtual_boards_may_be_harmed(tmp_path: pathlib.Path, types: dict[str, BoardType]) -> None:
+    """Faults are the board's own, are shown with it, and come back from the store as they went in."""
+    [board] = read(tmp_path, hosts('a: {faults: ["slow:1.3@60", "hang@90"]}'), types).boards
+    assert board.transport == Virtual(0, ("slow:1.3@60", "hang@90"))
+    assert board.where == "virtual, seed 0, fault slow:1.3@60, fault hang@90"
+    assert parse_transport(to_document(board.transport)) == board.transport
+    assert to_document(Virtual(1)) == {"kind": "virtual", "seed": 1}
+
+
 def test_direct_board(tmp_path: pathlib.Path, types: dict[str, BoardType]) -> None:
     """A board on this machine needs no more than its agent's port, and not even that where the tracker says it."""
     text = hosts("here: {port: 9091}, there: ", "transport: direct, type: local")
@@ -403,6 +413,7 @@ _KEYS = st.sampled_from(
         "key_file",
         "labels",
         "seed",
+        "faults",
         "count",
         "a[1:3]",
         "b",

@@ -10,7 +10,7 @@ import pytest
 
 from device_agent.virtual.board import VirtualBoard
 from device_agent.virtual.pace import Pace, split_work
-from device_agent.virtual.tree import VirtualTree
+from device_agent.virtual.tree import CLOCKS, FAULT, VirtualTree
 from tests.unit.virtual_boards import make_board
 
 
@@ -57,6 +57,19 @@ def test_throttling_takes_time() -> None:
     with board.change():
         board.throttle()
     assert measure(board) > 1.5 * fast
+
+
+def test_a_slow_board_takes_longer_and_shows_nothing() -> None:
+    """The fault stretches time by its factor until it is cleared; no clock tells of it."""
+    board, _ = make_board()
+    hold(board, 1_479_000_000, 1_600_000_000)
+    tree = VirtualTree(board)
+    sound, clocks = measure(board), tree.read(CLOCKS)
+    tree.write(FAULT, "slow:1.3")
+    assert measure(board) == pytest.approx(1.3 * sound, rel=0.01)
+    assert tree.read(CLOCKS) == clocks
+    tree.write(FAULT, "clear")
+    assert measure(board) == pytest.approx(sound, rel=0.01)
 
 
 def test_parallel_work_is_spread_over_the_boards_cores() -> None:

@@ -380,6 +380,7 @@ def test_a_board_that_hangs_answers_root_only_to_end_it() -> None:
     [
         ("hang", ("hang", "", 0.0)),
         ("throttle:5@2.5", ("throttle", "5", 2.5)),
+        ("slow:1.3@60", ("slow", "1.3", 60.0)),
         ("write_refused:/sys/devices/platform/bus@0/x", ("write_refused", "/sys/devices/platform/bus@0/x", 0.0)),
         ("file_vanish:iio:device0/in@3", ("file_vanish", "iio:device0/in", 3.0)),
     ],
@@ -390,7 +391,8 @@ def test_faults_are_read(text: str, parsed: tuple[str, str, float]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "melt", "hang:1", "write_refused", "slow_read:x", "throttle:-1", "hang@-1", "hang@inf"]
+    "text",
+    ["", "melt", "hang:1", "write_refused", "slow_read:x", "throttle:-1", "hang@-1", "hang@inf", "slow:0", "slow:x"],
 )
 def test_faults_that_make_no_sense_are_refused(text: str) -> None:
     """ValueError from the parser, EINVAL from the file."""
