@@ -84,7 +84,7 @@ def _sweep(swept: Any, name: str, seed: int) -> dict[str, Any]:
     best_j = float(board.energy_j[board.latency_s <= deadline_s].min())
     chosen = rows[pick.best.point.key] if pick.best else None
     covered: dict[str, list[bool]] = {key: [] for key in _COVERED}
-    for key, point in analysis.measured.items():
+    for key, point in analysis.combine().items():
         covered["measured_latency"].append(point.latency.contains(float(board.latency_s[rows[key]])))
         covered["measured_energy"].append(bool(point.energy and point.energy.contains(board.energy_j[rows[key]])))
     for row, point in enumerate(board.grid.points):

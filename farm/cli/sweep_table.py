@@ -61,7 +61,7 @@ def _print_rows(series: Mapping[str, Any]) -> None:
     has_power = any(row["power_w"] for row in series["rows"])
     columns = ["Operating point", "Latency (ms)", "95 % CI", "p95"]
     rails = list(dict.fromkeys(rail for row in series["rows"] for rail in row["rail_power_w"]))
-    shown = rails if len(rails) <= _MOST_RAILS else []
+    shown = [rail for rail in rails if rail in sorted(rails, key=lambda name: -_largest(series, name))[:_MOST_RAILS]]
     if has_power:
         columns += ["Power (W)", *shown, "Energy (mJ)", "95 % CI", "Above idle", "Inf./J x batch"]
     output.print_table(
@@ -70,11 +70,16 @@ def _print_rows(series: Mapping[str, Any]) -> None:
         left=(0, len(columns) + 2),
         empty="nothing measured",
     )
-    if rails and not shown:
-        _say(f"power of the {len(rails)} rails: `farm sweep report`")
+    if len(shown) < len(rails):
+        _say(f"the {len(shown)} largest of {len(rails)} rails; all are in the CSV of `farm sweep report`")
     unseen = sum(not row["measured"] and not row["invalid"] for row in series["rows"])
     if unseen:
         _say(f"{unseen} points were not measured; `--json` has what is predicted of them")
+
+
+def _largest(series: Mapping[str, Any], rail: str) -> float:
+    """The most that a rail draws at any point."""
+    return max((float(row["rail_power_w"].get(rail, 0.0)) for row in series["rows"]), default=0.0)
 
 
 def _cells(series: Mapping[str, Any], row: Mapping[str, Any], has_power: bool, rails: Sequence[str]) -> list[Any]:

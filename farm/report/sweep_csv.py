@@ -9,6 +9,8 @@ from typing import Any
 from farm.report import sweep_rows
 from farm.report.sweep_rows import Document, Row, Series
 
+# What a point's own visits say; the estimates are those joined with the fit.
+_ALONE = ("latency_s", "power_w", "energy_j")
 _ESTIMATES = ("latency_s", "power_w", "energy_j", "energy_above_idle_j")
 
 
@@ -48,6 +50,9 @@ def _line(document: Document, series: Series, row: Row, clocks: list[str], rails
     for name in _ESTIMATES:
         estimate = row[name] or {}
         line |= {name: estimate.get("value"), f"{name}_low": estimate.get("low"), f"{name}_high": estimate.get("high")}
+    for name, estimate in (row.get("visits_alone") or dict.fromkeys(_ALONE)).items():
+        alone = estimate or {}
+        line |= {f"visits_{name}{end}": alone.get(end.removeprefix("_") or "value") for end in ("", "_low", "_high")}
     line["latency_p95_s"] = row["latency_p95_s"]
     line |= {f"rail_{rail}_w": row["rail_power_w"].get(rail) for rail in rails}
     per_joule = row["inferences_per_joule"]

@@ -139,6 +139,11 @@ def _unmeasured(document: Document) -> list[str]:
 
 def _how_to_read(document: Document) -> str:
     told = ["Below each figure stands its 95 % interval. Latency is the median of one call of the whole model."]
+    if any(row.get("visits_alone") for series in document["series"] for row in series["rows"]):
+        told.append(
+            "Figures of measured points join their own visits with a fit to all points, as front and pick do; "
+            f"what the visits alone say is in {CSV}."
+        )
     if sweep_rows.has_energy(document):
         told.append(
             "Energy is that of one call; above idle is without what the board draws at these clocks doing nothing."

@@ -14,7 +14,7 @@ from farm.errors import UsageError
 from farm.store import Store
 from farm.sweep import adaptive, stored
 from farm.sweep.adaptive import PICK_LEFT, Planner, find_void
-from farm.sweep.analysis import Analysis, Combined
+from farm.sweep.analysis import Analysis, Combined, MeasuredPoint
 from farm.sweep.pareto import Candidate, find_front
 from farm.sweep.pick import Choice, Pick, pick_point
 from farm.sweep.values import Estimate, Goal, Grid, GridPoint, Merge, Objective, PointMeasurement
@@ -91,12 +91,13 @@ def _make_series(
 ) -> dict[str, Any]:
     analysis = planner.analyse(visits)
     # A point's own visits joined with the fit: the raw ones alone lose some of the front to noise (docs/sweeps.md).
-    front = [point.key for point in find_front(_candidates(analysis.combine())) if point.on_front]
+    combined = analysis.combine()
+    front = [point.key for point in find_front(_candidates(combined)) if point.on_front]
     picked, why = _find_pick(analysis, goal)
     return {
         "variant": key[0],
         "batch": key[1],
-        "rows": [_make_row(analysis, row, front, visits) for row in range(len(planner.grid))],
+        "rows": [_make_row(analysis, combined, row, front, visits) for row in range(len(planner.grid))],
         "front": front,
         "anchor": planner.find_anchor(visits),
         "drift": _describe_drift(analysis),
@@ -111,11 +112,18 @@ def _candidates(measured: Mapping[str, Combined]) -> list[Candidate]:
     return [Candidate(key, point.latency, point.energy or point.latency) for key, point in measured.items()]
 
 
-def _make_row(analysis: Analysis, row: int, front: Sequence[str], visits: Sequence[PointMeasurement]) -> dict[str, Any]:
+def _make_row(
+    analysis: Analysis,
+    combined: Mapping[str, Combined],
+    row: int,
+    front: Sequence[str],
+    visits: Sequence[PointMeasurement],
+) -> dict[str, Any]:
+    """A point as front and pick see it; what its visits alone say is beside it, in `visits_alone`."""
     point = analysis.grid.points[row]
     own = [visit for visit in visits if visit.key == point.key]
     found = analysis.measured.get(point.key)
-    shown = found or analysis.predict(row)
+    shown = combined.get(point.key) or analysis.predict(row)
     seen = found.visits if found else tuple(own)
     spoilt = own[-1].invalid if own and not found else ""
     energy = shown.energy if shown else None
@@ -126,7 +134,7 @@ def _make_row(analysis: Analysis, row: int, front: Sequence[str], visits: Sequen
         "measured": found is not None,
         "predicted": found is None and shown is not None,
         "latency_s": stored.estimate_to_dict(shown.latency) if shown else None,
-        "latency_p95_s": found.latency_p95_s if found else None,
+        "latency_p95_s": _scale_p95(found, combined[point.key]) if found else None,
         "power_w": stored.estimate_to_dict(shown.power) if shown else None,
         "rail_power_w": _mean_rails(seen) if found else {},
         "energy_j": stored.estimate_to_dict(energy),
@@ -137,7 +145,24 @@ def _make_row(analysis: Analysis, row: int, front: Sequence[str], visits: Sequen
         "inferences_per_joule": 1 / energy.value if energy else None,
         "on_front": point.key in front,
         "visits": len(own),
+        "visits_alone": _describe_visits(found),
         "board": ", ".join(dict.fromkeys(visit.board for visit in seen)),
+    }
+
+
+def _scale_p95(found: MeasuredPoint, figures: Combined) -> float | None:
+    """The 95th percentile as the visits have it, relative to their median."""
+    return found.latency_p95_s and found.latency_p95_s * figures.latency.value / found.latency.value
+
+
+def _describe_visits(found: MeasuredPoint | None) -> dict[str, Any] | None:
+    """What a point's own visits say, drift taken out, without its neighbours; None where it was not measured."""
+    if found is None:
+        return None
+    return {
+        "latency_s": stored.estimate_to_dict(found.latency),
+        "power_w": stored.estimate_to_dict(found.power),
+        "energy_j": stored.estimate_to_dict(found.energy),
     }
 
 
@@ -206,7 +231,7 @@ def _say_pick(best: Choice, picked: Pick) -> str:
 
 
 def _say_choice(choice: Choice) -> str:
-    point = choice.point
+    point = choice.figures
     words = [f"{_with_interval(point.latency, 1e3, 'ms')}"]
     if point.power is not None:
         words.append(f"{point.power.value:.3g} W")

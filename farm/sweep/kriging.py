@@ -21,6 +21,9 @@ TERM_SD = 0.6
 # Amplitudes of g, relative, and how far apart points are before they tell nothing of each other (a whole axis is 1).
 _AMPLITUDES = (0.003, 0.01, 0.03, 0.08)
 _LENGTHS = (0.25, 0.6)
+# Of g's variance, what no neighbour tells: a memory clock that a CPU clock raises in steps, rounding in a driver. Only
+# points nearer than this tell of it. Without it predictions between points that fit well are too sure of themselves.
+_ROUGH_SHARE, _ROUGH_LENGTH = 0.1, 0.05
 # Larger residuals are possible, not likely: what the terms say is physics.
 _AMPLITUDE_PRIOR = (0.3, 0.3, 0.25, 0.15)
 # Answers with less weight than this change nothing that is shown.
@@ -102,7 +105,7 @@ class Posterior:
         for answer, number in zip(self._answers, shares, strict=True):
             if not number:
                 continue
-            prior = answer.amplitude * _draw_smooth(self._place[rows], answer.length, int(number), rng)
+            prior = answer.amplitude * _draw_residual(self._place[rows], answer.length, int(number), rng)
             prior += TERM_SD * rng.standard_normal((number, answer.fit.shares.shape[1])) @ answer.fit.shares[rows].T
             noise = self._sds * rng.standard_normal((number, self._rows.size))
             cross = _covariance(answer, self._place, self._rows, at)
@@ -159,14 +162,26 @@ def _covariance(answer: _Answer, place: Floats, left: Indices, right: Indices) -
 
 
 def _shape(left: Floats, right: Floats, length: float) -> Floats:
-    """Matern 5/2: twice differentiable, as far as memory floors and rounding leave anything smooth."""
+    """Matern 5/2: twice differentiable; and a small rest of it that hardly reaches the next point."""
     squares = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None] - 2 * left @ right.T
-    distance = np.sqrt(5 * np.maximum(squares, 0.0)) / length
+    apart = np.sqrt(5 * np.maximum(squares, 0.0))
+    smooth, rough = (_decay(apart / reach) for reach in (length, _ROUGH_LENGTH))
+    return np.asarray((1 - _ROUGH_SHARE) * smooth + _ROUGH_SHARE * rough)
+
+
+def _decay(distance: Floats) -> Floats:
     return np.asarray((1 + distance + distance**2 / 3) * np.exp(-distance))
 
 
-def _draw_smooth(place: Floats, length: float, count: int, rng: np.random.Generator) -> Floats:
-    """Draws of a function with the covariance `_shape`, from random waves (Rahimi & Recht 2007); shape (count, points).
+def _draw_residual(place: Floats, length: float, count: int, rng: np.random.Generator) -> Floats:
+    """Draws of a function with the covariance `_shape`; shape (count, points)."""
+    smooth = _draw_waves(place, length, count, rng)
+    rough = _draw_waves(place, _ROUGH_LENGTH, count, rng)
+    return np.asarray(np.sqrt(1 - _ROUGH_SHARE) * smooth + np.sqrt(_ROUGH_SHARE) * rough)
+
+
+def _draw_waves(place: Floats, length: float, count: int, rng: np.random.Generator) -> Floats:
+    """Draws of a function with a Matern 5/2 covariance, from random waves (Rahimi & Recht 2007).
 
     The frequencies of a Matern 5/2 follow Student's t with 5 degrees of freedom.
     """

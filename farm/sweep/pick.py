@@ -20,12 +20,13 @@ MAX_RUNNERS_UP = 3
 class Choice:
     """A measured point that keeps the goal's limits with its whole interval.
 
-    `objective` is what the goal wants least of, in its SI unit, as visits and fit have it together. Compared with the
-    fastest point measured, `slower` is how much longer an inference takes, `saves` how much less energy it needs; both
-    are relative, `saves` is None without energy.
+    `figures` are what it is judged by, its visits joined with the fit, and `objective` what the goal wants least of, in
+    its SI unit, from these. Compared with the fastest point measured, `slower` is how much longer an inference takes,
+    `saves` how much less energy it needs; both are relative, `saves` is None without energy.
     """
 
     point: MeasuredPoint
+    figures: Combined
     objective: Estimate
     slower: float
     saves: float | None
@@ -59,12 +60,13 @@ def pick_point(analysis: Analysis, goal: Goal, predicted_gain: float | None = No
     if not points:
         raise UsageError("nothing is measured yet, so nothing can be picked", hint="resume the sweep")
     require_power(analysis.has_power, goal)
-    fastest = min(points, key=lambda point: point.latency.value)
-    fits = [point for point in points if keeps_limits(point, goal)]
-    if not fits:
-        nearest = fastest if goal.deadline_s is not None else min(points, key=lambda p: p.power.value if p.power else 0)
-        return Pick(None, (), 0.0, 0.0, nearest, _explain(points, nearest, goal), predicted_gain)
+    # One estimate decides everything, and is the one shown: otherwise a pick may seem to be faster than the fastest.
     combined = analysis.combine()
+    fastest = min(points, key=lambda point: combined[point.key].latency.value)
+    fits = [point for point in points if keeps_limits(point, combined[point.key], goal)]
+    if not fits:
+        nearest = fastest if goal.deadline_s is not None else min(points, key=lambda p: _watts(combined[p.key]))
+        return Pick(None, (), 0.0, 0.0, nearest, _explain(list(combined.values()), nearest, goal), predicted_gain)
     choices = (_choose(point, combined[point.key], combined[fastest.key], goal) for point in fits)
     ordered = sorted(choices, key=lambda choice: choice.objective.value)
     values = np.array([choice.objective.log for choice in ordered])
@@ -85,15 +87,19 @@ def require_power(has_power: bool, goal: Goal) -> None:
         )
 
 
-def keeps_limits(point: MeasuredPoint, goal: Goal) -> bool:
+def keeps_limits(point: MeasuredPoint, figures: Combined, goal: Goal) -> bool:
     """Whether the upper ends of its intervals keep deadline and power limit."""
     if goal.deadline_s is not None:
-        latest = point.latency.high
+        latest = figures.latency.high
         if goal.deadline_on_p95:
             latest *= (point.latency_p95_s or point.latency.value) / point.latency.value
         if latest > goal.deadline_s:
             return False
-    return goal.max_power_w is None or (point.power is not None and point.power.high <= goal.max_power_w)
+    return goal.max_power_w is None or (figures.power is not None and figures.power.high <= goal.max_power_w)
+
+
+def _watts(figures: Combined) -> float:
+    return figures.power.value if figures.power else 0.0
 
 
 def _choose(point: MeasuredPoint, combined: Combined, fastest: Combined, goal: Goal) -> Choice:
@@ -107,10 +113,10 @@ def _choose(point: MeasuredPoint, combined: Combined, fastest: Combined, goal: G
     else:
         objective = power if goal.objective is Objective.POWER else energy
     saves = 1 - energy.value / fastest.energy.value if energy and fastest.energy else None
-    return Choice(point, objective, latency.value / fastest.latency.value - 1, saves)
+    return Choice(point, combined, objective, latency.value / fastest.latency.value - 1, saves)
 
 
-def _explain(points: list[MeasuredPoint], nearest: MeasuredPoint, goal: Goal) -> str:
+def _explain(points: list[Combined], nearest: MeasuredPoint, goal: Goal) -> str:
     limits = []
     if goal.deadline_s is not None:
         what = "p95 " if goal.deadline_on_p95 else ""
