@@ -13,6 +13,8 @@ from farm.cli import (
     board_trust,
     bundle,
     campaign,
+    campaign_orders,
+    campaign_run,
     doctor,
     fleet,
     model,
@@ -52,6 +54,8 @@ app.add_typer(fleet.app, name="fleet")
 app.add_typer(sweep.app, name="sweep")
 sweep_report.register(sweep.app)
 app.add_typer(bundle.app, name="bundle")
+campaign_run.register(campaign.app)
+campaign_orders.register(campaign.app)
 app.add_typer(campaign.app, name="campaign")
 
 

@@ -62,7 +62,10 @@ def resume(store: Store, name: str, by: str) -> FleetCampaign:
     Raises UsageError where there is none of this name, or it is over.
     """
     close_abandoned(store)
-    return store.want_campaign(name, RUN, by)
+    campaign = store.want_campaign(name, RUN, by)
+    if campaign.state is CampaignState.PAUSED and not campaign.engine:
+        store.note_campaign(campaign.id, CampaignState.SUBMITTED, "waits for an engine")
+    return store.fetch_fleet_campaign(name)
 
 
 def change_budget(store: Store, name: str, changes: Mapping[str, Any], by: str) -> Budget:
@@ -84,7 +87,9 @@ def _wait_heard(settings: Settings, store: Store, name: str, state: CampaignStat
         campaign = store.fetch_fleet_campaign(name)
         if campaign.over or campaign.state is state or time.monotonic() > deadline:
             return campaign
-        if find_engine(settings.home_path) is None:
+        if campaign.state is CampaignState.PAUSED and not campaign.engine:
+            store.note_campaign(campaign.id, state, reason)
+        elif find_engine(settings.home_path) is None:
             try:
                 # So that no engine begins with it meanwhile.
                 with engine_lock(settings.home_path):

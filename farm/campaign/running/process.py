@@ -1,10 +1,11 @@
 """The engine's process: lock, log, signals, and when it ends. What it does meanwhile is `engine.run_engine`.
 
-It ends by itself some seconds after the last campaign that needs it.
+It ends by itself when no campaign needs it any more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import logging.handlers
 import signal
@@ -23,9 +24,6 @@ from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignState
 
-# Ray and boards take seconds to come up: the next campaign of a script finds them still there.
-LINGER_S = 5.0
-_LOOK_S = 0.2
 _LOG_BYTES, _LOGS_KEPT = 4 << 20, 3
 
 Run = Callable[[Settings, Store, Callable[[], bool], Callable[[str], None]], None]
@@ -68,16 +66,16 @@ def serve(settings: Settings, store: Store, run: Run) -> None:
         empty = 0
         while not told.yes and empty < _MAX_EMPTY_RUNS:
             publish(home)
-            _take_up(store, me)
+            _take_up(store)
             began = time.monotonic()
             run(settings, store, lambda: told.yes, lambda text: _log.info("%s", text))
             empty = empty + 1 if time.monotonic() - began < _EMPTY_S else 0
-            if _wait_for_work(store, told):
-                continue
             withdraw(home)
             # What was ordered before a command saw the file go is in the store by now.
             if not _has_work(store):
                 break
+        if empty == _MAX_EMPTY_RUNS:
+            reason = "its engine could not begin with it; the log of the engine may say why"
     except FarmError as error:
         reason = error.message
         raise
@@ -86,8 +84,10 @@ def serve(settings: Settings, store: Store, run: Run) -> None:
         _log.exception("ending")
         raise
     finally:
-        _log.info("ending")
-        _leave(store, me, reason)
+        _log.info("ending: %s", reason)
+        # A store that is full refuses this too; the first error is the one to tell.
+        with contextlib.suppress(FarmError):
+            _leave(store, me, reason)
 
 
 class Told:
@@ -102,34 +102,26 @@ class Told:
         self.yes = True
 
 
-def _wait_for_work(store: Store, told: Told) -> bool:
-    """Whether a campaign comes within `LINGER_S`."""
-    for _ in range(round(LINGER_S / _LOOK_S)):
-        if told.yes:
-            return False
-        if _has_work(store):
-            return True
-        time.sleep(_LOOK_S)
-    return False
-
-
 def _has_work(store: Store) -> bool:
-    return any(map(needs_engine, store.fetch_fleet_campaigns()))
+    return any(map(needs_engine, store.fetch_fleet_campaigns(over=False)))
 
 
-def _take_up(store: Store, me: Mapping[str, Any]) -> None:
-    """Have what this process left paused begin anew where that is wanted by now."""
-    for campaign in store.fetch_fleet_campaigns():
-        if campaign.engine == me and campaign.state is CampaignState.PAUSED and campaign.wanted == RUN:
+def _take_up(store: Store) -> None:
+    """Have campaigns begin anew that were resumed while their engine was giving them up as paused."""
+    for campaign in store.fetch_fleet_campaigns(over=False):
+        if campaign.state is CampaignState.PAUSED and campaign.wanted == RUN:
             store.note_campaign(campaign.id, CampaignState.SUBMITTED, "waits for an engine")
 
 
 def _leave(store: Store, me: Mapping[str, Any], reason: str) -> None:
-    """Note what of ours is not over. A paused campaign has no engine from now on either."""
-    for campaign in store.fetch_fleet_campaigns():
-        if campaign.engine == me and not campaign.over:
-            why = campaign.reason if campaign.state is CampaignState.PAUSED else reason
-            store.note_campaign(campaign.id, CampaignState.INTERRUPTED, why)
+    """Note what of ours is not over. A paused campaign stays paused, with no engine."""
+    for campaign in store.fetch_fleet_campaigns(over=False):
+        if campaign.engine != me or campaign.over:
+            continue
+        if campaign.state is CampaignState.PAUSED:
+            store.note_campaign(campaign.id, CampaignState.PAUSED, campaign.reason, {})
+        else:
+            store.note_campaign(campaign.id, CampaignState.INTERRUPTED, reason)
 
 
 def _fail(text: str, code: int) -> int:

@@ -1,0 +1,180 @@
+"""`farm campaign list`, `show`, `pause`, `cancel`, `budget`: what there is, and what operators want of it."""
+
+from __future__ import annotations
+
+import time
+
+import typer
+
+from farm import settings as farm_settings
+from farm.campaign.machine import name_user
+from farm.cli import campaign_options, options, output
+from farm.cli.campaign_options import Name
+from farm.errors import UsageError
+from farm.report import campaign_rows, campaign_table
+from farm.report.campaign_document import make_document, summarise
+from farm.values import CampaignState, FleetCampaign
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `farm campaign`."""
+    app.command("list")(list_campaigns)
+    app.command("show")(show)
+    app.command("pause")(pause)
+    app.command("cancel")(cancel)
+    app.command("budget")(budget)
+
+
+def list_campaigns(json: options.Json = False, debug: options.Debug = False) -> None:
+    """List the campaigns in the store, the newest first."""
+
+    def work() -> None:
+        from farm.campaign.running import control
+
+        with options.open_store() as store:
+            control.close_abandoned(store)
+            campaigns = store.fetch_fleet_campaigns()[::-1]
+        if json:
+            output.print_json([_shorten(each) for each in campaigns])
+            return
+        output.print_table(
+            ("Campaign", "Owner", "Models", "Board types", "State", "Trials", "Budget", "Started", "Why"),
+            [_row(each) for each in campaigns],
+            left=(0, 1, 2, 3, 4, 7, 8),
+            empty="no campaigns yet; `farm campaign run FILE` makes one",
+        )
+
+    output.run(work, debug)
+
+
+def show(name: Name, json: options.Json = False, debug: options.Debug = False) -> None:
+    """Show a campaign: its tasks, how far each is, its boards and winners."""
+
+    def work() -> None:
+        from farm.campaign.running import control
+
+        with options.open_store() as store:
+            control.close_abandoned(store)
+            campaign = store.fetch_fleet_campaign(name)
+            document = make_document(store, name)
+        if json:
+            output.print_json(document)
+            return
+        output.stdout.print(
+            campaign_table.draw(
+                campaign.name,
+                campaign.state,
+                campaign.reason,
+                campaign.budget,
+                campaign.progress,
+                None,
+                output.stdout.width if output.stdout.is_terminal else None,
+            )
+        )
+        found = sum(each["median_s"] is not None for each in document["winners"])
+        for line in (
+            f"{found} of {len(document['winners'])} tasks have a record",
+            f"owner {campaign.owner}, submitted {_date(campaign.started_at)} by `farm {campaign.command}`",
+        ):
+            output.stdout.print(line, soft_wrap=True, markup=False)
+
+    output.run(work, debug)
+
+
+def pause(name: Name, json: options.Json = False, debug: options.Debug = False) -> None:
+    """Stop a campaign for now: boards end what they measure and go to others. `resume` lets it go on."""
+    _change(name, "pause", CampaignState.PAUSED, json, debug)
+
+
+def cancel(name: Name, json: options.Json = False, debug: options.Debug = False) -> None:
+    """End a campaign for good. Its trials stay, and help later ones; winners are not looked for."""
+    _change(name, "cancel", CampaignState.CANCELLED, json, debug)
+
+
+def budget(
+    name: Name,
+    trials: campaign_options.Trials = None,
+    wall_clock: campaign_options.WallClock = None,
+    board_hours: campaign_options.BoardHours = None,
+    per_workload: campaign_options.PerWorkload = None,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Change the budget of a campaign, under way or not. What is not named stays; `none` takes a limit away."""
+
+    def work() -> None:
+        from farm.campaign.running import control
+
+        changes = campaign_options.read_budget(trials, wall_clock, board_hours, per_workload)
+        if not changes:
+            raise UsageError("no limit was given", "Give --trials, --wall-clock, --board-hours or --per-workload.")
+        with options.open_store() as store:
+            control.change_budget(store, name, changes, name_user())
+            campaign = store.fetch_fleet_campaign(name)
+        if json:
+            output.print_json(_shorten(campaign))
+        else:
+            limits = ", ".join(f"{key} {value:g}" for key, value in campaign.budget.items() if value is not None)
+            print(f"campaign {name} may use: {limits}")
+
+    output.run(work, debug)
+
+
+def _change(name: str, verb: str, wanted: CampaignState, json: bool, debug: bool) -> None:
+    def work() -> None:
+        from farm.campaign.running import control
+
+        settings = farm_settings.load()
+        with options.open_store(settings) as store:
+            campaign = (control.pause if verb == "pause" else control.cancel)(settings, store, name, name_user())
+        if json:
+            output.print_json(_shorten(campaign))
+        elif campaign.state is wanted:
+            print(f"campaign {name} is {campaign.state}")
+        else:
+            print(f"campaign {name} is {campaign.state}; it will be {wanted} as soon as its engine comes to it")
+
+    output.run(work, debug)
+
+
+def _shorten(campaign: FleetCampaign) -> dict[str, object]:
+    """A campaign in a list: without its tasks."""
+    document = summarise(campaign)
+    progress = document.pop("progress") or {}
+    short = {key: progress.get(key) for key in ("phase", "counted", "board_s", "wall_clock_s", "eta_s", "faults")}
+    return document | {"progress": short if progress else None}
+
+
+def _row(campaign: FleetCampaign) -> tuple[object, ...]:
+    progress = campaign.progress or {}
+    return (
+        campaign.name,
+        campaign.owner,
+        ", ".join(each["name"] for each in campaign.order["models"]),
+        ", ".join(
+            each["board_type"] + (" (simulated)" if each["simulated"] else "") for each in campaign.order["types"]
+        ),
+        campaign.state,
+        f"{progress.get('counted', 0):,}",
+        "; ".join(_list_limits(campaign)),
+        _date(campaign.started_at),
+        campaign.reason,
+    )
+
+
+def _list_limits(campaign: FleetCampaign) -> list[str]:
+    limits = campaign.budget
+    texts = {
+        "trials": "{:,} trials",
+        "per_workload": "{:,} per workload",
+    }
+    found = [text.format(limits[key]) for key, text in texts.items() if limits.get(key) is not None]
+    if limits.get("wall_clock_s") is not None:
+        found.append(f"{campaign_rows.format_clock(limits['wall_clock_s'])} h")
+    if limits.get("board_s") is not None:
+        found.append(f"{limits['board_s'] / 3600:g} board-hours")
+    return found
+
+
+def _date(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

@@ -1,0 +1,165 @@
+"""`farm campaign run`, `attach`, `resume` and `clone`: commands that have a campaign carried out and follow it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farm import settings as farm_settings
+from farm.campaign.machine import name_user
+from farm.cli import campaign_options, options, output
+from farm.cli.campaign_options import Name
+from farm.cli.campaign_screen import CampaignScreen
+from farm.errors import FarmError, PermanentError, UnavailableError
+from farm.settings import Settings
+from farm.store import Store
+from farm.values import CampaignState, FleetCampaign
+
+Detach = Annotated[
+    bool, typer.Option("--detach", help="Do not wait for it; `farm campaign attach NAME` shows it at any time.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `farm campaign`."""
+    app.command("run")(run)
+    app.command("attach")(attach)
+    app.command("resume")(resume)
+    app.command("clone")(clone)
+
+
+def run(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A campaign file; docs/howto/run-a-campaign.md says what happens.")
+    ],
+    detach: Detach = False,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Carry out a campaign. Ctrl-C pauses it; `farm campaign resume NAME` goes on."""
+
+    def work() -> None:
+        # Imported here: a tenth of a second that no other command should wait for.
+        from farm.campaign.running.submit import submit
+        from farm.campaign.spec import read_campaign
+
+        campaign = read_campaign(file)
+        settings = farm_settings.load()
+        screen = CampaignScreen()
+        with options.open_store(settings) as store:
+            name = submit(campaign, store, settings, name_user(), f"campaign run {file}", screen.note)
+            _carry_out(settings, store, name, screen, detach, json)
+
+    output.run(work, debug)
+
+
+def attach(name: Name, json: options.Json = False, debug: options.Debug = False) -> None:
+    """Show a campaign until it ends. Ctrl-C ends the showing alone; the campaign goes on."""
+
+    def work() -> None:
+        settings = farm_settings.load()
+        screen = CampaignScreen()
+        with options.open_store(settings) as store:
+            try:
+                _follow(settings, store, name, screen, json)
+            except KeyboardInterrupt:
+                screen.note(f"detached; `farm campaign attach {name}` shows the campaign again")
+                raise
+
+    output.run(work, debug)
+
+
+def resume(name: Name, detach: Detach = False, json: options.Json = False, debug: options.Debug = False) -> None:
+    """Let a campaign go on that was paused or interrupted: every trial that it made is kept, and none is made twice."""
+
+    def work() -> None:
+        from farm.campaign.running import control
+
+        settings = farm_settings.load()
+        with options.open_store(settings) as store:
+            control.resume(store, name, name_user())
+            _carry_out(settings, store, name, CampaignScreen(), detach, json)
+
+    output.run(work, debug)
+
+
+def clone(
+    name: Name,
+    new: Annotated[str, typer.Argument(metavar="NEW-NAME", help="What the new campaign is called.")],
+    trials: campaign_options.Trials = None,
+    wall_clock: campaign_options.WallClock = None,
+    board_hours: campaign_options.BoardHours = None,
+    per_workload: campaign_options.PerWorkload = None,
+    detach: Detach = False,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Carry out a campaign's order once more under another name, maybe with another budget. Needs no file."""
+
+    def work() -> None:
+        from farm.campaign.running.submit import clone as submit_clone
+
+        changes = campaign_options.read_budget(trials, wall_clock, board_hours, per_workload)
+        settings = farm_settings.load()
+        with options.open_store(settings) as store:
+            submit_clone(store, name, new, changes, name_user(), f"campaign clone {name} {new}")
+            _carry_out(settings, store, new, CampaignScreen(), detach, json)
+
+    output.run(work, debug)
+
+
+def _carry_out(settings: Settings, store: Store, name: str, screen: CampaignScreen, detach: bool, json: bool) -> None:
+    """See that an engine has the campaign, and follow it; Ctrl-C pauses it."""
+    from farm.campaign.running import control
+    from farm.campaign.running.client import ensure_engine
+
+    try:
+        ensure_engine(settings)
+        if not detach:
+            _follow(settings, store, name, screen, json)
+            return
+    except KeyboardInterrupt:
+        screen.close()
+        state = control.pause(settings, store, name, name_user()).state
+        said = "is paused" if state is CampaignState.PAUSED else f"is {state} and will be paused"
+        screen.note(f"campaign {name} {said}; `farm campaign resume {name}` goes on")
+        raise
+    campaign = store.fetch_fleet_campaign(name)
+    if json:
+        from farm.report.campaign_document import summarise
+
+        output.print_json(summarise(campaign))
+    else:
+        print(f"campaign {name} goes on by itself; `farm campaign attach {name}` shows it")
+
+
+def _follow(settings: Settings, store: Store, name: str, screen: CampaignScreen, json: bool) -> None:
+    """Show a campaign until it is settled, then its end. Raises what its end stands for."""
+    from farm.campaign.running.watch import wait_settled
+
+    try:
+        campaign = wait_settled(settings, store, name, on_progress=screen.show)
+    finally:
+        screen.close()
+    screen.finish(campaign)
+    if json:
+        from farm.report.campaign_document import make_document
+
+        output.print_json(make_document(store, name))
+    error = find_error(campaign)
+    if error is not None:
+        raise error
+    if not json:
+        print(f"`farm campaign report {name} --out FOLDER` writes its report; `farm record list` shows records")
+
+
+def find_error(campaign: FleetCampaign) -> FarmError | None:
+    """What a campaign's end stands for; None where it is finished."""
+    told = f"campaign {campaign.name} is {campaign.state}" + (f": {campaign.reason}" if campaign.reason else "")
+    if campaign.state is CampaignState.FINISHED:
+        return None
+    if campaign.over:
+        return PermanentError(told, "Its trials are kept, and help later campaigns.")
+    return UnavailableError(told, f"`farm campaign resume {campaign.name}` goes on with it.")

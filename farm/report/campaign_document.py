@@ -1,0 +1,203 @@
+"""What the store knows of a campaign, as one plain document: what `show --json` prints, and what its report is made of.
+
+`summarise` is quick; `make_document` reads all of the campaign's trials.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from farm.store import Store
+from farm.values import FleetCampaign, Record
+
+# Points of a model's curve: as many as a picture can show.
+_MOST_STEPS = 400
+
+
+def summarise(campaign: FleetCampaign) -> dict[str, Any]:
+    """A campaign as the store has it, without what only its engine needs."""
+    order = campaign.order
+    return {
+        "campaign": campaign.id,
+        "name": campaign.name,
+        "owner": campaign.owner,
+        "priority": order.get("priority", 0),
+        "state": str(campaign.state),
+        "reason": campaign.reason,
+        "wanted": campaign.wanted,
+        "command": campaign.command,
+        "started_at": campaign.started_at,
+        "finished_at": campaign.finished_at,
+        "models": [dict(model) for model in order["models"]],
+        "types": [
+            {
+                "type": each["board_type"],
+                "simulated": each["simulated"],
+                "points": list(each["points"]),
+                "workloads": len(each["workloads"]),
+            }
+            for each in order["types"]
+        ],
+        "labels": dict(order.get("labels", {})),
+        "search": dict(order["search"]),
+        "measure": dict(order["measure"]),
+        "budget": dict(campaign.budget),
+        "progress": None if campaign.progress is None else dict(campaign.progress),
+    }
+
+
+def make_document(store: Store, name: str) -> dict[str, Any]:
+    """A campaign with what came of it: `trials`, `boards`, `winners`, `curves`, `events`.
+
+    Raises UsageError where there is none of this name.
+    """
+    campaign = store.fetch_fleet_campaign(name)
+    document = summarise(campaign)
+    totals = store.fetch_board_totals(campaign.id)
+    return document | {
+        "trials": _count_statuses(totals),
+        "boards": _list_boards(totals),
+        "winners": list_winners(campaign, _fetch_records(store, campaign)),
+        "curves": make_curves(campaign.order, store.fetch_course(campaign.id)),
+        "events": [
+            {"at": row["at"], "kind": row["kind"], "message": row["message"]} for row in store.fetch_events(name)
+        ],
+    }
+
+
+def _fetch_records(store: Store, campaign: FleetCampaign) -> list[Record]:
+    hashes = sorted({each["hash"] for kind in campaign.order["types"] for each in kind["workloads"]})
+    return store.fetch_records(workloads=hashes, simulated=None)
+
+
+def list_winners(campaign: FleetCampaign, records: Iterable[Record]) -> list[dict[str, Any]]:
+    """For each task of a campaign the record that there is, or None for its figures; `evidence` is how it was found.
+
+    `since`: whether the record was written after the campaign began, by this campaign or another.
+    """
+    known = {(r.board_type, r.workload, r.operating_point, r.simulated): r for r in records}
+    rows = []
+    for kind in campaign.order["types"]:
+        for point in kind["points"]:
+            for each in kind["workloads"]:
+                found = known.get((kind["board_type"], each["hash"], point, kind["simulated"]))
+                rows.append(
+                    {
+                        "board_type": kind["board_type"],
+                        "point": point,
+                        "workload": each["hash"],
+                        "name": each["name"],
+                        "weight": each["weight"],
+                        "flop": each["flop"],
+                        "candidate": found and found.candidate,
+                        "median_s": found and found.median_s,
+                        "max_rel_error": found and found.max_rel_error,
+                        "verified_at": found and found.verified_at,
+                        "since": bool(found and found.verified_at >= campaign.started_at),
+                        "evidence": None if found is None or found.evidence is None else dict(found.evidence),
+                    }
+                )
+    return rows
+
+
+@dataclasses.dataclass
+class _Curve:
+    """The latency of one model on one type at one point, as its workloads' best get better (s)."""
+
+    model: str
+    board_type: str
+    point: str
+    calls: Mapping[str, float]
+    best_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    steps: list[tuple[int, float]] = dataclasses.field(default_factory=list)
+
+    def note(self, counted: int, workload: str, latency_s: float) -> None:
+        """A better candidate of a workload after so many trials of the campaign."""
+        self.best_s[workload] = latency_s
+        if len(self.best_s) == len(self.calls):
+            self.steps.append((counted, sum(calls * self.best_s[key] for key, calls in self.calls.items())))
+
+
+def make_curves(order: Mapping[str, Any], course: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The latency of every model over the campaign's counted trials, from the one on from which all is known.
+
+    `steps` are pairs of counted trials and seconds. A model of which a workload has no good trial has none.
+    """
+    curves = [
+        _Curve(model["name"], kind["board_type"], point, calls)
+        for kind in order["types"]
+        for point in kind["points"]
+        for model in order["models"]
+        if (calls := find_calls(kind["workloads"], model["name"]))
+    ]
+    by_task: dict[tuple[str, str, str], list[_Curve]] = {}
+    for curve in curves:
+        for workload in curve.calls:
+            by_task.setdefault((curve.board_type, curve.point, workload), []).append(curve)
+    best: dict[tuple[str, str, str], float] = {}
+    for counted, row in enumerate(course, 1):
+        key, median_s = (row["board_type"], row["operating_point"], row["workload"]), row["median_s"]
+        if median_s is not None and median_s < best.get(key, float("inf")):
+            best[key] = median_s
+            for curve in by_task.get(key, ()):
+                curve.note(counted, key[2], median_s)
+    return [
+        {"model": each.model, "board_type": each.board_type, "point": each.point, "steps": _thin(each.steps)}
+        for each in curves
+    ]
+
+
+def find_calls(workloads: Iterable[Mapping[str, Any]], model: str) -> dict[str, float]:
+    """How often one inference of a model calls each of its workloads, by hash.
+
+    An order that does not say shares a workload's weight out evenly among its models.
+    """
+    found = {}
+    for each in workloads:
+        if model in each["models"]:
+            models, calls = list(each["models"]), list(each.get("calls") or ())
+            found[each["hash"]] = float(calls[models.index(model)] if calls else each["weight"] / len(models))
+    return found
+
+
+def _thin(steps: list[tuple[int, float]]) -> list[list[float]]:
+    """At most about `_MOST_STEPS` of the steps, the first and the last among them."""
+    apart = max(1, len(steps) // _MOST_STEPS)
+    kept = steps[::apart]
+    if steps and kept[-1] != steps[-1]:
+        kept.append(steps[-1])
+    return [[counted, latency_s] for counted, latency_s in kept]
+
+
+def _count_statuses(totals: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Trials by purpose, by fault side and by status."""
+    sides: dict[str, int] = {}
+    statuses: dict[str, int] = {}
+    purposes: dict[str, int] = {}
+    for row in totals:
+        side = "ok" if row["fault_side"] is None else str(row["fault_side"])
+        for table, key in ((sides, side), (statuses, row["status"]), (purposes, row["purpose"])):
+            table[key] = table.get(key, 0) + row["trials"]
+    return {"by_side": sides, "by_status": statuses, "by_purpose": purposes}
+
+
+def _list_boards(totals: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """By board: its trials, how many of them were good, and the hours that it was held."""
+    boards: dict[str, dict[str, Any]] = {}
+    for row in totals:
+        if not row["board"]:
+            continue
+        own = boards.setdefault(
+            row["board"],
+            {"board": row["board"], "board_type": row["board_type"], "trials": 0, "ok": 0, "board_hours": 0.0}
+            | {"faults": {}},
+        )
+        own["trials"] += row["trials"]
+        own["board_hours"] += row["held_s"] / 3600
+        if row["fault_side"] is None:
+            own["ok"] += row["trials"]
+        else:
+            own["faults"][row["fault_side"]] = own["faults"].get(row["fault_side"], 0) + row["trials"]
+    return [boards[name] for name in sorted(boards)]

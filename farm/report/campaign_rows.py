@@ -1,0 +1,89 @@
+"""A campaign's progress document read for people: groups of tasks, sums, and how far it is. Pure.
+
+The live table and the report are drawn from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Document = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The tasks of one board type at one operating point, those first that a model's time goes into.
+
+    `latency_s` is the weighted sum of the best, None while one has no good trial.
+    """
+
+    board_type: str
+    point: str
+    tasks: tuple[Document, ...]
+
+    @property
+    def title(self) -> str:
+        return f"{self.board_type} @ {self.point}"
+
+    @property
+    def counted(self) -> int:
+        return sum(int(task["counted"]) for task in self.tasks)
+
+    @property
+    def latency_s(self) -> float | None:
+        return sum_weighted(self.tasks) if all(task["best_s"] for task in self.tasks) else None
+
+
+def list_groups(progress: Document) -> list[Group]:
+    """The tasks by type and point, in the order of the document."""
+    found: dict[tuple[str, str], list[Document]] = {}
+    for task in progress.get("tasks", ()):
+        found.setdefault((task["board_type"], task["point"]), []).append(task)
+    return [Group(*key, tuple(sorted(tasks, key=_find_share, reverse=True))) for key, tasks in found.items()]
+
+
+def _find_share(task: Document) -> tuple[float, float]:
+    best_s = task["best_s"] or 0.0
+    return task["weight"] * best_s, task["weight"] * task["flop"]
+
+
+def sum_weighted(tasks: Sequence[Document]) -> float | None:
+    """Weighted best latencies of the tasks that have one, added up; None where none has."""
+    known = [task["weight"] * task["best_s"] for task in tasks if task["best_s"]]
+    return sum(known) if known else None
+
+
+def find_gflops(task: Document) -> float | None:
+    """Billions of operations per second of the best candidate; None where that, or the count, is not known."""
+    return task["flop"] / task["best_s"] / 1e9 if task["best_s"] and task["flop"] else None
+
+
+def list_faults(progress: Document) -> dict[str, int]:
+    """Trials that failed, by the side that was to blame; sides without any are left out."""
+    return {side.removesuffix("_faults"): count for side, count in progress.get("faults", {}).items() if count}
+
+
+def list_limits(progress: Document, budget: Document) -> list[str]:
+    """How much of each limit of the budget is used, as in `trials 812/4,000`."""
+    used = {
+        "trials": ("trials", progress.get("counted", 0), "{:,.0f}", 1.0),
+        "wall_clock_s": ("hours", progress.get("wall_clock_s", 0.0), "{:,.2f}", 3600.0),
+        "board_s": ("board-hours", progress.get("board_s", 0.0), "{:,.2f}", 3600.0),
+    }
+    parts = []
+    for key, (word, amount, form, unit) in used.items():
+        limit = budget.get(key)
+        part = f"{word} {form.format(amount / unit)}"
+        parts.append(part if limit is None else f"{part}/{form.format(limit / unit)}")
+    if budget.get("per_workload") is not None:
+        parts.append(f"at most {budget['per_workload']:,} per workload")
+    return parts
+
+
+def format_clock(seconds: float) -> str:
+    """A span as h:mm:ss or m:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

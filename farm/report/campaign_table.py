@@ -1,0 +1,162 @@
+"""The live view of a campaign: its tasks by board type and operating point, its boards, faults and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group as Stack
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from farm.report import campaign_rows
+from farm.report.campaign_rows import Group
+
+_NAME, _STATE = "Workload", "State"
+_TEXTS = (_NAME, _STATE)
+# Column titles, and whether a narrow terminal gets them too.
+_TITLES = (
+    (_NAME, True),
+    ("FLOP", False),
+    ("Weight", True),
+    ("Trials", True),
+    ("Speed\n(GFLOPS)", False),
+    ("Best\n(us)", True),
+    ("Weighted\n(us)", True),
+    (_STATE, True),
+)
+# Narrower than this the columns that say least are left out, so that names can still be told apart.
+_FULL_WIDTH = 100
+# Why a task has ended is told in full by `farm campaign show --json`.
+_STATE_WIDTH = 16
+# Lines around the tasks: titles, a rule, and up to six below.
+_OTHER_LINES = 9
+# Boards named one by one; more are counted.
+_MOST_BOARDS = 8
+
+
+def draw(
+    name: str,
+    state: str,
+    reason: str,
+    budget: Mapping[str, Any],
+    progress: Mapping[str, Any] | None,
+    height: int | None = None,
+    width: int | None = None,
+) -> RenderableType:
+    """The tables and the lines below. `height` and `width` are a terminal's, in characters; None stands for a file.
+
+    Tasks that do not fit are summed up by group, long names are cut, and a narrow terminal gets fewer columns.
+    """
+    if progress is None:
+        return Text(_head(name, state, reason))
+    wide = width is None or width >= _FULL_WIDTH
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for title, _ in (pair for pair in _TITLES if wide or pair[1]):
+        # Only the name may shrink; its text is cut rather than folded.
+        table.add_column(title, justify="left" if title in _TEXTS else "right", no_wrap=title != _NAME)
+    groups = campaign_rows.list_groups(progress)
+    lines = None if height is None else max(1, height - _OTHER_LINES)
+    room = None if lines is None else max(0, lines // max(1, len(groups)) - 2)
+    for group in groups[:lines]:
+        for cells, style in _rows(group, room):
+            first, *rest = (cell for cell, (_, always) in zip(cells, _TITLES, strict=True) if wide or always)
+            table.add_row(Text(first, no_wrap=True, overflow="ellipsis"), *rest, style=style)
+    below = Text("\n".join([_cut(_head(name, state, reason), width), *summary(progress, budget, width)]))
+    return Stack(table, below) if groups else below
+
+
+def summary_line(name: str, state: str, reason: str, budget: Mapping[str, Any], progress: Mapping[str, Any]) -> str:
+    """One line: how far, what went wrong, how long still."""
+    return " | ".join([_head(name, state, reason), *campaign_rows.list_limits(progress, budget), *_tail(progress)])
+
+
+def summary(progress: Mapping[str, Any], budget: Mapping[str, Any], width: int | None = None) -> list[str]:
+    """How much of the budget is used, faults and times; models; boards."""
+    lines = list(_fold([*campaign_rows.list_limits(progress, budget), *_tail(progress)], width))
+    if models := ", ".join(_list_models(progress)):
+        lines.append(_cut(f"models: {models}", width))
+    if boards := _list_boards(progress.get("boards", ())):
+        lines.append(_cut(f"boards: {boards}", width))
+    return lines
+
+
+def _fold(parts: Sequence[str], width: int | None) -> Iterator[str]:
+    """Parts joined to lines, broken between parts alone."""
+    line = parts[0]
+    for part in parts[1:]:
+        longer = f"{line} | {part}"
+        if width is None or len(longer) <= width:
+            line = longer
+        else:
+            yield line
+            line = part
+    yield line
+
+
+def _head(name: str, state: str, reason: str) -> str:
+    return f"{name} is {state}" + (f": {reason}" if reason else "")
+
+
+def _tail(progress: Mapping[str, Any]) -> Iterator[str]:
+    faults = ", ".join(f"{side} {count:,}" for side, count in campaign_rows.list_faults(progress).items())
+    yield f"faults: {faults or 'none'}"
+    yield f"elapsed {campaign_rows.format_clock(progress.get('wall_clock_s', 0.0))}"
+    if progress.get("eta_s") is not None:
+        yield f"ETA {campaign_rows.format_clock(progress['eta_s'])}"
+
+
+def _rows(group: Group, room: int | None) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The cells of a group and their style; at most `room` of its tasks."""
+    done = sum(bool(task["ended"]) for task in group.tasks)
+    state = f"{done}/{len(group.tasks)} ended" if done else ""
+    yield (group.title, "", "", f"{group.counted:,}", "", "", _us(group.latency_s), state), "bold"
+    if room == 0:
+        return
+    shown = group.tasks[:room]
+    for task in shown:
+        gflops = campaign_rows.find_gflops(task)
+        yield (
+            (
+                f"  {task['name']}",
+                f"{task['flop']:,.0f}",
+                f"{task['weight']:g}",
+                f"{task['counted']:,}",
+                "–" if gflops is None else f"{gflops:.2f}",
+                _us(task["best_s"]),
+                _us(task["weight"] * task["best_s"] if task["best_s"] else None),
+                _cut(str(task["ended"] or ""), _STATE_WIDTH),
+            ),
+            "",
+        )
+    if hidden := group.tasks[len(shown) :]:
+        trials = sum(int(task["counted"]) for task in hidden)
+        sum_s = campaign_rows.sum_weighted(hidden)
+        yield (f"  … {len(hidden)} lighter", "", "", f"{trials:,}", "", "", _us(sum_s), ""), ""
+
+
+def _list_models(progress: Mapping[str, Any]) -> Iterator[str]:
+    several = len({(each["board_type"], each["point"]) for each in progress.get("models", ())}) > 1
+    for each in progress.get("models", ()):
+        if each["latency_s"] is not None:
+            where = f" on {each['board_type']} @ {each['point']}" if several else ""
+            yield f"{each['name']} {each['latency_s'] * 1e3:.3g} ms{where}"
+
+
+def _list_boards(boards: Sequence[Mapping[str, Any]]) -> str:
+    if len(boards) <= _MOST_BOARDS:
+        return ", ".join(f"{each['name']} {each['doing']}" for each in boards)
+    doing: dict[str, int] = {}
+    for each in boards:
+        doing[each["doing"]] = doing.get(each["doing"], 0) + 1
+    return ", ".join(f"{count} {what}" for what, count in doing.items())
+
+
+def _cut(line: str, width: int | None) -> str:
+    return line if width is None or len(line) <= width else line[: width - 1] + "…"
+
+
+def _us(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds * 1e6:,.1f}"
