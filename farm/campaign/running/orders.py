@@ -1,0 +1,216 @@
+"""What operators want, read from the store, and what the engine answers there: campaigns begin, pause, end, show how
+far they are. Between two engines a campaign lives in the store alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from farm.campaign import fleet_values as v
+from farm.campaign.fleet_state import FleetState
+from farm.campaign.machine import process_identity
+from farm.campaign.running import foreign
+from farm.campaign.running.active import Active
+from farm.campaign.running.order import Order
+from farm.campaign.running.progress import sum_latencies, to_progress
+from farm.campaign.running.resume import list_tasks, to_added, to_task
+from farm.campaign.running.roster import Roster
+from farm.campaign.running.searches import Known, Searches, SearchPlan
+from farm.campaign.running.verifying import Verifying
+from farm.errors import FarmError
+from farm.settings import Settings
+from farm.store import Store
+from farm.values import FleetCampaign
+
+# How often the store is asked, and how often it is told. An operator waits for the sum at most.
+_LOOK_S = 0.5
+_REPORT_S = 1.0
+# How long an engine without work waits for some before it ends.
+_LINGER_S = 2.0
+_BEGIN = ("submitted",)
+
+
+class Orders:
+    """The campaigns under way (`active`, by name), and the store's word on them."""
+
+    def __init__(self, settings: Settings, store: Store, searches: Searches, note: Callable[[str], None]) -> None:
+        self._settings, self._store, self._searches, self._note = settings, store, searches, note
+        self.active: dict[str, Active] = {}
+        self._budgets: dict[str, Any] = {}
+        self._look_at = self._report_at = 0.0
+        self._idle_since = time.monotonic()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing has been left to do for a while: no campaign, or only paused ones."""
+        return time.monotonic() - self._idle_since > _LINGER_S
+
+    def poll(self, state: FleetState, verifying: Verifying) -> list[v.Event]:
+        """What is wanted now that was not before."""
+        now = time.monotonic()
+        if any(self._is_at_work(active, state) for active in self.active.values()):
+            self._idle_since = now
+        if now < self._look_at:
+            return []
+        self._look_at = now + _LOOK_S
+        events: list[v.Event] = []
+        for row in self._store.fetch_fleet_campaigns(over=False):
+            events += self._hear(row, state, verifying)
+        if events:
+            self._idle_since = now
+        return events
+
+    def refuse(self, event: v.Event, error: FarmError) -> None:
+        """An order that cannot be carried out."""
+        name = event.spec.name if isinstance(event, v.CampaignAdded) else getattr(event, "campaign", "")
+        active = self.active.get(name)
+        if active is not None and isinstance(event, v.CampaignAdded):
+            self._leave(active)
+            self._store.note_campaign(active.id, "failed", error.message)
+        self._note(f"{name}: {error.message}")
+
+    def change(self, decision: v.Changed) -> None:
+        """Note a campaign's new status. One that is over is forgotten, unless its winners are still to be found."""
+        active = self.active[decision.campaign]
+        if decision.status is v.Status.FINISHED:
+            self._store.note_campaign(active.id, "verifying", decision.reason)
+        else:
+            self._store.note_campaign(active.id, str(decision.status), decision.reason)
+        if decision.status is v.Status.PAUSED:
+            # Where nobody wanted it: so that an operator's resume is something new.
+            self._store.want_campaign(decision.campaign, "pause", "its engine")
+        self._note(f"{decision.campaign} is {decision.status}" + (f": {decision.reason}" if decision.reason else ""))
+        if decision.status is v.Status.CANCELLED:
+            self._leave(active)
+        self._report_at = 0.0
+
+    def finish(self, active: Active, progress: dict[str, Any]) -> None:
+        """A campaign's winners are found: it is over."""
+        self._store.save_progress(active.id, progress)
+        reason = self._store.fetch_fleet_campaign(active.name).reason
+        self._store.note_campaign(active.id, "finished", reason)
+        self._note(f"{active.name} is finished: {reason}")
+        self._leave(active)
+
+    def report(self, state: FleetState, roster: Roster, verifying: Verifying) -> None:
+        """Tell the store how far everything is, now and then."""
+        now = time.monotonic()
+        ended = verifying.take_ended()
+        if now < self._report_at and not ended:
+            return
+        self._report_at = now + _REPORT_S
+        for active in list(self.active.values()):
+            phase = "verifying" if verifying.is_open(active.name) else str(state.campaigns[active.name].status)
+            progress = to_progress(active, state, roster.list_boards(active, state), phase, now)
+            active.note_history(progress["counted"], sum_latencies(active, progress["tasks"]))
+            progress["verdict"] = verifying.to_verdict(active)
+            if active.name in ended:
+                self.finish(active, progress | {"phase": "done"})
+            else:
+                self._store.save_progress(active.id, progress)
+
+    def interrupt(self) -> None:
+        """Note what is under way as interrupted: it goes on when an operator says so."""
+        for row in self._store.fetch_fleet_campaigns(over=False):
+            if row.name in self.active and row.state in ("running", "waiting", "verifying"):
+                self._store.note_campaign(row.id, "interrupted", "its engine was told to end")
+            elif row.name in self.active and row.state == "paused":
+                self._store.note_campaign(row.id, "paused", row.reason, {})
+
+    def _is_at_work(self, active: Active, state: FleetState) -> bool:
+        campaign = state.campaigns.get(active.name)
+        return campaign is None or campaign.status is not v.Status.PAUSED
+
+    def _hear(self, row: FleetCampaign, state: FleetState, verifying: Verifying) -> list[v.Event]:
+        active, known = self.active.get(row.name), state.campaigns.get(row.name)
+        if active is None:
+            if row.state in _BEGIN and row.wanted == "run":
+                return [self._begin(row)]
+            if row.state in _BEGIN and row.wanted != "run":
+                self._store.note_campaign(
+                    row.id, "cancelled" if row.wanted == "cancel" else "paused", "before it had begun"
+                )
+            return []
+        if known is None:
+            return []
+        if row.wanted != "run" and known.status is v.Status.FINISHED:
+            verifying.stop(row.name)
+            self._store.note_campaign(
+                row.id, "cancelled" if row.wanted == "cancel" else "paused", "while winners were looked for"
+            )
+            self._leave(active)
+            return []
+        events: list[v.Event] = []
+        if row.wanted == "cancel" and known.status not in v.OVER:
+            return [v.CampaignCancelled(row.name)]
+        if row.wanted == "pause" and known.status in (v.Status.RUNNING, v.Status.WAITING):
+            events.append(v.CampaignPaused(row.name))
+        if row.wanted == "run" and known.status is v.Status.PAUSED:
+            events.append(v.CampaignResumed(row.name))
+        if dict(row.budget) != self._budgets.get(row.name) and known.status not in v.OVER:
+            self._budgets[row.name] = dict(row.budget)
+            events.append(v.BudgetChanged(row.name, v.Budget(**row.budget)))
+        return events
+
+    def _begin(self, row: FleetCampaign) -> v.Event:
+        """A campaign's beginning, or where it left off."""
+        order = Order.from_document(row.order)
+        counted = self._store.fetch_counted(row.id)
+        progress = row.progress or {}
+        used_s = float(progress.get("wall_clock_s", 0.0))
+        active = Active(row.id, order, time.monotonic() - used_s, dict(self._store.fetch_attempts(row.id)), used_s)
+        active.faults |= {key: count for key, count in self._store.count_trials(row.id).items() if key in active.faults}
+        active.history = [(number, dict(sums)) for number, sums in progress.get("history", [])]
+        active.warm = dict(progress.get("warm_start", {}))
+        self.active[row.name] = active
+        self._budgets[row.name] = dict(row.budget)
+        self._open_search(active)
+        self._store.note_campaign(row.id, "running", "", process_identity())
+        self._note(f"{row.name}: {len(list_tasks(order))} workloads to search, {len(counted)} trials made already")
+        return to_added(order, v.Budget(**row.budget), counted, self._store.fetch_board_seconds(row.id), used_s)
+
+    def _open_search(self, active: Active) -> None:
+        order, settings = active.order, self._settings
+        rows = {(row["board_type"], row["hash"]): row for row in self._store.fetch_workloads(active.id)}
+        tasks = {
+            task: foreign.to_search_task(rows[task.board_type, task.workload], task, active.type_of(task.board_type))
+            for task in list_tasks(order)
+        }
+
+        def recall(task: v.TaskKey) -> list[Known]:
+            return self._recall(active, task)
+
+        def find_foreign(task: v.TaskKey) -> list[Any]:
+            return foreign.fetch_foreign(self._store, active, task) if order.search.warm_start else []
+
+        self._searches.open(
+            SearchPlan(
+                order.name,
+                {
+                    "tuner": order.search.tuner,
+                    "loss": order.search.loss,
+                    "seed": order.search.seed,
+                    "population": settings.population,
+                    "generations": settings.generations,
+                    "threads": 1,
+                },
+                tasks,
+                recall,
+                find_foreign,
+            )
+        )
+
+    def _recall(self, active: Active, task: v.TaskKey) -> list[Known]:
+        """What is known of a task: all trials at the very same place, or only this campaign's own."""
+        if active.order.search.warm_start:
+            simulated = active.type_of(task.board_type).simulated
+            rows = self._store.fetch_known_candidates(task.workload, task.board_type, task.point, simulated)
+        else:
+            rows = [row for row in self._store.fetch_counted(active.id) if to_task(active.name, row) == task]
+        return [(row["candidate"], row["trace_json"], row["median_s"]) for row in rows]
+
+    def _leave(self, active: Active) -> None:
+        self.active.pop(active.name, None)
+        self._searches.close(active.name)

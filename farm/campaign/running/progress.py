@@ -1,0 +1,124 @@
+"""How far a campaign is, as one plain document: what commands show and reports are drawn from. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farm.campaign.fleet_state import Campaign, FleetState
+from farm.campaign.running.active import Active
+
+
+def to_progress(
+    active: Active, state: FleetState, boards: Sequence[Mapping[str, str]], phase: str, now_s: float
+) -> dict[str, Any]:
+    """The document. `boards` are those that the campaign may use, with what they are doing; `now_s` is monotonic."""
+    campaign = state.campaigns.get(active.name)
+    tasks = list_tasks(active, state)
+    counted = campaign.counted if campaign else sum(task["counted"] for task in tasks)
+    wall_clock_s = _find_wall_clock_s(campaign, active, now_s)
+    active.used_s = wall_clock_s
+    return {
+        "at": time.time(),
+        "phase": phase,
+        "counted": counted,
+        "faults": dict(active.faults),
+        "board_s": campaign.board_s if campaign else 0.0,
+        "wall_clock_s": wall_clock_s,
+        "eta_s": _find_eta_s(campaign, counted, wall_clock_s),
+        "boards": [dict(each) for each in boards],
+        "tasks": tasks,
+        "models": find_latencies(active, tasks),
+        "history": [[number, dict(sums)] for number, sums in active.history],
+        "warm_start": dict(active.warm),
+        "verdict": None,
+    }
+
+
+def list_tasks(active: Active, state: FleetState) -> list[dict[str, Any]]:
+    """Every task with what it has come to. A campaign that ended has no tasks in the state: its last ones stay."""
+    campaign = state.campaigns.get(active.name)
+    rows = []
+    for number in campaign.lanes if campaign else ():
+        lane = state.lanes[number]
+        for task_number in lane.tasks:
+            task = state.tasks[task_number]
+            workload = active.workload_of(task.key)
+            rows.append(
+                {
+                    "workload": workload.hash,
+                    "name": workload.name,
+                    "kind": workload.kind,
+                    "board_type": lane.board_type,
+                    "point": lane.point,
+                    "weight": workload.weight,
+                    "flop": workload.flop,
+                    "counted": task.counted,
+                    "best_s": task.best_s,
+                    "ended": task.ended,
+                }
+            )
+    if rows:
+        active.tasks = rows
+    return active.tasks
+
+
+def find_latencies(active: Active, tasks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """For each model on each type at each point the sum of its workloads' best; None while one has no good trial."""
+    best = {(task["board_type"], task["point"], task["workload"]): task["best_s"] for task in tasks}
+    rows = []
+    for each in active.order.types:
+        for point in each.points:
+            for model in active.order.models:
+                mine = [workload for workload in each.workloads if model.name in workload.models]
+                parts = [
+                    (dict(zip(w.models, w.calls, strict=True))[model.name], best.get((each.board_type, point, w.hash)))
+                    for w in mine
+                ]
+                known = [calls * best_s for calls, best_s in parts if best_s is not None]
+                if mine:
+                    rows.append(
+                        {
+                            "name": model.name,
+                            "board_type": each.board_type,
+                            "point": point,
+                            "latency_s": sum(known) if len(known) == len(mine) else None,
+                        }
+                    )
+    return rows
+
+
+def sum_latencies(active: Active, tasks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """For each type at each point the weighted sum over all workloads (s); left out while one has no good trial."""
+    sums: dict[str, float] = {}
+    missing = set()
+    for task in tasks:
+        key = f"{task['board_type']}@{task['point']}"
+        if task["best_s"] is None:
+            missing.add(key)
+        else:
+            sums[key] = sums.get(key, 0.0) + task["weight"] * task["best_s"]
+    return {key: value for key, value in sums.items() if key not in missing}
+
+
+def _find_wall_clock_s(campaign: Campaign | None, active: Active, now_s: float) -> float:
+    """Time from start, pauses left out, as the budget counts it."""
+    if campaign is None:
+        return active.used_s
+    if campaign.pause_began_s and campaign.status == "paused":
+        now_s = campaign.pause_began_s
+    return max(active.used_s, now_s - campaign.began_s - campaign.pauses_s)
+
+
+def _find_eta_s(campaign: Campaign | None, counted: int, used_s: float) -> float | None:
+    """When the trials are made at the pace so far, or the wall clock is over; None while that cannot be said."""
+    if campaign is None:
+        return None
+    budget = campaign.budget
+    times = [] if budget.wall_clock_s is None else [max(0.0, budget.wall_clock_s - used_s)]
+    if budget.trials is not None and counted:
+        times.append((budget.trials - counted) * used_s / counted)
+    if budget.board_s is not None and campaign.board_s:
+        times.append((budget.board_s - campaign.board_s) * used_s / campaign.board_s)
+    return max(0.0, min(times)) if times else None

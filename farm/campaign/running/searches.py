@@ -1,0 +1,254 @@
+"""The searches of all campaigns under way: one Ray actor each, asked, taught, and started again when it dies or hangs.
+
+What a search does is in `farm.search.campaign_search`; how often it may fail is the scheduler's business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import ray
+
+from farm.campaign import engine_ray
+from farm.campaign.engine_ray import ActorLostError
+from farm.campaign.fleet_values import TaskKey
+from farm.campaign.running.ray_nodes import here
+from farm.errors import DeadlineError, FarmError
+
+# What earlier trials say of a candidate: hash, trace, latency (s) or None where it failed by its own fault.
+Known = tuple[str, str, float | None]
+
+# Opening a campaign replays what is known of hundreds of candidates before the first answer comes.
+ASK_TIMEOUT_S = 600.0
+# For an answer that Ray has announced to arrive here.
+_FETCH_TIMEOUT_S = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class Answer(NamedTuple):
+    """What a search said to a request: candidates and whether it will never have more; None: it died or hung."""
+
+    request: int
+    candidates: list[Any] | None
+    exhausted: bool
+
+
+class Replayed(NamedTuple):
+    """A trace's scheduled function in TVM's JSON; "" where there is none, with the reason. `lost`: the search died."""
+
+    token: str
+    module_json: str
+    reason: str
+    lost: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchPlan:
+    """How a campaign searches. `open` tells a new search its workloads; `recall` what is known of each task by now."""
+
+    campaign: str
+    settings: Mapping[str, Any]
+    tasks: Mapping[TaskKey, Any]
+    recall: Callable[[TaskKey], list[Known]]
+    foreign: Callable[[TaskKey], list[Any]]
+
+
+class SearchActor:
+    """A campaign's search in a Ray worker; see `farm.search.campaign_search.CampaignSearch`."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        from farm.search import tvm_env
+
+        tvm_env.load()
+        from farm.search.campaign_search import CampaignSearch
+
+        self._search = CampaignSearch(**settings)
+
+    def open(self, key: str, task: Any, known: list[Known], foreign: list[Any]) -> str:
+        """Make a task searchable from what is known; returns what came of its warm start, in words."""
+        self._search.open(key, task)
+        warm = str(self._search.warm_start(key, foreign)) if foreign else ""
+        if known:
+            self._search.recall(key, known)
+        return warm
+
+    def propose(self, key: str, count: int) -> tuple[list[Any], bool]:
+        """See `CampaignSearch.propose`."""
+        candidates, exhausted = self._search.propose(key, count)
+        return list(candidates), exhausted
+
+    def observe(self, key: str, results: list[tuple[str, float | None]]) -> None:
+        """See `CampaignSearch.observe`."""
+        self._search.observe(key, results)
+
+    def forget(self, key: str, candidate: str) -> None:
+        """See `CampaignSearch.forget`."""
+        self._search.forget(key, candidate)
+
+    def replay(self, key: str, trace_json: str) -> str:
+        """See `CampaignSearch.replay`."""
+        return str(self._search.replay(key, trace_json))
+
+    def pid(self) -> int:
+        """Process id, for tests that harm it."""
+        return os.getpid()
+
+
+class Searches:
+    """The searches by campaign. Not thread-safe; never waits."""
+
+    def __init__(self, note: Callable[[str, str, str], None]) -> None:
+        """`note` is told what happened: kind, campaign, message."""
+        self._note = note
+        self._plans: dict[str, SearchPlan] = {}
+        self._actors: dict[str, Any] = {}
+        self._asked: dict[Any, tuple[int, str, float]] = {}
+        self._replays: dict[Any, tuple[str, str, float]] = {}
+        self._loose: dict[Any, tuple[str, TaskKey | None]] = {}
+        self._died: list[Answer | Replayed] = []
+
+    @property
+    def pending(self) -> list[Any]:
+        """Ray references to wait for."""
+        return [*self._asked, *self._replays]
+
+    def open(self, plan: SearchPlan) -> None:
+        """Begin a campaign's search; it loads TVM and prepares itself in the background."""
+        self._plans[plan.campaign] = plan
+        self._start(plan)
+
+    def close(self, campaign: str) -> None:
+        """End a campaign's search. Requests to it are answered as failed."""
+        self._plans.pop(campaign, None)
+        self._fail(campaign)
+
+    def ask(self, request: int, task: TaskKey, count: int) -> None:
+        """Ask for candidates; the answer comes from `poll`."""
+        reference = self._actor(task.campaign).propose.remote(to_key(task), count)
+        self._asked[reference] = (request, task.campaign, time.monotonic() + ASK_TIMEOUT_S)
+
+    def replay(self, token: str, task: TaskKey, trace_json: str) -> None:
+        """Ask for the scheduled function that a trace leads to."""
+        reference = self._actor(task.campaign).replay.remote(to_key(task), trace_json)
+        self._replays[reference] = (token, task.campaign, time.monotonic() + ASK_TIMEOUT_S)
+
+    def observe(self, task: TaskKey, results: Sequence[tuple[str, float | None]]) -> None:
+        """Teach a search; nobody waits for it."""
+        if task.campaign in self._actors:
+            reference = self._actors[task.campaign].observe.remote(to_key(task), list(results))
+            self._loose[reference] = (task.campaign, None)
+
+    def forget(self, task: TaskKey, candidate: str) -> None:
+        """Let a search drop a candidate that it proposed."""
+        if task.campaign in self._actors:
+            reference = self._actors[task.campaign].forget.remote(to_key(task), candidate)
+            self._loose[reference] = (task.campaign, None)
+
+    def poll(self) -> list[Answer | Replayed]:
+        """What was answered since. A search that died or is late fails all that was asked of it, and starts anew."""
+        answers, self._died = self._died, []
+        self._look_at_loose()
+        waiting = self.pending
+        ready = set(ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]) if waiting else set()
+        now = time.monotonic()
+        for reference, (request, campaign, deadline) in list(self._asked.items()):
+            if reference not in self._asked or (reference not in ready and now < deadline):
+                continue
+            self._asked.pop(reference)
+            try:
+                if reference not in ready:
+                    raise DeadlineError(f"searching did not finish within {ASK_TIMEOUT_S:g} s")
+                candidates, exhausted = engine_ray.get(reference, "searching", _FETCH_TIMEOUT_S)
+                answers.append(Answer(request, candidates, exhausted))
+            except (ActorLostError, DeadlineError) as error:
+                answers.append(Answer(request, None, False))
+                self._restart(campaign, error.message)
+            except FarmError as error:
+                self._note("search_failed", campaign, error.message)
+                answers.append(Answer(request, None, False))
+        for reference, (token, campaign, deadline) in list(self._replays.items()):
+            if reference not in self._replays or (reference not in ready and now < deadline):
+                continue
+            self._replays.pop(reference)
+            try:
+                if reference not in ready:
+                    raise DeadlineError(f"replaying a trace did not finish within {ASK_TIMEOUT_S:g} s")
+                module_json = engine_ray.get(reference, "replaying a trace", _FETCH_TIMEOUT_S)
+                answers.append(Replayed(token, module_json, ""))
+            except (ActorLostError, DeadlineError) as error:
+                answers.append(Replayed(token, "", error.message, lost=True))
+                self._restart(campaign, error.message)
+            except FarmError as error:
+                answers.append(Replayed(token, "", error.message))
+        died, self._died = self._died, []
+        return [*answers, *died]
+
+    def fetch_pids(self) -> list[int]:
+        """Process ids of the searches, for tests that harm them."""
+        return [int(pid) for pid in ray.get([actor.pid.remote() for actor in self._actors.values()])]
+
+    def close_all(self) -> None:
+        """End all searches."""
+        for campaign in list(self._actors):
+            self.close(campaign)
+
+    def _actor(self, campaign: str) -> Any:
+        if campaign not in self._actors:
+            self._start(self._plans[campaign])
+        return self._actors[campaign]
+
+    def _start(self, plan: SearchPlan) -> None:
+        actor = ray.remote(num_cpus=0, max_restarts=0, **here())(SearchActor).remote(plan.settings)
+        self._actors[plan.campaign] = actor
+        for task, about in plan.tasks.items():
+            known = plan.recall(task)
+            reference = actor.open.remote(to_key(task), about, known, plan.foreign(task))
+            self._loose[reference] = (plan.campaign, task)
+
+    def _restart(self, campaign: str, reason: str) -> None:
+        self._note("restarted", campaign, f"its search had died or hung: {reason}")
+        self._fail(campaign)
+        if campaign in self._plans:
+            self._start(self._plans[campaign])
+
+    def _fail(self, campaign: str) -> None:
+        """End an actor, and answer all that it was asked."""
+        actor = self._actors.pop(campaign, None)
+        if actor is not None:
+            engine_ray.kill(actor)
+        for reference, (request, owner, _) in list(self._asked.items()):
+            if owner == campaign:
+                self._asked.pop(reference)
+                self._died.append(Answer(request, None, False))
+        for reference, (token, owner, _) in list(self._replays.items()):
+            if owner == campaign:
+                self._replays.pop(reference)
+                self._died.append(Replayed(token, "", "the search had to be started again", lost=True))
+        self._loose = {ref: about for ref, about in self._loose.items() if about[0] != campaign}
+
+    def _look_at_loose(self) -> None:
+        """Note what went wrong in calls that nobody waits for, and what warm starts came to."""
+        if not self._loose:
+            return
+        done, _ = ray.wait(list(self._loose), num_returns=len(self._loose), timeout=0)
+        for reference in done:
+            campaign, task = self._loose.pop(reference)
+            try:
+                said = engine_ray.get(reference, "teaching the search", _FETCH_TIMEOUT_S)
+                if task is not None and said:
+                    self._note("warm_start", campaign, f"{task.workload} on {task.board_type} at {task.point}: {said}")
+            except (ActorLostError, DeadlineError):  # whoever asks the search next finds out, and deals with it
+                continue
+            except FarmError as error:
+                self._note("search_failed", campaign, error.message)
+
+
+def to_key(task: TaskKey) -> str:
+    """How a search calls a task."""
+    return f"{task.board_type}|{task.point}|{task.workload}"

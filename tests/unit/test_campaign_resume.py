@@ -1,0 +1,132 @@
+"""A campaign from its order and rows of the store to what scheduler and commands are told: pure parts of the engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from device_agent.protocol import OperatingPoint
+from farm.campaign import fleet_scheduler
+from farm.campaign import fleet_values as v
+from farm.campaign.fleet_state import FleetState
+from farm.campaign.running.active import Active, Work, to_measure_spec
+from farm.campaign.running.order import (
+    MeasureOrder,
+    ModelOrder,
+    Order,
+    SearchOrder,
+    TypeOrder,
+    WorkloadOrder,
+)
+from farm.campaign.running.progress import find_latencies, sum_latencies, to_progress
+from farm.campaign.running.resume import list_tasks, to_added
+from farm.search.strategy import Candidate
+
+CONV = WorkloadOrder("c1", "conv2d 3x3", "conv2d", 2e6, 5.0, ("a", "b"), (2, 3))
+DENSE = WorkloadOrder("d1", "matmul 8>8", "dense", 1e3, 1.0, ("b",), (1,))
+SLOW = OperatingPoint(cpu_freq_hz={"*": 102_000_000})
+
+
+def make_order(**changes: object) -> Order:
+    """A campaign of two models on two types; one type lacks a point."""
+    target = {"kind": "llvm", "num-cores": 4}
+    fields: dict[str, object] = {
+        "name": "vision",
+        "owner": "me",
+        "models": (ModelOrder("a", "zoo", "1" * 64, None), ModelOrder("b", "zoo", "2" * 64, 4)),
+        "types": (
+            TypeOrder("nano", True, target, 4, "nhwc", {"default": OperatingPoint(), "*=102MHz": SLOW}, (CONV, DENSE)),
+            TypeOrder("tx2", True, target, 2, "nhwc", {"default": OperatingPoint()}, (CONV,)),
+        ),
+        "budget": v.Budget(trials=10),
+        "search": SearchOrder("xgb", None, 7, True, 3),
+        "measure": MeasureOrder(1, 3, 0.02, 10.0, 1 << 30, 2),
+        "labels": {"rack": "a"},
+    }
+    return Order(**(fields | changes))  # type: ignore[arg-type]
+
+
+def row(
+    median_s: float | None, workload: str = "c1", board_type: str = "nano", point: str = "default"
+) -> dict[str, object]:
+    """A counted trial as the store gives it."""
+    return {"workload": workload, "board_type": board_type, "operating_point": point, "median_s": median_s}
+
+
+def begin(rows: list[dict[str, object]] | None = None) -> tuple[Active, FleetState]:
+    """A campaign that the scheduler has been told of."""
+    order = make_order()
+    added = to_added(order, order.budget, rows or [], 12.0, 30.0)
+    state = fleet_scheduler.observe(FleetState(v.Settings()), [added], 100.0)
+    return Active(1, order, 70.0, {}), state
+
+
+def test_an_order_survives_being_kept_as_text() -> None:
+    """What comes back from the store's JSON equals what was put there."""
+    import json
+
+    order = make_order()
+    assert Order.from_document(json.loads(json.dumps(order.to_document()))) == order
+
+
+def test_each_type_is_searched_at_its_own_points() -> None:
+    """Tasks are workloads x types x points, as far as types have them; the scheduler opens the same."""
+    _, state = begin()
+    expected = list_tasks(make_order())
+    assert len(expected) == 5
+    assert {task.key for task in state.tasks.values()} == set(expected)
+
+
+def test_a_campaign_goes_on_from_its_counted_trials() -> None:
+    """Counts, bests and trials since the best come from the rows in their order; used budgets are carried over."""
+    _, state = begin([row(0.5), row(None), row(0.25), row(0.3), row(None, "d1")])
+    tasks = {task.key: task for task in state.tasks.values()}
+    conv = tasks[v.TaskKey("vision", "c1", "nano", "default")]
+    assert (conv.counted, conv.best_s, conv.since_best) == (4, 0.25, 1)
+    dense = tasks[v.TaskKey("vision", "d1", "nano", "default")]
+    assert (dense.counted, dense.best_s, dense.since_best) == (1, None, 1)
+    campaign = state.campaigns["vision"]
+    assert (campaign.counted, campaign.board_s, campaign.began_s) == (5, 12.0, 70.0)
+
+
+def test_progress_tells_models_apart() -> None:
+    """A model's latency is the sum over its own calls; it is not known while one of its workloads has no good trial."""
+    active, state = begin([row(0.5), row(0.1, "d1"), row(0.2, board_type="tx2")])
+    progress = to_progress(active, state, [], "running", 130.0)
+    latencies = {(each["name"], each["board_type"], each["point"]): each["latency_s"] for each in progress["models"]}
+    assert latencies["a", "nano", "default"] == pytest.approx(1.0)
+    assert latencies["b", "nano", "default"] == pytest.approx(1.6)
+    assert latencies["b", "nano", "*=102MHz"] is None
+    assert latencies["a", "tx2", "default"] == pytest.approx(0.4)
+    assert find_latencies(active, progress["tasks"]) == progress["models"]
+    assert sum_latencies(active, progress["tasks"]) == pytest.approx({"nano@default": 2.6, "tx2@default": 1.0})
+    assert progress["wall_clock_s"] == pytest.approx(60.0)
+
+
+def test_progress_outlives_the_search() -> None:
+    """Once a campaign is over for the scheduler, its last tasks are still told."""
+    active, state = begin([row(0.5)])
+    to_progress(active, state, [], "running", 130.0)
+    over = fleet_scheduler.observe(state, [v.CampaignCancelled("vision")], 140.0)
+    progress = to_progress(active, over, [], "done", 150.0)
+    assert [task["counted"] for task in progress["tasks"]] == [1, 0, 0, 0, 0]
+
+
+def test_history_is_bounded() -> None:
+    """The curve keeps its ends and its order, and no more than a few hundred points of any number of trials."""
+    active, _ = begin()
+    for counted in range(1, 5000):
+        active.note_history(counted, {"nano@default": 1.0 / counted})
+    numbers = [number for number, _ in active.history]
+    assert numbers == sorted(numbers)
+    assert len(numbers) <= 200
+    assert numbers[-1] > 4900
+
+
+def test_the_time_out_follows_the_best() -> None:
+    """A task with a fast best gives its candidates less than the campaign's limit, and never more."""
+    active, _ = begin()
+    work = Work(list_tasks(active.order)[0], Candidate("c1", "x", (((1, 8), "float32"),), "{}", "{}"))
+    first, later = to_measure_spec(active, work, None), to_measure_spec(active, work, 1e-4)
+    assert first.limits.timeout_s == 10.0
+    assert later.limits.timeout_s < 10.0
+    assert (first.limits.threads, first.repeat, first.arguments[0].shape) == (4, 3, (1, 8))
