@@ -47,6 +47,9 @@ class Settings:
     generations: int = _setting(3, "FARM_GENERATIONS", "generations that they evolve for")
     seed: int = _setting(0, "FARM_SEED", "seed of the search, the cost model and the inputs")
     build_workers: int = _setting(0, "FARM_BUILD_WORKERS", "compiler processes; 0: one per core")
+    ray_address: str = _setting(
+        "", "FARM_RAY_ADDRESS", "HOST:PORT of a Ray cluster whose nodes build for campaigns; default: a Ray of our own"
+    )
     build_timeout_s: float = _setting(20.0, "FARM_BUILD_TIMEOUT_S", "deadline of one build")
     build_recycle_count: int = _setting(
         200, "FARM_BUILD_RECYCLE_COUNT", "builds after which a compiler process is replaced"

@@ -35,13 +35,10 @@ class ActorLostError(PermanentError):
 @contextlib.contextmanager
 def ray_running(cores: int) -> Iterator[None]:
     """A local Ray for the block; its processes and files end with it. Raises UnavailableError where it cannot start."""
-    # Ray's usage report would go over the network; its dashboard and its workers' prints are nobody's business here.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    logging.getLogger("ray").setLevel(logging.ERROR)
+    prepare_environment()
     with _folder() as folder:
         try:
-            with _own_signal_handlers():
+            with own_signal_handlers():
                 # `local`: RAY_ADDRESS in the environment would take us to somebody else's cluster.
                 ray.init(
                     address="local",
@@ -60,8 +57,16 @@ def ray_running(cores: int) -> Iterator[None]:
             _end_stragglers(folder)
 
 
+def prepare_environment() -> None:
+    """Keep Ray quiet; to be called before it is started or joined."""
+    # Its usage report would go over the network; its dashboard and its workers' prints are nobody's business here.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    logging.getLogger("ray").setLevel(logging.ERROR)
+
+
 @contextlib.contextmanager
-def _own_signal_handlers() -> Iterator[None]:
+def own_signal_handlers() -> Iterator[None]:
     """Keep ours: Ray puts handlers of its own in place, which would end the process past our cleaning up."""
     if threading.current_thread() is not threading.main_thread():
         yield

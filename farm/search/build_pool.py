@@ -1,10 +1,12 @@
 """Compilers in Ray workers that keep TVM loaded: one build each at a time, replaced when old, fat, stuck or dead.
 
-They are actors rather than plain tasks, so that who is replaced, and when, is decided here and not by Ray's pool.
+They are actors rather than plain tasks, so that who is replaced, and when, is decided here and not by Ray's pool. A
+pool is on one machine; several machines have one each, and what they share is in `farm.campaign.running.builds`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -16,7 +18,12 @@ import ray
 
 from device_agent.protocol import Status
 from farm.errors import FarmError
+from farm.search.build_cache import compiler_versions
 from farm.settings import Settings
+
+# Within its first build's deadline a worker also starts and loads TVM: 4 s on an idle core, a minute on a busy board of
+# two. What takes longer was never going to answer.
+LOAD_TIMEOUT_S = 90.0
 
 Job = TypeVar("Job", bound=Hashable)
 
@@ -61,6 +68,10 @@ class Builder:
         """Process id, for tests that harm it."""
         return os.getpid()
 
+    def versions(self) -> str:
+        """What its libraries depend on; see `compiler_versions`."""
+        return compiler_versions()
+
 
 def _one_line(error: Exception) -> str:
     text = str(error).strip().splitlines()
@@ -82,11 +93,15 @@ class _Running(Generic[Job]):
 class BuildPool(Generic[Job]):
     """A fixed number of builders. Not thread-safe."""
 
-    def __init__(self, size: int, settings: Settings) -> None:
-        """Start `size` workers; they load TVM in the background."""
+    def __init__(self, size: int, settings: Settings, options: Mapping[str, Any] | None = None) -> None:
+        """Start `size` workers; they load TVM in the background. `options` are Ray's for actors: where they run."""
         self._settings = settings
+        self._options = {"num_cpus": 0, "max_restarts": 0, **(options or {})}
+        # The answer that says that a worker has loaded TVM, until it is there.
+        self._loading: dict[Any, Any] = {}
         self._idle = [self._start() for _ in range(size)]
         self._running: dict[Any, _Running[Job]] = {}
+        self.versions = ""
         self.recycled = 0
 
     @property
@@ -100,16 +115,49 @@ class BuildPool(Generic[Job]):
         return list(self._running)
 
     @property
+    def loading(self) -> list[Any]:
+        """Ray references that say when a worker has loaded; `look` takes note of them."""
+        return list(self._loading)
+
+    @property
     def jobs(self) -> list[Job]:
         """What is being built."""
         return [running.job for running in self._running.values()]
 
+    def look(self) -> str:
+        """Take note of workers that have loaded; never waits. Returns why workers could not start, if any could not.
+
+        Those are replaced. `versions` is set as soon as one has loaded.
+        """
+        if not self._loading:
+            return ""
+        why = ""
+        done, _ = ray.wait(list(self._loading), num_returns=len(self._loading), timeout=0)
+        for reference in done:
+            actor = self._loading.pop(reference)
+            try:
+                self.versions = str(ray.get(reference))
+            except ray.exceptions.RayError as error:
+                why = _one_line(error)
+                if actor in self._idle:  # one that is building says so at the end of the build
+                    self._idle.remove(actor)
+                    self._replace(actor)
+        return why
+
+    def has_loaded(self) -> bool:
+        """Whether a free worker is ready to build, as far as `look` has seen."""
+        return len(self._idle) > sum(actor in self._idle for actor in self._loading.values())
+
     def submit(self, job: Job, module_json: str, target: Mapping[str, Any], standalone: bool = False) -> None:
         """Begin a build; the caller made sure that a worker is free."""
-        actor = self._idle.pop()
+        self.look()
+        loading = list(self._loading.values())
+        actor = next((each for each in self._idle if each not in loading), self._idle[-1])
+        self._idle.remove(actor)
         now = time.monotonic()
+        deadline = now + self._settings.build_timeout_s + (LOAD_TIMEOUT_S if actor in loading else 0.0)
         reference = actor.build.remote(module_json, dict(target), standalone)
-        self._running[reference] = _Running(job, actor, now + self._settings.build_timeout_s, now)
+        self._running[reference] = _Running(job, actor, deadline, now)
 
     def collect(self, reference: Any) -> tuple[Job, BuildResult]:
         """The outcome of a finished build."""
@@ -135,9 +183,16 @@ class BuildPool(Generic[Job]):
         expired = []
         for reference in late:
             running = self._running.pop(reference)
+            self.look()
+            seconds = now - running.started
+            if running.actor in self._loading.values():
+                message = f"the compiler did not start within {LOAD_TIMEOUT_S:g} s"
+                result = BuildResult(Status.FARM_ERROR, message, seconds=seconds, died=True)
+            else:
+                message = f"not finished within {self._settings.build_timeout_s:g} s"
+                result = BuildResult(Status.BUILD_TIMEOUT, message, seconds=seconds)
             self._replace(running.actor)
-            message = f"not finished within {self._settings.build_timeout_s:g} s"
-            expired.append((running.job, BuildResult(Status.BUILD_TIMEOUT, message, seconds=now - running.started)))
+            expired.append((running.job, result))
         return expired
 
     def pids(self) -> list[int]:
@@ -145,16 +200,25 @@ class BuildPool(Generic[Job]):
         return [int(pid) for pid in ray.get([actor.pid.remote() for actor in self._idle])]
 
     def close(self) -> None:
-        """End all workers."""
+        """End all workers; never raises for those that are gone already."""
         for actor in [*self._idle, *(running.actor for running in self._running.values())]:
-            ray.kill(actor)
+            _kill(actor)
         self._idle.clear()
         self._running.clear()
+        self._loading.clear()
 
     def _replace(self, actor: Any) -> None:
-        ray.kill(actor)
+        _kill(actor)
+        self._loading = {reference: each for reference, each in self._loading.items() if each is not actor}
         self.recycled += 1
         self._idle.append(self._start())
 
     def _start(self) -> Any:
-        return ray.remote(num_cpus=0, max_restarts=0)(Builder).remote()
+        actor = ray.remote(**self._options)(Builder).remote()
+        self._loading[actor.versions.remote()] = actor
+        return actor
+
+
+def _kill(actor: Any) -> None:
+    with contextlib.suppress(ray.exceptions.RayError, ValueError):
+        ray.kill(actor)

@@ -19,7 +19,8 @@ MODULES = sorted(p for package in ("farm", "device_agent") for p in (ROOT / pack
 # package -> the modules, as a pattern over paths from the root, that may import it
 ALLOWED = {
     "ray": (
-        r"farm/campaign/(engine\w*|running/(board_actor|builds|engine\w*|searches))\.py|farm/search/build\w*(/\w+)?\.py"
+        r"farm/campaign/(engine\w*|running/(board_actor|builds|engine\w*|ray_nodes|searches))\.py"
+        r"|farm/search/build\w*(/\w+)?\.py"
     ),
     "tvm": (
         r"farm/(search|artifacts|dropin)/.*\.py|farm/measure/session\w*\.py"

@@ -1,0 +1,107 @@
+"""Libraries that were built before, by what they were made from: a folder of files, bounded in size.
+
+It forgets, and it may fail: whoever asks then builds. What is found is checked before it is given; nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+# A library is 17 to 60 KB, so this keeps some fifty thousand.
+MAX_BYTES = 2 << 30
+# The folder is looked through after so many new files, and then brought down to this share of its bound.
+_LOOK_EVERY = 1000
+_KEPT_SHARE = 0.8
+# What is done between the module and the library; to be raised when `builder` or `linker` do it in another way.
+_RECIPE = 1
+_SUM_BYTES = hashlib.sha256().digest_size
+
+
+@functools.cache
+def compiler_versions() -> str:
+    """What a library depends on beside its module and its target, as one line. Loads nothing."""
+    packages = ("apache-tvm", "apache-tvm-ffi", "ziglang")
+    return " ".join([*(f"{each}=={importlib.metadata.version(each)}" for each in packages), f"recipe=={_RECIPE}"])
+
+
+def build_key(module_json: str, target: Mapping[str, Any], standalone: bool) -> str:
+    """The name of a build: the same for the same input to the same compiler, hexadecimal."""
+    terms = [compiler_versions(), json.dumps(dict(target), sort_keys=True), str(bool(standalone)), module_json]
+    return hashlib.sha256("\0".join(terms).encode()).hexdigest()
+
+
+class BuildCache:
+    """Libraries in `folder`. Several processes may share it. Not thread-safe."""
+
+    def __init__(self, folder: Path, note: Callable[[str], None], max_bytes: int = MAX_BYTES) -> None:
+        """`note` is told, once, where the folder cannot be used."""
+        self._folder, self._note, self._max_bytes = folder, note, max_bytes
+        self._told = False
+        self._until_look = _LOOK_EVERY
+
+    def find(self, key: str) -> bytes | None:
+        """The library, or None. A file that is not what was written is removed."""
+        path = self._path(key)
+        try:
+            content = path.read_bytes()
+            library = content[_SUM_BYTES:]
+            if library and hashlib.sha256(library).digest() == content[:_SUM_BYTES]:
+                os.utime(path)  # used now: the last to be dropped
+                return library
+            path.unlink()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._tell(error)
+        return None
+
+    def keep(self, key: str, library: bytes) -> None:
+        """Write a library, whole or not at all. A disk that is full costs nothing but the file."""
+        path = self._path(key)
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_bytes(hashlib.sha256(library).digest() + library)
+            part.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+            self._tell(error)
+            return
+        self._until_look -= 1
+        if self._until_look <= 0:
+            self.trim()
+
+    def trim(self) -> None:
+        """Remove the files that were not used for longest, until the bound is kept with some room to spare."""
+        self._until_look = _LOOK_EVERY
+        files: list[tuple[float, int, Path]] = []
+        for path in self._folder.glob("*/*"):
+            with contextlib.suppress(OSError):  # removed meanwhile, by another process
+                stat = path.stat()
+                files.append((stat.st_mtime, stat.st_size, path))
+        total = sum(size for _, size, _ in files)
+        if total <= self._max_bytes:
+            return
+        for _, size, path in sorted(files):
+            if total <= self._max_bytes * _KEPT_SHARE:
+                return
+            with contextlib.suppress(OSError):
+                path.unlink()
+                total -= size
+
+    def _path(self, key: str) -> Path:
+        return self._folder / key[:2] / key
+
+    def _tell(self, error: OSError) -> None:
+        if not self._told:
+            self._told = True
+            self._note(f"built libraries are not kept: {error.strerror or error}: {self._folder}")
