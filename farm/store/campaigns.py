@@ -191,7 +191,8 @@ class CampaignQueries(Base):
             return _require(connection, name)
 
     def note_campaign(self, campaign: int, state: str, reason: str, engine: Mapping[str, Any] | None = None) -> bool:
-        """Note how it stands with a campaign, and with `engine` who carries it out from now on (None: as before).
+        """Note how it stands with a campaign, and with `engine` who carries it out from now on (None: as before; an
+        empty one: nobody).
 
         One that is interrupted or over has no engine afterwards. Returns False, with nothing changed, where it was
         over already: an operator's cancellation may come first. Raises InternalError for a state that there is not,
@@ -209,7 +210,7 @@ class CampaignQueries(Base):
             if after.over or after is CampaignState.INTERRUPTED:
                 values["engine"] = None
             elif engine is not None:
-                values["engine"] = dict(engine)
+                values["engine"] = dict(engine) or None
             _update_fleet(connection, campaign, **values)
             if after is not known.state:
                 _set_state(connection, campaign, after, self._wall_clock() if after.over else None)

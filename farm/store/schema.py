@@ -184,7 +184,7 @@ trials = sa.Table(
         unique=True,
         sqlite_where=sa.text("counted IS NOT NULL"),
     ),
-    sa.Index("ix_trials_workload", "workload", "board_type", "operating_point", "simulated", "median_s"),
+    sa.Index("ix_trials_workload", "workload", "board_type", "operating_point", "simulated", "median_s", "candidate"),
     sa.Index("ix_trials_wrong", "workload", "candidate", sqlite_where=sa.text("status = 'wrong_result'")),
 )
 

@@ -11,16 +11,27 @@ from typing import Any
 import sqlalchemy as sa
 
 from farm.store import schema
+from farm.store.campaign_totals import CampaignTotals
 from farm.store.campaigns import CampaignQueries
 from farm.store.coverage import CoverageQueries
 from farm.store.golden import GoldenQueries
 from farm.store.leases import LeaseQueries
+from farm.store.similar import SimilarQueries
 from farm.store.sweeps import SweepQueries
 from farm.store.trials import TrialQueries
 from farm.values import Record
 
 
-class Store(LeaseQueries, GoldenQueries, SweepQueries, CoverageQueries, CampaignQueries, TrialQueries):
+class Store(
+    LeaseQueries,
+    GoldenQueries,
+    SweepQueries,
+    CoverageQueries,
+    CampaignQueries,
+    TrialQueries,
+    SimilarQueries,
+    CampaignTotals,
+):
     """The farm's memory in one SQLite file. Safe for several processes; one thread per instance."""
 
     # Records

@@ -119,8 +119,8 @@ def test_another_attempt_is_another_trial(store: Store) -> None:
         {"purpose": WINNER_TRIAL},
     ):
         given = {"candidate": "c1", "status": Status.NOISY} | other
-        assert store.add_trial(trial(**given))  # type: ignore[arg-type]
-        assert not store.add_trial(trial(**given))  # type: ignore[arg-type]
+        assert store.add_trial(trial(**given))
+        assert not store.add_trial(trial(**given))
     assert len(store.fetch_trials()) == 7
 
 

@@ -115,7 +115,9 @@ def _upgrade_trials() -> None:
         sqlite_where=sa.text("counted IS NOT NULL"),
     )
     op.create_index(
-        "ix_trials_workload", "trials", ["workload", "board_type", "operating_point", "simulated", "median_s"]
+        "ix_trials_workload",
+        "trials",
+        ["workload", "board_type", "operating_point", "simulated", "median_s", "candidate"],
     )
     op.create_index(
         "ix_trials_wrong",

@@ -1,0 +1,534 @@
+"""What the store promises of campaigns over a fleet: a name once, a result per candidate once, no wish lost."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from device_agent.protocol import Outcome, Status
+from farm.errors import InternalError, UsageError
+from farm.store import Store
+from farm.values import SEARCH_TRIAL, WINNER_TRIAL, CampaignState, FleetCampaign, Record, Trial
+
+ROOT = pathlib.Path(__file__).parents[2]
+# Until a child has begun; Python and SQLAlchemy take a second to load on a busy machine.
+CHILD_TIMEOUT_S = 60
+ENGINE = {"host": "here", "pid": 4711, "created": 1.5}
+NANO, TX2 = "jetson-nano", "jetson-tx2"
+
+
+@pytest.fixture
+def path(tmp_path: pathlib.Path) -> pathlib.Path:
+    """The store's file."""
+    return tmp_path / "farm.sqlite"
+
+
+@pytest.fixture
+def store(path: pathlib.Path) -> Iterator[Store]:
+    """A store whose campaign 1, `fleet`, is for two board types; w1 is for both, w2 for jetson-nano alone."""
+    with Store(path) as store:
+        assert submit(store) == 1
+        yield store
+
+
+def row(name: str, board_type: str, weight: float = 1.0) -> dict[str, Any]:
+    """A workload as campaigns give it."""
+    return {
+        "hash": name,
+        "name": f"conv2d {name}",
+        "flop": 1e6,
+        "arguments": [[[1, 2], "float32"]],
+        "target": {"kind": "llvm"},
+        "pipeline": "graph/1",
+        "module_json": "{}",
+        "board_type": board_type,
+        "weight": weight,
+    }
+
+
+def submit(store: Store, name: str = "fleet", types: tuple[str, ...] = (NANO, TX2)) -> int:
+    """Put a campaign into the store."""
+    order = {
+        "name": name,
+        "owner": "ann@desk",
+        "budget": {"trials": 100, "per_workload": None},
+        "models": [{"name": "resnet18"}, {"name": "mlp"}],
+        "types": [{"board_type": kind} for kind in types],
+        "labels": {"rack": "a"},
+    }
+    workloads = [row("w1", kind, 2.5) for kind in types] + [row("w2", types[0])]
+    return store.submit_campaign(order, "farm campaign run fleet.yaml", workloads)
+
+
+def add(store: Store, candidate: str, median_s: float | None = 1.0, status: Status = Status.OK, **fields: Any) -> bool:
+    """Add a trial of campaign 1, workload w1, on a simulated jetson-nano."""
+    samples = () if median_s is None else (median_s,)
+    outcome = Outcome(status, latency_s=samples, board="nano-1", simulated=True)
+    given: dict[str, Any] = {"campaign": 1, "workload": "w1", "operating_point": "default", "attempt": 1}
+    given |= {"board_type": NANO, "trace_json": f"[{candidate}]"}
+    return store.add_trial(Trial(candidate=candidate, outcome=outcome, **(given | fields)))
+
+
+def run_python(script: str, *arguments: object) -> subprocess.Popen[str]:
+    """A process of its own that knows this checkout."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+# Orders
+
+
+def test_a_campaign_comes_back_as_it_was_ordered(store: Store) -> None:
+    """Order, budget and owner are kept; until an engine takes it, it is submitted and nobody's."""
+    campaign = store.fetch_fleet_campaign("fleet")
+    assert (campaign.id, campaign.state, campaign.wanted, campaign.over) == (1, "submitted", "run", False)
+    assert (campaign.owner, campaign.command) == ("ann@desk", "farm campaign run fleet.yaml")
+    assert campaign.order["labels"] == {"rack": "a"}
+    assert campaign.budget == {"trials": 100, "per_workload": None}
+    assert (campaign.engine, campaign.progress, campaign.finished_at) == (None, None, None)
+    assert store.fetch_fleet_campaigns() == [campaign]
+    [event] = store.fetch_events("fleet")
+    assert (event["kind"], "ann@desk" in event["message"]) == ("campaign_submitted", True)
+
+
+def test_workloads_come_back_for_each_board_type(store: Store) -> None:
+    """In the order in which they were given, with weights that need not be whole."""
+    rows = store.fetch_workloads(1)
+    assert [(each["hash"], each["board_type"], each["weight"]) for each in rows] == [
+        ("w1", NANO, 2.5),
+        ("w1", TX2, 2.5),
+        ("w2", NANO, 1.0),
+    ]
+    assert rows[0]["arguments"] == [[[1, 2], "float32"]]
+    assert (rows[0]["target"], rows[0]["name"], rows[0]["module_json"]) == ({"kind": "llvm"}, "conv2d w1", "{}")
+    assert store.fetch_workload_names() == [("w1", "conv2d w1"), ("w2", "conv2d w2")]
+
+
+def test_a_name_is_used_once(store: Store) -> None:
+    """A second campaign of the same name is refused with nothing written, even when the first is long over."""
+    store.want_campaign("fleet", "cancel", "ann")
+    with pytest.raises(UsageError, match=r"'fleet' already \(cancelled\)") as caught:
+        submit(store)
+    assert "farm campaign show fleet" in caught.value.hint
+    assert len(store.fetch_campaigns()) == 1
+    assert submit(store, "fleet-2") == 2
+
+
+def test_an_unknown_name_lists_those_that_there_are(store: Store, tmp_path: pathlib.Path) -> None:
+    """The error helps whoever mistyped, also where there is no campaign at all."""
+    submit(store, "another")
+    calls: list[Callable[[], object]] = [
+        lambda: store.fetch_fleet_campaign("flet"),
+        lambda: store.want_campaign("flet", "run", "ann"),
+        lambda: store.change_budget("flet", {}, "ann"),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match="no campaign 'flet'") as caught:
+            call()
+        assert "another, fleet" in caught.value.hint
+    with Store(tmp_path / "empty") as empty, pytest.raises(UsageError) as caught:
+        empty.fetch_fleet_campaign("flet")
+    assert "farm campaign run" in caught.value.hint
+
+
+def test_campaigns_that_are_over_can_be_told_apart(store: Store) -> None:
+    """An engine that polls asks for those that are not, and need not read the rest."""
+    submit(store, "second")
+    store.note_campaign(1, "finished", "all done")
+    assert [each.name for each in store.fetch_fleet_campaigns(over=False)] == ["second"]
+    assert [each.name for each in store.fetch_fleet_campaigns(over=True)] == ["fleet"]
+    assert [each.name for each in store.fetch_fleet_campaigns()] == ["fleet", "second"]
+
+
+# States and wishes
+
+
+def test_an_engine_takes_a_campaign_and_ends_it(store: Store) -> None:
+    """Who carries it out stays noted until it is over; progress and the time of the end are kept."""
+    assert store.note_campaign(1, "running", "2 boards", engine=ENGINE)
+    assert store.note_campaign(1, "waiting", "no board is free")
+    store.save_progress(1, {"counted": 1})
+    store.save_progress(1, {"counted": 2})
+    campaign = store.fetch_fleet_campaign("fleet")
+    assert (campaign.state, campaign.reason, campaign.engine) == ("waiting", "no board is free", ENGINE)
+    assert campaign.progress == {"counted": 2}
+    assert store.note_campaign(1, "finished", "the budget is spent")
+    campaign = store.fetch_fleet_campaign("fleet")
+    assert (campaign.state, campaign.engine, campaign.over) == ("finished", None, True)
+    assert campaign.finished_at is not None
+    assert campaign.progress == {"counted": 2}
+    kinds = [event["kind"] for event in store.fetch_events("fleet")]
+    assert kinds == ["campaign_submitted", "campaign_running", "campaign_waiting", "campaign_finished"]
+
+
+def test_a_state_is_noted_as_an_event_once(store: Store) -> None:
+    """Another reason for the same state is kept without an event: the log says what changed."""
+    store.note_campaign(1, "running", "1 board", engine=ENGINE)
+    store.note_campaign(1, "running", "2 boards")
+    assert store.fetch_fleet_campaign("fleet").reason == "2 boards"
+    assert len(store.fetch_events("fleet")) == 2
+
+
+def test_a_running_campaign_is_left_to_its_engine(store: Store) -> None:
+    """A wish changes what is wanted and no state; wishing twice is wishing once."""
+    store.note_campaign(1, "running", "", engine=ENGINE)
+    for wanted in ("pause", "pause", "run", "cancel"):
+        campaign = store.want_campaign("fleet", wanted, "bob@desk")
+        assert (campaign.wanted, campaign.state, campaign.engine) == (wanted, "running", ENGINE)
+    kinds = [event["kind"] for event in store.fetch_events("fleet")][2:]
+    assert kinds == ["campaign_pause", "campaign_run", "campaign_cancel"]
+    assert "bob@desk" in store.fetch_events("fleet")[-1]["message"]
+
+
+def test_what_nobody_carries_out_is_cancelled_at_once(store: Store) -> None:
+    """There is no engine that could do it, and one that comes a moment later cannot bring it back."""
+    campaign = store.want_campaign("fleet", "cancel", "bob")
+    assert (campaign.state, campaign.reason) == ("cancelled", "cancelled by bob")
+    assert campaign.finished_at is not None
+    assert not store.note_campaign(1, "running", "", engine=ENGINE)
+    assert store.fetch_fleet_campaign("fleet") == campaign
+
+
+@pytest.mark.parametrize("state", ["interrupted", "paused"])
+def test_resuming_has_the_next_engine_find_it(store: Store, state: str) -> None:
+    """An interrupted campaign, or a paused one that no engine holds, is submitted again with all it had."""
+    if state == "interrupted":
+        store.note_campaign(1, "running", "", engine=ENGINE)
+    store.note_campaign(1, state, "told to end")
+    campaign = store.want_campaign("fleet", "run", "ann")
+    assert (campaign.state, campaign.wanted, campaign.engine) == ("submitted", "run", None)
+
+
+def test_a_paused_campaign_is_resumed_by_the_engine_that_holds_it(store: Store) -> None:
+    """Its state is the engine's to change while there is one."""
+    store.note_campaign(1, "paused", "", engine=ENGINE)
+    assert store.want_campaign("fleet", "run", "ann").state is CampaignState.PAUSED
+
+
+def test_an_interrupted_campaign_cannot_be_paused(store: Store) -> None:
+    """Nothing of it is under way; the error says what to do."""
+    store.note_campaign(1, "interrupted", "told to end")
+    with pytest.raises(UsageError, match="nothing of it is under way") as caught:
+        store.want_campaign("fleet", "pause", "ann")
+    assert "farm campaign resume fleet" in caught.value.hint
+
+
+@pytest.mark.parametrize("state", ["finished", "cancelled", "failed"])
+def test_nothing_can_be_wanted_of_what_is_over(store: Store, state: str) -> None:
+    """The error says how it ended, and that it can be cloned."""
+    store.note_campaign(1, state, "as it is")
+    calls: list[Callable[[], object]] = [
+        lambda: store.want_campaign("fleet", "run", "ann"),
+        lambda: store.change_budget("fleet", {"trials": 200}, "ann"),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match=f"over \\({state}: as it is\\)") as caught:
+            call()
+        assert "clone" in caught.value.hint
+
+
+def test_a_budget_can_be_changed(store: Store) -> None:
+    """The order stays what it was; who changed what is an event, and no change is none."""
+    store.change_budget("fleet", {"trials": 100, "per_workload": None}, "ann")
+    campaign = store.change_budget("fleet", {"trials": 200, "per_workload": 64}, "ann")
+    assert (campaign.budget["trials"], campaign.order["budget"]["trials"]) == (200, 100)
+    [_, event] = store.fetch_events("fleet")
+    assert (event["kind"], event["message"]) == (
+        "campaign_budget",
+        "per_workload None -> 64, trials 100 -> 200; changed by ann",
+    )
+
+
+def test_campaigns_of_a_killed_engine_are_interrupted(store: Store) -> None:
+    """Those alone: others, submitted ones and those that are over stay as they are."""
+    for number, name in enumerate(("other", "new", "done"), 2):
+        assert submit(store, name) == number
+    store.note_campaign(1, "verifying", "", engine=ENGINE)
+    store.note_campaign(2, "running", "", engine=ENGINE | {"pid": 1})
+    store.note_campaign(4, "finished", "", engine=ENGINE)
+    assert store.interrupt_campaigns(lambda engine: engine["pid"] == 4711) == ["fleet"]
+    campaign = store.fetch_fleet_campaign("fleet")
+    assert (campaign.state, campaign.engine) == ("interrupted", None)
+    assert "verifying" in campaign.reason
+    states = [each.state for each in store.fetch_fleet_campaigns()]
+    assert states == ["interrupted", "running", "submitted", "finished"]
+    assert store.interrupt_campaigns(lambda engine: engine["pid"] == 4711) == []
+
+
+def test_what_cannot_be_is_our_bug(store: Store) -> None:
+    """A state, a wish or a campaign that there is not is an internal error."""
+    calls: list[Callable[[], object]] = [
+        lambda: store.note_campaign(1, "happy", ""),
+        lambda: store.note_campaign(99, "running", ""),
+        lambda: store.save_progress(99, {}),
+        lambda: store.want_campaign("fleet", "win", "ann"),
+        lambda: add(store, "c", board_type=""),
+    ]
+    for call in calls:
+        with pytest.raises(InternalError):
+            call()
+
+
+def test_a_campaign_of_one_type_needs_no_type_in_its_trials(store: Store) -> None:
+    """It is the campaign's own then, as for those of one command."""
+    number = submit(store, "single", types=(TX2,))
+    assert add(store, "c", campaign=number, board_type="")
+    assert [each["board_type"] for each in store.fetch_trials(number)] == [TX2]
+
+
+# Trials
+
+
+def test_a_candidate_has_one_result_per_campaign_and_lane(store: Store) -> None:
+    """A duplicated straggler's second result is refused, whatever its number; other lanes and purposes are not."""
+    assert add(store, "c", None, Status.BOARD_LOST)
+    assert add(store, "c", 1.0, attempt=2)
+    assert not add(store, "c", 2.0, attempt=3)
+    assert not add(store, "c", None, Status.CRASHED, attempt=4)
+    assert add(store, "c", None, Status.NOISY, attempt=5)
+    assert add(store, "c", 1.0, board_type=TX2)
+    assert add(store, "c", 1.0, operating_point="mode=MAXN")
+    assert add(store, "c", 1.0, workload="w2")
+    assert add(store, "c", 1.0, purpose=WINNER_TRIAL)
+    assert add(store, "c", 1.0, purpose=WINNER_TRIAL, attempt=2)
+    assert add(store, "c", None, Status.WRONG_RESULT, purpose=WINNER_TRIAL, attempt=3)
+    assert len(store.fetch_counted(1)) == 4
+
+
+def test_resuming_finds_what_counted_and_what_was_tried(store: Store) -> None:
+    """Results in the order of writing, attempts of the search by candidate, and the time that boards were held."""
+    add(store, "a", None, Status.BOARD_LOST, held_s=4.0)
+    add(store, "b", None, Status.CRASHED, held_s=0.5)
+    add(store, "a", 0.25, attempt=2, held_s=1.0)
+    add(store, "d", None, Status.FARM_ERROR, board_type=TX2)
+    add(store, "a", 0.5, purpose=WINNER_TRIAL, attempt=7, held_s=2.0)
+    assert store.fetch_counted(1) == [
+        {
+            "id": number,
+            "board_type": NANO,
+            "workload": "w1",
+            "operating_point": "default",
+            "candidate": candidate,
+            "trace_json": f"[{candidate}]",
+            "median_s": median_s,
+            "board": "nano-1",
+        }
+        for number, candidate, median_s in ((2, "b", None), (3, "a", 0.25))
+    ]
+    assert store.fetch_attempts(1) == {
+        (NANO, "w1", "default", "a"): 2,
+        (NANO, "w1", "default", "b"): 1,
+        (TX2, "w1", "default", "d"): 1,
+    }
+    assert store.fetch_board_seconds(1) == 7.5
+    assert (store.fetch_counted(99), store.fetch_attempts(99), store.fetch_board_seconds(99)) == ([], {}, 0.0)
+
+
+def test_what_is_known_goes_by_the_trials_board_type(store: Store) -> None:
+    """A campaign for two types tells what each of them measured, to searches, plans and prices alike."""
+    add(store, "a", 1.0, held_s=3.0)
+    add(store, "a", 0.5, board_type=TX2, held_s=1.0)
+    add(store, "b", 0.25, board_type=TX2, held_s=1.0)
+    known = store.fetch_known_candidates("w1", TX2, "default", simulated=True)
+    assert [(each["candidate"], each["median_s"]) for each in known] == [("a", 0.5), ("b", 0.25)]
+    assert store.count_known_candidates(["w1"], NANO, simulated=True) == {("w1", "default"): 1}
+    assert store.fetch_trial_costs(TX2, simulated=True).held_s == 1.0
+
+
+def test_a_winners_own_measurement_is_what_is_known_of_it(store: Store) -> None:
+    """A low time by luck does not outlive the measurement that showed it to be luck."""
+    add(store, "lucky", 0.5)
+    add(store, "lucky", 0.75, purpose=WINNER_TRIAL)
+    add(store, "steady", 0.625)
+    known = store.fetch_known_candidates("w1", NANO, "default", simulated=True)
+    assert {each["candidate"]: each["median_s"] for each in known} == {"lucky": 0.75, "steady": 0.625}
+
+
+# Warm starts
+
+
+def test_similar_trials_are_the_best_and_a_spread_of_the_rest(store: Store) -> None:
+    """Half of a lane's share are its best; the worst is there too; each comes with its workload, once."""
+    for number in range(1, 41):
+        add(store, f"c{number}", number / 64)
+    add(store, "c1", 9.0, purpose=WINNER_TRIAL)
+    rows = store.fetch_similar_trials(["w1", "w2"], simulated=True, per_lane=10)
+    assert [each["candidate"] for each in rows] == ["c1", "c2", "c3", "c4", "c5", *(f"c{n}" for n in range(12, 41, 7))]
+    assert rows[0]["module_json"] is rows[1]["module_json"]
+    assert {key: value for key, value in rows[0].items() if key != "module_json"} == {
+        "workload": "w1",
+        "board_type": NANO,
+        "operating_point": "default",
+        "candidate": "c1",
+        "trace_json": "[c1]",
+        "median_s": 1 / 64,
+        "name": "conv2d w1",
+        "flop": 1e6,
+        "arguments": [[[1, 2], "float32"]],
+        "target": {"kind": "llvm"},
+        "pipeline": "graph/1",
+    }
+
+
+def test_similar_trials_share_the_limit_between_lanes(store: Store) -> None:
+    """Every lane gives as much, the best first, but the one that is asked for; other kinds and faults are left out."""
+    for number in range(1, 9):
+        for board_type, point, workload in (
+            (TX2, "default", "w1"),
+            (NANO, "mode=MAXN", "w1"),
+            (NANO, "default", "w2"),
+            (NANO, "default", "w1"),
+        ):
+            add(store, f"c{number}", number / 8, board_type=board_type, operating_point=point, workload=workload)
+    add(store, "wrong", 0.001, board_type=TX2)
+    add(store, "wrong", None, Status.WRONG_RESULT, board_type=TX2, purpose=WINNER_TRIAL)
+    add(store, "lost", None, Status.BOARD_LOST, board_type=TX2)
+    own = ("w1", NANO, "default")
+    rows = store.fetch_similar_trials(["w1", "w2", "unmet"], simulated=True, exclude=own, limit=6)
+    lanes = [(each["workload"], each["board_type"], each["operating_point"]) for each in rows]
+    assert len(set(lanes)) == 3
+    assert own not in lanes
+    assert sorted(lanes[:3]) == sorted(lanes[3:])
+    assert [each["candidate"] for each in rows] == ["c1"] * 3 + ["c8"] * 3
+    assert store.fetch_similar_trials(["w1"], simulated=False) == []
+    assert store.fetch_similar_trials([], simulated=True) == []
+
+
+# Records
+
+
+def record(median_s: float, candidate: str = "c", evidence: dict[str, Any] | None = None) -> Record:
+    """A record of w1 on jetson-nano."""
+    values = ("w1", "conv2d w1", NANO, "default", "graph/1", candidate, median_s, 1e6, 0.0, 0.0, False, "[]")
+    return Record(*values, evidence=evidence)
+
+
+def test_a_measured_winner_replaces_a_lucky_trial(store: Store) -> None:
+    """It may be slower than what it replaces, brings its evidence, and luck of the same candidate cannot undo it."""
+    evidence = {"boards": ["nano-1", "nano-2"], "samples": 12, "interval": [1.0, 1.25], "tie": False}
+    assert store.save_record(record(1.0))
+    assert not store.save_record(record(1.125, evidence=evidence))
+    assert store.save_record(record(1.125, evidence=evidence), replace=True)
+    assert not store.save_record(record(1.0))
+    [kept] = store.fetch_records()
+    assert (kept.median_s, kept.evidence) == (1.125, evidence)
+    assert store.save_record(record(1.0, "faster"))
+    assert store.fetch_records()[0].evidence is None
+
+
+# Several processes, and their deaths
+
+_ENGINE = """
+import itertools, pathlib, sys
+from device_agent.protocol import Outcome, Status
+from farm.store import Store
+from farm.values import Trial
+with Store(pathlib.Path(sys.argv[1])) as store:
+    store.note_campaign(1, "running", "", engine={"host": "here", "pid": 4711, "created": 1.5})
+    for number in itertools.count():
+        outcome = Outcome(Status.OK, latency_s=(1.0,) * 100)
+        trial = Trial(1, "w1", f"c{number}", "default", 1, outcome, "x" * 100_000, board_type="jetson-nano", held_s=1.0)
+        assert store.add_trial(trial)
+        store.save_progress(1, {"counted": number + 1})
+        print(number, flush=True)
+        if store.fetch_fleet_campaign("fleet").wanted == "cancel":
+            break
+    store.note_campaign(1, "cancelled", "as wanted")
+    print("ended", flush=True)
+"""
+
+
+def test_operators_and_an_engine_share_the_store(store: Store, path: pathlib.Path) -> None:
+    """While an engine writes trial after trial, others read and wish; every wish is kept, and it heeds the last."""
+    engine = run_python(_ENGINE, path)
+    try:
+        assert engine.stdout
+        assert engine.stdout.readline() == "0\n"
+        with Store(path) as operator:
+            for number in range(20):
+                campaign = operator.change_budget("fleet", {"trials": number}, "bob")
+                assert (campaign.state, campaign.budget) == ("running", {"trials": number})
+                assert operator.want_campaign("fleet", ("pause", "run")[number % 2], "bob").engine == ENGINE
+            operator.want_campaign("fleet", "cancel", "bob")
+        announced, complaints = engine.communicate(timeout=CHILD_TIMEOUT_S)
+        assert engine.returncode == 0, complaints
+    finally:
+        engine.kill()
+        engine.communicate(timeout=CHILD_TIMEOUT_S)
+    *numbers, last = announced.split()
+    assert last == "ended"
+    counted = store.fetch_counted(1)
+    assert [each["candidate"] for each in counted] == [f"c{n}" for n in range(int(numbers[-1]) + 1 if numbers else 1)]
+    assert store.fetch_fleet_campaign("fleet").state is CampaignState.CANCELLED
+    wishes = [event for event in store.fetch_events("fleet") if event["kind"] in ("campaign_pause", "campaign_run")]
+    assert len(wishes) == 20
+
+
+def test_a_killed_engine_loses_one_trial_at_most(store: Store, path: pathlib.Path) -> None:
+    """Killed while it writes, each time somewhere else: what it announced is there, whole, and can be gone on from."""
+    expected = 0
+    for lines in (1, 2, 7):
+        engine = run_python(_ENGINE.replace("itertools.count()", f"itertools.count({expected})"), path)
+        try:
+            assert engine.stdout
+            announced = [engine.stdout.readline() for _ in range(lines)]
+        finally:
+            engine.send_signal(signal.SIGKILL)
+            rest, _ = engine.communicate(timeout=CHILD_TIMEOUT_S)
+        last = int([*announced, *rest.splitlines()][-1])
+        counted = store.fetch_counted(1)
+        assert len(counted) in (last + 1, last + 2)
+        assert [each["candidate"] for each in counted] == [f"c{n}" for n in range(len(counted))]
+        assert {len(each["trace_json"]) for each in counted} == {100_000}
+        campaign = store.fetch_fleet_campaign("fleet")
+        assert campaign.progress is not None
+        assert campaign.progress["counted"] in (last + 1, last + 2)
+        assert store.interrupt_campaigns(lambda _: True) == ["fleet"]
+        store.want_campaign("fleet", "run", "ann")
+        expected = len(counted)
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    connection.close()
+    assert store.fetch_board_seconds(1) == expected
+    assert max(store.fetch_attempts(1).values()) == 1
+
+
+_SUBMITTER = """
+import pathlib, sys
+from farm.errors import UsageError
+from farm.store import Store
+order = {"name": "same", "owner": sys.argv[2], "budget": {}, "models": [], "types": [{"board_type": "local"}]}
+with Store(pathlib.Path(sys.argv[1])) as store:
+    try:
+        print(store.submit_campaign(order, "farm campaign run", []))
+    except UsageError:
+        print("refused")
+"""
+
+
+def test_of_two_campaigns_of_one_name_one_is_taken(path: pathlib.Path) -> None:
+    """Commands that submit the same file at once get one campaign and one refusal each, never two campaigns."""
+    submitters = [run_python(_SUBMITTER, path, who) for who in ("ann", "bob", "eve")]
+    answers = [submitter.communicate(timeout=CHILD_TIMEOUT_S)[0].strip() for submitter in submitters]
+    assert sorted(answers) == ["1", "refused", "refused"]
+    with Store(path) as store:
+        [campaign] = store.fetch_fleet_campaigns()
+    assert isinstance(campaign, FleetCampaign)
+    assert campaign.owner in ("ann", "bob", "eve")
+
+
+def test_purposes_are_what_the_schema_keeps(store: Store) -> None:
+    """A trial is for the search unless it says otherwise."""
+    add(store, "a")
+    add(store, "a", purpose=WINNER_TRIAL)
+    assert [each["purpose"] for each in store.fetch_trials(1)] == [SEARCH_TRIAL, WINNER_TRIAL]
