@@ -1,3 +1,24 @@
-"""The coordinator: boards, campaigns, search, store and reports. The board's side is `device_agent`."""
+"""The coordinator: boards, campaigns, search, store and reports. The board's side is `device_agent`.
+
+`farm.Campaign` and `farm.campaigns` are what Python programs use; they are loaded when they are first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
 
 __version__ = "0.1.0"
+
+_API = ("Campaign", "campaigns")
+
+
+def __getattr__(name: str) -> Any:
+    # Not an import statement: everything imports this package, and must not wait for campaigns.
+    if name in _API:
+        return getattr(importlib.import_module("farm.api"), name)
+    raise AttributeError(f"module 'farm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_API])

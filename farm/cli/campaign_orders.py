@@ -11,7 +11,7 @@ from farm.campaign.machine import name_user
 from farm.cli import campaign_options, options, output
 from farm.cli.campaign_options import Name
 from farm.errors import UsageError
-from farm.report import campaign_rows, campaign_table
+from farm.report import campaign_table
 from farm.report.campaign_document import make_document, summarise
 from farm.values import CampaignState, FleetCampaign
 
@@ -40,7 +40,7 @@ def list_campaigns(json: options.Json = False, debug: options.Debug = False) -> 
         output.print_table(
             ("Campaign", "Owner", "Models", "Board types", "State", "Trials", "Budget", "Started", "Why"),
             [_row(each) for each in campaigns],
-            left=(0, 1, 2, 3, 4, 7, 8),
+            left=(0, 1, 2, 3, 4, 6, 7, 8),
             empty="no campaigns yet; `farm campaign run FILE` makes one",
         )
 
@@ -170,7 +170,7 @@ def _list_limits(campaign: FleetCampaign) -> list[str]:
     }
     found = [text.format(limits[key]) for key, text in texts.items() if limits.get(key) is not None]
     if limits.get("wall_clock_s") is not None:
-        found.append(f"{campaign_rows.format_clock(limits['wall_clock_s'])} h")
+        found.append(f"{limits['wall_clock_s'] / 3600:g} h")
     if limits.get("board_s") is not None:
         found.append(f"{limits['board_s'] / 3600:g} board-hours")
     return found

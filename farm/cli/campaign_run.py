@@ -12,10 +12,9 @@ from farm.campaign.machine import name_user
 from farm.cli import campaign_options, options, output
 from farm.cli.campaign_options import Name
 from farm.cli.campaign_screen import CampaignScreen
-from farm.errors import FarmError, PermanentError, UnavailableError
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import CampaignState, FleetCampaign
+from farm.values import CampaignState
 
 Detach = Annotated[
     bool, typer.Option("--detach", help="Do not wait for it; `farm campaign attach NAME` shows it at any time.")
@@ -137,7 +136,7 @@ def _carry_out(settings: Settings, store: Store, name: str, screen: CampaignScre
 
 def _follow(settings: Settings, store: Store, name: str, screen: CampaignScreen, json: bool) -> None:
     """Show a campaign until it is settled, then its end. Raises what its end stands for."""
-    from farm.campaign.running.watch import wait_settled
+    from farm.campaign.running.watch import find_error, wait_settled
 
     try:
         campaign = wait_settled(settings, store, name, on_progress=screen.show)
@@ -153,13 +152,3 @@ def _follow(settings: Settings, store: Store, name: str, screen: CampaignScreen,
         raise error
     if not json:
         print(f"`farm campaign report {name} --out FOLDER` writes its report; `farm record list` shows records")
-
-
-def find_error(campaign: FleetCampaign) -> FarmError | None:
-    """What a campaign's end stands for; None where it is finished."""
-    told = f"campaign {campaign.name} is {campaign.state}" + (f": {campaign.reason}" if campaign.reason else "")
-    if campaign.state is CampaignState.FINISHED:
-        return None
-    if campaign.over:
-        return PermanentError(told, "Its trials are kept, and help later campaigns.")
-    return UnavailableError(told, f"`farm campaign resume {campaign.name}` goes on with it.")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+from farm.campaign.running.client import tail
 from farm.campaign.running.control import close_abandoned
 from farm.campaign.running.state import is_held
-from farm.errors import DeadlineError, InternalError
+from farm.errors import DeadlineError, FarmError, InternalError, PermanentError, UnavailableError
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignState, FleetCampaign
@@ -37,7 +38,7 @@ def watch(settings: Settings, store: Store, name: str) -> Iterator[FleetCampaign
             gone_since = time.monotonic()
         elif time.monotonic() - gone_since > _ENGINE_GRACE_S:
             # Nobody has it and nobody will: submitted to an engine that was killed before it looked.
-            store.note_campaign(campaign.id, CampaignState.INTERRUPTED, "no engine carries it out")
+            store.note_campaign(campaign.id, CampaignState.INTERRUPTED, f"its engine ended{tail(settings)}")
         time.sleep(_LOOK_S)
 
 
@@ -64,3 +65,13 @@ def wait_settled(
         if deadline is not None and time.monotonic() > deadline:
             raise DeadlineError(f"campaign {name} was still {campaign.state} after {timeout_s:g} s")
     raise InternalError(f"the watch of campaign {name} ended before it was settled")
+
+
+def find_error(campaign: FleetCampaign) -> FarmError | None:
+    """What the end of a campaign stands for; None where it is finished."""
+    told = f"campaign {campaign.name} is {campaign.state}" + (f": {campaign.reason}" if campaign.reason else "")
+    if campaign.state is CampaignState.FINISHED:
+        return None
+    if campaign.over:
+        return PermanentError(told, "Its trials are kept, and help later campaigns.")
+    return UnavailableError(told, f"`farm campaign resume {campaign.name}` goes on with it.")

@@ -1,0 +1,260 @@
+"""Campaigns from Python, with the power of `farm campaign`: `farm.Campaign` and `farm.campaigns`.
+
+Objects are names of what is in the store and hold nothing open: each call opens the store under FARM_HOME for itself.
+The work is done by the engine's process, as for the commands, and goes on when the program ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from farm import settings as farm_settings
+from farm.campaign import plan as planned
+from farm.campaign import plan_kept
+from farm.campaign.fleet_values import Budget
+from farm.campaign.machine import name_user
+from farm.campaign.planning import make_plan
+from farm.campaign.running import control, watch
+from farm.campaign.running.client import ensure_engine
+from farm.campaign.running.submit import clone, submit, to_budget
+from farm.campaign.spec import BudgetSpec, CampaignFile, check_campaign, read_campaign
+from farm.errors import UsageError
+from farm.inventory.documents import check_document
+from farm.report.campaign_document import make_document
+from farm.settings import Settings
+from farm.store import Store
+from farm.values import FleetCampaign, Record
+
+Model = str | pathlib.Path | Mapping[str, Any]
+# The keys of a file's budget, as fields of `Budget`.
+_LIMITS = {"trials": "trials", "wall_clock": "wall_clock_s", "board_hours": "board_s", "per_workload": "per_workload"}
+OnProgress = Callable[[Mapping[str, Any]], None]
+
+
+class Campaign:
+    """A campaign: models x boards x operating points within a budget.
+
+    Everything is as in a campaign file, checked alike, and wrong input raises the same `farm.errors.UsageError`:
+    `models` are names of the zoo, ONNX files, or mappings; `boards` a type, several, or `{"types": …, "labels": …}`;
+    `budget` a number of trials or a mapping; spans of time are texts such as "6h" or seconds. `home` is FARM_HOME where
+    it is not the environment's. Making one plans and starts nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        models: Model | Sequence[Model],
+        boards: str | Sequence[str] | Mapping[str, Any],
+        budget: int | Mapping[str, Any],
+        operating_points: Any = "default",
+        search: Mapping[str, Any] | None = None,
+        measure: Mapping[str, Any] | None = None,
+        priority: int = 0,
+        home: str | pathlib.Path | None = None,
+    ) -> None:
+        document = {
+            "name": name,
+            "models": _list_models(models),
+            "boards": boards if isinstance(boards, Mapping) else {"types": boards},
+            "budget": {"trials": budget} if isinstance(budget, int) else budget,
+            "operating_points": operating_points,
+            "search": search or {},
+            "measure": measure or {},
+            "priority": priority,
+        }
+        self._settle(name, check_campaign(document, f"campaign {name}"), home)
+
+    @classmethod
+    def from_file(cls, path: str | pathlib.Path, home: str | pathlib.Path | None = None) -> Campaign:
+        """The campaign of a file. Raises UsageError naming the line of everything that is wrong."""
+        file = read_campaign(pathlib.Path(path))
+        return cls._make(file.spec.name, file, home)
+
+    @classmethod
+    def named(cls, name: str, home: str | pathlib.Path | None = None) -> Campaign:
+        """A campaign that was submitted, by whomever. Raises UsageError where there is none of this name."""
+        campaign = cls._make(name, None, home)
+        campaign.fetch()
+        return campaign
+
+    def __repr__(self) -> str:
+        return f"<farm.Campaign {self.name}>"
+
+    # Before it runs
+
+    def plan(self, note: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+        """What it would do, as `farm campaign plan --json` says; kept, so that a run refuses models that changed."""
+        file = self._require_file("planned")
+        with self._open() as store:
+            document = planned.to_document(make_plan(file, store, self._settings, note))
+        plan_kept.keep_plan(self._settings.home_path, {"file": str(file.path.absolute()), **document})
+        return document
+
+    def submit(self, note: Callable[[str], None] = lambda text: None) -> Campaign:
+        """Have it carried out, without waiting for it; returns itself.
+
+        Raises UsageError where it cannot be, or its name is taken; UnavailableError where no engine can run.
+        """
+        file = self._require_file("submitted")
+        with self._open() as store:
+            submit(file, store, self._settings, name_user(), "farm.Campaign", note)
+        ensure_engine(self._settings)
+        return self
+
+    def run(self, on_progress: OnProgress | None = None, timeout_s: float | None = None) -> dict[str, Any]:
+        """Submit it and wait for its end, as `wait` does. Ctrl-C pauses it."""
+        self.submit()
+        try:
+            return self.wait(timeout_s, on_progress)
+        except KeyboardInterrupt:
+            self.pause()
+            raise
+
+    # Under way
+
+    def wait(self, timeout_s: float | None = None, on_progress: OnProgress | None = None) -> dict[str, Any]:
+        """Wait for its end; returns what `farm campaign show --json` prints.
+
+        `on_progress` is told the progress as often as it changes. Raises PermanentError where the campaign failed or
+        was cancelled, UnavailableError where it is paused or interrupted, DeadlineError after `timeout_s`, and with
+        that the campaign goes on.
+        """
+        told: list[Any] = [None]
+
+        def tell(campaign: FleetCampaign) -> None:
+            if on_progress is not None and campaign.progress is not None and campaign.progress.get("at") != told[0]:
+                told[0] = campaign.progress.get("at")
+                on_progress(campaign.progress)
+
+        with self._open() as store:
+            error = watch.find_error(watch.wait_settled(self._settings, store, self.name, timeout_s, tell))
+            if error is not None:
+                raise error
+            return make_document(store, self.name)
+
+    def pause(self) -> str:
+        """Stop it for now; returns its state, which is `paused` unless its engine is slow to hear."""
+        with self._open() as store:
+            return str(control.pause(self._settings, store, self.name, name_user()).state)
+
+    def resume(self) -> Campaign:
+        """Let it go on, without waiting for it; returns itself."""
+        with self._open() as store:
+            control.resume(store, self.name, name_user())
+        ensure_engine(self._settings)
+        return self
+
+    def cancel(self) -> str:
+        """End it for good; returns its state. Its trials stay."""
+        with self._open() as store:
+            return str(control.cancel(self._settings, store, self.name, name_user()).state)
+
+    def change_budget(self, **limits: Any) -> Budget:
+        """Change limits, named and written as in a file; None takes one away. Returns the whole budget."""
+        changes = _read_limits(f"campaign {self.name}", limits)
+        with self._open() as store:
+            return control.change_budget(store, self.name, changes, name_user())
+
+    def clone(self, name: str, **limits: Any) -> Campaign:
+        """The same order under another name, under way; `limits` as for `change_budget`."""
+        changes = _read_limits(f"campaign {name}", limits)
+        with self._open() as store:
+            clone(store, self.name, name, changes, name_user(), f"farm.Campaign.clone of {self.name}")
+        ensure_engine(self._settings)
+        return self._make(name, None, self._settings.home)
+
+    # What came of it
+
+    def fetch(self) -> FleetCampaign:
+        """As the store has it now. Raises UsageError where it was not submitted."""
+        with self._open() as store:
+            control.close_abandoned(store)
+            return store.fetch_fleet_campaign(self.name)
+
+    @property
+    def state(self) -> str:
+        """How it stands: `submitted`, `running`, `waiting`, `paused`, `verifying`, `interrupted`, `finished`, …"""
+        return str(self.fetch().state)
+
+    @property
+    def progress(self) -> Mapping[str, Any] | None:
+        """How far its engine has come, as a plain document; None before it has begun."""
+        return self.fetch().progress
+
+    def show(self) -> dict[str, Any]:
+        """All that is known of it, as `farm campaign show --json` prints it."""
+        with self._open() as store:
+            return make_document(store, self.name)
+
+    def records(self) -> list[Record]:
+        """The records that there are of its workloads on its board types at its operating points."""
+        with self._open() as store:
+            types = {each["board_type"]: each for each in store.fetch_fleet_campaign(self.name).order["types"]}
+            found = store.fetch_records(simulated=None)
+        return [
+            record
+            for record in found
+            if (kind := types.get(record.board_type)) is not None
+            and record.simulated == kind["simulated"]
+            and record.operating_point in kind["points"]
+            and any(each["hash"] == record.workload for each in kind["workloads"])
+        ]
+
+    def report(self, folder: str | pathlib.Path) -> dict[str, str]:
+        """Write its report into a folder; returns the paths of what was written."""
+        # Here, as it loads Matplotlib.
+        from farm.report.campaign_page import write_campaign_report
+
+        return write_campaign_report(self.show(), pathlib.Path(folder))
+
+    # Inside
+
+    @classmethod
+    def _make(cls, name: str, file: CampaignFile | None, home: str | pathlib.Path | None) -> Campaign:
+        campaign = cls.__new__(cls)
+        campaign._settle(name, file, home)
+        return campaign
+
+    def _settle(self, name: str, file: CampaignFile | None, home: str | pathlib.Path | None) -> None:
+        self.name, self._file, self._settings = name, file, _load_settings(home)
+
+    def _require_file(self, what: str) -> CampaignFile:
+        if self._file is None:
+            raise UsageError(f"campaign {self.name} was {what} already", "Campaign.clone does the same again.")
+        return self._file
+
+    @contextmanager
+    def _open(self) -> Iterator[Store]:
+        with Store(self._settings.home_path / "farm.db") as store:
+            yield store
+
+
+def campaigns(home: str | pathlib.Path | None = None) -> list[Campaign]:
+    """The campaigns in the store, the oldest first."""
+    with Store(_load_settings(home).home_path / "farm.db") as store:
+        names = [each.name for each in store.fetch_fleet_campaigns()]
+    return [Campaign._make(name, None, home) for name in names]
+
+
+def _load_settings(home: str | pathlib.Path | None) -> Settings:
+    settings = farm_settings.load()
+    return settings if home is None else dataclasses.replace(settings, home=str(home))
+
+
+def _list_models(models: Model | Sequence[Model]) -> list[Any]:
+    several = [models] if isinstance(models, str | pathlib.Path | Mapping) else list(models)
+    return [{"path": str(each)} if isinstance(each, pathlib.Path) else each for each in several]
+
+
+def _read_limits(called: str, limits: Mapping[str, Any]) -> dict[str, Any]:
+    """Limits written as in a file, None for none, as fields of a `Budget`. Raises UsageError."""
+    if unknown := sorted(limits.keys() - _LIMITS.keys()):
+        raise UsageError(f"{called}: a budget has no {', '.join(unknown)}", f"It has: {', '.join(_LIMITS)}.")
+    given = {key: value for key, value in limits.items() if value is not None}
+    checked = to_budget(check_document(given, BudgetSpec, called)) if given else Budget()
+    return {_LIMITS[key]: getattr(checked, _LIMITS[key]) for key in limits}
