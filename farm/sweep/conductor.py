@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from device_agent.protocol import OperatingPoint
 from farm.sweep.adaptive import Planner, Settings, Step
-from farm.sweep.grid import merge_reached
+from farm.sweep.grid import leave_out, merge_reached
 from farm.sweep.values import Estimate, Goal, Grid, GridPoint, PointMeasurement
 
 Series = tuple[str, int]
@@ -51,6 +51,7 @@ class Conductor:
         self._turn = 0
         self.void = ""
         self.reason = ""  # why the sweep has ended
+        self.notes: list[str] = []  # what has to be said of the grid
 
     def next(self, board: str, timeout_s: float) -> Task | None:
         """The next task of a board, None where nothing is left for it.
@@ -86,6 +87,18 @@ class Conductor:
             grid = merge_reached(self.grid, point.key, reached)
             if grid is self.grid:
                 return False
+            self.grid = grid
+            self._planner = Planner(grid, self._goal, self._settings)
+            return True
+
+    def refuse(self, point: GridPoint, reason: str) -> bool:
+        """Leave out a point that a board refuses, and others of its power mode; False where none would remain."""
+        with self._changed:
+            grid = leave_out(self.grid, point.key)
+            if grid is self.grid:
+                return False
+            gone = len(self.grid) - len(grid)
+            self.notes.append(f"{point.key} is left out{f' with {gone - 1} more' if gone > 1 else ''}: {reason}")
             self.grid = grid
             self._planner = Planner(grid, self._goal, self._settings)
             return True

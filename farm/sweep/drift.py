@@ -21,8 +21,8 @@ from farm.sweep.values import Z95
 MAX_DRIFT = 0.10
 # How far a board may have moved over a whole sweep, as a standard deviation, with what is known before anything is
 # measured: mostly below 2 %, seldom more. And how far visits differ from each other beyond their own intervals.
-_DRIFTS = ((0.0, 0.15), (0.003, 0.2), (0.01, 0.3), (0.03, 0.25), (0.1, 0.1))
-_VISITS = ((0.0005, 0.2), (0.0015, 0.35), (0.003, 0.3), (0.006, 0.12), (0.015, 0.03))
+_DRIFTS = ((0.0, 0.15), (0.003, 0.25), (0.01, 0.35), (0.03, 0.2), (0.1, 0.05))
+_VISITS = ((0.0005, 0.2), (0.0015, 0.35), (0.003, 0.32), (0.006, 0.12), (0.015, 0.01))
 # What a visit says of itself may be a bound: half a step of a power sensor covers the worst case, and is too wide where
 # noise makes the sensor hit its steps by turns. So much of it is believed, as the anchor's repeats have it.
 EXACT = ((1.0, 1.0),)

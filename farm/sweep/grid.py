@@ -39,13 +39,17 @@ class GridRequest:
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-    """What a power mode does to clocks that are not held. `gating` differs where other parts have power."""
+    """What a power mode does to clocks that are not held. `gating` differs where other parts have power.
+
+    `number` is what nvpmodel knows it by.
+    """
 
     cores_online: tuple[int, ...] | None = None
     cpu_max_hz: Mapping[str, int] = dataclasses.field(default_factory=dict)
     gpu_max_hz: int | None = None
     memory_max_hz: int | None = None
     gating: int = 0
+    number: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +72,7 @@ class Coupling:
             {cluster.name: cluster.memory_floor_hz for cluster in board_type.clusters if cluster.memory_floor_hz},
             {
                 mode.name: Mode(
-                    mode.cores_online, mode.cpu_max_hz, mode.gpu_max_hz, mode.memory_max_hz, mode.power_gating
+                    mode.cores_online, mode.cpu_max_hz, mode.gpu_max_hz, mode.memory_max_hz, mode.power_gating, mode.id
                 )
                 for mode in board_type.power_modes
             },
@@ -85,7 +89,7 @@ def plan_grid(clocks: Clocks, request: GridRequest, coupling: Coupling = NO_COUP
     With nothing to vary that is one point: the board as it is. Raises UsageError for what the board lacks (listing what
     there is) and for too many points.
     """
-    modes = _plan_modes(clocks, request)
+    modes = _plan_modes(clocks, request, coupling)
     core_sets = _plan_cores(clocks, request)
     cpus = _plan_cpus(clocks, request)
     gpu = _plan_domain("the GPU", clocks.gpu, request.gpu_freqs_hz)
@@ -116,6 +120,17 @@ def plan_grid(clocks: Clocks, request: GridRequest, coupling: Coupling = NO_COUP
             reason = _explain(clocks, kept, dropped, coupling)
             merged.append(Merge(kept.key, tuple(each.key for each in dropped), reason))
     return Grid(tuple(points), tuple(merged))
+
+
+def leave_out(grid: Grid, key: str) -> Grid:
+    """The grid without a point that the board refuses, and, where it has a power mode, without all points of that mode.
+
+    Unchanged where nothing would be left.
+    """
+    refused = grid.find(key)
+    mode = refused.point.power_mode if refused else None
+    left = tuple(p for p in grid.points if p.key != key and (mode is None or p.point.power_mode != mode))
+    return Grid(left, grid.merged) if left else grid
 
 
 def merge_reached(grid: Grid, key: str, reached: OperatingPoint) -> Grid:
@@ -166,14 +181,33 @@ def require_listed(name: str, wanted_hz: Sequence[int], available_hz: Sequence[i
     return tuple(sorted(set(wanted_hz))) or tuple(sorted(available_hz))
 
 
-def _plan_modes(clocks: Clocks, request: GridRequest) -> tuple[str | None, ...]:
+def find_reboot_modes(clocks: Clocks, coupling: Coupling) -> tuple[str, ...]:
+    """Power modes that the board takes on after a reboot only: those that gate other parts of it than the one set now.
+
+    As far as the board type says. None where it is not known which mode is set now, which a board then decides itself.
+    """
+    current = coupling.modes.get(clocks.power_mode or "")
+    if current is None:
+        return ()
+    known = [(name, coupling.modes[name]) for name in clocks.power_modes if name in coupling.modes]
+    return tuple(name for name, mode in known if mode.gating != current.gating)
+
+
+def _plan_modes(clocks: Clocks, request: GridRequest, coupling: Coupling) -> tuple[str | None, ...]:
     if request.power_modes is None:
         return (None,)
     if not clocks.power_modes:
         raise UsageError("this board has no power modes (nvpmodel)", hint="leave the power modes out")
     if missing := [name for name in request.power_modes if name not in clocks.power_modes]:
         raise UsageError(f"this board has no power mode {missing[0]}", hint=f"it has {', '.join(clocks.power_modes)}")
-    return tuple(dict.fromkeys(request.power_modes)) or clocks.power_modes
+    reboot = find_reboot_modes(clocks, coupling)
+    if named := [name for name in request.power_modes if name in reboot]:
+        raise UsageError(
+            f"power mode {named[0]} takes a reboot from {clocks.power_mode}, and a sweep never reboots a board",
+            hint=f"run `sudo nvpmodel -m {coupling.modes[named[0]].number}` there, answer yes, then sweep it alone",
+        )
+    # Of all modes those are meant that can be had now; what is left out is said with the sweep (`order.py`).
+    return tuple(dict.fromkeys(request.power_modes)) or tuple(n for n in clocks.power_modes if n not in reboot)
 
 
 def _plan_cores(clocks: Clocks, request: GridRequest) -> tuple[tuple[int, ...] | None, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks
 from farm.errors import UsageError
 from farm.sweep import requests
-from farm.sweep.grid import Coupling, GridRequest, plan_grid
+from farm.sweep.grid import Coupling, GridRequest, find_reboot_modes, plan_grid
 from farm.sweep.requests import ALL
 from farm.sweep.values import Goal, Grid, Objective
 
@@ -73,6 +73,11 @@ class Order:
         return bool(self.cpu_freqs or self.cores or self.gpu_freqs or self.mem_freqs or self.power_modes)
 
     @property
+    def names_modes(self) -> bool:
+        """Whether particular power modes were asked for."""
+        return self.power_modes.strip().lower() not in ("", ALL)
+
+    @property
     def names_values(self) -> bool:
         """Whether particular values were asked for, not just all that there are."""
         clocks = [*(text.rpartition(_CLUSTER_MARK)[2] for text in self.cpu_freqs), self.gpu_freqs, self.mem_freqs]
@@ -108,7 +113,14 @@ def plan_order(order: Order, clocks: Clocks, coupling: Coupling) -> tuple[Grid, 
         memory_freqs_hz=_read_domain(order.mem_freqs, clocks.memory),
         power_modes=_read_modes(order.power_modes),
     )
-    return plan_grid(clocks, request, coupling), _find_silent(cpu, clocks) if has_tables else []
+    notes = _find_silent(cpu, clocks) if has_tables else []
+    reboot = find_reboot_modes(clocks, coupling) if request.power_modes == () else ()
+    notes += [
+        f"power mode {name} takes a reboot from {clocks.power_mode} and is left out; `sudo nvpmodel -m "
+        f"{coupling.modes[name].number}` on the board sets it, then sweep it by name"
+        for name in reboot
+    ]
+    return plan_grid(clocks, request, coupling), notes
 
 
 def _find_silent(cpu: Mapping[str, tuple[int, ...]] | None, clocks: Clocks) -> list[str]:

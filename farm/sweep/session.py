@@ -25,7 +25,7 @@ from farm.sweep import adaptive, order, programs, visits
 from farm.sweep.compile_apart import compile_apart
 from farm.sweep.conductor import Conductor, Series
 from farm.sweep.crew import BoardThread, open_crew, wait_for
-from farm.sweep.grid import Coupling
+from farm.sweep.grid import Coupling, leave_out
 from farm.sweep.held_board import HeldBoard, StoppedError
 from farm.sweep.order import Order, Where
 from farm.sweep.programs import Program, Recipe
@@ -92,20 +92,25 @@ class SweepSession:
         """The grid that this board has, tried once: where nothing can be held there is one point."""
         coupling = Coupling.of(self._type)
         grid, notes = order.plan_order(self._wanted, description.clocks, coupling)
-        point = next((each for each in grid.points if not each.point.is_empty), None)
-        if point is None:
-            return grid, notes
-        try:
-            wait_for(self.first.submit(lambda board, _: board.pin(point.point)))
-        except UnavailableError as error:
-            if self._wanted.names_values:
-                raise UsageError(
-                    error.message, "Leave the clocks out to measure the board as it is, or run a clock helper there."
-                ) from error
-            return order.default_grid(description.clocks, coupling), [
-                *notes,
-                f"{error.message}; the board is measured as it is",
-            ]
+        # One point of each power mode: which of them takes a reboot only the board knows for sure.
+        tried = {each.point.power_mode: each for each in reversed(grid.points) if not each.point.is_empty}
+        for point in reversed(tried.values()):
+            try:
+                wait_for(self.first.submit(_hold(point)))
+            except UnavailableError as error:
+                if self._wanted.names_values:
+                    raise UsageError(
+                        error.message,
+                        "Leave the clocks out to measure the board as it is, or run a clock helper there.",
+                    ) from error
+                notes.append(f"{error.message}; the board is measured as it is")
+                return order.default_grid(description.clocks, coupling), notes
+            except UsageError as error:
+                smaller = leave_out(grid, point.key)
+                if smaller is grid or self._wanted.names_modes or point.point.power_mode is None:
+                    raise
+                grid = smaller
+                notes.append(f"power mode {point.point.power_mode} is left out: {error.message}")
         return grid, notes
 
     def require_grid(self, grid: Grid, description: Description) -> None:
@@ -265,7 +270,7 @@ class SweepSession:
             "reason": conductor.void or conductor.reason,
             "merged": [dataclasses.asdict(merge) for merge in conductor.grid.merged],
             "points": [point.key for point in conductor.grid.points],
-            "notes": self.notes,
+            "notes": [*self.notes, *conductor.notes],
             "boards": [thread.name for thread in self._crew.boards],
             "cost": {
                 "seconds": time.monotonic() - self._began,
@@ -274,6 +279,10 @@ class SweepSession:
                 "pinning_s": sum(visitor.pinning_s for visitor in visitors),
             },
         }
+
+
+def _hold(point: GridPoint) -> Callable[[HeldBoard, Store], object]:
+    return lambda board, _: board.pin(point.point)
 
 
 def _work(visitor: Visitor, opened: bool) -> Callable[[HeldBoard, Store], None]:

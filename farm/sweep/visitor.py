@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from device_agent.protocol import Outcome
-from farm.errors import BoardLostError, PermanentError, TransientError
+from farm.errors import BoardLostError, PermanentError, TransientError, UsageError
 from farm.fleet.health import Kind
 from farm.store import Store
 from farm.sweep import stored, visits
@@ -98,7 +98,14 @@ class Visitor:
         if board.name not in self._idle_c:
             self._idle_c[board.name] = board.read_temperature_c()
         began = time.monotonic()
-        report = board.pin(task.point.point)
+        try:
+            report = board.pin(task.point.point)
+        except UsageError as error:
+            # The board listed these clocks and refuses them all the same: a power mode that takes a reboot, mostly.
+            if not self._conductor.refuse(task.point, error.message):
+                raise
+            self._orders.say(self._conductor.notes[-1])
+            return
         self.pinning_s += time.monotonic() - began
         if report.reached is not None and self._conductor.merge(task.point, report.reached):
             self._orders.say(f"{task.point.key}: the board makes another point of it, so it is left out")

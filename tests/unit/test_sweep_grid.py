@@ -9,7 +9,16 @@ import pytest
 from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks, OperatingPoint
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
-from farm.sweep.grid import Coupling, GridRequest, format_cores, merge_reached, plan_grid
+from farm.sweep.grid import (
+    Coupling,
+    GridRequest,
+    find_reboot_modes,
+    format_cores,
+    leave_out,
+    merge_reached,
+    plan_grid,
+)
+from farm.sweep.order import Order, plan_order
 from farm.sweep.requests import parse_core_sets, parse_freqs
 
 MHZ = 1_000_000
@@ -147,3 +156,39 @@ def test_core_sets_are_read_as_the_kernel_writes_them() -> None:
     assert format_cores((0, 3, 4, 5)) == "0,3-5"
     with pytest.raises(UsageError):
         parse_core_sets("3-0")
+
+
+XAVIER = Clocks(
+    clusters=(DomainClocks("carmel", available_hz=(1190 * MHZ, 1267 * MHZ, 2265 * MHZ), cpus=(0, 1), online=(0, 1)),),
+    power_mode="MAXN",
+    power_modes=("MAXN", "10W", "15W"),
+)
+
+
+def test_a_power_mode_that_takes_a_reboot_is_left_out_and_said() -> None:
+    """All modes means all that can be had now; the one left out is named with the command that sets it."""
+    coupling = Coupling.of(require_board_type("jetson-agx-xavier"))
+    assert find_reboot_modes(XAVIER, coupling) == ("10W",)
+    grid, notes = plan_order(Order("m", power_modes="all"), XAVIER, coupling)
+    assert {point.point.power_mode for point in grid.points} == {"MAXN", "15W"}
+    assert "sudo nvpmodel -m 1" in notes[-1]
+
+
+def test_a_named_power_mode_that_takes_a_reboot_is_refused() -> None:
+    """With the command to run first; once that mode is set it is swept, and the others take a reboot."""
+    coupling = Coupling.of(require_board_type("jetson-agx-xavier"))
+    request = GridRequest(power_modes=("10W",))
+    with pytest.raises(UsageError, match="sudo nvpmodel -m 1"):
+        plan_grid(XAVIER, request, coupling)
+    there = dataclasses.replace(XAVIER, power_mode="10W")
+    assert len(plan_grid(there, request, coupling)) == 1
+    assert find_reboot_modes(there, coupling) == ("MAXN", "15W")
+
+
+def test_what_a_board_refuses_after_all_is_left_out_with_its_power_mode() -> None:
+    """The other modes' points stay; the last one left is never taken away."""
+    grid = plan_grid(XAVIER, GridRequest(power_modes=("MAXN", "15W")))
+    refused = next(point for point in grid.points if point.point.power_mode == "15W")
+    left = leave_out(grid, refused.key)
+    assert {point.point.power_mode for point in left.points} == {"MAXN"}
+    assert leave_out(left, left.points[0].key) is left
