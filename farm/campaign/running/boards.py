@@ -6,7 +6,6 @@ Many at once, and nothing here waits: the engine asks again and again what happe
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import threading
@@ -21,7 +20,9 @@ from farm.campaign.board_choice import find_unfit, plan_choice
 from farm.campaign.engine_ray import ActorLostError
 from farm.campaign.fleet_site import Reach
 from farm.campaign.machine import name_user
-from farm.campaign.running import board_actor, timeouts
+from farm.campaign.running import board_actor, board_anchors, timeouts
+from farm.campaign.running.anchors import Rhythm
+from farm.campaign.running.board_events import Arrived, BoardEvent, Left, Measured, Ran
 from farm.campaign.running.board_held import REQUEST_TIMEOUT_S, Call, HeldBoard, find_trouble
 from farm.errors import (
     BoardBusyError,
@@ -32,6 +33,7 @@ from farm.errors import (
     TransientError,
     UnavailableError,
 )
+from farm.fleet.health import Kind
 from farm.measure.session import Arrays
 from farm.settings import Settings
 from farm.store import Store
@@ -47,63 +49,27 @@ _BUSY_PAUSE_S, _MISFIT_PAUSE_S, _TROUBLE_PAUSE_S = 10.0, 300.0, 10.0
 _MOST_IN_A_ROW = 2
 _CLOSE_TIMEOUT_S = 4.0
 
+__all__ = ["Arrived", "BoardCrew", "BoardEvent", "Left", "Measured", "Ran"]
+
 _log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class Arrived:
-    """A board is leased and its session is open: it may be given work."""
-
-    board: str
-    board_type: str
-    labels: Mapping[str, str]
-    description: Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Left:
-    """A board may be used no more. Whatever it had still to do ends with this; no `Measured` or `Ran` follows.
-
-    `lost`: it went down under what it was measuring, of which no `Measured` has told. `doubted_since`: what it measured
-    after this moment (wall clock, s) is not to be believed.
-    """
-
-    board: str
-    reason: str
-    lost: bool = False
-    doubted_since: float | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """A measurement ended. `board_s` is for how long the board was busy with it, bringing its clocks there included."""
-
-    assignment: int
-    board: str
-    outcome: Outcome
-    board_s: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Ran:
-    """A program's run ended."""
-
-    token: str
-    board: str
-    outcome: Outcome
-    outputs: Arrays = dataclasses.field(repr=False)
-
-
-BoardEvent = Arrived | Left | Measured | Ran
 
 
 class BoardCrew:
     """Every board that is held. Not thread-safe, like the store it is given; use as a context manager."""
 
     def __init__(
-        self, services: Reach, store: Store, settings: Settings, purpose: str, note: Callable[[str], None]
+        self,
+        services: Reach,
+        store: Store,
+        settings: Settings,
+        purpose: str,
+        note: Callable[[str], None],
+        rhythm: Rhythm | None = None,
     ) -> None:
-        """Nothing is leased before `want`. `purpose` is what leases say; `note` is told what an operator may want."""
+        """Nothing is leased before `want`. `purpose` is what leases say; `note` is told what an operator may want.
+
+        `rhythm`: how often boards measure their type's anchor.
+        """
         del settings
         self._services, self._store, self._purpose, self._note = services, store, purpose, note
         self._wanted: dict[str, str] = {}
@@ -113,6 +79,7 @@ class BoardCrew:
         self._events: list[BoardEvent] = []
         self._closing: list[threading.Thread] = []
         self._trouble = ""
+        self._anchoring = board_anchors.Anchoring(rhythm or Rhythm())
 
     def __enter__(self) -> BoardCrew:
         return self
@@ -126,6 +93,23 @@ class BoardCrew:
     def pending(self) -> list[Any]:
         """Ray's references: as soon as one of them is done, `poll` has something to say."""
         return [reference for held in self._held.values() for reference in held.references]
+
+    @property
+    def anchor_s(self) -> float:
+        """What boards have spent on anchors so far, in s; no campaign's."""
+        return self._anchoring.board_s
+
+    def has_anchor(self, board_type: str) -> bool:
+        """Whether boards of a type are compared by an anchor already."""
+        return self._anchoring.has(board_type)
+
+    def set_anchor(self, board_type: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> None:
+        """Compare boards of a type by this candidate from now on, which ended well on one of them.
+
+        They measure it between trials; one that is slower than the others beyond chance is left, and the store told
+        that it drifted. The first anchor of a type stays, unless it proves to fail.
+        """
+        self._anchoring.set(board_type, point, spec, library)
 
     def want(self, wanted: Mapping[str, Collection[str]]) -> None:
         """From now on these boards, by type, may be used, and no others.
@@ -141,10 +125,14 @@ class BoardCrew:
                 self._leave(held, held.lost_lease)
         by_reference = {reference: held for held in self._held.values() for reference in held.references}
         for reference in board_actor.find_done(list(by_reference)):
-            self._collect(by_reference[reference])
+            if (held := by_reference[reference]).name in self._held:  # another's answer may have us leave it
+                self._collect(held)
         now = time.monotonic()
         for held in list(self._held.values()):
             self._look_at_clock(held, now)
+        for held in self._held.values():
+            if held.connecting is None and not held.over and held.name in self._wanted:
+                self._anchoring.send_if_due(held)
         if now >= self._look_at:
             self._look_at = now + _LOOK_S
             self._look()
@@ -296,9 +284,13 @@ class BoardCrew:
         outcome = held.blame.judge(outcome, True)
         if not call.revoked:
             if call.kind == "measure":
+                self._anchoring.note_trial(held)
                 self._events.append(Measured(call.key, held.name, outcome, board_s))
             elif call.kind == "run":
                 self._events.append(Ran(call.key, held.name, outcome, outputs))
+            else:
+                self._anchoring.take_in(held, outcome, board_s)
+                self._judge_anchors(held)
         held.farm_errors = held.farm_errors + 1 if outcome.status is Status.FARM_ERROR else 0
         if outcome.status in (Status.BOARD_LOST, Status.FARM_ERROR, Status.THROTTLED):
             self._look_at = 0.0  # what is seen of a board may make it unfit
@@ -306,6 +298,25 @@ class BoardCrew:
             held.over = f"it cannot be worked with: {outcome.message}"
             self._paused[held.name] = time.monotonic() + _TROUBLE_PAUSE_S
         self._begin_next(held)
+
+    def _judge_anchors(self, ran: HeldBoard) -> None:
+        """Leave who lies: the latest run may tell of its own board, or be what others are measured by."""
+        for held in [each for each in self._held.values() if each.board_type == ran.board_type]:
+            verdict = self._anchoring.find_liar(held)
+            if verdict is not None:
+                since = held.taken_at if verdict.since is None else verdict.since
+                reason = board_anchors.describe(verdict, since)
+                held.observe(Kind.DRIFTED, reason)
+                self._leave(held, reason, self._anchoring.plan_pause_s(held.name), since)
+            elif held is ran:
+                self._welcome(held)
+
+    def _welcome(self, held: HeldBoard) -> None:
+        """Tell of a board that may be given work: its session is open, and it has proved itself where it had to."""
+        if not held.arrived and not self._anchoring.needs_proof(held):
+            held.arrived = True
+            self._note(f"working on {held.name}")
+            self._events.append(Arrived(held.name, held.board_type, held.labels, held.description or {}))
 
     @staticmethod
     def _begin_next(held: HeldBoard) -> None:
@@ -329,10 +340,8 @@ class BoardCrew:
             reason = error.message
         if reason:
             self._leave(held, reason, pause_s)
-        elif not held.arrived:
-            held.arrived = True
-            self._note(f"working on {held.name}")
-            self._events.append(Arrived(held.name, held.board_type, held.labels, held.description or {}))
+        else:
+            self._welcome(held)
 
     def _replace_actor(self, held: HeldBoard, message: str) -> None:
         """The process that held the session is gone, through no fault of the board: what ran ends, the rest goes on."""

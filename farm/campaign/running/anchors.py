@@ -1,0 +1,199 @@
+"""The lying board: one that is silently slower than others of its type, found by measuring one candidate repeatedly.
+
+A type's anchor is a candidate that once ended well. What its boards take for it is compared here, purely, and kept;
+having boards measure it, and leaving those that lie, is the crew's business (`boards`).
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+# Boards of one type differ by binning, cooling and supply; the same margin as for golden kernels
+# (`farm.fleet.calibration.TYPE_TOLERANCE`).
+TOLERANCE = 0.10
+# Slow so often in a row: once is a daemon that woke up, twice may be.
+MIN_RUNS = 3
+# As many recent runs tell what a board takes now; a few more tell what it took before.
+_RECENT, _KEPT = 5, 60
+# Medians repeat no better than this on a quiet board, however few runs agreed by chance (our choice, on the safe side).
+_NOISE_FLOOR = 0.01
+# Standard errors that a board must be beyond the tolerance.
+_ERRORS = 3.0
+# A median's standard error over a mean's, for normal noise: sqrt(pi / 2).
+_MEDIAN_EFFICIENCY = 1.2533
+# A median absolute deviation times this is a standard deviation, for normal noise.
+_MAD_TO_SD = 1.4826
+
+
+@dataclasses.dataclass(frozen=True)
+class Rhythm:
+    """How often a board measures its anchor: each `every_s` or `every_trials`, whichever comes first, as long as that
+    takes no more than `share` of its time. One that lied is left alone for `first_pause_s`, then for longer each time.
+    """
+
+    every_s: float = 60.0
+    every_trials: int = 30
+    share: float = 0.03
+    first_pause_s: float = 60.0
+    last_pause_s: float = 1800.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One measurement of the anchor: its median latency, and when it was taken (wall clock), both in s."""
+
+    at: float
+    median_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What the runs say of a board. `ratio` is against others of its type, with the lower bound that chance leaves.
+
+    `suspicious`: its latest run was slow, so that more of them are wanted now. `liar`: slow beyond chance; `since` is
+    the time of its last good run, None where it never had one. `against` says for people what it was compared with.
+    """
+
+    suspicious: bool = False
+    liar: bool = False
+    ratio: float = 1.0
+    low: float = 1.0
+    since: float | None = None
+    against: str = ""
+
+
+def judge_board(board: str, runs: Mapping[str, Sequence[Run]], tolerance: float = TOLERANCE) -> Verdict:
+    """Whether a board is slower than others of its type, given every board's runs of the same anchor, oldest first.
+
+    A board is a liar once its latest `MIN_RUNS` or more all lie more than `tolerance` above the median over the other
+    boards of what those take now, and their median does so by `_ERRORS` standard errors too. The noise is robust and
+    pooled over all boards: the median absolute deviation of runs from their own board's level, so that one board which
+    changed does not count as noise.
+
+    Two others are needed, since of two boards that differ nobody can say which one lies; with one other, the board must
+    besides have become slower than its own earlier runs by as much. Alone it is not judged: what changed may be the
+    room.
+    """
+    mine = list(runs.get(board, ()))
+    others = [list(each)[-_RECENT:] for name, each in runs.items() if name != board and each]
+    if not mine or not others:
+        return Verdict()
+    reference_s = statistics.median(statistics.median(run.median_s for run in each) for each in others)
+    against = f"{len(others)} other board{'s' if len(others) > 1 else ''} of its type"
+    slow = _count_slow(mine, reference_s, tolerance)
+    if not slow:
+        return Verdict(ratio=mine[-1].median_s / reference_s, against=against)
+    recent, earlier = mine[-slow:], mine[:-slow]
+    level_s = statistics.median(run.median_s for run in recent)
+    noise = estimate_noise([recent, earlier, *others])
+    spread = _standard_error(noise, len(recent), sum(map(len, others)))
+    ratio, low = level_s / reference_s, level_s / reference_s * (1 - _ERRORS * spread)
+    sure = slow >= MIN_RUNS and low > 1 + tolerance
+    if len(others) < 2:
+        sure = sure and _has_changed(level_s, slow, earlier, noise, tolerance)
+        against += " and its own earlier runs"
+    return Verdict(True, sure, ratio, low, earlier[-1].at if earlier else None, against)
+
+
+def estimate_noise(groups: Sequence[Sequence[Run]]) -> float:
+    """How far runs of one board scatter, as a relative standard deviation; never below what is believable."""
+    deviations = []
+    for group in groups:
+        if len(group) > 1:
+            level_s = statistics.median(run.median_s for run in group)
+            deviations += [abs(run.median_s / level_s - 1) for run in group]
+    return max(_NOISE_FLOOR, _MAD_TO_SD * statistics.median(deviations)) if deviations else _NOISE_FLOOR
+
+
+def _count_slow(mine: Sequence[Run], reference_s: float, tolerance: float) -> int:
+    """How many of a board's latest runs, without a gap, were slow."""
+    count = 0
+    for run in reversed(mine):
+        if run.median_s <= (1 + tolerance) * reference_s:
+            break
+        count += 1
+    return count
+
+
+def _has_changed(level_s: float, slow: int, earlier: Sequence[Run], noise: float, tolerance: float) -> bool:
+    if not earlier:
+        return False
+    before_s = statistics.median(run.median_s for run in earlier)
+    return level_s / before_s * (1 - _ERRORS * _standard_error(noise, slow, len(earlier))) > 1 + tolerance
+
+
+def _standard_error(noise: float, *counts: int) -> float:
+    """Of a ratio of medians over so many runs each."""
+    return _MEDIAN_EFFICIENCY * noise * math.sqrt(sum(1 / count for count in counts))
+
+
+class AnchorBook:
+    """The runs of one type's anchor on each of its boards, and when each is due for the next."""
+
+    def __init__(self, rhythm: Rhythm) -> None:
+        self._rhythm = rhythm
+        self._runs: dict[str, collections.deque[Run]] = {}
+        self._trials: collections.Counter[str] = collections.Counter()
+        # When the last run ended, and for how long it held the board, in monotonic seconds.
+        self._ended: dict[str, tuple[float, float]] = {}
+        self._doubted: set[str] = set()
+
+    def note_trial(self, board: str) -> None:
+        """A board has measured something else."""
+        self._trials[board] += 1
+
+    def note_run(self, board: str, run: Run | None, now_s: float, took_s: float) -> None:
+        """A board has measured the anchor; `run` is None where that came to nothing."""
+        if run is not None:
+            self._runs.setdefault(board, collections.deque(maxlen=_KEPT)).append(run)
+        self._ended[board] = (now_s, took_s)
+        self._trials[board] = 0
+
+    def is_due(self, board: str, now_s: float) -> bool:
+        """Whether a board should measure the anchor now. `now_s` is monotonic."""
+        if board not in self._ended:
+            return True
+        ended_s, took_s = self._ended[board]
+        passed_s = now_s - ended_s
+        if self.needs_proof(board) or self._is_to_be_settled(board):
+            return True
+        if self._trials[board] == 0:
+            return False  # it did nothing since that would have to be believed
+        often = passed_s >= self._rhythm.every_s or self._trials[board] >= self._rhythm.every_trials
+        return often and passed_s * self._rhythm.share >= took_s
+
+    def judge(self, board: str) -> Verdict:
+        """See `judge_board`."""
+        return judge_board(board, self._runs)
+
+    def doubt(self, board: str) -> None:
+        """A board was found to lie: its runs no longer say what its type takes, and it has to prove itself anew."""
+        self._runs.pop(board, None)
+        self._ended.pop(board, None)
+        self._doubted.add(board)
+
+    def needs_proof(self, board: str) -> bool:
+        """Whether a board has lied before and not yet shown that it no longer does."""
+        return board in self._doubted
+
+    def find_liar(self, board: str) -> Verdict | None:
+        """The verdict on a board that must not be believed; None for the others.
+
+        Who has lied before has to prove itself: `MIN_RUNS` runs, and the last of them not slow.
+        """
+        verdict = self.judge(board)
+        if board in self._doubted and len(self._runs.get(board, ())) >= MIN_RUNS:
+            if verdict.suspicious:
+                return verdict
+            self._doubted.discard(board)
+        return verdict if verdict.liar else None
+
+    def _is_to_be_settled(self, board: str) -> bool:
+        """Whether a slow run has just been seen and a few more would tell whether that was chance."""
+        verdict = self.judge(board)
+        runs = sum(verdict.since is None or run.at > verdict.since for run in self._runs.get(board, ()))
+        return verdict.suspicious and runs < _RECENT

@@ -1,0 +1,57 @@
+"""What the crew of boards tells: see `boards`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from device_agent.protocol import Outcome
+from farm.measure.session import Arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrived:
+    """A board is leased and its session is open: it may be given work."""
+
+    board: str
+    board_type: str
+    labels: Mapping[str, str]
+    description: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Left:
+    """A board may be used no more. Whatever it had still to do ends with this; no `Measured` or `Ran` follows.
+
+    `lost`: it went down under what it was measuring, of which no `Measured` has told. `doubted_since`: what it measured
+    after this moment (wall clock, s) is not to be believed.
+    """
+
+    board: str
+    reason: str
+    lost: bool = False
+    doubted_since: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A measurement ended. `board_s` is for how long the board was busy with it, bringing its clocks there included."""
+
+    assignment: int
+    board: str
+    outcome: Outcome
+    board_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """A program's run ended."""
+
+    token: str
+    board: str
+    outcome: Outcome
+    outputs: Arrays = dataclasses.field(repr=False)
+
+
+BoardEvent = Arrived | Left | Measured | Ran
