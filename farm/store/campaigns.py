@@ -1,4 +1,4 @@
-"""Campaigns: those of one command, and those over a fleet, with their workloads, what operators want, and progress.
+"""Campaigns: those of one command, and those over a fleet with what operators want of them and how far they are.
 
 What an order means and what an engine does about it live in `farm.campaign`; here both are plain data.
 """
@@ -12,14 +12,14 @@ import sqlalchemy as sa
 
 from farm.errors import InternalError, UsageError
 from farm.store import schema
-from farm.store.base import Base
+from farm.store.workloads import WorkloadQueries
 from farm.values import CampaignState, FleetCampaign
 
 RUN, PAUSE, CANCEL = "run", "pause", "cancel"
 
 
-class CampaignQueries(Base):
-    """Queries on `campaigns`, `fleet_campaigns`, `campaign_progress`, `workloads` and `campaign_workloads`."""
+class CampaignQueries(WorkloadQueries):
+    """Queries on `campaigns`, `fleet_campaigns` and `campaign_progress`."""
 
     # Of one command
 
@@ -53,37 +53,6 @@ class CampaignQueries(Base):
     def fetch_campaigns(self) -> list[dict[str, Any]]:
         """All campaigns, the newest first; of those over a fleet only what all campaigns have."""
         return self._rows(sa.select(schema.campaigns).order_by(schema.campaigns.c.id.desc()))
-
-    def save_workloads(self, campaign: int, workloads: Sequence[Mapping[str, Any]]) -> None:
-        """Add the workloads of a campaign: mappings with the columns of `workloads` and a `weight`.
-
-        A `board_type` may be among them; the campaign's own is taken where it is not.
-        """
-        with self._writing() as connection:
-            own = connection.execute(
-                sa.select(schema.campaigns.c.board_type).where(schema.campaigns.c.id == campaign)
-            ).scalar()
-            self._insert_workloads(connection, campaign, workloads, own or "")
-
-    def fetch_workloads(self, campaign: int) -> list[dict[str, Any]]:
-        """The workloads of a campaign in the order in which they were given, each with `board_type` and `weight`.
-
-        A workload of several board types comes once for each.
-        """
-        member, about = schema.campaign_workloads, schema.workloads
-        query = (
-            sa.select(about, member.c.board_type, member.c.weight)
-            .join(member, member.c.workload == about.c.hash)
-            .where(member.c.campaign == campaign)
-            .order_by(sa.literal_column("campaign_workloads.rowid"))
-        )
-        return self._rows(query)
-
-    def fetch_workload_names(self) -> list[tuple[str, str]]:
-        """Hash and name of every workload that the store has met, the oldest first."""
-        table = schema.workloads
-        rows = self._rows(sa.select(table.c.hash, table.c.name).order_by(sa.literal_column("workloads.rowid")))
-        return [(row["hash"], row["name"]) for row in rows]
 
     # Over a fleet
 
@@ -148,14 +117,17 @@ class CampaignQueries(Base):
         """Note what operators want of a campaign, `run`, `pause` or `cancel`; returns it as it is then.
 
         Its engine does the rest. Where none has it, `cancel` ends it here, and `run` has the next engine find it: the
-        state is `submitted` again. Wanting twice is wanting once. Raises UsageError where there is no such campaign,
-        where it is over, and for a pause of one that nobody carries out any more.
+        state is `submitted` again. Wanting twice is wanting once, and a cancellation cannot be taken back: what is
+        wanted after it changes nothing. Raises UsageError where there is no such campaign, where it is over, and for a
+        pause of one that nobody carries out any more.
         """
         if wanted not in (RUN, PAUSE, CANCEL):
             raise InternalError(f"nobody can want {wanted!r} of a campaign")
         with self._writing() as connection:
             campaign = _require_open(connection, name)
             state, idle = campaign.state, campaign.engine is None
+            if campaign.wanted == CANCEL:
+                return campaign
             if wanted == PAUSE and state is CampaignState.INTERRUPTED:
                 raise UsageError(
                     f"campaign {name!r} is interrupted: nothing of it is under way",
@@ -191,21 +163,22 @@ class CampaignQueries(Base):
             return _require(connection, name)
 
     def note_campaign(self, campaign: int, state: str, reason: str, engine: Mapping[str, Any] | None = None) -> bool:
-        """Note how it stands with a campaign, and with `engine` who carries it out from now on (None: as before; an
-        empty one: nobody).
+        """Note how it stands with a campaign, and with `engine` who carries it out from now on.
 
-        One that is interrupted or over has no engine afterwards. Returns False, with nothing changed, where it was
-        over already: an operator's cancellation may come first. Raises InternalError for a state that there is not,
-        or a campaign.
+        None leaves that as it is, an empty mapping says that nobody does; one that is interrupted or over has no engine
+        in any case. What is interrupted while it was to be cancelled is cancelled. Returns False, with nothing changed,
+        where it was over already: an operator's cancellation may come first. Raises InternalError for a state that
+        there is not, or a campaign.
         """
-        after = _read_state(state)
         with self._writing() as connection:
             row = connection.execute(_select_fleet().where(schema.campaigns.c.id == campaign)).mappings().first()
             if row is None:
                 raise InternalError(f"there is no fleet campaign number {campaign}")
-            known = _to_campaign(row)
+            known, after = _to_campaign(row), _read_state(state)
             if known.over:
                 return False
+            if after is CampaignState.INTERRUPTED and known.wanted == CANCEL:
+                after = CampaignState.CANCELLED
             values: dict[str, Any] = {"reason": reason}
             if after.over or after is CampaignState.INTERRUPTED:
                 values["engine"] = None
@@ -227,18 +200,28 @@ class CampaignQueries(Base):
     def interrupt_campaigns(self, is_abandoned: Callable[[Mapping[str, Any]], bool]) -> list[str]:
         """Note as interrupted the campaigns whose engine `is_abandoned` says is no more; returns their names.
 
-        One transaction, so that one which a new engine takes meanwhile is left alone. `is_abandoned` must be quick.
+        Of the others that it left, those that were paused stay paused, and those that were to be cancelled are. One
+        transaction, so that one which a new engine takes meanwhile is left alone. `is_abandoned` must be quick.
         """
         with self._writing() as connection:
             rows = connection.execute(_select_fleet().order_by(schema.campaigns.c.id)).mappings().all()
             open_ = [each for each in map(_to_campaign, rows) if not each.over and each.engine is not None]
-            abandoned = [each for each in open_ if is_abandoned(each.engine or {})]
-            for each in abandoned:
-                reason = f"its engine was killed while it was {each.state}"
-                _set_state(connection, each.id, CampaignState.INTERRUPTED, None)
+            interrupted = []
+            for each in open_:
+                if not is_abandoned(each.engine or {}):
+                    continue
+                after, reason = CampaignState.INTERRUPTED, f"its engine was killed while it was {each.state}"
+                if each.wanted == CANCEL:
+                    after = CampaignState.CANCELLED
+                elif each.wanted == PAUSE and each.state is CampaignState.PAUSED:
+                    after, reason = each.state, each.reason
+                else:
+                    interrupted.append(each.name)
                 _update_fleet(connection, each.id, reason=reason, engine=None)
-                self._add_campaign_event(connection, "campaign_interrupted", each.name, reason)
-        return [each.name for each in abandoned]
+                if after is not each.state:
+                    _set_state(connection, each.id, after, self._wall_clock() if after.over else None)
+                    self._add_campaign_event(connection, f"campaign_{after}", each.name, reason)
+        return interrupted
 
     # Inside a transaction
 
@@ -246,25 +229,6 @@ class CampaignQueries(Base):
         done = connection.execute(schema.campaigns.insert().values(started_at=self._wall_clock(), **values))
         assert done.inserted_primary_key
         return int(done.inserted_primary_key[0])
-
-    def _insert_workloads(
-        self, connection: sa.Connection, campaign: int, workloads: Sequence[Mapping[str, Any]], board_type: str
-    ) -> None:
-        for workload in workloads:
-            row = {key: value for key, value in workload.items() if key not in ("weight", "board_type")}
-            connection.execute(
-                schema.workloads.insert().prefix_with("OR IGNORE").values(**row, added_at=self._wall_clock())
-            )
-            connection.execute(
-                schema.campaign_workloads.insert()
-                .prefix_with("OR IGNORE")
-                .values(
-                    campaign=campaign,
-                    board_type=workload.get("board_type") or board_type,
-                    workload=workload["hash"],
-                    weight=workload["weight"],
-                )
-            )
 
     def _add_campaign_event(self, connection: sa.Connection, kind: str, name: str, message: str) -> None:
         connection.execute(

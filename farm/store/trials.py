@@ -80,14 +80,15 @@ class TrialQueries(Base):
             query = query.where(schema.trials.c.campaign == campaign)
         return self._rows(query)
 
-    def fetch_counted(self, campaign: int) -> list[dict[str, Any]]:
+    def fetch_counted(self, campaign: int, lane: tuple[str, str, str] | None = None) -> list[dict[str, Any]]:
         """The trials of a campaign that count, one for each candidate of a lane, in the order of writing.
 
-        Each has `id`, `board_type`, `workload`, `operating_point`, `candidate`, `trace_json`, `board` and `median_s`
-        (seconds; None where the candidate itself failed).
+        `lane` (board type, workload, operating point) asks for those of one. Each has `id`, `board_type`, `workload`,
+        `operating_point`, `candidate`, `trace_json`, `board` and `median_s` (seconds; None where the candidate itself
+        failed).
         """
         table = schema.trials
-        return self._rows(
+        query = (
             sa.select(
                 table.c.id,
                 table.c.board_type,
@@ -101,6 +102,12 @@ class TrialQueries(Base):
             .where(table.c.campaign == campaign, table.c.counted.is_not(None))
             .order_by(table.c.id)
         )
+        if lane is not None:
+            board_type, workload, point = lane
+            query = query.where(
+                table.c.board_type == board_type, table.c.workload == workload, table.c.operating_point == point
+            )
+        return self._rows(query)
 
     def fetch_attempts(self, campaign: int) -> dict[tuple[str, str, str, str], int]:
         """By board type, workload, operating point and candidate, the number of the last attempt in the search."""

@@ -264,6 +264,44 @@ def test_campaigns_of_a_killed_engine_are_interrupted(store: Store) -> None:
     assert store.interrupt_campaigns(lambda engine: engine["pid"] == 4711) == []
 
 
+def test_what_operators_wanted_outlives_a_killed_engine(store: Store) -> None:
+    """What was paused stays so without an engine, what was to be cancelled is; a resume not heard is interrupted."""
+    for name in ("unheard", "doomed"):
+        submit(store, name)
+    for number, wanted in enumerate(("pause", "run", "cancel"), 1):
+        store.note_campaign(number, "paused", "as wanted", engine=ENGINE)
+        store.want_campaign(("fleet", "unheard", "doomed")[number - 1], wanted, "ann")
+    assert store.interrupt_campaigns(lambda _: True) == ["unheard"]
+    campaigns = store.fetch_fleet_campaigns()
+    assert [each.state for each in campaigns] == ["paused", "interrupted", "cancelled"]
+    assert [each.engine for each in campaigns] == [None] * 3
+    assert (campaigns[0].reason, campaigns[2].finished_at is not None) == ("as wanted", True)
+
+
+def test_a_cancellation_cannot_be_taken_back(store: Store) -> None:
+    """Neither another wish nor an engine that is told to end before it heard makes the campaign go on."""
+    store.note_campaign(1, "running", "", engine=ENGINE)
+    store.want_campaign("fleet", "cancel", "ann")
+    assert store.want_campaign("fleet", "run", "bob").wanted == "cancel"
+    store.note_campaign(1, "interrupted", "told to end")
+    assert store.fetch_fleet_campaign("fleet").state is CampaignState.CANCELLED
+
+
+def test_an_engine_can_let_go_of_a_campaign(store: Store) -> None:
+    """A paused campaign needs none; the next one finds it once it is resumed."""
+    store.note_campaign(1, "paused", "", engine=ENGINE)
+    store.note_campaign(1, "paused", "", engine={})
+    assert store.fetch_fleet_campaign("fleet").engine is None
+    assert store.want_campaign("fleet", "run", "ann").state is CampaignState.SUBMITTED
+
+
+def test_a_campaign_can_be_made_from_anothers_workloads(store: Store) -> None:
+    """What the store gave of a campaign's workloads, it takes for a copy."""
+    copy = dict(store.fetch_fleet_campaign("fleet").order) | {"name": "copy"}
+    number = store.submit_campaign(copy, "farm campaign clone", store.fetch_workloads(1))
+    assert store.fetch_workloads(number) == store.fetch_workloads(1)
+
+
 def test_what_cannot_be_is_our_bug(store: Store) -> None:
     """A state, a wish or a campaign that there is not is an internal error."""
     calls: list[Callable[[], object]] = [
@@ -330,6 +368,8 @@ def test_resuming_finds_what_counted_and_what_was_tried(store: Store) -> None:
         (TX2, "w1", "default", "d"): 1,
     }
     assert store.fetch_board_seconds(1) == 7.5
+    assert [each["candidate"] for each in store.fetch_counted(1, (NANO, "w1", "default"))] == ["b", "a"]
+    assert store.fetch_counted(1, (TX2, "w1", "default")) == []
     assert (store.fetch_counted(99), store.fetch_attempts(99), store.fetch_board_seconds(99)) == ([], {}, 0.0)
 
 
