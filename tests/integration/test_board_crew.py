@@ -22,7 +22,9 @@ from device_agent.protocol import (
     Status,
     TensorSpec,
 )
+from device_agent.sysfs import VIRTUAL_PREFIX, open_tree
 from farm.campaign.engine_ray import ray_running
+from farm.campaign.running.anchors import Rhythm
 from farm.campaign.running.boards import Arrived, BoardCrew, BoardEvent, Left, Measured, Ran
 from farm.fleet import health
 from farm.fleet.health import Kind, Observation
@@ -58,12 +60,12 @@ class Bench:
         self.numbers = iter(range(1, 10_000))
 
     def wait_for(self, condition: Callable[[BoardEvent], bool], what: str) -> Any:
-        """Poll until such an event comes; returns it, and forgets it and those before it."""
+        """Poll until such an event comes; returns it, and forgets it."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             for index, event in enumerate(self.events):
                 if condition(event):
-                    del self.events[: index + 1]
+                    del self.events[index]
                     return event
             assert time.monotonic() < deadline, f"no {what} within {PATIENCE_S:g} s, but {self.events}"
             self.wait()
@@ -102,6 +104,26 @@ class Bench:
         assert isinstance(event, Left)
         return event
 
+    def find_liar(self, name: str, library: bytes) -> Left:
+        """Keep every board at work until this one is left."""
+        deadline = time.monotonic() + PATIENCE_S
+        here = set(self.agents)
+        while here == set(self.agents):
+            assert time.monotonic() < deadline, "it was never found out"
+            for board in here:
+                if not self.crew.busy(board):
+                    self.measure(board, library)
+            self.wait()
+            here -= {event.board for event in self.events if isinstance(event, Left)}
+        return self.left(name)
+
+    def wait_note(self, notes: list[str], text: str, count: int) -> None:
+        """Poll until something was noted so often."""
+        deadline = time.monotonic() + PATIENCE_S
+        while sum(text in note for note in notes) < count:
+            assert time.monotonic() < deadline, notes
+            self.wait()
+
     def observe(self, name: str, kind: Kind) -> None:
         """What the farm's services or an operator would say of a board."""
         self.store.observe_board(name, kind, "test", health.decide_by(Observation(kind), health.Limits()))
@@ -118,7 +140,7 @@ class Bench:
 def fleet(
     tracker: Any, start_agent: Callable[..., Agent], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Store, dict[str, Agent]]]:
-    """Two boards, a store that knows them, and Ray."""
+    """Three boards, a store that knows them, and Ray."""
     folder = tmp_path_factory.mktemp("crew")
     where = f"{tracker.host}:{tracker.port}"
     with (
@@ -128,7 +150,7 @@ def fleet(
     ):
         patch.setattr(tempfile, "tempdir", temporary)
         agents = {}
-        for _ in range(2):
+        for _ in range(3):
             agent = start_agent("--virtual", TYPE, "--tracker", where, "--port", "9700", "--port-end", "9799")
             name = agent.key.partition("/")[2]
             agents[name] = agent
@@ -139,7 +161,7 @@ def fleet(
 
 @pytest.fixture(scope="module")
 def bench(fleet: tuple[Store, dict[str, Agent]], tracker: Any) -> Iterator[Bench]:
-    """One crew for the tests of this module; each test leaves both boards with it."""
+    """One crew for the tests of this module; each test leaves the boards with it."""
     store, agents = fleet
     with BoardCrew(Within(tracker), store, Settings(), "campaign", lambda text: None) as crew:
         bench = Bench(crew, store, agents)
@@ -154,7 +176,7 @@ def test_boards_measure_side_by_side_two_deep(bench: Bench, matmul: bytes) -> No
     """Every board takes two measurements at a time; each ends once, on the board that it was given to."""
     given = {bench.measure(name, matmul): name for name in bench.agents for _ in range(2)}
     assert all(bench.crew.busy(name) for name in bench.agents)
-    ends = []
+    ends: list[Measured] = []
     while len(ends) < len(given):
         ends.append(bench.wait_for(lambda e: isinstance(e, Measured), "end"))
     assert {end.assignment: end.board for end in ends} == given
@@ -162,7 +184,7 @@ def test_boards_measure_side_by_side_two_deep(bench: Bench, matmul: bytes) -> No
     assert all(0 < end.board_s < PATIENCE_S and end.outcome.simulated for end in ends)
     assert not any(bench.crew.busy(name) for name in bench.agents)
     leases = [row["lease"]["purpose"] for row in bench.store.fetch_boards()]
-    assert leases == ["campaign", "campaign"]
+    assert leases == ["campaign"] * 3
 
 
 def test_a_point_is_held_for_the_trial_that_asks_for_it(bench: Bench, matmul: bytes) -> None:
@@ -241,7 +263,7 @@ def test_an_actor_that_dies_takes_one_trial_and_no_board(bench: Bench, matmul: b
 
 def test_a_drained_board_is_left_and_comes_back(bench: Bench, matmul: bytes, bad: bytes) -> None:
     """An operator's word ends what runs there without blame; the others go on; put back, it is leased anew."""
-    name, other = bench.agents
+    name, other, _ = bench.agents
     running = bench.measure(name, bad, HANGS)
     bench.wait_busy(name)
     bench.observe(name, Kind.DRAIN)
@@ -272,18 +294,58 @@ def test_a_lease_ended_by_force_is_let_go_of(bench: Bench, bad: bytes) -> None:
 
 def test_a_board_that_is_not_wanted_is_given_back_when_idle(bench: Bench, matmul: bytes) -> None:
     """It ends what it has, and is then free for others."""
-    name, other = bench.agents
+    name, *others = bench.agents
     number = bench.measure(name, matmul)
-    bench.crew.want({TYPE: [other]})
+    bench.crew.want({TYPE: others})
     assert bench.measured(number).outcome.status is Status.OK
     assert bench.left(name).reason == "not needed any more"
-    bench.crew.want({TYPE: [name, other]})
+    bench.crew.want({TYPE: [name, *others]})
     bench.arrived(name)
+
+
+def test_a_board_that_becomes_slow_is_found_out(bench: Bench, tracker: Any, matmul: bytes) -> None:
+    """30 % slower in mid-campaign, and nothing says so: it is left with how much and since when, and doubted; back and
+    still slow, it is given no work; mended, it is.
+    """
+    bench.crew.want({})
+    for name in bench.agents:
+        bench.left(name)
+    *_, liar = bench.agents
+    rhythm = Rhythm(every_trials=2, share=1.0, first_pause_s=0.1)
+    notes: list[str] = []
+    with BoardCrew(Within(tracker), bench.store, Settings(), "campaign", notes.append, rhythm) as crew:
+        other = Bench(crew, bench.store, bench.agents)
+        crew.want({TYPE: list(bench.agents)})
+        other.arrived(*bench.agents)
+        spec = MeasureSpec((SHAPE,) * 3, repeat=5, min_repeat_s=0.02, limits=Limits(10.0, threads=1))
+        crew.set_anchor(TYPE, DEFAULT, spec, matmul)
+        for _ in range(4):
+            for number in [other.measure(name, matmul) for name in bench.agents]:
+                other.measured(number)
+        [socket] = bench.agents[liar].folder.glob("device-rig-*/board.sock")
+        hardware = open_tree(f"{VIRTUAL_PREFIX}{socket}.root")
+        harmed_at = time.time()
+        hardware.write("/sys/virtual/fault", "slow:1.3")
+        left = other.find_liar(liar, matmul)
+        assert "slower than 2 other boards of its type" in left.reason
+        assert left.doubted_since is not None
+        assert left.doubted_since <= harmed_at
+        assert bench.store.require_board(liar)["health"] == "suspect"
+        bench.observe(liar, Kind.PROBE_PASSED)
+        other.wait_note(notes, f"left {liar}", 2)
+        assert not [e for e in other.events if isinstance(e, Arrived)]
+        hardware.write("/sys/virtual/fault", "clear")
+        bench.observe(liar, Kind.PROBE_PASSED)
+        other.arrived(liar)
+        assert not [e for e in other.events if isinstance(e, Left)]
+        assert crew.anchor_s > 0
+    bench.crew.want({TYPE: list(bench.agents)})
+    bench.arrived(*bench.agents)
 
 
 def test_a_board_that_dies_is_blamed_and_left(bench: Bench, matmul: bytes, bad: bytes) -> None:
     """Kill -9 of everything on a board in mid-measurement: its trial says so, and the farm doubts the board."""
-    name, other = list(bench.agents)[::-1]
+    name, other, _ = list(bench.agents)[::-1]
     running, waiting = bench.measure(name, bad, HANGS), bench.measure(name, matmul)
     bench.wait_busy(name)
     agent = bench.agents[name]

@@ -1,0 +1,155 @@
+"""Which board of a type lies about its speed, judged from runs of one candidate on all of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from farm.campaign.running.anchors import MIN_RUNS, AnchorBook, Rhythm, Run, estimate_noise, judge_board
+
+
+def runs(*medians_ms: float, start: float = 0.0) -> list[Run]:
+    """Runs a minute apart."""
+    return [Run(start + 60.0 * index, median_ms / 1e3) for index, median_ms in enumerate(medians_ms)]
+
+
+def draw(seed: int, count: int, factor: float = 1.0, noise: float = 0.02) -> list[Run]:
+    """Runs of a board that takes 10 ms times `factor`."""
+    dice = random.Random(seed)
+    return runs(*(10.0 * factor * (1 + noise * dice.gauss(0, 1)) for _ in range(count)))
+
+
+def test_a_slow_board_among_three_is_a_liar() -> None:
+    """30 % slower from its first run on: found after three runs, with by how much; it never had a good one."""
+    fleet = {"a": runs(10.0, 10.1), "b": runs(9.8), "slow": runs(13.0, 13.1, 12.9)}
+    verdict = judge_board("slow", fleet)
+    assert verdict.liar
+    assert verdict.ratio == pytest.approx(1.3, abs=0.03)
+    assert 1.1 < verdict.low < verdict.ratio
+    assert verdict.since is None
+    assert verdict.against == "2 other boards of its type"
+    assert not judge_board("a", fleet).liar
+    assert not judge_board("b", fleet).suspicious
+
+
+def test_a_board_that_becomes_slow_was_good_until_its_last_good_run() -> None:
+    """What it measured after that is in doubt, and not what it measured before."""
+    fleet = {"a": runs(10, 10, 10, 10, 10), "b": runs(10, 10, 10, 10, 10), "c": runs(10, 10, 13, 13, 13)}
+    verdict = judge_board("c", fleet)
+    assert verdict.liar
+    assert verdict.since == 60.0
+
+
+@pytest.mark.parametrize("count", range(1, MIN_RUNS))
+def test_a_few_slow_runs_are_suspicious_and_no_more(count: int) -> None:
+    """Somebody else may have used the board for a moment."""
+    fleet = {"a": runs(10, 10), "b": runs(10, 10), "c": runs(10, 10, *[13.0] * count)}
+    verdict = judge_board("c", fleet)
+    assert verdict.suspicious
+    assert not verdict.liar
+    fleet["c"] += runs(10.0, start=1000.0)
+    assert not judge_board("c", fleet).suspicious
+
+
+def test_boards_within_the_tolerance_differ_honestly() -> None:
+    """Individuals of one type are not alike: 8 % is no lie, however sure it is."""
+    fleet = {"a": runs(*[10.0] * 20), "b": runs(*[10.0] * 20), "c": runs(*[10.8] * 20)}
+    assert not judge_board("c", fleet).suspicious
+
+
+def test_what_chance_may_explain_is_no_lie() -> None:
+    """13 % slower, among runs that scatter by 10 %."""
+    fleet = {"a": runs(10, 11, 9, 10, 11.5), "b": runs(9, 10.5, 10, 11, 9), "c": runs(11.3, 12.8, 11.1)}
+    assert not judge_board("c", fleet).liar
+
+
+def test_of_two_boards_nobody_knows_which_one_lies() -> None:
+    """Unless one of them became slower than it was itself."""
+    assert not judge_board("b", {"a": runs(10, 10, 10), "b": runs(13, 13, 13, 13, 13)}).liar
+    changed = {"a": runs(10, 10, 10, 10, 10), "b": runs(10, 10, 13, 13, 13)}
+    verdict = judge_board("b", changed)
+    assert verdict.liar
+    assert "its own earlier runs" in verdict.against
+    assert not judge_board("a", changed).liar
+
+
+def test_a_room_that_warms_up_makes_nobody_a_liar() -> None:
+    """All boards become slower together."""
+    fleet = {name: runs(10, 10, 10, 13, 13, 13, 13, 13) for name in "abc"}
+    assert not any(judge_board(name, fleet).liar for name in fleet)
+    assert not judge_board("a", {"a": fleet["a"]}).suspicious
+
+
+def test_a_board_without_runs_is_not_judged() -> None:
+    """Nor is one that has nobody to compare it with."""
+    assert not judge_board("a", {}).suspicious
+    assert not judge_board("a", {"b": runs(1.0)}).suspicious
+    assert not judge_board("a", {"a": runs(1.0)}).suspicious
+
+
+def test_noise_is_within_boards_and_ignores_one_that_changed() -> None:
+    """Levels that differ from board to board are not noise, nor is one run far off."""
+    assert estimate_noise([runs(10, 10.2, 9.8, 30.0), runs(20, 20.4, 19.6, 20)]) == pytest.approx(0.03, abs=0.015)
+    assert estimate_noise([runs(10)]) == 0.01
+
+
+@pytest.mark.parametrize("boards", [3, 4, 8])
+def test_honest_fleets_are_left_alone_and_liars_found(boards: int) -> None:
+    """Over many fleets of noisy boards that differ by up to 3 %: none is accused wrongly, each liar is found."""
+    for seed in range(60):
+        dice = random.Random(seed)
+        fleet: dict[str, Sequence[Run]] = {
+            f"b{index}": draw(100 * seed + index, 8, dice.uniform(0.97, 1.03)) for index in range(boards)
+        }
+        assert not any(judge_board(name, fleet).liar for name in fleet), seed
+        fleet["b0"] = draw(seed, 5, dice.uniform(0.97, 1.03)) + draw(seed + 7, 5, 1.3)
+        assert [name for name in fleet if judge_board(name, fleet).liar] == ["b0"], seed
+
+
+def test_anchors_are_measured_now_and_then() -> None:
+    """At arrival, then after so many trials or so long, within the share of a board's time; an idle board is not."""
+    book = AnchorBook(Rhythm(every_s=60.0, every_trials=30, share=0.03))
+    assert book.is_due("a", 0.0)
+    book.note_run("a", Run(0.0, 1.0), 0.0, 1.0)
+    assert not book.is_due("a", 1000.0)
+    book.note_trial("a")
+    assert not book.is_due("a", 59.0)
+    assert book.is_due("a", 60.0)
+    for _ in range(29):
+        book.note_trial("a")
+    assert not book.is_due("a", 30.0)  # one second in thirty is more than three per cent
+    assert book.is_due("a", 34.0)
+
+
+def test_a_slow_run_is_looked_into_at_once() -> None:
+    """Up to five in a row, without waiting for more trials; then the usual rhythm goes on."""
+    book = AnchorBook(Rhythm())
+    for name in "ab":
+        book.note_run(name, Run(0.0, 1.0), 0.0, 1.0)
+    for at in range(1, 6):
+        book.note_run("c", Run(float(at), 1.12 + 0.01 * (at % 2)), float(at), 1.0)
+        assert book.is_due("c", float(at)) == (at < 5)
+        assert book.find_liar("c") is None
+
+
+def test_a_liar_has_to_prove_itself() -> None:
+    """Its runs are forgotten; three new ones that are not slow clear it, slow ones do not."""
+    book = AnchorBook(Rhythm())
+    for name, median_s in (("a", 1.0), ("b", 1.0), ("c", 1.3)):
+        for at in range(MIN_RUNS):
+            book.note_run(name, Run(float(at), median_s), float(at), 0.1)
+    assert book.find_liar("c") is not None
+    book.doubt("c")
+    for at in range(MIN_RUNS):
+        assert book.find_liar("c") is None
+        assert book.needs_proof("c")
+        assert book.is_due("c", 0.0)
+        book.note_run("c", Run(10.0 + at, 1.12), 10.0 + at, 0.1)
+    assert book.find_liar("c") is not None
+    book.doubt("c")
+    for at in range(MIN_RUNS):
+        book.note_run("c", Run(20.0 + at, 1.0), 20.0 + at, 0.1)
+        assert book.find_liar("c") is None
+    assert not book.needs_proof("c")
