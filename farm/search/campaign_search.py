@@ -1,4 +1,4 @@
-"""The search of a whole campaign: one search per task, and a cost model that all of them share.
+"""The search of a whole campaign: one history per task, and a cost model that learns from all of them.
 
 A task is a workload on a board type at an operating point. No Ray, no store: whoever calls says what was measured.
 Which task is asked next is the scheduler's business.
@@ -7,12 +7,28 @@ Which task is asked next is the scheduler's business.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
-from farm.search import strategy, target
-from farm.search.cost_model import CostModel
+from farm.errors import UsageError
+from farm.search import droplet, grid, tuners
+from farm.search.cost_model import LOSSES, Features, Floats, Group, Trees
+from farm.search.decisions import Genome
+from farm.search.history import TaskHistory, with_traits
+from farm.search.schedule_space import Evaluated, ScheduleSpace
 from farm.search.strategy import Candidate
 from farm.search.traits import Traits
+from farm.search.warm_start import Foreign, ForeignSpaces, ForeignTrial, WarmStart
 from farm.search.workloads import Workload
+
+__all__ = ["TUNERS", "CampaignSearch", "Candidate", "ForeignTrial", "SearchTask", "Traits", "WarmStart"]
+
+TUNERS = ("random", "ga", "xgb", "droplet", "grid")
+# Results of a task before a model that knows nothing else ranks for it, or offspring are had of the best.
+_WARMUP = 16
+# Results of other tasks of the same operator kind that do instead.
+_WARMUP_OTHERS = 64
+# What candidates of other tasks count beside a task's own, and how many are taught at most, the nearest tasks first.
+_WEIGHT_SAME, _WEIGHT_OTHER, _MOST_OTHERS = 0.5, 0.2, 768
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,74 +41,170 @@ class SearchTask:
     traits: Traits
 
 
-@dataclasses.dataclass(frozen=True)
-class ForeignTrial:
-    """A good trial of another task: another shape, operating point or board type. `median_s` is its latency."""
-
-    workload: Workload
-    board_type: str
-    point: str
-    traits: Traits
-    candidate: str
-    trace_json: str = dataclasses.field(repr=False)
-    median_s: float
-
-
-@dataclasses.dataclass(frozen=True)
-class WarmStart:
-    """What came of foreign trials: how many teach the cost model, how many were left out, and why.
-
-    `rank_correlation` is Spearman's, of held-out trials; None where too few were there to tell. `first` of the best
-    foreign schedules will be proposed before anything else.
-    """
-
-    used: int
-    left_out: int
-    rank_correlation: float | None
-    first: int
-    reason: str
+class _Task:
+    def __init__(self, history: TaskHistory, kind: str) -> None:
+        self.history = history
+        self.kind = kind
+        self.foreign: Foreign | None = None
+        self.exhausted = False
+        self.remarks: list[str] = []
+        self.trained: tuple[tuple[int, ...], Trees] | None = None
 
 
 class CampaignSearch:
-    """Searches by key. Not thread-safe. With one thread, the same calls give the same candidates."""
+    """Searches by key. Not thread-safe.
+
+    With one thread, proposals depend on the seed and on what is known alone: a search that is told the results of an
+    earlier one, in the same order, goes on as that one would have.
+    """
 
     def __init__(
         self, tuner: str, loss: str | None, seed: int, population: int, generations: int, threads: int
     ) -> None:
-        """`tuner` and `loss` as a campaign file names them; `threads` is the most that any call may use."""
-        self._settings = strategy.SearchSettings(
-            population=population, generations=generations, seed=seed, threads=threads
-        )
-        self._model = CostModel(seed, threads)
-        self._searches: dict[str, strategy.WorkloadSearch] = {}
+        """`tuner` and `loss` as a campaign file names them; `threads` is the most that any call may use.
+
+        Raises UsageError for names that are not known.
+        """
+        if tuner not in TUNERS:
+            raise UsageError(f"unknown tuner {tuner!r}", f"Known: {', '.join(TUNERS)}.")
+        if loss is not None and loss not in LOSSES:
+            raise UsageError(f"unknown loss {loss!r}", f"Known: {', '.join(LOSSES)}.")
+        self._tuner, self._loss, self._seed = tuner, loss or "reg", seed
+        self._population, self._generations, self._threads = population, generations, threads
+        self._tasks: dict[str, _Task] = {}
+        self._spaces = ForeignSpaces(threads)
 
     def open(self, key: str, task: SearchTask) -> None:
         """Make a task searchable under a name of the caller's. Opening it again changes nothing."""
-        if key not in self._searches:
-            compile_target = target.make_target(task.workload.target)
-            self._searches[key] = strategy.WorkloadSearch(task.workload, compile_target, self._model, self._settings)
+        if key in self._tasks:
+            return
+        space = ScheduleSpace(task.workload, self._threads)
+        name = f"{space.structure}/{task.board_type}/{task.point}"
+        opened = _Task(TaskHistory(space, task.traits, self._seed, name), task.workload.kind)
+        self._tasks[key] = opened
+        if self._tuner == "grid":
+            try:
+                grid.check_size(opened.history)
+            except UsageError as error:
+                opened.exhausted = True
+                opened.remarks.append(str(error))
 
     def recall(self, key: str, known: list[tuple[str, str, float | None]]) -> None:
         """Know what was measured before, as (hash, trace, latency in seconds or None for its own fault), in order."""
-        self._searches[key].recall(known)
+        history = self._tasks[key].history
+        for candidate, trace_json, latency_s in known:
+            history.recall(candidate, history.space.read(trace_json), latency_s)
 
     def warm_start(self, key: str, foreign: list[ForeignTrial]) -> WarmStart:
-        """Learn from other tasks' trials where that helps this one."""
-        return WarmStart(0, len(foreign), None, 0, "not done yet")
+        """Learn from other tasks' trials where that helps this one; takes some 20 ms for each, up to 256."""
+        task = self._tasks[key]
+        if self._tuner == "grid" or not foreign:
+            return WarmStart(0, len(foreign), None, 0, "grid tries everything" if foreign else "there are none")
+        task.foreign = Foreign(task.history, foreign, self._spaces, self._loss, self._seed)
+        return task.foreign.report
+
+    def remarks(self, key: str) -> list[str]:
+        """What was to be said of a task since the last time, such as why it has no candidates."""
+        task = self._tasks[key]
+        remarks, task.remarks = task.remarks, []
+        return remarks
 
     def propose(self, key: str, count: int) -> tuple[list[Candidate], bool]:
         """Up to `count` candidates that were not proposed before, and whether there are no more."""
-        search = self._searches[key]
-        return search.propose(count), search.exhausted
+        task = self._tasks[key]
+        if task.exhausted:
+            return [], True
+        history = task.history
+        found = self._try_first(task, count)
+        if len(found) < count:
+            names = {each.hash for each in found}
+            found += [each for each in self._search(key, task, count) if each.hash not in names][: count - len(found)]
+        if not found and (self._tuner == "grid" or tuners.space_size(history) <= tuners.SMALL_SPACE):
+            found = tuners.list_new(history, count)
+        candidates = [history.space.describe(each) for each in found]
+        history.begin(found)
+        history.space.release()
+        task.exhausted = not found
+        return candidates, task.exhausted
 
     def observe(self, key: str, results: list[tuple[str, float | None]]) -> None:
         """Learn from (candidate hash, median latency in seconds, or None for a fault of the candidate itself)."""
-        self._searches[key].observe(results)
+        for candidate, latency_s in results:
+            self._tasks[key].history.end(candidate, latency_s)
 
     def forget(self, key: str, candidate: str) -> None:
         """A proposed candidate will not be measured: teach nothing."""
-        self._searches[key].forget(candidate)
+        self._tasks[key].history.forget(candidate)
 
     def replay(self, key: str, trace_json: str) -> str:
         """The scheduled function that a candidate's trace leads to, in TVM's JSON. Raises InternalError."""
-        return self._searches[key].replay(trace_json)
+        return self._tasks[key].history.space.replay(trace_json)
+
+    def _try_first(self, task: _Task, count: int) -> list[Evaluated]:
+        """The best schedules of other tasks' earlier trials, until all of them were proposed."""
+        if task.foreign is None or not task.foreign.first:
+            return []
+        found = task.history.space.evaluate([(genome, 0) for genome in task.foreign.first])
+        return list({e.hash: e for e in found if e is not None and task.history.is_new(e)}.values())[:count]
+
+    def _search(self, key: str, task: _Task, count: int) -> list[Evaluated]:
+        history = task.history
+        if self._tuner == "grid":
+            return grid.list_next(history, count)
+        if self._tuner == "random":
+            return tuners.draw_new(history, count)
+        if self._tuner == "droplet":
+            return droplet.descend(history, count, _WARMUP)
+        if self._tuner == "ga":
+            if len(history.results) < _WARMUP:
+                return tuners.draw_new(history, count)
+            return tuners.evolve_measured(history, count, self._population)
+        trees = self._train(key, task)
+        if trees is None:
+            return tuners.draw_new(history, count)
+
+        def score(features: Sequence[Features]) -> Floats:
+            return trees.score([with_traits(each, history.traits) for each in features])
+
+        hints = self._hints(key, task)
+        return tuners.evolve_predicted(history, count, score, self._population, self._generations, hints)
+
+    def _train(self, key: str, task: _Task) -> Trees | None:
+        """The cost model for a task, taught anew where anything was measured since; None while too little is known."""
+        foreign = task.foreign.lessons() if task.foreign else []
+        others = self._others(key, task)
+        similar = sum(len(other.history.results) for other in others if other.kind == task.kind)
+        if len(task.history.results) < _WARMUP and similar < _WARMUP_OTHERS and not foreign:
+            return None
+        state = (len(task.history.results), *(len(other.history.results) for other in others), len(foreign))
+        if task.trained is None or task.trained[0] != state:
+            features, latencies = task.history.lessons()
+            groups = [Group(features, latencies)] if features else []
+            left = _MOST_OTHERS
+            for other in others:
+                features, latencies = other.history.lessons()
+                if features and len(features) <= left:
+                    left -= len(features)
+                    groups.append(Group(features, latencies, self._weight(task, other)))
+            task.trained = state, Trees([*groups, *foreign], self._loss, self._seed, self._threads)
+        return task.trained[1]
+
+    def _others(self, key: str, task: _Task) -> list[_Task]:
+        """The campaign's other tasks that have results, the most similar ones first, in an order that stays."""
+        others = [(name, other) for name, other in self._tasks.items() if name != key and other.history.results]
+        similar = sorted(others, key=lambda item: (-self._weight(task, item[1]), item[1].kind != task.kind, item[0]))
+        return [other for _, other in similar]
+
+    @staticmethod
+    def _weight(task: _Task, other: _Task) -> float:
+        same = other.history.space.structure == task.history.space.structure
+        return _WEIGHT_SAME if same else _WEIGHT_OTHER
+
+    def _hints(self, key: str, task: _Task) -> list[Genome]:
+        """The best schedules of the same function on other board types and at other operating points."""
+        knobs = task.history.space.knobs
+        genomes = list(task.foreign.first) if task.foreign else []
+        for other in self._others(key, task):
+            if other.history.space.structure == task.history.space.structure and other.history.space.knobs == knobs:
+                genomes += [result.genome for result in other.history.fastest(2)]
+        return genomes

@@ -80,7 +80,9 @@ class ScheduleSpace:
     def evaluate(self, genomes: Sequence[tuple[Genome, int]]) -> list[Evaluated | None]:
         """What each leads to, None where TVM refuses it. With each comes the seed for decisions that are open."""
         fresh: dict[tuple[Genome, int], Any] = {}
-        for key in genomes:
+        # A seed matters only where something is left open.
+        keys = [(genome, seed if None in genome.decisions else 0) for genome, seed in genomes]
+        for key in keys:
             if key not in self._memory and key not in fresh:
                 fresh[key] = self._bring_about(*key)
         scheduled = {key: schedule for key, schedule in fresh.items() if schedule is not None}
@@ -96,10 +98,10 @@ class ScheduleSpace:
             self._memory[key] = self._memory[found.genome, 0] = found
             self._recent[found.hash] = schedule
         answers = []
-        for key in genomes:
+        for key in keys:
             self._memory.move_to_end(key)
             answers.append(self._memory[key])
-        while len(self._memory) > max(_REMEMBERED, len(genomes)):
+        while len(self._memory) > max(_REMEMBERED, len(keys)):
             self._memory.popitem(last=False)
         return answers
 
