@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from farm.campaign.running.winner_check import Program, What
@@ -33,9 +33,11 @@ class Programs:
         """What a program's output is compared with."""
         return self._programs.get((*program.place, None), program)
 
-    def plan(self) -> list[tuple[Program, What]]:
-        """What can be done now without a board."""
-        return [(program, what) for program in self._programs.values() for what in program.plan()]
+    def plan(self, places: Collection[Place]) -> list[tuple[Program, What]]:
+        """What can be done now without a board for those that are needed now."""
+        return [
+            (program, what) for program in self._programs.values() if program.place in places for what in program.plan()
+        ]
 
     def find_runnable(self, place: Place) -> Program | None:
         """One that a board may check now."""
@@ -44,12 +46,12 @@ class Programs:
                 return program
         return None
 
-    def count_runs(self) -> Counter[str]:
-        """By board type, how many are being checked or could be."""
+    def count_runs(self, places: Collection[Place]) -> Counter[str]:
+        """By board type, how many of those needed now are being checked or could be."""
         return Counter(
             program.board_type
             for program in self._programs.values()
-            if "run" in program.asked or program.can_run(self.find_reference(program))
+            if program.place in places and ("run" in program.asked or program.can_run(self.find_reference(program)))
         )
 
     def drop(self, place: Place) -> None:

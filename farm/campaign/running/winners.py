@@ -116,7 +116,7 @@ class Verification:
 
     def wants(self) -> Mapping[str, int]:
         """How many boards of each type it can use now; types that it needs none of are missing."""
-        wanted = self._programs.count_runs()
+        wanted = self._programs.count_runs(self._places())
         for key, task in self._active.items():
             wanted[key.board_type] += task.contest.count_usable(self._count_expected(key.board_type))
         return {board_type: count for board_type, count in wanted.items() if count}
@@ -158,7 +158,7 @@ class Verification:
         """What is to be done now; each is asked for once. `now_s` is monotonic."""
         while self._advance():
             pass
-        requests = [self._prepare(program, what) for program, what in self._programs.plan()]
+        requests = [self._prepare(program, what) for program, what in self._programs.plan(self._places())]
         for held in self._boards.values():
             if held.is_free and (check := self._check_on(held)) is not None:
                 requests.append(check)
@@ -379,6 +379,9 @@ class Verification:
         place = (task.key.board_type, task.key.workload)
         if not any((key.board_type, key.workload) == place for key in (*self._active, *self._pending)):
             self._programs.drop(place)
+
+    def _places(self) -> set[tuple[str, str]]:
+        return {(key.board_type, key.workload) for key in self._active}
 
     def _count_expected(self, board_type: str) -> int:
         held = sum(each.board_type == board_type for each in self._boards.values())

@@ -1,0 +1,477 @@
+"""Winners found on made-up boards: who gets a record, on what evidence, and what faults and restarts do to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import pathlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from device_agent.protocol import OperatingPoint, Outcome, Status
+from farm.campaign.fleet_values import Budget
+from farm.campaign.running.order import MeasureOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
+from farm.campaign.running.winner_requests import (
+    BuildWanted,
+    MeasureWanted,
+    ReplayWanted,
+    Request,
+    RunWanted,
+    WinnerKey,
+)
+from farm.campaign.running.winner_round import SECOND_BOARD_WAIT_S
+from farm.campaign.running.winners import Verification
+from farm.errors import InternalError
+from farm.settings import Settings
+from farm.store import Store
+from farm.values import DEFAULT_POINT, WINNER_TRIAL, Record, Trial
+
+NANO = "jetson-nano"
+KEY = WinnerKey(NANO, "w1", DEFAULT_POINT)
+MAXN = "power_mode=MAXN"
+SAMPLES = 3
+
+
+@dataclasses.dataclass
+class BuildResult:
+    """As `farm.search.build_pool` has it, without the Ray that comes with that."""
+
+    status: Status
+    message: str = ""
+    library: bytes | None = None
+    sha256: str | None = None
+    seconds: float = 0.5
+    died: bool = False
+
+
+def make_order(name: str = "vision", verify_top: int = 3, points: tuple[str, ...] = (DEFAULT_POINT,)) -> Order:
+    """One workload on simulated boards of one type."""
+    of_type = TypeOrder(
+        board_type=NANO,
+        simulated=True,
+        target={"kind": "llvm"},
+        threads=4,
+        pipeline="graph/1",
+        points={point: OperatingPoint() for point in points},
+        workloads=(WorkloadOrder("w1", "conv2d w1", "conv2d", 1e6, 1.0, ("resnet18",)),),
+    )
+    return Order(
+        name=name,
+        owner="ann@desk",
+        models=(),
+        types=(of_type,),
+        budget=Budget(trials=100),
+        search=SearchOrder("xgb", "rank", None, True, 7),
+        measure=MeasureOrder(1, SAMPLES, 0.0, 10.0, 1 << 30, verify_top),
+    )
+
+
+def trace_of(candidate: str) -> str:
+    """In the form of MetaSchedule's tuning records."""
+    return json.dumps([candidate, None, None, [["TENSOR", "float32", [1, 2]]]])
+
+
+class Rack:
+    """Made-up boards and compilers that answer a verification, one measurement at a time per board.
+
+    `latency_s` is what candidates really take; `boards` are factors to it. `fault` may spoil what a board measures or
+    runs: it is told board, candidate and how many answers came before.
+    """
+
+    def __init__(
+        self, store: Store, order: Order, latency_s: dict[str, float], boards: dict[str, float] | None = None
+    ) -> None:
+        self.store, self.order, self.latency_s = store, order, latency_s
+        self.boards = boards or {"nano-1": 1.0, "nano-2": 1.0}
+        self.factor: Callable[[str, str], float] = lambda board, candidate: 1.0
+        self.fault: Callable[[str, str, int], Status | None] = lambda board, candidate, count: None
+        self.wrong: set[str] = set()
+        self.noise = 0.005
+        self.rng = np.random.default_rng(11)
+        self.seen: list[Request] = []
+        self.now_s = 0.0
+        self.answers = 0
+        self.queues: dict[str, deque[Request]] = {}
+
+    def search(self, name: str, candidates: Iterable[str], points: tuple[str, ...] = (DEFAULT_POINT,)) -> int:
+        """Put a campaign into the store whose search has measured these candidates once."""
+        row = {
+            "hash": "w1",
+            "name": "conv2d w1",
+            "flop": 1e6,
+            "arguments": [[[1, 2], "float32"]],
+            "target": {"kind": "llvm"},
+            "pipeline": "graph/1",
+            "module_json": "reference",
+            "board_type": NANO,
+            "weight": 1.0,
+        }
+        order = dataclasses.replace(self.order, name=name)
+        campaign = self.store.submit_campaign(order.to_document(), "farm campaign run vision.yaml", [row])
+        for candidate, point in itertools.product(candidates, points):
+            outcome = Outcome(Status.OK, latency_s=(self.latency_s[candidate],), board="nano-1", simulated=True)
+            self.store.add_trial(
+                Trial(campaign, "w1", candidate, point, 1, outcome, trace_of(candidate), board_type=NANO)
+            )
+        return campaign
+
+    def open(self, campaign: int) -> Verification:
+        """A verification of all tasks, as an engine begins one."""
+        verification = Verification(campaign, self.order, self.store, Settings())
+        verification.add()
+        verification.expect({NANO: len(self.boards)})
+        self.queues = {}
+        return verification
+
+    def drive(self, verification: Verification, stop_after: float = math.inf) -> bool:
+        """Answer until it is done, or so many answers were given; whether it is done."""
+        for _ in range(2000):
+            for board in self.boards:
+                if board not in self.queues and verification.wants().get(NANO, 0) > len(self.queues.keys() - {""}):
+                    verification.give(board, NANO, True)
+                    self.queues[board] = deque()
+            for request in verification.step(self.now_s):
+                self.seen.append(request)
+                board = request.board if isinstance(request, RunWanted | MeasureWanted) else ""
+                self.queues.setdefault(board, deque()).append(request)
+            if verification.done:
+                return True
+            busy = [queue for queue in self.queues.values() if queue]
+            if not busy:
+                self.now_s += 10.0
+            for queue in busy:
+                if self.answers >= stop_after:
+                    return False
+                self.answers += 1
+                self.answer(verification, queue.popleft())
+        pytest.fail("the verification does not come to an end")
+
+    def answer(self, verification: Verification, request: Request) -> None:
+        """What boards and compilers say."""
+        if isinstance(request, ReplayWanted):
+            verification.on_replayed(request.token, json.loads(request.trace_json)[0])
+        elif isinstance(request, BuildWanted):
+            library = request.module_json.encode()
+            verification.on_built(request.token, BuildResult(Status.OK, "", library, request.module_json))  # type: ignore[arg-type]
+        else:
+            candidate = (request.program if isinstance(request, RunWanted) else request.library).decode()
+            status = self.fault(request.board, candidate, self.answers) or Status.OK
+            good = status is Status.OK
+            if isinstance(request, RunWanted):
+                outputs = {"out": np.array([1.0 if candidate in self.wrong else 0.0])} if good else {}
+                verification.on_ran(request.token, Outcome(status, simulated=True), outputs)
+                return
+            latency_s = self.latency_s[candidate] * self.boards[request.board] * self.factor(request.board, candidate)
+            samples = tuple(latency_s * math.exp(self.rng.normal(0, self.noise)) for _ in range(SAMPLES))
+            outcome = Outcome(status, latency_s=samples if good else (), board=request.board, simulated=True)
+            verification.on_measured(request.token, outcome, 0.1)
+
+    def record(self, point: str = DEFAULT_POINT) -> Record | None:
+        """The one that there is now."""
+        found = self.store.fetch_records(board_type=NANO, operating_point=point, simulated=None)
+        return found[0] if found else None
+
+    def evidence(self) -> dict[str, Any]:
+        """Of the record."""
+        record = self.record()
+        assert record is not None
+        assert record.evidence is not None
+        return dict(record.evidence)
+
+    def winner_trials(self, campaign: int) -> list[dict[str, Any]]:
+        """What was written while winners were measured again."""
+        return [row for row in self.store.fetch_trials(campaign) if row["purpose"] == WINNER_TRIAL]
+
+    def events(self) -> Counter[str]:
+        """Kinds of what happened."""
+        return Counter(event["kind"] for event in self.store.fetch_events())
+
+
+@pytest.fixture
+def store(tmp_path: pathlib.Path) -> Iterator[Store]:
+    """An empty store."""
+    with Store(tmp_path / "farm.sqlite") as store:
+        yield store
+
+
+FOUR = {"a": 1.2e-3, "b": 1.0e-3, "c": 1.1e-3, "d": 2e-3}
+
+
+def test_the_fastest_becomes_a_record_with_evidence(store: Store) -> None:
+    """The best three are checked and measured in turns on two boards; the record says by how much it won, and where."""
+    rack = Rack(store, make_order(), FOUR)
+    campaign = rack.search("vision", FOUR)
+    verification = rack.open(campaign)
+    assert rack.drive(verification)
+    record = rack.record()
+    assert record is not None
+    assert (record.candidate, record.max_abs_error) == ("b", 0.0)
+    assert record.median_s == pytest.approx(1e-3, rel=0.01)
+    evidence = rack.evidence()
+    assert (evidence["campaign"], evidence["decided"]) == (campaign, "parted")
+    assert set(evidence["boards"]) == {"nano-1", "nano-2"}
+    assert [rival["candidate"] for rival in evidence["rivals"]] == ["c", "a"]
+    for rival, truth in zip(evidence["rivals"], (1.1, 1.2), strict=True):
+        assert 1.0 < rival["low"] < truth < rival["high"]
+    verdict = verification.verdict
+    assert (verdict.tasks, verdict.over, verdict.records, verdict.ties) == (1, 1, 1, 0)
+    json.dumps(verdict.to_document())
+    assert {row["candidate"] for row in rack.winner_trials(campaign)} == {"a", "b", "c"}
+
+
+def test_rounds_alternate_and_rotate(store: Store) -> None:
+    """In a round each candidate is measured once on one board, and each is first, second and third equally often."""
+    rack = Rack(store, make_order(), dict.fromkeys("abc", 1e-3))
+    rack.noise = 0.05
+    campaign = rack.search("vision", "abc")
+    assert rack.drive(rack.open(campaign))
+    orders: dict[int, list[str]] = {}
+    for row in rack.winner_trials(campaign):
+        orders.setdefault(row["attempt"], []).append(row["candidate"])
+    assert sorted(orders) == list(range(1, 17))
+    assert all(sorted(order) == ["a", "b", "c"] for order in orders.values())
+    first = Counter(order[0] for order in orders.values())
+    assert max(first.values()) - min(first.values()) <= 1
+    boards = Counter(row["board"] for row in rack.winner_trials(campaign))
+    assert set(boards.values()) == {24}
+
+
+def test_a_wrong_candidate_is_rejected_and_the_next_one_tried(store: Store) -> None:
+    """A schedule that computes something else is written down as wrong and takes part no more; nobody times it."""
+    rack = Rack(store, make_order(), FOUR)
+    rack.wrong = {"b"}
+    campaign = rack.search("vision", FOUR)
+    verification = rack.open(campaign)
+    assert rack.drive(verification)
+    record = rack.record()
+    assert record is not None
+    assert record.candidate == "c"
+    (wrong,) = [row for row in rack.winner_trials(campaign) if row["status"] == Status.WRONG_RESULT]
+    assert (wrong["candidate"], wrong["fault_side"]) == ("b", "candidate")
+    assert verification.verdict.rejected == 1
+    assert rack.events()["wrong_result"] == 1
+    assert {"d", "c", "a"} == {row["candidate"] for row in rack.winner_trials(campaign)} - {"b"}
+    known = {row["candidate"]: row["median_s"] for row in store.fetch_known_candidates("w1", NANO, DEFAULT_POINT, True)}
+    assert known["b"] is None
+
+
+def test_a_tie_goes_to_the_least_and_says_so(store: Store) -> None:
+    """Candidates within the band are a tie, and the record names who it tied with."""
+    rack = Rack(store, make_order(), {"a": 1.002e-3, "b": 1.0e-3})
+    rack.noise = 0.002
+    verification = rack.open(rack.search("vision", "ab"))
+    assert rack.drive(verification)
+    evidence = rack.evidence()
+    assert evidence["decided"] == "tie"
+    assert evidence["rivals"][0]["verdict"] == "tied"
+    assert verification.verdict.ties == 1
+
+
+def test_a_record_stays_unless_it_is_beaten(store: Store) -> None:
+    """The holder of a record takes part: what only seems faster does not replace it, what is faster does."""
+    rack = Rack(store, make_order(), {"old": 1e-3, "x": 0.999e-3, "y": 0.9e-3})
+    rack.noise = 0.002
+    assert rack.drive(rack.open(rack.search("first", ["old"])))
+    assert rack.evidence()["decided"] == "alone"
+    again = rack.open(rack.search("second", ["x"]))
+    assert rack.drive(again)
+    record = rack.record()
+    assert record is not None
+    assert (record.candidate, rack.evidence()["held"]) == ("old", True)
+    assert (again.verdict.records, again.verdict.held, again.verdict.ties) == (0, 1, 1)
+    assert rack.drive(rack.open(rack.search("third", ["y"])))
+    record = rack.record()
+    assert record is not None
+    assert record.candidate == "y"
+    assert rack.evidence()["replaced"]["candidate"] == "old"
+
+
+def test_nothing_new_costs_nothing(store: Store) -> None:
+    """A campaign that found nothing that the holder was not compared with measures nothing, and the record stays."""
+    rack = Rack(store, make_order(), FOUR)
+    assert rack.drive(rack.open(rack.search("first", FOUR)))
+    assert rack.drive(rack.open(rack.search("second", ["d"])))
+    rack.seen.clear()
+    third = rack.open(rack.search("third", []))
+    assert rack.drive(third)
+    assert rack.seen == []
+    assert third.verdict.held == 1
+
+
+def test_a_slow_board_changes_no_winner(store: Store) -> None:
+    """A second board that is 30 % slow leaves the winner as it is; the record's time is the middle of both boards."""
+    rack = Rack(store, make_order(), FOUR, {"nano-1": 1.0, "nano-2": 1.3})
+    assert rack.drive(rack.open(rack.search("vision", FOUR)))
+    record = rack.record()
+    assert record is not None
+    assert record.candidate == "b"
+    assert record.median_s == pytest.approx(1.15e-3, rel=0.01)
+    assert rack.evidence()["boards"]["nano-2"]["median_s"] == pytest.approx(1.3e-3, rel=0.01)
+
+
+def test_boards_that_contradict_each_other_are_named(store: Store) -> None:
+    """What is clearly faster on one board and clearly slower on the other is said in the evidence and in an event."""
+    rack = Rack(store, make_order(), {"a": 1e-3, "b": 1e-3})
+    rack.factor = lambda board, candidate: 1.1 if (board == "nano-1") == (candidate == "a") else 1.0
+    verification = rack.open(rack.search("vision", "ab"))
+    assert rack.drive(verification)
+    (said,) = rack.evidence()["contradictions"]
+    assert "nano-1" in said
+    assert "nano-2" in said
+    assert rack.events()["boards_disagree"] == 1
+    assert len(verification.verdict.contradictions) == 1
+
+
+def test_one_board_does(store: Store) -> None:
+    """Where a type has one board alone, that one decides, and the evidence names no other."""
+    rack = Rack(store, make_order(), FOUR, {"nano-1": 1.0})
+    assert rack.drive(rack.open(rack.search("vision", FOUR)))
+    assert list(rack.evidence()["boards"]) == ["nano-1"]
+
+
+def test_a_second_board_that_does_not_come_is_waited_for_in_vain(store: Store) -> None:
+    """Half of the rounds are kept for a board that is expected; after ten minutes the first one does them too."""
+    rack = Rack(store, make_order(), FOUR, {"nano-1": 1.0})
+    verification = rack.open(rack.search("vision", FOUR))
+    verification.expect({NANO: 2})
+    assert rack.drive(verification)
+    assert rack.now_s >= SECOND_BOARD_WAIT_S
+    assert list(rack.evidence()["boards"]) == ["nano-1"]
+
+
+def test_a_board_that_goes_is_replaced(store: Store) -> None:
+    """A round whose board is taken away is measured anew elsewhere, and late answers of that board change nothing."""
+    rack = Rack(store, make_order(), FOUR, {"nano-1": 1.0, "nano-2": 1.0, "nano-3": 1.0})
+    campaign = rack.search("vision", FOUR)
+    verification = rack.open(campaign)
+    late: list[Request] = []
+    for stop_after in (22, 26, 30, 34):
+        if rack.drive(verification, stop_after):
+            break
+        gone = next((name for name, queue in rack.queues.items() if name and queue), None)
+        if gone is not None:
+            late += rack.queues.pop(gone)
+            verification.take(gone)
+            rows = len(rack.winner_trials(campaign))
+            for request in late:
+                rack.answer(verification, request)
+            assert len(rack.winner_trials(campaign)) == rows
+    assert late
+    assert rack.drive(verification)
+    assert rack.evidence()["decided"] == "parted"
+    record = rack.record()
+    assert record is not None
+    assert record.candidate == "b"
+
+
+@pytest.mark.parametrize("status", [Status.THROTTLED, Status.BOARD_LOST, Status.FARM_ERROR])
+def test_faults_that_are_no_candidates_repeat_the_round(store: Store, status: Status) -> None:
+    """Every fifth answer of one board is a fault: its rounds are repeated, and the winner is the same."""
+    rack = Rack(store, make_order(), FOUR)
+    rack.fault = lambda board, candidate, count: status if board == "nano-1" and count % 5 == 0 else None
+    campaign = rack.search("vision", FOUR)
+    assert rack.drive(rack.open(campaign))
+    record = rack.record()
+    assert record is not None
+    assert record.candidate == "b"
+    assert any(row["status"] == status for row in rack.winner_trials(campaign))
+
+
+def test_a_task_whose_boards_only_fail_ends_without_a_winner(store: Store) -> None:
+    """Where every measurement is spoilt it ends after a bounded number of rounds, says why, and writes no record."""
+    rack = Rack(store, make_order(), FOUR)
+    rack.fault = lambda board, candidate, count: Status.THROTTLED if count > 30 else None
+    verification = rack.open(rack.search("vision", FOUR))
+    rack.drive(verification)
+    if rack.record() is None:
+        assert "spoilt" in verification.verdict.undecided[KEY]
+        assert rack.events()["no_winner"] == 1
+
+
+def test_a_candidate_that_crashes_is_out(store: Store) -> None:
+    """A fault of the candidate's own while it is measured again leaves the others to decide; the evidence names it."""
+    rack = Rack(store, make_order(), FOUR)
+    rack.fault = lambda board, candidate, count: Status.CRASHED if candidate == "b" and count > 20 else None
+    assert rack.drive(rack.open(rack.search("vision", FOUR)))
+    record = rack.record()
+    assert record is not None
+    assert record.candidate == "c"
+    assert [each["candidate"] for each in rack.evidence()["failed"]] == ["b"]
+
+
+def test_without_a_reference_there_is_no_winner(store: Store) -> None:
+    """Where the unscheduled function does not run, nothing can be checked, and the task says so."""
+    rack = Rack(store, make_order(), FOUR)
+    rack.fault = lambda board, candidate, count: Status.RUN_TIMEOUT if candidate == "reference" else None
+    verification = rack.open(rack.search("vision", FOUR))
+    assert rack.drive(verification)
+    assert rack.record() is None
+    assert "unscheduled" in verification.verdict.undecided[KEY]
+
+
+def test_points_share_programs(store: Store) -> None:
+    """A candidate that is good at two operating points is built and checked once, and measured at each."""
+    order = make_order(points=(DEFAULT_POINT, MAXN))
+    rack = Rack(store, order, FOUR)
+    assert rack.drive(rack.open(rack.search("vision", FOUR, (DEFAULT_POINT, MAXN))))
+    assert sum(isinstance(request, RunWanted) for request in rack.seen) == 4
+    assert sum(isinstance(request, BuildWanted) for request in rack.seen) == 7
+    for point in (DEFAULT_POINT, MAXN):
+        record = rack.record(point)
+        assert record is not None
+        assert record.candidate == "b"
+
+
+@pytest.mark.parametrize("stop_after", range(1, 80, 6))
+def test_a_restart_measures_nothing_again(store: Store, stop_after: int) -> None:
+    """Whenever the engine is killed, the next one goes on with the rounds that are in the store, to the same end."""
+    rack = Rack(store, make_order(points=(DEFAULT_POINT, MAXN)), FOUR)
+    rack.wrong = {"c"}
+    campaign = rack.search("vision", FOUR, (DEFAULT_POINT, MAXN))
+    first = rack.open(campaign)
+    was_done = rack.drive(first, stop_after)
+    before = {row["id"] for row in rack.winner_trials(campaign)}
+    rack.seen.clear()
+    second = rack.open(campaign)
+    assert rack.drive(second)
+    for point in (DEFAULT_POINT, MAXN):
+        record = rack.record(point)
+        assert record is not None
+        assert record.candidate == "b"
+    rows = rack.winner_trials(campaign)
+    assert before <= {row["id"] for row in rows}
+    assert len({(row["operating_point"], row["candidate"], row["attempt"]) for row in rows}) == len(rows)
+    # Four rounds of three at each point would do; a restart may cost each board the round that it was in.
+    timed = [row for row in rows if row["median_s"] is not None]
+    assert len(timed) <= 2 * 4 * 3 + 2 * 2 * 3
+    assert second.verdict.rejected == 1
+    if was_done:
+        assert rack.seen == []
+
+
+def test_a_search_that_dies_is_asked_again(store: Store) -> None:
+    """What could not be asked is asked again, and given up in the end, by nobody's fault."""
+    rack = Rack(store, make_order(), {"a": 1e-3})
+    verification = rack.open(rack.search("vision", "a"))
+    for _ in range(10):
+        for request in verification.step(0.0):
+            if isinstance(request, ReplayWanted):
+                verification.on_failed(request.token, "the search had to be started again")
+            elif isinstance(request, BuildWanted):
+                rack.answer(verification, request)
+    assert verification.done
+    assert "failed 4 times" in verification.verdict.undecided[KEY]
+
+
+def test_a_real_board_cannot_join_simulated_ones(store: Store) -> None:
+    """Simulated and real measurements never meet in one decision."""
+    rack = Rack(store, make_order(), FOUR)
+    verification = rack.open(rack.search("vision", FOUR))
+    with pytest.raises(InternalError, match="real"):
+        verification.give("nano-9", NANO, False)
