@@ -43,6 +43,7 @@ class _End:
     report: bytes | None = None  # a complete frame
     status: int | None = None  # wait status; None for a process that does not die
     timed_out: bool = False
+    loading: bool = False  # when its deadline came, nothing had been called yet
     output: str = ""
     distress: str = ""  # what its fault handler wrote
     allowed_bytes: int = 0
@@ -105,7 +106,12 @@ def _run(job: Callable[[], bytes], allowed: Limits, plan: Plan, beside: Beside) 
 def _supervise(job: Callable[[], bytes], allowed: Limits, plan: Plan, beside: Beside) -> _End:
     """Fork a worker for `job`, collect what it says, and leave nothing of it behind."""
     plan.marks.clear()
-    deadline = time.monotonic() + allowed.timeout_s + plan.extra_s
+    first_s = allowed.timeout_s if allowed.load_timeout_s is None else allowed.load_timeout_s
+    deadline = time.monotonic() + first_s + plan.extra_s
+
+    def find_start() -> float | None:
+        return plan.marks.read().timing_start_s or None
+
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as workers:
         report, workers_report = _pipe(ours, workers)
         output, workers_output = _pipe(ours, workers)
@@ -117,7 +123,10 @@ def _supervise(job: Callable[[], bytes], allowed: Limits, plan: Plan, beside: Be
         for fd in (report, output, distress.fileno()):
             os.set_blocking(fd, False)
         with beside():
-            return _Watch(pid, report, output, distress.fileno(), deadline).run()
+            watch = _Watch(pid, report, output, distress.fileno(), deadline, find_start)
+            if allowed.load_timeout_s is not None:
+                watch.run_s = allowed.timeout_s + plan.extra_s
+            return watch.run()
 
 
 def _pipe(ours: contextlib.ExitStack, workers: contextlib.ExitStack) -> tuple[int, int]:
@@ -129,9 +138,23 @@ def _pipe(ours: contextlib.ExitStack, workers: contextlib.ExitStack) -> tuple[in
 
 
 class _Watch:
-    """Waits for a worker's report, death or deadline, whichever comes first."""
+    """Waits for a worker's report, death or deadline, whichever comes first.
 
-    def __init__(self, pid: int, report: int, output: int, distress: int, deadline: float) -> None:
+    `find_start` says when the worker called the candidate first (monotonic seconds), None before. With `run_s` the
+    deadline is one for that, and so long after it comes the next.
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        report: int,
+        output: int,
+        distress: int,
+        deadline: float,
+        find_start: Callable[[], float | None],
+    ) -> None:
+        self.run_s: float | None = None
+        self._find_start = find_start
         self._pid = pid
         self._report, self._output, self._distress = report, output, distress
         self._deadline = deadline
@@ -154,7 +177,10 @@ class _Watch:
             while end.report is None and not processes.has_ended(self._pid):
                 left_s = self._deadline - time.monotonic()
                 if left_s <= 0:
+                    if self._goes_on():
+                        continue
                     end.timed_out = not end.crashing
+                    end.loading = self._find_start() is None
                     break
                 for fd, _ in poll.poll(min(left_s, look_s) * 1000):
                     if fd == self._distress:
@@ -173,6 +199,15 @@ class _Watch:
         end.output = self._received[self._output].decode(errors="replace").strip()
         end.distress = self._received[self._distress].decode(errors="replace")
         return end
+
+    def _goes_on(self) -> bool:
+        """Whether it was the deadline for loading that passed, and the worker had kept it."""
+        run_s, self.run_s = self.run_s, None
+        started = None if run_s is None or self._end.crashing else self._find_start()
+        if run_s is None or started is None:
+            return False
+        self._deadline = started + run_s
+        return True
 
     def _look_at_memory(self) -> None:
         """Note how much a crashing worker has mapped; it waits for us to read from the distress socket."""
@@ -260,7 +295,11 @@ def _judge(end: _End, allowed: Limits) -> tuple[Outcome, bytes]:
     said = f"; it last wrote: {end.output}" if end.output else ""
     if end.timed_out or end.status is None:
         stuck = "" if end.status is not None else "; its process does not die (a driver may be stuck)"
-        return Outcome(Status.RUN_TIMEOUT, f"not finished after {allowed.timeout_s:g} s{stuck}{said}"), b""
+        if end.loading and allowed.load_timeout_s is not None:
+            return Outcome(Status.LOAD_FAILED, f"not loaded within {allowed.load_timeout_s:g} s{stuck}{said}"), b""
+        while_loading = "; nothing of it had been called yet" if end.loading else ""
+        message = f"not finished after {allowed.timeout_s:g} s{while_loading}{stuck}{said}"
+        return Outcome(Status.RUN_TIMEOUT, message), b""
     if not os.WIFSIGNALED(end.status):
         code = os.waitstatus_to_exitcode(end.status)
         return Outcome(Status.CRASHED, f"the candidate ended its process itself, exit code {code}{said}"), b""

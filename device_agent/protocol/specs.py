@@ -20,16 +20,26 @@ class TensorSpec(Message):
 class Limits(Message):
     """What a worker may use. A worker that exceeds one is an outcome, not an accident.
 
-    `memory_bytes` is what the worker may allocate beyond what the agent itself has mapped.
+    `memory_bytes` is what the worker may allocate beyond what the agent itself has mapped. With `load_timeout_s` what
+    comes before the first call (the library loaded, arguments filled) has a deadline of its own, and `timeout_s` begins
+    with that call; without, `timeout_s` is for both.
     """
 
     timeout_s: float = 10.0
     memory_bytes: int = 2 << 30
     threads: int = 0  # 0: one per core of `cluster`
     cluster: str = ""  # whose cores the worker's threads are placed on; "": every core that is not isolated
+    load_timeout_s: float | None = None
+
+    @property
+    def total_s(self) -> float:
+        """How long a worker may take for everything."""
+        return self.timeout_s + (self.load_timeout_s or 0.0)
 
     def __post_init__(self) -> None:
         require_positive(self, "timeout_s", "memory_bytes")
+        if self.load_timeout_s is not None:
+            require_positive(self, "load_timeout_s")
         if self.threads < 0:
             raise ProtocolError("Limits.threads must be >= 0")
 

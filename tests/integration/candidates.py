@@ -92,6 +92,9 @@ CANDIDATE(leaves_a_child) {
 #ifdef CRASH_WHEN_LOADED
 __attribute__((constructor)) static void crash(void) { *(volatile int *)0 = 1; }
 #endif
+#ifdef HANG_WHEN_LOADED
+__attribute__((constructor)) static void hang(void) { for (;;) pause(); }
+#endif
 """
 
 
@@ -112,6 +115,11 @@ def build_bad(folder: pathlib.Path) -> bytes:
 def build_crash_when_loaded(folder: pathlib.Path) -> bytes:
     """A library that crashes while the dynamic loader runs its constructors."""
     return compile_c(_BAD_SOURCE, folder / "crash_when_loaded.so", "-DCRASH_WHEN_LOADED")
+
+
+def build_hang_when_loaded(folder: pathlib.Path) -> bytes:
+    """A library that the dynamic loader never comes back from."""
+    return compile_c(_BAD_SOURCE, folder / "hang_when_loaded.so", "-DHANG_WHEN_LOADED")
 
 
 def build_matmul(folder: pathlib.Path, name: str = "matmul.so") -> bytes:

@@ -9,6 +9,7 @@ import pytest
 
 from device_agent import protocol
 from device_agent.protocol import Limits, Status, TensorSpec
+from tests.integration import candidates
 from tests.integration.conftest import Agent, Board
 
 # Enough for every good candidate here, little enough that a hungry one fails fast.
@@ -88,6 +89,21 @@ def test_what_is_no_library_fails_to_load(board: Board, matmul: bytes, library: 
     assert outcome.status is Status.LOAD_FAILED
     assert outcome.message
     assert board.measure(matmul).status is Status.OK
+
+
+def test_loading_has_a_deadline_of_its_own(
+    board: Board, bad: bytes, matmul: bytes, library_folder: pathlib.Path
+) -> None:
+    """What never loads is told from what never ends, and time spent loading is not taken from running."""
+    limits = Limits(timeout_s=0.4, load_timeout_s=0.8, memory_bytes=256 << 20)
+    hangs = board.measure(candidates.build_hang_when_loaded(library_folder), entry="nothing", limits=limits)
+    assert (hangs.status, hangs.message) == (Status.LOAD_FAILED, "not loaded within 0.8 s")
+    loops = board.measure(bad, entry="loops", arguments=(), limits=limits)
+    assert (loops.status, loops.message) == (Status.RUN_TIMEOUT, "not finished after 0.4 s")
+    limits = Limits(timeout_s=20.0, load_timeout_s=0.8, memory_bytes=256 << 20, threads=1)
+    slow = board.measure(matmul, repeat=6, number=1, min_repeat_s=0.15, limits=limits)
+    assert slow.status is Status.OK, slow.message
+    assert slow.timing_s > 0.8
 
 
 def test_output_of_a_candidate_corrupts_nothing(board: Board, bad: bytes) -> None:

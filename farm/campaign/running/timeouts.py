@@ -5,6 +5,8 @@ A time-out of the board ends in an outcome, one of ours only in a lost session; 
 
 from __future__ import annotations
 
+import dataclasses
+
 from device_agent.protocol import Limits, MeasureSpec, RunSpec
 from farm.measure import session
 
@@ -41,8 +43,8 @@ def plan_run_timeout_s(
 
 
 def plan_limits(limits: Limits, run_timeout_s: float) -> Limits:
-    """The limits with a time-out for running alone."""
-    return Limits(run_timeout_s, limits.memory_bytes, limits.threads, limits.cluster)
+    """The limits with a time-out for running alone, and one for what comes before."""
+    return dataclasses.replace(limits, timeout_s=run_timeout_s, load_timeout_s=LOAD_S)
 
 
 def plan_call_timeout_s(spec: MeasureSpec | RunSpec, size: int, request_timeout_s: float) -> float:
