@@ -73,11 +73,13 @@ class TrialQueries(Base):
         rows = self._rows(sa.select(table.c.status, sa.func.count().label("n")).group_by(table.c.status))
         return {row["status"]: row["n"] for row in rows}
 
-    def fetch_trials(self, campaign: int | None = None) -> list[dict[str, Any]]:
-        """Trials in the order in which they were written, of one campaign or of all."""
+    def fetch_trials(self, campaign: int | None = None, *, purpose: str | None = None) -> list[dict[str, Any]]:
+        """Trials in the order in which they were written, of one campaign or of all, for one purpose or any."""
         query = sa.select(schema.trials).order_by(schema.trials.c.id)
         if campaign is not None:
             query = query.where(schema.trials.c.campaign == campaign)
+        if purpose is not None:
+            query = query.where(schema.trials.c.purpose == purpose)
         return self._rows(query)
 
     def fetch_counted(self, campaign: int, lane: tuple[str, str, str] | None = None) -> list[dict[str, Any]]:

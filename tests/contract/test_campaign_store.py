@@ -393,6 +393,15 @@ def test_a_winners_own_measurement_is_what_is_known_of_it(store: Store) -> None:
     assert {each["candidate"]: each["median_s"] for each in known} == {"lucky": 0.75, "steady": 0.625}
 
 
+def test_trials_can_be_read_by_purpose(store: Store) -> None:
+    """A trial is for the search unless it says otherwise."""
+    add(store, "a")
+    add(store, "b", purpose=WINNER_TRIAL)
+    assert [each["candidate"] for each in store.fetch_trials(1)] == ["a", "b"]
+    assert [each["candidate"] for each in store.fetch_trials(1, purpose=SEARCH_TRIAL)] == ["a"]
+    assert [each["candidate"] for each in store.fetch_trials(purpose=WINNER_TRIAL)] == ["b"]
+
+
 # Warm starts
 
 
@@ -565,10 +574,3 @@ def test_of_two_campaigns_of_one_name_one_is_taken(path: pathlib.Path) -> None:
         [campaign] = store.fetch_fleet_campaigns()
     assert isinstance(campaign, FleetCampaign)
     assert campaign.owner in ("ann", "bob", "eve")
-
-
-def test_purposes_are_what_the_schema_keeps(store: Store) -> None:
-    """A trial is for the search unless it says otherwise."""
-    add(store, "a")
-    add(store, "a", purpose=WINNER_TRIAL)
-    assert [each["purpose"] for each in store.fetch_trials(1)] == [SEARCH_TRIAL, WINNER_TRIAL]
