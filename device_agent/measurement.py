@@ -48,8 +48,8 @@ class Measurement:
         if not self._board.tree.simulated:
             self.plan.cpus = cpus
         if self._spec.energy is not None:
-            self.plan.busy_s, self.plan.margin_s = self._observer.plan_window(self._spec.energy)
-            self.plan.idle_s = self._spec.energy.idle_s
+            windows = self._observer.plan_window(self._spec.energy)
+            self.plan.idle_s, self.plan.busy_s, self.plan.margin_s = windows
 
     def finish(self, outcome: Outcome) -> Outcome:
         """The outcome with power, energy and the board's name, judged by its own evidence."""

@@ -28,11 +28,13 @@ class Observer:
         self._rate_hz = rate_hz
         self._trace: Trace | None = None
 
-    def plan_window(self, spec: EnergySpec) -> tuple[float, float]:
-        """How long a kernel must be repeated, and watched before and after, in s; 0 where there is no sensor."""
+    def plan_window(self, spec: EnergySpec) -> tuple[float, float, float]:
+        """How long in s to be idle, to repeat the kernel, and to run it before that; 0 where there is no sensor."""
         if not self._sensors.rails:
-            return 0.0, 0.0
-        return energy.plan_window(self._infos, spec, self._sensors.total_rails), energy.plan_margin(self._infos)
+            return 0.0, 0.0, 0.0
+        idle_s = energy.plan_idle(self._infos, spec.idle_s) if spec.idle_s else 0.0
+        busy_s = energy.plan_window(self._infos, spec, self._sensors.total_rails)
+        return idle_s, busy_s, energy.plan_margin(self._infos)
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
@@ -57,15 +59,19 @@ class Observer:
 
     def read_energy(self, phases: Phases, spec: EnergySpec) -> Energy | None:
         """Energy per call over the window that was asked for; None without one."""
-        busy = self._window(phases.busy_start_s, phases.busy_end_s, round(phases.busy_calls), spec.min_updates)
+        calls = round(phases.busy_calls)
+        busy = self._window(phases.busy_start_s, phases.busy_end_s, calls, spec.min_updates, steady=True)
         if busy is None:
             return None
-        idle = self._window(phases.idle_start_s, phases.idle_end_s)
+        idle = self._window(phases.idle_start_s, phases.idle_end_s, steady=True)
         return energy.energy_per_call(busy, idle, busy.calls)
 
-    def _window(self, start_s: float, end_s: float, calls: int = 0, min_updates: int = 0) -> PowerWindow | None:
+    def _window(
+        self, start_s: float, end_s: float, calls: int = 0, min_updates: int = 0, *, steady: bool = False
+    ) -> PowerWindow | None:
         if self._trace is None or not end_s > start_s > 0:
             return None
+        sensors, infos = self._sensors, self._infos
         return energy.integrate(
-            self._trace, start_s, end_s, self._sensors, self._infos, calls=calls, min_updates=min_updates
+            self._trace, start_s, end_s, sensors, infos, calls=calls, min_updates=min_updates, steady=steady
         )

@@ -10,10 +10,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
 from device_agent.power.calibrate import estimate_period, smallest_difference
 from device_agent.power.sensors import PowerSensors
 from device_agent.power.trace import RailTrace, Trace
-from device_agent.power.updates import estimate, reconstruct
+from device_agent.power.updates import Mask, Series, estimate, reconstruct
 from device_agent.protocol import Energy, EnergySpec, PowerWindow, RailPower, SensorInfo
 
 # Drivers cut the product of voltage and current to whole mW.
@@ -40,12 +42,14 @@ def integrate(
     *,
     calls: int = 0,
     min_updates: int = 0,
+    steady: bool = False,
 ) -> PowerWindow | None:
     """Power and energy between two moments of the board's monotonic clock; None without a sensor.
 
     A rail that gave no value in the window is left out, and so is the total of such a rail. `enough` looks at the rails
-    of the total where there is one, else at all. The trace should reach `plan_margin` beyond the window on both sides.
-    Raises ValueError for a window that is empty.
+    of the total where there is one, else at all. The trace should reach `plan_margin` beyond the window on both sides,
+    or else the load is `steady`, the same all through the window: then updates that lie in it as a whole stand for it,
+    and what was before and after it does not matter. Raises ValueError for a window that is empty.
     """
     if not end_s > start_s:
         raise ValueError(f"the window from {start_s} to {end_s} s is empty")
@@ -62,7 +66,7 @@ def integrate(
     for rail in trace.rails:
         info = known.get(rail.rail) or SensorInfo(rail.rail, rail.driver)
         period_s = info.update_period_s or estimated[rail.chip] or rail.longest_period_s
-        power, note = _integrate_rail(rail, start_s, end_s, period_s, info.step_w, alive[rail.chip])
+        power, note = _integrate_rail(rail, start_s, end_s, period_s, info.step_w, alive[rail.chip], steady)
         if power is not None:
             powers[rail.rail] = power
         if note:
@@ -89,7 +93,7 @@ def integrate(
 
 
 def _integrate_rail(
-    rail: RailTrace, start_s: float, end_s: float, period_s: float, step_w: float | None, alive: bool
+    rail: RailTrace, start_s: float, end_s: float, period_s: float, step_w: float | None, alive: bool, steady: bool
 ) -> tuple[RailPower | None, str]:
     """One rail's power in the window, None where it gave no value; and what is wrong with it."""
     bad = int(((rail.bad_s >= start_s) & (rail.bad_s <= end_s)).sum())
@@ -110,8 +114,11 @@ def _integrate_rail(
     updates = int(inside.sum())
     expected = int((high_s - low_s) / period_s) if alive else updates
     resolution_w = _resolution_w(rail, step_w)
-    energy_j, spread_j = estimate(series, inside, low_s, high_s)
     length_s = high_s - low_s
+    if steady and updates >= MIN_UPDATES:
+        energy_j, spread_j = _extend(series, inside, length_s)
+    else:
+        energy_j, spread_j = estimate(series, inside, low_s, high_s)
     half_j = (resolution_w / 2 + _UNIT_W) * length_s + spread_j
     if updates < MIN_UPDATES:
         half_j = max(half_j, _FEW * abs(energy_j) + resolution_w * length_s)
@@ -132,6 +139,15 @@ def _integrate_rail(
         bad_reads=bad,
     )
     return power, note
+
+
+def _extend(series: Series, inside: Mask, length_s: float) -> tuple[float, float]:
+    """As `estimate`, over `length_s` of a load that is everywhere what the updates `inside` say."""
+    whole = Series(series.ends_s[inside], series.values_w[inside], series.period_s)
+    first_s, last_s = float(whole.ends_s[0] - whole.period_s), float(whole.ends_s[-1])
+    energy_j, spread_j = estimate(whole, np.ones(whole.ends_s.size, dtype=bool), first_s, last_s)
+    stretch = length_s / (last_s - first_s)
+    return energy_j * stretch, spread_j * stretch
 
 
 def _is_sound(power: RailPower) -> bool:
@@ -194,6 +210,13 @@ def plan_window(infos: Sequence[SensorInfo], spec: EnergySpec, total_rails: Sequ
     if not periods or len(known) < len(periods):
         return spec.limit_s
     return min(spec.limit_s, (max(spec.min_updates, MIN_UPDATES) + _EDGE_UPDATES) * max(known))
+
+
+def plan_idle(infos: Sequence[SensorInfo], wanted_s: float) -> float:
+    """How long to be idle for a baseline of `wanted_s`: longer where the slowest sensor has few values in that time."""
+    return max(
+        wanted_s, (MIN_UPDATES + _EDGE_UPDATES) * max((info.update_period_s or 0.0 for info in infos), default=0.0)
+    )
 
 
 def plan_margin(infos: Sequence[SensorInfo]) -> float:

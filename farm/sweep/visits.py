@@ -97,8 +97,8 @@ def plan_window(description: Description, wanted_s: float, usual_period_s: float
             f"the power sensor has a new value every {period_s:.2g} s"
         )
     updates = max(_LEAST_UPDATES, math.floor(seconds / period_s) - _EDGE_UPDATES)
-    # Idle is constant but for the sensor's own noise: half of the values that the agent wants of a load will do.
-    return Window(seconds, max(_IDLE_SHARE * seconds, _LEAST_UPDATES * period_s), updates, note)
+    # Idle is constant but for the sensor's own noise: fewer values will do than of a load.
+    return Window(seconds, max(_IDLE_SHARE * seconds, least_s), updates, note)
 
 
 def plan_start_c(idle_c: float | None, ambient_c: float | None) -> float | None:

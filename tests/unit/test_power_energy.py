@@ -298,3 +298,34 @@ def test_windows_are_planned_for_the_slowest_rail() -> None:
     assert energy.plan_window((), EnergySpec(limit_s=7.0)) == 7.0
     assert energy.plan_margin((slow, unknown)) == pytest.approx(0.6)
     assert energy.plan_margin(()) == 0.0
+
+
+@pytest.mark.parametrize("averaging", [True, False])
+def test_a_steady_load_needs_no_margin_before_or_after_it(averaging: bool) -> None:
+    """Only values that belong to the window as a whole count: what ran before and after shifts and widens nothing."""
+    for seed in range(6):
+        signal = Signal(2.0, steps=((1010.0, 3.0), (1014.0, -3.5)))
+        clock = Clock()
+        tree = SignalTree(signal, clock, 0.4224, averaging, 0.02, "iio", seed)
+        sensors = find_sensors(tree, _TYPE, clock=clock)
+        calibrate.measure_sensors(sensors, 2.0, clock, clock.sleep)
+        clock.now_s = 1009.0
+        trace = sampler.collect(sensors, 6.0, 100.0, clock, clock.sleep)
+        steady = energy.integrate(trace, 1010.0, 1014.0, sensors, steady=True)
+        other = energy.integrate(trace, 1010.0, 1014.0, sensors)
+        assert steady is not None
+        assert other is not None
+        assert steady.total is not None
+        assert other.total is not None
+        assert steady.total.energy_ci_j[0] <= 20.0 <= steady.total.energy_ci_j[1]
+        assert steady.total.energy_j == pytest.approx(20.0, rel=0.01)
+        width_j, usual_j = (each.energy_ci_j[1] - each.energy_ci_j[0] for each in (steady.total, other.total))
+        assert width_j <= usual_j
+
+
+def test_an_idle_baseline_is_long_enough_for_its_sensor() -> None:
+    """Three values that belong to it as a whole, whatever was asked for."""
+    slow = SensorInfo("IN", "ina3221-iio", 0.4)
+    assert energy.plan_idle((slow,), 1.0) == pytest.approx(2.0)
+    assert energy.plan_idle((slow,), 3.0) == 3.0
+    assert energy.plan_idle((), 1.0) == 1.0
