@@ -1,8 +1,10 @@
-"""`farm campaign list`, `show`, `pause`, `cancel`, `budget`: what there is, and what operators want of it."""
+"""`farm campaign list`, `show`, `report`, `pause`, `cancel`, `budget`: what there is, and what operators want of it."""
 
 from __future__ import annotations
 
+import pathlib
 import time
+from typing import Annotated
 
 import typer
 
@@ -20,6 +22,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to `farm campaign`."""
     app.command("list")(list_campaigns)
     app.command("show")(show)
+    app.command("report")(report)
     app.command("pause")(pause)
     app.command("cancel")(cancel)
     app.command("budget")(budget)
@@ -77,6 +80,33 @@ def show(name: Name, json: options.Json = False, debug: options.Debug = False) -
             f"owner {campaign.owner}, submitted {_date(campaign.started_at)} by `farm {campaign.command}`",
         ):
             output.stdout.print(line, soft_wrap=True, markup=False)
+
+    output.run(work, debug)
+
+
+def report(
+    name: Name,
+    out: Annotated[
+        pathlib.Path | None, typer.Option("--out", metavar="DIR", help="Folder for it; else ./campaign-NAME.")
+    ] = None,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Write a campaign's report: a page with its pictures and tables, and JSON. At any time, also while it runs."""
+
+    def work() -> None:
+        # Here, as it loads Matplotlib.
+        from farm.campaign.running import control
+        from farm.report.campaign_page import write_campaign_report
+
+        with options.open_store() as store:
+            control.close_abandoned(store)
+            document = make_document(store, name)
+        paths = write_campaign_report(document, out or pathlib.Path(f"campaign-{name}"))
+        if json:
+            output.print_json({"campaign": name, "report": paths})
+        else:
+            print(paths["page"])
 
     output.run(work, debug)
 

@@ -123,7 +123,8 @@ class _Curve:
 def make_curves(order: Mapping[str, Any], course: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The latency of every model over the campaign's counted trials, from the one on from which all is known.
 
-    `steps` are pairs of counted trials and seconds. A model of which a workload has no good trial has none.
+    `steps` are pairs of counted trials and seconds; a model of which a workload has no good trial has none. `calls` are
+    those of one inference, by workload.
     """
     curves = [
         _Curve(model["name"], kind["board_type"], point, calls)
@@ -144,7 +145,8 @@ def make_curves(order: Mapping[str, Any], course: Iterable[Mapping[str, Any]]) -
             for curve in by_task.get(key, ()):
                 curve.note(counted, key[2], median_s)
     return [
-        {"model": each.model, "board_type": each.board_type, "point": each.point, "steps": _thin(each.steps)}
+        {"model": each.model, "board_type": each.board_type, "point": each.point}
+        | {"calls": dict(each.calls), "steps": _thin(each.steps)}
         for each in curves
     ]
 

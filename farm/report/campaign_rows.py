@@ -1,4 +1,4 @@
-"""A campaign's progress document read for people: groups of tasks, sums, and how far it is. Pure.
+"""A campaign's progress read for people: groups of tasks, sums, how far it is, latencies as words. Pure.
 
 The live table and the report are drawn from it.
 """
@@ -87,3 +87,17 @@ def format_clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def choose_unit(smallest_s: float) -> tuple[float, str]:
+    """The unit in which the smallest figure has a digit before the point: units per second, and its name."""
+    if smallest_s >= 1:
+        return 1.0, "s"
+    return (1e3, "ms") if smallest_s >= 1e-3 else (1e6, "µs")
+
+
+def format_latency(seconds: float) -> str:
+    """Three significant digits in the unit that fits."""
+    scale, unit = choose_unit(seconds)
+    value = seconds * scale
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}" if value >= 10 else f"{value:.2f} {unit}"

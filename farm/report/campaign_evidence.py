@@ -1,0 +1,166 @@
+"""Pictures of what a campaign's figures rest on: what every board did, and how winners were told from their rivals."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from farm.report import campaign_frame, plots
+
+Rows = Sequence[Mapping[str, Any]]
+
+# What one picture can hold: boards, the busiest first, and tasks, those first whose rivals came nearest.
+_MOST_BOARDS = 30
+_MOST_TASKS = 24
+# Whose fault, and how it is drawn; good ones first.
+SIDES = {
+    "ok": ("good", "#0072b2"),
+    "candidate": ("the candidate's fault", "#56b4e9"),
+    "sample": ("noisy or at wrong clocks", "#e69f00"),
+    "board": ("the board's fault", "#d55e00"),
+    "farm": ("the farm's fault", "#222222"),
+}
+# Ratios beyond this are not worth an axis: such a rival is far behind.
+_FAR = 1.5
+
+
+def plot_boards(path: pathlib.Path, boards: Rows, title: str, *, simulated: bool) -> None:
+    """Write for each board its trials, by whose fault they ended, and the hours for which they held it.
+
+    `boards` must not be empty.
+    """
+    shown = sorted(boards, key=lambda each: -each["board_hours"])[:_MOST_BOARDS]
+    shown = sorted(shown, key=lambda each: (each["board_type"], each["board"]))
+    left_out = f"; the {len(shown)} busiest of {len(boards)}" if len(shown) < len(boards) else ""
+    counts = {side: [_count(each, side) for each in shown] for side in SIDES}
+    used = [side for side in SIDES if any(counts[side])]
+    with matplotlib.rc_context(plots.STYLE):
+        figure = campaign_frame.new_figure(1.55 + 0.32 * len(shown))
+        handles = [Patch(color=SIDES[side][1], label=SIDES[side][0]) for side in used]
+        subtitle = f"trials of every board, and the hours that they held it{left_out}"
+        bottom, top = campaign_frame.draw_head(figure, title, subtitle, "", handles, simulated=simulated, columns=5)
+        trials, hours = figure.subplots(1, 2, sharey=True, width_ratios=(2, 1))
+        places = [float(index) for index in range(len(shown))][::-1]
+        start = [0.0] * len(shown)
+        for side in used:
+            trials.barh(places, counts[side], left=start, height=0.66, color=SIDES[side][1], zorder=2)
+            start = [before + count for before, count in zip(start, counts[side], strict=True)]
+        hours.barh(places, [each["board_hours"] for each in shown], height=0.66, color=plots.GREY, zorder=2)
+        trials.set_yticks(places, [each["board"] for each in shown])
+        for axes, what, ends, form in (
+            (trials, "trials", start, "{:,.0f}"),
+            (hours, "board-hours", [each["board_hours"] for each in shown], "{:,.2f}"),
+        ):
+            axes.tick_params(axis="y", length=0)
+            campaign_frame.strip(axes, "x")
+            axes.set_xlabel(what)
+            axes.set_xlim(0, max(*ends, 1e-9) * 1.22)
+            for place, end in zip(places, ends, strict=True):
+                _write(axes, end, place, form.format(end))
+        trials.set_ylim(-0.6, len(shown) - 0.4)
+        width, height = figure.get_size_inches()
+        longest = max(len(each["board"]) for each in shown)
+        figure.subplots_adjust(
+            left=(0.25 + 0.085 * longest) / width,
+            right=1 - 0.15 / width,
+            top=top - 0.06 / height,
+            bottom=bottom + 0.42 / height,
+            wspace=0.08,
+        )
+        campaign_frame.save(figure, path)
+
+
+def list_contests(winners: Rows) -> list[Mapping[str, Any]]:
+    """The winners that were measured beside rivals, those first whose nearest rival came closest."""
+    contests = [each for each in winners if (each["evidence"] or {}).get("rivals")]
+    return sorted(contests, key=lambda each: min(rival["ratio"] for rival in each["evidence"]["rivals"]))
+
+
+def plot_winners(path: pathlib.Path, winners: Rows, title: str, *, simulated: bool) -> None:
+    """Write for each task its winner's rivals: how many times as long they take, with the interval of that.
+
+    At least one of the winners must have rivals (`list_contests`).
+    """
+    contests = list_contests(winners)
+    shown = contests[:_MOST_TASKS]
+    band = max((each["evidence"].get("band") or 0.0) for each in shown)
+    several = len({(each["board_type"], each["point"]) for each in shown}) > 1
+    with matplotlib.rc_context(plots.STYLE):
+        figure = campaign_frame.new_figure(1.75 + (0.36 if several else 0.28) * len(shown))
+        handles = [
+            _dot("#0072b2", "slower than the winner"),
+            _dot("#e69f00", "a tie: cannot be told from it"),
+        ]
+        left_out = f"; the {len(shown)} closest of {len(contests)}" if len(shown) < len(contests) else ""
+        subtitle = f"rivals of each winner, measured in turns with it on the same boards{left_out}"
+        confidence = shown[0]["evidence"].get("confidence")
+        note = "Dots: median ratio." + (f" Whiskers: its {confidence * 100:g} % interval." if confidence else "")
+        note += f" Grey: differences below {band * 100:g} % do not matter." if band else ""
+        bottom, top = campaign_frame.draw_head(figure, title, subtitle, note, handles, simulated=simulated)
+        axes = figure.subplots()
+        far = min(_FAR, max(_reach(rival) for each in shown for rival in each["evidence"]["rivals"]) * 1.02)
+        low = min(0.99, *(rival["low"] for each in shown for rival in each["evidence"]["rivals"] if rival["low"]))
+        for row, each in enumerate(shown):
+            _draw_rivals(axes, len(shown) - 1.0 - row, each["evidence"]["rivals"], far)
+        if band:
+            axes.axvspan(1.0, 1.0 + band, color="#eeeeee", zorder=0)
+        axes.axvline(1.0, color=plots.INK, linewidth=1.2, zorder=2)
+        axes.set_xlim(max(low - 0.005, 0.8), max(far, 1.02))
+        axes.set_ylim(-0.7, len(shown) - 0.3)
+        labels = [_label(each, several) for each in shown]
+        axes.set_yticks([len(shown) - 1.0 - row for row in range(len(shown))], labels, fontsize=8)
+        axes.tick_params(axis="y", length=0)
+        campaign_frame.strip(axes, "x")
+        axes.set_xlabel("latency of the rival over that of the winner")
+        width, height = figure.get_size_inches()
+        longest = max(len(line) for label in labels for line in label.split("\n"))
+        figure.subplots_adjust(
+            left=(0.25 + 0.064 * longest) / width,
+            right=1 - 0.25 / width,
+            top=top - 0.06 / height,
+            bottom=bottom + 0.45 / height,
+        )
+        campaign_frame.save(figure, path)
+
+
+def _draw_rivals(axes: Axes, place: float, rivals: Rows, far: float) -> None:
+    ordered = sorted(rivals, key=lambda rival: rival["ratio"])
+    spread = min(0.16, 0.6 / max(1, len(ordered)))
+    for index, rival in enumerate(ordered):
+        level = place + spread * ((len(ordered) - 1) / 2 - index)
+        colour = "#e69f00" if rival["verdict"] == "tied" else "#0072b2"
+        if rival["ratio"] > far:
+            axes.plot(far, level, ">", color=colour, markersize=5, clip_on=False, zorder=4)
+            continue
+        axes.plot([rival["low"], min(_reach(rival), far)], [level, level], color=colour, linewidth=1.2, zorder=3)
+        axes.plot(rival["ratio"], level, "o", color=colour, markersize=4, zorder=4)
+
+
+def _reach(rival: Mapping[str, Any]) -> float:
+    """The upper end of a rival's interval; where it has none, the ratio itself."""
+    return float(rival["ratio"] if rival["high"] is None else rival["high"])
+
+
+def _label(winner: Mapping[str, Any], several: bool) -> str:
+    name = winner["name"] if len(winner["name"]) <= 44 else winner["name"][:43] + "…"
+    return f"{name}\n{winner['board_type']} @ {winner['point']}" if several else str(name)
+
+
+def _dot(colour: str, label: str) -> Line2D:
+    return Line2D([], [], linestyle="none", marker="o", color=colour, markersize=5, label=label)
+
+
+def _count(board: Mapping[str, Any], side: str) -> int:
+    return int(board["ok"] if side == "ok" else board["faults"].get(side, 0))
+
+
+def _write(axes: Axes, value: float, place: float, text: str) -> None:
+    axes.annotate(
+        text, (value, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8.5, color=plots.FAINT
+    )
