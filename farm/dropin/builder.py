@@ -19,9 +19,8 @@ from typing import Any
 
 from farm import settings as farm_settings
 from farm.dropin.children import Child
-from farm.dropin.tvm_objects import as_tvm_object, to_plain_target
+from farm.dropin.tvm_objects import as_tvm_object, load_for_script, to_plain_target
 from farm.errors import UnavailableError, UsageError
-from farm.search import tvm_env
 
 # A busy machine takes ten times the usual 3 s to start a process that loads TVM.
 START_TIMEOUT_S = 120.0
@@ -29,8 +28,7 @@ START_TIMEOUT_S = 120.0
 _MAX_FALSE_STARTS = 3
 _MODULE = "farm.dropin.build_process"
 
-# Before TVM is asked for its tuning parts: it saves their minute of imports.
-tvm_env.load()
+load_for_script()
 import tvm  # noqa: E402
 import tvm.s_tir.meta_schedule as ms  # noqa: E402
 

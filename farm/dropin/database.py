@@ -19,10 +19,10 @@ from farm import settings as farm_settings
 from farm.campaign.board_choice import plan_pool, plan_target
 from farm.campaign.machine import name_user, process_identity
 from farm.dropin.measured import recent
-from farm.dropin.tvm_objects import as_tvm_object, to_plain_target
+from farm.dropin.tvm_objects import as_tvm_object, load_for_script, to_plain_target
 from farm.errors import InternalError, UsageError
 from farm.inventory.board_types import require_board_type
-from farm.search import traces, tvm_env, workloads
+from farm.search import traces, workloads
 from farm.search.target import host_target, make_target
 from farm.store import Store
 from farm.values import DEFAULT_POINT, Trial
@@ -36,8 +36,7 @@ _NO_TIME_S = 1e9
 
 _log = logging.getLogger(__name__)
 
-# Before TVM is asked for its tuning parts: it saves their minute of imports.
-tvm_env.load()
+load_for_script()
 import tvm  # noqa: E402
 import tvm.s_tir.meta_schedule as ms  # noqa: E402
 import tvm_ffi  # noqa: E402

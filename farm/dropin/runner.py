@@ -22,18 +22,18 @@ from farm.campaign.machine import name_user
 from farm.dropin.board_process import BoardOrder
 from farm.dropin.boards import Boards, Measurement
 from farm.dropin.measured import Measured, recent
-from farm.dropin.tvm_objects import as_tvm_object
+from farm.dropin.tvm_objects import as_tvm_object, load_for_script
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
-from farm.search import tvm_env
 from farm.search.target import host_target, make_target
 from farm.services.client import using_services
 from farm.store import Store
 
 DEFAULT_WAIT_S = 60.0
+# ELF's e_machine, from elf.h.
+_ARCHITECTURES = {62: "x86_64", 183: "aarch64"}
 
-# Before TVM is asked for its tuning parts: it saves their minute of imports.
-tvm_env.load()
+load_for_script()
 import tvm.s_tir.meta_schedule as ms  # noqa: E402
 
 
@@ -145,7 +145,8 @@ class FarmRunner(ms.runner.PyRunner):
                 arguments=tuple(_to_argument(about) for about in each.args_info),
                 limits=dataclasses.replace(self._spec.limits, threads=threads),
             )
-            library = Path(str(each.artifact_path)).read_bytes()
+            library = _read_library(Path(str(each.artifact_path)))
+            require_runnable(library, self.boards.require_description())
             futures.append(FarmFuture(self.boards.submit(spec, library), self.board_type))
         return futures
 
@@ -191,6 +192,26 @@ def _plan_spec(
         seed=settings.seed,
         limits=Limits(timeout_s=timeout_sec or settings.measure_timeout_s, memory_bytes=settings.measure_memory_bytes),
     )
+
+
+def _read_library(path: Path) -> bytes:
+    """What the builder made. Raises UsageError for a builder whose work the boards cannot load."""
+    if path.suffix != ".so":
+        raise UsageError(
+            f"a FarmRunner measures linked libraries, not {path.name}", "Give FarmBuilder() to `tune_*` as well."
+        )
+    return path.read_bytes()
+
+
+def require_runnable(library: bytes, description: Mapping[str, Any]) -> None:
+    """Raise UsageError where code is not for the boards' architecture: every candidate would fail, and look bad."""
+    architecture = _ARCHITECTURES.get(int.from_bytes(library[18:20], "little"))
+    wanted = str(description["architecture"])
+    if library[:4] == b"\x7fELF" and architecture is not None and architecture != wanted:
+        raise UsageError(
+            f"candidates are built for {architecture}, but {description['name']} is {wanted}",
+            "Tune for the boards' own target: FarmRunner's `target`.",
+        )
 
 
 def _to_argument(about: Any) -> TensorSpec:

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, TypeVar
 
 from farm.search import tvm_env
 
 T = TypeVar("T")
 
+_LOGGERS = ("tvm.s_tir.meta_schedule", "tvm.s_tir.meta_schedule.tune_context")
+
+
+def load_for_script() -> None:
+    """TVM without its minute of imports, and MetaSchedule as talkative as the script had it: our own searches hush it.
+
+    To be called before TVM's tuning parts are imported; nothing is saved where the script has made a TuneContext.
+    """
+    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    tvm_env.load()
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+
 
 def as_tvm_object(cls: type[T]) -> type[T]:
     """TVM's `derived_object`, keeping name and docstring; a class with `close` also works as a context manager."""
-    tvm_env.load()
+    load_for_script()
     from tvm.ir.utils import derived_object
 
     wrapped: Any = derived_object(cls)
