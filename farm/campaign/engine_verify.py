@@ -10,13 +10,10 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from device_agent.protocol import Engine as Runner
-from device_agent.protocol import Limits, Outcome, RunSpec, Status
+from device_agent.protocol import Outcome, Status
 from farm.artifacts.verify import Comparison, compare
 from farm.campaign.engine_parts import Parts
+from farm.campaign.running import winner_check
 from farm.errors import InternalError, PermanentError
 from farm.search.build_pool import BuildResult
 from farm.store import Store
@@ -114,12 +111,8 @@ def _check_all(parts: Parts, winners: Sequence[tuple[Any, dict[str, Any]]]) -> I
 
 def _check(parts: Parts, workload: Any, reference: BuildResult, candidate: BuildResult) -> Comparison:
     """Run both on the same inputs. Raises PermanentError where it is the reference that fails."""
-    settings = parts.settings
-    spec = RunSpec(
-        Runner.KERNEL,
-        limits=Limits(timeout_s=settings.model_timeout_s, memory_bytes=settings.model_memory_bytes),
-    )
-    inputs = _inputs(workload.arguments, settings.seed)
+    spec = winner_check.to_run_spec(parts.settings)
+    inputs = winner_check.make_inputs(workload.arguments, parts.settings.seed)
     results = []
     for what, program in (("reference", reference), ("candidate", candidate)):
         status, message = program.status, program.message
@@ -133,16 +126,6 @@ def _check(parts: Parts, workload: Any, reference: BuildResult, candidate: Build
         else:
             return Comparison(False, float("inf"), float("inf"), f"{status}: {message}")
     return compare(results[1], results[0])
-
-
-def _inputs(arguments: Sequence[tuple[tuple[int, ...], str]], seed: int) -> dict[str, npt.NDArray[Any]]:
-    random = np.random.default_rng(seed)
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    for index, (shape, dtype) in enumerate(arguments):
-        kind = np.dtype(dtype).kind
-        values = random.integers(0, 10, shape) if kind in "iub" else random.standard_normal(shape)
-        arrays[f"arg_{index:03d}"] = values.astype(dtype)
-    return arrays
 
 
 def _record(workload: Any, row: dict[str, Any], board_type: str, simulated: bool, verdict: Comparison) -> Record:

@@ -100,9 +100,10 @@ class Contest:
             return 0
         return self._rule.looks[self._look] - len(tie.complete(self.rounds, self.alive)) - len(self._running)
 
-    def count_usable(self, boards: int) -> int:
-        """How many boards it has use for now, where so many may be had."""
-        return min(BOARDS, boards, max(0, self.missing) + len(self._running))
+    def count_wanted(self, held: Collection[str], boards: int) -> int:
+        """How many boards should be there for it, beside those that are and are left out; `boards` may be had."""
+        usable = min(BOARDS, boards, max(0, self.missing) + len(self._running))
+        return usable + min(len(self._shunned().intersection(held)), boards - usable) if usable else 0
 
     def begin(self, board: str, now_s: float, held: Collection[str], boards: int) -> RoundRun | None:
         """A round for a free board, or None where it has none for this one.
@@ -158,7 +159,7 @@ class Contest:
             self._decide()
 
     def _may_measure(self, board: str, now_s: float, held: Collection[str], boards: int) -> bool:
-        shunned = {name for name, count in self._spoilt_on.items() if count >= _MAX_SPOILT_ON_BOARD}
+        shunned = self._shunned()
         if board in shunned and boards > len(shunned):
             return False
         rounds = Counter(each.board for each in tie.complete(self.rounds, self.alive))
@@ -172,6 +173,9 @@ class Contest:
         if self._waiting_since_s is None:
             self._waiting_since_s = now_s
         return now_s - self._waiting_since_s >= SECOND_BOARD_WAIT_S
+
+    def _shunned(self) -> set[str]:
+        return {name for name, count in self._spoilt_on.items() if count >= _MAX_SPOILT_ON_BOARD}
 
     def _decide(self) -> None:
         """Look at the rounds as soon as there are enough for the next look, or no more can be had."""

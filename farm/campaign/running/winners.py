@@ -118,7 +118,7 @@ class Verification:
         """How many boards of each type it can use now; types that it needs none of are missing."""
         wanted = self._programs.count_runs(self._places())
         for key, task in self._active.items():
-            wanted[key.board_type] += task.contest.count_usable(self._count_expected(key.board_type))
+            wanted[key.board_type] += task.contest.count_wanted(self._boards, self._count_expected(key.board_type))
         return {board_type: count for board_type, count in wanted.items() if count}
 
     def expect(self, boards: Mapping[str, int]) -> None:
