@@ -18,7 +18,7 @@ class Relay:
     """Carries one connection. `address` is where the client connects to.
 
     `board_ended` is set once the board hung up or could not be reached: before the client notices, and never because
-    the client left or `cut` was called.
+    the client left or `cut` was called. `sent_bytes` is how much of what the client sent the board's side has taken.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -27,6 +27,7 @@ class Relay:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=1)
         self.address: tuple[str, int] = self._listener.getsockname()
         self.board_ended = threading.Event()
+        self.sent_bytes = 0
         self._client_ended = threading.Event()
         self._sockets: list[socket.socket] = [self._listener]
         self._lock = threading.Lock()
@@ -97,6 +98,7 @@ class Relay:
                 break
             try:
                 board.sendall(view[:count])
+                self.sent_bytes += count
             except OSError:  # a board that left is noticed on its way down
                 break
         with contextlib.suppress(OSError):

@@ -63,6 +63,10 @@ PIN_TIMEOUT_S = 20.0
 # deadline has to fire first, because it gives an outcome where ours only gives up.
 _CALL_GRACE_S = 10.0
 _SLOWEST_BYTES_PER_S = 5e6
+# Of that grace, what an upload may take beyond its bytes. Less than a megabyte fits into buffers on the way: whether a
+# board has taken it cannot be seen.
+_UPLOAD_GRACE_S = 5.0
+_SEEN_UPLOAD_BYTES = 1 << 20
 
 Arrays = dict[str, npt.NDArray[Any]]
 _log = logging.getLogger(__name__)
@@ -252,25 +256,43 @@ class BoardSession:
                 self._functions[function] = self._session.get_function(function)
             return self._functions[function](*arguments)
 
-        return self._guarded(function, deadline_s, call)
+        upload = sum(len(each) for each in arguments if isinstance(each, bytes))
+        return self._guarded(function, deadline_s, call, upload)
 
-    def _guarded(self, what: str, deadline_s: float, work: Any) -> Any:
-        """Do `work`, cutting the connection when the deadline passes: TVM's client would wait for ever."""
+    def _guarded(self, what: str, deadline_s: float, work: Any, upload_bytes: int = 0) -> Any:
+        """Do `work`, cutting the connection when the deadline passes: TVM's client would wait for ever.
+
+        A big upload has a deadline of its own, which comes first.
+        """
         overrun = threading.Event()
+        waited_for = f"the board {self.key} did not answer {what} within {deadline_s:.1f} s"
+        sent_before = self._relay.sent_bytes
 
         def cut() -> None:
             overrun.set()
             self._relay.cut()
 
-        timer = threading.Timer(deadline_s, cut)
-        timer.daemon = True
-        timer.start()
+        def check_upload() -> None:
+            nonlocal waited_for
+            if self._relay.sent_bytes - sent_before < upload_bytes:
+                waited_for = (
+                    f"the board {self.key} did not take the upload of {upload_bytes} bytes within {upload_s:.1f} s"
+                )
+                cut()
+
+        timers = [threading.Timer(deadline_s, cut)]
+        upload_s = _UPLOAD_GRACE_S + upload_bytes / _SLOWEST_BYTES_PER_S
+        if upload_bytes >= _SEEN_UPLOAD_BYTES and upload_s < deadline_s:
+            timers.append(threading.Timer(upload_s, check_upload))
+        for timer in timers:
+            timer.daemon = True
+            timer.start()
         started = time.monotonic()
         try:
             result = work()
         except Exception as error:  # TVM raises its own, and whatever class the far side named
             if overrun.is_set():
-                raise DeadlineError(f"the board {self.key} did not answer {what} within {deadline_s:.1f} s") from error
+                raise DeadlineError(waited_for) from error
             # The relay hears of a lost board a moment after TVM's client does.
             if self._relay.board_ended.wait(0.2):
                 elapsed = time.monotonic() - started
@@ -280,9 +302,10 @@ class BoardSession:
                 f"{what} failed on {self.key}: {reason[-1] if reason else type(error).__name__}"
             ) from error
         finally:
-            timer.cancel()
+            for timer in timers:
+                timer.cancel()
         if overrun.is_set():  # the answer and the cut crossed; the session is useless, whatever the answer says
-            raise DeadlineError(f"the board {self.key} did not answer {what} within {deadline_s:.1f} s")
+            raise DeadlineError(waited_for)
         return result
 
 

@@ -81,6 +81,26 @@ def test_an_overrun_raises_and_the_next_session_works(
         assert session.measure(spec(), matmul).status is Status.OK
 
 
+def test_an_upload_that_a_board_does_not_take_is_told_from_a_slow_answer(
+    client: Tracker, agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that is stopped takes no more than buffers hold; its upload's deadline comes before the call's."""
+    monkeypatch.setattr(farm_session, "_UPLOAD_GRACE_S", 0.2)
+    monkeypatch.setattr(farm_session, "_SLOWEST_BYTES_PER_S", 1e8)
+    with BoardSession(client, agent.key) as session:
+        family = agent.descendants()
+        for process in family:
+            process.suspend()
+        try:
+            with pytest.raises(DeadlineError, match=r"did not take the upload of 67108864 bytes within 0\.9 s"):
+                session.measure(spec(), bytes(64 << 20))
+        finally:
+            for process in family:
+                process.resume()
+    with BoardSession(client, agent.key, PATIENCE_S) as session:
+        assert session.description.board_type == "local"
+
+
 def test_a_killed_agent_is_a_lost_board(
     client: Tracker, tracker: Any, start_agent: Callable[..., Any], bad: bytes
 ) -> None:
