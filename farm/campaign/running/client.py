@@ -10,7 +10,7 @@ import time
 
 import psutil
 
-from farm.campaign.running.state import LOG_FILE, EngineInfo, find_engine, is_held
+from farm.campaign.running.state import ANOTHER_RUNS, LOG_FILE, find_engine, is_held
 from farm.errors import DeadlineError, UnavailableError
 from farm.fleet import processes
 from farm.settings import Settings
@@ -23,22 +23,23 @@ _LOOK_S = 0.05
 _OUTPUT = "engine.out"
 
 
-def ensure_engine(settings: Settings) -> EngineInfo:
-    """See that an engine runs which will look into the store after this call. Raises UnavailableError, DeadlineError.
+def ensure_engine(settings: Settings) -> None:
+    """See that an engine does what stands in the store by now, starting one if need be; it is not waited for.
 
-    To be called once what is wanted of it stands in the store.
+    Raises UnavailableError where none can run, DeadlineError.
     """
     deadline = time.monotonic() + START_TIMEOUT_S
-    process = None
+    process: subprocess.Popen[bytes] | None = None
     while True:
-        found = find_engine(settings.home_path)
-        if found is not None:
-            return found
-        if not is_held(settings.home_path) and (process is None or process.poll() is not None):
-            # 3: another engine was faster; 0: there was nothing left to do.
-            if process is not None and process.returncode not in (0, 3):
+        if find_engine(settings.home_path) is not None:
+            return
+        ended = None if process is None else process.poll()
+        if ended == 0:
+            return  # it has looked, and there was nothing left to do
+        if not is_held(settings.home_path) and (process is None or ended is not None):
+            if process is not None and ended != ANOTHER_RUNS:
                 raise UnavailableError(
-                    f"the engine of campaigns ended at once ({process.returncode}){tail(settings)}",
+                    f"the engine of campaigns ended at once ({ended}){tail(settings)}",
                     "`farm doctor` examines the farm.",
                 )
             process = _spawn(settings)

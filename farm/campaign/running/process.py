@@ -18,8 +18,8 @@ from typing import Any
 from farm import settings as farm_settings
 from farm.campaign.machine import is_gone, process_identity
 from farm.campaign.running.control import RUN, needs_engine
-from farm.campaign.running.state import LOG_FILE, engine_lock, publish, withdraw
-from farm.errors import FarmError
+from farm.campaign.running.state import ANOTHER_RUNS, LOG_FILE, engine_lock, publish, withdraw
+from farm.errors import FarmError, UnavailableError
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignState
@@ -43,7 +43,12 @@ def main() -> int:
     try:
         settings = farm_settings.load()
         _start_log(settings.home_path / "logs")
-        with engine_lock(settings.home_path), Store(settings.home_path / "farm.db") as store:
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(engine_lock(settings.home_path))
+            except UnavailableError as error:
+                return _fail(str(error), ANOTHER_RUNS)
+            store = stack.enter_context(Store(settings.home_path / "farm.db"))
             serve(settings, store, run_engine)
     except FarmError as error:
         return _fail(str(error), error.exit_code)
@@ -67,9 +72,10 @@ def serve(settings: Settings, store: Store, run: Run) -> None:
         while not told.yes and empty < _MAX_EMPTY_RUNS:
             publish(home)
             _take_up(store)
-            began = time.monotonic()
-            run(settings, store, lambda: told.yes, lambda text: _log.info("%s", text))
-            empty = empty + 1 if time.monotonic() - began < _EMPTY_S else 0
+            if _has_work(store):
+                began = time.monotonic()
+                run(settings, store, lambda: told.yes, lambda text: _log.info("%s", text))
+                empty = empty + 1 if time.monotonic() - began < _EMPTY_S else 0
             withdraw(home)
             # What was ordered before a command saw the file go is in the store by now.
             if not _has_work(store):

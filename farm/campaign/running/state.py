@@ -19,6 +19,8 @@ from farm.campaign.machine import process_identity
 from farm.errors import UnavailableError
 
 LOG_FILE = "engine.log"
+# The exit code of an engine that finds another one; no error of ours has it.
+ANOTHER_RUNS = 75
 _LOCK, _FILE = "engine.lock", "engine.json"
 # Whoever only looks (`is_held`) has the lock for microseconds.
 _LOCK_TRIES = 50
