@@ -1,0 +1,274 @@
+"""Winners found for real: a search's candidates, compiled, checked and measured again on two virtual boards."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+
+from device_agent.protocol import Limits, MeasureSpec, OperatingPoint, Outcome, Status, TensorSpec
+from farm.campaign.fleet_values import Budget
+from farm.campaign.running.order import MeasureOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
+from farm.campaign.running.tie import TieRule
+from farm.campaign.running.winner_requests import BuildWanted, MeasureWanted, ReplayWanted, Request, RunWanted
+from farm.campaign.running.winners import Verification
+from farm.errors import TransientError
+from farm.measure.session import BoardSession, Direct
+from farm.models import inputs as model_inputs
+from farm.models import source
+from farm.search import builder, importer, pipeline, target, tvm_env, workloads
+from farm.search.build_pool import BuildResult
+from farm.search.cost_model import CostModel
+from farm.search.strategy import Candidate, SearchSettings, WorkloadSearch
+from farm.search.workloads import Workload
+from farm.settings import Settings
+from farm.store import Store
+from farm.values import WINNER_TRIAL, Trial
+from tests.integration.conftest import Agent
+
+tvm = tvm_env.load()
+
+NANO = "jetson-nano"
+# The text of the point in trials; what it holds on the board.
+POINT, CLOCKS = "cpu_freq_hz=1428000000", OperatingPoint(cpu_freq_hz={"a57": 1_428_000_000})
+# Short: what is proved is that the parts fit, not how well noise is told from differences (tests/unit/test_tie.py).
+RULE = TieRule(looks=(4, 6))
+THREADS = 2
+# By function and whether it packs weights itself: both tests compile the same ones.
+_libraries: dict[tuple[str, bool], bytes] = {}
+
+
+class Boards:
+    """Sessions with virtual boards, by the farm's names."""
+
+    def __init__(self, agents: Mapping[str, Agent]) -> None:
+        self.agents = agents
+        self.sessions: dict[str, BoardSession] = {}
+
+    def answer(self, verification: Verification, request: RunWanted | MeasureWanted) -> None:
+        """Do what is wanted; a board that is lost is taken from the verification, as an engine would."""
+        try:
+            session = self._session(request.board)
+            session.pin(request.point)
+            if isinstance(request, RunWanted):
+                outcome, outputs = session.run_model(request.spec, request.program, request.inputs)
+                verification.on_ran(request.token, outcome, outputs)
+            else:
+                verification.on_measured(request.token, session.measure(request.spec, request.library), 0.1)
+        except TransientError as error:
+            outcome = Outcome(Status.BOARD_LOST, error.message, board=request.board, simulated=True)
+            if isinstance(request, RunWanted):
+                verification.on_ran(request.token, outcome, {})
+            else:
+                verification.on_measured(request.token, outcome, 0.1)
+            verification.take(request.board)
+            verification.expect({NANO: 1})
+            self.sessions.pop(request.board).close()
+
+    def measure(self, board: str, spec: MeasureSpec, library: bytes) -> Outcome:
+        """Time a library at the test's point."""
+        session = self._session(board)
+        session.pin(CLOCKS)
+        return session.measure(spec, library)
+
+    def close(self) -> None:
+        """End the sessions."""
+        for session in self.sessions.values():
+            session.close()
+
+    def _session(self, board: str) -> BoardSession:
+        if board not in self.sessions:
+            agent = self.agents[board]
+            key = f"{NANO}/{agent.key.partition('/')[2]}"
+            self.sessions[board] = BoardSession(Direct("127.0.0.1", agent.port), key)
+        return self.sessions[board]
+
+
+@pytest.fixture(scope="module")
+def agents(start_agent: Callable[..., Agent]) -> dict[str, Agent]:
+    """Two virtual boards of one type that differ as their seeds have it."""
+    return {
+        f"nano-{n}": start_agent("--virtual", NANO, "--seed", str(n), "--port", "9600", "--port-end", "9699")
+        for n in (1, 2)
+    }
+
+
+@pytest.fixture
+def boards(agents: dict[str, Agent]) -> Iterator[Boards]:
+    """Sessions with them."""
+    boards = Boards(agents)
+    yield boards
+    boards.close()
+
+
+@pytest.fixture(scope="module")
+def host() -> dict[str, object]:
+    """What virtual boards run."""
+    return dict(target.host_target(THREADS))
+
+
+@pytest.fixture(scope="module")
+def workload(host: dict[str, object]) -> Workload:
+    """The heaviest function of the zoo's tiny-cnn."""
+    model = source.resolve_model("tiny-cnn").load()
+    shapes = {spec.name: spec.static_shape for spec in model_inputs.read_inputs(model)}
+    compile_target = target.make_target(host)
+    module, used = pipeline.prepare(
+        importer.import_onnx(model, shapes), compile_target, pipeline.require_pipeline("graph/1")
+    )
+    return workloads.extract(module, compile_target, host, used.name)[0]
+
+
+@pytest.fixture(scope="module")
+def search(workload: Workload, host: dict[str, object]) -> WorkloadSearch:
+    """A search that proposes and replays its candidates."""
+    settings = SearchSettings(population=8, first_population=8, generations=1, threads=1)
+    return WorkloadSearch(workload, target.make_target(host), CostModel(0, 1, warmup=64), settings)
+
+
+@pytest.fixture(scope="module")
+def candidates(search: WorkloadSearch) -> list[Candidate]:
+    """Three of its candidates."""
+    return search.propose(4)[:3]
+
+
+def submit(
+    store: Store, boards: Boards, workload: Workload, candidates: list[Candidate], name: str
+) -> tuple[int, Order]:
+    """A campaign whose search has measured the candidates once each, on one board."""
+    about = WorkloadOrder(workload.hash, workload.name, workload.kind, workload.flop, 1.0, ("tiny-cnn",))
+    of_type = TypeOrder(NANO, True, workload.target, THREADS, workload.pipeline, {POINT: CLOCKS}, (about,))
+    measuring = MeasureOrder(1, 3, 0.02, 20.0, 1 << 30, verify_top=2)
+    order = Order(
+        name, "ann@desk", (), (of_type,), Budget(trials=3), SearchOrder("xgb", None, None, False, 1), measuring
+    )
+    row = {
+        "hash": workload.hash,
+        "name": workload.name,
+        "flop": workload.flop,
+        "arguments": [[list(shape), dtype] for shape, dtype in workload.arguments],
+        "target": dict(workload.target),
+        "pipeline": workload.pipeline,
+        "module_json": workload.module_json,
+        "board_type": NANO,
+        "weight": 1.0,
+    }
+    campaign = store.submit_campaign(order.to_document(), "farm campaign run tiny.yaml", [row])
+    for candidate in candidates:
+        arguments = tuple(TensorSpec(shape, dtype) for shape, dtype in candidate.arguments)
+        spec = MeasureSpec(arguments, repeat=3, min_repeat_s=0.02, limits=Limits(timeout_s=20.0, threads=THREADS))
+        outcome = boards.measure("nano-1", spec, builder.build_candidate(candidate.module_json, workload.target))
+        assert outcome.status is Status.OK, outcome.message
+        trial = Trial(campaign, workload.hash, candidate.hash, POINT, 1, outcome, candidate.trace_json, board_type=NANO)
+        assert store.add_trial(trial)
+    return campaign, order
+
+
+def drive(
+    verification: Verification,
+    boards: Boards,
+    replay: Callable[[str], str],
+    note: Callable[[Request], None] = lambda request: None,
+) -> None:
+    """Answer one request at a time until it is done."""
+    waiting: list[Request] = []
+    for _ in range(400):
+        waiting += verification.step(0.0)
+        if verification.done:
+            return
+        request = waiting.pop(0)
+        note(request)
+        if isinstance(request, ReplayWanted):
+            verification.on_replayed(request.token, replay(request.trace_json))
+        elif isinstance(request, BuildWanted):
+            program = (request.module_json, request.standalone)
+            if program not in _libraries:
+                _libraries[program] = builder.build_candidate(program[0], request.target, standalone=program[1])
+            library = _libraries[program]
+            address = builder.content_address(library)
+            verification.on_built(request.token, BuildResult(Status.OK, "", library, address, 1.0))
+        elif request.board in boards.agents:
+            boards.answer(verification, request)
+    pytest.fail("the verification does not come to an end")
+
+
+def open_verification(campaign: int, order: Order, store: Store) -> Verification:
+    """With both boards."""
+    verification = Verification(campaign, order, store, Settings(), RULE)
+    verification.add()
+    for board in ("nano-1", "nano-2"):
+        verification.give(board, NANO, True)
+    return verification
+
+
+def test_a_winner_is_checked_and_measured_on_both_boards(
+    tmp_path: pathlib.Path,
+    boards: Boards,
+    workload: Workload,
+    search: WorkloadSearch,
+    candidates: list[Candidate],
+) -> None:
+    """The record's candidate computes what the unscheduled function does, and was measured in turns on two boards.
+
+    The best candidate's trace is answered with a function that computes something else: it is found out and is out.
+    """
+    with Store(tmp_path / "farm.sqlite") as store:
+        campaign, order = submit(store, boards, workload, candidates, "first")
+        known = store.fetch_known_candidates(workload.hash, NANO, POINT, True)
+        best = min(known, key=lambda row: float(row["median_s"]))
+
+        def replay(trace_json: str) -> str:
+            return spoil(workload.module_json) if trace_json == best["trace_json"] else search.replay(trace_json)
+
+        verification = open_verification(campaign, order, store)
+        drive(verification, boards, replay)
+        assert verification.verdict.to_document()["rejected"] == 1
+        (record,) = store.fetch_records(board_type=NANO, operating_point=POINT, simulated=True)
+        assert record.candidate != best["candidate"]
+        assert record.evidence is not None
+        assert len(record.evidence["boards"]) == 2
+        assert record.evidence["rounds"] >= 4
+        assert record.evidence["rivals"]
+        assert 0 <= record.max_rel_error < 1e-4
+        rows = [row for row in store.fetch_trials(campaign) if row["purpose"] == WINNER_TRIAL]
+        assert [row["candidate"] for row in rows if row["status"] == Status.WRONG_RESULT] == [best["candidate"]]
+        timed = [json.dumps(row["outcome"]["point"]) for row in rows if row["median_s"] is not None]
+        assert set(timed) == {json.dumps(CLOCKS.to_dict())}
+
+
+def test_a_board_that_is_killed_is_done_without(
+    tmp_path: pathlib.Path,
+    boards: Boards,
+    workload: Workload,
+    search: WorkloadSearch,
+    candidates: list[Candidate],
+) -> None:
+    """When a board dies in the middle of a round, the other one measures what it left, and the record comes."""
+    with Store(tmp_path / "farm.sqlite") as store:
+        campaign, order = submit(store, boards, workload, candidates[:2], "second")
+        verification = open_verification(campaign, order, store)
+        measured: list[str] = []
+
+        def note(request: Request) -> None:
+            if isinstance(request, MeasureWanted) and request.board == "nano-2":
+                measured.append(request.token)
+                if len(measured) == 2:
+                    boards.agents["nano-2"].process.kill()
+                    boards.agents["nano-2"].process.wait()
+
+        drive(verification, boards, search.replay, note)
+        (record,) = store.fetch_records(board_type=NANO, operating_point=POINT, simulated=True)
+        assert record.evidence is not None
+        assert any(row["status"] == Status.BOARD_LOST for row in store.fetch_trials(campaign))
+        again = open_verification(campaign, order, store)
+        assert again.done
+        assert again.verdict.records == 1
+
+
+def spoil(module_json: str) -> str:
+    """The same function with a minimum where its last step takes a maximum."""
+    text = tvm.ir.load_json(module_json).script()
+    assert "T.max(" in text
+    return str(tvm.ir.save_json(tvm.script.from_source(text.replace("T.max(", "T.min("))))
