@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -31,9 +33,9 @@ from farm.fleet.health import Kind, Observation
 from farm.fleet.tracker import Tracker
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import Board
+from farm.values import Board, Lease
 from tests.integration import candidates
-from tests.integration.conftest import PATIENCE_S, Agent
+from tests.integration.conftest import PATIENCE_S, Agent, wait_until
 
 TYPE = "jetson-nano"
 DEFAULT = OperatingPoint()
@@ -128,6 +130,14 @@ class Bench:
         """What the farm's services or an operator would say of a board."""
         self.store.observe_board(name, kind, "test", health.decide_by(Observation(kind), health.Limits()))
 
+    def take(self, name: str, owner: str, purpose: str) -> Lease:
+        """Lease a board as somebody else, once it is free."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.store.require_board(name)["lease"] is not None:
+            assert time.monotonic() < deadline, f"{name} was never given back"
+            self.wait()
+        return self.store.acquire_lease(name, owner, purpose)
+
     def wait_busy(self, name: str) -> None:
         """Wait until a candidate that hangs is running on a board."""
         deadline = time.monotonic() + PATIENCE_S
@@ -149,11 +159,12 @@ def fleet(
         Store(folder / "farm.db") as store,
     ):
         patch.setattr(tempfile, "tempdir", temporary)
-        agents = {}
-        for _ in range(3):
-            agent = start_agent("--virtual", TYPE, "--tracker", where, "--port", "9700", "--port-end", "9799")
-            name = agent.key.partition("/")[2]
-            agents[name] = agent
+        options = ("--virtual", TYPE, "--tracker", where, "--port", "9700", "--port-end", "9799")
+        # All at once: what they do first is waiting for the disk and for sensors.
+        started = [start_agent(*options, wait=False) for _ in range(3)]
+        agents = {agent.key.partition("/")[2]: agent for agent in started}
+        for name, agent in agents.items():
+            wait_until((agent.folder / f"{name}.json").exists, f"agent {name} to be ready")
             store.save_board(Board(name, TYPE, simulated=True))
         with ray_running(2):
             yield store, agents
@@ -290,6 +301,23 @@ def test_a_lease_ended_by_force_is_let_go_of(bench: Bench, bad: bytes) -> None:
     row = next(row for row in bench.store.fetch_boards() if row["name"] == name)
     assert row["lease"]["token"] > before
     assert row["health"] == "good"
+
+
+def test_the_lease_of_a_killed_engine_is_not_waited_for(bench: Bench) -> None:
+    """Who holds a campaign's lease and is no more need not be waited for; anybody else's lease is left alone."""
+    name, other, _ = bench.agents
+    bench.crew.want({})
+    for each in bench.agents:
+        bench.left(each)
+    killed = subprocess.Popen([sys.executable, "-c", "pass"])
+    killed.wait(PATIENCE_S)
+    leased = [(name, f"ann pid {killed.pid}", "campaign"), (other, f"ann pid {killed.pid}", "tune")]
+    leases = [bench.take(*each) for each in leased]
+    bench.crew.want({TYPE: list(bench.agents)})
+    bench.arrived(name)
+    assert not [e for e in bench.events if isinstance(e, Arrived) and e.board == other]
+    assert bench.store.release_lease(leases[1])
+    bench.arrived(*(set(bench.agents) - {name}))
 
 
 def test_a_board_that_is_not_wanted_is_given_back_when_idle(bench: Bench, matmul: bytes) -> None:

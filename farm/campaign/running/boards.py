@@ -7,7 +7,6 @@ Many at once, and nothing here waits: the engine asks again and again what happe
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -19,11 +18,11 @@ from farm.campaign import engine_ray
 from farm.campaign.board_choice import find_unfit, plan_choice
 from farm.campaign.engine_ray import ActorLostError
 from farm.campaign.fleet_site import Reach
-from farm.campaign.machine import name_user
 from farm.campaign.running import board_actor, board_anchors, timeouts
 from farm.campaign.running.anchors import Rhythm
 from farm.campaign.running.board_events import Arrived, BoardEvent, Left, Measured, Ran
 from farm.campaign.running.board_held import REQUEST_TIMEOUT_S, Call, HeldBoard, find_trouble
+from farm.campaign.running.board_leases import free_orphans, name_owner
 from farm.errors import (
     BoardBusyError,
     BoardUnsafeError,
@@ -216,6 +215,8 @@ class BoardCrew:
             and name in rows
             and rows[name]["board_type"] == board_type
         ]
+        if free_orphans(self._store, rows, names, self._purpose):
+            self._look_at = 0.0  # they are seen to be free at the next look
         free = plan_choice(list(rows.values()), names).free
         if not free:
             return
@@ -226,7 +227,7 @@ class BoardCrew:
             self._note(trouble or "the farm's services answer again")
         for name in () if trouble else free:
             try:
-                lease = self._store.acquire_lease(name, _owner(), self._purpose)
+                lease = self._store.acquire_lease(name, name_owner(), self._purpose)
             except FarmError as error:  # somebody was faster, or the store is busy
                 _log.info("%s is not taken: %s", name, error.message)
                 continue
@@ -388,8 +389,3 @@ class BoardCrew:
         if held is None or not held.arrived:
             raise InternalError(f"board {board!r} is not held, so it cannot be given work")
         return held
-
-
-def _owner() -> str:
-    """Who we are, so that a person can find us."""
-    return f"{name_user(str(os.getuid()))} pid {os.getpid()}"
