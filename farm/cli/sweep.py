@@ -62,6 +62,12 @@ def run(
     budget_points: Annotated[
         int | None, typer.Option("--budget-points", metavar="N", help="Measure no more points than this.")
     ] = None,
+    top_k: Annotated[
+        int,
+        typer.Option(
+            "--top-k", metavar="N", help="Try so many known schedules of tuned code again where they may matter."
+        ),
+    ] = 1,
     repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Visits to each point in a row.")] = 1,
     window: Annotated[
         str, typer.Option("--window", metavar="5s", help="How long a point is measured; sensors may need longer.")
@@ -96,6 +102,7 @@ def run(
             _read_ambient(ambient),
             exhaustive,
             budget_points,
+            top_k=top_k,
         )
         wait_s = read_duration_s("--wait", wait)
         settings = farm_settings.load()

@@ -31,6 +31,8 @@ def print_sweep(document: Mapping[str, Any]) -> None:
             _say(f"drift: {series['drift']['text']}")
     _say("")
     print_picks(document, document["series"])
+    for fitted in document.get("schedules", ()):
+        _print_schedules(fitted)
     for merge in grid["merged"]:
         _say(f"merged into {merge['kept']}: {', '.join(merge['dropped'])} ({merge['reason']})")
     for note in document["notes"]:
@@ -40,6 +42,28 @@ def print_sweep(document: Mapping[str, Any]) -> None:
     else:
         number = document["sweep"]
         _say(f"`farm sweep report {number}` writes the page, `farm sweep export {number}` the setting")
+
+
+def _print_schedules(fitted: Mapping[str, Any]) -> None:
+    """Where other schedules are better at a point, and what they gain."""
+    better = [each for each in fitted["workloads"] if each["differs"]]
+    batch = f", batch {fitted['batch']}" if fitted["batch"] > 1 else ""
+    told = (
+        f"schedules at {fitted['key']}{batch}: {len(better)} of {len(fitted['workloads'])} workloads have a better one"
+    )
+    if model := fitted["model"]:
+        told += f"; the model takes {_change(model, 'latency_s', 1e3, 'ms')}"
+        if model["before"]["energy_j"] and model["after"]["energy_j"]:
+            told += f" and {_change(model, 'energy_j', 1e3, 'mJ')}"
+    _say(told)
+    for each in sorted(better, key=lambda each: each["ratio"]):
+        times = f"{each['default_s'] * 1e6:.4g} to {each['best_s'] * 1e6:.4g} us"
+        _say(f"  {each['name']} x{each['weight']}: {times}, {each['ratio'] - 1:+.1%}")
+
+
+def _change(model: Mapping[str, Any], what: str, factor: float, unit: str) -> str:
+    before, after = (model[which][what]["value"] for which in ("before", "after"))
+    return f"{after * factor:.4g} {unit} instead of {before * factor:.4g} ({after / before - 1:+.1%})"
 
 
 def print_picks(document: Mapping[str, Any], chosen: Sequence[Mapping[str, Any]]) -> None:

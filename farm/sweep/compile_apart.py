@@ -1,4 +1,4 @@
-"""Compile a sweep's programs in a process of its own: the compiler takes seconds and hundreds of megabytes, holds up
+"""Compile what a sweep needs in a process of its own: the compiler takes seconds and hundreds of megabytes, holds up
 signals, and cannot be loaded beside the runtime that talks to boards.
 """
 
@@ -8,11 +8,11 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import TypeVar
 
 from farm.errors import DeadlineError, FarmError, InternalError
-from farm.sweep.programs import Program, Recipe
 
 # The biggest models take a minute to import and some to build; the linker's first use half a minute.
 TIMEOUT_S = 900.0
@@ -20,11 +20,17 @@ _LOOK_S = 0.1
 _END_TIMEOUT_S = 5.0
 
 
-def compile_apart(recipe: Recipe, variants: Sequence[str], batches: Sequence[int]) -> list[Program]:
-    """What `recipe.compile_all` returns and raises; the process is gone afterwards. Raises DeadlineError, too."""
+T = TypeVar("T")
+
+
+def compile_apart(job: Callable[[], T], name: str) -> T:
+    """What `job` returns and raises, which must be fit to be pickled; the process is gone afterwards.
+
+    `name` is of what is compiled, for people. Raises DeadlineError, too.
+    """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    child = context.Process(target=_compile, args=(theirs, recipe, tuple(variants), tuple(batches)), daemon=True)
+    child = context.Process(target=_compile, args=(theirs, job), daemon=True)
     child.start()
     theirs.close()
     try:
@@ -33,7 +39,7 @@ def compile_apart(recipe: Recipe, variants: Sequence[str], batches: Sequence[int
             if ours.poll(_LOOK_S):
                 break
         else:
-            raise DeadlineError(f"{recipe.source.name} was not compiled within {TIMEOUT_S:g} s")
+            raise DeadlineError(f"{name} was not compiled within {TIMEOUT_S:g} s")
         try:
             answer = ours.recv()
         except EOFError:
@@ -45,17 +51,18 @@ def compile_apart(recipe: Recipe, variants: Sequence[str], batches: Sequence[int
         child.join(_END_TIMEOUT_S)
     if isinstance(answer, FarmError):
         raise answer
-    return list(answer)
+    result: T = answer
+    return result
 
 
-def _compile(answers: Connection, recipe: Recipe, variants: Sequence[str], batches: Sequence[int]) -> None:
+def _compile(answers: Connection, job: Callable[[], object]) -> None:
     """The life of the process."""
     # Ctrl-C in a terminal reaches the whole group; who started us decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.pop("TVM_USE_RUNTIME_LIB", None)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        answers.send(recipe.compile_all(variants, batches))
+        answers.send(job())
     except FarmError as error:
         answers.send(error)
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from device_agent.protocol import (
     Description,
+    MeasureSpec,
     OperatingPoint,
     Outcome,
     PinReport,
@@ -131,6 +132,13 @@ class HeldBoard:
         if outcome.status is Status.BOARD_LOST:
             raise BoardLostError(outcome.message)
         return outcome, outputs
+
+    def measure(self, spec: MeasureSpec, library: bytes) -> Outcome:
+        """Time one kernel. Raises what `run` raises."""
+        outcome = self._ask(lambda session: session.measure(spec, library))
+        if outcome.status is Status.BOARD_LOST:
+            raise BoardLostError(outcome.message)
+        return outcome
 
     def check_running(self) -> None:
         """Raise StoppedError where the sweep was told to end."""

@@ -14,10 +14,12 @@ from farm.errors import UsageError
 from farm.sweep import requests
 from farm.sweep.grid import Coupling, GridRequest, find_reboot_modes, plan_grid
 from farm.sweep.requests import ALL
+from farm.sweep.schedules import MAX_TOP_K
 from farm.sweep.values import Goal, Grid, Objective
 
 MIN_WINDOW_S, MAX_WINDOW_S = 0.1, 600.0
 _CLUSTER_MARK = "="
+TUNED = "tuned"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +27,8 @@ class Order:
     """One sweep as it was asked for. Clocks as typed; empty: not varied.
 
     `cpu_freqs` are lists for all clusters or `CLUSTER=LIST`. `repeat` visits are made to each point in a row.
-    `ambient_c` is the temperature of the room.
+    `ambient_c` is the temperature of the room. `top_k` schedules of each workload are tried again at the points that
+    matter most, 1: none but the record's.
     """
 
     model: str
@@ -43,12 +46,17 @@ class Order:
     exhaustive: bool = False
     budget_points: int | None = None
     seed: int = 0
+    top_k: int = 1
 
     def __post_init__(self) -> None:
         if not MIN_WINDOW_S <= self.window_s <= MAX_WINDOW_S:
             raise UsageError(f"--window must be {MIN_WINDOW_S:g} s to {MAX_WINDOW_S:g} s, not {self.window_s:g} s")
         if not 1 <= self.repeat <= 100:
             raise UsageError(f"--repeat must be 1 to 100, not {self.repeat}")
+        if not 1 <= self.top_k <= MAX_TOP_K:
+            raise UsageError(f"--top-k must be 1 to {MAX_TOP_K}, not {self.top_k}")
+        if self.top_k > 1 and TUNED not in self.variants:
+            raise UsageError("--top-k tries schedules of tuned code", "Add --variants tuned, or untuned,tuned.")
         if self.budget_points is not None and self.budget_points < 1:
             raise UsageError(f"--budget-points must be at least 1, not {self.budget_points}")
         if self.exhaustive and self.budget_points is not None:

@@ -119,14 +119,18 @@ class Recipe:
                 programs.append(Program(variant, batch, done.library, ordered, about))
         return programs
 
+    @property
+    def target_config(self) -> Mapping[str, Any]:
+        """What TVM compiles for."""
+        return host_target(self.target.cores) if self.target.config is None else self.target.config
+
     def _compile(self, model: onnx.ModelProto, inputs: Sequence[InputSpec], variant: str, batch: int) -> Compiled:
         target, kind = self.target, self.board_type
         shapes = {spec.name: spec.static_shape for spec in inputs}
         pipeline, records = (kind.pipeline, self.records) if variant == TUNED else (UNTUNED_PIPELINE, ())
-        config = host_target(target.cores) if target.config is None else target.config
         triple = None if target.config is None else kind.link_triple
         try:
-            done = compile_model(model, shapes, config, pipeline, records, triple)
+            done = compile_model(model, shapes, self.target_config, pipeline, records, triple)
         except PermanentError as error:
             if batch == 1:
                 raise

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from farm.inventory.board_types import BoardType
 from farm.models.source import ModelSource
 from farm.settings import Settings
 from farm.store import Store
-from farm.sweep import adaptive, order, programs, visits
+from farm.sweep import adaptive, order, programs, schedules, visits
 from farm.sweep.compile_apart import compile_apart
 from farm.sweep.conductor import Conductor, Series
 from farm.sweep.crew import BoardThread, open_crew, wait_for
@@ -29,6 +30,7 @@ from farm.sweep.grid import Coupling, leave_out
 from farm.sweep.held_board import HeldBoard, StoppedError
 from farm.sweep.order import Order, Where
 from farm.sweep.programs import Program, Recipe
+from farm.sweep.refit import Bench, refit
 from farm.sweep.values import Goal, Grid, GridPoint
 from farm.sweep.visitor import Orders, Visitor
 from farm.values import DEFAULT_POINT
@@ -61,6 +63,7 @@ class SweepSession:
         self._began = time.monotonic()
         self.programs: dict[Series, Program] = {}
         self.notes: list[str] = []
+        self.schedules: list[dict[str, Any]] = []
         self.first: BoardThread
 
     def __enter__(self) -> SweepSession:
@@ -129,6 +132,8 @@ class SweepSession:
         self._target = target
         self._window = visits.plan_window(description, self._wanted.window_s, self._type.power.update_period_s)
         self._needs_total = bool(description.total_rails)
+        if self._made and self._wanted.top_k > 1:
+            raise UsageError("--top-k needs the programs compiled here", "Leave the programs out.")
         made = self._made or self._compile(target, description.simulated)
         self.programs = {program.series: program for program in made}
         return [self._window.note] if self._window.note else []
@@ -147,7 +152,9 @@ class SweepSession:
             records,
             self._settings.seed,
         )
-        return list(compile_apart(recipe, self._wanted.variants, self._wanted.batches))
+        self._recipe = recipe
+        job = functools.partial(recipe.compile_all, self._wanted.variants, self._wanted.batches)
+        return compile_apart(job, self._source.name)
 
     def environment(self, description: Description) -> dict[str, Any]:
         """What the figures were made with."""
@@ -195,6 +202,8 @@ class SweepSession:
             )
             self._add_more(self._plan_more(len(grid)))
             self._wait(orders, conductor, numbers, visitor)
+            if self._wanted.top_k > 1 and not conductor.void:
+                self._refit(sweep, conductor, goal, settings)
         except BaseException as error:
             # A store that is full refuses this too; the first error is the one to report.
             with contextlib.suppress(FarmError):
@@ -209,6 +218,31 @@ class SweepSession:
             raise
         state = "voided" if conductor.void else "finished"
         self._store.finish_sweep(sweep, state, self._summarise(conductor, visitor))
+
+    def _refit(self, sweep: int, conductor: Conductor, goal: Goal, settings: adaptive.Settings) -> None:
+        """Try other schedules at the points that matter. A board that is lost meanwhile costs only that."""
+        bench = Bench(
+            self.first,
+            self._recipe,
+            self._settings,
+            self._store,
+            sweep,
+            self._threads,
+            self._window,
+            self._needs_total,
+            self._say,
+        )
+        for series, program in self.programs.items():
+            if program.variant != programs.TUNED:
+                continue
+            planner = adaptive.Planner(conductor.grid, goal, settings)
+            keys = schedules.choose_points(planner.analyse(conductor.visits[series]), goal)
+            points = [point for key in keys if (point := conductor.grid.find(key))]
+            try:
+                self.schedules += refit(bench, program, points, self._wanted.top_k)
+            except (TransientError, UnavailableError) as error:
+                self.notes.append(f"other schedules were not all tried: {error.message}")
+                self._say(self.notes[-1])
 
     def _run_first(self, anchor: GridPoint) -> dict[Series, tuple[GridPoint, float]]:
         """Run every program once at the anchor: that it works, that all variants agree, and about how long it takes."""
@@ -271,6 +305,7 @@ class SweepSession:
             "merged": [dataclasses.asdict(merge) for merge in conductor.grid.merged],
             "points": [point.key for point in conductor.grid.points],
             "notes": [*self.notes, *conductor.notes],
+            "schedules": self.schedules,
             "boards": [thread.name for thread in self._crew.boards],
             "cost": {
                 "seconds": time.monotonic() - self._began,
