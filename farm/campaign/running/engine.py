@@ -40,8 +40,8 @@ _log = logging.getLogger(__name__)
 def run_engine(settings: Settings, store: Store, stopping: Callable[[], bool], note: Callable[[str], None]) -> None:
     """Carry out the store's campaigns until none is left or `stopping` says so; `note` is told what happens.
 
-    Campaigns that are under way then are noted as interrupted. Raises UnavailableError where a part of the farm cannot
-    be had.
+    Campaigns that are under way then stay as they are in the store. Raises UnavailableError where a part of the farm
+    cannot be had.
     """
     cores = len(os.sched_getaffinity(0))
     os.environ.setdefault("FARM_ZIG_CACHE", str(settings.home_path / "cache" / "zig"))
@@ -103,9 +103,9 @@ class Engine:
                 time.sleep(_TICK_S)
 
     def close(self) -> None:
-        """End searches, and note campaigns that are under way as interrupted."""
+        """End searches, and let go of campaigns."""
         self._searches.close_all()
-        self._orders.interrupt()
+        self._orders.release()
 
     # What happened
 

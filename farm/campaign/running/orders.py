@@ -58,8 +58,8 @@ class Orders:
         events: list[v.Event] = []
         for row in self._store.fetch_fleet_campaigns(over=False):
             events += self._hear(row, state, verifying)
-        if events:
-            self._idle_since = now
+        if events:  # a campaign takes seconds to begin
+            self._idle_since = time.monotonic()
         return events
 
     def refuse(self, event: v.Event, error: FarmError) -> None:
@@ -111,12 +111,10 @@ class Orders:
             else:
                 self._store.save_progress(active.id, progress)
 
-    def interrupt(self) -> None:
-        """Note what is under way as interrupted: it goes on when an operator says so."""
+    def release(self) -> None:
+        """Note that nobody carries out paused campaigns any more. Of what else is under way, the process tells."""
         for row in self._store.fetch_fleet_campaigns(over=False):
-            if row.name in self.active and row.state in ("running", "waiting", "verifying"):
-                self._store.note_campaign(row.id, "interrupted", "its engine was told to end")
-            elif row.name in self.active and row.state == "paused":
+            if row.name in self.active and row.state == "paused":
                 self._store.note_campaign(row.id, "paused", row.reason, {})
 
     def _is_at_work(self, active: Active, state: FleetState) -> bool:
