@@ -502,6 +502,29 @@ def test_a_board_that_spoils_rounds_is_left_out(store: Store) -> None:
     assert len({row["attempt"] for row in spoilt}) == 2
 
 
+def test_boards_that_all_spoil_rounds_end_it(store: Store) -> None:
+    """Where a third board is expected and never comes, two that spoil every round are given up in bounded time."""
+    rack = Rack(store, make_order(), FOUR)
+    rack.fault = lambda board, candidate, count: Status.THROTTLED
+    verification = rack.open(rack.search("vision", FOUR))
+    verification.expect({NANO: 3})
+    assert rack.drive(verification)
+    assert "spoilt" in verification.verdict.undecided[KEY]
+    assert rack.now_s <= 2 * SECOND_BOARD_WAIT_S
+
+
+def test_a_trace_that_cannot_be_read_puts_its_candidate_out(store: Store) -> None:
+    """What an older farm wrote differently ends no engine: the next best is tried."""
+    rack = Rack(store, make_order(verify_top=1), FOUR)
+    campaign = rack.search("vision", "ac")
+    outcome = Outcome(Status.OK, latency_s=(1e-3,), board="nano-1", simulated=True)
+    store.add_trial(Trial(campaign, "w1", "b", DEFAULT_POINT, 1, outcome, '["b"]', board_type=NANO))
+    assert rack.drive(rack.open(campaign))
+    record = rack.record()
+    assert record is not None
+    assert record.candidate == "c"
+
+
 def test_a_candidate_under_which_boards_go_down_is_out(store: Store) -> None:
     """The third board that is lost under a candidate puts it out; what waited behind it is not blamed."""
     rack = Rack(store, make_order(), FOUR)

@@ -55,7 +55,7 @@ def to_measure_spec(program: Program, order: Order, threads: int) -> MeasureSpec
     """How a candidate is timed: as in the search, but with all the time that the order allows."""
     measure = order.measure
     return MeasureSpec(
-        arguments=read_arguments(program.trace_json),
+        arguments=program.arguments,
         number=measure.number,
         repeat=measure.repeat,
         min_repeat_s=measure.min_repeat_s,
@@ -91,9 +91,9 @@ def read_arguments(trace_json: str) -> tuple[TensorSpec, ...]:
 class Program:
     """A candidate, or with no candidate the unscheduled function, of one workload for one board type.
 
-    `module_json` is what is compiled. `library` is what is timed, with its hash and the compiler's time. `outputs` stay
-    only for an unscheduled function; of a candidate only the comparison is kept. `asked` are answers that are awaited,
-    `checked_on` is the board of its last run.
+    `module_json` is what is compiled, `arguments` are what it takes when it is timed. `library` is what is timed, with
+    its hash and the compiler's time. `outputs` stay only for an unscheduled function; of a candidate only the
+    comparison is kept. `asked` are answers that are awaited, `checked_on` is the board of its last run.
     """
 
     board_type: str
@@ -101,6 +101,7 @@ class Program:
     candidate: str | None
     trace_json: str = ""
     module_json: str | None = None
+    arguments: tuple[TensorSpec, ...] = ()
     library: bytes | None = None
     sha256: str | None = None
     build_s: float | None = None
@@ -150,6 +151,11 @@ class Program:
         """A trace that fits no more puts a candidate out; that is not its fault, it ran once."""
         if module_json is None:
             self.failure = Failure(None, f"its trace cannot be replayed: {message}")
+            return
+        try:
+            self.arguments = read_arguments(self.trace_json)
+        except InternalError as error:
+            self.failure = Failure(None, error.message)
         self.module_json = module_json
 
     def on_built(self, what: What, result: BuildResult) -> None:

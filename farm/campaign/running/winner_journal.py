@@ -30,10 +30,9 @@ class WinnerJournal:
     def fetch_trials(self) -> dict[WinnerKey, list[dict[str, Any]]]:
         """What was measured of each task's winners before a restart: some columns, in the order of writing."""
         found: dict[WinnerKey, list[dict[str, Any]]] = defaultdict(list)
-        for row in self._store.fetch_trials(self._campaign):
-            if row["purpose"] == WINNER_TRIAL:
-                key = WinnerKey(row["board_type"], row["workload"], row["operating_point"])
-                found[key].append({name: row[name] for name in _KEPT})
+        for row in self._store.fetch_trials(self._campaign, purpose=WINNER_TRIAL):
+            key = WinnerKey(row["board_type"], row["workload"], row["operating_point"])
+            found[key].append({name: row[name] for name in _KEPT})
         return dict(found)
 
     def fetch_workloads(self) -> dict[tuple[str, str], dict[str, Any]]:

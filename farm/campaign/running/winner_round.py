@@ -16,7 +16,7 @@ from farm.campaign.running import tie
 from farm.campaign.running.tie import Judgement, Round, TieRule
 
 BOARDS = 2
-# How long a task that two boards should measure waits for the second one before it goes on with one.
+# How long a task waits for a second board, or for a better one, before it goes on with what is there.
 SECOND_BOARD_WAIT_S = 600.0
 # Rounds that may be spoilt, by faults that are no candidate's, before a task is decided on what there is.
 MAX_SPOILT = 8
@@ -73,7 +73,7 @@ class Contest:
         self._running: list[RoundRun] = []
         self._spoilt_on: Counter[str] = Counter()
         self._losses: Counter[str] = Counter()
-        # Since when a board that did its share waits for the other one to do its own.
+        # Since when a board that did its share, or spoilt rounds, waits for another one to do them.
         self._waiting_since_s: float | None = None
 
     def enter(self, candidates: Sequence[str]) -> None:
@@ -161,7 +161,7 @@ class Contest:
     def _may_measure(self, board: str, now_s: float, held: Collection[str], boards: int) -> bool:
         shunned = self._shunned()
         if board in shunned and boards > len(shunned):
-            return False
+            return self._has_waited(now_s)
         rounds = Counter(each.board for each in tie.complete(self.rounds, self.alive))
         rounds.update(run.board for run in self._running)
         partners = {name for name in rounds if name in held and name != board} - shunned
@@ -170,6 +170,10 @@ class Contest:
         is_alone = boards - len(shunned - {board}) < BOARDS
         if is_alone or rounds[board] < math.ceil(self._rule.looks[self._look] / BOARDS):
             return True
+        return self._has_waited(now_s)
+
+    def _has_waited(self, now_s: float) -> bool:
+        """Whether another board was waited for long enough; the first call begins it."""
         if self._waiting_since_s is None:
             self._waiting_since_s = now_s
         return now_s - self._waiting_since_s >= SECOND_BOARD_WAIT_S

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from device_agent.protocol import Outcome, Status
 from farm.campaign.running import winner_check
@@ -19,6 +18,7 @@ from farm.campaign.running.order import Order
 from farm.campaign.running.tie import TieRule
 from farm.campaign.running.winner_check import Arrays, Program, What
 from farm.campaign.running.winner_journal import WinnerJournal, WinnersVerdict
+from farm.campaign.running.winner_ledger import Asked, Held, Ledger
 from farm.campaign.running.winner_programs import Programs
 from farm.campaign.running.winner_requests import (
     BuildWanted,
@@ -29,7 +29,6 @@ from farm.campaign.running.winner_requests import (
     Token,
     WinnerKey,
 )
-from farm.campaign.running.winner_round import RoundRun
 from farm.campaign.running.winner_task import Result, WinnerTask, read_result
 from farm.errors import InternalError
 from farm.settings import Settings
@@ -40,31 +39,6 @@ if TYPE_CHECKING:  # it brings Ray along, which nothing here needs
 
 # Tasks of a board type that are prepared besides one for each of its boards, so that boards find work.
 _AHEAD = 2
-
-
-class _Asked(NamedTuple):
-    """What a token stands for: `what` is done with a program, or where None, it is measured in a round of a task."""
-
-    program: Program
-    what: What | None
-    board: str = ""
-    task: WinnerTask | None = None
-    run: RoundRun | None = None
-
-
-@dataclasses.dataclass(eq=False)
-class _Held:
-    """A board that was given. It does one thing at a time: a program's check, or a round of a task."""
-
-    name: str
-    board_type: str
-    program: Program | None = None
-    task: WinnerTask | None = None
-    run: RoundRun | None = None
-
-    @property
-    def is_free(self) -> bool:
-        return self.program is None and self.run is None
 
 
 class Verification:
@@ -94,10 +68,8 @@ class Verification:
         self._active: dict[WinnerKey, WinnerTask] = {}
         self._results: dict[WinnerKey, Result] = {}
         self._programs = Programs(self._workloads)
-        self._boards: dict[str, _Held] = {}
+        self._ledger = Ledger(f"{campaign}/")
         self._expected: dict[str, int] = {}
-        self._asked: dict[Token, _Asked] = {}
-        self._numbers = itertools.count(1)
 
     def add(self, tasks: Iterable[WinnerKey] | None = None) -> None:
         """Verify these tasks, whose search is over (None: all of the order's). Those added before change nothing."""
@@ -105,6 +77,8 @@ class Verification:
         for key in dict.fromkeys(_all_tasks(self._order) if tasks is None else tasks):
             if key in known:
                 continue
+            if (key.board_type, key.workload) not in self._workloads:
+                raise InternalError(f"campaign {self._campaign} has no workload {key.workload} for {key.board_type}")
             if (record := self._journal.find_own_record(key)) is not None:
                 self._results[key] = read_result(record)
             else:
@@ -118,7 +92,9 @@ class Verification:
         """How many boards of each type it can use now; types that it needs none of are missing."""
         wanted = self._programs.count_runs(self._places())
         for key, task in self._active.items():
-            wanted[key.board_type] += task.contest.count_wanted(self._boards, self._count_expected(key.board_type))
+            wanted[key.board_type] += task.contest.count_wanted(
+                self._ledger.find_names(key.board_type), self._count_expected(key.board_type)
+            )
         return {board_type: count for board_type, count in wanted.items() if count}
 
     def expect(self, boards: Mapping[str, int]) -> None:
@@ -134,23 +110,15 @@ class Verification:
         if board_type not in self._types or self._types[board_type].simulated != simulated:
             kind = "simulated" if simulated else "real"
             raise InternalError(f"{board} is a {kind} {board_type}, which {self._order.name} was not ordered for")
-        self._boards.setdefault(board, _Held(board, board_type))
+        self._ledger.give(board, board_type)
 
     def take(self, board: str) -> None:
         """A board is gone, or wanted back. What it was doing is planned anew; its answers would be late."""
-        held = self._boards.pop(board, None)
-        if held is None:
-            return
-        for token in [token for token, asked in self._asked.items() if asked.board == board]:
-            asked = self._asked.pop(token)
-            if asked.what is not None:
-                asked.program.asked.discard(asked.what)
-        if held.task is not None and held.run is not None:
-            held.task.contest.abandon(held.run)
+        self._ledger.take(board)
 
     def spare(self) -> list[str]:
         """Boards that were given and have nothing to do now: they may be taken without loss."""
-        return [held.name for held in self._boards.values() if held.is_free]
+        return [held.name for held in self._ledger if held.is_free]
 
     # What is to be done
 
@@ -159,7 +127,7 @@ class Verification:
         while self._advance():
             pass
         requests = [self._prepare(program, what) for program, what in self._programs.plan(self._places())]
-        for held in self._boards.values():
+        for held in self._ledger:
             if held.is_free and (check := self._check_on(held)) is not None:
                 requests.append(check)
             if held.is_free:
@@ -201,10 +169,7 @@ class Verification:
 
     def _choose(self) -> list[WinnerKey]:
         """The tasks to begin now."""
-        room = {
-            board_type: _AHEAD + max(1, sum(held.board_type == board_type for held in self._boards.values()))
-            for board_type in self._types
-        }
+        room = {board_type: _AHEAD + max(1, len(self._ledger.find_names(board_type))) for board_type in self._types}
         for key in self._active:
             room[key.board_type] -= 1
         chosen = []
@@ -215,7 +180,7 @@ class Verification:
         return chosen
 
     def _prepare(self, program: Program, what: What) -> Request:
-        token = self._ask(_Asked(program, what))
+        token = self._ledger.ask(Asked(program, what))
         if what == "replay":
             key = next(key for key in self._active if (key.board_type, key.workload) == program.place)
             return ReplayWanted(token, key, program.trace_json)
@@ -224,7 +189,7 @@ class Verification:
         target = self._types[program.board_type].target
         return BuildWanted(token, program.module_json, target, standalone=what == "checking")
 
-    def _check_on(self, held: _Held) -> Request | None:
+    def _check_on(self, held: Held) -> Request | None:
         """Check a program on a free board where one waits for that: others wait for what comes of it."""
         for key in self._active:
             if key.board_type != held.board_type:
@@ -232,7 +197,7 @@ class Verification:
             program = self._programs.find_runnable((key.board_type, key.workload))
             if program is not None and program.checking is not None:
                 held.program = program
-                token = self._ask(_Asked(program, "run", held.name))
+                token = self._ledger.ask(Asked(program, "run", held.name))
                 arguments = self._workloads[program.place]["arguments"]
                 inputs = winner_check.make_inputs(arguments, self._order.search.seed)
                 point = self._types[key.board_type].points[key.point]
@@ -240,8 +205,8 @@ class Verification:
                 return RunWanted(token, held.name, point, spec, program.checking, inputs)
         return None
 
-    def _begin_round(self, held: _Held, now_s: float) -> None:
-        names = {each.name for each in self._boards.values() if each.board_type == held.board_type}
+    def _begin_round(self, held: Held, now_s: float) -> None:
+        names = self._ledger.find_names(held.board_type)
         for key, task in self._active.items():
             if key.board_type == held.board_type:
                 run = task.contest.begin(held.name, now_s, names, self._count_expected(key.board_type))
@@ -249,7 +214,7 @@ class Verification:
                     held.task, held.run = task, run
                     return
 
-    def _measure_on(self, held: _Held) -> list[Request]:
+    def _measure_on(self, held: Held) -> list[Request]:
         task, run = held.task, held.run
         if task is None or run is None:
             return []
@@ -259,7 +224,7 @@ class Verification:
             if program.library is None:
                 raise InternalError(f"{candidate} is measured before it was built")
             spec = winner_check.to_measure_spec(program, self._order, task.of_type.threads)
-            token = self._ask(_Asked(program, None, held.name, task, run))
+            token = self._ledger.ask(Asked(program, None, held.name, task, run))
             requests.append(MeasureWanted(token, held.name, task.point, spec, program.library))
         return requests
 
@@ -267,23 +232,23 @@ class Verification:
 
     def on_replayed(self, token: Token, module_json: str | None, message: str = "") -> None:
         """The scheduled function, or None where the trace fits its workload no more."""
-        if (asked := self._answered(token)) is not None:
+        if (asked := self._ledger.close(token)) is not None:
             asked.program.on_replayed(module_json, message)
 
     def on_built(self, token: Token, result: BuildResult) -> None:
         """A build ended, well or not."""
-        if (asked := self._answered(token)) is not None and asked.what is not None:
+        if (asked := self._ledger.close(token)) is not None and asked.what is not None:
             asked.program.on_built(asked.what, result)
 
     def on_ran(self, token: Token, outcome: Outcome, outputs: Arrays) -> None:
         """A run ended, well or not."""
-        if (asked := self._answered(token)) is not None:
+        if (asked := self._ledger.close(token)) is not None:
             asked.program.checked_on = asked.board
             asked.program.on_ran(outcome, outputs, self._programs.find_reference(asked.program))
 
     def on_measured(self, token: Token, outcome: Outcome, board_s: float) -> None:
         """A measurement ended, well or not; for `board_s` seconds the board was busy with it."""
-        asked = self._answered(token)
+        asked = self._ledger.close(token)
         if asked is None or asked.task is None or asked.run is None:
             return
         task, run, program = asked.task, asked.run, asked.program
@@ -291,36 +256,18 @@ class Verification:
             outcome = dataclasses.replace(outcome, board=asked.board)
         median_s = self._journal.write_measurement(task.key, program, run.number, outcome, board_s)
         task.contest.on_measured(run, program.candidate or "", outcome.status, outcome.message, median_s)
-        if run.is_over and (held := self._boards.get(asked.board)) is not None and held.run is run:
-            held.task = held.run = None
+        self._ledger.release(asked)
 
     def on_failed(self, token: Token, message: str) -> None:
         """What was asked could not be done, by nobody's fault (a search that died): asked again, a few times."""
-        asked = self._asked.get(token)
+        asked = self._ledger.find(token)
         if asked is None:
             return
         if asked.what is None:
             self.on_measured(token, Outcome(Status.FARM_ERROR, message, board=asked.board), 0.0)
         else:
-            self._answered(token)
+            self._ledger.close(token)
             asked.program.on_fault(message)
-
-    def _ask(self, asked: _Asked) -> Token:
-        token = f"{self._campaign}/{next(self._numbers)}"
-        self._asked[token] = asked
-        if asked.what is not None:
-            asked.program.asked.add(asked.what)
-        return token
-
-    def _answered(self, token: Token) -> _Asked | None:
-        """What was asked, which is over now; None for a late answer."""
-        asked = self._asked.pop(token, None)
-        if asked is not None and asked.what is not None:
-            asked.program.asked.discard(asked.what)
-            held = self._boards.get(asked.board)
-            if held is not None and held.program is asked.program:
-                held.program = None
-        return asked
 
     # Ends
 
@@ -370,12 +317,7 @@ class Verification:
             self._journal.event("no_winner", task.key, task.name, result.reason)
         self._results[task.key] = result
         self._active.pop(task.key, None)
-        for held in self._boards.values():
-            if held.task is task and held.run is not None:
-                # What the board was given it still measures; its answers let go of the board.
-                held.run.left.clear()
-                if held.run.is_over:
-                    held.task = held.run = None
+        self._ledger.wind_up(task)
         place = (task.key.board_type, task.key.workload)
         if not any((key.board_type, key.workload) == place for key in (*self._active, *self._pending)):
             self._programs.drop(place)
@@ -384,8 +326,7 @@ class Verification:
         return {(key.board_type, key.workload) for key in self._active}
 
     def _count_expected(self, board_type: str) -> int:
-        held = sum(each.board_type == board_type for each in self._boards.values())
-        return max(1, held, self._expected.get(board_type, 0))
+        return max(1, len(self._ledger.find_names(board_type)), self._expected.get(board_type, 0))
 
 
 def _all_tasks(order: Order) -> list[WinnerKey]:
