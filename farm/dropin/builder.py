@@ -26,6 +26,8 @@ from farm.errors import UnavailableError, UsageError
 START_TIMEOUT_S = 120.0
 # A compiler that dies on its way up this often in a row will not come up.
 _MAX_FALSE_STARTS = 3
+# What was there when so many compilers died made them die; one alone may have been the kernel's pick, or an operator's.
+_MAX_DEATHS = 2
 _MODULE = "farm.dropin.build_process"
 
 load_for_script()
@@ -44,28 +46,29 @@ class Built:
 class Compilers:
     """Warm compiler processes for one script. Not thread-safe. `close` ends them."""
 
-    def __init__(self, count: int, timeout_s: float, start: Callable[[], Child]) -> None:
-        self._timeout_s, self._start_child = timeout_s, start
+    def __init__(self, count: int, timeout_s: float, recycle_count: int, start: Callable[[], Child]) -> None:
+        """`recycle_count`: builds after which a process is replaced, since TVM's memory only grows."""
+        self._timeout_s, self._recycle_count, self._start_child = timeout_s, recycle_count, start
         self._ready: list[Child] = []
         self._starting: dict[Child, float] = {}
         self._busy: dict[Child, tuple[int, float]] = {}
+        self._built: dict[Child, int] = {}
+        self._deaths: dict[int, int] = {}
+        self._waiting: list[int] = []
         self._false_starts = 0
         for _ in range(count):
             self._start()
 
     def build(self, jobs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Built]:
         """Compile (module JSON, target) pairs, in their order. Raises UnavailableError where compilers do not start."""
-        waiting = list(range(len(jobs)))
+        self._waiting, self._deaths = list(range(len(jobs))), {}
         done: dict[int, Built] = {}
         while len(done) < len(jobs):
-            while waiting and self._ready:
-                child = self._ready.pop()
-                self._busy[child] = (waiting[0], time.monotonic() + self._timeout_s)
-                if child.send("build", *jobs[waiting[0]]):
-                    waiting.pop(0)
-                else:
-                    del self._busy[child]
-                    self._replace(child)
+            while self._waiting and self._ready:
+                child, number = self._ready.pop(), self._waiting.pop(0)
+                self._busy[child] = (number, time.monotonic() + self._timeout_s)
+                # Where it is gone, the connection's end comes next.
+                child.send("build", *jobs[number])
             self._collect(done)
             self._expire(done)
         return [done[number] for number in range(len(jobs))]
@@ -98,15 +101,24 @@ class Compilers:
             else:
                 number, _ = self._busy.pop(child)
                 done[number] = Built(*message[1:])
-            self._ready.append(child)
+                self._built[child] = self._built.get(child, 0) + 1
+            if self._built.get(child, 0) < self._recycle_count:
+                self._ready.append(child)
+            else:
+                self._replace(child)
 
     def _bury(self, child: Child, done: dict[int, Built]) -> None:
-        """A compiler ended by itself: what it was compiling made it do so."""
+        """A compiler ended by itself. What it was compiling is tried once more before it is to blame."""
         if child in self._starting:
             self._count_false_start(child.describe_end(), child)
         else:
             number, _ = self._busy.pop(child)
-            done[number] = Built(None, f"the compiler process died ({child.describe_end()})")
+            self._deaths[number] = self._deaths.get(number, 0) + 1
+            if self._deaths[number] < _MAX_DEATHS:
+                self._waiting.insert(0, number)
+            else:
+                text = f"{_MAX_DEATHS} compiler processes died of it, the last with {child.describe_end()}"
+                done[number] = Built(None, text)
         self._replace(child)
 
     def _expire(self, done: dict[int, Built]) -> None:
@@ -130,6 +142,7 @@ class Compilers:
 
     def _replace(self, child: Child) -> None:
         child.kill()
+        self._built.pop(child, None)
         self._start()
 
     def _start(self) -> None:
@@ -155,12 +168,14 @@ class FarmBuilder(ms.builder.PyBuilder):
         log = settings.home_path / "logs" / "script-compilers.log"
         cache = str(settings.home_path / "cache" / "zig")
         environment = {"FARM_ZIG_CACHE": cache, **os.environ}
-        self._folder = Path(tempfile.mkdtemp(prefix="farm-script-"))
+        self._pid = os.getpid()
         self.compilers = Compilers(
             max_workers or settings.build_workers or len(os.sched_getaffinity(0)),
             timeout_sec or settings.build_timeout_s,
+            settings.build_recycle_count,
             lambda: Child.start(_MODULE, log, environment),
         )
+        self._folder = Path(tempfile.mkdtemp(prefix="farm-script-"))
         atexit.register(self.close)
 
     def build(self, build_inputs: Sequence[Any]) -> list[Any]:
@@ -179,6 +194,8 @@ class FarmBuilder(ms.builder.PyBuilder):
 
     def close(self) -> None:
         """End the compilers and remove what they made. Safe to call twice."""
+        if os.getpid() != self._pid:  # a forked copy of the script ends: its parent still needs them
+            return
         atexit.unregister(self.close)
         self.compilers.close()
         with contextlib.suppress(OSError):

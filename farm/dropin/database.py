@@ -10,6 +10,7 @@ import atexit
 import dataclasses
 import json
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,6 +63,7 @@ class FarmDatabase(ms.database.PyDatabase):
     ) -> None:
         """Open the store. Raises UsageError for a URL of no SQLite file or an unknown board type, UnavailableError."""
         super().__init__()
+        self._pid = os.getpid()
         self._path = find_store(url)
         if board_type is not None:
             require_board_type(board_type)
@@ -142,6 +144,8 @@ class FarmDatabase(ms.database.PyDatabase):
 
     def close(self) -> None:
         """Note how the script ended and let go of the store. Safe to call twice."""
+        if os.getpid() != self._pid:  # a forked copy of the script ends, not the script
+            return
         atexit.unregister(self.close)
         campaigns, self._campaigns = self._campaigns, {}
         for campaign in campaigns.values():

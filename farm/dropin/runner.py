@@ -95,6 +95,7 @@ class FarmRunner(ms.runner.PyRunner):
         Raises UsageError for what cannot be, UnavailableError and DeadlineError where the services do not start.
         """
         super().__init__()
+        self._pid = os.getpid()
         settings = farm_settings.load()
         wait_s = _to_seconds(wait)
         if boards is not None and boards < 1:
@@ -152,6 +153,8 @@ class FarmRunner(ms.runner.PyRunner):
 
     def close(self) -> None:
         """Give the boards back. Safe to call twice."""
+        if os.getpid() != self._pid:  # a forked copy of the script ends: its parent still needs them
+            return
         atexit.unregister(self.close)
         self._stack.close()
 
