@@ -1,0 +1,96 @@
+"""The report of a campaign: latencies of models from trials, what was gained, and what is written and drawn."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import struct
+
+import pytest
+
+from farm.report import campaign_document, campaign_models
+from farm.report.campaign_page import write_campaign_report
+from farm.store import Store
+from tests.unit.campaign_documents import PLACES, make_document
+from tests.unit.campaign_orders import make_order, submit
+
+
+def test_a_models_latency_starts_when_all_is_known() -> None:
+    """A step is every trial that makes the sum over a model's workloads better, weighted by its own calls."""
+    workloads = [
+        {"hash": "a", "weight": 3, "models": ["m", "n"], "calls": [2, 1]},
+        {"hash": "b", "weight": 4, "models": ["m"], "calls": [4]},
+    ]
+    order = {
+        "models": [{"name": "m"}, {"name": "n"}, {"name": "o"}],
+        "types": [{"board_type": "t", "points": {"p": {}}, "workloads": workloads}],
+    }
+    course = [
+        {"board_type": "t", "operating_point": "p", "workload": workload, "median_s": median_s}
+        for workload, median_s in [("a", 5.0), ("b", None), ("a", 3.0), ("b", 2.0), ("a", 4.0), ("b", 1.0)]
+    ]
+    m, n = campaign_document.make_curves(order, course)
+    assert (m["model"], m["steps"]) == ("m", [[4, 14.0], [6, 10.0]])
+    assert (n["model"], n["steps"]) == ("n", [[1, 5.0], [3, 3.0]])
+    assert m["calls"] == {"a": 2.0, "b": 4.0}
+
+
+def test_an_order_without_calls_shares_weights_out() -> None:
+    """Where an order does not say how often each model calls a workload, its weight is divided among its models."""
+    assert campaign_document.find_calls([{"hash": "a", "weight": 3, "models": ["m", "n"]}], "n") == {"a": 1.5}
+
+
+def test_gains_rest_on_records_where_there_are_all() -> None:
+    """What a model takes is the sum of its records; where one is missing, of the best measured, and that is said."""
+    document = make_document()
+    whole = campaign_models.list_gains(document)[0]
+    assert whole.verified
+    assert whole.last_s == pytest.approx(document["curves"][0]["steps"][-1][1])
+    missing = next(each for each in document["winners"] if each["workload"] in document["curves"][0]["calls"])
+    missing["median_s"] = None
+    gain = campaign_models.list_gains(document)[0]
+    assert (gain.verified, gain.recorded, gain.workloads) == (False, whole.workloads - 1, whole.workloads)
+    assert gain.factor is not None
+    assert gain.factor > 1
+
+
+def test_the_report_is_written(tmp_path: pathlib.Path) -> None:
+    """A page with its pictures and tables, and the whole as JSON; equal documents give equal files."""
+    document = make_document(places=(PLACES[0], PLACES[2]))
+    paths = write_campaign_report(document, tmp_path / "one")
+    again = write_campaign_report(document, tmp_path / "two")
+    assert {pathlib.Path(each).name for each in paths.values()} == {
+        *("report.md", "report.json", "gains.png", "course.png", "winners.png", "boards.png")
+    }
+    for one, two in zip(paths.values(), again.values(), strict=True):
+        assert pathlib.Path(one).read_bytes() == pathlib.Path(two).read_bytes()
+    assert json.loads(pathlib.Path(paths["json"]).read_text()) == json.loads(json.dumps(document))
+    page = pathlib.Path(paths["page"]).read_text()
+    for text in (
+        "> **Simulated.** All boards are models of hardware",
+        "The campaign is **finished**: 900 trials are spent. 900 trials counted in 3:20:00 on 6 boards",
+        "## Winners",
+        "| nano-2 | jetson-nano | 220 | 180 | 24 | 7 | 9 | 0 | 0.700 |",
+        "240 of them measured the best candidates again",
+        "taught by some of them, the cost model ranks the others",
+        "- labels: site=lab",
+    ):
+        assert text in page
+    for name in ("gains", "course", "winners", "boards"):
+        assert f"]({name}.png)" in page
+        width, height = struct.unpack(">II", pathlib.Path(paths[name]).read_bytes()[16:24])
+        assert width == 1680
+        assert 500 < height < 4000
+
+
+def test_a_campaign_that_has_not_begun_has_a_report_too(tmp_path: pathlib.Path) -> None:
+    """What is not known is left out: no pictures, no winners, and still what was ordered."""
+    with Store(tmp_path / "farm.db") as store:
+        submit(store, make_order("c"))
+        document = campaign_document.make_document(store, "c")
+    paths = write_campaign_report(document, tmp_path / "report")
+    assert set(paths) == {"page", "json"}
+    page = pathlib.Path(paths["page"]).read_text()
+    assert "The campaign is **submitted**" in page
+    assert "0 of 2 tasks have a record" in page
+    assert "mlp | zoo:mlp | abababababab" in page

@@ -1,0 +1,241 @@
+"""A campaign from beside its engine: what operators want of it, when watching ends, and what a terminal shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from farm.campaign.fleet_values import Budget
+from farm.campaign.machine import process_identity
+from farm.campaign.running import control, watch
+from farm.campaign.running.state import ANOTHER_RUNS, engine_lock, find_engine, is_held, publish, withdraw
+from farm.cli import campaign_options
+from farm.errors import DeadlineError, FarmError, UnavailableError, UsageError
+from farm.report import campaign_table
+from farm.settings import Settings
+from farm.store import Store
+from farm.values import CampaignState, FleetCampaign
+from tests.unit.campaign_documents import make_document
+from tests.unit.campaign_orders import make_order, submit
+
+GONE = {"host": process_identity()["host"], "pid": 2**22 + 1, "created": 1.0}
+
+
+@pytest.fixture
+def store(tmp_path: pathlib.Path) -> Iterator[Store]:
+    """A store with one campaign, `c`, which nobody carries out."""
+    with Store(tmp_path / "farm.db") as store:
+        submit(store, make_order("c"))
+        yield store
+
+
+@pytest.fixture
+def settings(tmp_path: pathlib.Path) -> Settings:
+    """The settings of the store's home."""
+    return Settings(home=str(tmp_path))
+
+
+def test_one_engine_at_a_time(tmp_path: pathlib.Path) -> None:
+    """The lock is one process's, its file says that it takes orders, and both go with it."""
+    assert (is_held(tmp_path), find_engine(tmp_path)) == (False, None)
+    with engine_lock(tmp_path):
+        assert (is_held(tmp_path), find_engine(tmp_path)) == (True, None)
+        publish(tmp_path)
+        found = find_engine(tmp_path)
+        assert found is not None
+        assert (found.pid, found.identity) == (os.getpid(), process_identity())
+        with pytest.raises(UnavailableError, match="runs already"), engine_lock(tmp_path):
+            pass
+        withdraw(tmp_path)
+        assert find_engine(tmp_path) is None
+    assert not is_held(tmp_path)
+    errors: list[type[FarmError]] = [FarmError]
+    for each in errors:
+        errors += each.__subclasses__()
+    assert ANOTHER_RUNS not in {each.exit_code for each in errors}
+
+
+def test_what_an_engine_has_to_look_at(store: Store) -> None:
+    """A campaign needs an engine unless it is over, interrupted, or rests as an operator wants it to."""
+    campaign = store.fetch_fleet_campaign("c")
+    needing = {
+        (str(state), wanted)
+        for state in CampaignState
+        for wanted in ("run", "pause", "cancel")
+        if control.needs_engine(dataclasses.replace(campaign, state=state, wanted=wanted))
+    }
+    active = {"submitted", "running", "waiting", "verifying", "paused"}
+    assert needing == {
+        (state, wanted)
+        for state in active
+        for wanted in ("run", "pause", "cancel")
+        if (state, wanted) not in {("paused", "pause"), ("submitted", "pause")}
+    }
+
+
+def test_without_an_engine_operators_are_heard_at_once(store: Store, settings: Settings) -> None:
+    """Pausing, resuming and cancelling need no engine where none runs, and none can begin with it meanwhile."""
+    assert control.pause(settings, store, "c", "op").state is CampaignState.PAUSED
+    assert control.resume(store, "c", "op").state is CampaignState.SUBMITTED
+    assert control.cancel(settings, store, "c", "op").state is CampaignState.CANCELLED
+    for change in (control.pause, control.cancel):
+        with pytest.raises(UsageError, match="is over"):
+            change(settings, store, "c", "op")
+    assert not is_held(settings.home_path)
+
+
+def test_what_a_killed_engine_left_can_be_resumed(store: Store) -> None:
+    """A campaign whose engine is gone is interrupted for whoever looks next, and resumed from there."""
+    store.note_campaign(1, CampaignState.RUNNING, "", GONE)
+    assert control.close_abandoned(store) == ["c"]
+    campaign = store.fetch_fleet_campaign("c")
+    assert (campaign.state, campaign.engine) == (CampaignState.INTERRUPTED, None)
+    assert "killed while it was running" in campaign.reason
+    assert control.resume(store, "c", "op").state is CampaignState.SUBMITTED
+    store.note_campaign(1, CampaignState.RUNNING, "", process_identity())
+    assert control.close_abandoned(store) == []
+
+
+def test_a_paused_campaign_whose_engine_left_in_order_can_be_resumed(store: Store) -> None:
+    """An engine that ends leaves paused campaigns paused, with nobody to carry them out."""
+    store.want_campaign("c", "pause", "op")
+    store.note_campaign(1, CampaignState.PAUSED, "paused by op", {})
+    assert control.close_abandoned(store) == []
+    assert control.resume(store, "c", "op").state is CampaignState.SUBMITTED
+
+
+def test_a_budget_is_changed_limit_by_limit(store: Store) -> None:
+    """Limits that are not named stay, None takes one away, and one at least must be left above zero."""
+    assert control.change_budget(store, "c", {"wall_clock_s": 60.0}, "op") == Budget(trials=100, wall_clock_s=60.0)
+    assert control.change_budget(store, "c", {"trials": None}, "op") == Budget(wall_clock_s=60.0)
+    with pytest.raises(UsageError, match="a budget needs a limit"):
+        control.change_budget(store, "c", {"wall_clock_s": None}, "op")
+    with pytest.raises(UsageError, match="allows nothing"):
+        control.change_budget(store, "c", {"trials": 0}, "op")
+    assert store.fetch_fleet_campaign("c").budget["wall_clock_s"] == 60.0
+
+
+@pytest.mark.parametrize(
+    ("given", "changes"),
+    [
+        ({"trials": "8000", "wall_clock": "8h"}, {"trials": 8000, "wall_clock_s": 28800.0}),
+        ({"board_hours": "1.5", "per_workload": "none"}, {"board_s": 5400.0, "per_workload": None}),
+        ({"trials": "0"}, "--trials must be a whole number of at least 1, or none, not '0'"),
+        ({"board_hours": "-2"}, "--board-hours must be hours above 0"),
+        ({"wall_clock": "soon"}, "--wall-clock 'soon' is no span of time"),
+    ],
+)
+def test_limits_as_they_are_typed(given: dict[str, str], changes: Any) -> None:
+    """Options name a limit's new value or `none`; what cannot be is refused by the option's name."""
+    values = [given.get(key) for key in ("trials", "wall_clock", "board_hours", "per_workload")]
+    if isinstance(changes, dict):
+        assert campaign_options.read_budget(*values) == changes
+    else:
+        with pytest.raises(UsageError) as caught:
+            campaign_options.read_budget(*values)
+        assert changes in str(caught.value)
+
+
+# Watching
+
+
+def test_watching_ends_with_the_campaign(store: Store, settings: Settings) -> None:
+    """A watch tells every look, and ends with one that is over, paused on demand, or left by its engine."""
+    watching = watch.watch(settings, store, "c")
+    assert next(watching).state is CampaignState.SUBMITTED
+    store.note_campaign(1, CampaignState.RUNNING, "", process_identity())
+    with engine_lock(settings.home_path):
+        assert next(watching).state is CampaignState.RUNNING
+        with pytest.raises(DeadlineError, match=r"campaign c was still running after 0\.3 s"):
+            watch.wait_settled(settings, store, "c", 0.3)
+        store.note_campaign(1, CampaignState.FINISHED, "100 trials are spent")
+        assert [each.state for each in watching] == [CampaignState.FINISHED]
+
+
+def test_watching_notices_a_killed_engine(store: Store, settings: Settings) -> None:
+    """Where the engine is gone, whoever watches notes the campaign as interrupted, rather than waiting for ever."""
+    store.note_campaign(1, CampaignState.RUNNING, "", GONE)
+    assert watch.wait_settled(settings, store, "c", 5.0).state is CampaignState.INTERRUPTED
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_code", "said"),
+    [
+        (CampaignState.FINISHED, None, ""),
+        (CampaignState.FAILED, 1, "campaign c is failed: why"),
+        (CampaignState.CANCELLED, 1, "campaign c is cancelled: why"),
+        (CampaignState.PAUSED, 3, "`farm campaign resume c` goes on"),
+        (CampaignState.INTERRUPTED, 3, "`farm campaign resume c` goes on"),
+    ],
+)
+def test_how_an_end_is_told(store: Store, state: CampaignState, exit_code: int | None, said: str) -> None:
+    """A finished campaign is no error; one that can be resumed has another exit code than one that cannot."""
+    error = watch.find_error(dataclasses.replace(store.fetch_fleet_campaign("c"), state=state, reason="why"))
+    assert (error and error.exit_code) == exit_code
+    assert error is None or said in str(error)
+
+
+# What is shown
+
+
+def render(width: int | None, height: int | None, **given: Any) -> list[str]:
+    """What a console of this size shows of a campaign in the middle of its budget."""
+    document = make_document()
+    values = {"state": "running", "reason": "", "budget": document["budget"], "progress": document["progress"]} | given
+    file = io.StringIO()
+    console = Console(file=file, width=width or 200, height=height, color_system=None)
+    console.print(campaign_table.draw("vision-q4", **values, height=height, width=width))
+    return file.getvalue().rstrip("\n").split("\n")
+
+
+def test_tasks_are_grouped_by_type_and_point() -> None:
+    """Every board type at every point has a line of its own with sums, above its tasks, the weightiest first."""
+    text = "\n".join(render(None, None))
+    for title in ("jetson-nano @ default", "jetson-nano @ a57=1428MHz", "jetson-tx2 @ default"):
+        assert title in text
+    group = text[text.index("jetson-tx2 @ default") :].split("\n")[1:18]
+    weighted = [float(line.split()[-1 if not line.endswith("stopping") else -3].replace(",", "")) for line in group]
+    assert weighted == sorted(weighted, reverse=True)
+    assert "trials 900/900 | hours 3.33/6.00 | board-hours 4.00" in text
+    assert "faults: candidate 70, board 9, sample 11" in text
+    assert "boards: nano-1 measuring, tx2-1 idle" in text
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 30), (60, 20), (200, 60), (80, 12)])
+def test_it_fits_the_terminal(width: int, height: int) -> None:
+    """No line is wider than the terminal, and the whole is no higher: what does not fit is summed up by group."""
+    lines = render(width, height)
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= height
+
+
+def test_before_the_first_progress_there_is_a_line() -> None:
+    """A campaign that its engine has not begun with shows its state and why."""
+    assert render(80, 24, state="submitted", reason="waits for an engine", progress=None) == [
+        "vision-q4 is submitted: waits for an engine"
+    ]
+
+
+def test_a_line_without_a_terminal() -> None:
+    """A pipe gets one line with state, budget, faults and times, also before there is any progress."""
+    progress = {"counted": 812, "faults": {"board_faults": 1}, "wall_clock_s": 4000.0, "eta_s": 7777.0, "board_s": 0.0}
+    line = campaign_table.summary_line("v", "waiting", "no board", {"trials": 4000}, progress)
+    assert line == (
+        "v is waiting: no board | trials 812/4,000 | hours 1.11 | board-hours 0.00 | faults: board 1 | "
+        "elapsed 1:06:40 | ETA 2:09:37"
+    )
+    assert campaign_table.summary_line("v", "submitted", "", {}, {}).startswith("v is submitted | trials 0 |")
+
+
+def test_a_campaign_in_the_store_can_be_shown(store: Store) -> None:
+    """What the store gives is what is drawn: no engine has to have begun."""
+    campaign: FleetCampaign = store.fetch_fleet_campaign("c")
+    drawn = campaign_table.draw(campaign.name, campaign.state, campaign.reason, campaign.budget, campaign.progress)
+    assert "c is submitted" in str(drawn)
