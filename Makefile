@@ -20,7 +20,7 @@ UV_VERSION := 0.13.8
 
 help:
 	@echo "make quickstart   set up .venv, then tune, compile and time a real model on this machine"
-	@echo "make test         set up .venv, then the whole test suite"
+	@echo "make test         set up .venv, then the whole test suite, as two halves side by side"
 	@echo "make check        lint, types, import directions and unit tests (what CI runs first)"
 	@echo "make bench        what the speed claims rest on, as JSON"
 	@echo "make setup        only .venv, with everything for the above"
@@ -52,7 +52,7 @@ quickstart: setup
 	@$(BIN)/farm quickstart
 
 test: setup
-	@$(BIN)/python -m pytest
+	@$(BIN)/python tests/run_shards.py $(ARGS)
 
 check: setup
 	$(BIN)/ruff check .

@@ -1,0 +1,114 @@
+"""Runs the whole suite as two pytest processes side by side: most tests wait, and two waits fit on one machine.
+
+`python tests/run_shards.py [pytest options]`; the options go to both. What a shard prints comes line by line behind its
+name, and once more in a few lines at the end. Which folder tests what is in CONTRIBUTING.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+# Halves in time, not in number. What tests of both need for themselves (homes, ports, networks) they do not share.
+SHARDS: Mapping[str, Sequence[str]] = {
+    "acceptance": ("tests/acceptance",),
+    "others": ("tests/unit", "tests/contract", "tests/integration"),
+}
+# What pytest and its fixtures may take to stop everything that runs; then they are killed.
+STOP_TIMEOUT_S = 60.0
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_NOTHING_CHOSEN = 5  # pytest's exit code where options such as -k leave no test
+_SAID_AT_THE_END = ("FAILED ", "ERROR ", "SKIPPED ", "=====")
+
+
+class Shard:
+    """One pytest process and what it said."""
+
+    def __init__(self, index: int, name: str, folders: Sequence[str], options: Sequence[str]) -> None:
+        self.name, self.lines = name, list[str]()
+        command = [sys.executable, "-u", "-m", "pytest", *options, *folders]
+        # In a session of its own, so that a terminal's Ctrl-C comes to it once, through us: a second one would cut its
+        # fixtures' ends short.
+        self.process = subprocess.Popen(
+            command,
+            cwd=_ROOT,
+            env=os.environ | {"FARM_TEST_SHARD": str(index)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout or ():
+            self.lines.append(line.rstrip("\n"))
+            print(f"{self.name:>10} | {self.lines[-1]}", flush=True)
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Its exit code. Raises subprocess.TimeoutExpired."""
+        code = self.process.wait(timeout_s)
+        self._reader.join(timeout=5.0)  # its last lines; a process that it left behind may hold the pipe open
+        return code
+
+    def stop(self, deadline: float) -> None:
+        """Have it end its tests' processes and itself, by force after the deadline (monotonic seconds)."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(max(0.0, deadline - time.monotonic()))
+        if self.process.poll() is None:
+            print(f"{self.name} does not end and is killed", file=sys.stderr, flush=True)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.wait()
+
+    def summary(self) -> list[str]:
+        """What pytest says at its end, from its last section's title on."""
+        titles = [index for index, line in enumerate(self.lines) if "short test summary info" in line]
+        start = titles[-1] if titles else max(0, len(self.lines) - 1)
+        return [line for line in self.lines[start:] if line.startswith(_SAID_AT_THE_END) or line == self.lines[-1]]
+
+
+def main(options: Sequence[str], shards: Mapping[str, Sequence[str]] = SHARDS) -> int:
+    """Run all shards to their ends; the exit code is 0 where every one passed, else the first failure's."""
+    began = time.monotonic()
+    signal.signal(signal.SIGTERM, _interrupt)
+    running: list[Shard] = []
+    try:
+        for index, (name, folders) in enumerate(shards.items()):
+            running.append(Shard(index, name, folders, options))
+        codes = [shard.wait() for shard in running]
+    except KeyboardInterrupt:
+        print("stopping the tests", file=sys.stderr, flush=True)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it has a deadline
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for shard in running:
+            if shard.process.poll() is None:
+                shard.process.send_signal(signal.SIGINT)
+        for shard in running:
+            shard.stop(deadline)
+        return 130
+    for shard, code in zip(running, codes, strict=True):
+        print(f"\n{shard.name}: exit code {code}")
+        print("\n".join(shard.summary()))
+    print(f"\nall after {time.monotonic() - began:.0f} s", flush=True)
+    if all(code == _NOTHING_CHOSEN for code in codes):
+        return _NOTHING_CHOSEN
+    return next((code for code in codes if code not in (0, _NOTHING_CHOSEN)), 0)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
