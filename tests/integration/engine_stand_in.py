@@ -1,0 +1,44 @@
+"""The engine's process with nothing in it: campaigns are noted as running and stay so until operators or signals come.
+
+`python -m tests.integration.engine_stand_in`: what surrounds the engine's loop is the real thing.
+"""
+
+from __future__ import annotations
+
+import select
+import sys
+from collections.abc import Callable
+
+from farm import settings as farm_settings
+from farm.campaign.machine import process_identity
+from farm.campaign.running.process import serve
+from farm.campaign.running.state import engine_lock
+from farm.settings import Settings
+from farm.store import Store
+from farm.values import CampaignState
+
+
+def run(settings: Settings, store: Store, stopping: Callable[[], bool], note: Callable[[str], None]) -> None:
+    """Do as operators want until nothing is left but what is paused or over."""
+    while not stopping():
+        working = False
+        for campaign in store.fetch_fleet_campaigns(over=False):
+            if campaign.wanted == "cancel":
+                store.note_campaign(campaign.id, CampaignState.CANCELLED, "as wanted")
+            elif campaign.wanted == "pause" and campaign.state is CampaignState.RUNNING:
+                store.note_campaign(campaign.id, CampaignState.PAUSED, "as wanted")
+            elif campaign.wanted == "run" and campaign.state in (CampaignState.SUBMITTED, CampaignState.PAUSED):
+                store.note_campaign(campaign.id, CampaignState.RUNNING, "", process_identity())
+                working = True
+            elif campaign.state is CampaignState.RUNNING:
+                working = True
+        if not working:
+            return
+        select.select([], [], [], 0.02)
+
+
+if __name__ == "__main__":
+    loaded = farm_settings.load()
+    with engine_lock(loaded.home_path), Store(loaded.home_path / "farm.db") as opened:
+        serve(loaded, opened, run)
+    sys.exit(0)

@@ -1,0 +1,165 @@
+"""The process of the engine: one per home, found by its lock, ended by work's end, by a signal, or killed."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from farm.campaign.running import client, control
+from farm.campaign.running.process import serve
+from farm.campaign.running.state import ANOTHER_RUNS, engine_lock, find_engine, is_held
+from farm.settings import Settings
+from farm.store import Store
+from farm.values import CampaignState
+from tests.unit.campaign_orders import make_order, submit
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
+    """Wait until `condition` is true; fail naming `what`."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s for {what}"
+        select.select([], [], [], 0.02)
+
+
+@pytest.fixture
+def settings(tmp_path: pathlib.Path) -> Settings:
+    """The settings of a home of its own."""
+    return Settings(home=str(tmp_path))
+
+
+@pytest.fixture
+def store(settings: Settings) -> Iterator[Store]:
+    """The store of that home, with a campaign `c` that was submitted."""
+    with Store(settings.home_path / "farm.db") as store:
+        submit(store, make_order("c"))
+        yield store
+
+
+@pytest.fixture
+def engine(settings: Settings, store: Store) -> Iterator[subprocess.Popen[bytes]]:
+    """An engine's process that has begun with the campaign; see `engine_stand_in`."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.integration.engine_stand_in"],
+        env=os.environ | {"FARM_HOME": settings.home},
+        cwd=ROOT,
+        start_new_session=True,
+    )
+    try:
+        wait_until(lambda: store.fetch_fleet_campaign("c").state is CampaignState.RUNNING, "the campaign to run")
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def test_an_engine_told_to_end_leaves_campaigns_to_be_resumed(
+    engine: subprocess.Popen[bytes], store: Store, settings: Settings
+) -> None:
+    """SIGTERM ends it in order: what is under way is interrupted, what is paused stays paused, the lock is free."""
+    submit(store, make_order("d"))
+    wait_until(lambda: store.fetch_fleet_campaign("d").state is CampaignState.RUNNING, "the second campaign to run")
+    assert control.pause(settings, store, "d", "op").state is CampaignState.PAUSED
+    assert client.stop_engine(settings)
+    assert engine.wait(10) == 0
+    campaign = store.fetch_fleet_campaign("c")
+    assert (campaign.state, campaign.reason) == (CampaignState.INTERRUPTED, "its engine was told to end")
+    assert store.fetch_fleet_campaign("d").state is CampaignState.PAUSED
+    assert (is_held(settings.home_path), find_engine(settings.home_path)) == (False, None)
+    assert not client.stop_engine(settings)
+    assert {control.resume(store, name, "op").state for name in "cd"} == {CampaignState.SUBMITTED}
+
+
+def test_a_killed_engine_is_noticed(engine: subprocess.Popen[bytes], store: Store, settings: Settings) -> None:
+    """After SIGKILL the lock is free at once, and whoever looks next notes the campaign as interrupted."""
+    assert control.close_abandoned(store) == []
+    engine.send_signal(signal.SIGKILL)
+    engine.wait(10)
+    assert find_engine(settings.home_path) is None
+    assert control.close_abandoned(store) == ["c"]
+    assert store.fetch_fleet_campaign("c").state is CampaignState.INTERRUPTED
+
+
+def test_an_engine_ends_when_nothing_is_left(engine: subprocess.Popen[bytes], store: Store, settings: Settings) -> None:
+    """An operator's wishes are heard while it runs, a second engine is refused, and the last campaign ends it."""
+    client.ensure_engine(settings)
+    found = find_engine(settings.home_path)
+    assert found is not None
+    assert found.pid == engine.pid
+    second = subprocess.run(
+        [sys.executable, "-m", "farm.campaign.running"],
+        env=os.environ | {"FARM_HOME": settings.home},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert second.returncode == ANOTHER_RUNS
+    assert "runs already" in second.stderr
+    assert control.cancel(settings, store, "c", "op").state is CampaignState.CANCELLED
+    assert engine.wait(10) == 0
+
+
+def test_an_engine_without_work_starts_nothing(settings: Settings) -> None:
+    """The real process that finds nothing to do ends by itself, and whoever asked for it does not wait for more."""
+    with Store(settings.home_path / "farm.db"):
+        pass
+    began = time.monotonic()
+    client.ensure_engine(settings)
+    assert time.monotonic() - began < client.START_TIMEOUT_S / 2
+    wait_until(lambda: not is_held(settings.home_path), "the engine to end")
+    log = (settings.home_path / "logs" / "engine.log").read_text()
+    assert "services" not in log
+
+
+def test_what_is_ordered_of_an_ending_engine_is_not_lost(settings: Settings, store: Store) -> None:
+    """A campaign that is submitted after the last look of the loop, and before the file goes, is begun all the same."""
+    begun = []
+
+    def run(given: Settings, store: Store, stopping: Callable[[], bool], note: Callable[[str], None]) -> None:
+        for campaign in store.fetch_fleet_campaigns(over=False):
+            begun.append(campaign.name)
+            store.note_campaign(campaign.id, CampaignState.FINISHED, "")
+        if begun == ["c"]:
+            submit(store, make_order("late"))
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        with engine_lock(settings.home_path):
+            serve(settings, store, run)
+            assert find_engine(settings.home_path) is None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert begun == ["c", "late"]
+
+
+def test_a_campaign_that_an_engine_cannot_begin_does_not_keep_it_busy(settings: Settings, store: Store) -> None:
+    """An engine whose loop gives up at once over and over ends, and says so where it had the campaign."""
+    runs = []
+
+    def run(given: Settings, store: Store, stopping: Callable[[], bool], note: Callable[[str], None]) -> None:
+        from farm.campaign.machine import process_identity
+
+        runs.append(1)
+        store.note_campaign(1, CampaignState.RUNNING, "", process_identity())
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        serve(settings, store, run)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    campaign = store.fetch_fleet_campaign("c")
+    assert (len(runs), campaign.state) == (5, CampaignState.INTERRUPTED)
+    assert "could not begin with it" in campaign.reason
