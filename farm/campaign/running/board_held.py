@@ -6,6 +6,7 @@ When boards are taken and left, and what the engine is told, is `boards`' busine
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import time
@@ -15,7 +16,7 @@ from typing import Any
 from farm.campaign import engine_ray
 from farm.campaign.engine_blame import Blame
 from farm.campaign.running import board_actor
-from farm.errors import LeaseOverError, TransientError, UnavailableError
+from farm.errors import LeaseOverError, TransientError, UnavailableError, UsageError
 from farm.fleet.health import Kind, Limits, Observation, decide_by
 from farm.fleet.lease_keeper import LeaseKeeper
 from farm.fleet.tracker import Tracker
@@ -60,8 +61,8 @@ class HeldBoard:
         self.description: dict[str, Any] | None = None
         self.arrived = False
         self.calls: collections.deque[Call] = collections.deque()
-        # In a row: calls that found no session, points that were not reached.
-        self.farm_errors = self.pins_failed = 0
+        # In a row: calls that found no session, points that were not reached, clocks that did not hold.
+        self.farm_errors = self.pins_failed = self.drifted = 0
         # Why it has to be left, once that is known.
         self.over = ""
         self.blame = Blame(self)
@@ -146,7 +147,8 @@ class HeldBoard:
     def observe(self, kind: Kind, detail: str) -> None:
         """See `Site.observe`."""
         decide = decide_by(Observation(kind, detail), Limits())
-        self._store.observe_board(self.name, kind, self._purpose, decide)
+        with contextlib.suppress(UsageError):  # it was removed, which the next look finds out
+            self._store.observe_board(self.name, kind, self._purpose, decide)
 
     def end_actor(self) -> None:
         """End the session; the board's agent puts its clocks back."""

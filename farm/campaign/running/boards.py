@@ -44,8 +44,9 @@ _FETCH_TIMEOUT_S = 30.0
 # How long a board is left alone that could not be used, by why: another client has it; it is not what it is registered
 # as, or lacks what was asked for; its actor died or could not reach it, which may be this machine's doing.
 _BUSY_PAUSE_S, _MISFIT_PAUSE_S, _TROUBLE_PAUSE_S = 10.0, 300.0, 10.0
-# Once may be chance.
+# Once may be chance, and so may be clocks that moved twice.
 _MOST_IN_A_ROW = 2
+_DRIFTED_IN_A_ROW = 3
 _CLOSE_TIMEOUT_S = 4.0
 
 __all__ = ["Arrived", "BoardCrew", "BoardEvent", "Left", "Measured", "Ran"]
@@ -192,6 +193,7 @@ class BoardCrew:
     def _look(self) -> None:
         """Leave what is unfit or wanted no more, and take what is free."""
         rows = {row["name"]: row for row in self._store.fetch_boards()}
+        offline = [held for held in self._held.values() if find_unfit(rows.get(held.name)).startswith("offline")]
         for held in list(self._held.values()):
             row = rows.get(held.name)
             if held.over:
@@ -199,7 +201,9 @@ class BoardCrew:
             elif row is not None and (row["lease"] or {}).get("token") != held.lease.token:
                 self._leave(held, "our lease was ended")  # by an operator, say; its keeper finds out later
             elif reason := find_unfit(row):
-                self._lose(held, reason) if reason.startswith("offline") else self._leave(held, reason)
+                if held in offline:
+                    self._lose(held, reason, alone=len(offline) == 1)
+                self._leave(held, reason)
             elif held.name not in self._wanted and not held.calls:
                 self._leave(held, "not needed any more")
         self._take(rows)
@@ -278,6 +282,9 @@ class BoardCrew:
         self._end_call(held, Outcome.from_json(ended.outcome_json), ended.board_s, ended.outputs)
         if held.pins_failed >= _MOST_IN_A_ROW:
             self._leave(held, "its clocks could not be held", _MISFIT_PAUSE_S)
+        elif held.drifted >= _DRIFTED_IN_A_ROW:
+            held.observe(Kind.DRIFTED, f"its clocks moved in {_DRIFTED_IN_A_ROW} trials in a row")
+            self._leave(held, "its clocks do not hold", _TROUBLE_PAUSE_S)
 
     def _end_call(self, held: HeldBoard, outcome: Outcome, board_s: float, outputs: Arrays) -> None:
         """The call at the head is over: judge the outcome, and tell."""
@@ -293,6 +300,7 @@ class BoardCrew:
                 self._anchoring.take_in(held, outcome, board_s)
                 self._judge_anchors(held)
         held.farm_errors = held.farm_errors + 1 if outcome.status is Status.FARM_ERROR else 0
+        held.drifted = held.drifted + 1 if outcome.status is Status.CLOCK_DRIFTED else 0
         if outcome.status in (Status.BOARD_LOST, Status.FARM_ERROR, Status.THROTTLED):
             self._look_at = 0.0  # what is seen of a board may make it unfit
         if held.farm_errors > _MOST_IN_A_ROW:
@@ -352,18 +360,21 @@ class BoardCrew:
 
     # Leaving
 
-    def _lose(self, held: HeldBoard, reason: str) -> None:
-        """The board went down: what it was measuring, if anything, was lost with it."""
+    def _lose(self, held: HeldBoard, reason: str, alone: bool) -> None:
+        """The board went down: what it was measuring, if anything, was lost with it.
+
+        Boards that go down together do so for a reason that they share, such as the network: no candidate's doing.
+        """
         if held.calls and held.connecting is None:
             began_s = held.calls[0].began_s
             board_s = 0.0 if began_s is None else time.monotonic() - began_s
             call = held.calls.popleft()
-            outcome = Outcome(Status.BOARD_LOST, f"the board went {reason}", board=held.name)
+            status, others = (Status.BOARD_LOST, "") if alone else (Status.FARM_ERROR, "; so did others just then")
+            outcome = Outcome(status, f"the board went {reason}{others}", board=held.name)
             if call.kind == "measure" and not call.revoked:
                 self._events.append(Measured(call.key, held.name, outcome, board_s))
             elif call.kind == "run" and not call.revoked:
                 self._events.append(Ran(call.key, held.name, outcome, {}))
-        self._leave(held, reason)
 
     def _leave(self, held: HeldBoard, reason: str, pause_s: float = 0.0, doubted_since: float | None = None) -> None:
         """Let go of a board; `pause_s` keeps us from taking it at once again."""
