@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -485,6 +486,26 @@ def test_a_measured_winner_replaces_a_lucky_trial(store: Store) -> None:
 
 # Several processes, and their deaths
 
+
+@contextlib.contextmanager
+def engine_at(path: pathlib.Path, first: int = 0) -> Iterator[tuple[subprocess.Popen[str], Iterator[str]]]:
+    """A process that writes trials `first`, `first + 1`, …, and the lines in which it says so; killed at the end.
+
+    It is killed after `CHILD_TIMEOUT_S` at the latest, so that reading always comes to an end. All lines are read
+    here: `communicate` would miss those that reading one line has taken along.
+    """
+    engine = run_python(_ENGINE, path, first)
+    watchdog = threading.Timer(CHILD_TIMEOUT_S, engine.kill)
+    watchdog.start()
+    try:
+        assert engine.stdout
+        yield engine, iter(engine.stdout)
+    finally:
+        watchdog.cancel()
+        engine.kill()
+        engine.communicate(timeout=CHILD_TIMEOUT_S)
+
+
 _ENGINE = """
 import itertools, pathlib, sys
 from device_agent.protocol import Outcome, Status
@@ -492,7 +513,7 @@ from farm.store import Store
 from farm.values import Trial
 with Store(pathlib.Path(sys.argv[1])) as store:
     store.note_campaign(1, "running", "", engine={"host": "here", "pid": 4711, "created": 1.5})
-    for number in itertools.count():
+    for number in itertools.count(int(sys.argv[2])):
         outcome = Outcome(Status.OK, latency_s=(1.0,) * 100)
         trial = Trial(1, "w1", f"c{number}", "default", 1, outcome, "x" * 100_000, board_type="jetson-nano", held_s=1.0)
         assert store.add_trial(trial)
@@ -507,25 +528,20 @@ with Store(pathlib.Path(sys.argv[1])) as store:
 
 def test_operators_and_an_engine_share_the_store(store: Store, path: pathlib.Path) -> None:
     """While an engine writes trial after trial, others read and wish; every wish is kept, and it heeds the last."""
-    engine = run_python(_ENGINE, path)
-    try:
-        assert engine.stdout
-        assert engine.stdout.readline() == "0\n"
+    with engine_at(path) as (engine, lines):
+        announced = [next(lines)]
         with Store(path) as operator:
             for number in range(20):
                 campaign = operator.change_budget("fleet", {"trials": number}, "bob")
                 assert (campaign.state, campaign.budget) == ("running", {"trials": number})
                 assert operator.want_campaign("fleet", ("pause", "run")[number % 2], "bob").engine == ENGINE
             operator.want_campaign("fleet", "cancel", "bob")
-        announced, complaints = engine.communicate(timeout=CHILD_TIMEOUT_S)
-        assert engine.returncode == 0, complaints
-    finally:
-        engine.kill()
-        engine.communicate(timeout=CHILD_TIMEOUT_S)
-    *numbers, last = announced.split()
+        announced += lines
+        assert engine.wait(CHILD_TIMEOUT_S) == 0
+    *numbers, last = [line.strip() for line in announced]
     assert last == "ended"
     counted = store.fetch_counted(1)
-    assert [each["candidate"] for each in counted] == [f"c{n}" for n in range(int(numbers[-1]) + 1 if numbers else 1)]
+    assert [each["candidate"] for each in counted] == [f"c{number}" for number in numbers]
     assert store.fetch_fleet_campaign("fleet").state is CampaignState.CANCELLED
     wishes = [event for event in store.fetch_events("fleet") if event["kind"] in ("campaign_pause", "campaign_run")]
     assert len(wishes) == 20
@@ -534,15 +550,11 @@ def test_operators_and_an_engine_share_the_store(store: Store, path: pathlib.Pat
 def test_a_killed_engine_loses_one_trial_at_most(store: Store, path: pathlib.Path) -> None:
     """Killed while it writes, each time somewhere else: what it announced is there, whole, and can be gone on from."""
     expected = 0
-    for lines in (1, 2, 7):
-        engine = run_python(_ENGINE.replace("itertools.count()", f"itertools.count({expected})"), path)
-        try:
-            assert engine.stdout
-            announced = [engine.stdout.readline() for _ in range(lines)]
-        finally:
-            engine.send_signal(signal.SIGKILL)
-            rest, _ = engine.communicate(timeout=CHILD_TIMEOUT_S)
-        last = int([*announced, *rest.splitlines()][-1])
+    for count in (1, 2, 7):
+        with engine_at(path, expected) as (engine, lines):
+            announced = [next(lines) for _ in range(count)]
+            engine.kill()
+            last = int([*announced, *lines][-1])
         counted = store.fetch_counted(1)
         assert len(counted) in (last + 1, last + 2)
         assert [each["candidate"] for each in counted] == [f"c{n}" for n in range(len(counted))]
