@@ -28,13 +28,17 @@ class Asked(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Held:
-    """A board that was given. It does one thing at a time: a program's check, or a round of a task."""
+    """A board that was given. It does one thing at a time: a program's check, or a round of a task.
+
+    `point` is the operating point that it was last asked to hold.
+    """
 
     name: str
     board_type: str
     program: Program | None = None
     task: WinnerTask | None = None
     run: RoundRun | None = None
+    point: str = ""
 
     @property
     def is_free(self) -> bool:

@@ -191,12 +191,10 @@ class Verification:
 
     def _check_on(self, held: Held) -> Request | None:
         """Check a program on a free board where one waits for that: others wait for what comes of it."""
-        for key in self._active:
-            if key.board_type != held.board_type:
-                continue
+        for key in self._find_keys(held):
             program = self._programs.find_runnable((key.board_type, key.workload))
             if program is not None and program.checking is not None:
-                held.program = program
+                held.program, held.point = program, key.point
                 token = self._ledger.ask(Asked(program, "run", held.name))
                 arguments = self._workloads[program.place]["arguments"]
                 inputs = winner_check.make_inputs(arguments, self._order.search.seed)
@@ -207,12 +205,17 @@ class Verification:
 
     def _begin_round(self, held: Held, now_s: float) -> None:
         names = self._ledger.find_names(held.board_type)
-        for key, task in self._active.items():
-            if key.board_type == held.board_type:
-                run = task.contest.begin(held.name, now_s, names, self._count_expected(key.board_type))
-                if run is not None:
-                    held.task, held.run = task, run
-                    return
+        for key in self._find_keys(held):
+            task = self._active[key]
+            run = task.contest.begin(held.name, now_s, names, self._count_expected(key.board_type))
+            if run is not None:
+                held.task, held.run, held.point = task, run, key.point
+                return
+
+    def _find_keys(self, held: Held) -> list[WinnerKey]:
+        """The tasks that a board may work for, first those for which its clocks may stay as they are."""
+        keys = [key for key in self._active if key.board_type == held.board_type]
+        return sorted(keys, key=lambda key: key.point != held.point)
 
     def _measure_on(self, held: Held) -> list[Request]:
         task, run = held.task, held.run
