@@ -1,0 +1,303 @@
+"""How many trials the search needs to come within 5 % of what stock MetaSchedule finds with its whole budget.
+
+Stock is its evolutionary search and its XGBoost cost model with their defaults, told the same latencies. Ours starts
+cold, and warm from a random search on another board type. Both types are this machine: they differ in their target
+(width of vectors), so that a schedule's latency differs too. A candidate runs on one thread and is timed by its
+processor time, the least of several samples, so that other work here matters little; its latency is kept by its hash,
+so that it is the same for whoever proposes it. Nothing here measures how long searching takes.
+Default budget: 3 workloads x 3 seeds x 64 trials, about an hour on two idle cores.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import tempfile
+import time
+from typing import Any
+
+import _machine
+
+WITHIN = 1.05
+SAMPLES, LEAST_S = 5, 0.004
+# Types of boards: this machine with all of its vectors, and with those of every x86-64.
+TYPES = {"wide": {}, "narrow": {"mcpu": "x86-64-v2"}}
+FOREIGN_SEED = 1000
+
+
+def main() -> None:
+    parser = _machine.parser(__doc__)
+    parser.add_argument("--trials", type=int, default=64, help="stock's budget per workload (default: 64)")
+    parser.add_argument("--batch", type=int, default=8, help="candidates per proposal of ours (default: 8)")
+    parser.add_argument("--stock-batch", type=int, default=32, help="of stock's; its own default is 64 (default: 32)")
+    parser.add_argument("--foreign", type=int, default=64, help="trials on the other board type (default: 64)")
+    parser.add_argument("--seeds", type=int, default=3, help="how often all is done (default: 3)")
+    parser.add_argument("--tuner", default="xgb", help="ours (default: xgb)")
+    parser.add_argument("--loss", default="", help="of the cost model (default: the product's)")
+    parser.add_argument("--only", default="", help="workloads whose name contains this (default: all three)")
+    options = parser.parse_args()
+    if options.quick:
+        options.trials, options.stock_batch, options.foreign, options.seeds = 16, 8, 16, 1
+    # Candidates run alone; TVM reads this when it loads.
+    os.environ["TVM_NUM_THREADS"] = "1"
+    with _machine.only_json() as emit, _machine.scratch():
+        emit("search_efficiency", vars(options), measure(options))
+
+
+def measure(options: Any) -> dict[str, Any]:
+    from farm.search import target, tvm_env
+
+    tvm_env.load()
+    host = target.host_target(1)
+    types = {name: host | changes for name, changes in TYPES.items()}
+    timer = Timer(options.quick)
+    rows = []
+    wide, narrow = (make_workloads(types[name]) for name in ("wide", "narrow"))
+    for mine, other in zip(wide, narrow, strict=True):
+        if options.only not in mine.name:
+            continue
+        for seed in range(options.seeds):
+            rows.append(compare(options, timer, mine, other, seed))
+            _machine.say(f"{mine.name} seed {seed}: {rows[-1]}")
+    return {
+        "trials_is": "until within 5 % of the best of stock's whole budget; null: not within the same budget",
+        "types": {"tuned": "wide", "other": "narrow", "targets": types},
+        "runs": rows,
+        "workloads": {name: summarise([r for r in rows if r["workload"] == name]) for name in names_of(rows)},
+        "all": summarise(rows),
+        "timed": timer.count,
+    }
+
+
+def names_of(rows: list[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(row["workload"] for row in rows))
+
+
+def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Trials as shares of stock's budget; a run that never came there counts as the whole budget."""
+    result: dict[str, Any] = {"runs": len(rows)}
+    for side in ("stock", "cold", "warm"):
+        shares = [(row[side]["trials"] or row["budget"]) / row["budget"] for row in rows]
+        result[side] = {
+            "share_of_budget": _machine.spread(shares),
+            "never": sum(row[side]["trials"] is None for row in rows),
+            "best_over_stocks": _machine.spread([row[side]["best_s"] / row["stock"]["best_s"] for row in rows]),
+        }
+    return result
+
+
+def make_workloads(config: dict[str, Any]) -> list[Any]:
+    """A convolution, a depthwise convolution and a matrix product, each with what follows it in a network."""
+    import numpy as np
+    import onnx
+
+    from farm.search import importer, pipeline, target, workloads
+
+    random = np.random.default_rng(0)
+
+    def weight(name: str, *shape: int) -> Any:
+        return onnx.numpy_helper.from_array((random.standard_normal(shape) / 16).astype("float32"), name)
+
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    nodes = [
+        helper.make_node("Conv", ["x", "kernel", "b1"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["out_conv"]),
+        helper.make_node("Conv", ["y", "depthwise", "b2"], ["d"], pads=[1, 1, 1, 1], group=96),
+        helper.make_node("Relu", ["d"], ["out_depthwise"]),
+        helper.make_node("MatMul", ["z", "matrix"], ["m"]),
+        helper.make_node("Add", ["m", "b3"], ["out_dense"]),
+    ]
+    inputs = {"x": [1, 32, 28, 28], "y": [1, 96, 28, 28], "z": [64, 256]}
+    outputs = {"out_conv": [1, 48, 28, 28], "out_depthwise": [1, 96, 28, 28], "out_dense": [64, 192]}
+    tensors = [
+        weight("kernel", 48, 32, 3, 3), weight("b1", 48), weight("depthwise", 96, 1, 3, 3), weight("b2", 96),
+        weight("matrix", 256, 192), weight("b3", 192),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        nodes,
+        "three",
+        [helper.make_tensor_value_info(name, kind, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, kind, shape) for name, shape in outputs.items()],
+        tensors,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    compile_target = target.make_target(config)
+    shapes = {name: tuple(shape) for name, shape in inputs.items()}
+    module, used = pipeline.prepare(
+        importer.import_onnx(model, shapes), compile_target, pipeline.require_pipeline("graph/1")
+    )
+    found = workloads.extract(module, compile_target, config, used.name)
+    return [next(w for w in found if w.name.startswith(prefix)) for prefix in ("conv2d", "depthwise_conv2d", "matmul")]
+
+
+class Timer:
+    """Builds and times candidates; each once."""
+
+    def __init__(self, quick: bool) -> None:
+        self._latency_s: dict[tuple[str, str], float | None] = {}
+        self._samples = 2 if quick else SAMPLES
+        self.count = 0
+
+    def time(self, workload: Any, candidate: str, module_json: str, arguments: Any) -> float | None:
+        """Processor seconds of one call; None where it does not build or run."""
+        key = workload.hash, candidate
+        if key not in self._latency_s:
+            self.count += 1
+            self._latency_s[key] = self._run(workload, module_json, arguments)
+        return self._latency_s[key]
+
+    def _run(self, workload: Any, module_json: str, arguments: Any) -> float | None:
+        import numpy as np
+        import tvm
+
+        from farm.search import builder
+
+        random = np.random.default_rng(0)
+        try:
+            library = builder.build_candidate(module_json, workload.target)
+        except (RuntimeError, ValueError, TypeError):
+            return None
+        with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
+            path = pathlib.Path(folder) / "candidate.so"
+            path.write_bytes(library)
+            function = tvm.runtime.load_module(str(path))["main"]
+            tensors = [tvm.runtime.tensor(random.standard_normal(shape).astype(dtype)) for shape, dtype in arguments]
+            function(*tensors)
+            best, calls = float("inf"), 1
+            for _ in range(self._samples):
+                while True:
+                    began = time.process_time()
+                    for _ in range(calls):
+                        function(*tensors)
+                    taken = time.process_time() - began
+                    if taken >= LEAST_S:
+                        break
+                    calls = max(2 * calls, int(1.2 * calls * LEAST_S / max(taken, 1e-6)))
+                best = min(best, taken / calls)
+        return best
+
+
+def compare(options: Any, timer: Timer, mine: Any, other: Any, seed: int) -> dict[str, Any]:
+    began = time.process_time()
+    stock = run_stock(options, timer, mine, seed)
+    goal = WITHIN * min(stock)
+    cold, _ = run_ours(options, timer, mine, seed, [])
+    foreign = find_foreign(options, timer, other, seed)
+    warm, warm_note = run_ours(options, timer, mine, seed, foreign)
+    sides = {"stock": stock, "cold": cold, "warm": warm}
+    return {
+        "workload": mine.name,
+        "seed": seed,
+        "budget": options.trials,
+        **{
+            side: {"trials": trials_until(latencies, goal), "best_s": _machine.round_to(min(latencies))}
+            for side, latencies in sides.items()
+        },
+        "curve": {
+            side: [_machine.round_to(min(found[: n + 1])) for n in range(len(found))] for side, found in sides.items()
+        },
+        "warm_start": warm_note,
+        "processor_s": round(time.process_time() - began),
+    }
+
+
+def trials_until(latencies: list[float], goal: float) -> int | None:
+    """How many trials until the goal was met."""
+    return next((count for count, latency in enumerate(latencies, 1) if latency <= goal), None)
+
+
+def traits_of(workload: Any) -> Any:
+    from farm.search.traits import derive_traits
+
+    return derive_traits(workload.target)
+
+
+def run_ours(options: Any, timer: Timer, workload: Any, seed: int, foreign: list[Any]) -> tuple[list[float], str]:
+    """The campaign's search with stock's budget."""
+    from farm.search.campaign_search import CampaignSearch, SearchTask
+
+    base = _settings()
+    search = CampaignSearch(options.tuner, options.loss or None, seed, base.population, base.generations, 1)
+    search.open("t", SearchTask(workload, "wide", "default", traits_of(workload)))
+    note = str(search.warm_start("t", foreign)) if foreign else ""
+    latencies: list[float] = []
+    while len(latencies) < options.trials:
+        candidates, _ = search.propose("t", options.batch)
+        if not candidates:
+            break
+        results = [(c.hash, timer.time(workload, c.hash, c.module_json, c.arguments)) for c in candidates]
+        search.observe("t", results)
+        latencies += [float("inf") if latency is None else latency for _, latency in results]
+    return latencies[: options.trials], note
+
+
+def find_foreign(options: Any, timer: Timer, workload: Any, seed: int) -> list[Any]:
+    """What a search for the other type of boards left in the store."""
+    from farm.search.campaign_search import CampaignSearch, ForeignTrial, SearchTask
+
+    base = _settings()
+    traits = traits_of(workload)
+    search = CampaignSearch("xgb", None, FOREIGN_SEED + seed, base.population, base.generations, 1)
+    search.open("f", SearchTask(workload, "narrow", "default", traits))
+    trials: list[Any] = []
+    for _ in range(options.foreign // options.batch):
+        candidates, _ = search.propose("f", options.batch)
+        results = [(c.hash, timer.time(workload, c.hash, c.module_json, c.arguments)) for c in candidates]
+        search.observe("f", results)
+        trials += [
+            ForeignTrial(workload, "narrow", "default", traits, c.hash, c.trace_json, latency)
+            for c, (_, latency) in zip(candidates, results, strict=True)
+            if latency is not None
+        ]
+    return trials
+
+
+def run_stock(options: Any, timer: Timer, workload: Any, seed: int) -> list[float]:
+    """MetaSchedule as `tune_tasks` drives it, but for the measuring."""
+    import tvm.s_tir.meta_schedule as ms
+    import tvm_ffi
+    from tvm import ir
+
+    from farm.search.target import make_target
+
+    module, target = ir.load_json(workload.module_json), make_target(workload.target)
+    context = ms.TuneContext(
+        module,
+        target=target,
+        space_generator="post-order-apply",
+        search_strategy="evolutionary",
+        task_name=workload.name,
+        rand_state=1 + seed,
+        num_threads=_machine.cores(),
+    )
+    database, model = ms.database.MemoryDatabase(), ms.cost_model.XGBModel()
+    entry = database.commit_workload(module)
+    context.pre_tuning(options.trials, options.stock_batch, context.generate_design_space(), database, model)
+    latencies: list[float] = []
+    while len(latencies) < options.trials and (items := context.generate_measure_candidates()):
+        results = []
+        for item in items:
+            structure = f"{int(tvm_ffi.structural_hash(item.sch.mod)) & (2**64 - 1):016x}"
+            arguments = [(tuple(int(d) for d in a.shape), str(a.dtype)) for a in item.args_info]
+            latency = timer.time(workload, structure, ir.save_json(item.sch.mod), arguments)
+            latencies.append(float("inf") if latency is None else latency)
+            results.append(
+                ms.runner.RunnerResult(None if latency is None else [latency], None if latency else "failed")
+            )
+            if latency is not None:
+                database.commit_tuning_record(
+                    ms.database.TuningRecord(item.sch.trace, entry, [latency], target, item.args_info)
+                )
+        context.notify_runner_results(items, results)
+        model.update(context, items, results)
+    return latencies
+
+
+def _settings() -> Any:
+    import farm.settings
+
+    return farm.settings.load()
+
+
+if __name__ == "__main__":
+    main()
