@@ -90,7 +90,7 @@ def serve(settings: Settings, store: Store, run: Run) -> None:
         _log.exception("ending")
         raise
     finally:
-        _log.info("ending: %s", reason)
+        _log.info("ending")
         # A store that is full refuses this too; the first error is the one to tell.
         with contextlib.suppress(FarmError):
             _leave(store, me, reason)
