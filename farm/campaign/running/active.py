@@ -12,7 +12,7 @@ from typing import Any
 from device_agent.protocol import FaultSide, Limits, MeasureSpec, Outcome, TensorSpec
 from farm.campaign.fleet_values import TaskKey
 from farm.campaign.running.order import Order, TypeOrder, WorkloadOrder
-from farm.campaign.running.timeouts import plan_run_timeout_s
+from farm.campaign.running.timeouts import LOAD_S, plan_run_timeout_s
 
 # Points of the curve of latency over trials that are kept; every second one goes when there are more.
 _HISTORY = 200
@@ -94,5 +94,6 @@ def to_measure_spec(active: Active, work: Work, best_s: float | None) -> Measure
             timeout_s=timeout_s,
             memory_bytes=order.memory_bytes,
             threads=active.type_of(work.task.board_type).threads,
+            load_timeout_s=LOAD_S,
         ),
     )
