@@ -57,10 +57,18 @@ def down(
     force: Annotated[bool, typer.Option("--force", help="Even while somebody uses boards.")] = False,
     debug: options.Debug = False,
 ) -> None:
-    """End the farm's services and everything they started. Boards and their agents elsewhere stay up."""
+    """End the farm's services and everything they started. Boards and their agents elsewhere stay up.
+
+    With --force campaigns under way are interrupted first; `farm campaign resume` lets them go on.
+    """
 
     def work() -> None:
         settings = farm_settings.load()
+        if force:
+            from farm.campaign.running.client import stop_engine
+
+            if stop_engine(settings):
+                output.stderr.print("the engine of campaigns has ended; campaigns under way are interrupted")
         services = find_services(settings)
         if services is None:
             if is_held(settings.home_path):
