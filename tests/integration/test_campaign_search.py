@@ -227,7 +227,7 @@ def make_foreign(sizes: tuple[int, int, int] = SIZES, target_name: str = "nano",
 
 
 def test_trials_of_another_board_type_help() -> None:
-    """They are validated and used, their best schedules come first, and 16 trials then find more than without."""
+    """They are validated and used, their best schedules come first: the first 16 trials are much faster."""
     foreign = make_foreign() + make_foreign(OTHER_SIZES)
     warm = make_search()
     warm.open("t", make_task())
@@ -240,11 +240,11 @@ def test_trials_of_another_board_type_help() -> None:
     cold = make_search()
     cold.open("t", make_task())
 
-    def best(search: CampaignSearch, rounds: int) -> float:
-        measured = advance(search, "t", rounds, latency=latency_by_features)
-        return min(latency for _, latency in measured if latency is not None)
+    def mean(search: CampaignSearch) -> float:
+        measured = advance(search, "t", 2, latency=latency_by_features)
+        return sum(latency for _, latency in measured if latency is not None) / len(measured)
 
-    assert best(warm, 2) < best(cold, 2)
+    assert mean(warm) < 0.6 * mean(cold)
 
 
 def test_trials_that_say_nothing_are_left_out() -> None:
