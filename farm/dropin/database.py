@@ -35,6 +35,9 @@ MAX_RECALLED = 128
 # What MetaSchedule commits for a candidate without a time is 1e10 s.
 _NO_TIME_S = 1e9
 
+# What `relax.transform.AnnotateTIROpPattern` writes into a function.
+_NOTE = "op_pattern"
+
 _log = logging.getLogger(__name__)
 
 load_for_script()
@@ -79,12 +82,14 @@ class FarmDatabase(ms.database.PyDatabase):
 
     def has_workload(self, mod: Any) -> bool:
         """Whether the store, or this script so far, has anything about a workload."""
+        mod = _without_notes(mod)
         if not self._memory.has_workload(mod) and self._find_known(mod):
             self.commit_workload(mod)
         return bool(self._memory.has_workload(mod))
 
     def commit_workload(self, mod: Any) -> Any:
         """MetaSchedule's handle of a workload; brings in what is known of it. Raises UsageError, UnavailableError."""
+        mod = _without_notes(mod)
         entry = self._memory.commit_workload(mod)
         for key, config in self._plan_keys(mod):
             if key not in self._met:
@@ -230,6 +235,20 @@ def find_store(url: str | Path | None) -> Path:
     if not path.name or path.is_dir():
         raise UsageError(f"{text!r} names no file", "Give the path of a farm.db, or sqlite:///PATH.")
     return path
+
+
+def _without_notes(mod: Any) -> Any:
+    """The workload without the fusion's note on what kind of operator it is, which says nothing about its code.
+
+    `compile_relax` fuses a module that was fused before tuning once more, and then finds none of its functions again
+    (seen in TVM 0.27): all of them have the note by then, and are other functions to TVM's own databases.
+    """
+    notes = [name for name, function in mod.functions_items() if _NOTE in (function.attrs or {})]
+    if not notes:
+        return mod
+    return tvm.IRModule(
+        {name: function.without_attr(_NOTE) for name, function in mod.functions_items()}, attrs=mod.attrs
+    )
 
 
 def _describe(mod: Any, key: str, config: Mapping[str, Any], pipeline: str) -> dict[str, Any]:

@@ -218,6 +218,44 @@ def test_records_outlive_the_script(record: tuple[Store, Any, Callable[[float], 
     second.close()
 
 
+def test_a_model_is_compiled_from_the_database(tmp_path: pathlib.Path) -> None:
+    """`compile_relax` applies what is known of a model's functions, and the model computes what it did."""
+    import numpy as np
+
+    tvm = tvm_env.load()
+    import tvm.s_tir.meta_schedule as ms
+    from tvm import relax
+    from tvm.script import relax as script
+
+    from farm.search import FarmDatabase
+
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", script.Tensor((4, 8), "float32"))
+    weights = np.arange(24, dtype="float32").reshape(8, 3)
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.nn.relu(builder.emit(relax.op.matmul(x, relax.const(weights)))))
+        builder.emit_func_output(result)
+    module, target = relax.get_pipeline("zero")(builder.get()), tvm.target.Target(TARGET)
+    database = FarmDatabase(tmp_path / "farm.db", board_type=TYPE)
+    [task] = ms.relax_integration.extract_tasks(module, target)
+    function = task.dispatched[0]
+    schedule = tvm.s_tir.Schedule(function)
+    schedule.parallel(schedule.get_loops(schedule.get_sblock("matmul"))[0])
+    entry = database.commit_workload(function)
+    arguments = ms.arg_info.ArgInfo.from_entry_func(function, remove_preproc=True)
+    database.commit_tuning_record(ms.database.TuningRecord(schedule.trace, entry, [1e-6], target, arguments))
+    with target, database, tvm.transform.PassContext(opt_level=3):
+        annotated = relax.transform.AnnotateTIROpPattern()(module)
+        applied = relax.transform.MetaScheduleApplyDatabase()(annotated)
+    assert "T.parallel" in applied.script()
+    machine = relax.VirtualMachine(ms.relax_integration.compile_relax(database, module, target, params=None), tvm.cpu())
+    value = np.linspace(-1, 1, 32, dtype="float32").reshape(4, 8)
+    computed = machine["main"](tvm.runtime.tensor(value)).numpy()
+    np.testing.assert_allclose(computed, np.maximum(value @ weights, 0), rtol=1e-5)
+    database.close()
+
+
 def test_strangers_results_stay_out_of_the_store(record: tuple[Store, Any, Callable[[float], Any]]) -> None:
     """A result that no FarmRunner measured is kept for the script alone: nobody could say which board it is from."""
     from farm.search import FarmDatabase
