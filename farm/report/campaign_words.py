@@ -99,11 +99,9 @@ def _models(gains: Sequence[Gain]) -> str:
 
 
 def _winners(document: Document) -> str:
-    rows, unfound = [], []
+    rows = []
     for each in document["winners"]:
-        where = f"`{each['name']}` on {each['board_type']} @ {each['point']}"
         if each["median_s"] is None:
-            unfound.append(where)
             continue
         evidence = each["evidence"] or {}
         boards = evidence.get("boards", {})
@@ -122,13 +120,11 @@ def _winners(document: Document) -> str:
                 "" if each["since"] else "earlier",
             )
         )
-    if not rows and not unfound:
-        return ""
     head = ("workload", "board type", "point", "weight", "median", "decided", "nearest rival", "boards", "rounds")
     text = _table((*head, "relative error", "found"), rows, left=(0, 1, 2, 5, 6, 7, 10)) if rows else ""
     verdict = (document["progress"] or {}).get("verdict") or {}
     contradictions = [str(each) for each in verdict.get("contradictions", ())]
-    lines = [text, _tell_undecided(verdict, unfound)]
+    lines = [text, _tell_undecided(document)]
     if contradictions:
         lines.append("**Boards contradict each other:**\n" + "\n".join(f"- {each}" for each in contradictions))
     return "\n\n".join(line for line in lines if line)
@@ -144,18 +140,19 @@ def _nearest(evidence: Mapping[str, Any]) -> str:
     return f"{rival['ratio']:.3f} ({rival['low']:.3f} to {high})"
 
 
-def _tell_undecided(verdict: Mapping[str, Any], unfound: Sequence[str]) -> str:
-    if not unfound:
-        return ""
-    undecided = verdict.get("undecided") or ()
-    if isinstance(undecided, Mapping):
-        undecided = [f"{key}: {why}" for key, why in undecided.items()]
-    told = [each if isinstance(each, str) else _join(each) for each in undecided]
-    return "No record:\n" + "\n".join(f"- {line}" for line in (told or unfound))
-
-
-def _join(about: Mapping[str, Any]) -> str:
-    return ", ".join(str(value) for value in about.values())
+def _tell_undecided(document: Document) -> str:
+    """The tasks that have no record, and those that got no new one, with the reasons that are known."""
+    verdict = (document["progress"] or {}).get("verdict") or {}
+    reasons = {
+        (each["board_type"], each["workload"], each["point"]): each["reason"] for each in verdict.get("undecided", ())
+    }
+    lines = []
+    for each in document["winners"]:
+        reason = reasons.get((each["board_type"], each["workload"], each["point"]), "")
+        if each["median_s"] is None or reason:
+            where = f"`{each['name']}` on {each['board_type']} @ {each['point']}"
+            lines.append(f"- {where}: {reason}" if reason else f"- {where}")
+    return "No winner:\n" + "\n".join(lines) if lines else ""
 
 
 def _boards(document: Document) -> str:

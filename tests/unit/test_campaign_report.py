@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from farm.report import campaign_document, campaign_models
+from farm.report import campaign_document, campaign_models, campaign_words
 from farm.report.campaign_page import write_campaign_report
 from farm.store import Store
 from tests.unit.campaign_documents import PLACES, make_document
@@ -52,6 +52,21 @@ def test_gains_rest_on_records_where_there_are_all() -> None:
     assert (gain.verified, gain.recorded, gain.workloads) == (False, whole.workloads - 1, whole.workloads)
     assert gain.factor is not None
     assert gain.factor > 1
+
+
+def test_what_has_no_winner_is_said() -> None:
+    """A task without a record is listed by name with the reason that the engine gave, and boards that disagree are."""
+    document = make_document(places=PLACES[:1])
+    first, second, *_ = document["winners"]
+    first |= {"median_s": None, "evidence": None}
+    document["progress"]["verdict"]["undecided"] = [
+        {"board_type": second["board_type"], "workload": second["workload"], "point": second["point"]}
+        | {"reason": "no board was left"}
+    ]
+    page = campaign_words.write_page(document, campaign_models.list_gains(document), {})
+    assert f"No winner:\n- `{first['name']}` on jetson-nano @ default\n- `{second['name']}` on" in page
+    assert ": no board was left" in page
+    assert "**Boards contradict each other:**\n- nano-1 and nano-2 do not agree" in page
 
 
 def test_the_report_is_written(tmp_path: pathlib.Path) -> None:
