@@ -13,8 +13,11 @@ from farm.measure import session
 # A candidate so much slower than the best so far is worth no more than that it is slow. Wide enough for the first
 # trials of a search, whose best is far from what it ends with.
 SLOWER = 15.0
-# A busy board may take so long to start a candidate's threads, read its sensors and touch its memory first.
+# A busy board may take so long to read its sensors, and to start a candidate's threads and touch its memory.
 RUN_FLOOR_S = 2.0
+# Samples that were made long take that long however fast a candidate is; where other programs take the processor from
+# it, so many times longer. A candidate must not be blamed for that.
+_STARVED = 5.0
 # The agent lengthens a sample that is too short by this margin (`device_agent/timing.py`), in a second round as a rule.
 _GROWTH_MARGIN = 1.2
 # What it calls before it counts: its warm-up, and one call of the evaluator's own per sample.
@@ -36,10 +39,10 @@ def plan_run_timeout_s(
     if best_s is None:
         return limit_s
     slow_s = SLOWER * best_s
-    first_s = samples * (number + _CALLS_BESIDE) * slow_s
-    grown_s = samples * (max(number * slow_s, _GROWTH_MARGIN * min_repeat_s) + _CALLS_BESIDE * slow_s)
-    wanted_s = first_s if number * slow_s >= min_repeat_s else first_s + grown_s
-    return min(limit_s, max(RUN_FLOOR_S, wanted_s))
+    wanted_s = RUN_FLOOR_S + samples * (number + _CALLS_BESIDE) * slow_s
+    if number * best_s < min_repeat_s:  # samples of good candidates are made longer, in a second round
+        wanted_s += samples * (_STARVED * _GROWTH_MARGIN * min_repeat_s + _CALLS_BESIDE * slow_s)
+    return min(limit_s, wanted_s)
 
 
 def plan_limits(limits: Limits, run_timeout_s: float) -> Limits:
