@@ -46,6 +46,7 @@ _CORES: Mapping[str, tuple[int, int, int, int]] = {
 }
 # What a target names of x86 with AVX-512; caches differ between models of one name.
 _WIDE = ("x86-64-v4", "skylake-avx512", "cascadelake", "cooperlake", "icelake", "sapphirerapids", "granite", "znver4")
+_NARROW = ("", "x86-64", "x86-64-v2", "nehalem", "westmere", "silvermont", "goldmont")
 
 
 def derive_traits(
@@ -62,5 +63,5 @@ def derive_traits(
         return Traits(known, cpu_freq_hz, memory_freq_hz, bits, l1, l2, l3)
     bits = 128
     if str(target.get("mtriple", "")).startswith("x86_64"):
-        bits = 512 if name.startswith(_WIDE) else 256 if name else 128
+        bits = 512 if name.startswith(_WIDE) else 128 if name in _NARROW else 256
     return Traits(known, cpu_freq_hz, memory_freq_hz, bits)
