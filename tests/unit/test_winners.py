@@ -295,6 +295,9 @@ def test_a_record_stays_unless_it_is_beaten(store: Store) -> None:
     record = rack.record()
     assert record is not None
     assert (record.candidate, rack.evidence()["held"]) == ("old", True)
+    (rival,) = rack.evidence()["rivals"]
+    assert (rival["candidate"], rival["verdict"]) == ("x", "tied")
+    assert rival["low"] < 0.999 < rival["high"]
     assert (again.verdict.records, again.verdict.held, again.verdict.ties) == (0, 1, 1)
     assert rack.drive(rack.open(rack.search("third", ["y"])))
     record = rack.record()

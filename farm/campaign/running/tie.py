@@ -131,6 +131,17 @@ def judge(rounds: Sequence[Round], candidates: Collection[str], rule: TieRule, *
     return Judgement(names[leader], tuple(ratios), () if is_tie else undecided, undecided if is_tie else ())
 
 
+def compare(rounds: Sequence[Round], base: str, others: Collection[str], rule: TieRule) -> list[Ratio]:
+    """Ratios to a candidate that need not lead, with intervals as `judge` makes them; the fastest first.
+
+    Over the rounds that have them all: at least two.
+    """
+    names = [base, *sorted(others)]
+    error = (1 - rule.confidence) / (len(rule.looks) * max(1, len(others)))
+    ratios = _ratios(_as_logs(complete(rounds, names), names), names, 0, error)
+    return sorted(ratios, key=lambda ratio: (ratio.value, ratio.candidate))
+
+
 def find_contradictions(
     rounds: Sequence[Round], leader: str, rivals: Iterable[str], rule: TieRule
 ) -> list[Contradiction]:

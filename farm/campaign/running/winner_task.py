@@ -209,10 +209,12 @@ class WinnerTask:
         """What the record rests on, as plain data.
 
         A record's `median_s` is the median over boards of each board's median over rounds, raw: a board that is slow
-        stays slow. Ratios are to the leader of the rounds, which of a tie need not be the winner.
+        stays slow. Ratios of who is tied are to the record's candidate, of who is slower to who led when that was seen.
         """
         decided = "tie" if judgement.tied else "parted" if self.contest.beaten else "alone"
-        ratios = {ratio.candidate: ratio for ratio in judgement.ratios} | self.contest.beaten
+        ratios = dict(self.contest.beaten)
+        if tied := {judgement.leader, *judgement.tied} - {winner}:
+            ratios |= {each.candidate: each for each in tie.compare(self.contest.rounds, winner, tied, self._rule)}
         before = self.incumbent
         return {
             "campaign": self._campaign,
