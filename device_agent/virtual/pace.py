@@ -21,6 +21,9 @@ _SAME_LOAD = 0.05
 # The board's time is slept in blocks of at least this: a sleep after each run of a millisecond or less would cool the
 # host's caches and let its clocks fall, and the next run would be slower for it.
 _BLOCK_S = 0.02
+# A host that is busy with something else may take longer than the board would: what follows sleeps less then, up to so
+# much, so that a window holds as many calls as the board's time has.
+_CREDIT_S = 0.5
 
 
 class Pace:
@@ -65,7 +68,7 @@ class Pace:
 
     def sleep_out(self, board_s: float, host_s: float) -> None:
         """Owe what the board takes longer than the host did; slept in blocks. Whoever has a deadline kills us in it."""
-        self._owed_s += max(0.0, board_s - host_s)
+        self._owed_s = max(self._owed_s + board_s - host_s, -_CREDIT_S)
         if self._owed_s >= _BLOCK_S:
             self.settle()
 

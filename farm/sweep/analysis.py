@@ -60,12 +60,17 @@ class BoardDrift:
 
 @dataclasses.dataclass(frozen=True)
 class Analysis:
-    """Everything known of a grid. `measured` by key; `drift` by board; `model` is None before it can be fitted."""
+    """Everything known of a grid. `measured` by key; `drift` by board; `model` is None before it can be fitted.
+
+    `per_call` is the energy of a call over its median latency times power, at a typical point: calls that take longer
+    than the median, and what is between them, cost energy as well.
+    """
 
     grid: Grid
     measured: Mapping[str, MeasuredPoint]
     drift: Mapping[str, BoardDrift]
     model: Model | None
+    per_call: float = 1.0
 
     @property
     def has_power(self) -> bool:
@@ -96,7 +101,8 @@ class Analysis:
             return time, None, None
         spread = float(np.hypot(latency.sd[row], power.sd[row]))
         watt = Estimate.of_log(power.mean[row], power.sd[row])
-        return time, watt, Estimate.of_log(latency.mean[row] + power.mean[row], spread)
+        middle = float(latency.mean[row] + power.mean[row] + np.log(self.per_call))
+        return time, watt, Estimate.of_log(middle, spread)
 
 
 def analyse(grid: Grid, terms: Terms, visits: Sequence[PointMeasurement], anchor: str) -> Analysis:
@@ -113,7 +119,13 @@ def analyse(grid: Grid, terms: Terms, visits: Sequence[PointMeasurement], anchor
         indices = [index for index, visit in enumerate(valid) if visit.key == key]
         measured[key] = _combine(key, [valid[i] for i in indices], [shifts[i] for i in indices], by_power)
     model = fit_measured(grid, terms, measured, by_power) if len(measured) >= MIN_POINTS else None
-    return Analysis(grid, measured, drift, model)
+    return Analysis(grid, measured, drift, model, _find_per_call(list(measured.values())))
+
+
+def _find_per_call(points: Sequence[MeasuredPoint]) -> float:
+    """See `Analysis`; the median, since one spoilt latency must not change every energy."""
+    ratios = [p.energy.value / (p.latency.value * p.power.value) for p in points if p.energy and p.power]
+    return float(np.median(ratios)) if ratios else 1.0
 
 
 def fit_measured(grid: Grid, terms: Terms, measured: Mapping[str, MeasuredPoint], by_power: bool) -> Model:

@@ -151,3 +151,15 @@ def test_an_adaptive_sweep_stops_by_itself(boards: tuple[str, ...]) -> None:
     made = run(conductor, *boards)
     assert GRID.points[-1].key in {task.point.key for _, task in made}
     assert len({task.point.key for _, task in made}) < len(GRID)
+
+
+def test_a_point_that_a_board_refuses_is_left_out_and_said() -> None:
+    """The others are measured to the end; the last one is never given up."""
+    conductor = begin(UNTUNED, exhaustive=True)
+    assert conductor.refuse(GRID.points[0], "takes a reboot")
+    made = run(conductor, "a")
+    assert {task.point.key for _, task in made} == {point.key for point in GRID.points[1:]}
+    assert conductor.notes == [f"{GRID.points[0].key} is left out: takes a reboot"]
+    for point in GRID.points[1:-1]:
+        assert conductor.refuse(point, "takes a reboot")
+    assert not conductor.refuse(GRID.points[-1], "takes a reboot")
