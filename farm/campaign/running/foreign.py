@@ -5,6 +5,7 @@ Which of them a search believes is decided in `farm.search`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,8 @@ from farm.store import Store
 # Replaying one trace takes some 10 ms, and a campaign begins with all of its tasks at once.
 _TRIALS_PER_TASK = 200
 _TRIALS_PER_SOURCE = 40
+# Reading the files takes 50 ms, and every task and every foreign trial asks for one type.
+_load_types = functools.cache(load_board_types)
 
 
 def to_search_task(row: Mapping[str, Any], task: TaskKey, of_type: TypeOrder) -> SearchTask:
@@ -45,7 +48,7 @@ def to_workload(row: Mapping[str, Any]) -> Workload:
 
 def find_traits(board_type: str, target: Mapping[str, Any], threads: int, point: OperatingPoint | None) -> Traits:
     """What a type's CPU is at a point, as far as its file and the point say."""
-    about = load_board_types().get(board_type)
+    about = _load_types().get(board_type)
     clusters = about.clusters if about else ()
     highest = max((hz for cluster in clusters for hz in cluster.freqs_hz), default=0)
     set_hz = dict(point.cpu_freq_hz) if point else {}
