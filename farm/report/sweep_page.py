@@ -8,7 +8,16 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from farm.report import sweep_answer, sweep_csv, sweep_html, sweep_plots, sweep_rows, sweep_tables, sweep_words
+from farm.report import (
+    sweep_answer,
+    sweep_csv,
+    sweep_html,
+    sweep_plots,
+    sweep_rows,
+    sweep_schedules,
+    sweep_tables,
+    sweep_words,
+)
 from farm.report.sweep_canvas import Picture
 from farm.report.sweep_html import Cell, Line, element, escape, items, section
 from farm.report.sweep_rows import Document, Series
@@ -64,6 +73,7 @@ def write_page(document: Document, pictures: list[Picture]) -> str:
             _how_to_read(document),
             *(_points(document, s) for s in sweep_rows.order_series(document)),
         ),
+        section("Schedules at single points", *sweep_schedules.draw_schedules(document)),
         section("Power by rail", *_rails(document)),
         section("What was merged", _merged(document)),
         section("Drift", items(_drift(document))),

@@ -1,0 +1,67 @@
+"""The part of a sweep's page on schedules tried again at single points: where another is better, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farm.report import sweep_html, sweep_words
+from farm.report.sweep_html import Cell, Line, element
+from farm.report.sweep_rows import Document
+from farm.report.sweep_words import format_percent, format_point
+
+_NUMBER = "number"
+
+
+def draw_schedules(document: Document) -> list[str]:
+    """A sentence and a table per point; nothing where none was asked for."""
+    parts = []
+    for fitted in document.get("schedules") or ():
+        better = [each for each in fitted["workloads"] if each["differs"]]
+        parts.append(element("p", _sentence(fitted, len(better))))
+        if better:
+            parts.append(_table(fitted, sorted(better, key=lambda each: float(each["ratio"]))))
+    return parts
+
+
+def _sentence(fitted: Mapping[str, Any], better: int) -> str:
+    where = format_point(fitted["key"]) + (f", batch {fitted['batch']}" if fitted["batch"] > 1 else "")
+    count = len(fitted["workloads"])
+    if not better:
+        return f"{where}: of {count} workloads none has a better schedule here than at the board's usual clocks."
+    told = f"{where}: {better} of {count} workloads have a better schedule here, kept as records of this point."
+    if model := fitted["model"]:
+        told += f" With them the model takes {_change(model, 'latency_s', 'longer', 'shorter')}"
+        if model["before"]["energy_j"] and model["after"]["energy_j"]:
+            told += f" and needs {_change(model, 'energy_j', 'more energy', 'less energy')}"
+        told += "."
+    return told
+
+
+def _change(model: Mapping[str, Any], what: str, more: str, less: str) -> str:
+    before, after = (float(model[which][what]["value"]) for which in ("before", "after"))
+    scale = sweep_words.seconds_scale([after]) if what == "latency_s" else sweep_words.joule_scale([after])
+    percent = format_percent(after / before, more, less, "the same")
+    return f"{scale.text(after)} instead of {scale.text(before)} ({percent})"
+
+
+def _table(fitted: Mapping[str, Any], better: Sequence[Mapping[str, Any]]) -> str:
+    scale = sweep_words.seconds_scale(float(each["best_s"]) for each in better)
+    lines = [
+        Line(
+            [
+                Cell(str(each["name"])),
+                Cell(str(each["weight"]), kind=_NUMBER),
+                Cell(scale.number(each["default_s"]), kind=_NUMBER),
+                Cell(scale.number(each["best_s"]), kind=_NUMBER),
+                Cell(
+                    f"{(1 - each['ratio']) * 100:.1f} %",
+                    note=f"{(1 - each['high']) * 100:.1f} – {(1 - each['low']) * 100:.1f} %",
+                    kind=_NUMBER,
+                ),
+            ]
+        )
+        for each in better
+    ]
+    head = ["workload", "calls", f"usual schedule, {scale.unit}", f"best here, {scale.unit}", "shorter by"]
+    return sweep_html.table(head, lines, format_point(fitted["key"]))
