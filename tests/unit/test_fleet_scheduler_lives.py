@@ -232,5 +232,5 @@ class Lives(RuleBasedStateMachine):
         assert not fleet.open
 
 
-Lives.TestCase.settings = hypothesis.settings(max_examples=60, stateful_step_count=50, deadline=None)
+Lives.TestCase.settings = hypothesis.settings(max_examples=30, stateful_step_count=50, deadline=None)
 TestLives = Lives.TestCase
