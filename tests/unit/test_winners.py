@@ -18,6 +18,7 @@ import pytest
 from device_agent.protocol import OperatingPoint, Outcome, Status
 from farm.campaign.fleet_values import Budget
 from farm.campaign.running.order import MeasureOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
+from farm.campaign.running.tie import TieRule
 from farm.campaign.running.winner_requests import (
     BuildWanted,
     MeasureWanted,
@@ -26,7 +27,7 @@ from farm.campaign.running.winner_requests import (
     RunWanted,
     WinnerKey,
 )
-from farm.campaign.running.winner_round import SECOND_BOARD_WAIT_S
+from farm.campaign.running.winner_round import SECOND_BOARD_WAIT_S, Contest, RoundRun
 from farm.campaign.running.winners import Verification
 from farm.errors import InternalError
 from farm.settings import Settings
@@ -548,6 +549,29 @@ def test_a_trace_that_cannot_be_read_puts_its_candidate_out(store: Store) -> Non
     assert record.candidate == "c"
 
 
+def test_a_round_ends_with_the_last_of_its_candidates() -> None:
+    """Where the only one that is left of a round goes out elsewhere, the round is over and its board free."""
+    contest = Contest(0, TieRule())
+    contest.enter(["a", "b", "c"])
+    one, other = (contest.begin(board, 0.0, {"nano-1", "nano-2"}, 2) for board in ("nano-1", "nano-2"))
+    assert one is not None
+    assert other is not None
+    for candidate in one.plan():
+        contest.on_measured(one, candidate, Status.OK, "", 1e-3)
+    (last,) = one.left
+    contest.on_measured(other, *first_of(other, last), "signal", None)
+    assert one.is_over
+    assert contest.missing == 2
+
+
+def first_of(run: RoundRun, candidate: str) -> tuple[str, Status]:
+    """A crash of a candidate that a round has asked for."""
+    while candidate not in run.asked:
+        run.left.sort(key=lambda name: name != candidate)
+        run.asked.append(run.left.pop(0))
+    return candidate, Status.CRASHED
+
+
 def test_a_candidate_under_which_boards_go_down_is_out(store: Store) -> None:
     """The third board that is lost under a candidate puts it out; what waited behind it is not blamed."""
     rack = Rack(store, make_order(), FOUR)
@@ -582,7 +606,13 @@ def test_whatever_happens_it_ends_and_every_trial_is_written_once(store: Store, 
     rng = np.random.default_rng(seed)
     rack = Rack(store, make_order(points=(DEFAULT_POINT, MAXN)), FOUR, {f"nano-{n}": 1 + 0.1 * n for n in range(4)})
     faults = (Status.THROTTLED, Status.BOARD_LOST, Status.FARM_ERROR)
-    rack.fault = rack.run_fault = lambda *_: faults[int(rng.integers(3))] if rng.random() < 0.08 else None
+
+    def fault(board: str, candidate: str, count: int) -> Status | None:
+        if candidate in "acd" and rng.random() < 0.03:
+            return Status.CRASHED
+        return faults[int(rng.integers(3))] if rng.random() < 0.08 else None
+
+    rack.fault = rack.run_fault = fault
     campaign = rack.search("vision", FOUR, (DEFAULT_POINT, MAXN))
     verification = rack.open(campaign)
     while not rack.drive(verification, rack.answers + int(rng.integers(1, 15))):

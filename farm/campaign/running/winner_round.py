@@ -88,9 +88,10 @@ class Contest:
         self.failed[candidate] = reason
         if candidate in self.alive:
             self.alive.remove(candidate)
-            for run in self._running:
+            for run in list(self._running):
                 if candidate in run.left:
                     run.left.remove(candidate)
+                self._end(run)
             self._decide()
 
     @property
@@ -151,7 +152,7 @@ class Contest:
     def _end(self, run: RoundRun) -> None:
         if run in self._running and run.is_over:
             self._running.remove(run)
-            if not run.is_spoilt:
+            if run.latency_s.keys() >= set(self.alive):
                 self._waiting_since_s = None
             if run.latency_s:
                 self.rounds.append(Round(run.number, run.board, run.latency_s))

@@ -128,6 +128,8 @@ class Verification:
             pass
         requests = [self._prepare(program, what) for program, what in self._programs.plan(self._places())]
         for held in self._ledger:
+            if held.run is not None:
+                held.release(held.run)  # whoever was still to be measured may be out by now
             if held.is_free and (check := self._check_on(held)) is not None:
                 requests.append(check)
             if held.is_free:
