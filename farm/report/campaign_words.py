@@ -186,12 +186,14 @@ def _trials(document: Document) -> str:
 
 def _warm_start(document: Document) -> str:
     """What was said of each task, equal words once."""
+    names = {each["workload"]: each["name"] for each in document["winners"]}
     said: dict[str, list[str]] = {}
     for task, text in ((document["progress"] or {}).get("warm_start") or {}).items():
         said.setdefault(text, []).append(task)
     lines = []
     for text, tasks in said.items():
-        whom = tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks"
+        workload, _, where = tasks[0].partition(" ")
+        whom = f"`{names.get(workload, workload)}` {where}" if len(tasks) == 1 else f"{len(tasks)} tasks"
         lines.append(f"- {whom}: {text}")
     return "\n".join(lines)
 

@@ -1,0 +1,118 @@
+"""`farm campaign run` and what goes with it, typed as a user does: a campaign from file to report on virtual boards."""
+
+from __future__ import annotations
+
+import pathlib
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.acceptance.conftest import Home, new_home, wait_until
+
+FLEET = """\
+vars: { transport: virtual }
+groups:
+  nanos: { vars: { type: jetson-nano }, hosts: { nano: { count: 2 } } }
+"""
+CAMPAIGN = """\
+name: small
+models: mlp
+boards: { types: jetson-nano }
+budget: { trials: 6 }
+search: { tuner: random, ops: dense }
+measure: { repeat: 2, min_repeat: 5ms, verify_top: 1 }
+"""
+
+
+@pytest.fixture(scope="module")
+def rack() -> Iterator[Home]:
+    """A home with two virtual boards and a campaign's file, where `small` has been run to its end."""
+    with new_home() as home:
+        (home.path / "fleet.yaml").write_text(FLEET)
+        (home.path / "small.yaml").write_text(CAMPAIGN)
+        assert home.run("fleet", "apply", "fleet.yaml").code == 0
+        done = home.run("campaign", "run", "small.yaml", "--json", timeout_s=300.0, FARM_BATCH="2")
+        assert done.code == 0, done.err
+        (home.path / "small.json").write_text(done.out)
+        yield home
+
+
+def test_a_campaign_runs_to_its_end(rack: Home) -> None:
+    """Every trial of the budget is counted once, every task has a record or a reason, and the engine ends by itself."""
+    shown = rack.run("campaign", "show", "small", "--json")
+    document = shown.json()
+    assert (document["state"], document["progress"]["counted"]) == ("finished", 6)
+    assert rack.rows("SELECT count(*) FROM trials WHERE counted IS NOT NULL") == [(6,)]
+    assert any(each["median_s"] for each in document["winners"])
+    assert sum(each["trials"] for each in document["boards"]) == rack.count_trials()
+    [listed] = rack.run("campaign", "list", "--json").json()
+    assert (listed["name"], listed["state"], listed["types"][0]["simulated"]) == ("small", "finished", True)
+    wait_until(lambda: not rack.processes(), "the engine and its services to end")
+
+
+def test_its_report(rack: Home) -> None:
+    """The report has a page, JSON and pictures, also from another folder and after the engine has gone."""
+    done = rack.run("campaign", "report", "small", "--out", "report", "--json")
+    assert done.code == 0, done.err
+    page = pathlib.Path(rack.path / done.json()["report"]["page"]).read_text()
+    assert "> **Simulated.**" in page
+    assert "6 trials counted" in page
+    assert (rack.path / "report" / "boards.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run", "small.yaml"), "there is a campaign small already, which is finished"),
+        (("resume", "small"), "campaign 'small' is over (finished"),
+        (("pause", "smal"), "there is no campaign 'smal'"),
+        (("budget", "small"), "no limit was given"),
+        (("budget", "small", "--trials", "0"), "--trials must be a whole number of at least 1"),
+        (("clone", "small", "small"), "there is a campaign small already"),
+    ],
+)
+def test_what_is_refused(rack: Home, words: tuple[str, ...], message: str) -> None:
+    """Wrong names, names used twice, campaigns that are over, budgets of nothing: exit code 2, nothing on stdout."""
+    done = rack.run("campaign", *words)
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+
+
+def test_what_a_file_may_not_order(rack: Home) -> None:
+    """A board that is this machine and a model that is not the one that was planned are refused before all else."""
+    (rack.path / "local.yaml").write_text(CAMPAIGN.replace("jetson-nano", "local").replace("small", "here"))
+    done = rack.run("campaign", "run", "local.yaml")
+    assert done.code == 2
+    assert "local.yaml line 3: boards of type local are the machine that searches and builds" in done.err
+    from farm.models import zoo
+
+    (rack.path / "own.onnx").write_bytes(zoo.ZOO["mlp"].build())
+    (rack.path / "own.yaml").write_text(CAMPAIGN.replace("mlp", "own.onnx").replace("small", "own"))
+    assert rack.run("campaign", "plan", "own.yaml").code == 0
+    (rack.path / "own.onnx").write_bytes(zoo.ZOO["mlp"].build(seed=1))
+    done = rack.run("campaign", "run", "own.yaml")
+    assert (done.code, done.out) == (2, "")
+    assert "models have changed since the campaign own was planned: own" in done.err
+    assert not rack.processes()
+
+
+def test_ctrl_c_pauses_and_attach_only_looks(rack: Home) -> None:
+    """Ctrl-C pauses a campaign that a command runs, within 5 s; that of `attach` ends the showing alone."""
+    running = rack.start("campaign", "clone", "small", "second", "--trials", "400", FARM_BATCH="2")
+    running.wait_for("second is running")
+    watching = rack.start("campaign", "attach", "second")
+    watching.wait_for("second is ")
+    watching.send(signal.SIGINT)
+    watched = watching.wait()
+    assert watched.code == 130
+    assert "detached; `farm campaign attach second` shows the campaign again" in watched.err
+    assert running.process.poll() is None
+    running.send(signal.SIGINT, group=True)
+    ended = running.wait(30.0)
+    assert ended.code == 130
+    assert "campaign second is paused; `farm campaign resume second` goes on" in ended.err
+    assert rack.rows("SELECT state FROM campaigns ORDER BY id DESC LIMIT 1") == [("paused",)]
+    done = rack.run("campaign", "cancel", "second")
+    assert (done.code, done.out) == (0, "campaign second is cancelled\n")
+    wait_until(lambda: not rack.processes(), "the engine and its services to end")
