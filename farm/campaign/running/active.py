@@ -61,6 +61,10 @@ class Active:
         """The workload of a task."""
         return next(each for each in self.type_of(task.board_type).workloads if each.hash == task.workload)
 
+    def is_heaviest(self, task: TaskKey) -> bool:
+        """Whether a task's workload is the one of its board type that computes most in a call."""
+        return task.workload == max(self.type_of(task.board_type).workloads, key=lambda each: each.flop).hash
+
     def next_attempt(self, task: TaskKey, candidate: str) -> int:
         """The number of a candidate's next attempt, from 1. A candidate's entry goes with `forget`."""
         key = (task.board_type, task.workload, task.point, candidate)

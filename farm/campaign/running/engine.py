@@ -239,7 +239,7 @@ class Engine:
             raise InternalError(f"job {decision.job} counts and has no outcome")
         self._journal.write_counted(active, work, outcome, None if report is None else report.board_s)
         self._searches.observe(decision.task, [(decision.candidate, decision.latency_s)])
-        if decision.latency_s is not None and report is not None and work.library is not None:
+        if decision.latency_s is not None and work.library is not None and active.is_heaviest(decision.task):
             point = active.type_of(decision.task.board_type).points[decision.task.point]
             self._roster.offer_anchor(
                 decision.task.board_type, point, to_measure_spec(active, work, decision.latency_s), work.library

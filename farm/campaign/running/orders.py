@@ -15,7 +15,7 @@ from farm.campaign.running import foreign
 from farm.campaign.running.active import Active
 from farm.campaign.running.order import Order
 from farm.campaign.running.progress import sum_latencies, to_progress
-from farm.campaign.running.resume import list_tasks, to_added, to_task
+from farm.campaign.running.resume import list_tasks, to_added
 from farm.campaign.running.roster import Roster
 from farm.campaign.running.searches import Known, Searches, SearchPlan
 from farm.campaign.running.verifying import Verifying
@@ -206,7 +206,7 @@ class Orders:
             simulated = active.type_of(task.board_type).simulated
             rows = self._store.fetch_known_candidates(task.workload, task.board_type, task.point, simulated)
         else:
-            rows = [row for row in self._store.fetch_counted(active.id) if to_task(active.name, row) == task]
+            rows = self._store.fetch_counted(active.id, (task.board_type, task.workload, task.point))
         return [(row["candidate"], row["trace_json"], row["median_s"]) for row in rows]
 
     def _leave(self, active: Active) -> None:

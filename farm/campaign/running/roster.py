@@ -110,7 +110,10 @@ class Roster:
         )
 
     def offer_anchor(self, board_type: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> None:
-        """The first good candidate on a type is what its boards are compared by from then on."""
+        """The first good candidate of a type's heaviest workload is what its boards are compared by from then on.
+
+        One that takes long enough is what noise says least of.
+        """
         if board_type not in self._anchored:
             self._anchored.add(board_type)
             self._crew.set_anchor(board_type, point, spec, library)
