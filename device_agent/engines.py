@@ -38,6 +38,7 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
     """
     arrays = read_arrays(inputs)
     run, collect = _LOADERS[spec.engine](spec, program, arrays)
+    plan.marks.set("loaded_s")
     plan.rest()
     before = plan.sensors.read()
     plan.marks.set("timing_start_s")

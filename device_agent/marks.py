@@ -27,6 +27,7 @@ class Phases:
     busy_end_s: float = 0.0
     busy_calls: float = 0.0
     cpu_s: float = 0.0  # CPU time of the worker from `timing_start_s` to the last phase's end
+    loaded_s: float = 0.0  # from then on the worker reads sensors, and calls the candidate
 
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Phases))

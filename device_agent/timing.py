@@ -57,6 +57,7 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Out
 
     module, function = load(library, spec.entry)
     tensors = arguments.allocate(spec.arguments, spec.seed)
+    plan.marks.set("loaded_s")
     plan.rest()
     before = plan.sensors.read()
     plan.marks.set("timing_start_s")

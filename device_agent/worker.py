@@ -15,8 +15,10 @@ import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from device_agent import arguments, engines, limits, processes, protocol, timing
+from device_agent.marks import Phases
 from device_agent.plan import Plan
 from device_agent.protocol import Limits, Outcome, Status
 
@@ -31,6 +33,8 @@ _LOOK_S = 0.1
 _DYING_S = 1.0
 # A report starts with the address space allowed, sent before anything foreign runs; the length of its frame follows.
 _SIZE = struct.Struct("<Q")
+# Loading what it was given, running it, or reading sensors before and after that.
+_Stage = Literal["loading", "running", "sensing"]
 # A crash this close to the limit (a quarter of what was granted) is blamed on memory: the allocation that failed is
 # not counted in the peak.
 _NEAR_LIMIT = 0.25
@@ -43,7 +47,7 @@ class _End:
     report: bytes | None = None  # a complete frame
     status: int | None = None  # wait status; None for a process that does not die
     timed_out: bool = False
-    loading: bool = False  # when its deadline came, nothing had been called yet
+    stage: _Stage = "running"  # what it did when its deadline came
     output: str = ""
     distress: str = ""  # what its fault handler wrote
     allowed_bytes: int = 0
@@ -108,10 +112,6 @@ def _supervise(job: Callable[[], bytes], allowed: Limits, plan: Plan, beside: Be
     plan.marks.clear()
     first_s = allowed.timeout_s if allowed.load_timeout_s is None else allowed.load_timeout_s
     deadline = time.monotonic() + first_s + plan.extra_s
-
-    def find_start() -> float | None:
-        return plan.marks.read().timing_start_s or None
-
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as workers:
         report, workers_report = _pipe(ours, workers)
         output, workers_output = _pipe(ours, workers)
@@ -123,7 +123,7 @@ def _supervise(job: Callable[[], bytes], allowed: Limits, plan: Plan, beside: Be
         for fd in (report, output, distress.fileno()):
             os.set_blocking(fd, False)
         with beside():
-            watch = _Watch(pid, report, output, distress.fileno(), deadline, find_start)
+            watch = _Watch(pid, report, output, distress.fileno(), deadline, plan.marks.read)
             if allowed.load_timeout_s is not None:
                 watch.run_s = allowed.timeout_s + plan.extra_s
             return watch.run()
@@ -140,8 +140,8 @@ def _pipe(ours: contextlib.ExitStack, workers: contextlib.ExitStack) -> tuple[in
 class _Watch:
     """Waits for a worker's report, death or deadline, whichever comes first.
 
-    `find_start` says when the worker called the candidate first (monotonic seconds), None before. With `run_s` the
-    deadline is one for that, and so long after it comes the next.
+    `read_phases` gives the worker's notes. With `run_s` the deadline is one for the candidate's first call, and so long
+    after that comes the next.
     """
 
     def __init__(
@@ -151,10 +151,10 @@ class _Watch:
         output: int,
         distress: int,
         deadline: float,
-        find_start: Callable[[], float | None],
+        read_phases: Callable[[], Phases],
     ) -> None:
         self.run_s: float | None = None
-        self._find_start = find_start
+        self._read_phases = read_phases
         self._pid = pid
         self._report, self._output, self._distress = report, output, distress
         self._deadline = deadline
@@ -180,7 +180,7 @@ class _Watch:
                     if self._goes_on():
                         continue
                     end.timed_out = not end.crashing
-                    end.loading = self._find_start() is None
+                    end.stage = _find_stage(self._read_phases())
                     break
                 for fd, _ in poll.poll(min(left_s, look_s) * 1000):
                     if fd == self._distress:
@@ -203,10 +203,10 @@ class _Watch:
     def _goes_on(self) -> bool:
         """Whether it was the deadline for loading that passed, and the worker had kept it."""
         run_s, self.run_s = self.run_s, None
-        started = None if run_s is None or self._end.crashing else self._find_start()
-        if run_s is None or started is None:
+        started_s = self._read_phases().timing_start_s
+        if run_s is None or self._end.crashing or not started_s:
             return False
-        self._deadline = started + run_s
+        self._deadline = started_s + run_s
         return True
 
     def _look_at_memory(self) -> None:
@@ -272,6 +272,13 @@ def _close_all_but(kept: set[int]) -> None:
     os.close(nothing)
 
 
+def _find_stage(phases: Phases) -> _Stage:
+    """What a worker with these notes is doing."""
+    if phases.timing_start_s and not phases.cpu_s:
+        return "running"
+    return "sensing" if phases.loaded_s else "loading"
+
+
 def _judge_exception(error: Exception) -> Outcome:
     """The outcome of a job that raised."""
     text = str(error)[:_OUTPUT_BYTES]
@@ -295,9 +302,11 @@ def _judge(end: _End, allowed: Limits) -> tuple[Outcome, bytes]:
     said = f"; it last wrote: {end.output}" if end.output else ""
     if end.timed_out or end.status is None:
         stuck = "" if end.status is not None else "; its process does not die (a driver may be stuck)"
-        if end.loading and allowed.load_timeout_s is not None:
+        if end.stage == "sensing" and end.status is not None:
+            return Outcome(Status.FARM_ERROR, "the board's own sensors could not be read in time"), b""
+        if end.stage == "loading" and allowed.load_timeout_s is not None:
             return Outcome(Status.LOAD_FAILED, f"not loaded within {allowed.load_timeout_s:g} s{stuck}{said}"), b""
-        while_loading = "; nothing of it had been called yet" if end.loading else ""
+        while_loading = "; nothing of it had been called yet" if end.stage == "loading" else ""
         message = f"not finished after {allowed.timeout_s:g} s{while_loading}{stuck}{said}"
         return Outcome(Status.RUN_TIMEOUT, message), b""
     if not os.WIFSIGNALED(end.status):

@@ -24,7 +24,7 @@ from device_agent.protocol import (
     Status,
     TensorSpec,
 )
-from device_agent.sysfs import VIRTUAL_PREFIX, open_tree
+from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
 from farm.campaign.engine_ray import ray_running
 from farm.campaign.running.anchors import Rhythm
 from farm.campaign.running.boards import Arrived, BoardCrew, BoardEvent, Left, Measured, Ran
@@ -118,6 +118,11 @@ class Bench:
             self.wait()
             here -= {event.board for event in self.events if isinstance(event, Left)}
         return self.left(name)
+
+    def hardware(self, name: str) -> Tree:
+        """A virtual board's kernel files as root sees them."""
+        [socket] = self.agents[name].folder.glob("device-rig-*/board.sock")
+        return open_tree(f"{VIRTUAL_PREFIX}{socket}.root")
 
     def wait_note(self, text: str) -> None:
         """Poll until something is noted."""
@@ -345,8 +350,7 @@ def test_a_board_that_becomes_slow_is_found_out(bench: Bench, matmul: bytes) -> 
     for _ in range(4):
         for number in [bench.measure(name, matmul) for name in bench.agents]:
             bench.measured(number)
-    [socket] = bench.agents[liar].folder.glob("device-rig-*/board.sock")
-    hardware = open_tree(f"{VIRTUAL_PREFIX}{socket}.root")
+    hardware = bench.hardware(liar)
     harmed_at = time.time()
     hardware.write("/sys/virtual/fault", "slow:1.3")
     left = bench.find_liar(liar, matmul)
@@ -363,6 +367,18 @@ def test_a_board_that_becomes_slow_is_found_out(bench: Bench, matmul: bytes) -> 
     bench.arrived(liar)
     assert not [e for e in bench.events if isinstance(e, Left)]
     assert bench.crew.anchor_s > 0
+
+
+def test_hardware_that_hangs_is_not_the_candidates_fault(bench: Bench, matmul: bytes) -> None:
+    """The agent lives, and its sensors never answer: the candidate was loaded, and is to be measured again."""
+    *_, name = bench.agents
+    hardware = bench.hardware(name)
+    hardware.write("/sys/virtual/fault", "hang")
+    spec = MeasureSpec((SHAPE,) * 3, limits=Limits(1.0, threads=1))
+    outcome = bench.measured(bench.measure(name, matmul, spec)).outcome
+    hardware.write("/sys/virtual/fault", "clear")
+    assert outcome.status.fault_side in (FaultSide.FARM, FaultSide.BOARD), outcome.message
+    assert bench.measured(bench.measure(name, matmul)).outcome.status is Status.OK
 
 
 def test_a_board_that_dies_is_blamed_and_left(bench: Bench, matmul: bytes, bad: bytes) -> None:

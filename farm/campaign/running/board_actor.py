@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, PinStatus, RunSpec, Status
 from farm.campaign.engine_actors import BoardActor
-from farm.errors import BoardUnsafeError, FarmError
+from farm.errors import BoardBusyError, BoardUnsafeError, FarmError
 from farm.measure.session import Arrays, BoardSession
 from farm.values import Lease
 
@@ -42,13 +42,15 @@ class _RevokedError(Exception):
 class Ended:
     """How a call ended on its board: the outcome's JSON, the board's time, and what a program put out.
 
-    `pin_failed` says that the operating point was not reached, so that nothing was run.
+    `pin_failed` says that the operating point was not reached, `busy` that another client had the board: nothing was
+    run then.
     """
 
     outcome_json: str
     board_s: float
     outputs: Arrays = dataclasses.field(default_factory=dict)
     pin_failed: bool = False
+    busy: bool = False
 
 
 class CampaignBoard(BoardActor):
@@ -128,7 +130,8 @@ class CampaignBoard(BoardActor):
             except FarmError as error:
                 if self._is_revoked(number):  # our own cut
                     return None
-                return Ended(self._fault(error).to_json(), time.monotonic() - started)
+                busy = isinstance(error, BoardBusyError)
+                return Ended(self._fault(error).to_json(), time.monotonic() - started, busy=busy)
 
     @contextlib.contextmanager
     def _as_running(self, number: int) -> Iterator[Callable[[], None]]:

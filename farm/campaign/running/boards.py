@@ -197,6 +197,11 @@ class BoardCrew(BoardKeeping):
         elif held.drifted >= _DRIFTED_IN_A_ROW:
             held.observe(Kind.DRIFTED, f"its clocks moved in {_DRIFTED_IN_A_ROW} trials in a row")
             self._leave(held, "its clocks do not hold", _TROUBLE_PAUSE_S)
+        elif held.farm_errors > _MOST_IN_A_ROW and not held.over:
+            text = f"{held.farm_errors} calls in a row failed there: {Outcome.from_json(ended.outcome_json).message}"
+            if not ended.busy:
+                held.observe(Kind.FAULT, text)  # nobody's fault once; a probe tells whose it is
+            self._leave(held, text, _TROUBLE_PAUSE_S)
 
     def _end_call(self, held: HeldBoard, outcome: Outcome, board_s: float, outputs: Arrays) -> None:
         """The call at the head is over: judge the outcome, and tell."""
@@ -215,9 +220,6 @@ class BoardCrew(BoardKeeping):
         held.drifted = held.drifted + 1 if outcome.status is Status.CLOCK_DRIFTED else 0
         if outcome.status in (Status.BOARD_LOST, Status.FARM_ERROR, Status.THROTTLED):
             self._look_at = 0.0  # what is seen of a board may make it unfit
-        if held.farm_errors > _MOST_IN_A_ROW:
-            held.over = f"it cannot be worked with: {outcome.message}"
-            self._paused[held.name] = time.monotonic() + _TROUBLE_PAUSE_S
         self._begin_next(held)
 
     def _judge_anchors(self, ran: HeldBoard) -> None:
@@ -268,7 +270,9 @@ class BoardCrew(BoardKeeping):
         """The process that held the session is gone, through no fault of the board: what ran ends, the rest goes on."""
         self._store.add_event("restarted", f"actor of {held.key}", message)
         self._end_call(held, Outcome(Status.FARM_ERROR, message, board=held.name), 0.0, {})
-        if held.name in self._held:
+        if held.farm_errors > _MOST_IN_A_ROW:
+            self._leave(held, f"its actor died {held.farm_errors} times in a row: {message}", _TROUBLE_PAUSE_S)
+        elif held.name in self._held:
             held.start_actor()
 
     def _require(self, board: str) -> HeldBoard:
