@@ -165,11 +165,14 @@ class Contest:
             return self._has_waited(now_s)
         rounds = Counter(each.board for each in tie.complete(self.rounds, self.alive))
         rounds.update(run.board for run in self._running)
+        if boards - len(shunned - {board}) < BOARDS:
+            return True  # there is no second one
+        share = math.ceil(self._rule.looks[self._look] / BOARDS)
         partners = {name for name in rounds if name in held and name != board} - shunned
-        if len(partners) >= BOARDS:
-            return False  # a third one would only take the place of one that went
-        is_alone = boards - len(shunned - {board}) < BOARDS
-        if is_alone or rounds[board] < math.ceil(self._rule.looks[self._look] / BOARDS):
+        if rounds[board] == 0 and len(partners) >= BOARDS:
+            # A third one only takes the place of one that went.
+            return sum(max(0, share - rounds[name]) for name in partners) < self.missing
+        if rounds[board] < share:
             return True
         return self._has_waited(now_s)
 
