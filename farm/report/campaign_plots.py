@@ -20,6 +20,11 @@ Curves = Sequence[Mapping[str, Any]]
 _PANEL_INCHES = 2.5
 # Bars that one picture can hold; of more the ones that gained most in time are shown.
 _MOST_BARS = 24
+# Where all workloads of a model have records, and where the best measured has to do.
+_COLOURS = {True: plots.BLUE, False: "#56b4e9"}
+_OURS = {True: "winners, measured again and checked", False: "best measured, not all of it checked"}
+# Two latencies that round to the same.
+_SAME = 0.005
 
 
 def plot_course(path: pathlib.Path, curves: Curves, title: str, *, simulated: bool) -> None:
@@ -119,16 +124,19 @@ def plot_gains(path: pathlib.Path, gains: Sequence[Gain], title: str, *, simulat
     log = ratio > plots.LOG_RATIO
     with matplotlib.rc_context(plots.STYLE):
         figure = campaign_frame.new_figure(1.55 + 0.56 * len(shown))
-        verified = all(each.verified for each in shown)
-        ours = "winners, measured again and checked" if verified else "best so far"
-        handles = [Patch(color=plots.GREY, label="first schedules that ran"), Patch(color=plots.BLUE, label=ours)]
+        handles = [Patch(color=plots.GREY, label="first schedules that ran")] + [
+            Patch(color=_COLOURS[verified], label=_OURS[verified])
+            for verified in (True, False)
+            if any(each.verified is verified for each in shown)
+        ]
         left_out = f"; the {len(shown)} longest of {len(whole)}" if len(shown) < len(whole) else ""
         subtitle = f"latency of each model before and after tuning{left_out}; less is better"
         bottom, top = campaign_frame.draw_head(figure, title, subtitle, "", handles, simulated=simulated)
         axes = figure.subplots()
         places = [float(index) for index in range(len(shown))][::-1]
         axes.barh([place + 0.19 for place in places], first, height=0.34, color=plots.GREY, zorder=2)
-        axes.barh([place - 0.19 for place in places], last, height=0.34, color=plots.BLUE, zorder=2)
+        colours = [_COLOURS[each.verified] for each in shown]
+        axes.barh([place - 0.19 for place in places], last, height=0.34, color=colours, zorder=2)
         axes.set_yticks(places, labels, fontsize=8.5)
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(-0.6, len(shown) - 0.4)
@@ -155,7 +163,9 @@ def plot_gains(path: pathlib.Path, gains: Sequence[Gain], title: str, *, simulat
 
 
 def _times(gain: Gain) -> str:
-    return f"{gain.factor:.2f} times as fast" if gain.factor is not None else ""
+    if gain.factor is None or abs(gain.factor - 1) < _SAME:
+        return ""
+    return f"{gain.factor:.2f} times as fast"
 
 
 def _write_value(axes: Axes, value: float, place: float, text: str, colour: str, weight: str) -> None:

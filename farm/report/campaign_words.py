@@ -20,6 +20,8 @@ _SIDES = {
 _DECIDED = {"parted": "clear", "tie": "tie", "alone": "no rival"}
 # The events worth reading are the last ones; all of them are in the JSON.
 _MOST_EVENTS = 40
+# A smaller gain than this is no headline.
+_WORTH_SAYING = 1.05
 Document = Mapping[str, Any]
 
 
@@ -64,7 +66,7 @@ def _summarise(document: Document, gains: Sequence[Gain]) -> Iterator[str]:
         f"{progress.get('counted', 0):,} trials counted in {hours} on {boards} "
         f"board{'' if boards == 1 else 's'} ({board_h:.2f} board-hours)."
     )
-    known = [each for each in gains if each.factor is not None]
+    known = [each for each in gains if (each.factor or 0.0) >= _WORTH_SAYING]
     for gain in sorted(known, key=lambda each: each.factor or 0.0, reverse=True)[:3]:
         yield (
             f"{gain.model} takes **{format_latency(gain.last_s or 0.0)}** on {gain.board_type} @ {gain.point}, "
