@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from farm.campaign import fleet_values as v
@@ -30,6 +30,8 @@ from farm.store import Store
 
 # Measurements of winners are numbered down from here: the scheduler's own are numbered up from 1.
 _FIRST_NUMBER = -1
+# Winners are told apart on two boards.
+_LEAST_LENT = 2
 
 
 @dataclasses.dataclass(eq=False)
@@ -89,8 +91,7 @@ class Verifying:
             for request in verification.step(time.monotonic()):
                 self._ask(each, request)
             for board in verification.spare():
-                if len(each.boards) > sum(verification.wants().values()):
-                    self._return(each, board)
+                self._return_surplus(each, board)
             if verification.done:
                 self._open.pop(name)
                 self._ended[name] = verification.verdict.to_document()
@@ -154,6 +155,14 @@ class Verifying:
                 each.boards.discard(report.board)
                 each.verification.take(report.board)
 
+    def _return_surplus(self, each: _Open, board: str) -> None:
+        about = self._roster.find(board)
+        if about is None:
+            return
+        have = sum(self._roster.is_of(name, about.board_type) for name in each.boards)
+        if have > each.verification.wants().get(about.board_type, 0):
+            self._return(each, board)
+
     def _lend(self, each: _Open, state: FleetState) -> None:
         labels = each.active.order.labels
         each.verification.expect(
@@ -161,11 +170,21 @@ class Verifying:
         )
         for board_type, count in each.verification.wants().items():
             have = sum(self._roster.is_of(name, board_type) for name in each.boards)
-            for name in self._roster.lend(each.active.name, board_type, labels, max(0, count - have), state):
+            most = self._find_most(board_type, labels, state)
+            for name in self._roster.lend(each.active.name, board_type, labels, max(0, min(count, most) - have), state):
                 each.boards.add(name)
                 self._events.append(v.BoardLeft(name))
                 about = self._roster.find(name)
                 each.verification.give(name, board_type, bool(about and about.description.get("simulated")))
+
+    def _find_most(self, board_type: str, labels: Mapping[str, str], state: FleetState) -> int:
+        """How many boards of a type may be lent: all, or half of them while searches have work for them too."""
+        here = self._roster.count(board_type, labels)
+        searched = any(
+            lane.board_type == board_type and state.campaigns[lane.campaign].status is v.Status.RUNNING
+            for lane in state.lanes.values()
+        )
+        return max(_LEAST_LENT, here // 2) if searched else here
 
     def _ask(self, each: _Open, request: Request) -> None:
         name = each.active.name
