@@ -8,6 +8,7 @@ from typing import Any
 from rich import markup
 
 from farm.cli import output
+from farm.report import sweep_words
 
 # More columns than that (a TX2 has twelve rails) no terminal holds.
 _MOST_RAILS = 3
@@ -83,14 +84,21 @@ def print_picks(document: Mapping[str, Any], chosen: Sequence[Mapping[str, Any]]
 
 def _print_rows(series: Mapping[str, Any]) -> None:
     has_power = any(row["power_w"] for row in series["rows"])
-    columns = ["Operating point", "Latency (ms)", "95 % CI", "p95"]
+    rows = [row for row in series["rows"] if row["measured"]]
+    time = sweep_words.seconds_scale(row["latency_s"]["value"] for row in rows)
+    energy = sweep_words.joule_scale(row["energy_j"]["value"] for row in rows if row["energy_j"])
+    columns = ["Operating point", f"Latency ({time.unit})", "95 % CI", "p95"]
     rails = list(dict.fromkeys(rail for row in series["rows"] for rail in row["rail_power_w"]))
     shown = [rail for rail in rails if rail in sorted(rails, key=lambda name: -_largest(series, name))[:_MOST_RAILS]]
     if has_power:
-        columns += ["Power (W)", *shown, "Energy (mJ)", "95 % CI", "Above idle", "Inf./J x batch"]
+        columns += ["Power (W)", *shown, f"Energy ({energy.unit})", "95 % CI", "Above idle", "Inf./J x batch"]
     output.print_table(
         [*columns, "°C", "Visits", ""],
-        [_cells(series, row, has_power, shown) for row in series["rows"] if row["measured"] or row["invalid"]],
+        [
+            _cells(series, row, has_power, shown, (time, energy))
+            for row in series["rows"]
+            if row["measured"] or row["invalid"]
+        ],
         left=(0, len(columns) + 2),
         empty="nothing measured",
     )
@@ -106,14 +114,21 @@ def _largest(series: Mapping[str, Any], rail: str) -> float:
     return max((float(row["rail_power_w"].get(rail, 0.0)) for row in series["rows"]), default=0.0)
 
 
-def _cells(series: Mapping[str, Any], row: Mapping[str, Any], has_power: bool, rails: Sequence[str]) -> list[Any]:
+def _cells(
+    series: Mapping[str, Any],
+    row: Mapping[str, Any],
+    has_power: bool,
+    rails: Sequence[str],
+    scales: tuple[sweep_words.Scale, sweep_words.Scale],
+) -> list[Any]:
+    time, joule = (scale.factor for scale in scales)
     measured = row["measured"]
     latency = row["latency_s"] if measured else None
     cells = [
         row["key"],
-        _number(latency and latency["value"], 1e3),
-        _range(latency, 1e3),
-        _number(row["latency_p95_s"], 1e3),
+        _number(latency and latency["value"], time),
+        _range(latency, time),
+        _number(row["latency_p95_s"], time),
     ]
     if has_power:
         power, energy = (row["power_w"], row["energy_j"]) if measured else (None, None)
@@ -121,9 +136,9 @@ def _cells(series: Mapping[str, Any], row: Mapping[str, Any], has_power: bool, r
         cells += [
             _number(power and power["value"]),
             *(_number(row["rail_power_w"].get(rail)) for rail in rails),
-            _number(energy and energy["value"], 1e3),
-            _range(energy, 1e3),
-            _number(above and above["value"], 1e3),
+            _number(energy and energy["value"], joule),
+            _range(energy, joule),
+            _number(above and above["value"], joule),
             _number(row["inferences_per_joule"], series["batch"]) if measured else None,
         ]
     celsius = row["temperature_c"]

@@ -119,19 +119,19 @@ def _runners_up(document: Document, series: Series) -> str:
     lines = []
     for runner in series["pick"]["runners_up"]:
         row = sweep_rows.find_row(series, runner["key"])
-        cells = [Cell(sweep_words.format_point(runner["key"]))]
-        cells.append(
-            Cell(time_scale.number(row["latency_s"]["value"] if row and row["latency_s"] else None), kind="number")
-        )
+        if row is None or not row["latency_s"]:
+            continue
+        value, interval = time_scale.interval(row["latency_s"])
+        cells = [Cell(sweep_words.format_point(runner["key"])), Cell(value, note=interval, kind="number")]
         if energies:
-            value = row["energy_j"]["value"] if row and row["energy_j"] else None
-            cells.append(Cell(energy_scale.number(value), kind="number"))
-        lines.append(Line([*cells, Cell(runner["text"])]))
+            power = row["power_w"]["value"] if row["power_w"] else None
+            value, interval = energy_scale.interval(row["energy_j"]) if row["energy_j"] else (sweep_words.NOTHING, "")
+            cells += [Cell(sweep_words.WATT.number(power), kind="number"), Cell(value, note=interval, kind="number")]
+        lines.append(Line(cells))
     head = [
         "operating point",
         f"latency, {time_scale.unit}",
-        *([f"energy, {energy_scale.unit}"] if energies else []),
-        "",
+        *(["power, W", f"energy, {energy_scale.unit}"] if energies else []),
     ]
     return sweep_html.table(head, lines, sweep_words.name_series(series, document))
 
@@ -176,6 +176,9 @@ def _rails(document: Document) -> list[str]:
     if not any(tables):
         return []
     told = "Rails may contain each other, so they need not add up to the total."
+    count = len(sweep_rows.list_rails(document))
+    if count > sweep_tables.MOST_RAILS:
+        told += f" The {sweep_tables.MOST_RAILS} largest of {count} are shown; all are in {CSV}."
     return [element("p", told, "how"), *tables]
 
 
@@ -234,7 +237,21 @@ def _environment(document: Document) -> list[tuple[str, object]]:
                 f"{sweep_words.format_duration(cost['seconds'])}, {sweep_words.format_share(share)} of it measuring",
             )
         )
-    return told + [(k.replace("_", " "), v) for k, v in document["environment"].items() if v not in (None, "")]
+    facts = [(name, _plain(value)) for name, value in document["environment"].items() if value not in (None, "")]
+    return told + [_name_fact(name, value) for name, value in facts]
+
+
+def _plain(value: object) -> object:
+    """Lengths of time have no more digits than they are worth."""
+    return f"{value:.3g}" if isinstance(value, float) else value
+
+
+def _name_fact(name: str, value: object) -> tuple[str, object]:
+    """`window_s` of 5 is a window of 5 s."""
+    for ending, unit in (("_s", "s"), ("_c", "°C")):
+        if name.endswith(ending):
+            return name.removesuffix(ending).replace("_", " "), f"{value} {unit}"
+    return name.replace("_", " "), value
 
 
 def _footer(document: Document) -> str:

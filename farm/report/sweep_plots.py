@@ -84,7 +84,8 @@ def _draw_front(document: Document, looks: Sequence[Look], folder: pathlib.Path,
         axes.set_xlabel(f"latency per inference, {time.unit}")
         axes.set_ylabel(f"energy per inference, {energy.unit}")
         handles = sweep_canvas.plan_legend(looks, rows, front=True, dominated=any(not row["on_front"] for row in rows))
-        beyond = f"; {left_out} points far from the front are in the table only" if left_out else ""
+        points = "1 point far from the front is" if left_out == 1 else f"{left_out} points far from the front are"
+        beyond = f"; {points} in the table only" if left_out else ""
         sweep_canvas.draw_frame(
             figure, [axes], document, f"Latency against energy, lower left is better{beyond}", handles
         )

@@ -12,6 +12,8 @@ from farm.report.sweep_words import WATT, Scale, format_point
 # Predictions beyond the front are worth a line each only while they are few.
 _MAX_PREDICTIONS = 40
 _NUMBER = "number"
+# More columns than that (a TX2 has twelve rails) no page holds; the CSV has all.
+MOST_RAILS = 6
 
 
 def choose_rows(series: Series) -> tuple[list[Row], int]:
@@ -31,8 +33,7 @@ def draw_points(document: Document, series: Series) -> str:
     common = sweep_words.find_common_words(row["key"] for row in series["rows"])
     known = [row for row in rows if row["latency_s"]]
     time = sweep_words.seconds_scale(row["latency_s"]["value"] for row in known)
-    energies = [row[name]["value"] for row in rows for name in ("energy_j", "energy_above_idle_j") if row[name]]
-    energy = sweep_words.joule_scale(energies)
+    energy = sweep_words.joule_scale(row["energy_j"]["value"] for row in rows if row["energy_j"])
     power = sweep_rows.has_energy(document) or any(row["power_w"] for row in rows)
     batch = series["batch"]
     head = ["operating point", f"latency, {time.unit}", f"95th percentile, {time.unit}"]
@@ -61,6 +62,8 @@ def draw_points(document: Document, series: Series) -> str:
 def draw_rails(document: Document, series: Series) -> str:
     """Power by rail at each measured point; "" where no rail was read."""
     rails = sweep_rows.list_rails(document)
+    largest = sorted(rails, key=lambda rail: -_most_w(series, rail))[:MOST_RAILS]
+    rails = [rail for rail in rails if rail in largest]
     rows = [row for row in series["rows"] if row["rail_power_w"]]
     if not rails or not rows:
         return ""
@@ -77,6 +80,11 @@ def draw_rails(document: Document, series: Series) -> str:
         for row in rows
     ]
     return sweep_html.table(["operating point", "total, W", *rails], lines, _caption(document, series, common))
+
+
+def _most_w(series: Series, rail: str) -> float:
+    """The most that a rail draws at any point."""
+    return max((float(row["rail_power_w"].get(rail, 0.0)) for row in series["rows"]), default=0.0)
 
 
 def _watts(power_w: float | None) -> str:

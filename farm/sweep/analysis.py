@@ -6,17 +6,20 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import scipy.special
 
 from farm.sweep import drift as drifts
 from farm.sweep.drift import Drift
 from farm.sweep.model import Data, Model, fit_model
 from farm.sweep.terms import Floats, Terms
-from farm.sweep.values import Estimate, Grid, PointMeasurement, PointPrediction
+from farm.sweep.values import Z95, Estimate, Grid, PointMeasurement, PointPrediction
 
 # Boards of one type differ by more than one factor: what remains at other points than the anchor (our choice).
 BOARD_SD = 0.01
 # Below this nothing can be fitted.
 MIN_POINTS = 3
+# What a prediction's width is fitted with, in points: level, slope, and how large and how rough the residual is.
+_FITTED, _LEAST_FREEDOM = 4, 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,17 +93,20 @@ class Analysis:
         """What the fit expects of a grid row; None before anything is fitted."""
         if self.model is None:
             return None
-        return PointPrediction(self.grid.points[row].key, *self._estimate(row))
+        # How rough the fit's residual is, is itself known from a few points only: Student's t instead of the normal.
+        freedom = max(len(self.measured) - _FITTED, _LEAST_FREEDOM)
+        wider = float(scipy.special.stdtrit(freedom, 0.975)) / Z95
+        return PointPrediction(self.grid.points[row].key, *self._estimate(row, wider))
 
-    def _estimate(self, row: int) -> tuple[Estimate, Estimate | None, Estimate | None]:
-        """Latency, power and energy as the fit has them."""
+    def _estimate(self, row: int, wider: float = 1.0) -> tuple[Estimate, Estimate | None, Estimate | None]:
+        """Latency, power and energy as the fit has them, intervals `wider` than normal ones."""
         assert self.model is not None
         latency, power = self.model.latency, self.model.power
-        time = Estimate.of_log(latency.mean[row], latency.sd[row])
+        time = Estimate.of_log(latency.mean[row], wider * latency.sd[row])
         if power is None:
             return time, None, None
-        spread = float(np.hypot(latency.sd[row], power.sd[row]))
-        watt = Estimate.of_log(power.mean[row], power.sd[row])
+        spread = wider * float(np.hypot(latency.sd[row], power.sd[row]))
+        watt = Estimate.of_log(power.mean[row], wider * power.sd[row])
         middle = float(latency.mean[row] + power.mean[row] + np.log(self.per_call))
         return time, watt, Estimate.of_log(middle, spread)
 

@@ -242,6 +242,8 @@ def _say_choice(choice: Choice) -> str:
 
 
 def _with_interval(estimate: Estimate, factor: float, unit: str) -> str:
+    if estimate.value >= 1:
+        factor, unit = 1.0, unit.removeprefix("m")
     half = max(estimate.high - estimate.value, estimate.value - estimate.low) * factor
     return f"{estimate.value * factor:.4g} ± {half:.2g} {unit}"
 

@@ -109,7 +109,6 @@ def test_page_holds_what_was_merged_drift_and_notes() -> None:
         "the fan was held at 80 of 255",
         "POM_5V_CPU",
         "0.27.0",
-        "needs more energy, within the interval",
     ):
         assert words in page.text, words
 
