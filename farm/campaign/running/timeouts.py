@@ -5,9 +5,7 @@ A time-out of the board ends in an outcome, one of ours only in a lost session; 
 
 from __future__ import annotations
 
-import dataclasses
-
-from device_agent.protocol import Limits, MeasureSpec, RunSpec
+from device_agent.protocol import MeasureSpec, RunSpec
 from farm.measure import session
 
 # A candidate so much slower than the best so far is worth no more than that it is slow. Wide enough for the first
@@ -43,11 +41,6 @@ def plan_run_timeout_s(
     if number * best_s < min_repeat_s:  # samples of good candidates are made longer, in a second round
         wanted_s += samples * (_STARVED * _GROWTH_MARGIN * min_repeat_s + _CALLS_BESIDE * slow_s)
     return min(limit_s, wanted_s)
-
-
-def plan_limits(limits: Limits, run_timeout_s: float) -> Limits:
-    """The limits with a time-out for running alone, and one for what comes before."""
-    return dataclasses.replace(limits, timeout_s=run_timeout_s, load_timeout_s=LOAD_S)
 
 
 def plan_call_timeout_s(spec: MeasureSpec | RunSpec, size: int, request_timeout_s: float) -> float:
