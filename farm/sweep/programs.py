@@ -121,7 +121,7 @@ class Recipe:
 
     @property
     def target_config(self) -> Mapping[str, Any]:
-        """What TVM compiles for."""
+        """What TVM compiles for. Loads TVM's compiler, so not for a process that talks to boards."""
         return host_target(self.target.cores) if self.target.config is None else self.target.config
 
     def _compile(self, model: onnx.ModelProto, inputs: Sequence[InputSpec], variant: str, batch: int) -> Compiled:

@@ -138,7 +138,7 @@ def _check(bench: Bench, won: Sequence[tuple[Contest, Verdict]]) -> list[Compari
     if not won:
         return []
     pairs = [(contest.module_json, _find(contest, verdict.best).scheduled_json) for contest, verdict in won]
-    job = functools.partial(build_checks, bench.recipe.target_config, pairs)
+    job = functools.partial(build_checks, bench.recipe, pairs)
     built = compile_apart(job, bench.recipe.source.name)
     return [_compare(bench, contest, *libraries) for (contest, _), libraries in zip(won, built, strict=True)]
 

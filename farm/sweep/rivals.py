@@ -79,12 +79,11 @@ def build_rivals(recipe: Recipe, batch: int, chosen: Mapping[str, Sequence[Mappi
     return contests
 
 
-def build_checks(target_config: Mapping[str, Any], pairs: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+def build_checks(recipe: Recipe, pairs: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
     """Libraries of unscheduled and scheduled functions that take ordinary weights, so that outputs can be compared."""
-    return [
-        (
-            build_candidate(plain, target_config, standalone=True),
-            build_candidate(scheduled, target_config, standalone=True),
-        )
-        for plain, scheduled in pairs
-    ]
+    config = recipe.target_config
+
+    def build(module_json: str) -> bytes:
+        return build_candidate(module_json, config, standalone=True)
+
+    return [(build(plain), build(scheduled)) for plain, scheduled in pairs]
