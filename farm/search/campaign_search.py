@@ -28,7 +28,8 @@ TUNERS = ("random", "ga", "xgb", "droplet", "grid")
 _WARMUP = 8
 # Results of other tasks of the same operator kind that do instead.
 _WARMUP_OTHERS = 64
-# What candidates of other tasks count beside a task's own, and how many are taught at most, the nearest tasks first.
+# What candidates of other tasks count beside a task's own, and after how many no further task is asked, the nearest
+# tasks first.
 _WEIGHT_SAME, _WEIGHT_OTHER, _MOST_OTHERS = 0.5, 0.2, 768
 
 
@@ -183,8 +184,10 @@ class CampaignSearch:
             groups = [Group(features, latencies)] if features else []
             left = _MOST_OTHERS
             for other in others:
+                if left <= 0:
+                    break
                 features, latencies = other.history.lessons()
-                if features and len(features) <= left:
+                if features:
                     left -= len(features)
                     groups.append(Group(features, latencies, self._weight(task, other)))
             task.trained = state, Trees([*groups, *foreign], self._loss, self._seed, self._threads)

@@ -50,8 +50,8 @@ class ForeignTrial:
 class WarmStart:
     """What came of foreign trials: how many teach the cost model, how many were left out, and why.
 
-    `rank_correlation` is Spearman's, of groups held out; None where too few were there to tell. `first`: how many of the
-    best foreign schedules are proposed before anything else.
+    `rank_correlation` is Spearman's, of groups held out; None where too few were there to tell. So many (`first`) of
+    the best foreign schedules are proposed before anything else.
     """
 
     used: int
