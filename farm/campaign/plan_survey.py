@@ -9,7 +9,10 @@ import dataclasses
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -24,6 +27,7 @@ from farm.search.workloads import Workload
 TIMEOUT_S = 600.0
 _LOOK_S = 0.1
 _END_TIMEOUT_S = 5.0
+_CHILD = "import sys; from farm.campaign.plan_survey import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,17 +68,25 @@ def survey_apart(
 ) -> list[Survey | UsageError]:
     """A survey for each job, in order, or why TVM cannot import the model; the process is gone afterwards.
 
-    `texts`: with the text of every workload's function, which a run needs and a plan does not. Raises DeadlineError where one import takes longer than `TIMEOUT_S`.
+    `texts`: with the text of every workload's function, which a run needs and a plan does not. Raises DeadlineError
+    where one import takes longer than `TIMEOUT_S`.
     """
     if not jobs:
         return []
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=_survey_all, args=(theirs, list(jobs), texts), daemon=True)
-    child.start()
+    # Not a process of multiprocessing's own: that would run the caller's program once more, up to here.
+    ours, theirs = multiprocessing.Pipe()
+    child = subprocess.Popen(
+        [sys.executable, "-c", _CHILD, str(theirs.fileno()), str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        pass_fds=[theirs.fileno()],
+        # Python looks for modules where it starts: nothing of the user's may stand in the way of ours.
+        cwd="/",
+    )
     theirs.close()
     done: list[Survey | UsageError] = []
     try:
+        with contextlib.suppress(BrokenPipeError):  # told with its exit code below
+            ours.send((list(jobs), texts))
         for number, (model, _) in enumerate(jobs, 1):
             note(f"reading {model.name}" + (f" ({number} of {len(jobs)})" if len(jobs) > 1 else ""))
             answer = _receive(ours, child, model.name)
@@ -84,11 +96,11 @@ def survey_apart(
     finally:
         ours.close()
         child.kill()
-        child.join(_END_TIMEOUT_S)
+        child.wait(_END_TIMEOUT_S)
     return done
 
 
-def _receive(ours: Connection, child: Any, name: str) -> Any:
+def _receive(ours: Connection, child: subprocess.Popen[bytes], name: str) -> Any:
     # In pieces, so that signals are heard.
     for _ in range(round(TIMEOUT_S / _LOOK_S)):
         if ours.poll(_LOOK_S):
@@ -97,19 +109,20 @@ def _receive(ours: Connection, child: Any, name: str) -> Any:
         raise DeadlineError(f"{name} was not imported within {TIMEOUT_S:g} s")
     try:
         return ours.recv()
-    except EOFError:
-        child.join(_END_TIMEOUT_S)
-        raise InternalError(f"the process that imports models ended by itself ({child.exitcode})") from None
+    except (EOFError, ConnectionResetError):
+        code = child.wait(_END_TIMEOUT_S)
+        raise InternalError(f"the process that imports models ended by itself ({code})") from None
 
 
-def _survey_all(answers: Connection, jobs: Sequence[tuple[ModelVariant, Form]], texts: bool) -> None:
-    """The life of the process."""
+def main(connection: int, parent: int) -> None:
+    """The life of the process: jobs come through the pipe `connection`, and answers go back."""
     # Ctrl-C in a terminal reaches the whole group; who started us decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.pop("TVM_USE_RUNTIME_LIB", None)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     # Who asked may have gone.
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(BrokenPipeError, EOFError), Connection(connection) as answers:
+        jobs, texts = answers.recv()
         for model, form in jobs:
             try:
                 answers.send(_survey(model, form, texts))
@@ -124,7 +137,7 @@ def _survey(model: ModelVariant, form: Form, texts: bool) -> Survey:
     return Survey(tuple(workloads), prepared.pipeline.name)
 
 
-def _end_with_parent() -> None:
-    if (parent := multiprocessing.parent_process()) is not None:
-        parent.join()
-        os._exit(1)
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os._exit(1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pathlib
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -95,6 +97,26 @@ def test_what_a_file_may_not_order(rack: Home) -> None:
     assert (done.code, done.out) == (2, "")
     assert "models have changed since the campaign own was planned: own" in done.err
     assert not rack.processes()
+
+
+def test_a_plain_script_may_plan(rack: Home) -> None:
+    """A program without a guard for being imported plans a campaign: it is not run once more behind its back."""
+    (rack.path / "script.py").write_text(
+        "import farm\n"
+        "campaign = farm.Campaign(name='py', models='mlp', boards='jetson-nano', budget=9, search={'ops': 'dense'})\n"
+        "print(campaign.plan()['estimate']['trials'], [each.name for each in farm.campaigns()])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=rack.path,
+        env=rack.environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "9 ['small']\n"
 
 
 def test_ctrl_c_pauses_and_attach_only_looks(rack: Home) -> None:
