@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     Arrays = dict[str, NDArray[Any]]
 
+# Short runs are timed back to back for so long, as in a window for energy: what is done in between cools caches.
+_BLOCK_S = 0.02
+
 # Runs once and returns the outputs, still where the engine keeps them; and how to copy those into arrays.
 Runner = Callable[[], Any]
 Collector = Callable[[Any], "list[NDArray[Any]]"]
@@ -45,25 +48,28 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
     started, cpu_started_s = time.perf_counter(), time.process_time()
     plan.pace.begin()
     payload = b""
-    latency_s = []
+    latency_s: list[float] = []
     collecting_s = 0.0
     result: Any = None
 
     def call() -> float:
         nonlocal result
+        result = None  # two results at a time may be too much for the board's memory
         begun = time.perf_counter()
         result = run()
         return time.perf_counter() - begun
 
-    for index in range(spec.warmup + spec.runs):
-        result = None
-        took_s = plan.paced(call, 1)
-        if index >= spec.warmup:
-            latency_s.append(took_s)
-        if index == 0 and spec.return_outputs:
+    done, total, block = 0, spec.warmup + spec.runs, 1
+    while done < total:
+        took_s = plan.paced_each(call, block)
+        # Warm-up runs are forgotten, also where a block begins with them.
+        latency_s += took_s[max(0, spec.warmup - done) :]
+        if done == 0 and spec.return_outputs:
             ended = time.perf_counter()
             payload = write_arrays(collect(result))
             collecting_s = time.perf_counter() - ended
+        done += block
+        block = min(total - done, max(1, round(_BLOCK_S / max(took_s[-1], 1e-9))))
     plan.pace.settle()
     timing_s = time.perf_counter() - started - collecting_s
     plan.marks.set("timing_end_s")

@@ -124,3 +124,13 @@ class Plan:
         board_s = self.pace.board_seconds(host_s, host_s * share)
         self.pace.sleep_out(board_s * (calls + calls_beside), passed_s)
         return board_s
+
+    def paced_each(self, run: Callable[[], float], count: int) -> list[float]:
+        """As `paced` for `count` single calls, one right after the other: as they are repeated in a window."""
+        cpu_s, wall_s = time.process_time(), time.monotonic()
+        host_s = [run() for _ in range(count)]
+        passed_s = max(time.monotonic() - wall_s, 1e-9)
+        share = (time.process_time() - cpu_s) / passed_s  # cores in use
+        board_s = [self.pace.board_seconds(each, each * share) for each in host_s]
+        self.pace.sleep_out(sum(board_s), passed_s)
+        return board_s
