@@ -130,6 +130,17 @@ campaign_progress = sa.Table(
     sa.Column("progress", sa.JSON, nullable=False),
 )
 
+# What a board measured between two moments (wall clock, s) is not to be believed. No foreign key, as for its events.
+doubts = sa.Table(
+    "doubts",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("board", sa.Text, nullable=False),
+    sa.Column("since", sa.Float, nullable=False),
+    sa.Column("until", sa.Float, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+)
+
 campaign_workloads = sa.Table(
     "campaign_workloads",
     metadata,

@@ -131,25 +131,43 @@ class TrialQueries(Base):
         [row] = self._rows(sa.select(sa.func.total(table.c.held_s).label("held_s")).where(table.c.campaign == campaign))
         return float(row["held_s"])
 
+    def add_doubt(self, board: str, since: float, until: float, reason: str) -> int:
+        """Note that a board lied between two moments (wall clock, s); returns how many search trials that concerns."""
+        trials = schema.trials
+        with self._writing() as connection:
+            connection.execute(schema.doubts.insert().values(board=board, since=since, until=until, reason=reason))
+            count = sa.select(sa.func.count()).where(
+                trials.c.board == board,
+                trials.c.recorded_at.between(since, until),
+                trials.c.purpose == SEARCH_TRIAL,
+                trials.c.median_s.is_not(None),
+            )
+            return int(connection.execute(count).scalar() or 0)
+
     def fetch_known_candidates(
         self, workload: str, board_type: str, operating_point: str, simulated: bool
     ) -> list[dict[str, Any]]:
-        """What is known of a workload's candidates on a board type: `candidate`, `trace_json`, `median_s`.
+        """What is known of a workload's candidates on a board type: `candidate`, `trace_json`, `median_s`, `doubted`.
 
         `median_s` is the least median of the candidate's good trials, or None where the candidate itself failed. If it
         was measured again as a winner, those trials alone decide: that a candidate was chosen for one low time says
         that the time was lucky. Trials that failed through no fault of the candidate say nothing and are left out.
+        `doubted` is 1 where all that is known was measured on boards that lied then (`add_doubt`), else 0.
         """
-        trials = schema.trials
+        trials, doubts = schema.trials, schema.doubts
         wrong = sa.func.max(sa.case((trials.c.status == str(Status.WRONG_RESULT), 1), else_=0))
         again = sa.func.min(sa.case((trials.c.purpose == WINNER_TRIAL, trials.c.median_s)))
+        lied = sa.exists().where(
+            doubts.c.board == trials.c.board, trials.c.recorded_at.between(doubts.c.since, doubts.c.until)
+        )
+        sound = sa.func.min(sa.case((~lied, trials.c.median_s)))
+        anyhow = sa.func.min(trials.c.median_s)
         query = (
             sa.select(
                 trials.c.candidate,
                 sa.func.min(trials.c.trace_json).label("trace_json"),
-                sa.case((wrong == 1, None), else_=sa.func.coalesce(again, sa.func.min(trials.c.median_s))).label(
-                    "median_s"
-                ),
+                sa.case((wrong == 1, None), else_=sa.func.coalesce(again, sound, anyhow)).label("median_s"),
+                sa.case((again.is_(None) & sound.is_(None) & anyhow.is_not(None), 1), else_=0).label("doubted"),
             )
             .where(
                 trials.c.workload == workload,

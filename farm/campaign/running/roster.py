@@ -29,7 +29,6 @@ class Roster:
         self._store, self._crew = store, crew
         self._here: dict[str, boards.Arrived] = {}
         self._lent: dict[str, str] = {}
-        self._anchored: set[str] = set()
         self._look_at = 0.0
 
     def want(self, actives: Iterable[Active], state: FleetState) -> None:
@@ -62,7 +61,9 @@ class Roster:
     def leave(self, report: boards.Left) -> list[v.Event]:
         """A board is gone."""
         self._here.pop(report.board, None)
-        self._store.add_event("board_left", report.board, report.reason)
+        if report.doubted_since is not None:
+            count = self._store.add_doubt(report.board, report.doubted_since, time.time(), report.reason)
+            self._store.add_event("board_lied", report.board, f"{count} trials are doubted: {report.reason}")
         if self._lent.pop(report.board, None) is not None:
             return []
         return [v.BoardLeft(report.board, report.lost)]
@@ -114,8 +115,7 @@ class Roster:
 
         One that takes long enough is what noise says least of.
         """
-        if board_type not in self._anchored:
-            self._anchored.add(board_type)
+        if not self._crew.has_anchor(board_type):
             self._crew.set_anchor(board_type, point, spec, library)
 
     def list_boards(self, active: Active, state: FleetState) -> list[dict[str, Any]]:

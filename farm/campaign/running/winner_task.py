@@ -21,6 +21,10 @@ from farm.values import Record
 
 # So many more than were asked for are tried in place of candidates that fail.
 _SPARES = 3
+# A candidate measured by a board that lied may be so many times as fast as it seemed; of those that could be the best
+# then, so many take part besides.
+_LIE = 1.5
+_MOST_DOUBTED = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +110,7 @@ class WinnerTask:
             name for name in traces if name not in self._settled and not (incumbent and name == incumbent.candidate)
         ]
         before = [name for name in traces if any(name in each.latency_s for each in rounds)]
+        doubted = _find_promising(good, fresh)
         if incumbent is not None and evidence and not fresh and not before:
             return Result(held=True, reason="nothing was found that it had not been compared with")
         order = [*before]
@@ -113,6 +118,8 @@ class WinnerTask:
             traces[incumbent.candidate] = incumbent.trace_json
             order.append(incumbent.candidate)
             self._top += 1
+        order += doubted
+        self._top += len(set(doubted) - set(fresh[: self._top]))
         order += [*fresh, *(name for name in traces if name in self._settled)]
         self._queue = [(name, traces[name]) for name in dict.fromkeys(order) if name not in failed]
         if not self._queue:
@@ -277,3 +284,13 @@ def read_result(record: Record) -> Result:
         tied=evidence.get("decided") == "tie",
         contradictions=tuple(map(str, evidence.get("contradictions", ()))),
     )
+
+
+def _find_promising(good: Sequence[Mapping[str, Any]], fresh: Sequence[str]) -> list[str]:
+    """Of candidates that only a lying board measured, those that could be the best; `good` is sorted, best first."""
+    best_s = min((row["median_s"] for row in good if not row.get("doubted")), default=None)
+    return [
+        str(row["candidate"])
+        for row in good
+        if row.get("doubted") and row["candidate"] in fresh and (best_s is None or row["median_s"] < _LIE * best_s)
+    ][:_MOST_DOUBTED]

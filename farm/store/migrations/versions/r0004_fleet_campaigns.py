@@ -36,6 +36,14 @@ def upgrade() -> None:
         sa.Column("campaign", sa.Integer, sa.ForeignKey("campaigns.id"), primary_key=True),
         sa.Column("progress", sa.JSON, nullable=False),
     )
+    op.create_table(
+        "doubts",
+        sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+        sa.Column("board", sa.Text, nullable=False),
+        sa.Column("since", sa.Float, nullable=False),
+        sa.Column("until", sa.Float, nullable=False),
+        sa.Column("reason", sa.Text, nullable=False),
+    )
     op.add_column("records", sa.Column("evidence", sa.JSON))
     op.create_index("ix_events_subject", "events", ["subject", "id"])
     _upgrade_campaign_workloads()
@@ -175,7 +183,7 @@ def downgrade() -> None:
     op.drop_table("campaign_workloads_0004")
     op.drop_index("ix_events_subject", "events")
     op.drop_column("records", "evidence")
-    for table in ("campaign_progress", "fleet_campaigns"):
+    for table in ("doubts", "campaign_progress", "fleet_campaigns"):
         op.drop_table(table)
 
 
