@@ -23,8 +23,8 @@ _SETTLING = 1 / 3
 class Pace(Protocol):
     """How fast this board is. A real board's time is the host's; a virtual board's is stretched by its clocks."""
 
-    def begin(self) -> None:
-        """The board starts to compute."""
+    def begin(self) -> float:
+        """The board starts to compute. How long timing a candidate is made to take (s); 0: as long as it takes."""
         ...
 
     def end(self) -> None:
@@ -47,8 +47,9 @@ class Pace(Protocol):
 class HostPace:
     """The pace of a real board."""
 
-    def begin(self) -> None:
+    def begin(self) -> float:
         """Nothing to tell anybody."""
+        return 0.0
 
     def end(self) -> None:
         """Nothing to tell anybody."""

@@ -153,6 +153,10 @@ def _register(board: Board, sock: socket.socket, folder: Path, claimant: Claiman
             raise PermissionError(reason)
         return board.watch_power(spec).to_json()
 
+    if board.tree.simulated:
+        from device_agent.virtual import stock
+
+        stock.set_pace(board.tree)
     functions = {
         "tvm.rpc.server.workpath": lambda name: str(path_of(name)),
         "tvm.rpc.server.upload": upload,

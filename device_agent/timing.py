@@ -62,7 +62,7 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Out
     before = plan.sensors.read()
     plan.marks.set("timing_start_s")
     started, cpu_started_s = time.perf_counter(), time.process_time()
-    plan.pace.begin()
+    set_s = plan.pace.begin()
     for _ in range(spec.warmup - 1):
         function(*tensors)
 
@@ -81,9 +81,9 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Out
             return evaluate(number, repeat)
         return [plan.paced(lambda: evaluate(number, 1)[0], number, _CALLS_BESIDE) for _ in range(repeat)]
 
-    number = spec.number
+    number = 1 if set_s else spec.number
     samples = sample(number, spec.repeat)
-    if spec.min_repeat_s > 0 and not spec.flush_cache:
+    if spec.min_repeat_s > 0 and not spec.flush_cache and not set_s:
         for _ in range(_MAX_ROUNDS):
             call_s = statistics.median(samples)
             if call_s * number >= spec.min_repeat_s:
@@ -92,6 +92,7 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Out
             number = max(math.ceil(wanted), number + 1)
             samples = sample(number, spec.repeat)
     plan.pace.settle()
+    time.sleep(max(0.0, started + set_s - time.perf_counter()))
     timing_s = time.perf_counter() - started
     plan.marks.set("timing_end_s")
     plan.fill_window(lambda calls: evaluate(calls, 1)[0], statistics.median(samples), _CALLS_BESIDE)

@@ -29,6 +29,7 @@ KINDS = {
     "overcurrent": "[SECONDS]",
     "slow_read": "SECONDS",
     "slow": "FACTOR",
+    "timing": "SECONDS",
     "reboot": "",
     "hang": "",
     "clear": "",
@@ -65,6 +66,14 @@ class Faults:
     def slowness(self) -> float:
         """How many times as long everything takes, of which no clock, sensor or alarm tells."""
         return math.prod(float(argument) for kind, argument in self._active if kind == "slow")
+
+    @property
+    def timing_s(self) -> float:
+        """How long it takes to time a candidate, at least, of which the host computes as little as it can; 0: not set.
+
+        No harm at all: it lets many boards measure for long on one machine, as if each had a processor of its own.
+        """
+        return max((float(argument) for kind, argument in self._active if kind == "timing"), default=0.0)
 
     def inject(self, text: str) -> None:
         """Begin a fault, or end them all with `clear`. Raises ValueError naming what is wrong."""

@@ -42,11 +42,12 @@ class Pace:
         self._clocks: tuple[float, int] | None = None
         self._clocks_s = 0.0
 
-    def begin(self) -> None:
+    def begin(self) -> float:
         """The board starts to compute: as much as the host's cores say, until a measurement knows better."""
-        self._read_facts()
+        timing_s = float(self._read_facts()["timing_s"])
         cores = self._read_clocks()[1]
         self._tell(float(cores if self._host_cores > 1 else 1), cores)
+        return timing_s
 
     def end(self) -> None:
         """The board is idle again, once all of its time has passed."""

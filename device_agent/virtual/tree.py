@@ -108,6 +108,7 @@ class Hardware:
                 "memory_reference_hz": board.memory.table[-1] if board.memory else 0,
                 "core_share": latency.core_share,
                 "noise": latency.noise,
+                "timing_s": self.faults.timing_s,
             }
         )
 

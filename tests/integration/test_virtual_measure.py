@@ -10,10 +10,13 @@ import json
 import pathlib
 import statistics
 import threading
+import time
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import psutil
 import pytest
+import tvm.rpc
 
 from device_agent.clocks.client import HelperClient
 from device_agent.protocol import (
@@ -250,3 +253,31 @@ def test_a_board_whose_clocks_do_not_go_back_is_unsafe_until_an_operator_clears_
     with BoardSession(address, key) as session:
         assert not session.description.clocks.unsafe
     assert agent.stop() == 0
+
+
+def test_timing_takes_a_set_time(board: BoardSession, hardware: Tree, matmul: bytes) -> None:
+    """Where timing takes a set time, it does however many calls are asked for, and the host computes a few of them."""
+    hardware.write("/sys/virtual/fault", "timing:0.6")
+    outcome = measure(board, matmul, repeat=3, min_repeat_s=10.0)
+    assert outcome.status is Status.OK, outcome.message
+    assert (len(outcome.latency_s), outcome.calls_per_sample) == (3, 1)
+    assert 0.6 <= outcome.timing_s < 3.0
+
+
+def test_timing_of_a_stock_client_takes_a_set_time(nano: Agent, hardware: Tree, matmul: bytes) -> None:
+    """TVM's own clients get samples of that board after the set time as well, and their own time otherwise."""
+    remote = tvm.rpc.connect("127.0.0.1", nano.port, key=f"jetson-nano/{nano.key.partition('/')[2]}")
+    remote.upload(bytearray(matmul), "matmul.so")
+    zeros = np.zeros((candidates.SIZE, candidates.SIZE), "float32")
+    tensors = [tvm.runtime.tensor(zeros, remote.cpu()) for _ in range(3)]
+    module = remote.load_module("matmul.so")
+    took_s = {}
+    for fault in ("clear", "timing:0.6"):
+        hardware.write("/sys/virtual/fault", fault)
+        evaluator = module.time_evaluator("main", remote.cpu(), number=2, repeat=3)
+        began = time.monotonic()
+        samples = evaluator(*tensors).results
+        took_s[fault] = time.monotonic() - began
+        assert len(samples) == 3
+        assert all(0 < sample < 0.1 for sample in samples)
+    assert took_s["clear"] < 0.6 <= took_s["timing:0.6"] < 3.0

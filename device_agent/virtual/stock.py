@@ -1,0 +1,42 @@
+"""How long a virtual board takes to time what a stock TVM client loads: the client's own clock, or the time that was set.
+
+Clients of the farm are timed in a worker (`device_agent/timing.py`), at the board's pace (`pace.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from typing import Any
+
+from device_agent.sysfs import Tree
+from device_agent.virtual.tree import PACE
+
+# What a client's `time_evaluator` asks for, by TVM's name.
+_EVALUATOR = "runtime.RPCTimeEvaluator"
+
+
+def set_pace(tree: Tree) -> None:
+    """Have this process time for stock clients as `tree`, a virtual board's, says (`timing` of its faults)."""
+    from tvm_ffi import get_global_func, register_global_func
+
+    evaluator = get_global_func(_EVALUATOR)
+
+    def make(
+        module: Any, name: str, device: int, index: int, number: int, repeat: int, min_repeat_ms: int, *rest: Any
+    ) -> Any:
+        set_s = float(json.loads(tree.read(PACE))["timing_s"])
+        if not set_s:
+            return evaluator(module, name, device, index, number, repeat, min_repeat_ms, *rest)
+        once = evaluator(module, name, device, index, 1, 1, 0, *rest)
+
+        def time_it(*tensors: Any) -> bytes:
+            began = time.monotonic()
+            (call_s,) = struct.unpack("@d", once(*tensors))
+            time.sleep(max(0.0, began + set_s - time.monotonic()))
+            return struct.pack(f"@{repeat}d", *[call_s] * repeat)
+
+        return time_it
+
+    register_global_func(_EVALUATOR, make, override=True)
