@@ -403,6 +403,33 @@ def test_a_winners_own_measurement_is_what_is_known_of_it(store: Store) -> None:
     assert {each["candidate"]: each["median_s"] for each in known} == {"lucky": 0.75, "steady": 0.625}
 
 
+def test_what_a_lying_board_measured_is_doubted(store: Store) -> None:
+    """A candidate is doubted while nobody else has measured it; a sound trial, or a winner's, is believed instead."""
+    for candidate in ("alone", "again", "won"):
+        add(store, candidate, 0.5)
+    assert store.add_doubt("nano-1", 0.0, 1e12, "it is slow") == 3
+    assert store.add_doubt("nano-2", 0.0, 1e12, "so is this one") == 0
+    # Another campaign has measured it on a board that can be believed.
+    other = submit(store, "other")
+    sound = Outcome(Status.OK, latency_s=(0.75,), board="nano-3", simulated=True)
+    assert store.add_trial(Trial(other, "w1", "again", "default", 1, sound, "[again]", board_type=NANO))
+    add(store, "won", 0.625, purpose=WINNER_TRIAL)
+    known = store.fetch_known_candidates("w1", NANO, "default", simulated=True)
+    assert {each["candidate"]: (each["median_s"], each["doubted"]) for each in known} == {
+        "alone": (0.5, 1),
+        "again": (0.75, 0),
+        "won": (0.625, 0),
+    }
+
+
+def test_doubts_end_with_the_lie(store: Store) -> None:
+    """What a board measured outside of the time in which it lied is believed."""
+    add(store, "early", 0.5)
+    assert store.add_doubt("nano-1", 0.0, 1.0, "it was slow long ago") == 0
+    (known,) = store.fetch_known_candidates("w1", NANO, "default", simulated=True)
+    assert (known["median_s"], known["doubted"]) == (0.5, 0)
+
+
 def test_trials_can_be_read_by_purpose(store: Store) -> None:
     """A trial is for the search unless it says otherwise."""
     add(store, "a")

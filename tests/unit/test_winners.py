@@ -330,6 +330,23 @@ def test_a_slow_board_changes_no_winner(store: Store) -> None:
     assert rack.evidence()["boards"]["nano-2"]["median_s"] == pytest.approx(1.3e-3, rel=0.01)
 
 
+def test_what_only_a_liar_measured_takes_part_if_it_could_be_the_best(store: Store) -> None:
+    """A candidate that a lying board made look too slow for the best three is measured again, and wins."""
+    seemed = {"a": 1.2e-3, "b": 1.0e-3, "c": 1.1e-3, "d": 1.3e-3, "e": 9e-3}
+    rack = Rack(store, make_order(), seemed)
+    campaign = rack.search("vision", ("d", "e"))
+    store.add_doubt("nano-1", 0.0, 1e12, "it was slow")
+    with_sound_board = [Outcome(Status.OK, latency_s=(seemed[name],), board="nano-2", simulated=True) for name in "abc"]
+    for name, outcome in zip("abc", with_sound_board, strict=True):
+        store.add_trial(Trial(campaign, "w1", name, DEFAULT_POINT, 1, outcome, trace_of(name), board_type=NANO))
+    rack.latency_s = {**seemed, "d": 0.9e-3}
+    assert rack.drive(rack.open(campaign))
+    record = rack.record()
+    assert record is not None
+    assert record.candidate == "d"
+    assert {row["candidate"] for row in rack.winner_trials(campaign)} == {"a", "b", "c", "d"}
+
+
 def test_boards_that_contradict_each_other_are_named(store: Store) -> None:
     """What is clearly faster on one board and clearly slower on the other is said in the evidence and in an event."""
     rack = Rack(store, make_order(), {"a": 1e-3, "b": 1e-3})
