@@ -16,6 +16,7 @@ import pytest
 from farm.campaign.running import client, control
 from farm.campaign.running.process import serve
 from farm.campaign.running.state import ANOTHER_RUNS, engine_lock, find_engine, is_held
+from farm.errors import UnavailableError
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignState
@@ -142,6 +143,23 @@ def test_what_is_ordered_of_an_ending_engine_is_not_lost(settings: Settings, sto
         for number, handler in before.items():
             signal.signal(number, handler)
     assert begun == ["c", "late"]
+
+
+def test_what_an_engine_that_fails_has_not_begun_is_told(settings: Settings, store: Store) -> None:
+    """A broken farm interrupts also campaigns that its engine never came to: they say why, rather than wait."""
+
+    def run(given: Settings, store: Store, stopping: Callable[[], bool], note: Callable[[str], None]) -> None:
+        raise UnavailableError("the disk is full")
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        with pytest.raises(UnavailableError):
+            serve(settings, store, run)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    campaign = store.fetch_fleet_campaign("c")
+    assert (campaign.state, campaign.reason) == (CampaignState.INTERRUPTED, "the disk is full")
 
 
 def test_a_campaign_that_an_engine_cannot_begin_does_not_keep_it_busy(settings: Settings, store: Store) -> None:

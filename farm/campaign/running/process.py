@@ -66,7 +66,7 @@ def serve(settings: Settings, store: Store, run: Run) -> None:
     home, me = settings.home_path, process_identity()
     for name in store.interrupt_campaigns(is_gone):
         _log.warning("campaign %s was left by an engine that is gone", name)
-    reason = "its engine was told to end"
+    reason = ""
     try:
         empty = 0
         while not told.yes and empty < _MAX_EMPTY_RUNS:
@@ -80,7 +80,9 @@ def serve(settings: Settings, store: Store, run: Run) -> None:
             # What was ordered before a command saw the file go is in the store by now.
             if not _has_work(store):
                 break
-        if empty == _MAX_EMPTY_RUNS:
+        if told.yes:
+            reason = "its engine was told to end"
+        elif empty == _MAX_EMPTY_RUNS:
             reason = "its engine could not begin with it; the log of the engine may say why"
     except FarmError as error:
         reason = error.message
@@ -120,14 +122,15 @@ def _take_up(store: Store) -> None:
 
 
 def _leave(store: Store, me: Mapping[str, Any], reason: str) -> None:
-    """Note what of ours is not over. A paused campaign stays paused, with no engine."""
+    """Note what of ours is not over, and where there is a `reason` what we have not begun with: nobody else will.
+
+    A paused campaign stays paused, with no engine.
+    """
     for campaign in store.fetch_fleet_campaigns(over=False):
-        if campaign.engine != me or campaign.over:
-            continue
-        if campaign.state is CampaignState.PAUSED:
+        if campaign.engine == me and campaign.state is CampaignState.PAUSED:
             store.note_campaign(campaign.id, CampaignState.PAUSED, campaign.reason, {})
-        else:
-            store.note_campaign(campaign.id, CampaignState.INTERRUPTED, reason)
+        elif campaign.engine == me or (reason and not campaign.engine and needs_engine(campaign)):
+            store.note_campaign(campaign.id, CampaignState.INTERRUPTED, reason or "its engine has ended")
 
 
 def _fail(text: str, code: int) -> int:
