@@ -128,10 +128,13 @@ class Plan:
 
     def paced_each(self, run: Callable[[], float], count: int) -> list[float]:
         """As `paced` for `count` single calls, one right after the other: as they are repeated in a window."""
-        cpu_s, wall_s = time.process_time(), time.monotonic()
-        host_s = [run() for _ in range(count)]
-        passed_s = max(time.monotonic() - wall_s, 1e-9)
-        share = (time.process_time() - cpu_s) / passed_s  # cores in use
-        board_s = [self.pace.board_seconds(each, each * share) for each in host_s]
+        wall_s = time.monotonic()
+        host: list[tuple[float, float]] = []
+        for _ in range(count):
+            # Of each call for itself: one that waited for the host's other work must not lend its wait to the others.
+            cpu_s = time.process_time()
+            host.append((run(), time.process_time() - cpu_s))
+        passed_s = time.monotonic() - wall_s
+        board_s = [self.pace.board_seconds(*each) for each in host]
         self.pace.sleep_out(sum(board_s), passed_s)
         return board_s
