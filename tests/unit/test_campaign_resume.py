@@ -17,7 +17,7 @@ from farm.campaign.running.order import (
     TypeOrder,
     WorkloadOrder,
 )
-from farm.campaign.running.progress import find_latencies, sum_latencies, to_progress
+from farm.campaign.running.progress import find_latencies, sum_latencies, to_progress, to_rows
 from farm.campaign.running.resume import list_tasks, to_added
 from farm.search.strategy import Candidate
 
@@ -103,12 +103,25 @@ def test_progress_tells_models_apart() -> None:
 
 
 def test_progress_outlives_the_search() -> None:
-    """Once a campaign is over for the scheduler, its last tasks are still told."""
+    """Once a campaign is over for the scheduler, its tasks are still told, with what came after the last telling."""
     active, state = begin([row(0.5)])
     to_progress(active, state, [], "running", 130.0)
     over = fleet_scheduler.observe(state, [v.CampaignCancelled("vision")], 140.0)
+    conv = list_tasks(active.order)[0]
+    active.note_counted(conv, 0.25)
+    active.note_counted(conv, None)
+    active.note_ended(conv, "its budget is spent")
     progress = to_progress(active, over, [], "done", 150.0)
-    assert [task["counted"] for task in progress["tasks"]] == [1, 0, 0, 0, 0]
+    assert [task["counted"] for task in progress["tasks"]] == [3, 0, 0, 0, 0]
+    assert (progress["tasks"][0]["best_s"], progress["tasks"][0]["ended"]) == (0.25, "its budget is spent")
+
+
+def test_progress_of_a_campaign_that_had_ended_before_a_restart() -> None:
+    """An engine that has only winners left to find tells tasks as the store has them."""
+    order = make_order()
+    added = to_added(order, order.budget, [row(0.5), row(None)], 12.0, 30.0)
+    rows = to_rows(order, added.done)
+    assert [(task["counted"], task["best_s"]) for task in rows[:2]] == [(2, 0.5), (0, None)]
 
 
 def test_history_is_bounded() -> None:

@@ -46,7 +46,7 @@ class Active:
     history: list[tuple[int, dict[str, float]]] = dataclasses.field(default_factory=list)
     history_step: int = 1
     warm: dict[str, str] = dataclasses.field(default_factory=dict)
-    ended: dict[TaskKey, str] = dataclasses.field(default_factory=dict)
+    # What every task has come to, as progress shows it.
     tasks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     @property
@@ -74,6 +74,22 @@ class Active:
     def forget(self, task: TaskKey, candidate: str) -> None:
         """A candidate is concluded: its attempts are counted in the store alone."""
         self.attempts.pop((task.board_type, task.workload, task.point, candidate), None)
+
+    def note_counted(self, task: TaskKey, latency_s: float | None) -> None:
+        """A trial of a task counts; None: it failed by its candidate's fault."""
+        for row in self._find_rows(task):
+            row["counted"] += 1
+            if latency_s is not None and (row["best_s"] is None or latency_s < row["best_s"]):
+                row["best_s"] = latency_s
+
+    def note_ended(self, task: TaskKey, reason: str) -> None:
+        """A task is searched no further."""
+        for row in self._find_rows(task):
+            row["ended"] = reason
+
+    def _find_rows(self, task: TaskKey) -> list[dict[str, Any]]:
+        place = (task.workload, task.board_type, task.point)
+        return [row for row in self.tasks if (row["workload"], row["board_type"], row["point"]) == place]
 
     def note_history(self, counted: int, latencies: Mapping[str, float]) -> None:
         """Keep how good the campaign is after so many trials, in bounded space."""

@@ -205,7 +205,7 @@ class Engine:
                 case v.Discard() | v.Ban():
                     self._drop(decision)
                 case v.TaskEnded():
-                    self.active[decision.task.campaign].ended[decision.task] = decision.reason
+                    self.active[decision.task.campaign].note_ended(decision.task, decision.reason)
                 case v.Changed():
                     self._orders.change(decision)
                     if decision.status is v.Status.FINISHED:
@@ -238,6 +238,7 @@ class Engine:
         if outcome is None:
             raise InternalError(f"job {decision.job} counts and has no outcome")
         self._journal.write_counted(active, work, outcome, None if report is None else report.board_s)
+        active.note_counted(decision.task, decision.latency_s)
         self._searches.observe(decision.task, [(decision.candidate, decision.latency_s)])
         if decision.latency_s is not None and work.library is not None and active.is_heaviest(decision.task):
             point = active.type_of(decision.task.board_type).points[decision.task.point]

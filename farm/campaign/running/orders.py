@@ -14,7 +14,7 @@ from farm.campaign.machine import process_identity
 from farm.campaign.running import foreign
 from farm.campaign.running.active import Active
 from farm.campaign.running.order import Order
-from farm.campaign.running.progress import sum_latencies, to_progress
+from farm.campaign.running.progress import sum_latencies, to_progress, to_rows
 from farm.campaign.running.resume import list_tasks, to_added
 from farm.campaign.running.roster import Roster
 from farm.campaign.running.searches import Known, Searches, SearchPlan
@@ -167,7 +167,9 @@ class Orders:
         self._open_search(active)
         self._store.note_campaign(row.id, "running", "", process_identity())
         self._note(f"{row.name}: {len(list_tasks(order))} workloads to search, {len(counted)} trials made already")
-        return to_added(order, v.Budget(**row.budget), counted, self._store.fetch_board_seconds(row.id), used_s)
+        added = to_added(order, v.Budget(**row.budget), counted, self._store.fetch_board_seconds(row.id), used_s)
+        active.tasks = to_rows(order, added.done)
+        return added
 
     def _open_search(self, active: Active) -> None:
         order, settings = active.order, self._settings

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from farm.campaign.fleet_state import Campaign, FleetState
+from farm.campaign.fleet_values import Done, TaskKey
+from farm.campaign.running import resume
 from farm.campaign.running.active import Active
+from farm.campaign.running.order import Order
 
 
 def to_progress(
@@ -37,31 +40,39 @@ def to_progress(
 
 
 def list_tasks(active: Active, state: FleetState) -> list[dict[str, Any]]:
-    """Every task with what it has come to. A campaign that ended has no tasks in the state: its last ones stay."""
+    """Every task with what it has come to. A campaign that ended has no tasks in the state: its own account stays."""
     campaign = state.campaigns.get(active.name)
+    tasks = [state.tasks[number] for lane in campaign.lanes for number in state.lanes[lane].tasks] if campaign else []
+    if tasks:
+        active.tasks = [_to_row(active.order, task.key, task.counted, task.best_s, task.ended) for task in tasks]
+    return [dict(row) for row in active.tasks]
+
+
+def to_rows(order: Order, done: Iterable[Done]) -> list[dict[str, Any]]:
+    """Every task of an order, with what trials made before have come to."""
+    known = {each.task: each for each in done}
     rows = []
-    for number in campaign.lanes if campaign else ():
-        lane = state.lanes[number]
-        for task_number in lane.tasks:
-            task = state.tasks[task_number]
-            workload = active.workload_of(task.key)
-            rows.append(
-                {
-                    "workload": workload.hash,
-                    "name": workload.name,
-                    "kind": workload.kind,
-                    "board_type": lane.board_type,
-                    "point": lane.point,
-                    "weight": workload.weight,
-                    "flop": workload.flop,
-                    "counted": task.counted,
-                    "best_s": task.best_s,
-                    "ended": task.ended,
-                }
-            )
-    if rows:
-        active.tasks = rows
-    return active.tasks
+    for key in resume.list_tasks(order):
+        before = known.get(key, Done(key, 0))
+        rows.append(_to_row(order, key, before.counted, before.best_s, ""))
+    return rows
+
+
+def _to_row(order: Order, key: TaskKey, counted: int, best_s: float | None, ended: str) -> dict[str, Any]:
+    of_type = next(each for each in order.types if each.board_type == key.board_type)
+    workload = next(each for each in of_type.workloads if each.hash == key.workload)
+    return {
+        "workload": workload.hash,
+        "name": workload.name,
+        "kind": workload.kind,
+        "board_type": key.board_type,
+        "point": key.point,
+        "weight": workload.weight,
+        "flop": workload.flop,
+        "counted": counted,
+        "best_s": best_s,
+        "ended": ended,
+    }
 
 
 def find_latencies(active: Active, tasks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
