@@ -1,0 +1,116 @@
+"""How busy a campaign keeps its boards, and whether N boards measure N times as much as one.
+
+Virtual boards of which each takes a set time to time a candidate: 2 s for one and two boards, longer for more, so that
+two cores can propose and compile as fast as the boards measure. What they do is real otherwise: the search, the
+compiler, the wire, the agent, the store. Boards are idle between a trial's end and the next one's start; both are the
+board's own time stamps. `steady` leaves out each board's last trial, `whole` counts everything from the first trial's
+start to the last one's end. Default: 1, 2, 4 and 8 boards, about 9 minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import _campaigns
+import _machine
+
+GOAL_BUSY, GOAL_SHARE = 0.90, 0.95
+
+
+def main() -> None:
+    parser = _machine.parser(__doc__)
+    parser.add_argument("--boards", default="1,2,4,8", help="numbers of boards, one campaign each (default: 1,2,4,8)")
+    parser.add_argument("--seconds", default="2,2,4,8", help="how long each of them measures (default: 2,2,4,8)")
+    parser.add_argument("--span", type=float, default=60.0, help="seconds of measuring in each campaign (default: 60)")
+    parser.add_argument("--tuner", default="xgb", help="how candidates are found (default: xgb)")
+    options = parser.parse_args()
+    if options.quick:
+        options.boards, options.seconds, options.span = "2", "1", 10.0
+    with _machine.only_json() as emit, _machine.scratch() as folder:
+        emit("campaign_utilisation", vars(options), measure(options, folder))
+
+
+def measure(options: Any, folder: pathlib.Path) -> dict[str, Any]:
+    counts = [int(text) for text in options.boards.split(",")]
+    times = [float(text) for text in options.seconds.split(",")]
+    rows: list[dict[str, Any]] = []
+    began = time.monotonic()
+    with _campaigns.rack(max(counts)) as rack:
+        start_s = time.monotonic() - began
+        for index, (count, timing_s) in enumerate(zip(counts, times, strict=True)):
+            rack.set_timing(timing_s)
+            trials = count * max(2, round(options.span / timing_s))
+            _machine.say(f"{count} boards, {timing_s:g} s per measurement, {trials} trials")
+            model = _campaigns.make_model(folder / f"layers-{index}.onnx", 28 + 2 * index)
+            load_before = os.getloadavg()[0]
+            carried = _campaigns.run_campaign(
+                f"boards-{count}-{index}", model, count, trials,
+                search={"tuner": options.tuner, "seed": 0},
+                # As long as the set time, so that the time-outs of a campaign fit it.
+                measure={"repeat": 3, "min_repeat": timing_s / 3, "timeout": timing_s + 30, "verify_top": 1},
+            )  # fmt: skip
+            rows.append(summarise(count, timing_s, carried) | {"load_1min_before": round(load_before, 2)})
+            _machine.say(f"  {rows[-1]}")
+    alone = next((row for row in rows if row["boards"] == 1), None)
+    if alone is not None:
+        # What a board needs beside the set time, when it has the machine to itself.
+        beside_s = 1 / alone["steady"]["trials_per_s"] - alone["timing_s"]
+        for row in rows:
+            ideal = row["boards"] / (row["timing_s"] + beside_s)
+            row["share_of_n_boards"] = _machine.round_to(row["steady"]["trials_per_s"] / ideal, 3)
+    return {
+        "rack_start_s": round(start_s, 1),
+        "goal": {"busy_with_2_boards": GOAL_BUSY, "share_of_n_boards": GOAL_SHARE},
+        "busy_is": "share of its time that a board works on trials; timing: on the set time alone",
+        "share_of_n_boards_is": "trials per second over N times those of a board alone that measures as long",
+        "campaigns": rows,
+    }
+
+
+def summarise(count: int, timing_s: float, carried: _campaigns.Carried) -> dict[str, Any]:
+    """Figures of one campaign."""
+    by_board: dict[str, list[tuple[float, float, float]]] = collections.defaultdict(list)
+    for trial in carried.trials:
+        if trial["board"]:
+            outcome: Mapping[str, Any] = trial["outcome"]
+            spent_s = float(outcome.get("timing_s") or 0.0)
+            by_board[trial["board"]].append((float(outcome["started_at"]), float(trial["held_s"]), spent_s))
+    for rows in by_board.values():
+        rows.sort()
+    first, last = min(rows[0][0] for rows in by_board.values()), max(at + s for at, s, _ in flat(by_board))
+    spans = [rows[-1][0] - rows[0][0] for rows in by_board.values()]
+    inner = [row for rows in by_board.values() for row in rows[:-1]]
+    gaps = [b[0] - a[0] - a[1] for rows in by_board.values() for a, b in zip(rows, rows[1:], strict=False)]
+    return {
+        "boards": count,
+        "timing_s": timing_s,
+        "trials": len(carried.trials),
+        "statuses": dict(collections.Counter(trial["status"] for trial in carried.trials)),
+        "steady": {
+            "busy": _machine.round_to(sum(held for _, held, _ in inner) / sum(spans), 3),
+            "timing": _machine.round_to(sum(spent for _, _, spent in inner) / sum(spans), 3),
+            "trials_per_s": _machine.round_to(len(inner) / (sum(spans) / len(spans))),
+        },
+        "whole": {
+            "busy": _machine.round_to(sum(s for _, s, _ in flat(by_board)) / (count * (last - first)), 3),
+            "trials_per_s": _machine.round_to(len(flat(by_board)) / (last - first)),
+            "seconds": round(last - first, 1),
+        },
+        "board_s_per_trial": _machine.spread([held for _, held, _ in flat(by_board)]),
+        "gap_s": _machine.spread(gaps),
+        "first_trial_after_s": round(first - carried.submitted_at, 1),
+        "verified_after_s": round(carried.ended_at - last, 1),
+    }
+
+
+def flat(by_board: Mapping[str, Sequence[tuple[float, float, float]]]) -> list[tuple[float, float, float]]:
+    return [row for rows in by_board.values() for row in rows]
+
+
+if __name__ == "__main__":
+    main()
