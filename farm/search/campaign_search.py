@@ -97,6 +97,17 @@ class CampaignSearch:
         for candidate, trace_json, latency_s in known:
             history.recall(candidate, history.space.read(trace_json), latency_s)
 
+    def hold(self, key: str, under_way: list[tuple[str, str]]) -> None:
+        """Know what another search proposed and is being measured, as (hash, trace), as if this one had."""
+        history = self._tasks[key].history
+        for candidate, trace_json in under_way:
+            genome = history.space.read(trace_json)
+            found = history.space.evaluate([(genome, 0)])[0] if genome is not None else None
+            if found is not None and found.hash == candidate:
+                history.begin([found])
+            else:
+                history.recall(candidate, None, None)
+
     def warm_start(self, key: str, foreign: list[ForeignTrial]) -> WarmStart:
         """Learn from other tasks' trials where that helps this one; takes some 20 ms for each, up to 256."""
         task = self._tasks[key]

@@ -131,6 +131,22 @@ def test_a_search_that_is_taken_up_goes_on_as_it_would_have(tuner: str) -> None:
     assert [candidate.hash for candidate, _ in advance(second, "t", 2)] == expected
 
 
+@pytest.mark.parametrize("tuner", ["random", "xgb"])
+def test_a_search_in_anothers_place_knows_what_is_under_way(tuner: str) -> None:
+    """It does not propose what the other proposed, and learns from it when it is measured, as the other would have."""
+    first, second = make_search(tuner), make_search(tuner)
+    for search in (first, second):
+        search.open("k", make_task())
+    under_way, _ = first.propose("k", 6)
+    second.hold("k", [(each.hash, each.trace_json) for each in under_way])
+    results = [(each.hash, latency_s(each)) for each in under_way]
+    for search in (first, second):
+        search.observe("k", results)
+    expected, got = first.propose("k", 6)[0], second.propose("k", 6)[0]
+    assert {each.hash for each in got}.isdisjoint(each.hash for each in under_way)
+    assert [each.hash for each in got] == [each.hash for each in expected]
+
+
 def test_another_seed_gives_other_candidates() -> None:
     """Seeds matter."""
 

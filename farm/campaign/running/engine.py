@@ -72,7 +72,7 @@ class Engine:
         self._store, self._crew, self._compilers, self._note = store, crew, compilers, note
         self._journal = Journal(store)
         self._searches = searches.Searches(self._tell)
-        self._orders = Orders(settings, store, self._searches, note)
+        self._orders = Orders(settings, store, self._searches, self._list_under_way, note)
         self._roster = Roster(store, crew)
         self._verifying = Verifying(settings, store, crew, compilers, self._searches, self._tell)
         self._state = FleetState(v.Settings(batch=settings.batch, warmup=settings.warmup, builders=compilers.workers))
@@ -184,6 +184,12 @@ class Engine:
             return [v.Measured(report.assignment, side, report.board_s, latency_s)]
         self._journal.write_attempt(active, work, report.outcome, report.board_s)
         return [v.Measured(report.assignment, side, report.board_s)]
+
+    def _list_under_way(self, task: v.TaskKey) -> list[tuple[str, str]]:
+        """Hash and trace of a task's candidates that are on their way through the engine."""
+        proposed = [candidate for (key, _), candidate in self._proposed.items() if key == task]
+        candidates = [*proposed, *(work.candidate for work in self._works.values() if work.task == task)]
+        return [(each.hash, each.trace_json) for each in candidates]
 
     # What to do
 

@@ -35,7 +35,16 @@ _BEGIN = ("submitted",)
 class Orders:
     """The campaigns under way (`active`, by name), and the store's word on them."""
 
-    def __init__(self, settings: Settings, store: Store, searches: Searches, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        searches: Searches,
+        under_way: Callable[[v.TaskKey], list[tuple[str, str]]],
+        note: Callable[[str], None],
+    ) -> None:
+        """`under_way`: hash and trace of the candidates of a task that are being built or measured."""
+        self._under_way = under_way
         self._settings, self._store, self._searches, self._note = settings, store, searches, note
         self.active: dict[str, Active] = {}
         self._budgets: dict[str, Any] = {}
@@ -198,6 +207,7 @@ class Orders:
                 },
                 tasks,
                 recall,
+                self._under_way,
                 find_foreign,
             )
         )

@@ -50,12 +50,15 @@ class Replayed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SearchPlan:
-    """How a campaign searches. `open` tells a new search its workloads; `recall` what is known of each task by now."""
+    """How a campaign searches. Of a task that is asked for, `recall` says what is known by now, `under_way` what is
+    being built or measured (hash and trace), `foreign` what is known elsewhere.
+    """
 
     campaign: str
     settings: Mapping[str, Any]
     tasks: Mapping[TaskKey, Any]
     recall: Callable[[TaskKey], list[Known]]
+    under_way: Callable[[TaskKey], list[tuple[str, str]]]
     foreign: Callable[[TaskKey], list[Any]]
 
 
@@ -70,13 +73,17 @@ class SearchActor:
 
         self._search = CampaignSearch(**settings)
 
-    def open(self, key: str, task: Any, known: list[Known], foreign: list[Any]) -> str:
-        """Make a task searchable from what is known; returns what came of its warm start, in words."""
+    def open(
+        self, key: str, task: Any, known: list[Known], under_way: list[tuple[str, str]], foreign: list[Any]
+    ) -> tuple[str, list[str]]:
+        """Make a task searchable from what is known; says in words what came of its warm start, and what else is."""
         self._search.open(key, task)
         warm = str(self._search.warm_start(key, foreign)) if foreign else ""
         if known:
             self._search.recall(key, known)
-        return warm
+        if under_way:
+            self._search.hold(key, under_way)
+        return warm, self._search.remarks(key)
 
     def propose(self, key: str, count: int) -> tuple[list[Any], bool]:
         """See `CampaignSearch.propose`."""
@@ -108,6 +115,8 @@ class Searches:
         self._note = note
         self._plans: dict[str, SearchPlan] = {}
         self._actors: dict[str, Any] = {}
+        # What each actor has been told of. Preparing a task takes a second or two: only those asked for are prepared.
+        self._opened: dict[str, set[TaskKey]] = {}
         self._asked: dict[Any, tuple[int, str, float]] = {}
         self._replays: dict[Any, tuple[str, str, float]] = {}
         self._loose: dict[Any, tuple[str, TaskKey | None]] = {}
@@ -130,23 +139,23 @@ class Searches:
 
     def ask(self, request: int, task: TaskKey, count: int) -> None:
         """Ask for candidates; the answer comes from `poll`."""
-        reference = self._actor(task.campaign).propose.remote(to_key(task), count)
+        reference = self._open(task).propose.remote(to_key(task), count)
         self._asked[reference] = (request, task.campaign, time.monotonic() + ASK_TIMEOUT_S)
 
     def replay(self, token: str, task: TaskKey, trace_json: str) -> None:
         """Ask for the scheduled function that a trace leads to."""
-        reference = self._actor(task.campaign).replay.remote(to_key(task), trace_json)
+        reference = self._open(task).replay.remote(to_key(task), trace_json)
         self._replays[reference] = (token, task.campaign, time.monotonic() + ASK_TIMEOUT_S)
 
     def observe(self, task: TaskKey, results: Sequence[tuple[str, float | None]]) -> None:
         """Teach a search; nobody waits for it."""
-        if task.campaign in self._actors:
+        if task in self._opened.get(task.campaign, ()):
             reference = self._actors[task.campaign].observe.remote(to_key(task), list(results))
             self._loose[reference] = (task.campaign, None)
 
     def forget(self, task: TaskKey, candidate: str) -> None:
         """Let a search drop a candidate that it proposed."""
-        if task.campaign in self._actors:
+        if task in self._opened.get(task.campaign, ()):
             reference = self._actors[task.campaign].forget.remote(to_key(task), candidate)
             self._loose[reference] = (task.campaign, None)
 
@@ -198,18 +207,24 @@ class Searches:
         for campaign in list(self._actors):
             self.close(campaign)
 
-    def _actor(self, campaign: str) -> Any:
-        if campaign not in self._actors:
-            self._start(self._plans[campaign])
-        return self._actors[campaign]
+    def _open(self, task: TaskKey) -> Any:
+        """The actor of a task's campaign, once it has been told of the task."""
+        plan = self._plans[task.campaign]
+        if task.campaign not in self._actors:
+            self._start(plan)
+        actor = self._actors[task.campaign]
+        if task not in self._opened[task.campaign]:
+            self._opened[task.campaign].add(task)
+            reference = actor.open.remote(
+                to_key(task), plan.tasks[task], plan.recall(task), plan.under_way(task), plan.foreign(task)
+            )
+            self._loose[reference] = (task.campaign, task)
+        return actor
 
     def _start(self, plan: SearchPlan) -> None:
         actor = ray.remote(num_cpus=0, max_restarts=0, **here())(SearchActor).remote(plan.settings)
         self._actors[plan.campaign] = actor
-        for task, about in plan.tasks.items():
-            known = plan.recall(task)
-            reference = actor.open.remote(to_key(task), about, known, plan.foreign(task))
-            self._loose[reference] = (plan.campaign, task)
+        self._opened[plan.campaign] = set()
 
     def _restart(self, campaign: str, reason: str) -> None:
         self._note("restarted", campaign, f"its search had died or hung: {reason}")
@@ -220,6 +235,7 @@ class Searches:
     def _fail(self, campaign: str) -> None:
         """End an actor, and answer all that it was asked."""
         actor = self._actors.pop(campaign, None)
+        self._opened.pop(campaign, None)
         if actor is not None:
             engine_ray.kill(actor)
         for reference, (request, owner, _) in list(self._asked.items()):
@@ -241,12 +257,19 @@ class Searches:
             campaign, task = self._loose.pop(reference)
             try:
                 said = engine_ray.get(reference, "teaching the search", _FETCH_TIMEOUT_S)
-                if task is not None and said:
-                    self._note("warm_start", campaign, f"{task.workload} on {task.board_type} at {task.point}: {said}")
+                if task is not None:
+                    self._tell(campaign, f"{task.workload} on {task.board_type} at {task.point}", *said)
             except (ActorLostError, DeadlineError):  # whoever asks the search next finds out, and deals with it
                 continue
             except FarmError as error:
                 self._note("search_failed", campaign, error.message)
+
+    def _tell(self, campaign: str, name: str, warm: str, remarks: Sequence[str]) -> None:
+        """Pass on what a search had to say when it was told of a task."""
+        if warm:
+            self._note("warm_start", campaign, f"{name}: {warm}")
+        for remark in remarks:
+            self._note("search_remark", campaign, f"{name}: {remark}")
 
 
 def to_key(task: TaskKey) -> str:
