@@ -120,6 +120,11 @@ class Carried:
     engine_rss: Sequence[tuple[int, int]]
 
     @property
+    def first_at(self) -> float:
+        """When a board began with the first trial."""
+        return min(float(trial["outcome"]["started_at"]) for trial in self.trials if trial["board"])
+
+    @property
     def searched_at(self) -> float:
         """When the last trial of the search had been counted."""
         return max(float(trial["recorded_at"]) for trial in self.trials)

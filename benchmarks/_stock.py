@@ -1,4 +1,5 @@
-"""Stock MetaSchedule in a process of its own: `python _stock.py REQUEST.json ANSWER.json`; used by vs_stock.py.
+"""Stock MetaSchedule in a process of its own: `python _stock.py REQUEST.json ANSWER.json`; used by vs_stock.py
+and vs_metaschedule.py.
 
 Imports nothing of this project, so that nothing here is sped up by it.
 """
@@ -78,6 +79,8 @@ def tune(tvm: Any, request: dict[str, Any]) -> dict[str, Any]:
                 min_repeat_ms=request["min_repeat_ms"],
                 enable_cpu_cache_flush=False,
             ),
+            f_create_session=share_out(request["tracker_keys"], work_dir) if "tracker_keys" in request else None,
+            max_workers=len(request.get("tracker_keys", "1")),
         ),
         cost_model="xgb",
         measure_callbacks=[*ms.measure_callback.MeasureCallback.create("default"), counter],
@@ -96,6 +99,28 @@ def tune(tvm: Any, request: dict[str, Any]) -> dict[str, Any]:
             }
         )
     return {"seconds": seconds, "workloads": workloads}
+
+
+def share_out(keys: list[str], folder: str) -> Any:
+    """For RPCRunner: how each of its workers gets a board of its own, where every board has a key of its own."""
+
+    def connect(config: Any) -> Any:
+        import fcntl
+        import os
+
+        if "STOCK_BOARD" not in os.environ:
+            for number, key in enumerate(keys):
+                descriptor = os.open(f"{folder}/board-{number}", os.O_RDWR | os.O_CREAT)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as long as this worker lives
+                except BlockingIOError:
+                    os.close(descriptor)
+                else:
+                    os.environ["STOCK_BOARD"] = key
+                    break
+        return config._replace(tracker_key=os.environ["STOCK_BOARD"]).connect_server()
+
+    return connect
 
 
 def make_counter(ms: Any, tasks: int) -> tuple[Any, list[dict[str, Any]]]:

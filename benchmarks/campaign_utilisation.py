@@ -10,6 +10,7 @@ start to the last one's end. Default: 1, 2, 4 and 8 boards, about 9 minutes on t
 from __future__ import annotations
 
 import collections
+import itertools
 import os
 import pathlib
 import time
@@ -85,7 +86,7 @@ def summarise(count: int, timing_s: float, carried: _campaigns.Carried) -> dict[
     first, last = min(rows[0][0] for rows in by_board.values()), max(at + s for at, s, _ in flat(by_board))
     spans = [rows[-1][0] - rows[0][0] for rows in by_board.values()]
     inner = [row for rows in by_board.values() for row in rows[:-1]]
-    gaps = [b[0] - a[0] - a[1] for rows in by_board.values() for a, b in zip(rows, rows[1:], strict=False)]
+    gaps = [b[0] - a[0] - a[1] for rows in by_board.values() for a, b in itertools.pairwise(rows)]
     return {
         "boards": count,
         "timing_s": timing_s,

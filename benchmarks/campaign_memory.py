@@ -1,0 +1,262 @@
+"""What a campaign's coordinator costs per trial: growth of its memory, and its own processor time.
+
+The engine, its scheduler, journal and store are the product's. What it talks to is not: boards, compilers and searches
+here answer at once, with answers as big as real ones, so that some thousand trials take a minute. So what Ray's client
+in the engine's process keeps is not in these figures; `--real N` adds a campaign of N trials with everything real, on
+virtual boards that measure for a moment, whose slope over so few trials says no more than that nothing big is kept.
+Default: 6,000 trials, about a minute.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import pathlib
+import tempfile
+import time
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import _campaigns
+import _machine
+import psutil
+
+GOAL_BYTES_PER_TRIAL = 1024
+# Of a convolution's candidate: its scheduled function, its trace, its library.
+MODULE_BYTES, TRACE_BYTES, LIBRARY_BYTES = 40_000, 8_000, 20_000
+TYPE = "jetson-nano"
+KINDS = ("conv", "depthwise", "dense")
+
+
+def main() -> None:
+    parser = _machine.parser(__doc__)
+    parser.add_argument("--trials", type=int, default=6000, help="counted (default: 6000)")
+    parser.add_argument("--boards", type=int, default=16, help="boards at once (default: 16)")
+    parser.add_argument("--real", type=int, default=0, help="trials of a campaign with everything real (default: 0)")
+    options = parser.parse_args()
+    if options.quick:
+        options.trials = 600
+    with _machine.only_json() as emit, _machine.scratch() as folder:
+        figures = measure(options) | (measure_real(options, folder) if options.real else {})
+        emit("campaign_memory", vars(options), figures)
+
+
+def measure(options: Any) -> dict[str, Any]:
+    from farm.campaign.running import engine as engine_module
+    from farm.settings import Settings
+    from farm.store import Store
+
+    # The loop waits for Ray's references; what stands in for the parts has none, and always has an answer.
+    engine_module.ray = types.SimpleNamespace(wait=lambda *args, **kwargs: None)  # type: ignore[assignment]
+    engine_module.searches.Searches = Searches  # type: ignore[assignment,misc]
+    with tempfile.TemporaryDirectory(prefix="farm-bench-home-") as home, Store(pathlib.Path(home) / "farm.db") as store:
+        for index in range(options.boards):
+            register(store, f"nano-{index + 1}")
+        submit(store)
+        crew, compilers, meter = Crew(options.boards), Compilers(), Meter(options.trials)
+        engine = engine_module.Engine(Settings(home=home), store, crew, compilers, lambda text: None)  # type: ignore[arg-type]
+        crew.told = meter.look
+        cpu_s, began = time.process_time(), time.monotonic()
+        engine.run(lambda: crew.measured >= options.trials)
+        wall_s, cpu_s = time.monotonic() - began, time.process_time() - cpu_s
+        counted = sum(row["counted"] is not None for row in store.fetch_trials())
+        engine.close()
+    return {
+        "counted": counted,
+        "goal_bytes_per_trial": GOAL_BYTES_PER_TRIAL,
+        "bytes_per_trial": round(slope(meter.second_half)),
+        "bytes_per_trial_is": "slope of the resident size over the second half of the trials",
+        "resident_mb": {trials: round(size / 1e6, 2) for trials, size in meter.sizes},
+        "engine_cpu_ms_per_trial": _machine.round_to(1e3 * cpu_s / crew.measured, 3),
+        "trials_per_s": _machine.round_to(crew.measured / wall_s, 3),
+        "stands_in": "boards, compilers and searches; see the benchmark's docstring",
+    }
+
+
+def measure_real(options: Any, folder: pathlib.Path) -> dict[str, Any]:
+    with _campaigns.rack(2) as rack:
+        rack.set_timing(0.05)
+        carried = _campaigns.run_campaign(
+            "small", _campaigns.make_model(folder / "small.onnx", 8, ("dense",)), 2, options.real,
+            search={"tuner": "random", "seed": 0}, measure={"repeat": 1, "min_repeat": 0.02, "verify_top": 1},
+        )  # fmt: skip
+    seen = carried.engine_rss
+    return {
+        "real": {
+            "trials": len(carried.trials),
+            "bytes_per_trial": round(slope(seen[len(seen) // 2 :])),
+            "resident_mb": {trials: round(size / 1e6, 2) for trials, size in seen[:: max(1, len(seen) // 12)]},
+        }
+    }
+
+
+def slope(points: Sequence[tuple[int, int]]) -> float:
+    """Bytes per trial, by least squares."""
+    if len(points) < 2:
+        return float("nan")
+    middle_x = sum(x for x, _ in points) / len(points)
+    middle_y = sum(y for _, y in points) / len(points)
+    spread = sum((x - middle_x) ** 2 for x, _ in points)
+    return sum((x - middle_x) * (y - middle_y) for x, y in points) / spread
+
+
+class Meter:
+    """The resident size of this process now and then."""
+
+    def __init__(self, trials: int) -> None:
+        self._step = max(1, trials // 24)
+        self._process = psutil.Process(os.getpid())
+        self.sizes: list[tuple[int, int]] = []
+
+    def look(self, trials: int) -> None:
+        if not self.sizes or trials >= self.sizes[-1][0] + self._step:
+            gc.collect()
+            self.sizes.append((trials, self._process.memory_info().rss))
+
+    @property
+    def second_half(self) -> list[tuple[int, int]]:
+        return self.sizes[len(self.sizes) // 2 :]
+
+
+def register(store: Any, name: str) -> None:
+    from farm.values import Virtual
+
+    store.register_board(name, TYPE, Virtual())
+
+
+def submit(store: Any) -> None:
+    """A campaign without an end, of three workloads."""
+    from device_agent.protocol import OperatingPoint
+    from farm.campaign.fleet_values import Budget
+    from farm.campaign.running.order import MeasureOrder, ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
+
+    target = {"kind": "llvm", "num-cores": 4}
+    works = tuple(WorkloadOrder(f"w-{kind}", kind, kind, 1e7, 1, ("m",), (1,)) for kind in KINDS)
+    order = Order(
+        name="long",
+        owner="benchmark",
+        models=(ModelOrder("m", "m.onnx", "ab" * 32, None),),
+        types=(TypeOrder(TYPE, True, target, 4, "graph/1", {"default": OperatingPoint()}, works),),
+        budget=Budget(trials=10_000_000),
+        search=SearchOrder("random", None, None, False, 0),
+        measure=MeasureOrder(1, 3, 0.02, 10.0, 1 << 30, 1),
+    )
+    rows = [
+        {"hash": each.hash, "name": each.name, "flop": each.flop, "arguments": [], "target": target}
+        | {"pipeline": "graph/1", "module_json": "{}", "board_type": TYPE, "weight": 1}
+        for each in works
+    ]
+    store.submit_campaign(order.to_document(), "benchmark", rows)
+
+
+def text_of(size: int, number: int) -> str:
+    """A text of its own, not shared with others."""
+    return f"{number:08d}" + "x" * (size - 8)
+
+
+class Searches:
+    """Stands in for the searches: always has candidates that nobody has seen."""
+
+    def __init__(self, note: Any) -> None:
+        self._answers: list[Any] = []
+        self._number = 0
+        self.pending: list[Any] = [None]
+
+    def open(self, plan: Any) -> None: ...
+    def close(self, campaign: str) -> None: ...
+    def close_all(self) -> None: ...
+    def observe(self, task: Any, results: Any) -> None: ...
+    def forget(self, task: Any, candidate: str) -> None: ...
+    def replay(self, token: str, task: Any, trace_json: str) -> None: ...
+
+    def ask(self, request: int, task: Any, count: int) -> None:
+        from farm.campaign.running.searches import Answer
+        from farm.search.strategy import Candidate
+
+        made = []
+        for _ in range(count):
+            self._number += 1
+            number, name = self._number, hashlib.sha256(str(self._number).encode()).hexdigest()
+            made.append(Candidate(task.workload, name, (), text_of(TRACE_BYTES, number), text_of(MODULE_BYTES, number)))
+        self._answers.append(Answer(request, made, False))
+
+    def poll(self) -> list[Any]:
+        answers, self._answers = self._answers, []
+        return answers
+
+
+class Compilers:
+    """Stands in for the compilers."""
+
+    workers = 4
+    pending: Sequence[Any] = ()
+
+    def __init__(self) -> None:
+        self._done: list[Any] = []
+
+    def submit(self, job: Any, module_json: str, target: Mapping[str, Any], standalone: bool = False) -> None:
+        from device_agent.protocol import Status
+        from farm.campaign.running.builds import Built
+        from farm.search.build_pool import BuildResult
+
+        library = text_of(LIBRARY_BYTES, job).encode()
+        result = BuildResult(Status.OK, "", library, hashlib.sha256(library).hexdigest(), 0.3)
+        self._done.append(Built(job, result, False))
+
+    def poll(self) -> list[Any]:
+        done, self._done = self._done, []
+        return done
+
+
+class Crew:
+    """Stands in for the boards: each measurement has ended when it is next asked for."""
+
+    pending: Sequence[Any] = ()
+    anchor_s = 0.0
+
+    def __init__(self, count: int) -> None:
+        from farm.campaign.running.boards import Arrived
+
+        self._events: list[Any] = [
+            Arrived(f"nano-{index + 1}", TYPE, {}, {"simulated": True}) for index in range(count)
+        ]
+        self.measured = 0
+        self.told: Any = lambda trials: None
+
+    def want(self, wanted: Any) -> None: ...
+    def set_anchor(self, *anchor: Any) -> None: ...
+    def has_anchor(self, board_type: str) -> bool:
+        return True
+
+    def busy(self, board: str) -> bool:
+        return False
+
+    def measure(self, assignment: int, board: str, point: Any, spec: Any, library: bytes) -> None:
+        from device_agent.protocol import Outcome, Status
+        from farm.campaign.running.boards import Measured
+
+        latency_s = 1e-3 + 1e-9 * assignment
+        outcome = Outcome(
+            Status.OK,
+            latency_s=(latency_s,) * 3,
+            calls_per_sample=10,
+            timing_s=2.0,
+            started_at=time.time(),
+            board=board,
+        )
+        self._events.append(Measured(assignment, board, outcome, 2.1))
+
+    def revoke(self, assignment: int) -> None:
+        self._events = [event for event in self._events if getattr(event, "assignment", None) != assignment]
+
+    def poll(self) -> list[Any]:
+        events, self._events = self._events, []
+        self.measured += sum(hasattr(event, "assignment") for event in events)
+        self.told(self.measured)
+        return events
+
+
+if __name__ == "__main__":
+    main()

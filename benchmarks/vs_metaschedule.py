@@ -1,0 +1,181 @@
+"""A campaign against stock MetaSchedule: the same workloads, trials, boards and tracker, in one run; wall times.
+
+Virtual boards take a set time to time a candidate for either side, so that only the host's work differs. Stock is
+`ms.tune_tasks` with LocalBuilder and RPCRunner with a worker per board, evolutionary search and XGBoost model, all with
+their defaults but for what `settings` names. Both wall times are of the whole: ours from submitting a campaign, with
+the start of its engine and Ray, until the last trial is counted; stock's from the start of its process to its end. The
+checking of winners that follows on our side, which stock does not do, is said apart. A stock client's libraries are
+linked on the board, which here is this machine. Default: 3 workloads x 16 trials on 2 boards, about 10 minutes on two
+idle cores; `--boards 2,4` takes twice as long.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import _campaigns
+import _machine
+import vs_stock
+
+GOALS = {2: 0.4, 4: 0.28}
+
+
+def main() -> None:
+    parser = _machine.parser(__doc__)
+    parser.add_argument("--boards", default="2", help="numbers of boards to compare on (default: 2)")
+    parser.add_argument("--trials", type=int, default=16, help="per workload and side (default: 16)")
+    parser.add_argument("--iteration", type=int, default=0, help="stock's per iteration (default: as many as --trials)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="how long a board times a candidate (default: 2)")
+    parser.add_argument("--samples", type=int, default=10, help="measurements of each winner in the end (default: 10)")
+    options = parser.parse_args()
+    if options.quick:
+        options.trials, options.samples, options.seconds = 4, 4, 1.0
+    options.iteration = options.iteration or options.trials
+    with _machine.only_json() as emit, _machine.scratch() as folder:
+        emit("vs_metaschedule", vars(options) | settings_of(), measure(options, folder))
+
+
+def settings_of() -> dict[str, Any]:
+    return {
+        "stock": {
+            "builder": f"LocalBuilder(timeout_sec={vs_stock.BUILD_TIMEOUT_S:g}); the default 30 goes into imports",
+            "export": "tar of objects, linked on the board: the default",
+            "runner": "RPCRunner, a worker per board; each board has its own key, so that f_create_session names it",
+            "search": "evolutionary, population 512, 4 generations: the defaults",
+            "cost_model": "xgb: the default; it ranks at random until it knows 100 candidates",
+            "task_scheduler": "gradient: the default",
+        },
+        "ours": "a campaign with its defaults; winners are checked afterwards (verify_top 1)",
+    }
+
+
+def measure(options: Any, folder: pathlib.Path) -> dict[str, Any]:
+    counts = [int(text) for text in options.boards.split(",")]
+    rows = []
+    with _campaigns.rack(max(counts)) as rack:
+        rack.set_timing(options.seconds)
+        for index, count in enumerate(counts):
+            model = _campaigns.make_model(folder / f"layers-{index}.onnx", 28 + 2 * index)
+            rows.append((count, *compare_on(rack, model, count, options, folder / str(count))))
+    from farm.settings import load
+
+    found = []
+    for count, row, ours, stock in rows:
+        quality = vs_stock.compare(load(), ours, stock, options)
+        found.append(row | {"goal": GOALS.get(count), "workloads": quality["workloads"]})
+    return {
+        "ratio_is": "ours / stock, wall time; without_imports: less what stock's compilers spend on importing",
+        "runs": found,
+    }
+
+
+def compare_on(
+    rack: _campaigns.Rack, model: pathlib.Path, count: int, options: Any, folder: pathlib.Path
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Both sides on `count` boards, ours first."""
+    loads = [os.getloadavg()[0]]
+    _machine.say(f"ours: {count} boards")
+    carried = _campaigns.run_campaign(
+        f"boards-{count}", model, count, {"trials": 3 * options.trials, "per_workload": options.trials},
+        search={"seed": vs_stock.SEED},
+        measure={"repeat": 3, "min_repeat": options.seconds / 3, "timeout": options.seconds + 30, "verify_top": 1},
+    )  # fmt: skip
+    loads.append(os.getloadavg()[0])
+    ours = to_ours(carried)
+    folder.mkdir()
+    stock = run_stock(rack, ours["workloads"], count, options, folder)
+    loads.append(os.getloadavg()[0])
+    searched_s = carried.searched_at - carried.submitted_at
+    batches = sum(-(-each["trials"] // options.iteration) for each in stock["workloads"])
+    imports_s = batches * stock["import_s"]
+    row = {
+        "boards": count,
+        "trials": {"ours": len(carried.trials), "stock": sum(each["trials"] for each in stock["workloads"])},
+        "wall_s": {"ours": round(searched_s, 1), "stock": round(stock["wall_s"], 1)},
+        "ratio": _machine.round_to(searched_s / stock["wall_s"], 3),
+        "of_which": {
+            "ours_until_first_trial_s": round(carried.first_at - carried.submitted_at, 1),
+            "stock_tuning_s": round(stock["seconds"], 1),
+            "stock_import_s": round(stock["import_s"], 1),
+            "stock_batches": batches,
+        },
+        "ratio_without_imports": _machine.round_to(searched_s / max(1.0, stock["seconds"] - imports_s), 3),
+        "ours_with_winners_checked_s": round(carried.ended_at - carried.submitted_at, 1),
+        "ratio_with_winners_checked": _machine.round_to((carried.ended_at - carried.submitted_at) / stock["wall_s"], 3),
+        "load_1min": {"before": round(loads[0], 1), "between": round(loads[1], 1), "after": round(loads[2], 1)},
+    }
+    _machine.say(f"  {row}")
+    return row, ours, stock
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The best candidate of a workload."""
+
+    trace_json: str
+    median_s: float
+
+
+def to_ours(carried: _campaigns.Carried) -> dict[str, Any]:
+    """The campaign as vs_stock.py compares it."""
+    from farm.campaign.running.foreign import to_workload
+
+    workloads = [to_workload(row) for row in carried.workloads]
+    return {
+        "workloads": workloads,
+        "records": [Best(*carried.best[each.hash]) if each.hash in carried.best else None for each in workloads],
+        "trials": [sum(t["workload"] == each.hash for t in carried.trials) for each in workloads],
+    }
+
+
+def run_stock(
+    rack: _campaigns.Rack, workloads: Sequence[Any], count: int, options: Any, folder: pathlib.Path
+) -> dict[str, Any]:
+    """Stock's tuning, in a process that imports nothing of this project."""
+    request, answer = folder / "request.json", folder / "answer.json"
+    (folder / "stock").mkdir()
+    request.write_text(
+        json.dumps(
+            {
+                "workloads": [{"name": f"w{i}", "module_json": w.module_json} for i, w in enumerate(workloads)],
+                "target": dict(workloads[0].target),
+                "trials": options.trials,
+                "trials_per_iteration": options.iteration,
+                "seed": vs_stock.SEED,
+                "work_dir": str(folder / "stock"),
+                "build_timeout_s": vs_stock.BUILD_TIMEOUT_S,
+                "session_timeout_s": vs_stock.SESSION_TIMEOUT_S,
+                "tracker_host": rack.tracker[0],
+                "tracker_port": rack.tracker[1],
+                "tracker_key": rack.key(rack.boards[0]),
+                "tracker_keys": [rack.key(board) for board in rack.boards[:count]],
+                "number": 1,
+                "repeat": 3,
+                "min_repeat_ms": round(options.seconds / 3 * 1e3),
+            }
+        )
+    )
+    _machine.say(f"stock: {count} boards; minutes of silence follow")
+    script = pathlib.Path(__file__).with_name("_stock.py")
+    began = time.monotonic()
+    subprocess.run(
+        [sys.executable, str(script), str(request), str(answer)],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        timeout=vs_stock.LIMIT_S,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(answer.read_text())
+    return found | {"wall_s": time.monotonic() - began}
+
+
+if __name__ == "__main__":
+    main()
