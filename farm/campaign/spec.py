@@ -188,7 +188,8 @@ class BudgetSpec(StrictModel):
 
 
 class SearchSpec(StrictModel):
-    """How candidates are found. `early_stopping`: trials of a workload without a gain after which it is left.
+    """How candidates are found. `early_stopping`: trials of a workload without a gain after which it is
+    left; `early_stopping_all`: trials of all workloads together without any gain after which the campaign ends.
 
     `ops` are the operator kinds to tune, as `farm model show` names them; empty: all.
     """
@@ -196,6 +197,7 @@ class SearchSpec(StrictModel):
     tuner: Literal["random", "ga", "xgb", "droplet", "grid"] = "xgb"
     loss: Literal["reg", "rank", "rank-binary"] | None = None
     early_stopping: Count | None = None
+    early_stopping_all: Count | None = None
     ops: Annotated[tuple[Text, ...], pydantic.BeforeValidator(_one_or_more)] = ()
     warm_start: pydantic.StrictBool = True
     seed: Annotated[int, pydantic.Field(strict=True, ge=0, lt=1 << 31)] | None = None

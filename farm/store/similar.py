@@ -28,23 +28,23 @@ class SimilarQueries(Base):
         simulated: bool,
         exclude: tuple[str, str, str] | None = None,
         limit: int = 2000,
-        per_lane: int = 200,
+        per_task: int = 200,
     ) -> list[dict[str, Any]]:
         """Good trials of these workloads (hashes) on any board type at any operating point, the best of each first.
 
-        A lane is a workload on a board type at an operating point; `exclude` names one to leave out. A lane gives at
-        most `per_lane` candidates, and all together at most `limit`, shared evenly: half are its best, the others are
+        A task is a workload on a board type at an operating point; `exclude` names one to leave out. A task gives at
+        most `per_task` candidates, and all together at most `limit`, shared evenly: half are its best, the others are
         spread over the rest, since a model that has seen none but good candidates cannot tell them from bad ones.
         A candidate that ever computed a wrong result is left out. Each row has the trial's `workload`, `board_type`,
         `operating_point`, `candidate`, `trace_json` and `median_s` (seconds), and the workload's `name`, `flop`,
         `arguments`, `target`, `pipeline` and `module_json`, which rows of one workload share. Ordered by rank in the
-        lane, so that a prefix is a fair choice too.
+        task, so that a prefix is a fair choice too.
         """
-        lanes = self._fetch_lanes(workloads, simulated)
+        tasks = self._fetch_tasks(workloads, simulated)
         if exclude is not None:
-            lanes.pop(exclude, None)
-        share = min(per_lane, max(1, limit // max(1, len(lanes))))
-        ranked = sorted((rank, trial) for trials in lanes.values() for rank, trial in enumerate(_choose(trials, share)))
+            tasks.pop(exclude, None)
+        share = min(per_task, max(1, limit // max(1, len(tasks))))
+        ranked = sorted((rank, trial) for trials in tasks.values() for rank, trial in enumerate(_choose(trials, share)))
         chosen = [trial for _, trial in ranked[:limit]]
         rows = self._fetch_by("id", schema.trials, chosen, _WANTED)
         about = self._fetch_by("hash", schema.workloads, sorted({row["workload"] for row in rows.values()}), _ABOUT)
@@ -54,10 +54,10 @@ class SimilarQueries(Base):
             for row in (rows[trial] for trial in chosen)
         ]
 
-    def _fetch_lanes(self, workloads: Sequence[str], simulated: bool) -> dict[tuple[str, str, str], list[int]]:
-        """By lane, the good trials by rising median, each candidate once. Reads nothing but indexes."""
+    def _fetch_tasks(self, workloads: Sequence[str], simulated: bool) -> dict[tuple[str, str, str], list[int]]:
+        """By task, the good trials by rising median, each candidate once. Reads nothing but indexes."""
         table = schema.trials
-        lanes: dict[tuple[str, str, str], list[int]] = {}
+        tasks: dict[tuple[str, str, str], list[int]] = {}
         seen: set[tuple[str, str, str, str]] = set()
         for first in range(0, len(workloads), _AT_ONCE):
             some = list(workloads[first : first + _AT_ONCE])
@@ -67,11 +67,11 @@ class SimilarQueries(Base):
                     _select_good().where(table.c.workload.in_(some), table.c.simulated == simulated)
                 )
                 for workload, board_type, point, candidate, trial in found:
-                    lane = (workload, board_type, point)
-                    if (*lane, candidate) not in seen and (workload, candidate) not in wrong:
-                        seen.add((*lane, candidate))
-                        lanes.setdefault(lane, []).append(trial)
-        return lanes
+                    task = (workload, board_type, point)
+                    if (*task, candidate) not in seen and (workload, candidate) not in wrong:
+                        seen.add((*task, candidate))
+                        tasks.setdefault(task, []).append(trial)
+        return tasks
 
     def _fetch_by(
         self, key: str, table: sa.Table, values: Sequence[Any], columns: Sequence[str]
@@ -99,11 +99,11 @@ def _select_wrong() -> sa.Select[Any]:
 
 def _select_good() -> sa.Select[Any]:
     table = schema.trials
-    lane = (table.c.workload, table.c.board_type, table.c.operating_point)
+    task = (table.c.workload, table.c.board_type, table.c.operating_point)
     return (
-        sa.select(*lane, table.c.candidate, table.c.id)
+        sa.select(*task, table.c.candidate, table.c.id)
         .where(table.c.median_s.is_not(None))
-        .order_by(*lane, table.c.median_s, table.c.candidate)
+        .order_by(*task, table.c.median_s, table.c.candidate)
     )
 
 

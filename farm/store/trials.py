@@ -82,10 +82,10 @@ class TrialQueries(Base):
             query = query.where(schema.trials.c.purpose == purpose)
         return self._rows(query)
 
-    def fetch_counted(self, campaign: int, lane: tuple[str, str, str] | None = None) -> list[dict[str, Any]]:
-        """The trials of a campaign that count, one for each candidate of a lane, in the order of writing.
+    def fetch_counted(self, campaign: int, task: tuple[str, str, str] | None = None) -> list[dict[str, Any]]:
+        """The trials of a campaign that count, one for each candidate of a task, in the order of writing.
 
-        `lane` (board type, workload, operating point) asks for those of one. Each has `id`, `board_type`, `workload`,
+        `task` (board type, workload, operating point) asks for those of one. Each has `id`, `board_type`, `workload`,
         `operating_point`, `candidate`, `trace_json`, `board` and `median_s` (seconds; None where the candidate itself
         failed).
         """
@@ -104,8 +104,8 @@ class TrialQueries(Base):
             .where(table.c.campaign == campaign, table.c.counted.is_not(None))
             .order_by(table.c.id)
         )
-        if lane is not None:
-            board_type, workload, point = lane
+        if task is not None:
+            board_type, workload, point = task
             query = query.where(
                 table.c.board_type == board_type, table.c.workload == workload, table.c.operating_point == point
             )

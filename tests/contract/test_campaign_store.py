@@ -336,8 +336,8 @@ def test_a_campaign_of_one_type_needs_no_type_in_its_trials(store: Store) -> Non
 # Trials
 
 
-def test_a_candidate_has_one_result_per_campaign_and_lane(store: Store) -> None:
-    """A duplicated straggler's second result is refused, whatever its number; other lanes and purposes are not."""
+def test_a_candidate_has_one_result_per_campaign_and_task(store: Store) -> None:
+    """A duplicated straggler's second result is refused, whatever its number; other tasks and purposes are not."""
     assert add(store, "c", None, Status.BOARD_LOST)
     assert add(store, "c", 1.0, attempt=2)
     assert not add(store, "c", 2.0, attempt=3)
@@ -443,11 +443,11 @@ def test_trials_can_be_read_by_purpose(store: Store) -> None:
 
 
 def test_similar_trials_are_the_best_and_a_spread_of_the_rest(store: Store) -> None:
-    """Half of a lane's share are its best; the worst is there too; each comes with its workload, once."""
+    """Half of a task's share are its best; the worst is there too; each comes with its workload, once."""
     for number in range(1, 41):
         add(store, f"c{number}", number / 64)
     add(store, "c1", 9.0, purpose=WINNER_TRIAL)
-    rows = store.fetch_similar_trials(["w1", "w2"], simulated=True, per_lane=10)
+    rows = store.fetch_similar_trials(["w1", "w2"], simulated=True, per_task=10)
     assert [each["candidate"] for each in rows] == ["c1", "c2", "c3", "c4", "c5", *(f"c{n}" for n in range(12, 41, 7))]
     assert rows[0]["module_json"] is rows[1]["module_json"]
     assert {key: value for key, value in rows[0].items() if key != "module_json"} == {
@@ -465,8 +465,8 @@ def test_similar_trials_are_the_best_and_a_spread_of_the_rest(store: Store) -> N
     }
 
 
-def test_similar_trials_share_the_limit_between_lanes(store: Store) -> None:
-    """Every lane gives as much, the best first, but the one that is asked for; other kinds and faults are left out."""
+def test_similar_trials_share_the_limit_between_tasks(store: Store) -> None:
+    """Every task gives as much, the best first, but the one that is asked for; other kinds and faults are left out."""
     for number in range(1, 9):
         for board_type, point, workload in (
             (TX2, "default", "w1"),
@@ -480,10 +480,10 @@ def test_similar_trials_share_the_limit_between_lanes(store: Store) -> None:
     add(store, "lost", None, Status.BOARD_LOST, board_type=TX2)
     own = ("w1", NANO, "default")
     rows = store.fetch_similar_trials(["w1", "w2", "unmet"], simulated=True, exclude=own, limit=6)
-    lanes = [(each["workload"], each["board_type"], each["operating_point"]) for each in rows]
-    assert len(set(lanes)) == 3
-    assert own not in lanes
-    assert sorted(lanes[:3]) == sorted(lanes[3:])
+    tasks = [(each["workload"], each["board_type"], each["operating_point"]) for each in rows]
+    assert len(set(tasks)) == 3
+    assert own not in tasks
+    assert sorted(tasks[:3]) == sorted(tasks[3:])
     assert [each["candidate"] for each in rows] == ["c1"] * 3 + ["c8"] * 3
     assert store.fetch_similar_trials(["w1"], simulated=False) == []
     assert store.fetch_similar_trials([], simulated=True) == []

@@ -69,7 +69,7 @@ def fetch_foreign(store: Store, active: Active, task: TaskKey) -> list[ForeignTr
         exclude=(task.workload, task.board_type, task.point),
         simulated=of_type.simulated,
         limit=_TRIALS_PER_TASK,
-        per_lane=_TRIALS_PER_SOURCE,
+        per_task=_TRIALS_PER_SOURCE,
     )
     points = {key: point for each in active.order.types for key, point in each.points.items()}
     return [

@@ -52,6 +52,7 @@ class SearchOrder:
     early_stopping: int | None
     warm_start: bool
     seed: int
+    early_stopping_all: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

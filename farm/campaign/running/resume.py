@@ -29,6 +29,7 @@ def to_spec(order: Order, budget: Budget) -> CampaignSpec:
         labels=to_labels(order.labels),
         priority=order.priority,
         early_stopping=order.search.early_stopping,
+        early_stopping_all=order.search.early_stopping_all,
         parts=parts,
     )
 

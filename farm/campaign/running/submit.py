@@ -173,6 +173,7 @@ def _to_search(spec: SearchSpec, settings: Settings) -> SearchOrder:
         tuner=spec.tuner,
         loss=spec.loss,
         early_stopping=spec.early_stopping,
+        early_stopping_all=spec.early_stopping_all,
         warm_start=spec.warm_start,
         seed=settings.seed if spec.seed is None else spec.seed,
     )
