@@ -224,6 +224,7 @@ def _(event: v.Proposed, draft: Draft) -> None:
         draft.jobs[number] = Job(number, request.task, candidate, ON_BOARD, draft.now_s)
         draft.queue(number, TO_BUILD)
     draft.give_back(request.task, request.count - taken)
+    draft.set_task(request.task, search_losses=0)
     if exhausted and not task.ended:
         draft.end_search(request.task, "its space is exhausted")
     lane = draft.lanes[task.lane]

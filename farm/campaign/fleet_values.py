@@ -129,7 +129,8 @@ class Settings:
     The engine must end a measurement after `measure_limit_s`, changing clocks included: board time is reserved by it.
     `switch_s` is what changing a board's clocks costs; `credit_s` is how long an owner who could not use the fleet may
     make up for it afterwards. A measurement is a straggler after `straggler_factor` times the usual, and never before
-    `straggler_min_s`.
+    `straggler_min_s`. A task whose search failed `max_search_losses` times in a row is given up: once or twice may be
+    an accident.
     """
 
     batch: int = 16
@@ -144,7 +145,7 @@ class Settings:
     straggler_min_s: float = 10.0
     max_attempts: int = 3
     max_losses: int = 2
-    max_search_losses: int = 2
+    max_search_losses: int = 3
     max_faults_in_a_row: int = 20
 
 

@@ -100,14 +100,28 @@ def test_an_exhausted_space_ends_a_workload() -> None:
 
 
 def test_a_search_that_keeps_failing_is_asked_no_more() -> None:
-    """A workload ends when its search failed twice; the campaign goes on without it."""
+    """A workload ends when its search failed three times in a row; the campaign goes on without it."""
     hands = Hands()
     hands.boards("a")
     hands.tell(v.CampaignAdded(campaign(workloads=1)))
     while hands.searches:
         hands.tell(v.SearchFailed(hands.searches.popitem()[0]))
-    assert [ended.reason for ended in hands.of(v.TaskEnded)] == ["its search failed 2 times"]
+    assert [ended.reason for ended in hands.of(v.TaskEnded)] == ["its search failed 3 times"]
     assert hands.status() is Status.FINISHED
+
+
+def test_a_search_that_answers_again_is_forgiven() -> None:
+    """Whatever is killed twice and answers then, however often, ends nothing."""
+    hands = Hands()
+    hands.boards("a")
+    hands.tell(v.CampaignAdded(campaign(workloads=1, budget=v.Budget(trials=12))))
+    while hands.status() is not Status.FINISHED:
+        for _ in range(2 if hands.searches else 0):
+            hands.tell(v.SearchFailed(hands.searches.popitem()[0]))
+        hands.supply()
+        hands.measure(hands.running()[0].assignment)
+    assert [ended.reason for ended in hands.of(v.TaskEnded) if "search" in ended.reason] == []
+    assert len(hands.of(v.Count)) == 12
 
 
 # Faults

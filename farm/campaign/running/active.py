@@ -66,7 +66,10 @@ class Active:
         return task.workload == max(self.type_of(task.board_type).workloads, key=lambda each: each.flop).hash
 
     def next_attempt(self, task: TaskKey, candidate: str) -> int:
-        """The number of a candidate's next attempt, from 1. A candidate's entry goes with `forget`."""
+        """The number of a candidate's next attempt, from 1. A candidate's entry goes with `forget`.
+
+        One that was given up keeps its entry: a search that starts anew may propose it again.
+        """
         key = (task.board_type, task.workload, task.point, candidate)
         self.attempts[key] = self.attempts.get(key, 0) + 1
         return self.attempts[key]

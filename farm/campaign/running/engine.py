@@ -256,9 +256,6 @@ class Engine:
         self._proposed.pop((decision.task, decision.candidate), None)
         if decision.job is not None:
             self._works.pop(decision.job, None)
-        active = self.active.get(decision.task.campaign)
-        if active is not None:
-            active.forget(decision.task, decision.candidate)
         if isinstance(decision, v.Ban):
             self._tell("banned", decision.task.campaign, f"{decision.candidate}: {decision.reason}")
         self._searches.forget(decision.task, decision.candidate)

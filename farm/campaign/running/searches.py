@@ -107,6 +107,16 @@ class SearchActor:
         return os.getpid()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """A request for candidates, and when its answer is late (monotonic seconds)."""
+
+    request: int
+    task: TaskKey
+    count: int
+    deadline_s: float
+
+
 class Searches:
     """The searches by campaign. Not thread-safe; never waits."""
 
@@ -117,7 +127,10 @@ class Searches:
         self._actors: dict[str, Any] = {}
         # What each actor has been told of. Preparing a task takes a second or two: only those asked for are prepared.
         self._opened: dict[str, set[TaskKey]] = {}
-        self._asked: dict[Any, tuple[int, str, float]] = {}
+        # In the order of asking, which is that of answering: what an actor dies of is the first of its requests.
+        self._asked: dict[Any, _Asked] = {}
+        # What was asked of an actor that died of another request.
+        self._again: list[_Asked] = []
         self._replays: dict[Any, tuple[str, str, float]] = {}
         self._loose: dict[Any, tuple[str, TaskKey | None]] = {}
         self._died: list[Answer | Replayed] = []
@@ -140,7 +153,7 @@ class Searches:
     def ask(self, request: int, task: TaskKey, count: int) -> None:
         """Ask for candidates; the answer comes from `poll`."""
         reference = self._open(task).propose.remote(to_key(task), count)
-        self._asked[reference] = (request, task.campaign, time.monotonic() + ASK_TIMEOUT_S)
+        self._asked[reference] = _Asked(request, task, count, time.monotonic() + ASK_TIMEOUT_S)
 
     def replay(self, token: str, task: TaskKey, trace_json: str) -> None:
         """Ask for the scheduled function that a trace leads to."""
@@ -160,27 +173,33 @@ class Searches:
             self._loose[reference] = (task.campaign, None)
 
     def poll(self) -> list[Answer | Replayed]:
-        """What was answered since. A search that died or is late fails all that was asked of it, and starts anew."""
+        """What was answered since. One that died or is late fails what it was doing, and starts anew with the rest.
+
+        What is given here has to be taken in before the next call: a new search is told then what is under way.
+        """
         answers, self._died = self._died, []
+        again, self._again = self._again, []
+        for asked in again:
+            self.ask(asked.request, asked.task, asked.count)
         self._look_at_loose()
         waiting = self.pending
         ready = set(ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]) if waiting else set()
         now = time.monotonic()
-        for reference, (request, campaign, deadline) in list(self._asked.items()):
-            if reference not in self._asked or (reference not in ready and now < deadline):
+        for reference, asked in list(self._asked.items()):
+            if reference not in self._asked or (reference not in ready and now < asked.deadline_s):
                 continue
             self._asked.pop(reference)
             try:
                 if reference not in ready:
                     raise DeadlineError(f"searching did not finish within {ASK_TIMEOUT_S:g} s")
                 candidates, exhausted = engine_ray.get(reference, "searching", _FETCH_TIMEOUT_S)
-                answers.append(Answer(request, candidates, exhausted))
+                answers.append(Answer(asked.request, candidates, exhausted))
             except (ActorLostError, DeadlineError) as error:
-                answers.append(Answer(request, None, False))
-                self._restart(campaign, error.message)
+                answers.append(Answer(asked.request, None, False))
+                self._restart(asked.task.campaign, error.message)
             except FarmError as error:
-                self._note("search_failed", campaign, error.message)
-                answers.append(Answer(request, None, False))
+                self._note("search_failed", asked.task.campaign, error.message)
+                answers.append(Answer(asked.request, None, False))
         for reference, (token, campaign, deadline) in list(self._replays.items()):
             if reference not in self._replays or (reference not in ready and now < deadline):
                 continue
@@ -233,15 +252,18 @@ class Searches:
             self._start(self._plans[campaign])
 
     def _fail(self, campaign: str) -> None:
-        """End an actor, and answer all that it was asked."""
+        """End an actor. What it was asked is asked again of the next one, or fails where there will be none."""
         actor = self._actors.pop(campaign, None)
         self._opened.pop(campaign, None)
         if actor is not None:
             engine_ray.kill(actor)
-        for reference, (request, owner, _) in list(self._asked.items()):
-            if owner == campaign:
-                self._asked.pop(reference)
-                self._died.append(Answer(request, None, False))
+        asked = [each for each in (*self._again, *self._asked.values()) if each.task.campaign == campaign]
+        self._asked = {reference: each for reference, each in self._asked.items() if each not in asked}
+        self._again = [each for each in self._again if each not in asked]
+        if campaign in self._plans:
+            self._again += asked
+        else:
+            self._died += [Answer(each.request, None, False) for each in asked]
         for reference, (token, owner, _) in list(self._replays.items()):
             if owner == campaign:
                 self._replays.pop(reference)
@@ -254,12 +276,18 @@ class Searches:
             return
         done, _ = ray.wait(list(self._loose), num_returns=len(self._loose), timeout=0)
         for reference in done:
+            if reference not in self._loose:  # an actor that was just replaced
+                continue
             campaign, task = self._loose.pop(reference)
             try:
                 said = engine_ray.get(reference, "teaching the search", _FETCH_TIMEOUT_S)
                 if task is not None:
                     self._tell(campaign, f"{task.workload} on {task.board_type} at {task.point}", *said)
-            except (ActorLostError, DeadlineError):  # whoever asks the search next finds out, and deals with it
+            except ActorLostError as error:
+                # What it was asked fails too, and tells whose fault it is.
+                if not any(each.task.campaign == campaign for each in self._asked.values()):
+                    self._restart(campaign, error.message)
+            except DeadlineError:
                 continue
             except FarmError as error:
                 self._note("search_failed", campaign, error.message)
