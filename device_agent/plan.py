@@ -121,8 +121,10 @@ class Plan:
         cpu_s, wall_s = time.process_time(), time.monotonic()
         host_s = run()
         passed_s = max(time.monotonic() - wall_s, 1e-9)
-        share = (time.process_time() - cpu_s) / passed_s  # cores in use
-        board_s = self.pace.board_seconds(host_s, host_s * share)
+        # CPU time of all calls, not the cores in use over the whole run: a wait for the host's other work may have been
+        # beside the calls that were timed, as well as among them.
+        used_s = (time.process_time() - cpu_s) / (calls + calls_beside)
+        board_s = self.pace.board_seconds(host_s, used_s)
         self.pace.sleep_out(board_s * (calls + calls_beside), passed_s)
         return board_s
 

@@ -130,7 +130,9 @@ def split_work(host_s: float, cpu_s: float, host_cores: int) -> tuple[float, flo
     """CPU seconds (on one core, on all of them) of work that took `host_s` with `cpu_s` of CPU time on `host_cores`.
 
     CPU time below the wall time was spent waiting, mostly for other processes of the host: that is not the board's.
+    CPU time beyond what its cores could have given in that time was not the call's.
     """
+    cpu_s = min(cpu_s, host_s * host_cores)
     if host_cores == 1 or cpu_s <= host_s:
         return max(cpu_s, 1e-9), 0.0
     shared_s = min((cpu_s - host_s) * host_cores / (host_cores - 1), cpu_s)
