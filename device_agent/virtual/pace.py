@@ -86,6 +86,7 @@ class Pace:
             self._told = busy
             load = {"cluster": self._cluster, "cores": busy, "memory": min(1.0, _TRAFFIC * busy / cores)}
             self._tree.write(LOAD, json.dumps(load))
+            self._clocks = None  # the governor follows the load
 
     def _read_facts(self) -> dict[str, Any]:
         if self._facts is None:

@@ -8,7 +8,9 @@ import time
 
 import pytest
 
-from device_agent.virtual.board import VirtualBoard
+from device_agent.evidence import Sensors
+from device_agent.plan import Plan
+from device_agent.virtual.board import TOTAL, VirtualBoard
 from device_agent.virtual.pace import Pace, split_work
 from device_agent.virtual.tree import CLOCKS, FAULT, VirtualTree
 from tests.unit.virtual_boards import make_board
@@ -148,3 +150,39 @@ def test_all_of_the_boards_time_passes_before_it_is_idle() -> None:
         pace.sleep_out(0.0015, 0.0005)
     pace.end()
     assert time.monotonic() - started >= 0.0699
+
+
+def test_the_governor_has_raised_the_clocks_when_the_first_run_is_timed() -> None:
+    """A board that was idle is timed at the clocks that its governor gives a busy one, from the first run on."""
+    board, _ = make_board()
+    pace = Pace(VirtualTree(board, privileged=False), "", 1)
+    pace.begin()
+    first = statistics.fmean(pace.board_seconds(1.0, 1.0) for _ in range(100))
+    hold(board, 1_479_000_000)
+    assert first == pytest.approx(measure(board), rel=0.05)
+
+
+def compute(seconds: float) -> float:
+    """Use the core for so long, and return it: a kernel's call."""
+    began = time.process_time()
+    while time.process_time() - began < seconds:
+        pass
+    return seconds
+
+
+def test_energy_of_a_call_is_the_power_for_as_long_as_the_call_takes() -> None:
+    """A window holds as many calls as fit into the board's time, also where its host has got much slower since then."""
+    board_type = make_board()[0].board_type
+    board = VirtualBoard(board_type)
+    hold(board, 1_479_000_000, 1_600_000_000)
+    tree = VirtualTree(board, privileged=False)
+    plan = Plan(Sensors(tree), pace=Pace(tree, "", 1), busy_s=0.4)
+    plan.pace.begin()
+    plan.marks.set("timing_start_s")
+    latency_s = statistics.median(plan.paced_each(lambda: compute(0.001), 15))
+    plan.pace.settle()
+    plan.fill_window(lambda calls: compute(0.02 * calls), latency_s)
+    phases = plan.marks.read()
+    energy_j = board.exact_energy_j(TOTAL, phases.busy_start_s, phases.busy_end_s)
+    power_w = board.exact_power_w(TOTAL)
+    assert energy_j / phases.busy_calls == pytest.approx(power_w * latency_s, rel=0.1)
