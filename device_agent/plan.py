@@ -6,6 +6,8 @@ Made by the session before the fork, carried out in the worker by `timing.py` an
 from __future__ import annotations
 
 import dataclasses
+import math
+import statistics
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -13,7 +15,7 @@ from typing import Protocol
 from device_agent.evidence import Sensors
 from device_agent.marks import Marks
 
-# An energy window is filled in pieces this long, so that it ends on time.
+# An energy window is filled in pieces about this long, so that it ends on time.
 _PIECE_S = 0.05
 # Of the margin, before the idle baseline: only values that belong to it as a whole are used, so this is for sensors
 # that are later than they say. Loading the library is a small load beside what follows.
@@ -76,6 +78,8 @@ class Plan:
     busy_s: float = 0.0
     margin_s: float = 0.0  # sensors answer late: how long the kernel is to have run when its window begins
     cpus: tuple[int, ...] = ()  # cores the worker's threads are placed on; empty: not placed
+    # Calls that were timed on a virtual board: seconds that each took the host, and of the host's CPU.
+    _timed: list[tuple[float, float]] = dataclasses.field(default_factory=list)
 
     @property
     def extra_s(self) -> float:
@@ -93,20 +97,13 @@ class Plan:
     def fill_window(self, run: Callable[[int], float], call_s: float, calls_beside: int = 0) -> None:
         """Repeat a kernel for `busy_s`. `run(n)` makes n calls, and `calls_beside` more, and returns seconds per call.
 
-        `call_s` is about how long one call takes the host.
+        `call_s` is how long one call takes, as it was timed.
         """
         if not self.busy_s:
             return
         number = max(1, round(_PIECE_S / max(call_s, 1e-9)))
-
-        def repeat(seconds: float) -> int:
-            calls, start = 0, time.monotonic()
-            while time.monotonic() - start < seconds:
-                self.paced(lambda: run(number), number, calls_beside)
-                calls += number + calls_beside
-            self.pace.settle()
-            return calls
-
+        real = isinstance(self.pace, HostPace)
+        repeat = _repeater(run, number, calls_beside) if real else self._player(run, number)
         # The kernel already runs when the window begins, so that late values are of it: while it was timed, mostly.
         # What comes after the window does not matter, since only values are used that belong to it as a whole.
         ran_s = time.monotonic() - self.marks.read().timing_start_s
@@ -125,6 +122,7 @@ class Plan:
         # beside the calls that were timed, as well as among them.
         used_s = (time.process_time() - cpu_s) / (calls + calls_beside)
         board_s = self.pace.board_seconds(host_s, used_s)
+        self._timed.append((host_s, used_s))
         self.pace.sleep_out(board_s * (calls + calls_beside), passed_s)
         return board_s
 
@@ -138,5 +136,42 @@ class Plan:
             host.append((run(), time.process_time() - cpu_s))
         passed_s = time.monotonic() - wall_s
         board_s = [self.pace.board_seconds(*each) for each in host]
+        self._timed += host
         self.pace.sleep_out(sum(board_s), passed_s)
         return board_s
+
+    def _player(self, run: Callable[[int], float], number: int) -> Callable[[float], int]:
+        """What repeats a kernel on a virtual board, `number` calls at a time, and returns how many there were.
+
+        One call of them really computes, and each takes what calls took that were timed, at the clocks of now: the host
+        may have more to do beside it than it had then, but the board has the same work.
+        """
+        host_s, cpu_s = (statistics.median(each) for each in zip(*self._timed, strict=True))
+
+        def play(seconds: float) -> int:
+            calls, started = 0, time.monotonic()
+            ended = started
+            while ended - started < seconds:
+                run(1)
+                board_s = self.pace.board_seconds(host_s, cpu_s)
+                # Calls are whole and fill the window: while the host took longer than that, the board made more.
+                made = max(number, math.ceil((time.monotonic() - ended) / board_s))
+                calls += made
+                ended += made * board_s
+                time.sleep(max(0.0, ended - time.monotonic()))
+            return calls
+
+        return play
+
+
+def _repeater(run: Callable[[int], float], number: int, calls_beside: int) -> Callable[[float], int]:
+    """What repeats a kernel on a real board, `number` calls at a time, and returns how many there were."""
+
+    def repeat(seconds: float) -> int:
+        calls, started = 0, time.monotonic()
+        while time.monotonic() - started < seconds:
+            run(number)
+            calls += number + calls_beside
+        return calls
+
+    return repeat
