@@ -1,0 +1,180 @@
+"""Six virtual boards of two types, a campaign of three models on them, and what may be done to them meanwhile.
+
+Nothing here judges: what a campaign must come to in spite of it is in `test_campaign_faults.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+
+from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
+from device_agent.virtual.tree import FAULT
+from farm.models.onnx_builder import GraphBuilder
+from tests.acceptance.conftest import Home, new_home, wait_until
+
+FLEET = """\
+vars: { transport: virtual }
+groups:
+  nanos: { vars: { type: jetson-nano }, hosts: { nano: { count: 3 } } }
+  tx2s: { vars: { type: jetson-tx2 }, hosts: { tx2: { count: 3 } } }
+"""
+PER_WORKLOAD = 4
+CAMPAIGN = f"""\
+name: vision
+models: [tiny-cnn, mlp, head.onnx]
+boards: {{ types: [jetson-nano, jetson-tx2] }}
+operating_points: [default, {{ power_mode: MAXN }}]
+budget: {{ per_workload: {PER_WORKLOAD} }}
+search: {{ tuner: random, ops: [dense, depthwise_conv2d], warm_start: false, seed: 7 }}
+measure: {{ repeat: 2, min_repeat: 5ms, timeout: 5s, verify_top: 2 }}
+"""
+
+
+class CampaignRack:
+    """A home with the fleet and the campaign's file."""
+
+    def __init__(self, home: Home, built: pathlib.Path | None = None) -> None:
+        """`built` is a home whose compiled candidates are taken over."""
+        self.home = home
+        self._agents: dict[str, psutil.Process] = {}
+        (home.path / "fleet.yaml").write_text(FLEET)
+        (home.path / "vision.yaml").write_text(CAMPAIGN)
+        (home.path / "head.onnx").write_bytes(_make_head())
+        if built is not None:
+            shutil.copytree(built / "cache" / "builds", self.store / "cache" / "builds")
+        applied = home.run("fleet", "apply", "fleet.yaml")
+        assert applied.code == 0, applied.err
+
+    @property
+    def store(self) -> pathlib.Path:
+        """The FARM_HOME."""
+        return pathlib.Path(self.home.environment["FARM_HOME"])
+
+    # Boards, and what happens to them
+
+    def agent(self, board: str) -> psutil.Process:
+        """The process that a virtual board's agent is."""
+
+        def find() -> psutil.Process | None:
+            for process in self.home.processes():
+                with contextlib.suppress(psutil.Error):
+                    words = process.cmdline()
+                    if "serve" in words and board in words and "serve" not in process.parent().cmdline():
+                        return process
+            return None
+
+        if board not in self._agents or not self._agents[board].is_running():
+            self._agents[board] = wait_until(find, f"an agent of {board}")
+        return self._agents[board]
+
+    def hardware(self, board: str) -> Tree:
+        """A virtual board's kernel files as root sees them."""
+        for child in self.agent(board).children(recursive=True):
+            words = child.cmdline()
+            if "device_agent.virtual.server" in words:
+                return open_tree(f"{VIRTUAL_PREFIX}{words[words.index('--socket') + 1]}.root")
+        raise LookupError(f"{board} has no hardware")
+
+    def harm(self, board: str, fault: str) -> None:
+        """Inject a fault into a virtual board's hardware (`device_agent.virtual.faults`)."""
+        self.hardware(board).write(FAULT, fault)
+
+    def sessions(self, board: str) -> list[psutil.Process]:
+        """The sessions of a board's agent, each followed by its workers: all of them are forked from it."""
+        return [child for child in self.agent(board).children(recursive=True) if "serve" in child.cmdline()]
+
+    def wait_measuring(self, board: str) -> list[psutil.Process]:
+        """Wait until a board measures something; its session and what that has started."""
+
+        def find() -> list[psutil.Process]:
+            with contextlib.suppress(psutil.Error):
+                found = self.sessions(board)
+                parents = [process.ppid() for process in found]
+                sessions = [process for process in found if process.pid in parents]
+                return [*sessions, *(process for process in found if process not in sessions)] if sessions else []
+            return []
+
+        processes: list[psutil.Process] = wait_until(find, f"{board} to measure")
+        return processes
+
+    def crash(self, board: str) -> None:
+        """The session dies in mid-measurement; the agent lives."""
+        _signal(self.wait_measuring(board)[:1], signal.SIGKILL)
+
+    def freeze(self, board: str) -> list[psutil.Process]:
+        """All of a board's agent stops in mid-measurement and answers nobody; returned for `thaw`."""
+        frozen = [self.agent(board), *self.wait_measuring(board)]
+        _signal(frozen, signal.SIGSTOP)
+        return frozen
+
+    def thaw(self, frozen: list[psutil.Process]) -> None:
+        """Let a board go on where it stood still."""
+        _signal(frozen, signal.SIGCONT)
+
+    def reboot(self, board: str) -> None:
+        """Everything on a board is gone at once; whoever keeps it up starts it again."""
+        agent = self.agent(board)
+        processes = [agent, *agent.children(recursive=True)]
+        _signal(processes, signal.SIGKILL)
+
+    def reasons(self, board: str, *kinds: str) -> list[str]:
+        """What was held against a board, oldest first."""
+        rows = self.home.rows("SELECT board, kind, reason FROM board_events ORDER BY id")
+        return [reason for name, kind, reason in rows if name == board and kind in kinds]
+
+    def was_doubted(self, board: str) -> bool:
+        """Whether anything was held against a board."""
+        return bool(self.reasons(board, "fault", "probe_failed", "drifted", "throttled"))
+
+    # Campaigns
+
+    def count(self) -> int:
+        """Trials that count."""
+        rows = self.home.rows("SELECT count(*) FROM trials WHERE counted IS NOT NULL")
+        return int(rows[0][0]) if rows else 0
+
+    def wait_count(self, count: int) -> None:
+        """Wait until so many trials count."""
+        wait_until(lambda: self.count() >= count, f"{count} trials")
+
+    def show(self, name: str = "vision") -> dict[str, Any]:
+        """What `farm campaign show` says."""
+        shown: dict[str, Any] = self.home.run("campaign", "show", name, "--json").json()
+        return shown
+
+
+@contextlib.contextmanager
+def campaign_rack(built: pathlib.Path | None = None) -> Iterator[CampaignRack]:
+    """The fleet in service, all boards good."""
+    with new_home() as home:
+        home.environment["FARM_BATCH"] = str(PER_WORKLOAD)
+        rack = CampaignRack(home, built)
+        try:
+            up = home.run("up")
+            assert up.code == 0, up.err
+            good = "SELECT count(*) FROM boards WHERE health = 'good' AND reachable"
+            wait_until(lambda: home.rows(good) == [(6,)], "all boards to be good")
+            yield rack
+        finally:
+            home.run("down", "--force")
+
+
+def _make_head() -> bytes:
+    """A small model of our own: two dense layers over four vectors."""
+    builder = GraphBuilder(5)
+    hidden = builder.relu(builder.dense(builder.input("x", (4, 192)), 320, gain=2.0))
+    return builder.finish("head", builder.dense(hidden, 10), "scores", (4, 10))
+
+
+def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
