@@ -21,6 +21,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from farm.campaign.engine_ray import own_signal_handlers, prepare_environment, ray_running
+from farm.campaign.running.ray_watch import ray_watched
 from farm.errors import UnavailableError, UsageError
 from farm.settings import Settings
 
@@ -51,7 +52,7 @@ def farm_ray(settings: Settings, cores: int) -> Iterator[None]:
     cluster goes on after the block; only the actors that were started in it end.
     """
     if not settings.ray_address:
-        with ray_running(cores):
+        with ray_running(cores), ray_watched(_find_socket()):
             yield
         return
     address = require_address(settings.ray_address)
@@ -59,7 +60,8 @@ def farm_ray(settings: Settings, cores: int) -> Iterator[None]:
     _require_cluster(address)
     try:
         _join(address)
-        yield
+        with ray_watched(_find_socket()):
+            yield
     except ray.exceptions.RaySystemError as error:
         raise _unusable(address, str(error)) from error
     finally:
@@ -116,6 +118,11 @@ def fetch_nodes() -> list[RayNode]:
 
 def _own_id() -> str:
     return str(ray.get_runtime_context().get_node_id())
+
+
+def _find_socket() -> str:
+    """Where this machine's node manager is reached: a path that it has among its arguments."""
+    return next(str(node["RayletSocketName"]) for node in ray.nodes() if node["NodeID"] == _own_id())
 
 
 def _require_cluster(address: str) -> None:
