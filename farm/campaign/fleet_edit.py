@@ -36,6 +36,14 @@ def mean_with(old: float | None, value: float) -> float:
     return value if old is None else old + _NEWEST * (value - old)
 
 
+def expect_with(old: float | None, value: float) -> float:
+    """What to be prepared for after one more value: as much as that at once, less only as the running mean falls.
+
+    Searches are quick at random and slow where they evolve: boards prepared for the mean of both would run dry.
+    """
+    return max(value, mean_with(old, value))
+
+
 class Edit:
     """The part of a draft that knows nothing of trials."""
 

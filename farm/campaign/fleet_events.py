@@ -10,7 +10,7 @@ import functools
 from device_agent.protocol import FaultSide
 from farm.campaign import fleet_values as v
 from farm.campaign.fleet_draft import Draft
-from farm.campaign.fleet_edit import AGAIN, BUILDING, ON_BOARD, READY, TO_BUILD, mean_with
+from farm.campaign.fleet_edit import AGAIN, BUILDING, ON_BOARD, READY, TO_BUILD, expect_with, mean_with
 from farm.campaign.fleet_state import Board, Campaign, Job, Lane, Pool, PoolKey, Request, Task, change
 from farm.campaign.fleet_values import Status
 from farm.campaign.scheduler import WorkloadState
@@ -228,7 +228,7 @@ def _(event: v.Proposed, draft: Draft) -> None:
     if exhausted and not task.ended:
         draft.end_search(request.task, "its space is exhausted")
     lane = draft.lanes[task.lane]
-    draft.set_lane(task.lane, search_s=mean_with(lane.search_s, draft.now_s - request.asked_s))
+    draft.set_lane(task.lane, search_s=expect_with(lane.search_s, draft.now_s - request.asked_s))
 
 
 @observe.register
