@@ -43,6 +43,15 @@ def restore(text: str, entry: Any, target: Any) -> Any:
     return ms.search_strategy.MeasureCandidate(schedule, record.args_info)
 
 
+def replay(module_json: str, text: str, target: Any) -> str:
+    """The scheduled function, in TVM's JSON, that a text leads to from an unscheduled one. Raises InternalError."""
+    tvm = tvm_env.load()
+    import tvm.s_tir.meta_schedule as ms
+
+    entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(module_json))
+    return str(tvm.ir.save_json(restore(text, entry, target).sch.mod))
+
+
 def _postprocessors(module: Any, target: Any) -> list[Any]:
     import tvm.s_tir.meta_schedule as ms
 

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farm.errors import InternalError, PermanentError
-from farm.search import traces, tvm_env
+from farm.search import traces
 from farm.search.builder import build_candidate
 from farm.search.prepared import prepare_model
-from farm.search.target import make_target
 from farm.sweep.programs import Recipe, set_batch
 
 _log = logging.getLogger(__name__)
@@ -50,22 +49,17 @@ def build_rivals(recipe: Recipe, batch: int, chosen: Mapping[str, Sequence[Mappi
 
     A schedule that does not build any more is left out, and a contest that has one left is none.
     """
-    tvm = tvm_env.load()
-    import tvm.s_tir.meta_schedule as ms
-
     model, inputs = set_batch(recipe.source, recipe.shapes, batch)
     shapes = {spec.name: spec.static_shape for spec in inputs}
     prepared = prepare_model(model, shapes, recipe.target_config, recipe.board_type.pipeline)
     contests = []
     for workload in prepared.workloads:
-        entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(workload.module_json))
         rivals = []
         for row in chosen.get(workload.hash, ()):
             try:
-                item = traces.restore(row["trace_json"], entry, make_target(recipe.target_config))
-                scheduled = tvm.ir.save_json(item.sch.mod)
+                scheduled = traces.replay(workload.module_json, row["trace_json"], prepared.target)
                 library = build_candidate(scheduled, recipe.target_config)
-            except (InternalError, PermanentError, tvm.error.InternalError, RuntimeError, ValueError) as error:
+            except (InternalError, PermanentError, RuntimeError, ValueError) as error:
                 _log.warning("%s: candidate %s cannot be built: %s", workload.name, row["candidate"], error)
                 continue
             rivals.append(Rival(row["candidate"], row["median_s"], row["trace_json"], scheduled, library))
