@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import markup
 
 from farm.cli import output
-from farm.report import sweep_words
+from farm.report import sweep_variants, sweep_words
 
 # More columns than that (a TX2 has twelve rails) no terminal holds.
 _MOST_RAILS = 3
+# Characters between two columns.
+_GAP = 3
 
 
 def print_sweep(document: Mapping[str, Any]) -> None:
@@ -30,6 +33,7 @@ def print_sweep(document: Mapping[str, Any]) -> None:
         _print_rows(series)
         if series["drift"]["corrected"] or series["drift"]["void"]:
             _say(f"drift: {series['drift']['text']}")
+    _print_variants(document)
     _say("")
     print_picks(document, document["series"])
     for fitted in document.get("schedules", ()):
@@ -43,6 +47,16 @@ def print_sweep(document: Mapping[str, Any]) -> None:
     else:
         number = document["sweep"]
         _say(f"`farm sweep report {number}` writes the page, `farm sweep export {number}` the setting")
+
+
+def _print_variants(document: Mapping[str, Any]) -> None:
+    """Tuned code against untuned, a row per operating point."""
+    for variants in sweep_variants.pair_variants(document):
+        table = sweep_variants.tabulate(variants)
+        _say("")
+        _say("tuned against untuned" + (f", batch {variants.batch}" if variants.batch > 1 else ""))
+        rows = [(key, *cells) for key, cells in zip(table.keys, table.lines, strict=True)]
+        output.print_table(["Operating point", *table.head], rows)
 
 
 def _print_schedules(fitted: Mapping[str, Any]) -> None:
@@ -82,67 +96,102 @@ def print_picks(document: Mapping[str, Any], chosen: Sequence[Mapping[str, Any]]
             _say(f"  {other['text']}; `farm sweep pick {document['sweep']} --measure` measures it")
 
 
+@dataclasses.dataclass(frozen=True)
+class _Column:
+    """A column of the table. Where a terminal is too narrow the one that matters least is left out; 0 always stays."""
+
+    title: str
+    matters: int
+    cells: list[str | None]
+    is_text: bool = False
+
+    @property
+    def width(self) -> int:
+        """Characters, with the space between columns."""
+        return max(len(self.title), *(len(cell or sweep_words.NOTHING) for cell in self.cells)) + _GAP
+
+
 def _print_rows(series: Mapping[str, Any]) -> None:
-    has_power = any(row["power_w"] for row in series["rows"])
-    rows = [row for row in series["rows"] if row["measured"]]
-    time = sweep_words.seconds_scale(row["latency_s"]["value"] for row in rows)
-    energy = sweep_words.joule_scale(row["energy_j"]["value"] for row in rows if row["energy_j"])
-    columns = ["Operating point", f"Latency ({time.unit})", "95 % CI", "p95"]
-    rails = list(dict.fromkeys(rail for row in series["rows"] for rail in row["rail_power_w"]))
-    shown = [rail for rail in rails if rail in sorted(rails, key=lambda name: -_largest(series, name))[:_MOST_RAILS]]
-    if has_power:
-        columns += ["Power (W)", *shown, f"Energy ({energy.unit})", "95 % CI", "Above idle", "Inf./J x batch"]
-    output.print_table(
-        [*columns, "°C", "Visits", ""],
-        [
-            _cells(series, row, has_power, shown, (time, energy))
-            for row in series["rows"]
-            if row["measured"] or row["invalid"]
-        ],
-        left=(0, len(columns) + 2),
-        empty="nothing measured",
-    )
-    if len(shown) < len(rails):
-        _say(f"the {len(shown)} largest of {len(rails)} rails; all are in the CSV of `farm sweep report`")
-    unseen = sum(not row["measured"] and not row["invalid"] for row in series["rows"])
+    rows = [row for row in series["rows"] if row["measured"] or row["invalid"]]
+    columns = _plan_columns(series, rows) if rows else []
+    shown = fit_columns(columns, output.stdout.width)
+    cells = list(zip(*(column.cells for column in shown), strict=True))
+    left = [index for index, column in enumerate(shown) if column.is_text]
+    output.print_table([column.title for column in shown], cells, left=left, empty="nothing measured")
+    if missing := [column.title for column in columns if column not in shown]:
+        _say(f"this terminal has no room for {', '.join(missing)}; `--json` has all")
+    rails = _list_rails(series)
+    if rows and len(rails) > _MOST_RAILS:
+        _say(f"the {_MOST_RAILS} largest of {len(rails)} rails; all are in the CSV of `farm sweep report`")
+    unseen = len(series["rows"]) - len(rows)
     if unseen:
         _say(f"{unseen} points were not measured; `--json` has what is predicted of them")
+
+
+def fit_columns(columns: Sequence[_Column], width: int) -> list[_Column]:
+    """As many of the columns as `width` characters hold, in their order."""
+    shown = list(columns)
+    while sum(column.width for column in shown) - _GAP > width:
+        least = max(shown, key=lambda column: column.matters, default=None)
+        if least is None or not least.matters:
+            break
+        shown.remove(least)
+    return shown
+
+
+def _plan_columns(series: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[_Column]:
+    """All columns there are."""
+    measured = [row for row in rows if row["measured"]]
+    time = sweep_words.seconds_scale(row["latency_s"]["value"] for row in measured)
+    latency = [row["latency_s"] if row["measured"] else None for row in rows]
+    columns = [
+        _Column("Operating point", 0, [row["key"] for row in rows], is_text=True),
+        _Column(f"Latency ({time.unit})", 0, [_number(each and each["value"], time.factor) for each in latency]),
+        _Column("95 % CI", 2, [_range(each, time.factor) for each in latency]),
+        _Column("p95", 4, [_number(row["latency_p95_s"], time.factor) for row in rows]),
+    ]
+    if any(row["power_w"] for row in series["rows"]):
+        columns += _plan_power(series, rows)
+    celsius = [row["temperature_c"] for row in rows]
+    columns += [
+        _Column("°C", 3, [None if each is None else f"{each:.0f}" for each in celsius]),
+        _Column("Visits", 5, [str(row["visits"]) for row in rows]),
+        _Column("", 0, [_flags(series, row) for row in rows], is_text=True),
+    ]
+    return columns
+
+
+def _plan_power(series: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[_Column]:
+    """What there is with a sensor."""
+    joule = sweep_words.joule_scale(row["energy_j"]["value"] for row in rows if row["measured"] and row["energy_j"])
+    power, energy = ([row[which] if row["measured"] else None for row in rows] for which in ("power_w", "energy_j"))
+    above = [row["energy_above_idle_j"] for row in rows]
+    per_joule = [row["inferences_per_joule"] if row["measured"] else None for row in rows]
+    inferences = "Inf./J" if series["batch"] == 1 else f"Inf./J x {series['batch']}"
+    return [
+        _Column("Power (W)", 0, [_watts(each and each["value"]) for each in power]),
+        *(_Column(rail, 7, [_watts(row["rail_power_w"].get(rail)) for row in rows]) for rail in _choose_rails(series)),
+        _Column(f"Energy ({joule.unit})", 0, [_number(each and each["value"], joule.factor) for each in energy]),
+        _Column("95 % CI", 1, [_range(each, joule.factor) for each in energy]),
+        _Column("Above idle", 6, [_number(each and each["value"], joule.factor) for each in above]),
+        _Column(inferences, 6, [_number(each, series["batch"]) for each in per_joule]),
+    ]
+
+
+def _list_rails(series: Mapping[str, Any]) -> list[str]:
+    return list(dict.fromkeys(rail for row in series["rows"] for rail in row["rail_power_w"]))
+
+
+def _choose_rails(series: Mapping[str, Any]) -> list[str]:
+    """Those that draw most, in the board's order."""
+    rails = _list_rails(series)
+    largest = sorted(rails, key=lambda name: -_largest(series, name))[:_MOST_RAILS]
+    return [rail for rail in rails if rail in largest]
 
 
 def _largest(series: Mapping[str, Any], rail: str) -> float:
     """The most that a rail draws at any point."""
     return max((float(row["rail_power_w"].get(rail, 0.0)) for row in series["rows"]), default=0.0)
-
-
-def _cells(
-    series: Mapping[str, Any],
-    row: Mapping[str, Any],
-    has_power: bool,
-    rails: Sequence[str],
-    scales: tuple[sweep_words.Scale, sweep_words.Scale],
-) -> list[Any]:
-    time, joule = (scale.factor for scale in scales)
-    measured = row["measured"]
-    latency = row["latency_s"] if measured else None
-    cells = [
-        row["key"],
-        _number(latency and latency["value"], time),
-        _range(latency, time),
-        _number(row["latency_p95_s"], time),
-    ]
-    if has_power:
-        power, energy = (row["power_w"], row["energy_j"]) if measured else (None, None)
-        above = row["energy_above_idle_j"]
-        cells += [
-            _number(power and power["value"]),
-            *(_number(row["rail_power_w"].get(rail)) for rail in rails),
-            _number(energy and energy["value"], joule),
-            _range(energy, joule),
-            _number(above and above["value"], joule),
-            _number(row["inferences_per_joule"], series["batch"]) if measured else None,
-        ]
-    celsius = row["temperature_c"]
-    return [*cells, None if celsius is None else f"{celsius:.0f}", row["visits"], _flags(series, row)]
 
 
 def _flags(series: Mapping[str, Any], row: Mapping[str, Any]) -> str:
@@ -160,6 +209,11 @@ def _name(series: Mapping[str, Any]) -> str:
 
 def _number(value: float | None, factor: float = 1.0) -> str | None:
     return None if value is None else f"{value * factor:.4g}"
+
+
+def _watts(value: float | None) -> str | None:
+    """To the mW, which is what sensors give."""
+    return None if value is None else f"{value:.3f}"
 
 
 def _range(estimate: Mapping[str, float] | None, factor: float) -> str | None:

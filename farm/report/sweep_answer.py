@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from farm.report import sweep_rows, sweep_words
+from farm.report import sweep_rows, sweep_variants, sweep_words
 from farm.report.sweep_rows import Document, Series
 from farm.report.sweep_words import format_percent, format_point
 
@@ -51,21 +51,11 @@ def describe_goal(goal: Mapping[str, Any]) -> str:
 def compare_variants(document: Document) -> list[str]:
     """Tuned against untuned at the operating points where both were measured, per batch size."""
     sentences = []
-    for batch in sweep_rows.list_batches(document):
-        by_variant = {series["variant"]: series for series in document["series"] if series["batch"] == batch}
-        if not {"tuned", "untuned"} <= by_variant.keys():
-            continue
-        tuned = {row["key"]: row for row in sweep_rows.measured(by_variant["tuned"])}
-        pairs = [(tuned[r["key"]], r) for r in sweep_rows.measured(by_variant["untuned"]) if r["key"] in tuned]
-        if not pairs:
-            continue
-        times = [sweep_rows.divide(one["latency_s"], other["latency_s"]) for one, other in pairs]
+    for variants in sweep_variants.pair_variants(document):
+        pairs, batch = variants.pairs, variants.batch
+        times = [ratio for pair in pairs if (ratio := pair.ratio("latency_s"))]
         told = f"takes {_spread(times)} of the time"
-        energies = [
-            sweep_rows.divide(one["energy_j"], other["energy_j"])
-            for one, other in pairs
-            if one["energy_j"] and other["energy_j"]
-        ]
+        energies = [ratio for pair in pairs if (ratio := pair.ratio("energy_j"))]
         told += f" and {_spread(energies)} of the energy" if energies else ""
         at = "the one operating point" if len(pairs) == 1 else f"the {len(pairs)} operating points"
         size = f", batch {batch}" if len(sweep_rows.list_batches(document)) > 1 else ""

@@ -16,6 +16,7 @@ from farm.report import (
     sweep_rows,
     sweep_schedules,
     sweep_tables,
+    sweep_variants,
     sweep_words,
 )
 from farm.report.sweep_canvas import Picture
@@ -63,6 +64,7 @@ def write_page(document: Document, pictures: list[Picture]) -> str:
         *(element("p", sentence) for sentence in sweep_answer.compare_variants(document)),
         "" if energy else element("p", "This board has no power sensor for its total: power and energy are not known."),
         section("Pictures", *(sweep_html.figure(picture.svg, picture.caption) for picture in pictures)),
+        section("Tuned against untuned", *sweep_variants.draw_variants(document)),
         section(
             "Runners-up",
             *_unmeasured(document),

@@ -21,6 +21,8 @@ from farm.sweep.values import Estimate, Goal, Grid, GridPoint, Merge, Objective,
 
 # Below this a drift is not worth a word.
 _WORTH_SAYING = 0.005
+# Nothing measured is certain, so 100 % is never said.
+_SURE = 0.99
 _UNITS = {Objective.ENERGY: ("J", 1e3, "mJ"), Objective.LATENCY: ("s", 1e3, "ms"), Objective.POWER: ("W", 1.0, "W")}
 
 
@@ -228,7 +230,8 @@ def _say_pick(best: Choice, picked: Pick) -> str:
             words += f", with {abs(best.saves):.0%} {'less' if best.saves >= 0 else 'more'} energy"
     else:
         words += "; nothing measured is faster"
-    return f"{words}. It is the best measured with {picked.confidence:.0%} confidence."
+    sure = "over 99" if picked.confidence > _SURE else f"{picked.confidence * 100:.0f}"
+    return f"{words}. It is the best measured with {sure} % confidence."
 
 
 def _say_choice(choice: Choice) -> str:

@@ -173,7 +173,8 @@ def require_listed(name: str, wanted_hz: Sequence[int], available_hz: Sequence[i
     if not available_hz:
         raise UsageError(
             f"{name} of this board does not say which frequencies it has, so it cannot be swept",
-            hint="leave it out, or name points by power mode",
+            hint="leave it out, or name points by power mode; a cluster lists none while its cores are offline: "
+            "`sudo nvpmodel -m ID` on the board sets a power mode that has them",
         )
     if missing := sorted(set(wanted_hz) - set(available_hz)):
         table = ", ".join(f"{hz / 1e6:.9g}" for hz in available_hz)

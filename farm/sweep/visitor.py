@@ -176,15 +176,19 @@ class Visitor:
 def describe_visit(series: Series, measurement: PointMeasurement) -> str:
     """A visit in one line."""
     variant, batch = series
-    words = [
-        f"{measurement.key}: {variant}{f' x{batch}' if batch > 1 else ''} {measurement.latency.value * 1e3:.4g} ms"
-    ]
+    name = f"{variant} x{batch}" if batch > 1 else variant
+    words = [f"{measurement.key}: {name} {_scaled(measurement.latency.value, 's')}"]
     if measurement.power is not None:
         words.append(f"{measurement.power.value:.3g} W")
     if measurement.energy is not None:
-        words.append(f"{measurement.energy.value * 1e3:.4g} mJ")
+        words.append(_scaled(measurement.energy.value, "J"))
     text = ", ".join(words)
     return f"{text}; does not count: {measurement.invalid}" if measurement.invalid else text
+
+
+def _scaled(value: float, unit: str) -> str:
+    """A figure below 1 in thousandths."""
+    return f"{value:.4g} {unit}" if value >= 1 else f"{value * 1e3:.4g} m{unit}"
 
 
 def _measured_s(outcome: Outcome) -> float:

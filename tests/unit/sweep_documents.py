@@ -101,6 +101,7 @@ def series(rows: list[dict[str, Any]], variant: str = "tuned", batch: int = 1) -
             "runners_up": [{"key": r["key"], "text": "needs more energy, within the interval"} for r in ranked[1:3]],
         },
         "no_pick": "",
+        "unmeasured": [],
     }
 
 

@@ -1,0 +1,117 @@
+"""Tuned code against untuned at the operating points where both were measured: one table, a row per point.
+
+The picture of both is `sweep_plots.py`'s, the sentence that sums them up `sweep_answer.py`'s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from farm.report import sweep_html, sweep_rows, sweep_words
+from farm.report.sweep_html import Cell, Line
+from farm.report.sweep_rows import Document, Ratio, Row
+
+TUNED, UNTUNED = "tuned", "untuned"
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Both variants at one point."""
+
+    untuned: Row
+    tuned: Row
+
+    @property
+    def key(self) -> str:
+        """The operating point."""
+        return str(self.tuned["key"])
+
+    def ratio(self, quantity: str) -> Ratio | None:
+        """Tuned over untuned; None where either has no figure."""
+        over, under = self.tuned[quantity], self.untuned[quantity]
+        return sweep_rows.divide(over, under) if over and under else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Variants:
+    """The pairs of one batch size, slow clocks as in the other tables."""
+
+    batch: int
+    pairs: tuple[Pair, ...]
+
+
+def pair_variants(document: Document) -> list[Variants]:
+    """By batch size; none where only one variant was swept, or no point was measured with both."""
+    found = []
+    for batch in sweep_rows.list_batches(document):
+        by_name = {series["variant"]: series for series in document["series"] if series["batch"] == batch}
+        if not {TUNED, UNTUNED} <= by_name.keys():
+            continue
+        tuned = {row["key"]: row for row in sweep_rows.measured(by_name[TUNED])}
+        untuned = sweep_rows.measured(by_name[UNTUNED])
+        pairs = tuple(Pair(row, tuned[row["key"]]) for row in untuned if row["key"] in tuned)
+        if pairs:
+            found.append(Variants(batch, pairs))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A table as text: `lines` begin with the point; `intervals` stand below the ratios, "" elsewhere."""
+
+    head: tuple[str, ...]
+    keys: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+    intervals: tuple[tuple[str, ...], ...]
+
+
+def tabulate(variants: Variants) -> Comparison:
+    """Latency, power and energy of both beside each other, and tuned over untuned."""
+    rows = [row for pair in variants.pairs for row in (pair.untuned, pair.tuned)]
+    time = sweep_words.seconds_scale(row["latency_s"]["value"] for row in rows)
+    joule = sweep_words.joule_scale(row["energy_j"]["value"] for row in rows if row["energy_j"])
+    quantities = [("latency", "latency_s", time)]
+    if any(row["power_w"] for row in rows):
+        quantities.append(("power", "power_w", sweep_words.WATT))
+    if any(row["energy_j"] for row in rows):
+        quantities.append(("energy", "energy_j", joule))
+    head: list[str] = []
+    for name, _, scale in quantities:
+        head += [f"{name}, {scale.unit}: {UNTUNED}", TUNED, "ratio"]
+    lines, intervals = [], []
+    for pair in variants.pairs:
+        cells, below = [], []
+        for _, quantity, scale in quantities:
+            ratio = pair.ratio(quantity)
+            cells += [_value(pair.untuned, quantity, scale), _value(pair.tuned, quantity, scale)]
+            cells.append(sweep_words.NOTHING if ratio is None else f"{ratio.value:.2f}")
+            below += ["", "", "" if ratio is None else f"{ratio.low:.2f} – {ratio.high:.2f}"]
+        lines.append(tuple(cells))
+        intervals.append(tuple(below))
+    return Comparison(tuple(head), tuple(pair.key for pair in variants.pairs), tuple(lines), tuple(intervals))
+
+
+def draw_variants(document: Document) -> list[str]:
+    """The tables for the page, one per batch size."""
+    tables = []
+    for variants in pair_variants(document):
+        table = tabulate(variants)
+        common = sweep_words.find_common_words(table.keys)
+        lines = [
+            Line(
+                [
+                    Cell(sweep_words.format_point(key, common)),
+                    *(Cell(text, note=note, kind="number") for text, note in zip(cells, notes, strict=True)),
+                ]
+            )
+            for key, cells, notes in zip(table.keys, table.lines, table.intervals, strict=True)
+        ]
+        batch = f", batch {variants.batch}" if len(sweep_rows.list_batches(document)) > 1 else ""
+        simulated = ", simulated" if document["board"]["simulated"] else ""
+        caption = f"{TUNED} over {UNTUNED}{batch}{simulated}; below each ratio its 95 % interval"
+        tables.append(sweep_html.table(["operating point", *table.head], lines, caption))
+    return tables
+
+
+def _value(row: Row, quantity: str, scale: sweep_words.Scale) -> str:
+    return scale.interval(row[quantity])[0] if row[quantity] else sweep_words.NOTHING
