@@ -105,6 +105,8 @@ class BoardSession:
         """
         self.key = key
         self._claim = None if lease is None else fences.to_claim(lease)
+        # Before a key is had, which must be used within seconds: on a busy machine loading TVM takes longer.
+        _import_rpc()
         self._send_fence(tracker, fences.FENCE_TIMEOUT_S)
         host, port, match_key = self._request(tracker, request_timeout_s)
         self._relay = Relay(host, port)
