@@ -25,6 +25,9 @@ LIAR = "nano-3"
 NOISE = 0.15
 RUN_S = 400.0
 
+# On a machine that runs other things as well.
+pytestmark = pytest.mark.timeout(600)
+
 Task = tuple[str, str, str]
 
 
@@ -71,6 +74,12 @@ def faulty(clean: Run) -> Iterator[Run]:
         done = running.wait(RUN_S)
         assert done.code == 0, done.err
         yield read(rack)
+
+
+def test_nothing_is_amiss_in_the_clean_run(clean: Run) -> None:
+    """Without faults nothing but good trials is counted, and every task has a record."""
+    assert clean.rack.home.rows("SELECT DISTINCT status FROM trials WHERE counted IS NOT NULL") == [("ok",)]
+    assert (clean.document["state"], len(clean.winners)) == ("finished", TASKS)
 
 
 def test_it_ends_complete(faulty: Run) -> None:
