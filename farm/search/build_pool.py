@@ -44,9 +44,10 @@ class Builder:
     """What runs in a Ray worker."""
 
     def __init__(self) -> None:
-        from farm.search import tvm_env
+        from farm.search import builder, tvm_env
 
         tvm_env.load()
+        builder.remove_left()
         self._count = 0
 
     def build(self, module_json: str, target: Mapping[str, Any], standalone: bool) -> tuple[BuildResult, int, int]:

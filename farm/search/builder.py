@@ -1,15 +1,24 @@
-"""Compile one candidate into a linked shared library. Pure: bytes out, no Ray, no store, nothing left on disk."""
+"""Compile one candidate into a linked shared library. Bytes out, no Ray, no store, nothing left on disk.
+
+A compiler that is killed leaves its folder; the next one that starts removes it (`remove_left`).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
+import os
+import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from farm.search import linker, tvm_env
 from farm.search.target import make_target
+
+_PREFIX = "farm-build-"
 
 
 def build_candidate(module_json: str, target_config: Mapping[str, Any], *, standalone: bool = False) -> bytes:
@@ -25,8 +34,8 @@ def build_candidate(module_json: str, target_config: Mapping[str, Any], *, stand
     if not standalone:
         module = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module)
     built = tvm.tirx.build(module, target=make_target(target_config))
-    with tempfile.TemporaryDirectory(prefix="farm-build-") as folder:
-        path = Path(folder) / "candidate.so"
+    with _folder() as folder:
+        path = folder / "candidate.so"
         built.export_library(str(path), fcompile=_link)
         return path.read_bytes()
 
@@ -34,6 +43,33 @@ def build_candidate(module_json: str, target_config: Mapping[str, Any], *, stand
 def content_address(library: bytes) -> str:
     """SHA-256 of the library, hexadecimal: its name in every cache."""
     return hashlib.sha256(library).hexdigest()
+
+
+def remove_left() -> None:
+    """Remove the folders of compilers that were killed in the middle of a build, which slow candidates bring about."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), _lock(left):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder for one build, known by its lock as one that is used: the kernel lets go of it however we die."""
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as text, _lock(Path(text)):
+        yield Path(text)
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder. Raises OSError where somebody else does, or it is not ours."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(descriptor).st_uid != os.getuid():
+            raise PermissionError(f"{folder} is somebody else's")
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _link(output: str, objects: list[str] | str, options: list[str] | None = None, **_: Any) -> None:

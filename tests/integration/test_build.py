@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import pathlib
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -69,6 +71,18 @@ def test_the_same_module_gives_the_same_bytes(matmul_json: str, host: dict[str, 
     """Libraries are content-addressed, so building twice must not give two."""
     first, second = (builder.build_candidate(matmul_json, host) for _ in range(2))
     assert builder.content_address(first) == builder.content_address(second)
+
+
+def test_what_killed_compilers_left_is_removed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder whose owner is gone goes; one that is used stays, and so does what is not a compiler's."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("farm-build-left", "farm-build-used", "else"):
+        (tmp_path / name).mkdir()
+    used = os.open(tmp_path / "farm-build-used", os.O_RDONLY)
+    fcntl.flock(used, fcntl.LOCK_EX)
+    builder.remove_left()
+    os.close(used)
+    assert {path.name for path in tmp_path.iterdir()} == {"farm-build-used", "else"}
 
 
 def test_a_library_for_an_arm_board(matmul_json: str) -> None:
