@@ -22,7 +22,7 @@ from farm.campaign.running.verifying import Verifying
 from farm.errors import FarmError
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import FleetCampaign
+from farm.values import SEARCH_TRIAL, FleetCampaign
 
 # How often the store is asked, and how often it is told. An operator waits for the sum at most.
 _LOOK_S = 0.5
@@ -144,9 +144,9 @@ class Orders:
             return []
         if row.wanted != "run" and known.status is v.Status.FINISHED:
             verifying.stop(row.name)
-            self._store.note_campaign(
-                row.id, "cancelled" if row.wanted == "cancel" else "paused", "while winners were looked for"
-            )
+            # Nobody carries it out from now on, so that a resume submits it anew.
+            after = "cancelled" if row.wanted == "cancel" else "paused"
+            self._store.note_campaign(row.id, after, "while winners were looked for", {})
             self._leave(active)
             return []
         events: list[v.Event] = []
@@ -168,7 +168,8 @@ class Orders:
         progress = row.progress or {}
         used_s = float(progress.get("wall_clock_s", 0.0))
         active = Active(row.id, order, time.monotonic() - used_s, dict(self._store.fetch_attempts(row.id)), used_s)
-        active.faults |= {key: count for key, count in self._store.count_trials(row.id).items() if key in active.faults}
+        counts = self._store.count_trials(row.id, purpose=SEARCH_TRIAL)
+        active.faults |= {key: count for key, count in counts.items() if key in active.faults}
         active.history = [(number, dict(sums)) for number, sums in progress.get("history", [])]
         active.warm = dict(progress.get("warm_start", {}))
         active.tasks = [dict(task) for task in progress.get("tasks", [])]
