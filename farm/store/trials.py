@@ -56,14 +56,16 @@ class TrialQueries(Base):
             insert = sqlite.insert(schema.trials).values(**row).on_conflict_do_nothing()
             return connection.execute(insert).rowcount == 1
 
-    def count_trials(self, campaign: int) -> dict[str, int]:
-        """Trials by side: `ok`, `candidate_faults`, `board_faults`, `farm_faults`, `sample_faults`."""
+    def count_trials(self, campaign: int, *, purpose: str | None = None) -> dict[str, int]:
+        """Trials by side, for one purpose or any.
+
+        They are `ok`, `candidate_faults`, `board_faults`, `farm_faults`, `sample_faults`.
+        """
         table = schema.trials
-        rows = self._rows(
-            sa.select(table.c.fault_side, sa.func.count().label("n"))
-            .where(table.c.campaign == campaign)
-            .group_by(table.c.fault_side)
-        )
+        query = sa.select(table.c.fault_side, sa.func.count().label("n")).where(table.c.campaign == campaign)
+        if purpose is not None:
+            query = query.where(table.c.purpose == purpose)
+        rows = self._rows(query.group_by(table.c.fault_side))
         by_side = {row["fault_side"]: row["n"] for row in rows}
         return {"ok": by_side.get(None, 0)} | {f"{side}_faults": by_side.get(str(side), 0) for side in FaultSide}
 
