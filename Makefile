@@ -16,7 +16,7 @@ STAMP := .venv/.complete
 # Only `make lock` uses it; in a virtual environment of its own.
 UV_VERSION := 0.13.8
 
-.PHONY: help setup quickstart test check bench lock clean
+.PHONY: help setup quickstart test check lint unit-first unit-second bench lock clean
 
 help:
 	@echo "make quickstart   set up .venv, then tune, compile and time a real model on this machine"
@@ -54,12 +54,22 @@ quickstart: setup
 test: setup
 	@$(BIN)/python tests/run_shards.py $(ARGS)
 
+# Side by side, for two cores; what each says comes in one piece.
 check: setup
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target lint unit-first unit-second
+
+lint:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m pytest -q tests/unit
+
+# Halves in time; a new file is in one of them.
+unit-first:
+	$(BIN)/python -m pytest -q tests/unit/test_[a-o]*.py
+
+unit-second:
+	$(BIN)/python -m pytest -q tests/unit/test_[!a-o]*.py
 
 bench: setup
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script" >&2; $(BIN)/python $$script; done
