@@ -10,6 +10,8 @@ import dataclasses
 import os
 import pathlib
 import shutil
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +21,14 @@ import _machine
 import psutil
 
 BOARD_TYPE = "jetson-nano"
+# Of a model's workloads; others, which only change layouts, have next to nothing to search.
+KINDS = ("conv2d", "depthwise_conv2d", "dense")
 # Boards that start all at once on two cores take a minute; a probe takes seconds and waits for its turn.
 _READY_S = 300.0
 _CAMPAIGN_S = 3600.0
 _NOTE_INTERVAL_S = 15.0
+# Processor time per trial is counted from this trial on: the first ones come with starting everything.
+_SETTLED = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +65,8 @@ def rack(count: int, **settings: str) -> Iterator[Rack]:
     from farm.services.client import find_services, start_services
     from farm.store import Store
 
+    # Told to end, the benchmark leaves nothing running either.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     # Short: Ray's sockets lie below it, and a socket's path may have 107 characters.
     folder = pathlib.Path(tempfile.mkdtemp(prefix="fb-", dir="/tmp"))
     temporary = folder / "t"
@@ -118,6 +126,7 @@ class Carried:
     threads: int
     best: Mapping[str, tuple[str, float]]
     engine_rss: Sequence[tuple[int, int]]
+    core_s_per_trial: Mapping[str, float]
 
     @property
     def first_at(self) -> float:
@@ -148,11 +157,18 @@ def run_campaign(name: str, model: pathlib.Path, boards: int, budget: Any, **sec
     sizes: list[tuple[int, int]] = []
     began_at = 0.0
     deadline = time.monotonic() + _CAMPAIGN_S
-    engine = None
+    engine = spent = None
+    from_trial = to_trial = 0
     with Store(loaded.home_path / "farm.db") as store:
         for seen in watch(loaded, store, name):
             engine = engine or _find_engine(seen)
             counted = int((seen.progress or {}).get("counted", 0))
+            if spent is None and engine is not None and counted >= _SETTLED:
+                spent, from_trial = Spent([engine.pid, find_running_pid(loaded)]), counted
+                spent.begin()
+            if spent is not None and counted > to_trial and seen.state == "running":
+                to_trial = counted
+                spent.look()
             began_at = began_at or (time.time() if seen.engine else 0.0)
             if engine is not None and (not sizes or counted > sizes[-1][0]):
                 with contextlib.suppress(psutil.Error):
@@ -172,7 +188,18 @@ def run_campaign(name: str, model: pathlib.Path, boards: int, budget: Any, **sec
         if trial["median_s"] is not None and trial["median_s"] < best.get(trial["workload"], ("", 1e9))[1]:
             best[trial["workload"]] = (trial["trace_json"], trial["median_s"])
     threads = int(seen.order["types"][0]["threads"])
-    return Carried(submitted_at, began_at, ended_at, trials, workloads, threads, best, sizes)
+    each = spent.core_s(1 / (to_trial - from_trial)) if spent is not None and to_trial > from_trial else {}
+    return Carried(submitted_at, began_at, ended_at, trials, workloads, threads, best, sizes, each)
+
+
+def find_running_pid(settings: Any) -> int:
+    """The process of the services."""
+    from farm.services.client import find_services
+
+    services = find_services(settings)
+    if services is None:
+        raise SystemExit("the farm's services are gone")
+    return services.info.pid
 
 
 def _find_engine(campaign: Any) -> psutil.Process | None:
@@ -226,11 +253,49 @@ def make_model(
     return path
 
 
-def cpu_seconds(processes: Sequence[psutil.Process]) -> float:
-    """What processes and their ended children have computed so far, in core-seconds."""
-    total = 0.0
-    for process in processes:
+class Spent:
+    """Processor time by part of the farm, of the engine's process, the services' and all that they started.
+
+    Part of a process's time that it spent after it was last looked at is missed where it has ended.
+    """
+
+    # What a command line holds, and whose it is; the first that fits.
+    _PARTS = (
+        ("ray::SearchActor", "search"), ("ray::Builder", "compilers"), ("ray::CampaignBoard", "boards_actors"),
+        ("farm.campaign.running", "engine"), ("device_agent", "boards"), ("ray", "ray"), ("farm.services", "services"),
+    )  # fmt: skip
+
+    def __init__(self, roots: Sequence[int]) -> None:
+        self._roots = [psutil.Process(pid) for pid in roots]
+        self._parts: dict[int, str] = {}
+        self._latest: dict[int, float] = {}
+        self._before: dict[int, float] = {}
+
+    def begin(self) -> None:
+        """Count from here."""
+        self.look()
+        self._before = dict(self._latest)
+
+    def look(self) -> None:
+        for root in self._roots:
+            with contextlib.suppress(psutil.Error):
+                for process in (root, *root.children(recursive=True)):
+                    self._look_at(process)
+
+    def core_s(self, share: float) -> dict[str, float]:
+        """Core-seconds by part since the beginning, times `share`."""
+        total: dict[str, float] = {}
+        for pid, spent_s in self._latest.items():
+            part = self._parts[pid]
+            total[part] = total.get(part, 0.0) + share * (spent_s - self._before.get(pid, 0.0))
+        return {part: round(spent_s, 3) for part, spent_s in sorted(total.items())}
+
+    def _look_at(self, process: psutil.Process) -> None:
         with contextlib.suppress(psutil.Error):
             times = process.cpu_times()
-            total += times.user + times.system + times.children_user + times.children_system
-    return total
+            command = " ".join(process.cmdline())
+            part = next((name for mark, name in self._PARTS if mark in command), "others")
+            # Children that ended count with the parent that waited for them: workers of an agent, linkers.
+            spent_s = times.user + times.system + times.children_user + times.children_system
+            self._parts[process.pid] = part
+            self._latest[process.pid] = spent_s

@@ -80,7 +80,8 @@ def measure_real(options: Any, folder: pathlib.Path) -> dict[str, Any]:
         rack.set_timing(0.05)
         carried = _campaigns.run_campaign(
             "small", _campaigns.make_model(folder / "small.onnx", 8, ("dense",)), 2, options.real,
-            search={"tuner": "random", "seed": 0}, measure={"repeat": 1, "min_repeat": 0.02, "verify_top": 1},
+            search={"tuner": "random", "seed": 0, "ops": _campaigns.KINDS},
+            measure={"repeat": 1, "min_repeat": 0.02, "verify_top": 1},
         )  # fmt: skip
     seen = carried.engine_rss
     return {

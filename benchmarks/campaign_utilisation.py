@@ -13,6 +13,9 @@ import collections
 import itertools
 import os
 import pathlib
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,6 +24,9 @@ import _campaigns
 import _machine
 
 GOAL_BUSY, GOAL_SHARE = 0.90, 0.95
+GOAL_PROMPT_S = 5.0
+LONG_GAP_S = 0.3
+INTERRUPT_S = 180.0
 
 
 def main() -> None:
@@ -28,6 +34,7 @@ def main() -> None:
     parser.add_argument("--boards", default="1,2,4,8", help="numbers of boards, one campaign each (default: 1,2,4,8)")
     parser.add_argument("--seconds", default="2,2,4,8", help="how long each of them measures (default: 2,2,4,8)")
     parser.add_argument("--span", type=float, default=60.0, help="seconds of measuring in each campaign (default: 60)")
+    parser.add_argument("--interrupts", type=int, default=3, help="how often Ctrl-C is pressed at the end (default: 3)")
     parser.add_argument("--tuner", default="xgb", help="how candidates are found (default: xgb)")
     options = parser.parse_args()
     if options.quick:
@@ -51,12 +58,13 @@ def measure(options: Any, folder: pathlib.Path) -> dict[str, Any]:
             load_before = os.getloadavg()[0]
             carried = _campaigns.run_campaign(
                 f"boards-{count}-{index}", model, count, trials,
-                search={"tuner": options.tuner, "seed": 0},
+                search={"tuner": options.tuner, "seed": 0, "ops": _campaigns.KINDS},
                 # As long as the set time, so that the time-outs of a campaign fit it.
                 measure={"repeat": 3, "min_repeat": timing_s / 3, "timeout": timing_s + 30, "verify_top": 1},
             )  # fmt: skip
             rows.append(summarise(count, timing_s, carried) | {"load_1min_before": round(load_before, 2)})
             _machine.say(f"  {rows[-1]}")
+        stopped = interrupt(folder, times[-1], options.interrupts) if options.interrupts else None
     alone = next((row for row in rows if row["boards"] == 1), None)
     if alone is not None:
         # What a board needs beside the set time, when it has the machine to itself.
@@ -70,7 +78,44 @@ def measure(options: Any, folder: pathlib.Path) -> dict[str, Any]:
         "busy_is": "share of its time that a board works on trials; timing: on the set time alone",
         "share_of_n_boards_is": "trials per second over N times those of a board alone that measures as long",
         "campaigns": rows,
+        "interrupt": stopped,
     }
+
+
+def interrupt(folder: pathlib.Path, timing_s: float, times: int) -> dict[str, Any]:
+    """Press Ctrl-C in `farm campaign run`, and in `resume` after it: how long until the prompt is back.
+
+    The first time comes as soon as the campaign is there, while its engine starts; the others while boards measure.
+    """
+    import farm.settings
+    from farm.store import Store
+
+    model = _campaigns.make_model(folder / "interrupted.onnx", 40)
+    file = folder / "interrupted.yaml"
+    file.write_text(
+        f"name: interrupted\nmodels: {model}\nboards: {{types: {_campaigns.BOARD_TYPE}}}\nbudget: {{trials: 1000}}\n"
+        f"measure: {{repeat: 3, min_repeat: {timing_s / 3:.2f}s, timeout: 60s}}\n"
+    )
+    command = str(pathlib.Path(sys.executable).with_name("farm"))
+    took_s, counted = [], 0
+    with Store(farm.settings.load().home_path / "farm.db") as store:
+        for number in range(times):
+            words = ["run", str(file)] if number == 0 else ["resume", "interrupted"]
+            process = subprocess.Popen([command, "campaign", *words], start_new_session=True, stdout=2)
+            deadline = time.monotonic() + INTERRUPT_S
+            while process.poll() is None and time.monotonic() < deadline:
+                found = [each for each in store.fetch_fleet_campaigns() if each.name == "interrupted"]
+                counted_now = int((found[0].progress or {}).get("counted", 0)) if found else 0
+                if found and (number == 0 or counted_now > counted + 1):
+                    counted = counted_now
+                    break
+                time.sleep(0.1)
+            began = time.monotonic()
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait(INTERRUPT_S)
+            took_s.append(round(time.monotonic() - began, 2))
+            _machine.say(f"  Ctrl-C to prompt: {took_s[-1]} s, exit code {process.returncode}")
+    return {"ctrl_c_to_prompt_s": took_s, "goal_s": GOAL_PROMPT_S, "trials_by_then": counted}
 
 
 def summarise(count: int, timing_s: float, carried: _campaigns.Carried) -> dict[str, Any]:
@@ -104,6 +149,14 @@ def summarise(count: int, timing_s: float, carried: _campaigns.Carried) -> dict[
         },
         "board_s_per_trial": _machine.spread([held for _, held, _ in flat(by_board)]),
         "gap_s": _machine.spread(gaps),
+        # Seconds after the first trial's start, and how long a board then waited.
+        "long_gaps_s": sorted(
+            (round(b[0] - first - (gap := b[0] - a[0] - a[1]), 1), round(gap, 1))
+            for rows in by_board.values()
+            for a, b in itertools.pairwise(rows)
+            if b[0] - a[0] - a[1] > LONG_GAP_S
+        ),
+        "core_s_per_trial": dict(carried.core_s_per_trial),
         "first_trial_after_s": round(first - carried.submitted_at, 1),
         "verified_after_s": round(carried.ended_at - last, 1),
     }

@@ -85,7 +85,7 @@ def compare_on(
     _machine.say(f"ours: {count} boards")
     carried = _campaigns.run_campaign(
         f"boards-{count}", model, count, {"trials": 3 * options.trials, "per_workload": options.trials},
-        search={"seed": vs_stock.SEED},
+        search={"seed": vs_stock.SEED, "ops": _campaigns.KINDS},
         measure={"repeat": 3, "min_repeat": options.seconds / 3, "timeout": options.seconds + 30, "verify_top": 1},
     )  # fmt: skip
     loads.append(os.getloadavg()[0])
