@@ -38,7 +38,7 @@ def ray_running(cores: int) -> Iterator[None]:
     prepare_environment()
     with _folder() as folder:
         try:
-            with own_signal_handlers():
+            with own_signal_handlers(), _on_loopback():
                 # `local`: RAY_ADDRESS in the environment would take us to somebody else's cluster.
                 ray.init(
                     address="local",
@@ -63,6 +63,27 @@ def prepare_environment() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     logging.getLogger("ray").setLevel(logging.ERROR)
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Have a Ray that is started in the block listen on loopback alone.
+
+    Where the machine has a network, Ray takes its address there for the node's and listens on all of them, so that
+    others may join, which nobody may here. This is the switch by which it does not on systems that it has no clusters
+    on (ray/_private/ray_constants.py); its children read it from the environment.
+    """
+    name = ray._private.ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    before, os.environ[name] = os.environ.get(name), "0"
+    known, ray._private.ray_constants.ENABLE_RAY_CLUSTER = ray._private.ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        ray._private.ray_constants.ENABLE_RAY_CLUSTER = known
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 @contextlib.contextmanager
