@@ -50,6 +50,7 @@ def measure(options: Any, folder: pathlib.Path) -> dict[str, Any]:
     began = time.monotonic()
     with _campaigns.rack(max(counts)) as rack:
         start_s = time.monotonic() - began
+        quiet = _machine.wait_until_quiet(options.quick)
         for index, (count, timing_s) in enumerate(zip(counts, times, strict=True)):
             rack.set_timing(timing_s)
             trials = count * max(2, round(options.span / timing_s))
@@ -73,6 +74,7 @@ def measure(options: Any, folder: pathlib.Path) -> dict[str, Any]:
             ideal = row["boards"] / (row["timing_s"] + beside_s)
             row["share_of_n_boards"] = _machine.round_to(row["steady"]["trials_per_s"] / ideal, 3)
     return {
+        "machine_quiet": quiet,
         "rack_start_s": round(start_s, 1),
         "goal": {"busy_with_2_boards": GOAL_BUSY, "share_of_n_boards": GOAL_SHARE},
         "busy_is": "share of its time that a board works on trials; timing: on the set time alone",

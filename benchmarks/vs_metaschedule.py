@@ -62,6 +62,7 @@ def measure(options: Any, folder: pathlib.Path) -> dict[str, Any]:
     rows = []
     with _campaigns.rack(max(counts)) as rack:
         rack.set_timing(options.seconds)
+        quiet = _machine.wait_until_quiet(options.quick)
         for index, count in enumerate(counts):
             model = _campaigns.make_model(folder / f"layers-{index}.onnx", 28 + 2 * index)
             rows.append((count, *compare_on(rack, model, count, options, folder / str(count))))
@@ -70,8 +71,10 @@ def measure(options: Any, folder: pathlib.Path) -> dict[str, Any]:
     found = []
     for count, row, ours, stock in rows:
         quality = vs_stock.compare(load(), ours, stock, options)
+        quiet &= bool(quality["quiet"])
         found.append(row | {"goal": GOALS.get(count), "workloads": quality["workloads"]})
     return {
+        "machine_quiet": quiet,
         "ratio_is": "ours / stock, wall time; without_imports: less what stock's compilers spend on importing",
         "runs": found,
     }
