@@ -3,8 +3,9 @@ measuring.
 
     python benchmarks/sweep_cost.py [--short] [--board-type jetson-nano] [--window 5]
 
-`--short` sweeps four clocks. One JSON document on stdout. Not measuring is whatever is not timing, idle baseline
-or window: pinning, loading, storing, deciding, and waiting for the sensor, which stands beside it, too.
+`--short` sweeps four clocks. The services are up before the command begins, as with `farm up`. One JSON document on
+stdout. Not measuring is whatever is not timing, idle baseline or window: pinning, loading, storing, deciding, and
+waiting for the sensor, which stands beside it, too.
 """
 
 from __future__ import annotations
@@ -39,20 +40,26 @@ def main() -> int:
         environment = os.environ | {"FARM_HOME": f"{folder}/home"}
         run(environment, "board", "add", "b", "--virtual", options.board_type)
         began = time.monotonic()
+        run(environment, "up", "--wait", "180", output=False)
+        starting_s, began = time.monotonic() - began, time.monotonic()
         command = ["sweep", "run", options.model, "--board", "b", "--exhaustive", "--json"]
         # One thread, and work of milliseconds: a virtual board's time is its host's.
         command += ["--window", f"{options.window:g}s", "--cores", "0", "--batch", "32"]
         command += ["--cpu-freqs", SHORT if options.short else "all"]
-        document = json.loads(run(environment, *command))
-        seconds = time.monotonic() - began
-    print(json.dumps(_machine.describe() | summarise(document, seconds), indent=2))
+        try:
+            document = json.loads(run(environment, *command))
+            seconds = time.monotonic() - began
+        finally:
+            run(environment, "down", "--force", output=False)
+    figures = {"seconds_starting_services": starting_s} | summarise(document, seconds)
+    print(json.dumps(_machine.describe() | {"load_average": os.getloadavg()} | figures, indent=2))
     return 0
 
 
-def run(environment: dict[str, str], *words: str) -> str:
-    """Run `farm` and return what it prints; a voided sweep prints its document, too."""
+def run(environment: dict[str, str], *words: str, output: bool = True) -> str:
+    """Run `farm` and return what it prints, if it is to print; a voided sweep prints its document, too."""
     done = subprocess.run([str(FARM), *words], env=environment, stdout=subprocess.PIPE, text=True, timeout=900)
-    if done.returncode not in (0, 1) or not done.stdout:
+    if done.returncode not in (0, 1) or (output and not done.stdout):
         raise SystemExit(f"farm {' '.join(words)} failed: {done.returncode}")
     return done.stdout
 
@@ -70,6 +77,7 @@ def summarise(document: dict[str, Any], seconds: float) -> dict[str, Any]:
         "seconds_command": seconds,
         "seconds_sweeping": document["seconds"],
         "seconds_measuring": cost["measuring_s"],
+        "sensors": document["environment"]["sensors"],
         "seconds_sensor_delay": delay_s,
         "seconds_pinning": cost["pinning_s"],
         "not_measuring_share_of_sweeping": 1 - cost["measuring_s"] / document["seconds"],
