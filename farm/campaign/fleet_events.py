@@ -72,7 +72,16 @@ def _begin_task(number: int, key: v.TaskKey, lane: int, workload: v.Workload, do
     """A task as earlier runs left it."""
     best = () if done.best_s is None else (done.best_s,)
     state = WorkloadState(workload.kind, workload.weight, workload.flop, asked=done.counted, best_s=best)
-    return Task(number, key, lane, state, counted=done.counted, since_best=done.since_best, best_s=done.best_s)
+    return Task(
+        number,
+        key,
+        lane,
+        state,
+        counted=done.counted,
+        since_best=done.since_best,
+        best_s=done.best_s,
+        banned=done.banned,
+    )
 
 
 def _find_campaign(draft: Draft, name: str) -> Campaign | None:

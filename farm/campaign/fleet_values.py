@@ -110,12 +110,16 @@ class TaskKey(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """What an earlier run made of a workload: counted trials, the best latency, and trials since that."""
+    """What an earlier run made of a workload: counted trials, the best latency, and trials since that.
+
+    `banned`: candidates under which several boards were lost.
+    """
 
     task: TaskKey
     counted: int
     best_s: float | None = None
     since_best: int = 0
+    banned: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)

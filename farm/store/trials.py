@@ -127,6 +127,21 @@ class TrialQueries(Base):
             for row in rows
         }
 
+    def fetch_board_breakers(self, campaign: int, losses: int) -> list[dict[str, Any]]:
+        """Candidates that never counted and under which boards failed `losses` times or more.
+
+        Each has `board_type`, `workload`, `operating_point` and `candidate`.
+        """
+        table = schema.trials
+        key = (table.c.board_type, table.c.workload, table.c.operating_point, table.c.candidate)
+        blamed = sa.func.count().filter(table.c.fault_side == str(FaultSide.BOARD))
+        return self._rows(
+            sa.select(*key)
+            .where(table.c.campaign == campaign, table.c.purpose == SEARCH_TRIAL)
+            .group_by(*key)
+            .having(sa.func.max(table.c.counted).is_(None), blamed >= losses)
+        )
+
     def fetch_board_seconds(self, campaign: int) -> float:
         """How long boards were held for the trials of a campaign, all together, in seconds."""
         table = schema.trials

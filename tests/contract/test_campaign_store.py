@@ -383,6 +383,18 @@ def test_resuming_finds_what_counted_and_what_was_tried(store: Store) -> None:
     assert (store.fetch_counted(99), store.fetch_attempts(99), store.fetch_board_seconds(99)) == ([], {}, 0.0)
 
 
+def test_what_took_boards_down_is_told(store: Store) -> None:
+    """Candidates under which boards failed twice are named, unless they count after all; other faults say nothing."""
+    for attempt in (1, 2):
+        add(store, "breaker", None, Status.BOARD_LOST, attempt=attempt)
+        add(store, "unlucky", None, Status.BOARD_LOST, attempt=attempt)
+        add(store, "farm", None, Status.FARM_ERROR, attempt=attempt)
+    add(store, "once", None, Status.BOARD_LOST)
+    add(store, "unlucky", 0.5, attempt=3)
+    expected = {"board_type": NANO, "workload": "w1", "operating_point": "default", "candidate": "breaker"}
+    assert store.fetch_board_breakers(1, 2) == [expected]
+
+
 def test_what_is_known_goes_by_the_trials_board_type(store: Store) -> None:
     """A campaign for two types tells what each of them measured, to searches, plans and prices alike."""
     add(store, "a", 1.0, held_s=3.0)

@@ -124,6 +124,18 @@ def test_progress_of_a_campaign_that_had_ended_before_a_restart() -> None:
     assert [(task["counted"], task["best_s"]) for task in rows[:2]] == [(2, 0.5), (0, None)]
 
 
+def test_what_took_boards_down_stays_banned() -> None:
+    """A candidate that an engine had banned is measured no more by the next one, however often it is proposed."""
+    order = make_order(labels={}, types=make_order().types[1:])
+    breakers = [row(None, board_type="tx2") | {"candidate": "breaker"}]
+    added = to_added(order, order.budget, [], 0.0, 0.0, breakers)
+    decided = fleet_scheduler.step(FleetState(v.Settings()), [added, v.BoardArrived("n", "tx2")], 100.0)
+    request = next(each for each in decided.decisions if isinstance(each, v.Search))
+    decided = fleet_scheduler.step(decided.state, [v.Proposed(request.request, ("breaker", "other"))], 101.0)
+    assert [each.candidate for each in decided.decisions if isinstance(each, v.Discard)] == ["breaker"]
+    assert [each.candidate for each in decided.decisions if isinstance(each, v.Build)] == ["other"]
+
+
 def test_history_is_bounded() -> None:
     """The curve keeps its ends and its order, and no more than a few hundred points of any number of trials."""
     active, _ = begin()

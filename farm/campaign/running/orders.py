@@ -178,7 +178,9 @@ class Orders:
         self._open_search(active)
         self._store.note_campaign(row.id, "running", "", process_identity())
         self._note(f"{row.name}: {len(list_tasks(order))} workloads to search, {len(counted)} trials made already")
-        added = to_added(order, v.Budget(**row.budget), counted, self._store.fetch_board_seconds(row.id), used_s)
+        breakers = self._store.fetch_board_breakers(row.id, v.Settings().max_losses)
+        board_s = self._store.fetch_board_seconds(row.id)
+        added = to_added(order, v.Budget(**row.budget), counted, board_s, used_s, breakers)
         active.tasks = to_rows(order, added.done)
         return added
 

@@ -5,6 +5,7 @@ This is how a campaign begins, and how it goes on after whatever ended its engin
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -40,9 +41,17 @@ def to_labels(labels: Mapping[str, str]) -> frozenset[str]:
 
 
 def to_added(
-    order: Order, budget: Budget, counted: Iterable[Mapping[str, Any]], board_s: float, wall_clock_s: float
+    order: Order,
+    budget: Budget,
+    counted: Iterable[Mapping[str, Any]],
+    board_s: float,
+    wall_clock_s: float,
+    breakers: Iterable[Mapping[str, Any]] = (),
 ) -> CampaignAdded:
-    """The event that begins a campaign, or continues it from its counted trials (`Store.fetch_counted`)."""
+    """The event that begins a campaign, or continues it from its counted trials (`Store.fetch_counted`).
+
+    `breakers` are candidates that boards are no longer risked for (`Store.fetch_board_breakers`).
+    """
     done: dict[TaskKey, Done] = {}
     for row in counted:
         key = to_task(order.name, row)
@@ -52,6 +61,10 @@ def to_added(
         done[key] = Done(
             key, before.counted + 1, latency_s if better else before.best_s, 0 if better else before.since_best + 1
         )
+    for row in breakers:
+        key = to_task(order.name, row)
+        before = done.get(key, Done(key, 0))
+        done[key] = dataclasses.replace(before, banned=before.banned | {row["candidate"]})
     return CampaignAdded(to_spec(order, budget), tuple(done.values()), board_s, wall_clock_s)
 
 
