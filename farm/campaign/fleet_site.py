@@ -29,9 +29,11 @@ _TRACKER_TIMEOUT_S = 2.0
 
 
 class Reach(Protocol):
-    """What is needed of the farm's services: the tracker at which boards within reach are asked for."""
+    """What is needed of the farm's services."""
 
-    tracker: Tracker
+    @property
+    def tracker(self) -> Tracker:
+        """The tracker at which boards within reach are asked for."""
 
 
 class FleetSite:

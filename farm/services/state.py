@@ -66,6 +66,11 @@ def is_held(home: Path) -> bool:
     return False
 
 
+def was_killed(home: Path) -> bool:
+    """Whether the last services of this FARM_HOME ended without a farewell: their file is there, nobody holds it."""
+    return (home / _FILE).exists() and not is_held(home)
+
+
 @contextlib.contextmanager
 def services_lock(home: Path) -> Iterator[None]:
     """Be the services of this FARM_HOME for the block. Raises UnavailableError where another process is."""

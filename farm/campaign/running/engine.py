@@ -22,12 +22,12 @@ from farm.campaign.fleet_state import FleetState
 from farm.campaign.running import boards, builds, searches
 from farm.campaign.running.active import Active, Work, to_measure_spec
 from farm.campaign.running.journal import Journal
+from farm.campaign.running.kept_services import KeptServices
 from farm.campaign.running.orders import Orders
 from farm.campaign.running.ray_nodes import farm_ray
 from farm.campaign.running.roster import Roster
 from farm.campaign.running.verifying import Verifying
 from farm.errors import InternalError, UsageError
-from farm.services.client import using_services
 from farm.settings import Settings
 from farm.store import Store
 
@@ -46,7 +46,7 @@ def run_engine(settings: Settings, store: Store, stopping: Callable[[], bool], n
     cores = len(os.sched_getaffinity(0))
     os.environ.setdefault("FARM_ZIG_CACHE", str(settings.home_path / "cache" / "zig"))
     with (
-        using_services(settings, None, note) as services,
+        KeptServices(settings, note) as services,
         farm_ray(settings, cores),
         boards.BoardCrew(services, store, settings, "campaign", note) as crew,
         builds.BuildFarm(settings, settings.home_path / "cache" / "builds", cores) as compilers,

@@ -1,0 +1,76 @@
+"""The services that an engine keeps: real processes, without boards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from farm.campaign.running.kept_services import KeptServices
+from farm.errors import FarmError
+from farm.services.client import Services, find_services, start_services
+from farm.settings import Settings
+from farm.store import Store
+from tests.acceptance.conftest import find_free_port
+
+PATIENCE_S = 100.0
+
+
+@pytest.fixture
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """A home of its own, with a store and nothing in it."""
+    home = tmp_path_factory.mktemp("h")
+    Store(home / "farm.db").close()
+    return Settings(home=str(home), tracker_port=find_free_port(), metrics_port=0)
+
+
+def test_services_that_were_killed_are_replaced(settings: Settings) -> None:
+    """After kill -9 others are there by themselves; an operator's are used, and not replaced once they were ended."""
+    notes: list[str] = []
+    with KeptServices(settings, notes.append) as kept:
+        first = find_services(settings)
+        assert first is not None
+        assert _answers(kept)
+        kill(first)
+        wait_until(lambda: _answers(kept) and _is_held(settings))
+        assert len(notes) == 2
+        second = find_services(settings)
+        assert second is not None
+        kill(second)
+        others, started = start_services(settings)
+        assert started
+        wait_until(lambda: _answers(kept) and _is_held(settings))
+        others.stop()
+        wait_until(lambda: not _answers(kept))
+    assert find_services(settings) is None
+    assert len(notes) == 2
+
+
+def kill(services: Services) -> None:
+    """End services without a farewell."""
+    process = psutil.Process(services.info.pid)
+    process.kill()
+    process.wait(PATIENCE_S)
+
+
+def _answers(kept: KeptServices) -> bool:
+    try:
+        kept.tracker.fetch_summary(1.0)
+    except FarmError:
+        return False
+    return True
+
+
+def _is_held(settings: Settings) -> bool:
+    services = find_services(settings)
+    return services is not None and bool(services.fetch_status()["held_by"])
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Look until it holds."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
