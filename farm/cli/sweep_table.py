@@ -125,7 +125,8 @@ def _print_rows(series: Mapping[str, Any]) -> None:
         _say(f"the {_MOST_RAILS} largest of {len(rails)} rails; all are in the CSV of `farm sweep report`")
     unseen = len(series["rows"]) - len(rows)
     if unseen:
-        _say(f"{unseen} points were not measured; `--json` has what is predicted of them")
+        points = "1 point was" if unseen == 1 else f"{unseen} points were"
+        _say(f"{points} not measured; `--json` has what is predicted")
 
 
 def fit_columns(columns: Sequence[_Column], width: int) -> list[_Column]:

@@ -64,8 +64,8 @@ def format_percent(ratio: float, more: str, less: str, same: str) -> str:
 
 
 def format_share(share: float) -> str:
-    """A probability in percent, never 100 where it is not certain."""
-    return "over 99 %" if 0.99 < share < 1 else "under 1 %" if 0 < share < 0.01 else f"{share * 100:.0f} %"
+    """A probability in percent; of what was measured and computed from it none is ever 100."""
+    return "over 99 %" if share > 0.99 else "under 1 %" if 0 < share < 0.01 else f"{share * 100:.0f} %"
 
 
 def format_duration(seconds: float) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farm.errors import UsageError
+from farm.report import sweep_words
 from farm.store import Store
 from farm.sweep import adaptive, stored
 from farm.sweep.adaptive import PICK_LEFT, Planner, find_void
@@ -21,8 +22,6 @@ from farm.sweep.values import Estimate, Goal, Grid, GridPoint, Merge, Objective,
 
 # Below this a drift is not worth a word.
 _WORTH_SAYING = 0.005
-# Nothing measured is certain, so 100 % is never said.
-_SURE = 0.99
 _UNITS = {Objective.ENERGY: ("J", 1e3, "mJ"), Objective.LATENCY: ("s", 1e3, "ms"), Objective.POWER: ("W", 1.0, "W")}
 
 
@@ -230,8 +229,7 @@ def _say_pick(best: Choice, picked: Pick) -> str:
             words += f", with {abs(best.saves):.0%} {'less' if best.saves >= 0 else 'more'} energy"
     else:
         words += "; nothing measured is faster"
-    sure = "over 99" if picked.confidence > _SURE else f"{picked.confidence * 100:.0f}"
-    return f"{words}. It is the best measured with {sure} % confidence."
+    return f"{words}. It is the best measured with {sweep_words.format_share(picked.confidence)} confidence."
 
 
 def _say_choice(choice: Choice) -> str:
