@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import pathlib
@@ -72,6 +73,15 @@ class Scene:
     def find_engine(self) -> psutil.Process | None:
         """The engine, or None where none takes orders."""
         return self._find("engine.json")
+
+    def is_held(self) -> bool:
+        """Whether some process is the engine, be it just starting or ending: it holds the services until it is gone."""
+        with (self._path / "engine.lock").open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
 
     def find(self, victim: str, chance: random.Random) -> psutil.Process | None:
         """One process of a kind; None where there is none just now."""
