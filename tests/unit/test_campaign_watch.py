@@ -122,6 +122,14 @@ def test_a_budget_is_changed_limit_by_limit(store: Store) -> None:
     assert store.fetch_fleet_campaign("c").budget["wall_clock_s"] == 60.0
 
 
+def test_a_budget_cannot_be_changed_once_the_search_is_over(store: Store) -> None:
+    """While winners are measured no limit has any effect, and a campaign that goes on has to be another one."""
+    store.note_campaign(1, CampaignState.VERIFYING, "its 100 trials are made", process_identity())
+    with pytest.raises(UsageError, match=r"the search of campaign c is over \(its 100 trials are made\)") as caught:
+        control.change_budget(store, "c", {"trials": 400}, "op")
+    assert "farm campaign clone c" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("given", "changes"),
     [

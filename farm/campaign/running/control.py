@@ -71,9 +71,15 @@ def resume(store: Store, name: str, by: str) -> FleetCampaign:
 def change_budget(store: Store, name: str, changes: Mapping[str, Any], by: str) -> Budget:
     """Change limits of a campaign that is not over: fields of `Budget`, None for no limit; others stay as they are.
 
-    Raises UsageError for a limit of nothing, and where no limit would be left.
+    Raises UsageError for a limit of nothing, where no limit would be left, and once the search is over.
     """
-    budget = Budget(**{**store.fetch_fleet_campaign(name).budget, **changes})
+    campaign = store.fetch_fleet_campaign(name)
+    if campaign.state is CampaignState.VERIFYING:
+        raise UsageError(
+            f"the search of campaign {name} is over ({campaign.reason}): its winners are being measured",
+            f"`farm campaign clone {name} NEW-NAME` goes on from all that it has measured.",
+        )
+    budget = Budget(**{**campaign.budget, **changes})
     if budget == Budget():
         raise UsageError("a budget needs a limit", "Leave one of trials, wall clock, board-hours or per workload.")
     store.change_budget(name, dataclasses.asdict(budget), by)
