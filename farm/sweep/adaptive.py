@@ -25,6 +25,8 @@ MAX_RETRIES = 2
 # What may be left to gain when a sweep stops: of the front's hypervolume, of the pick's objective. The fit expects more
 # of the front than there is: stopping at 0.6 % took a fifth more points of a Nano's grid for 0.4 % of the front.
 FRONT_LEFT, PICK_LEFT = 0.016, 0.003
+# A grid of up to so many points has few to spare, and each of them is much of its front.
+_SMALL_GRID, _SMALL_FRONT_LEFT = 40, 0.002
 # Every so many points one is spent on the fit itself, where it is least certain, whatever the front or the pick would
 # gain: a fit that was only ever asked about its favourites is wrong elsewhere without knowing it.
 EXPLORE_EVERY = 3
@@ -142,9 +144,10 @@ class Planner:
             return Decision(Step.MEASURE, "spread over the grid, for the first fit", left[0])
         # The seed changes with every point, so that no unlucky draw is met twice.
         seed = self.settings.seed * 1_000_003 + count
-        worth = weigh(analysis, self.goal, excluded, (FRONT_LEFT, PICK_LEFT), seed)
+        enough = _SMALL_FRONT_LEFT if len(self.grid) <= _SMALL_GRID else FRONT_LEFT
+        worth = weigh(analysis, self.goal, excluded, (enough, PICK_LEFT), seed)
         front_left, pick_left = 1 - worth.front_share, worth.pick_gain
-        done = front_left <= FRONT_LEFT and pick_left <= PICK_LEFT
+        done = front_left <= enough and pick_left <= PICK_LEFT
         if done and not self._foresaw(analysis):
             return Decision(
                 Step.MEASURE,
@@ -169,7 +172,7 @@ class Planner:
                 front_share=worth.front_share,
                 pick_gain=worth.pick_gain,
             )
-        why = "the pick" if pick_left / PICK_LEFT > front_left / FRONT_LEFT else "the front"
+        why = "the pick" if pick_left / PICK_LEFT > front_left / enough else "the front"
         return Decision(
             Step.MEASURE,
             f"may change {why} most",
