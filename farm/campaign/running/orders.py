@@ -116,7 +116,7 @@ class Orders:
             active.note_history(progress["counted"], sum_latencies(active, progress["tasks"]))
             progress["verdict"] = verifying.to_verdict(active)
             if active.name in ended:
-                self.finish(active, progress | {"phase": "done"})
+                self.finish(active, progress | {"phase": "done", "eta_s": None, "boards": []})
             else:
                 self._store.save_progress(active.id, progress)
 
