@@ -36,7 +36,8 @@ def build_candidate(module_json: str, target_config: Mapping[str, Any], *, stand
     built = tvm.tirx.build(module, target=make_target(target_config))
     with _folder() as folder:
         path = folder / "candidate.so"
-        built.export_library(str(path), fcompile=_link)
+        # Objects go there too: a folder of TVM's own would stay where this process is killed.
+        built.export_library(str(path), fcompile=_link, workspace_dir=str(folder))
         return path.read_bytes()
 
 
