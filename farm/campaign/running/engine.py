@@ -213,7 +213,7 @@ class Engine:
                 case v.TaskEnded():
                     self.active[decision.task.campaign].note_ended(decision.task, decision.reason)
                 case v.Changed():
-                    self._orders.change(decision)
+                    self._orders.change(decision, self._roster)
                     if decision.status is v.Status.FINISHED:
                         self._verifying.begin(self.active[decision.campaign])
 

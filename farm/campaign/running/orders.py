@@ -4,6 +4,7 @@ far they are. Between two engines a campaign lives in the store alone.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -80,9 +81,11 @@ class Orders:
             self._store.note_campaign(active.id, "failed", error.message)
         self._note(f"{name}: {error.message}")
 
-    def change(self, decision: v.Changed) -> None:
+    def change(self, decision: v.Changed, roster: Roster) -> None:
         """Note a campaign's new status. One that is over is forgotten, unless its winners are still to be found."""
         active = self.active[decision.campaign]
+        if decision.status is v.Status.WAITING and (borrowers := roster.find_borrowers(active)):
+            decision = dataclasses.replace(decision, reason=f"boards measure the winners of {', '.join(borrowers)}")
         if decision.status is v.Status.FINISHED:
             self._store.note_campaign(active.id, "verifying", decision.reason)
         else:

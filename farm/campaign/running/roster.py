@@ -95,6 +95,17 @@ class Roster:
             return []
         return self.arrive(self._here[name])
 
+    def find_borrowers(self, active: Active) -> list[str]:
+        """The other campaigns that have boards of a campaign's types for their winners."""
+        kinds = {each.board_type for each in active.order.types}
+        return sorted(
+            {
+                campaign
+                for name, campaign in self._lent.items()
+                if campaign != active.name and self._here[name].board_type in kinds
+            }
+        )
+
     def find(self, name: str) -> boards.Arrived | None:
         """What a board said of itself when it came."""
         return self._here.get(name)
