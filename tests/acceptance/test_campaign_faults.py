@@ -113,13 +113,15 @@ def test_the_winners_are_those_of_the_clean_run(clean: Run, faulty: Run) -> None
 
 
 def test_the_liar_is_found_out(faulty: Run) -> None:
-    """The board that is silently slower was left; the reason says by how much, and that nothing shows it."""
+    """The board that is silently slower was left, with a reason that says by how much; what it measured is doubted."""
     reasons = faulty.rack.reasons(LIAR, "drifted")
     assert reasons
     found = re.search(r"it is (\d+)\s?% slower than 2 other boards of its type", reasons[0])
     assert found is not None, reasons
-    assert 20 <= int(found.group(1)) <= 50
+    assert 15 <= int(found.group(1)) <= 70
     assert "nothing else shows it" in reasons[0]
+    doubts = faulty.rack.home.rows("SELECT subject, message FROM events WHERE kind = 'board_lied'")
+    assert any(board == LIAR and re.match(r"\d+ trials are doubted", text) for board, text in doubts), doubts
 
 
 def read(rack: CampaignRack) -> Run:
