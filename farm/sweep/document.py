@@ -224,9 +224,9 @@ def _describe_pick(grid: Grid, picked: Pick) -> dict[str, Any]:
 def _say_pick(best: Choice, picked: Pick) -> str:
     words = f"Set {best.point.key}: {_say_choice(best)}"
     if best.slower > 0:
-        words += f"; {best.slower:.0%} slower than the fastest point"
+        words += f"; {best.slower * 100:.0f} % slower than the fastest point"
         if best.saves is not None:
-            words += f", with {abs(best.saves):.0%} {'less' if best.saves >= 0 else 'more'} energy"
+            words += f", with {abs(best.saves) * 100:.0f} % {'less' if best.saves >= 0 else 'more'} energy"
     else:
         words += "; nothing measured is faster"
     return f"{words}. It is the best measured with {sweep_words.format_share(picked.confidence)} confidence."
