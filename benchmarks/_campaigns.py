@@ -123,8 +123,6 @@ class Carried:
     ended_at: float
     trials: Sequence[Mapping[str, Any]]
     workloads: Sequence[Mapping[str, Any]]
-    threads: int
-    best: Mapping[str, tuple[str, float]]
     engine_rss: Sequence[tuple[int, int]]
     core_s_per_trial: Mapping[str, float]
 
@@ -183,13 +181,8 @@ def run_campaign(name: str, model: pathlib.Path, boards: int, budget: Any, **sec
             raise SystemExit(f"campaign {name} is {seen.state}: {seen.reason}")
         trials = store.fetch_trials(seen.id, purpose="search")
         workloads = store.fetch_workloads(seen.id)
-    best: dict[str, tuple[str, float]] = {}
-    for trial in trials:
-        if trial["median_s"] is not None and trial["median_s"] < best.get(trial["workload"], ("", 1e9))[1]:
-            best[trial["workload"]] = (trial["trace_json"], trial["median_s"])
-    threads = int(seen.order["types"][0]["threads"])
     each = spent.core_s(1 / (to_trial - from_trial)) if spent is not None and to_trial > from_trial else {}
-    return Carried(submitted_at, began_at, ended_at, trials, workloads, threads, best, sizes, each)
+    return Carried(submitted_at, began_at, ended_at, trials, workloads, sizes, each)
 
 
 def find_running_pid(settings: Any) -> int:
