@@ -86,14 +86,13 @@ class Orders:
         active = self.active[decision.campaign]
         if decision.status is v.Status.WAITING and (borrowers := roster.find_borrowers(active)):
             decision = dataclasses.replace(decision, reason=f"boards measure the winners of {', '.join(borrowers)}")
-        if decision.status is v.Status.FINISHED:
-            self._store.note_campaign(active.id, "verifying", decision.reason)
-        else:
-            self._store.note_campaign(active.id, str(decision.status), decision.reason)
+        # For the scheduler it is over with its search; for people once its winners are found.
+        status = "verifying" if decision.status is v.Status.FINISHED else str(decision.status)
+        self._store.note_campaign(active.id, status, decision.reason)
         if decision.status is v.Status.PAUSED:
             # Where nobody wanted it: so that an operator's resume is something new.
             self._store.want_campaign(decision.campaign, "pause", "its engine")
-        self._note(f"{decision.campaign} is {decision.status}" + (f": {decision.reason}" if decision.reason else ""))
+        self._note(f"{decision.campaign} is {status}" + (f": {decision.reason}" if decision.reason else ""))
         if decision.status is v.Status.CANCELLED:
             self._leave(active)
         self._report_at = 0.0
