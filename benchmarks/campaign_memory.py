@@ -49,14 +49,14 @@ def measure(options: Any) -> dict[str, Any]:
     from farm.store import Store
 
     # The loop waits for Ray's references; what stands in for the parts has none, and always has an answer.
-    engine_module.ray = types.SimpleNamespace(wait=lambda *args, **kwargs: None)  # type: ignore[assignment]
-    engine_module.searches.Searches = Searches  # type: ignore[assignment,misc]
+    engine_module.ray = types.SimpleNamespace(wait=lambda *args, **kwargs: None)
+    engine_module.searches.Searches = Searches
     with tempfile.TemporaryDirectory(prefix="farm-bench-home-") as home, Store(pathlib.Path(home) / "farm.db") as store:
         for index in range(options.boards):
             register(store, f"nano-{index + 1}")
         submit(store)
         crew, compilers, meter = Crew(options.boards), Compilers(), Meter(options.trials)
-        engine = engine_module.Engine(Settings(home=home), store, crew, compilers, lambda text: None)  # type: ignore[arg-type]
+        engine = engine_module.Engine(Settings(home=home), store, crew, compilers, lambda text: None)
         crew.told = meter.look
         cpu_s, began = time.process_time(), time.monotonic()
         engine.run(lambda: crew.measured >= options.trials)
