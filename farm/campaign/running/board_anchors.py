@@ -106,6 +106,8 @@ class Anchoring:
 def describe(verdict: Verdict, since: float) -> str:
     """What a liar is told to have done, for people; `since` as in `Left.doubted_since`."""
     clock = time.strftime("%H:%M:%S", time.localtime(since))
+    if not verdict.liar:
+        return f"it was found to be slow before, and is still {verdict.ratio - 1:.0%} slower than {verdict.against}"
     return (
         f"it is {verdict.ratio - 1:.0%} slower than {verdict.against} "
         f"(at least {verdict.low - 1:.0%}), at some time after {clock}, and nothing else shows it"
