@@ -80,7 +80,6 @@ class Engine:
         self.active: dict[str, Active] = self._orders.active
         self._proposed: dict[tuple[v.TaskKey, str], Any] = {}
         self._works: dict[int, Work] = {}
-        self._jobs: dict[int, int] = {}
         self._outcomes: dict[int, boards.Measured] = {}
         self._wake_s: float | None = None
 

@@ -174,7 +174,6 @@ class Orders:
         active.faults |= {key: count for key, count in counts.items() if key in active.faults}
         active.history = [(number, dict(sums)) for number, sums in progress.get("history", [])]
         active.warm = dict(progress.get("warm_start", {}))
-        active.tasks = [dict(task) for task in progress.get("tasks", [])]
         self.active[row.name] = active
         self._budgets[row.name] = dict(row.budget)
         self._open_search(active)
