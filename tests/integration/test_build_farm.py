@@ -142,10 +142,16 @@ def test_a_compiler_that_dies(start_farm: Callable[..., BuildFarm], host: dict[s
 
     kill_under("twice", make_module(10))
     deadline = time.monotonic() + TIMEOUT_S
-    while not (twice := farm.poll()) and time.monotonic() < deadline:
+    while not farm.waiting:  # until it is seen, and before another compiler has loaded
+        assert time.monotonic() < deadline
         ray.wait(farm.pending, timeout=0.05)
-        for running in next(iter(farm._machines.values())).pool._running.values():
-            ray.kill(running.actor)
+        assert not farm.poll()
+    [pid] = idle_pids(farm)
+    os.kill(pid, signal.SIGSTOP)
+    assert not farm.poll()
+    assert farm.waiting == 0
+    os.kill(pid, signal.SIGKILL)
+    twice = collect(farm, 1)
     assert (twice[0].result.status, twice[0].result.died) == (Status.BUILD_FAILED, False)
     assert "took 2 compilers down" in twice[0].result.message
 
