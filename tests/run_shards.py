@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 # Halves in time, not in number. What tests of both need for themselves (homes, ports, networks) they do not share.
 SHARDS: Mapping[str, Sequence[str]] = {
     "acceptance": ("tests/acceptance", "--ignore=tests/acceptance/test_campaign_chaos.py"),
-    "others": ("tests/unit", "tests/contract", "tests/integration", "tests/acceptance/test_campaign_chaos.py"),
+    # Integration first: its candidates load TVM's compiler, which cannot follow the runtime alone into a process.
+    "others": ("tests/integration", "tests/contract", "tests/unit", "tests/acceptance/test_campaign_chaos.py"),
 }
 # What pytest and its fixtures may take to stop everything that runs; then they are killed.
 STOP_TIMEOUT_S = 60.0
