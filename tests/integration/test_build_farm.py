@@ -16,6 +16,7 @@ import yaml
 from ray.cluster_utils import Cluster
 
 from device_agent.protocol import Status
+from farm.campaign.engine_ray import ray_running
 from farm.campaign.running import ray_nodes
 from farm.campaign.running.builds import BuildFarm, Built
 from farm.errors import UnavailableError, UsageError
@@ -64,8 +65,8 @@ def idle_pids(farm: BuildFarm) -> list[int]:
 
 @pytest.fixture(scope="module")
 def _own_ray() -> Iterator[None]:
-    """One Ray for the tests without a cluster."""
-    with ray_nodes.farm_ray(Settings(), 2):
+    """One Ray for the tests without a cluster; nobody watches it, since the others put another in its place."""
+    with ray_running(2):
         yield
 
 
