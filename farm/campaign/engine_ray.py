@@ -26,6 +26,7 @@ _PREFIX = "farm-ray-"
 # Ray's socket names add some 80 characters to its folder, and the kernel takes 107 in all.
 _LONGEST_FOLDER = 24
 _STRAGGLERS_TIMEOUT_S = 3.0
+_LOOK_S = 0.05
 
 
 class ActorLostError(PermanentError):
@@ -109,13 +110,30 @@ def _folder() -> Iterator[Path]:
         root = "/tmp"  # noqa: S108
     for left in Path(root).glob(f"{_PREFIX}*-*"):
         owner = left.name.removeprefix(_PREFIX).partition("-")[0]
-        if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(left, ignore_errors=True)
+        if owner.isdecimal() and not _is_alive(int(owner)):
+            _remove(left)
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
     try:
         yield folder
     finally:
+        _remove(folder)
+
+
+def _is_alive(pid: int) -> bool:
+    # Nobody waits for the children of some containers: what is left of a killed one keeps its number.
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder in which processes that are just ending may still write."""
+    deadline = time.monotonic() + _STRAGGLERS_TIMEOUT_S
+    while folder.exists():
         shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists() or time.monotonic() > deadline:  # then the next command does it
+            return
+        time.sleep(_LOOK_S)
 
 
 def _end_stragglers(folder: Path) -> None:
