@@ -1,4 +1,5 @@
-"""Which process is the farm's services, and where it answers: a lock and a small file under FARM_HOME.
+"""Which process is the farm's services, and where it answers: a lock and a small file under FARM_HOME. The means are
+those of any process that there is once per FARM_HOME (`is_locked`, `hold_lock`, `write_whole`).
 
 The lock is the truth, because the kernel lets go of it whatever happens to its holder; the file only says where to ask.
 """
@@ -12,13 +13,12 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 from farm.errors import UnavailableError
 
 LOG_FILE = "services.log"
 _LOCK, _FILE = "services.lock", "services.json"
-# Whoever only looks (`is_held`) has the lock for microseconds.
+# Whoever only looks (`is_locked`) has the lock for microseconds.
 _LOCK_TRIES = 50
 
 
@@ -56,14 +56,7 @@ def find_running(home: Path) -> ServicesInfo | None:
 
 def is_held(home: Path) -> bool:
     """Whether some process is the services of this FARM_HOME, ready or not."""
-    try:
-        with (home / _LOCK).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
+    return is_locked(home / _LOCK)
 
 
 def was_killed(home: Path) -> bool:
@@ -74,9 +67,7 @@ def was_killed(home: Path) -> bool:
 @contextlib.contextmanager
 def services_lock(home: Path) -> Iterator[None]:
     """Be the services of this FARM_HOME for the block. Raises UnavailableError where another process is."""
-    home.mkdir(parents=True, exist_ok=True)
-    with (home / _LOCK).open("a+b") as file:
-        _lock(file)
+    with hold_lock(home / _LOCK, "the farm's services run already", "`farm status` shows them, `farm down` ends them."):
         (home / _FILE).unlink(missing_ok=True)  # of one that was killed
         try:
             yield
@@ -86,15 +77,39 @@ def services_lock(home: Path) -> Iterator[None]:
 
 def publish(home: Path, info: ServicesInfo) -> None:
     """Say where the services answer; in one step, so that nobody reads half of it."""
-    part = home / f".{_FILE}.{os.getpid()}"
-    part.write_text(json.dumps(dataclasses.asdict(info)))
-    part.replace(home / _FILE)
+    write_whole(home / _FILE, json.dumps(dataclasses.asdict(info)))
 
 
-def _lock(file: IO[bytes]) -> None:
-    for _ in range(_LOCK_TRIES):
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        os.sched_yield()
-    raise UnavailableError("the farm's services run already", "`farm status` shows them, `farm down` ends them.")
+def is_locked(path: Path) -> bool:
+    """Whether some process holds the lock at `path`."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+@contextlib.contextmanager
+def hold_lock(path: Path, refusal: str, hint: str) -> Iterator[None]:
+    """Hold the lock at `path` for the block. Raises UnavailableError with these words where another process does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        for _ in range(_LOCK_TRIES):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                os.sched_yield()
+        else:
+            raise UnavailableError(refusal, hint)
+        yield
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file in one step, so that nobody reads half of it."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(text)
+    part.replace(path)

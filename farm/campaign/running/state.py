@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from farm.campaign.machine import process_identity
-from farm.errors import UnavailableError
+from farm.services.state import hold_lock, is_locked, write_whole
 
 LOG_FILE = "engine.log"
 # The exit code of an engine that finds another one; no error of ours has it.
 ANOTHER_RUNS = 75
 _LOCK, _FILE = "engine.lock", "engine.json"
-# Whoever only looks (`is_held`) has the lock for microseconds.
-_LOCK_TRIES = 50
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,14 +47,7 @@ def find_engine(home: Path) -> EngineInfo | None:
 
 def is_held(home: Path) -> bool:
     """Whether some process is the engine of this FARM_HOME, ready or not."""
-    try:
-        with (home / _LOCK).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
+    return is_locked(home / _LOCK)
 
 
 @contextlib.contextmanager
@@ -67,9 +56,8 @@ def engine_lock(home: Path) -> Iterator[None]:
 
     Raises UnavailableError where another process is.
     """
-    home.mkdir(parents=True, exist_ok=True)
-    with (home / _LOCK).open("a+b") as file:
-        _lock(file)
+    refusal = "the engine of this farm's campaigns runs already"
+    with hold_lock(home / _LOCK, refusal, "`farm campaign list` shows what it does."):
         withdraw(home)  # of one that was killed
         try:
             yield
@@ -79,22 +67,9 @@ def engine_lock(home: Path) -> Iterator[None]:
 
 def publish(home: Path) -> None:
     """Say that this process is the engine and takes orders; in one step, so that nobody reads half of it."""
-    part = home / f".{_FILE}.{os.getpid()}"
-    part.write_text(json.dumps(process_identity()))
-    part.replace(home / _FILE)
+    write_whole(home / _FILE, json.dumps(process_identity()))
 
 
 def withdraw(home: Path) -> None:
     """Take no more orders. What was ordered before is in the store by now, and has to be looked for there."""
     (home / _FILE).unlink(missing_ok=True)
-
-
-def _lock(file: IO[bytes]) -> None:
-    for _ in range(_LOCK_TRIES):
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        os.sched_yield()
-    raise UnavailableError(
-        "the engine of this farm's campaigns runs already", "`farm campaign list` shows what it does."
-    )
