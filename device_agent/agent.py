@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:  # as a process of its own
         # Until somebody handles it better: what was started beside us ends, and its folder goes.
         signal.signal(signal.SIGTERM, _end)
-    os.environ.update(_ENVIRONMENT)
+        os.environ.update(_ENVIRONMENT)
     chosen = options.make_parser().parse_args(argv)
     logging.basicConfig(
         stream=sys.stderr,

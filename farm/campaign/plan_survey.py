@@ -118,7 +118,6 @@ def main(connection: int, parent: int) -> None:
     """The life of the process: jobs come through the pipe `connection`, and answers go back."""
     # Ctrl-C in a terminal reaches the whole group; who started us decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.pop("TVM_USE_RUNTIME_LIB", None)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     # Who asked may have gone.
     with contextlib.suppress(BrokenPipeError, EOFError), Connection(connection) as answers:

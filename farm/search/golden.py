@@ -220,11 +220,8 @@ def _build_apart(target: Mapping[str, Any], deadline: float) -> bytes:
     """Build in a process of its own."""
     timeout_s = max(deadline - time.monotonic(), BUILD_TIMEOUT_S / 2)
     command = [sys.executable, "-m", "farm.search.golden", "--parent", str(os.getpid()), json.dumps(dict(target))]
-    environment = {key: value for key, value in os.environ.items() if key != "TVM_USE_RUNTIME_LIB"}
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=timeout_s, check=False
-        )
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as error:
         raise DeadlineError(f"the golden kernel was not built within {timeout_s:.0f} s") from error
     if done.returncode != 0 or not done.stdout:

@@ -24,6 +24,8 @@ def load() -> Any:
     """Import TVM ready for tuning and return the `tvm` module. Later calls cost nothing."""
     # The XGBoost model and TVM share the cores with the builders; a thread pool per library would fight over them.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1))))
+    # A user's setting, or that of the process which started us: without the compiler nothing can be tuned.
+    os.environ.pop("TVM_USE_RUNTIME_LIB", None)
     import tvm
     import tvm.s_tir
 

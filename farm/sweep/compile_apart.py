@@ -59,7 +59,6 @@ def _compile(answers: Connection, job: Callable[[], object]) -> None:
     """The life of the process."""
     # Ctrl-C in a terminal reaches the whole group; who started us decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.pop("TVM_USE_RUNTIME_LIB", None)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         answers.send(job())

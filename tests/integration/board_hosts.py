@@ -116,7 +116,7 @@ class BoardHost:
         """
         work = self.folder / "tmp"
         work.mkdir(exist_ok=True)
-        program += "\nimport sys; from device_agent.agent import main; sys.exit(main(sys.argv[1:]))"
+        program += "\nimport sys; from device_agent.agent import main; sys.exit(main())"
         command = ["ip", "netns", "exec", self.namespace, sys.executable, "-c", program, "serve"]
         command += ["--virtual", self.board_type, "--name", self.name, "--tracker", "127.0.0.1:9190", *options]
         with (self.folder / "agent.log").open("ab") as log:

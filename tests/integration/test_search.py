@@ -142,6 +142,12 @@ def test_hashes_are_the_same_in_every_process(tiny_cnn: list[Workload]) -> None:
     assert done.stdout.strip() == str([w.hash for w in tiny_cnn])
 
 
+def test_the_compiler_is_loaded_whatever_the_environment_asks() -> None:
+    """A user's shell, or an agent's, may ask for TVM's runtime alone; nothing could be tuned with that."""
+    command = [sys.executable, "-c", "from farm.search import tvm_env; tvm_env.load()"]
+    subprocess.run(command, timeout=120, env=os.environ | {"TVM_USE_RUNTIME_LIB": "1"}, check=True)
+
+
 def test_a_hash_holds_target_and_pipeline(conv: Workload) -> None:
     """The same function for another CPU, or another graph pipeline, is another workload."""
     module = tvm.ir.load_json(conv.module_json)
