@@ -181,7 +181,7 @@ def bench(fleet: tuple[Store, dict[str, Agent]], tracker: Any) -> Iterator[Bench
     store, agents = fleet
     notes: list[str] = []
     # Anchors as often as can be, once there are any.
-    rhythm = Rhythm(every_trials=2, share=1.0, first_pause_s=0.1)
+    rhythm = Rhythm(every_trials=2, share=1.0, settling_s=0.0, first_pause_s=0.1)
     with BoardCrew(Within(tracker), store, Settings(), "campaign", notes.append, rhythm) as crew:
         bench = Bench(crew, store, agents, notes)
         assert crew.poll() == []

@@ -123,15 +123,44 @@ def test_anchors_are_measured_now_and_then() -> None:
     assert book.is_due("a", 34.0)
 
 
-def test_a_slow_run_is_looked_into_at_once() -> None:
-    """Up to five in a row, without waiting for more trials; then the usual rhythm goes on."""
-    book = AnchorBook(Rhythm())
+def test_a_slow_run_is_looked_into_soon() -> None:
+    """Ten runs, some seconds apart and without waiting for trials; then the usual rhythm goes on."""
+    book = AnchorBook(Rhythm(settling_s=5.0))
     for name in "ab":
         book.note_run(name, Run(0.0, 1.0), 0.0, 1.0)
-    for at in range(1, 6):
-        book.note_run("c", Run(float(at), 1.12 + 0.01 * (at % 2)), float(at), 1.0)
-        assert book.is_due("c", float(at)) == (at < 5)
+    for count in range(1, 11):
+        at = 5.0 * count
+        book.note_run("c", Run(at, 1.12 + 0.01 * (at % 2)), at, 1.0)
+        assert not book.is_due("c", at + 4.9)
+        assert book.is_due("c", at + 5.0) == (count < 10)
         assert book.find_liar("c") is None
+
+
+def test_others_of_its_type_run_beside_a_slow_board() -> None:
+    """Four of them, each as often as it did, so that runs of one time are compared. A good run ends it."""
+    book = AnchorBook(Rhythm(settling_s=5.0))
+    for name in "abcdef":
+        book.note_run(name, Run(0.0, 1.0), 0.0, 1.0)
+    book.note_run("f", Run(10.0, 1.3), 10.0, 1.0)
+    assert [name for name in "abcdef" if book.is_due(name, 15.0)] == ["a", "b", "c", "d", "f"]
+    for name in "abc":
+        book.note_run(name, Run(15.0, 1.0), 15.0, 1.0)
+    assert [name for name in "abcdef" if book.is_due(name, 20.0)] == ["d", "f"]
+    book.note_run("f", Run(20.0, 1.0), 20.0, 1.0)
+    assert not book.is_due("d", 30.0)
+    assert not book.is_due("f", 30.0)
+
+
+def test_what_makes_all_boards_slow_is_nobodys_lie() -> None:
+    """The first one to be slow is looked into, and by then the others are."""
+    book, names = AnchorBook(Rhythm(settling_s=5.0)), "abcd"
+    for name in names:
+        book.note_run(name, Run(0.0, 1.0), 0.0, 1.0)
+    for at in range(100, 200):
+        for name in names:
+            if book.is_due(name, at) or (at, name) == (100, "c"):
+                book.note_run(name, Run(at, 1.3), at, 1.0)
+        assert not any(book.find_liar(name) for name in names)
 
 
 def test_a_liar_has_to_prove_itself() -> None:

@@ -19,6 +19,9 @@ TOLERANCE = 0.10
 MIN_RUNS = 3
 # As many recent runs tell what a board takes now; a few more tell what it took before.
 _RECENT, _KEPT = 5, 60
+# A board that was slow runs so often until that is settled, and as many others of its type do so with it: what this
+# machine or the room does to all of them at once is then nobody's lie.
+_SETTLING_RUNS, _WITNESSES = 10, 4
 # Medians repeat no better than this on a quiet board, however few runs agreed by chance (our choice, on the safe side).
 _NOISE_FLOOR = 0.01
 # Standard errors that a board must be beyond the tolerance.
@@ -32,12 +35,14 @@ _MAD_TO_SD = 1.4826
 @dataclasses.dataclass(frozen=True)
 class Rhythm:
     """How often a board measures its anchor: each `every_s` or `every_trials`, whichever comes first, as long as that
-    takes no more than `share` of its time. One that lied is left alone for `first_pause_s`, then for longer each time.
+    takes no more than `share` of its time; each `settling_s` where a slow run is looked into. One that lied is left
+    alone for `first_pause_s`, then for longer each time.
     """
 
     every_s: float = 60.0
     every_trials: int = 30
     share: float = 0.03
+    settling_s: float = 5.0
     first_pause_s: float = 60.0
     last_pause_s: float = 1800.0
 
@@ -141,6 +146,8 @@ class AnchorBook:
         # When the last run ended, and for how long it held the board, in monotonic seconds.
         self._ended: dict[str, tuple[float, float]] = {}
         self._doubted: set[str] = set()
+        # Boards whose latest runs were slow: the times (wall clock) of these.
+        self._slow: dict[str, list[float]] = {}
 
     def note_trial(self, board: str) -> None:
         """A board has measured something else."""
@@ -150,6 +157,11 @@ class AnchorBook:
         """A board has measured the anchor; `run` is None where that came to nothing."""
         if run is not None:
             self._runs.setdefault(board, collections.deque(maxlen=_KEPT)).append(run)
+            verdict = self.judge(board)
+            self._slow.pop(board, None)
+            if verdict.suspicious:
+                since = verdict.since
+                self._slow[board] = [each.at for each in self._runs[board] if since is None or each.at > since]
         self._ended[board] = (now_s, took_s)
         self._trials[board] = 0
 
@@ -159,7 +171,7 @@ class AnchorBook:
             return True
         ended_s, took_s = self._ended[board]
         passed_s = now_s - ended_s
-        if self.needs_proof(board) or self._is_to_be_settled(board):
+        if self.needs_proof(board) or (passed_s >= self._rhythm.settling_s and self._is_to_be_settled(board)):
             return True
         if self._trials[board] == 0:
             return False  # it did nothing since that would have to be believed
@@ -173,6 +185,7 @@ class AnchorBook:
     def doubt(self, board: str) -> None:
         """A board was found to lie: its runs no longer say what its type takes, and it has to prove itself anew."""
         self._runs.pop(board, None)
+        self._slow.pop(board, None)
         self._ended.pop(board, None)
         self._doubted.add(board)
 
@@ -193,7 +206,14 @@ class AnchorBook:
         return verdict if verdict.liar else None
 
     def _is_to_be_settled(self, board: str) -> bool:
-        """Whether a slow run has just been seen and a few more would tell whether that was chance."""
-        verdict = self.judge(board)
-        runs = sum(verdict.since is None or run.at > verdict.since for run in self._runs.get(board, ()))
-        return verdict.suspicious and runs < _RECENT
+        """Whether a slow run has just been seen, of this board or one it is a witness for, and more runs would tell
+        whether that was chance.
+        """
+        if board in self._slow:
+            return len(self._slow[board]) < _SETTLING_RUNS
+        for slow, times in self._slow.items():
+            if board in sorted(self._runs.keys() - {slow})[:_WITNESSES]:
+                mine = sum(run.at >= times[0] for run in self._runs[board])
+                if mine < min(len(times), _SETTLING_RUNS):
+                    return True
+        return False

@@ -15,6 +15,8 @@ from farm.campaign.running.board_held import REQUEST_TIMEOUT_S, Call, HeldBoard
 
 # An anchor that fails so often by its own fault is none.
 _MOST_FAILURES = 3
+# Samples in a run, if trials have fewer: one disturbed sample then does not move the median.
+_REPEAT = 7
 ANCHOR = "anchor"
 
 
@@ -46,6 +48,7 @@ class Anchoring:
     def set(self, board_type: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> None:
         """Have boards of a type measure this from now on; the first one stays."""
         if board_type not in self._anchors:
+            spec = dataclasses.replace(spec, repeat=max(spec.repeat, _REPEAT), energy=None)
             limit_s = timeouts.plan_call_timeout_s(spec, len(library), REQUEST_TIMEOUT_S)
             data = board_actor.put(library)
             book = AnchorBook(self._rhythm)
