@@ -19,6 +19,7 @@ from farm.campaign.fleet_values import Budget
 from farm.campaign.machine import name_user
 from farm.campaign.planning import make_plan
 from farm.campaign.running import control, watch
+from farm.campaign.running.ahead import engine_ahead
 from farm.campaign.running.client import ensure_engine
 from farm.campaign.running.submit import clone, submit, to_budget
 from farm.campaign.spec import BudgetSpec, CampaignFile, check_campaign, read_campaign
@@ -101,9 +102,9 @@ class Campaign:
         Raises UsageError where it cannot be, or its name is taken; UnavailableError where no engine can run.
         """
         file = self._require_file("submitted")
-        with self._open() as store:
-            submit(file, store, self._settings, name_user(), "farm.Campaign", note)
-        ensure_engine(self._settings)
+        with self._open() as store, engine_ahead(self._settings) as engine:
+            submit(file, store, self._settings, name_user(), "farm.Campaign", note, engine.begin)
+            engine.ensure()
         return self
 
     def run(self, on_progress: OnProgress | None = None, timeout_s: float | None = None) -> dict[str, Any]:

@@ -46,12 +46,14 @@ def gather(
     store: Store,
     settings: Settings,
     note: Callable[[str], None],
+    begin: Callable[[], None] = lambda: None,
     *,
     kept: Mapping[str, Any] | None = None,
     texts: bool = False,
 ) -> Gathered:
     """A plan with what it was made from; `texts`: with the text of every workload's function, for a run.
 
+    `begin` is called when all but the models' insides was found to be right, which takes the time.
     Raises UsageError as `make_plan` does, and where models are not those of `kept`, the plan that a user has seen.
     """
     spec = campaign.spec
@@ -63,6 +65,7 @@ def gather(
     types, more = choose_boards(spec, load_board_types(), store.fetch_boards(), models, host_cores)
     if faults := [*faults, *more]:
         raise document_lines.to_error(campaign.path, faults)
+    begin()
     surveyed = _survey(campaign, models, types, note, texts)
     known = {each.board_type.name: _fetch_known(store, each, surveys) for each, surveys in surveyed}
     planned = plan_campaign(spec.name, spec.budget, sampling, spec.search.ops, models, surveyed, known, host_cores)

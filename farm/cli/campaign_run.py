@@ -9,6 +9,7 @@ import typer
 
 from farm import settings as farm_settings
 from farm.campaign.machine import name_user
+from farm.campaign.running.ahead import Ahead, engine_ahead
 from farm.cli import campaign_options, options, output
 from farm.cli.campaign_options import Name
 from farm.cli.campaign_screen import CampaignScreen
@@ -47,9 +48,10 @@ def run(
         campaign = read_campaign(file)
         settings = farm_settings.load()
         screen = CampaignScreen()
-        with options.open_store(settings) as store:
-            name = submit(campaign, store, settings, name_user(), f"campaign run {file}", screen.note)
-            _carry_out(settings, store, name, screen, detach, json)
+        with options.open_store(settings) as store, engine_ahead(settings) as engine:
+            command = f"campaign run {file}"
+            name = submit(campaign, store, settings, name_user(), command, screen.note, engine.begin)
+            _carry_out(engine, settings, store, name, screen, detach, json)
 
     output.run(work, debug)
 
@@ -79,7 +81,8 @@ def resume(name: Name, detach: Detach = False, json: options.Json = False, debug
         settings = farm_settings.load()
         with options.open_store(settings) as store:
             control.resume(store, name, name_user())
-            _carry_out(settings, store, name, CampaignScreen(), detach, json)
+            with engine_ahead(settings) as engine:
+                _carry_out(engine, settings, store, name, CampaignScreen(), detach, json)
 
     output.run(work, debug)
 
@@ -104,18 +107,20 @@ def clone(
         settings = farm_settings.load()
         with options.open_store(settings) as store:
             submit_clone(store, name, new, changes, name_user(), f"campaign clone {name} {new}")
-            _carry_out(settings, store, new, CampaignScreen(), detach, json)
+            with engine_ahead(settings) as engine:
+                _carry_out(engine, settings, store, new, CampaignScreen(), detach, json)
 
     output.run(work, debug)
 
 
-def _carry_out(settings: Settings, store: Store, name: str, screen: CampaignScreen, detach: bool, json: bool) -> None:
+def _carry_out(
+    engine: Ahead, settings: Settings, store: Store, name: str, screen: CampaignScreen, detach: bool, json: bool
+) -> None:
     """See that an engine has the campaign, and follow it; Ctrl-C pauses it."""
     from farm.campaign.running import control
-    from farm.campaign.running.client import ensure_engine
 
     try:
-        ensure_engine(settings)
+        engine.ensure()
         if not detach:
             _follow(settings, store, name, screen, json)
             return

@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> None:
     from farm.search import builder, tvm_env
 
     parent = Parent(arguments)
-    tvm_env.load()
+    tvm_env.load_compiler()
     parent.send("ready")
     while True:
         message = parent.receive(_LOOK_S)

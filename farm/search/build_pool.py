@@ -46,7 +46,7 @@ class Builder:
     def __init__(self) -> None:
         from farm.search import builder, tvm_env
 
-        tvm_env.load()
+        tvm_env.load_compiler()
         builder.remove_left()
         self._count = 0
 

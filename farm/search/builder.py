@@ -27,7 +27,7 @@ def build_candidate(module_json: str, target_config: Mapping[str, Any], *, stand
     Weights that the schedule wants packed are taken as packed already, as they will be in the compiled model. With
     `standalone` the packing stays inside the function, so that it computes the right result from ordinary weights.
     """
-    tvm = tvm_env.load()
+    tvm = tvm_env.load_compiler()
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
     module = tvm.ir.load_json(module_json)

@@ -19,7 +19,7 @@ from farm.search import tvm_env
 @functools.cache
 def fold_shapes() -> Any:
     """A Relax pass that evaluates transposes and reshapes of constants; what it leaves, FoldConstant does."""
-    tvm = tvm_env.load()
+    tvm = tvm_env.load_compiler()
     from tvm import relax
     from tvm.relax.expr_functor import PyExprMutator, mutator
 

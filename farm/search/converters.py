@@ -18,7 +18,7 @@ from farm.search import tvm_env
 @functools.cache
 def importer_class() -> Any:
     """TVM's ONNX importer with our converters; the same constructor and methods."""
-    tvm_env.load()
+    tvm_env.load_compiler()
     from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
     class Importer(ONNXGraphImporter):

@@ -237,7 +237,7 @@ def _make_module() -> str:
     """The scheduled function in TVM's JSON."""
     from farm.search import tvm_env
 
-    tvm = tvm_env.load()
+    tvm = tvm_env.load_compiler()
     from tvm import te
 
     x, y = (te.placeholder((_ROWS,), "float32", name=name) for name in "xy")

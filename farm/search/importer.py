@@ -45,7 +45,7 @@ def import_onnx(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -
     The model is not changed. Nothing is printed. Raises UsageError naming the operator and the node that TVM has no
     converter for or whose converter failed, and the inputs that hold text.
     """
-    tvm = tvm_env.load()
+    tvm = tvm_env.load_compiler()
     model = _rewrite_for_tvm(model)
     _refuse_text(model.graph)
     _refuse_foreign_operators(model.graph)

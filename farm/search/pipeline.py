@@ -47,7 +47,7 @@ def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, Gra
 
     Where TVM cannot convert a model's layout, the NCHW pipeline is used instead; its name tells.
     """
-    tvm = tvm_env.load()
+    tvm = tvm_env.load_compiler()
     try:
         return _run(module, target, pipeline), pipeline
     except (tvm.error.InternalError, ValueError, RuntimeError):
@@ -58,7 +58,7 @@ def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, Gra
 
 
 def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
-    tvm = tvm_env.load()
+    tvm = tvm_env.load_compiler()
     from tvm import relax
     from tvm.relax import transform
 
@@ -81,7 +81,7 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
 
 def finish(module: Any, target: Any, database: Any | None, pipeline: GraphPipeline) -> Any:
     """Apply the database's schedules to a prepared module and pack its constant weights; ready for `relax.build`."""
-    tvm = tvm_env.load()
+    tvm = tvm_env.load_compiler()
     from tvm.relax import transform
 
     with target, contextlib.nullcontext() if database is None else database:

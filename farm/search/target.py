@@ -12,7 +12,7 @@ from farm.search import tvm_env
 
 def host_target(cores: int) -> dict[str, Any]:
     """The target of this machine: triple and CPU as LLVM detects them, `cores` of them."""
-    tvm_env.load()
+    tvm_env.load_compiler()
     from tvm.target import codegen
 
     machine = platform.machine()
@@ -27,7 +27,7 @@ def host_target(cores: int) -> dict[str, Any]:
 
 def make_target(config: Mapping[str, Any]) -> Any:
     """A `tvm.target.Target` from its dict form. Raises UsageError where TVM refuses it."""
-    tvm_env.load()
+    tvm_env.load_compiler()
     from tvm.target import Target
 
     try:

@@ -1,6 +1,7 @@
 """Import TVM's tuning parts without the minute that its tensor intrinsics cost.
 
-Call `load()` before anything else in a process that searches or builds; nothing here searches or builds.
+Call `load()` before anything else in a process that searches, `load_compiler()` in one that only imports models or
+builds; nothing here does either.
 """
 
 from __future__ import annotations
@@ -14,14 +15,27 @@ import types
 from typing import Any
 
 # Families of tensor intrinsics that MetaSchedule's CPU rules look up by name: x86 for this kind of host and boards,
-# arm_cpu for every Jetson. Both cost 0.9 s together; the package's own __init__ also builds cuda, rocm and hexagon
+# arm_cpu for every Jetson. They cost 0.15 and 0.7 s; the package's own __init__ also builds cuda, rocm and hexagon
 # (20 to 65 s on two cores), which no CPU target asks for.
 _FAMILIES = ("x86", "arm_cpu")
+_INTRINSICS = "tvm.s_tir.tensor_intrin"
 
 
 @functools.cache
 def load() -> Any:
     """Import TVM ready for tuning and return the `tvm` module. Later calls cost nothing."""
+    tvm = load_compiler()
+    for family in _FAMILIES:
+        importlib.import_module(f"{_INTRINSICS}.{family}")
+    return tvm
+
+
+@functools.cache
+def load_compiler() -> Any:
+    """Import TVM ready for all but search, which needs intrinsics; returns the `tvm` module. Later calls cost nothing.
+
+    Functions that were scheduled with intrinsics hold their code and are built without them.
+    """
     # The XGBoost model and TVM share the cores with the builders; a thread pool per library would fight over them.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1))))
     # A user's setting, or that of the process which started us: without the compiler nothing can be tuned.
@@ -29,16 +43,13 @@ def load() -> Any:
     import tvm
     import tvm.s_tir
 
-    name = "tvm.s_tir.tensor_intrin"
-    if name not in sys.modules:
+    if _INTRINSICS not in sys.modules:
         # A stand-in package: `import tvm.s_tir.tensor_intrin`, which TuneContext runs, then finds it and is content.
-        package = types.ModuleType(name)
+        package = types.ModuleType(_INTRINSICS)
         package.__path__ = [os.path.join(path, "tensor_intrin") for path in tvm.s_tir.__path__]
-        package.__package__ = name
-        sys.modules[name] = package
+        package.__package__ = _INTRINSICS
+        sys.modules[_INTRINSICS] = package
         tvm.s_tir.tensor_intrin = package
-        for family in _FAMILIES:
-            importlib.import_module(f"{name}.{family}")
     import tvm.s_tir.meta_schedule
 
     for logger in ("tvm.s_tir.meta_schedule", "tvm.s_tir.meta_schedule.tune_context"):

@@ -84,7 +84,7 @@ def _dimensions(shape: tuple[int, ...]) -> str:
 
 def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline: str) -> list[Workload]:
     """The workloads of a module that went through a graph pipeline, the heaviest first."""
-    tvm = tvm_env.load()
+    tvm = tvm_env.load_compiler()
     import tvm.s_tir.meta_schedule as ms
     from tvm.s_tir.analysis import estimate_tir_flops
 
@@ -125,7 +125,7 @@ def _with_unique_names(found: list[Workload]) -> list[Workload]:
 
 def workload_hash(module: Any, target_config: Mapping[str, Any], pipeline: str) -> str:
     """16 hexadecimal digits over the function's structure, the target and the pipeline's name."""
-    tvm_env.load()
+    tvm_env.load_compiler()
     import tvm_ffi
 
     structure = int(tvm_ffi.structural_hash(module)) & (2**64 - 1)

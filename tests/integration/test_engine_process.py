@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from farm.campaign.running import client, control
+from farm.campaign.running import ahead, client, control
 from farm.campaign.running.process import serve
 from farm.campaign.running.state import ANOTHER_RUNS, engine_lock, find_engine, is_held
 from farm.errors import UnavailableError
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignState
+from tests.acceptance.conftest import find_free_port
 from tests.unit.campaign_orders import make_order, submit
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -121,6 +122,29 @@ def test_an_engine_without_work_starts_nothing(settings: Settings) -> None:
     wait_until(lambda: not is_held(settings.home_path), "the engine to end")
     log = (settings.home_path / "logs" / "engine.log").read_text()
     assert "services" not in log
+
+
+def test_an_engine_that_is_started_ahead_waits_for_its_campaign(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ready before anything is submitted, takes what is, and ends by itself where nothing comes."""
+    monkeypatch.setenv("FARM_TRACKER_PORT", str(find_free_port()))
+    monkeypatch.setenv("FARM_METRICS_PORT", "0")
+    with Store(settings.home_path / "farm.db") as store:
+        for name in ("c", ""):
+            with ahead.engine_ahead(settings) as engine:
+                engine.begin()
+                wait_until(lambda: find_engine(settings.home_path) is not None, "the engine")
+                process = engine.process
+                assert process is not None
+                if name:
+                    submit(store, make_order(name))
+                engine.ensure()
+                wait_until(lambda: not name or store.fetch_fleet_campaign(name).engine, "the campaign to be taken up")
+                assert process.poll() is None
+                if name:
+                    control.cancel(settings, store, name, "op")
+            assert process.wait(60) == 0
 
 
 def test_what_is_ordered_of_an_ending_engine_is_not_lost(settings: Settings, store: Store) -> None:

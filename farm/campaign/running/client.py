@@ -23,13 +23,12 @@ _LOOK_S = 0.05
 _OUTPUT = "engine.out"
 
 
-def ensure_engine(settings: Settings) -> None:
+def ensure_engine(settings: Settings, process: subprocess.Popen[bytes] | None = None) -> None:
     """See that an engine does what stands in the store by now, starting one if need be; it is not waited for.
 
-    Raises UnavailableError where none can run, DeadlineError.
+    `process` is an engine that was started already. Raises UnavailableError where none can run, DeadlineError.
     """
     deadline = time.monotonic() + START_TIMEOUT_S
-    process: subprocess.Popen[bytes] | None = None
     while True:
         if find_engine(settings.home_path) is not None:
             return
@@ -42,7 +41,7 @@ def ensure_engine(settings: Settings) -> None:
                     f"the engine of campaigns ended at once ({ended}){tail(settings)}",
                     "`farm doctor` examines the farm.",
                 )
-            process = _spawn(settings)
+            process = spawn_engine(settings)
         if time.monotonic() > deadline:
             raise DeadlineError(f"the engine of campaigns was not ready within {START_TIMEOUT_S:g} s{tail(settings)}")
         time.sleep(_LOOK_S)
@@ -77,14 +76,14 @@ def tail(settings: Settings) -> str:
     return f": {said}" if said else ""
 
 
-def _spawn(settings: Settings) -> subprocess.Popen[bytes]:
-    """Start the process on its own feet: it ends when no campaign needs it, not when we do."""
+def spawn_engine(settings: Settings, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    """Start the process on its own feet: it ends when no campaign needs it, not when we do. `stdin`: see `ahead`."""
     logs = settings.home_path / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     with (logs / _OUTPUT).open("wb") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "farm.campaign.running"],
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=output,
             stderr=output,
             env=os.environ | {"FARM_HOME": str(settings.home_path)},

@@ -21,6 +21,7 @@ from farm.campaign import fleet_values as v
 from farm.campaign.fleet_state import FleetState
 from farm.campaign.running import boards, builds, searches
 from farm.campaign.running.active import Active, Work, to_measure_spec
+from farm.campaign.running.ahead import is_expected
 from farm.campaign.running.journal import Journal
 from farm.campaign.running.kept_services import KeptServices
 from farm.campaign.running.orders import Orders
@@ -86,6 +87,7 @@ class Engine:
     def run(self, stopping: Callable[[], bool]) -> None:
         """Until there is nothing left to do."""
         while not stopping():
+            expected = is_expected()
             self._obey()
             events = self._gather()
             now_s = time.monotonic()
@@ -93,7 +95,7 @@ class Engine:
                 self._carry_out(fleet_scheduler.step(self._state, events, now_s))
             self._verifying.step(self._state, self._roster)
             self._orders.report(self._state, self._roster, self._verifying)
-            if self._orders.idle and not self._verifying.busy:
+            if self._orders.idle and not self._verifying.busy and not expected:
                 return
             pending = [*self._crew.pending, *self._compilers.pending, *self._searches.pending]
             if pending:

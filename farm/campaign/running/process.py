@@ -17,6 +17,7 @@ from typing import Any
 
 from farm import settings as farm_settings
 from farm.campaign.machine import is_gone, process_identity
+from farm.campaign.running.ahead import is_expected
 from farm.campaign.running.control import RUN, needs_engine
 from farm.campaign.running.state import ANOTHER_RUNS, LOG_FILE, engine_lock, publish, withdraw
 from farm.errors import FarmError, UnavailableError
@@ -72,13 +73,13 @@ def serve(settings: Settings, store: Store, run: Run) -> None:
         while not told.yes and empty < _MAX_EMPTY_RUNS:
             publish(home)
             _take_up(store)
-            if _has_work(store):
+            if _is_needed(store):
                 began = time.monotonic()
                 run(settings, store, lambda: told.yes, lambda text: _log.info("%s", text))
                 empty = empty + 1 if time.monotonic() - began < _EMPTY_S else 0
             withdraw(home)
             # What was ordered before a command saw the file go is in the store by now.
-            if not _has_work(store):
+            if not _is_needed(store):
                 break
         if told.yes:
             reason = "its engine was told to end"
@@ -110,8 +111,9 @@ class Told:
         self.yes = True
 
 
-def _has_work(store: Store) -> bool:
-    return any(map(needs_engine, store.fetch_fleet_campaigns(over=False)))
+def _is_needed(store: Store) -> bool:
+    # In this order: who is done waiting has submitted by then.
+    return is_expected() or any(map(needs_engine, store.fetch_fleet_campaigns(over=False)))
 
 
 def _take_up(store: Store) -> None:

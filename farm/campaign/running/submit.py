@@ -38,8 +38,10 @@ def submit(
     owner: str,
     command: str,
     note: Callable[[str], None],
+    begin: Callable[[], None] = lambda: None,
 ) -> str:
-    """Plan a campaign and put it into the store as an order; returns its name. `note` is told what takes time.
+    """Plan a campaign and put it into the store as an order; returns its name. `note` is told what takes time, and
+    `begin` called before that, once nothing but the models themselves can be wrong.
 
     Raises UsageError where the file cannot be carried out, its name is taken, or a model is not the one that was
     planned last under this name.
@@ -48,7 +50,7 @@ def submit(
     require_new_name(store, name)
     _require_fleet(campaign)
     kept = plan_kept.find_plan(settings.home_path, name)
-    gathered = gather(campaign, store, settings, note, kept=kept, texts=True)
+    gathered = gather(campaign, store, settings, note, begin, kept=kept, texts=True)
     order = make_order(gathered, campaign.spec, settings, owner)
     if not order.types:
         raise UsageError(f"{campaign.path}: no board type has both a workload and an operating point of this campaign")
