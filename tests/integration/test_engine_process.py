@@ -131,20 +131,20 @@ def test_an_engine_that_is_started_ahead_waits_for_its_campaign(
     monkeypatch.setenv("FARM_TRACKER_PORT", str(find_free_port()))
     monkeypatch.setenv("FARM_METRICS_PORT", "0")
     with Store(settings.home_path / "farm.db") as store:
-        for name in ("c", ""):
-            with ahead.engine_ahead(settings) as engine:
-                engine.begin()
-                wait_until(lambda: find_engine(settings.home_path) is not None, "the engine")
-                process = engine.process
-                assert process is not None
-                if name:
-                    submit(store, make_order(name))
-                engine.ensure()
-                wait_until(lambda: not name or store.fetch_fleet_campaign(name).engine, "the campaign to be taken up")
-                assert process.poll() is None
-                if name:
-                    control.cancel(settings, store, name, "op")
-            assert process.wait(60) == 0
+        with ahead.engine_ahead(settings) as engine:
+            engine.begin()
+            wait_until(lambda: find_engine(settings.home_path) is not None, "the engine")
+            submit(store, make_order("c"))
+            engine.ensure()
+            wait_until(lambda: store.fetch_fleet_campaign("c").engine, "the campaign to be taken up")
+            control.cancel(settings, store, "c", "op")
+        assert engine.process is not None
+        assert engine.process.wait(60) == 0
+        with ahead.engine_ahead(settings) as engine:
+            engine.begin()
+            wait_until(lambda: find_engine(settings.home_path) is not None, "another engine")
+        assert engine.process is not None
+        assert engine.process.wait(60) == 0
 
 
 def test_what_is_ordered_of_an_ending_engine_is_not_lost(settings: Settings, store: Store) -> None:
