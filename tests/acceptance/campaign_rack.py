@@ -125,6 +125,10 @@ class CampaignRack:
         processes = [agent, *agent.children(recursive=True)]
         _signal(processes, signal.SIGKILL)
 
+    def log(self) -> str:
+        """What the engine has said."""
+        return (self.store / "logs" / "engine.log").read_text()
+
     def reasons(self, board: str, *kinds: str) -> list[str]:
         """What was held against a board, oldest first."""
         rows = self.home.rows("SELECT board, kind, reason FROM board_events ORDER BY id")
