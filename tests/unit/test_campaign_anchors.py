@@ -123,6 +123,15 @@ def test_anchors_are_measured_now_and_then() -> None:
     assert book.is_due("a", 34.0)
 
 
+def test_a_first_run_that_came_to_nothing_is_made_again_soon() -> None:
+    """Without one a board is neither judged nor a witness."""
+    book = AnchorBook(Rhythm(settling_s=5.0))
+    book.note_run("a", None, 0.0, 1.0)
+    book.note_trial("a")
+    assert not book.is_due("a", 4.0)
+    assert book.is_due("a", 5.0)
+
+
 def test_a_slow_run_is_looked_into_soon() -> None:
     """Ten runs, some seconds apart and without waiting for trials; then the usual rhythm goes on."""
     book = AnchorBook(Rhythm(settling_s=5.0))

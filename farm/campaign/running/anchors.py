@@ -175,6 +175,8 @@ class AnchorBook:
             return True
         if self._trials[board] == 0:
             return False  # it did nothing since that would have to be believed
+        if board not in self._runs:
+            return passed_s >= self._rhythm.settling_s  # its first run came to nothing
         often = passed_s >= self._rhythm.every_s or self._trials[board] >= self._rhythm.every_trials
         return often and passed_s * self._rhythm.share >= took_s
 
