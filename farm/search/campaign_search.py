@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
 from farm.errors import UsageError
 from farm.search import droplet, grid, tuners
 from farm.search.cost_model import LOSSES, Features, Floats, Group, Trees
@@ -28,6 +30,9 @@ TUNERS = ("random", "ga", "xgb", "droplet", "grid")
 _WARMUP = 8
 # Results of other tasks of the same operator kind that do instead.
 _WARMUP_OTHERS = 64
+# Models that choose in turns, each taught with other weights: where few results leave open what is fast, they disagree
+# and more is tried. One in two of a warm-started task knows nothing of foreign trials, which may mislead.
+_COMMITTEE = 4
 # What candidates of other tasks count beside a task's own, and after how many no further task is asked, the nearest
 # tasks first.
 _WEIGHT_SAME, _WEIGHT_OTHER, _MOST_OTHERS = 0.5, 0.2, 768
@@ -50,7 +55,7 @@ class _Task:
         self.foreign: Foreign | None = None
         self.exhausted = False
         self.remarks: list[str] = []
-        self.trained: tuple[tuple[int, ...], Trees] | None = None
+        self.trained: tuple[tuple[int, ...], list[Trees]] | None = None
 
 
 class CampaignSearch:
@@ -128,7 +133,7 @@ class CampaignSearch:
         if task.exhausted:
             return [], True
         history = task.history
-        found = self._try_first(task, count)
+        found = self._try_first(task, count - count // 2)  # beside others, which may lead elsewhere
         if len(found) < count:
             names = {each.hash for each in found}
             found += [each for each in self._search(key, task, count) if each.hash not in names][: count - len(found)]
@@ -177,13 +182,18 @@ class CampaignSearch:
             return tuners.draw_new(history, count)
 
         def score(features: Sequence[Features]) -> Floats:
-            return trees.score([with_traits(each, history.traits) for each in features])
+            known = [with_traits(each, history.traits) for each in features]
+            return np.array([each.score(known) for each in trees])
 
-        hints = self._hints(key, task)
-        return tuners.evolve_predicted(history, count, score, self._population, self._generations, hints)
+        # What others have learned takes a task no further than to where they are: half of its first ones are its own.
+        drawn = tuners.draw_new(history, count - count // 2) if len(history.results) < _WARMUP else []
+        names = {each.hash for each in drawn}
+        hints, left = self._hints(key, task), count - len(drawn)
+        found = tuners.evolve_predicted(history, left, score, self._population, self._generations, hints)
+        return [*drawn, *(each for each in found if each.hash not in names)]
 
-    def _train(self, key: str, task: _Task) -> Trees | None:
-        """The cost model for a task, taught anew where anything was measured since; None while too little is known."""
+    def _train(self, key: str, task: _Task) -> list[Trees] | None:
+        """The cost models for a task, taught anew where anything was measured since; None while too little is known."""
         foreign = task.foreign.lessons() if task.foreign else []
         others = self._others(key, task)
         similar = sum(len(other.history.results) for other in others if other.kind == task.kind)
@@ -201,7 +211,14 @@ class CampaignSearch:
                 if features:
                     left -= len(features)
                     groups.append(Group(features, latencies, self._weight(task, other)))
-            task.trained = state, Trees([*groups, *foreign], self._loss, self._seed, self._threads)
+            taught = [groups if member % 2 and groups else [*groups, *foreign] for member in range(_COMMITTEE)]
+            task.trained = (
+                state,
+                [
+                    Trees(each, self._loss, self._seed + member, self._threads, resampled=True)
+                    for member, each in enumerate(taught)
+                ],
+            )
         return task.trained[1]
 
     def _others(self, key: str, task: _Task) -> list[_Task]:

@@ -55,13 +55,21 @@ class Group:
 class Trees:
     """A trained model. With one thread, equal groups in equal order give equal scores, to the last bit."""
 
-    def __init__(self, groups: Sequence[Group], loss: str, seed: int, threads: int) -> None:
-        """Fit per-store terms whose sum over a candidate's stores ranks it, as `loss` (of LOSSES) wants it."""
+    def __init__(self, groups: Sequence[Group], loss: str, seed: int, threads: int, *, resampled: bool = False) -> None:
+        """Fit per-store terms whose sum over a candidate's stores ranks it, as `loss` (of LOSSES) wants it.
+
+        `resampled` gives every candidate a random weight, as a Bayesian bootstrap does: models of several seeds then
+        differ by what so few candidates leave open.
+        """
         stacked, owner = _stack([matrix for group in groups for matrix in group.features])
         speeds = [_relative_speed(np.array(group.latency_s)) for group in groups]
         data = xgboost.DMatrix(stacked)
         parameters = {**_PARAMETERS, "seed": seed, "nthread": threads if len(stacked) >= _ROWS_WORTH_THREADS else 1}
-        weights = [group.weight for group in groups]
+        rng = np.random.default_rng(seed)
+        weights = [
+            group.weight * (rng.exponential(size=len(group.latency_s)) if resampled else np.ones(len(group.latency_s)))
+            for group in groups
+        ]
         objective = _squares(speeds, weights) if loss == "reg" else _pairs(speeds, weights, loss == "rank-binary")
 
         def gradient(prediction: Any, _: xgboost.DMatrix) -> tuple[Any, Any]:
@@ -84,22 +92,22 @@ class Trees:
 _Objective = Callable[[Floats], tuple[Floats, Floats]]
 
 
-def _squares(speeds: Sequence[Floats], weights: Sequence[float]) -> _Objective:
+def _squares(speeds: Sequence[Floats], weights: Sequence[Floats]) -> _Objective:
     """Squared distance from the relative speed: gradient and curvature for each candidate's score."""
     speed = np.concatenate(speeds)
     # Fast candidates matter most: errors are weighted by speed, as in Ansor; a floor keeps bad ones from vanishing.
-    weight = np.maximum(speed, 0.05) * np.repeat(weights, [len(each) for each in speeds])
+    weight = np.maximum(speed, 0.05) * np.concatenate(weights)
     return lambda total: ((total - speed) * weight, weight)
 
 
-def _pairs(speeds: Sequence[Floats], weights: Sequence[float], binary: bool) -> _Objective:
+def _pairs(speeds: Sequence[Floats], weights: Sequence[Floats], binary: bool) -> _Objective:
     """The logistic loss of each pair in the wrong order, as in LambdaRank, a pair counting by how far it is apart."""
     apart = []
     for speed, weight in zip(speeds, weights, strict=True):
         label = (speed >= _FAST).astype(float) if binary else speed
         gap = np.maximum(label[:, None] - label[None, :], 0)
         # Divided so that a candidate counts as much in a large group as in a small one.
-        apart.append(gap * weight / max(1.0, float(gap.sum()) / len(speed)))
+        apart.append(gap * np.sqrt(weight[:, None] * weight[None, :]) / max(1.0, float(gap.sum()) / len(speed)))
     starts = np.cumsum([0, *[len(each) for each in speeds]])
 
     def objective(total: Floats) -> tuple[Floats, Floats]:

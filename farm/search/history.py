@@ -86,6 +86,10 @@ class TaskHistory:
         good = [result for result in self.results.values() if result.latency_s is not None]
         return sorted(good, key=lambda result: result.latency_s or 0.0)[:count]
 
+    def list_genomes(self) -> list[Genome]:
+        """All schedules that were or are being measured."""
+        return [*(each.genome for each in self.results.values()), *(each.genome for each in self.open.values())]
+
     def lessons(self) -> tuple[list[Features], list[float]]:
         """Features and latencies (infinite: its own fault) of what teaches the cost model."""
         chosen = list(self.results.values())

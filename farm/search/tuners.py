@@ -6,15 +6,17 @@ task is next, are not made here. `droplet` and `grid` have modules of their own.
 
 from __future__ import annotations
 
+import collections
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from farm.search.cost_model import Features, Floats
-from farm.search.decisions import Genome, count_decisions, cross, list_decisions, mutate, neighbours
+from farm.search.decisions import Genome, count_decisions, cross, distance, list_decisions, mutate, neighbours
 from farm.search.history import TaskHistory
 from farm.search.schedule_space import Evaluated
 
+# One row of scores for each model of a committee.
 Score = Callable[[Sequence[Features]], Floats]
 
 # Spaces up to this size are listed to the end once chance finds nothing new; evaluating a schedule takes 10-30 ms.
@@ -22,8 +24,14 @@ SMALL_SPACE = 256
 # Draws without anything new before chance is given up.
 _MOST_BARREN = 48
 # How many of the best measured and best predicted schedules have offspring.
-_PARENTS = 16
+_PARENTS, _PARENTS_EACH = 16, 4
 _CROSSED = 0.3
+# How often a candidate is any one of the pool. How many of the best of it are looked through for one that differs from
+# those chosen already by more than so many decisions.
+_AT_RANDOM, _LOOKED_AT, _ALIKE = 0.15, 64, 1
+# Each so many candidates, one is of a sketch that was tried less often than `_SELDOM`, or is within `_AS_GOOD` of the
+# best: a model that knows one sketch alone cannot tell what the others are worth.
+_NEGLECTED_EVERY, _SELDOM, _AS_GOOD = 3, 12, 1.2
 
 
 def draw_new(history: TaskHistory, count: int) -> list[Evaluated]:
@@ -99,19 +107,19 @@ def evolve_measured(history: TaskHistory, count: int, population: int) -> list[E
 def evolve_predicted(
     history: TaskHistory, count: int, score: Score, population: int, generations: int, hints: Sequence[Genome] = ()
 ) -> list[Evaluated]:
-    """`xgb`: the best by the cost model of random schedules, neighbours of the best measured, and their offspring.
+    """`xgb`: the best by the cost models of random schedules, neighbours of the best measured, and their offspring.
 
     `hints` are schedules that did well elsewhere; they join the parents.
     """
     pool: dict[str, Evaluated] = {}
-    scores: dict[str, float] = {}
+    scores: dict[str, Floats] = {}
 
     def add(genomes: Iterable[tuple[Genome, int]]) -> None:
         fresh = {e.hash: e for e in history.space.evaluate(list(genomes)) if e and e.hash not in pool}
         if fresh:
             values = score([each.features for each in fresh.values()])
             pool.update(fresh)
-            scores.update(zip(fresh, map(float, values), strict=True))
+            scores.update(zip(fresh, values.T, strict=True))
 
     measured = [result.genome for result in history.fastest(_PARENTS)]
     add((genome, 0) for genome in [*measured, *hints])
@@ -120,8 +128,10 @@ def evolve_predicted(
     for genome in measured[:2]:
         add((each, 0) for row in neighbours(genome, history.space.knobs[genome.sketch]) for each in row)
     for generation in range(generations):
-        ranked = sorted(pool.values(), key=lambda each: -scores[each.hash])
+        ranked = sorted(pool.values(), key=lambda each: -float(scores[each.hash].mean()))
         best = [each.genome for each in ranked[:_PARENTS]]
+        for sketch in range(len(history.space.knobs)):
+            best += [each.genome for each in ranked if each.genome.sketch == sketch][:_PARENTS_EACH]
         add(_offspring(history, [*dict.fromkeys([*best, *measured])], population // 2, generation))
     fresh = [each for each in pool.values() if history.is_new(each)]
     return _pick(history, fresh, scores, count)
@@ -140,13 +150,42 @@ def _offspring(
 
 
 def _pick(
-    history: TaskHistory, fresh: Sequence[Evaluated], scores: dict[str, float], count: int, at_random: float = 0.1
+    history: TaskHistory, fresh: Sequence[Evaluated], scores: Mapping[str, Floats], count: int
 ) -> list[Evaluated]:
-    """The best by score, and now and then another one."""
+    """The best by each model of the committee in turns, none a single decision from another in the same batch.
+
+    Now and then it is the best of a sketch that was hardly tried, whatever the models think of it, or any schedule.
+    """
     rng = history.chance("pick", history.step)
-    ranked = sorted(fresh, key=lambda each: (-scores[each.hash], each.hash))
+    left = {each.hash: each for each in sorted(fresh, key=lambda each: each.hash)}
+    tried = collections.Counter(genome.sketch for genome in history.list_genomes())
     chosen: list[Evaluated] = []
-    while ranked and len(chosen) < count:
-        index = int(rng.randrange(len(ranked))) if rng.random() < at_random else 0
-        chosen.append(ranked.pop(index))
+    while left and len(chosen) < count:
+        turn = history.step + len(chosen)
+        sketch = _find_neglected(history, tried) if turn % _NEGLECTED_EVERY == 0 else None
+        group = [each for each in left.values() if each.genome.sketch == sketch] or list(left.values())
+        if rng.random() < _AT_RANDOM:
+            best = history.fastest(1)
+            near = [e for e in group if best and distance(e.genome, best[0].genome) == 1]
+            found = rng.choice(near or group)
+        else:
+            member = turn % len(scores[group[0].hash])
+            ranked = sorted(group, key=lambda each: -float(scores[each.hash][member]))
+            apart = (e for e in ranked[:_LOOKED_AT] if all(distance(e.genome, c.genome) > _ALIKE for c in chosen))
+            found = next(apart, ranked[0])
+        tried[found.genome.sketch] += 1
+        chosen.append(left.pop(found.hash))
     return chosen
+
+
+def _find_neglected(history: TaskHistory, tried: Mapping[int, int]) -> int | None:
+    """The sketch that was tried least, among those that were tried seldom or are about as good as the best."""
+    best: dict[int, float] = {}
+    for result in history.fastest(len(history.results)):
+        best.setdefault(result.genome.sketch, result.latency_s or 0.0)
+    if not best:
+        return None
+    limit_s = _AS_GOOD * min(best.values())
+    sketches = range(len(history.space.knobs))
+    alive = [each for each in sketches if tried.get(each, 0) < _SELDOM or best.get(each, math.inf) <= limit_s]
+    return min(alive, key=lambda each: tried.get(each, 0)) if alive else None

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from farm.search.cost_model import Features, Floats, Group, Trees
-from farm.search.decisions import Genome
+from farm.search.decisions import Genome, distance
 from farm.search.history import TaskHistory, with_traits
 from farm.search.schedule_space import ScheduleSpace
 from farm.search.traits import Traits
@@ -28,7 +28,8 @@ _FOLDS = 4
 # Smaller groups say nothing about a ranking.
 _LEAST_JUDGED = 8
 # The best known schedules elsewhere that are proposed first, of the same function and of other shapes.
-_FIRST_SAME, _FIRST_OTHER = 8, 4
+# None of them is within so many decisions of a faster one of its source, which says the same.
+_FIRST_SAME, _FIRST_OTHER, _ALIKE = 8, 4, 2
 # From so many own results on, they judge the foreign ones; with as many again, those weigh half.
 _LEAST_OWN, _HALF_WEIGHT = 16, 24
 
@@ -240,15 +241,27 @@ def _choose_first(
     same: dict[Genome, None] = {}
     other: dict[Genome, None] = {}
     # The best of each source, then the second best of each.
+    found = []
+    for several in ranked:
+        equal = spaces.open(several[0].workload).structure == history.space.structure
+        found.append((equal, _choose_unlike(history.space, several, _FIRST_SAME if equal else 1)))
     for place in range(_FIRST_SAME):
-        for several in ranked:
-            equal = spaces.open(several[0].workload).structure == history.space.structure
-            if place < len(several) and (equal or place == 0):
-                best = sorted(several, key=lambda trial: (trial.median_s, trial.candidate))[place]
-                genome = history.space.read(best.trace_json)
-                if genome is not None:
-                    (same if equal else other).setdefault(genome)
+        for equal, genomes in found:
+            if place < len(genomes):
+                (same if equal else other).setdefault(genomes[place])
     return [*list(same)[:_FIRST_SAME], *list(other)[:_FIRST_OTHER]]
+
+
+def _choose_unlike(space: ScheduleSpace, trials: Sequence[ForeignTrial], most: int) -> list[Genome]:
+    """The fastest schedules of one source, none like a faster one."""
+    chosen: list[Genome] = []
+    for trial in sorted(trials, key=lambda trial: (trial.median_s, trial.candidate)):
+        genome = space.read(trial.trace_json)
+        if genome is not None and all(distance(genome, each) > _ALIKE for each in chosen):
+            chosen.append(genome)
+        if len(chosen) == most:
+            break
+    return chosen
 
 
 def spearman(left: Sequence[float] | Floats, right: Sequence[float] | Floats) -> float:
