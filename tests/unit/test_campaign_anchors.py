@@ -172,6 +172,23 @@ def test_what_makes_all_boards_slow_is_nobodys_lie() -> None:
         assert not any(book.find_liar(name) for name in names)
 
 
+def test_what_is_relied_on_is_looked_at_once_more() -> None:
+    """A board that has measured since its last run makes another one at once; one that was slow then goes on."""
+    book = AnchorBook(Rhythm(settling_s=5.0))
+    for name in "abc":
+        book.note_run(name, Run(0.0, 1.0), 0.0, 1.0)
+    for name in "bc":
+        book.note_trial(name)
+    for name in "abc":
+        book.ask(name)
+    assert [name for name in "abc" if book.is_due(name, 1.0) and book.is_settling(name)] == ["b", "c"]
+    book.note_run("b", Run(2.0, 1.0), 2.0, 1.0)
+    book.note_run("c", Run(2.0, 1.3), 2.0, 1.0)
+    assert [name for name in "abc" if book.is_settling(name)] == ["c"]
+    book.note_run("c", Run(7.0, 1.0), 7.0, 1.0)
+    assert not book.is_settling("c")
+
+
 def test_a_liar_has_to_prove_itself() -> None:
     """Its runs are forgotten; three new ones that are not slow clear it, slow ones do not."""
     book = AnchorBook(Rhythm())

@@ -148,6 +148,8 @@ class AnchorBook:
         self._doubted: set[str] = set()
         # Boards whose latest runs were slow: the times (wall clock) of these.
         self._slow: dict[str, list[float]] = {}
+        # Boards that are to run once more whatever the rhythm.
+        self._asked: set[str] = set()
 
     def note_trial(self, board: str) -> None:
         """A board has measured something else."""
@@ -164,10 +166,11 @@ class AnchorBook:
                 self._slow[board] = [each.at for each in self._runs[board] if since is None or each.at > since]
         self._ended[board] = (now_s, took_s)
         self._trials[board] = 0
+        self._asked.discard(board)
 
     def is_due(self, board: str, now_s: float) -> bool:
         """Whether a board should measure the anchor now. `now_s` is monotonic."""
-        if board not in self._ended:
+        if board not in self._ended or board in self._asked:
             return True
         ended_s, took_s = self._ended[board]
         passed_s = now_s - ended_s
@@ -180,6 +183,15 @@ class AnchorBook:
         often = passed_s >= self._rhythm.every_s or self._trials[board] >= self._rhythm.every_trials
         return often and passed_s * self._rhythm.share >= took_s
 
+    def ask(self, board: str) -> None:
+        """Have a board run once more if it has measured since its last run: what it did is about to be relied on."""
+        if self._trials[board]:
+            self._asked.add(board)
+
+    def is_settling(self, board: str) -> bool:
+        """Whether runs of a board are still to come that may show it to be a liar."""
+        return board in self._asked or 0 < len(self._slow.get(board, ())) < _SETTLING_RUNS
+
     def judge(self, board: str) -> Verdict:
         """See `judge_board`."""
         return judge_board(board, self._runs)
@@ -188,6 +200,7 @@ class AnchorBook:
         """A board was found to lie: its runs no longer say what its type takes, and it has to prove itself anew."""
         self._runs.pop(board, None)
         self._slow.pop(board, None)
+        self._asked.discard(board)
         self._ended.pop(board, None)
         self._doubted.add(board)
 

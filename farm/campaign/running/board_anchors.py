@@ -64,6 +64,16 @@ class Anchoring:
         anchor = self._anchors.get(held.board_type)
         return anchor is not None and anchor.book.needs_proof(held.name)
 
+    def ask(self, held: HeldBoard) -> None:
+        """See `AnchorBook.ask`."""
+        if anchor := self._anchors.get(held.board_type):
+            anchor.book.ask(held.name)
+
+    def is_settling(self, held: HeldBoard) -> bool:
+        """See `AnchorBook.is_settling`."""
+        anchor = self._anchors.get(held.board_type)
+        return anchor is not None and anchor.book.is_settling(held.name)
+
     def send_if_due(self, held: HeldBoard) -> None:
         """Have a board measure its anchor once what it has to do is done, if it is time for that."""
         anchor = self._anchors.get(held.board_type)

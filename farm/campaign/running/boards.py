@@ -7,7 +7,7 @@ Many at once, and nothing here waits: the engine asks again and again what happe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any
 
@@ -92,6 +92,16 @@ class BoardCrew(BoardKeeping):
         that it drifted. The first anchor of a type stays, unless it proves to fail.
         """
         self._anchoring.set(board_type, point, spec, library)
+
+    def ask_anchors(self, board_types: Collection[str]) -> None:
+        """Have boards of these types show once more that they are as fast as the others; see `is_settling`."""
+        for held in self._held.values():
+            if held.board_type in board_types:
+                self._anchoring.ask(held)
+
+    def is_settling(self, board_types: Collection[str]) -> bool:
+        """Whether it is still open if a board of these types lies."""
+        return any(self._anchoring.is_settling(each) for each in self._held.values() if each.board_type in board_types)
 
     def poll(self) -> list[BoardEvent]:
         """What happened since the last time. Never waits, but for the store."""

@@ -32,6 +32,8 @@ from farm.store import Store
 _FIRST_NUMBER = -1
 # Winners are told apart on two boards.
 _LEAST_LENT = 2
+# How long a campaign that is done waits until it is clear that none of its boards lies.
+_SETTLE_S = 90.0
 
 
 @dataclasses.dataclass(eq=False)
@@ -39,6 +41,7 @@ class _Open:
     active: Active
     verification: Verification
     boards: set[str] = dataclasses.field(default_factory=set)
+    settle_by_s: float | None = None
 
 
 class Verifying:
@@ -92,7 +95,7 @@ class Verifying:
                 self._ask(each, request)
             for board in verification.spare():
                 self._return_surplus(each, board)
-            if verification.done:
+            if verification.done and self._is_settled(each):
                 self._open.pop(name)
                 self._ended[name] = verification.verdict.to_document()
                 self._give_boards_back(each)
@@ -154,6 +157,14 @@ class Verifying:
             if report.board in each.boards:
                 each.boards.discard(report.board)
                 each.verification.take(report.board)
+
+    def _is_settled(self, each: _Open) -> bool:
+        """Whether boards have shown at the end, too, that they can be believed; what a liar measured is then doubted."""
+        types = {of.board_type for of in each.active.order.types}
+        if each.settle_by_s is None:
+            each.settle_by_s = time.monotonic() + _SETTLE_S
+            self._crew.ask_anchors(types)
+        return time.monotonic() > each.settle_by_s or not self._crew.is_settling(types)
 
     def _return_surplus(self, each: _Open, board: str) -> None:
         about = self._roster.find(board)
