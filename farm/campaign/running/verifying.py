@@ -159,7 +159,7 @@ class Verifying:
                 each.verification.take(report.board)
 
     def _is_settled(self, each: _Open) -> bool:
-        """Whether boards have shown at the end, too, that they can be believed; what a liar measured is then doubted."""
+        """Whether boards have shown at the end, too, that they can be believed; what a liar measured is doubted."""
         types = {of.board_type for of in each.active.order.types}
         if each.settle_by_s is None:
             each.settle_by_s = time.monotonic() + _SETTLE_S
