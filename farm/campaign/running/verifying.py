@@ -32,7 +32,7 @@ from farm.store import Store
 _FIRST_NUMBER = -1
 # Winners are told apart on two boards.
 _LEAST_LENT = 2
-# How long a campaign that is done waits until it is clear that none of its boards lies.
+# How long winners wait until it is clear that no board has lied about them.
 _SETTLE_S = 90.0
 
 
@@ -89,13 +89,15 @@ class Verifying:
         """Lend boards, ask for what is wanted, end what is done."""
         self._roster = roster
         for name, each in list(self._open.items()):
+            if not self._is_settled(each):
+                continue
             verification = each.verification
             self._lend(each, state)
             for request in verification.step(time.monotonic()):
                 self._ask(each, request)
             for board in verification.spare():
                 self._return_surplus(each, board)
-            if verification.done and self._is_settled(each):
+            if verification.done:
                 self._open.pop(name)
                 self._ended[name] = verification.verdict.to_document()
                 self._give_boards_back(each)
@@ -159,7 +161,7 @@ class Verifying:
                 each.verification.take(report.board)
 
     def _is_settled(self, each: _Open) -> bool:
-        """Whether boards have shown at the end, too, that they can be believed; what a liar measured is doubted."""
+        """Whether boards have shown once more that they can be believed, before winners are chosen by their word."""
         types = {of.board_type for of in each.active.order.types}
         if each.settle_by_s is None:
             each.settle_by_s = time.monotonic() + _SETTLE_S
