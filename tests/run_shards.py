@@ -1,4 +1,5 @@
-"""Runs the whole suite as two pytest processes side by side: most tests wait, and two waits fit on one machine.
+"""Runs the whole suite as two pytest processes side by side: most tests wait, and two waits fit on one machine. One
+that compares how fast boards are comes after them, alone.
 
 `python tests/run_shards.py [pytest options]`; the options go to both. What a shard prints comes line by line behind its
 name, and once more in a few lines at the end. Which folder tests what is in CONTRIBUTING.md.
@@ -18,10 +19,16 @@ from collections.abc import Mapping, Sequence
 
 # Halves in time, not in number. What tests of both need for themselves (homes, ports, networks) they do not share.
 SHARDS: Mapping[str, Sequence[str]] = {
-    "acceptance": ("tests/acceptance", "--ignore=tests/acceptance/test_campaign_chaos.py"),
+    "acceptance": (
+        "tests/acceptance",
+        "--ignore=tests/acceptance/test_campaign_chaos.py",
+        "--ignore=tests/acceptance/test_campaign_faults.py",
+    ),
     # Integration first: its candidates load TVM's compiler, which cannot follow the runtime alone into a process.
     "others": ("tests/integration", "tests/contract", "tests/unit", "tests/acceptance/test_campaign_chaos.py"),
 }
+# Virtual boards are as fast as this machine lets them: which one is 30 % slower shows where little else runs.
+ALONE: Mapping[str, Sequence[str]] = {"alone": ("tests/acceptance/test_campaign_faults.py",)}
 # What pytest and its fixtures may take to stop everything that runs; then they are killed.
 STOP_TIMEOUT_S = 60.0
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -79,8 +86,12 @@ class Shard:
         return [line for line in self.lines[start:] if line.startswith(_SAID_AT_THE_END) or line == self.lines[-1]]
 
 
-def main(options: Sequence[str], shards: Mapping[str, Sequence[str]] = SHARDS) -> int:
-    """Run all shards to their ends; the exit code is 0 where every one passed, else the first failure's."""
+def main(
+    options: Sequence[str], shards: Mapping[str, Sequence[str]] = SHARDS, alone: Mapping[str, Sequence[str]] = ALONE
+) -> int:
+    """Run all shards to their ends, then those that run alone, one by one; the exit code is 0 where every one passed,
+    else the first failure's.
+    """
     began = time.monotonic()
     signal.signal(signal.SIGTERM, _interrupt)
     running: list[Shard] = []
@@ -88,6 +99,9 @@ def main(options: Sequence[str], shards: Mapping[str, Sequence[str]] = SHARDS) -
         for index, (name, folders) in enumerate(shards.items()):
             running.append(Shard(index, name, folders, options))
         codes = [shard.wait() for shard in running]
+        for name, folders in alone.items():
+            running.append(Shard(len(running), name, folders, options))
+            codes.append(running[-1].wait())
     except KeyboardInterrupt:
         print("stopping the tests", file=sys.stderr, flush=True)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it has a deadline

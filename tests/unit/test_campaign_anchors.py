@@ -92,7 +92,17 @@ def test_a_board_without_runs_is_not_judged() -> None:
 def test_noise_is_within_boards_and_ignores_one_that_changed() -> None:
     """Levels that differ from board to board are not noise, nor is one run far off."""
     assert estimate_noise([runs(10, 10.2, 9.8, 30.0), runs(20, 20.4, 19.6, 20)]) == pytest.approx(0.03, abs=0.015)
-    assert estimate_noise([runs(10)]) == 0.01
+    assert estimate_noise([runs(10)]) == estimate_noise([runs(10, 10, 10)]) == 0.03  # too few to be believed
+    assert estimate_noise([runs(*[10] * 20)]) == 0.01
+
+
+def test_a_good_run_between_slow_ones_clears_nobody() -> None:
+    """Three in four are enough: on a busy host a slow board's runs scatter, too."""
+    fleet = {"a": runs(10, 10, 10, 10), "b": runs(10, 10, 10, 10), "c": runs(10, 13, 13, 10.5, 13, 13)}
+    verdict = judge_board("c", fleet)
+    assert verdict.liar
+    assert verdict.since == 0.0
+    assert not judge_board("c", fleet | {"c": runs(10, 13, 10, 13)}).liar
 
 
 @pytest.mark.parametrize("boards", [3, 4, 8])

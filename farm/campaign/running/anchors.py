@@ -15,15 +15,16 @@ from collections.abc import Mapping, Sequence
 # Boards of one type differ by binning, cooling and supply; the same margin as for golden kernels
 # (`farm.fleet.calibration.TYPE_TOLERANCE`).
 TOLERANCE = 0.10
-# Slow so often in a row: once is a daemon that woke up, twice may be.
-MIN_RUNS = 3
+# Slow so often: once is a daemon that woke up, twice may be. This share of the latest runs has to be.
+MIN_RUNS, _SLOW_SHARE = 3, 0.75
 # As many recent runs tell what a board takes now; a few more tell what it took before.
 _RECENT, _KEPT = 5, 60
 # A board that was slow runs so often until that is settled, and as many others of its type do so with it: what this
 # machine or the room does to all of them at once is then nobody's lie.
 _SETTLING_RUNS, _WITNESSES = 10, 4
-# Medians repeat no better than this on a quiet board, however few runs agreed by chance (our choice, on the safe side).
-_NOISE_FLOOR = 0.01
+# Medians repeat no better than this on a quiet board; the first is for as few runs as may agree by chance (our choice,
+# on the safe side).
+_NOISE_FLOOR_FEW, _NOISE_FLOOR, _MANY = 0.03, 0.01, 20
 # Standard errors that a board must be beyond the tolerance.
 _ERRORS = 3.0
 # A median's standard error over a mean's, for normal noise: sqrt(pi / 2).
@@ -74,10 +75,10 @@ class Verdict:
 def judge_board(board: str, runs: Mapping[str, Sequence[Run]], tolerance: float = TOLERANCE) -> Verdict:
     """Whether a board is slower than others of its type, given every board's runs of the same anchor, oldest first.
 
-    A board is a liar once its latest `MIN_RUNS` or more all lie more than `tolerance` above the median over the other
-    boards of what those take now, and their median does so by `_ERRORS` standard errors too. The noise is robust and
-    pooled over all boards: the median absolute deviation of runs from their own board's level, so that one board which
-    changed does not count as noise.
+    A board is a liar once `MIN_RUNS` or more of its latest runs, three in four of them, lie more than `tolerance` above
+    the median over the other boards of what those take now, and their median does so by `_ERRORS` standard errors too.
+    The noise is robust and pooled over all boards: the median absolute deviation of runs from their own board's level,
+    so that one board which changed does not count as noise.
 
     Two others are needed, since of two boards that differ nobody can say which one lies; with one other, the board must
     besides have become slower than its own earlier runs by as much. Alone it is not judged: what changed may be the
@@ -111,17 +112,19 @@ def estimate_noise(groups: Sequence[Sequence[Run]]) -> float:
         if len(group) > 1:
             level_s = statistics.median(run.median_s for run in group)
             deviations += [abs(run.median_s / level_s - 1) for run in group]
-    return max(_NOISE_FLOOR, _MAD_TO_SD * statistics.median(deviations)) if deviations else _NOISE_FLOOR
+    floor = _NOISE_FLOOR if len(deviations) >= _MANY else _NOISE_FLOOR_FEW
+    return max(floor, _MAD_TO_SD * statistics.median(deviations)) if deviations else floor
 
 
 def _count_slow(mine: Sequence[Run], reference_s: float, tolerance: float) -> int:
-    """How many of a board's latest runs, without a gap, were slow."""
-    count = 0
-    for run in reversed(mine):
-        if run.median_s <= (1 + tolerance) * reference_s:
-            break
-        count += 1
-    return count
+    """How many runs it is since a board became slow: the first of them was, and so were most; 0 where it is not."""
+    found = slow = 0
+    for count, run in enumerate(reversed(mine), 1):
+        if run.median_s > (1 + tolerance) * reference_s:
+            slow += 1
+            if slow >= _SLOW_SHARE * count:
+                found = count
+    return found
 
 
 def _has_changed(level_s: float, slow: int, earlier: Sequence[Run], noise: float, tolerance: float) -> bool:

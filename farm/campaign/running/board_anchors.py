@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import logging
 import statistics
 import time
 from typing import Any
@@ -12,6 +13,8 @@ from device_agent.protocol import FaultSide, MeasureSpec, OperatingPoint, Outcom
 from farm.campaign.running import board_actor, timeouts
 from farm.campaign.running.anchors import AnchorBook, Rhythm, Run, Verdict
 from farm.campaign.running.board_held import REQUEST_TIMEOUT_S, Call, HeldBoard
+
+_log = logging.getLogger(__name__)
 
 # An anchor that fails so often by its own fault is none.
 _MOST_FAILURES = 3
@@ -96,6 +99,10 @@ class Anchoring:
         good = outcome.status is Status.OK and outcome.latency_s
         run = Run(time.time(), statistics.median(outcome.latency_s)) if good else None
         anchor.book.note_run(held.name, run, time.monotonic(), board_s)
+        verdict = anchor.book.judge(held.name)
+        if run is not None and verdict.suspicious:
+            text = "%s took %.3g us for the anchor, now %.2f times (at least %.2f) what %s take"
+            _log.info(text, held.name, run.median_s * 1e6, verdict.ratio, verdict.low, verdict.against)
         if outcome.status.fault_side is FaultSide.CANDIDATE:
             anchor.failures += 1
             if anchor.failures >= _MOST_FAILURES:
