@@ -240,11 +240,11 @@ def _choose_first(
     )
     same: dict[Genome, None] = {}
     other: dict[Genome, None] = {}
-    # The best of each source, then the second best of each.
     found = []
     for several in ranked:
         equal = spaces.open(several[0].workload).structure == history.space.structure
         found.append((equal, _choose_unlike(history.space, several, _FIRST_SAME if equal else 1)))
+    # The best of each source, then the second best of each.
     for place in range(_FIRST_SAME):
         for equal, genomes in found:
             if place < len(genomes):
