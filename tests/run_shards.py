@@ -1,5 +1,5 @@
-"""Runs the whole suite as two pytest processes side by side: most tests wait, and two waits fit on one machine. One
-that compares how fast boards are comes after them, alone.
+"""Runs the whole suite as two pytest processes side by side: most tests wait, and two waits fit on one machine.
+Those that compare how fast boards are come after them, alone.
 
 `python tests/run_shards.py [pytest options]`; the options go to both. What a shard prints comes line by line behind its
 name, and once more in a few lines at the end. Which folder tests what is in CONTRIBUTING.md.
@@ -23,12 +23,24 @@ SHARDS: Mapping[str, Sequence[str]] = {
         "tests/acceptance",
         "--ignore=tests/acceptance/test_campaign_chaos.py",
         "--ignore=tests/acceptance/test_campaign_faults.py",
+        "--ignore=tests/acceptance/test_provision.py",
+        "--ignore=tests/acceptance/test_sweep.py",
     ),
     # Integration first: its candidates load TVM's compiler, which cannot follow the runtime alone into a process.
-    "others": ("tests/integration", "tests/contract", "tests/unit", "tests/acceptance/test_campaign_chaos.py"),
+    # Whatever provisions boards is here, one after the other: this machine's accounts are theirs.
+    "others": (
+        "tests/integration",
+        "tests/contract",
+        "tests/unit",
+        "tests/acceptance/test_provision.py",
+        "tests/acceptance/test_campaign_chaos.py",
+    ),
 }
-# Virtual boards are as fast as this machine lets them: which one is 30 % slower shows where little else runs.
-ALONE: Mapping[str, Sequence[str]] = {"alone": ("tests/acceptance/test_campaign_faults.py",)}
+# Virtual boards are as fast as this machine lets them: which one is 30 % slower, and whether one drifts during a sweep,
+# shows where little else runs.
+ALONE: Mapping[str, Sequence[str]] = {
+    "alone": ("tests/acceptance/test_campaign_faults.py", "tests/acceptance/test_sweep.py")
+}
 # What pytest and its fixtures may take to stop everything that runs; then they are killed.
 STOP_TIMEOUT_S = 60.0
 _ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -25,6 +25,8 @@ import pytest
 
 # A machine that runs other things as well takes five times the usual.
 PATIENCE_S = 110.0
+# A helper of Python's own (multiprocessing's resource tracker) sees that its parent has ended, and ends a moment later.
+LINGER_S = 2.0
 FARM = pathlib.Path(sys.executable).with_name("farm")
 _MARK = "FARM_TEST_MARK"
 
@@ -132,6 +134,10 @@ class Home:
                 if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(_MARK) == self.mark:
                     found.append(process)
         return found
+
+    def expect_no_processes(self) -> None:
+        """Fail unless everything that the commands started has ended with them."""
+        wait_until(lambda: not self.processes(), f"the ends of {self.processes()}", LINGER_S)
 
     def rows(self, query: str) -> list[Any]:
         """What the store holds, read beside whoever writes it; nothing where there is no store yet."""

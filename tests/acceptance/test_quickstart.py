@@ -36,7 +36,7 @@ def quickstart(home: Home, out: str, *options: str, **environment: str) -> Done:
     arguments = ["--model", "tiny-cnn", "--trials", str(TRIALS), "--out", str(home.path / out), *options]
     done = home.run("quickstart", *arguments, timeout_s=2 * PATIENCE_S, **environment)
     assert done.code == 0, done.err
-    assert home.processes() == []
+    home.expect_no_processes()
     return done
 
 

@@ -186,7 +186,7 @@ def test_services_in_the_foreground_end_with_ctrl_c() -> None:
         running.wait_for("up, tracker on")
         running.send(signal.SIGINT, group=True)
         assert running.wait(15).code == 0
-        assert not home.processes()
+        home.expect_no_processes()
         assert "Traceback" not in running.err
 
 

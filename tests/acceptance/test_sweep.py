@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
@@ -43,14 +44,19 @@ def rack() -> Iterator[Home]:
             home.run("down", "--force")
 
 
-def sweep(home: Home, *options: str, code: int = 0) -> Done:
-    """Sweep the tiny model to the end."""
+def undisturbed(attempt: Callable[[], Done], code: int = 0) -> Done:
+    """What an attempt ended with, the first whose anchor stayed where it was."""
     for _ in range(_TRIES):
-        done = home.run(*SWEEP, *options, "--json")
+        done = attempt()
         if _DRIFTED not in done.err:
             break
     assert done.code == code, done.err
     return done
+
+
+def sweep(home: Home, *options: str, code: int = 0) -> Done:
+    """Sweep the tiny model to the end."""
+    return undisturbed(lambda: home.run(*SWEEP, *options, "--json"), code)
 
 
 def count_visits(home: Home) -> int:
@@ -105,7 +111,8 @@ def test_cpu_clocks_are_swept_and_a_setting_is_picked(rack: Home) -> None:
     assert rows[min(rows)]["power_w"]["value"] < rows[max(rows)]["power_w"]["value"]
     assert series["pick"]["key"] in {row["key"] for row in series["rows"]}
     assert series["front"]
-    assert any("0.42 s" in note for note in document["notes"])
+    # Watched, not read from a table: the simulated sensor's 0.42 s, a little more on a busy host.
+    assert any(re.search(r"every 0\.4\d s", note) for note in document["notes"])
 
     number = str(document["sweep"])
     assert rack.run("sweep", "show", number, "--json").json()["series"] == document["series"]
@@ -148,21 +155,23 @@ def test_without_a_sensor_the_sweep_is_of_latency(rack: Home) -> None:
 
 def test_ctrl_c_ends_at_once_and_the_sweep_goes_on_later(rack: Home) -> None:
     """The prompt comes back, the clocks and the board are free, no visit is lost or made twice."""
-    running = begin(rack, "--board", PIS[0], "--window", "1s", *SIX)
-    running.send(signal.SIGINT, group=True)
-    done = running.wait(END_TIMEOUT_S)
-    assert done.code == 130
-    assert "Traceback" not in done.err
-    interrupted = newest(rack)
-    assert interrupted["state"] == "interrupted"
-    assert f"farm sweep resume {interrupted['sweep']}" in done.err
-    board = next(row for row in rack.run("board", "list", "--json").json() if row["name"] == PIS[0])
-    assert board["lease"] is None
 
-    resumed = rack.run("sweep", "resume", str(interrupted["sweep"]), "--json")
-    assert resumed.code == 0, resumed.err
-    document = resumed.json()
-    assert f"{interrupted['visits']} visits are there" in resumed.err
+    def interrupt_and_resume() -> Done:
+        running = begin(rack, "--board", PIS[0], "--window", "1s", *SIX)
+        running.send(signal.SIGINT, group=True)
+        done = running.wait(END_TIMEOUT_S)
+        assert done.code == 130
+        assert "Traceback" not in done.err
+        interrupted = newest(rack)
+        assert interrupted["state"] == "interrupted"
+        assert f"farm sweep resume {interrupted['sweep']}" in done.err
+        board = next(row for row in rack.run("board", "list", "--json").json() if row["name"] == PIS[0])
+        assert board["lease"] is None
+        resumed = rack.run("sweep", "resume", str(interrupted["sweep"]), "--json")
+        assert f"{interrupted['visits']} visits are there" in resumed.err
+        return resumed
+
+    document = undisturbed(interrupt_and_resume).json()
     assert document["state"] == "finished"
     [series] = document["series"]
     assert all(row["measured"] for row in series["rows"])
@@ -171,10 +180,13 @@ def test_ctrl_c_ends_at_once_and_the_sweep_goes_on_later(rack: Home) -> None:
 
 def test_a_board_that_dies_in_the_middle_is_waited_for(rack: Home) -> None:
     """Its agent is killed; the services bring it back, and the sweep goes on with it by itself."""
-    running = begin(rack, "--board", PIS[0], "--window", "1s", *SIX)
-    find_agent(rack, PIS[0]).kill()
-    done = running.wait()
-    assert done.code == 0, done.err
+
+    def kill_its_agent() -> Done:
+        running = begin(rack, "--board", PIS[0], "--window", "1s", *SIX)
+        find_agent(rack, PIS[0]).kill()
+        return running.wait()
+
+    done = undisturbed(kill_its_agent)
     document = json.loads(done.out)
     assert document["state"] == "finished"
     assert document["grid"]["measured"] == 6
@@ -183,13 +195,16 @@ def test_a_board_that_dies_in_the_middle_is_waited_for(rack: Home) -> None:
 
 def test_boards_of_a_type_share_the_points(rack: Home) -> None:
     """Each measures the anchor, by which figures are scaled; one that dies leaves its part to the other."""
-    running = begin(rack, "--board-type", "raspberry-pi-4", "--boards", "2", "--window", "1s", *SIX)
-    number = newest(rack)["sweep"]
-    names = f"SELECT DISTINCT board FROM sweep_points WHERE sweep = {number}"  # noqa: S608  a number of ours
-    wait_until(lambda: len(rack.rows(names)) == 2 or running.process.poll() is not None, "both boards' first visits")
-    find_agent(rack, PIS[1]).kill()
-    done = running.wait()
-    assert done.code == 0, done.err
+
+    def kill_one_agent() -> Done:
+        running = begin(rack, "--board-type", "raspberry-pi-4", "--boards", "2", "--window", "1s", *SIX)
+        number = newest(rack)["sweep"]
+        names = f"SELECT DISTINCT board FROM sweep_points WHERE sweep = {number}"  # noqa: S608  a number of ours
+        wait_until(lambda: len(rack.rows(names)) == 2 or running.process.poll() is not None, "both boards' visits")
+        find_agent(rack, PIS[1]).kill()
+        return running.wait()
+
+    done = undisturbed(kill_one_agent)
     document = json.loads(done.out)
     assert document["grid"]["measured"] == 6
     assert document["board"]["names"] == list(PIS)
@@ -230,4 +245,4 @@ def test_this_machine_is_swept_with_what_it_has(home: Home) -> None:
     for series in document["series"]:
         assert series["pick"] is not None
         assert series["rows"][0]["measured"]
-    assert not home.processes()
+    home.expect_no_processes()

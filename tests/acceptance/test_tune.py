@@ -21,7 +21,7 @@ def test_a_foreign_model_is_tuned(home: Home) -> None:
     assert workload["latency_us"] > 0
     assert document["records"]["new"] == 1
     assert document["board"]["type"] == "local"
-    assert home.processes() == []
+    home.expect_no_processes()
 
     wrong = home.run("tune", str(model), "--ops", "softmax,dream", "--trials", "3", "--json")
     assert wrong.code == 2
@@ -46,7 +46,7 @@ def test_a_healthy_farm_passes(home: Home) -> None:
     assert list(checks)[-1] == "kernel"
     assert all(check["ok"] for check in checks.values())
     assert "matrix product" in checks["kernel"]["detail"]
-    assert home.processes() == []
+    home.expect_no_processes()
 
 
 def test_a_broken_hop_is_named(home: Home) -> None:

@@ -18,7 +18,7 @@ def test_a_virtual_board_is_tuned_for(home: Home) -> None:
     assert len(home.run("record", "list", "--simulated", "--json").json()) == document["records"]["new"]
     [board] = home.run("board", "list", "--json").json()
     assert (board["health"], board["lease"]) == ("good", None)
-    assert not home.processes()
+    home.expect_no_processes()
 
 
 def test_boards_that_cannot_be_had_are_named(home: Home) -> None:
