@@ -175,18 +175,18 @@ class CampaignSearch:
             return droplet.descend(history, count, _WARMUP)
         if self._tuner == "ga":
             if len(history.results) < _WARMUP:
-                return tuners.draw_new(history, count)
+                return tuners.draw_promising(history, count)
             return tuners.evolve_measured(history, count, self._population)
         trees = self._train(key, task)
         if trees is None:
-            return tuners.draw_new(history, count)
+            return tuners.draw_promising(history, count)
 
         def score(features: Sequence[Features]) -> Floats:
             known = [with_traits(each, history.traits) for each in features]
             return np.array([each.score(known) for each in trees])
 
         # What others have learned takes a task no further than to where they are: half of its first ones are its own.
-        drawn = tuners.draw_new(history, count - count // 2) if len(history.results) < _WARMUP else []
+        drawn = tuners.draw_promising(history, count - count // 2) if len(history.results) < _WARMUP else []
         names = {each.hash for each in drawn}
         hints, left = self._hints(key, task), count - len(drawn)
         found = tuners.evolve_predicted(history, left, score, self._population, self._generations, hints)

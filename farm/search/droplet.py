@@ -21,10 +21,10 @@ _ORIGINS = 8
 def descend(history: TaskHistory, count: int, first: int) -> list[Evaluated]:
     """New neighbours of the best measured schedule; of the next best where it has none left; in the end random ones.
 
-    Until `first` candidates are known there are only random ones, to have a place to begin.
+    Until `first` candidates are known they are promising ones, to have a place to begin.
     """
     if history.step < first or not history.fastest(1):
-        return tuners.draw_new(history, count)
+        return tuners.draw_promising(history, count)
     found = tuners.take_new(history, count, _steps(history), patience=float("inf"))
     if len(found) < count:
         names = {each.hash for each in found}

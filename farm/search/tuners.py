@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from farm.search.cost_model import Features, Floats
+from farm.search.cost_model import Features, Floats, measure_vectors
 from farm.search.decisions import Genome, count_decisions, cross, distance, list_decisions, mutate, neighbours
 from farm.search.history import TaskHistory
 from farm.search.schedule_space import Evaluated
@@ -26,9 +26,12 @@ _MOST_BARREN = 48
 # How many of the best measured and best predicted schedules have offspring.
 _PARENTS, _PARENTS_EACH = 16, 4
 _CROSSED = 0.3
-# How often a candidate is any one of the pool. How many of the best of it are looked through for one that differs from
+# Of so many random schedules, the one with the longest vectors is tried while nothing is known; but for one in so many.
+_DRAWN_EACH, _ANY_EVERY = 4, 4
+# How often chance chooses from the pool; how often then among those a decision away from the best; of how many others,
+# else, the one with the longest vectors. How many of the best by a model are looked through for one that differs from
 # those chosen already by more than so many decisions.
-_AT_RANDOM, _LOOKED_AT, _ALIKE = 0.15, 64, 1
+_AT_RANDOM, _NEAR, _SAMPLED, _LOOKED_AT, _ALIKE = 0.15, 0.5, 8, 64, 1
 # Each so many candidates, one is of a sketch that was tried less often than `_SELDOM`, or is within `_AS_GOOD` of the
 # best: a model that knows one sketch alone cannot tell what the others are worth.
 _NEGLECTED_EVERY, _SELDOM, _AS_GOOD = 3, 12, 1.2
@@ -37,6 +40,21 @@ _NEGLECTED_EVERY, _SELDOM, _AS_GOOD = 3, 12, 1.2
 def draw_new(history: TaskHistory, count: int) -> list[Evaluated]:
     """Random schedules that are new. Fewer, or none, where the space is used up."""
     return take_new(history, count, _draws(history))
+
+
+def draw_promising(history: TaskHistory, count: int) -> list[Evaluated]:
+    """What is tried while nothing is known: of several random schedules each, the one with the longest vectors.
+
+    Sketches take turns, and some are any schedule, for a model to learn from.
+    """
+    drawn = draw_new(history, _DRAWN_EACH * count)
+    rows: dict[int, list[Evaluated]] = {}
+    for each in sorted(drawn, key=lambda each: -measure_vectors(each.features)):
+        rows.setdefault(each.genome.sketch, []).append(each)
+    turns = [each for row in itertools.zip_longest(*(rows[sketch] for sketch in sorted(rows))) for each in row if each]
+    found = turns[: count - count // _ANY_EVERY]
+    names = {each.hash for each in found}
+    return [*found, *(each for each in drawn if each.hash not in names)][:count]
 
 
 def _draws(history: TaskHistory) -> Iterator[tuple[Genome, int]]:
@@ -167,7 +185,11 @@ def _pick(
         if rng.random() < _AT_RANDOM:
             best = history.fastest(1)
             near = [e for e in group if best and distance(e.genome, best[0].genome) == 1]
-            found = rng.choice(near or group)
+            if near and rng.random() < _NEAR:
+                found = rng.choice(near)
+            else:  # the models have no say: they may know the neighbourhood of the best alone
+                some = rng.sample(group, min(_SAMPLED, len(group)))
+                found = max(some, key=lambda each: measure_vectors(each.features))
         else:
             member = turn % len(scores[group[0].hash])
             ranked = sorted(group, key=lambda each: -float(scores[each.hash][member]))

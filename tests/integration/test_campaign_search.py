@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -15,6 +16,7 @@ import tvm_ffi
 from farm.errors import UsageError
 from farm.search import tvm_env, workloads
 from farm.search.campaign_search import CampaignSearch, Candidate, ForeignTrial, SearchTask
+from farm.search.cost_model import measure_vectors
 from farm.search.schedule_space import ScheduleSpace
 from farm.search.traits import derive_traits
 from farm.search.workloads import Workload
@@ -172,6 +174,45 @@ def test_searching_beats_chance(tuner: str, loss: str | None) -> None:
         return sum(latencies[:10])
 
     assert best(tuner, loss) < 0.9 * best("random", None)
+
+
+def find_vectors(candidate: Candidate) -> float:
+    """How long the vectors of its product are, log2 and a little, by its features."""
+    space = open_space(candidate.workload)
+    genome = space.read(candidate.trace_json)
+    assert genome is not None
+    [found] = space.evaluate([(genome, 0)])
+    assert found is not None
+    return measure_vectors(found.features)
+
+
+def test_the_features_tell_how_long_vectors_are() -> None:
+    """What is measured of a candidate's features is a vectorised loop of its code, and zero where there is none."""
+    search = make_search("random")
+    search.open("t", make_task())
+    candidates, _ = search.propose("t", 24)
+    lengths = set()
+    for candidate in candidates:
+        script = tvm.ir.load_json(candidate.module_json).script()
+        loops = {int(length) for length in re.findall(r"T\.vectorized\((\d+)\)", script)}
+        length = round(2 ** find_vectors(candidate)) - 1
+        assert length in {0, *loops}
+        lengths.add(length)
+    assert 0 in lengths
+    assert len(lengths) > 3
+
+
+@pytest.mark.parametrize("tuner", ["ga", "xgb", "droplet"])
+def test_long_vectors_are_tried_first(tuner: str) -> None:
+    """Before anything was measured, candidates have longer vectors than those by chance."""
+
+    def mean(tuner: str) -> float:
+        search = make_search(tuner)
+        search.open("t", make_task())
+        candidates, _ = search.propose("t", 8)
+        return sum(map(find_vectors, candidates)) / len(candidates)
+
+    assert mean(tuner) > 1.5 * mean("random")
 
 
 def test_a_candidate_is_what_its_trace_leads_to() -> None:
