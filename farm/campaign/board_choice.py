@@ -39,6 +39,11 @@ class TargetPlan:
     threads: int
 
 
+def has_labels(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    """Whether a board that is labelled so may be used where these labels are asked for."""
+    return wanted.items() <= labels.items()
+
+
 def plan_pool(rows: Sequence[Mapping[str, Any]], board_type: str, name: str | None) -> tuple[str, ...]:
     """The boards that a run may ever use: `name` alone, or all of a type, in the order of their names.
 

@@ -92,7 +92,7 @@ def _filter(rows: Sequence[Row], board_type: BoardType, spec: BoardsSpec) -> lis
     mine = [row for row in rows if row["board_type"] == board_type.name]
     if not mine and board_type.host_is_board and not spec.labels:
         return [_this_machine(board_type)]
-    chosen = [row for row in mine if all(row["labels"].get(key) == value for key, value in spec.labels.items())]
+    chosen = [row for row in mine if board_choice.has_labels(row["labels"], spec.labels)]
     if mine and not chosen:
         wanted = ", ".join(f"{key}={value}" for key, value in spec.labels.items())
         raise UsageError(

@@ -12,6 +12,7 @@ from typing import Any
 
 from device_agent.protocol import MeasureSpec, OperatingPoint
 from farm.campaign import fleet_values as v
+from farm.campaign.board_choice import has_labels
 from farm.campaign.fleet_state import FleetState
 from farm.campaign.running import boards
 from farm.campaign.running.active import Active
@@ -49,7 +50,7 @@ class Roster:
                     for row in rows
                     if row["board_type"] == each.board_type
                     and bool(row["simulated"]) == each.simulated
-                    and all(row["labels"].get(key) == value for key, value in active.order.labels.items())
+                    and has_labels(row["labels"], active.order.labels)
                 )
         self._crew.want(wanted)
 
@@ -75,9 +76,7 @@ class Roster:
         fits = [
             name
             for name, about in self._here.items()
-            if about.board_type == board_type
-            and name not in self._lent
-            and all(about.labels.get(key) == value for key, value in labels.items())
+            if about.board_type == board_type and name not in self._lent and has_labels(about.labels, labels)
         ]
 
         def is_working(name: str) -> bool:
@@ -116,10 +115,7 @@ class Roster:
 
     def count(self, board_type: str, labels: Mapping[str, str]) -> int:
         """How many boards of a type with these labels are here, lent ones included."""
-        return sum(
-            about.board_type == board_type and all(about.labels.get(key) == value for key, value in labels.items())
-            for about in self._here.values()
-        )
+        return sum(about.board_type == board_type and has_labels(about.labels, labels) for about in self._here.values())
 
     def offer_anchor(self, board_type: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> None:
         """The first good candidate of a type's heaviest workload is what its boards are compared by from then on.
