@@ -34,10 +34,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="how often all is done (default: 3)")
     parser.add_argument("--tuner", default="xgb", help="ours (default: xgb)")
     parser.add_argument("--loss", default="", help="of the cost model (default: the product's)")
+    parser.add_argument("--drawn", type=int, default=96, help="random schedules for what vectors tell (default: 96)")
     parser.add_argument("--only", default="", help="workloads whose name contains this (default: all three)")
     options = parser.parse_args()
     if options.quick:
-        options.trials, options.stock_batch, options.foreign, options.seeds = 16, 8, 16, 1
+        options.trials, options.stock_batch, options.foreign, options.seeds, options.drawn = 16, 8, 16, 1, 16
     # Candidates run alone; TVM reads this when it loads.
     os.environ["TVM_NUM_THREADS"] = "1"
     with _machine.only_json() as emit, _machine.scratch():
@@ -51,11 +52,14 @@ def measure(options: Any) -> dict[str, Any]:
     host = target.host_target(1)
     types = {name: host | changes for name, changes in TYPES.items()}
     timer = Timer(options.quick)
-    rows = []
+    rows, vectors = [], {}
     wide, narrow = (make_workloads(types[name]) for name in ("wide", "narrow"))
     for mine, other in zip(wide, narrow, strict=True):
         if options.only not in mine.name:
             continue
+        if options.drawn:
+            vectors[mine.name] = judge_vectors(options, timer, mine)
+            _machine.say(f"{mine.name}: {vectors[mine.name]}")
         for seed in range(options.seeds):
             rows.append(compare(options, timer, mine, other, seed))
             _machine.say(f"{mine.name} seed {seed}: {rows[-1]}")
@@ -64,7 +68,8 @@ def measure(options: Any) -> dict[str, Any]:
         "types": {"tuned": "wide", "other": "narrow", "targets": types},
         "runs": rows,
         "workloads": {name: summarise([r for r in rows if r["workload"] == name]) for name in names_of(rows)},
-        "all": summarise(rows),
+        "all": summarise(rows) if rows else None,
+        "vectors": vectors,
         "timed": timer.count,
     }
 
@@ -175,6 +180,37 @@ class Timer:
                     calls = max(2 * calls, int(1.2 * calls * LEAST_S / max(taken, 1e-6)))
                 best = min(best, taken / calls)
         return best
+
+
+def judge_vectors(options: Any, timer: Timer, workload: Any) -> dict[str, Any]:
+    """What the length of vectors tells of random schedules: its rank correlation with speed, and the best of four
+    schedules (mean) of the quarter with the longest, over the best of any four.
+    """
+    import numpy as np
+
+    from farm.search import tuners
+    from farm.search.cost_model import measure_vectors
+    from farm.search.history import TaskHistory
+    from farm.search.schedule_space import ScheduleSpace
+    from farm.search.warm_start import spearman
+
+    history = TaskHistory(ScheduleSpace(workload, 1), traits_of(workload), FOREIGN_SEED, "vectors")
+    drawn = tuners.draw_new(history, options.drawn)
+    described = [history.space.describe(each) for each in drawn]
+    latencies = [timer.time(workload, each.hash, each.module_json, each.arguments) for each in described]
+    known = [(measure_vectors(e.features), latency) for e, latency in zip(drawn, latencies, strict=True) if latency]
+    vectors, times = np.array(known).T
+    quarter = times[np.argsort(-vectors, kind="stable")[: len(times) // 4]]
+    rng = np.random.default_rng(0)
+
+    def best_of_four(values: Any) -> float:
+        return float(np.mean([rng.choice(values, 4, replace=False).min() for _ in range(1000)]))
+
+    return {
+        "schedules": len(known),
+        "rank_correlation": round(spearman(vectors, -times), 2),
+        "best_of_four": round(best_of_four(quarter) / best_of_four(times), 2),
+    }
 
 
 def compare(options: Any, timer: Timer, mine: Any, other: Any, seed: int) -> dict[str, Any]:

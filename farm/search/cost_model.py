@@ -60,7 +60,7 @@ def measure_vectors(features: Features) -> float:
     """How long the vectors are, log2, of the store that computes most; 0 without any.
 
     What is known of a schedule before anything was measured: over random schedules of three workloads its rank
-    correlation with speed is 0.73 (matrix product), 0.49 and 0.38 (docs/performance.md, "Search efficiency").
+    correlation with speed is 0.35 to 0.70 (benchmarks/search_efficiency.py, "vectors").
     """
     if not len(features):
         return 0.0
