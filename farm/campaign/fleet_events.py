@@ -295,6 +295,14 @@ def _(event: v.Measured, draft: Draft) -> None:
         _try_again(draft, job.number, event.side, assignment.board)
 
 
+@observe.register
+def _(event: v.WinnerMeasured, draft: Draft) -> None:
+    if (campaign := draft.campaigns.get(event.campaign)) is not None:
+        draft.set_campaign(event.campaign, board_s=campaign.board_s + event.board_s)
+        owner = campaign.spec.owner
+        draft.owner_board_s[owner] = draft.owner_board_s.get(owner, 0.0) + event.board_s
+
+
 def _try_again(draft: Draft, job_number: int, side: FaultSide, board: str | None) -> None:
     """A job failed through no fault of its candidate that is proven: once more, elsewhere if the board is to blame.
 

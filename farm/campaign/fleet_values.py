@@ -253,6 +253,14 @@ class Measured:
     latency_s: float | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class WinnerMeasured:
+    """A board that had been lent measured a winner of a campaign, whose searches may be over: `board_s` are its own."""
+
+    campaign: str
+    board_s: float
+
+
 Event = (
     CampaignAdded
     | BudgetChanged
@@ -265,6 +273,7 @@ Event = (
     | SearchFailed
     | Built
     | Measured
+    | WinnerMeasured
 )
 
 

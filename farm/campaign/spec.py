@@ -172,7 +172,8 @@ class PointSpec(StrictModel):
 
 class BudgetSpec(StrictModel):
     """When a campaign ends: at the limit that is reached first. `per_workload`: trials of one workload at one point
-    of one board type. `board_hours` counts the time for which boards are held by trials.
+    of one board type. `board_hours` counts the time for which boards are held by trials, those of winners included,
+    which are measured even where none is left.
     """
 
     trials: Count | None = None

@@ -571,3 +571,14 @@ def test_to_step_is_to_observe_and_decide() -> None:
     assert decide(observe(begin, events, 1.0), 1.0) == once
     assert step(begin, events, 1.0) == once
     assert begin == FleetState(v.Settings())
+
+
+def test_winners_cost_their_campaign_board_time() -> None:
+    """What boards spend on a campaign's winners is its own and its owner's, also after its search has ended."""
+    hands = Hands()
+    hands.tell(v.CampaignAdded(campaign()))
+    hands.tell(v.CampaignCancelled("vision"))
+    hands.tell(v.WinnerMeasured("vision", 7.5))
+    hands.tell(v.WinnerMeasured("nobody", 7.5))
+    assert hands.state.campaigns["vision"].board_s == 7.5
+    assert sum(hands.state.owner_board_s.values()) == 7.5

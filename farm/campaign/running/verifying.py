@@ -81,7 +81,7 @@ class Verifying:
             self._give_boards_back(self._open.pop(name))
 
     def poll(self) -> list[v.Event]:
-        """What the scheduler has to hear: boards that were lent, and those that are back."""
+        """What the scheduler has to hear: boards that were lent, what they did, and those that are back."""
         events, self._events = self._events, []
         return events
 
@@ -151,6 +151,7 @@ class Verifying:
         name, token = self._measuring.pop(report.assignment, ("", ""))
         if name in self._open:
             self._open[name].verification.on_measured(token, report.outcome, report.board_s)
+            self._events.append(v.WinnerMeasured(name, report.board_s))
         return True
 
     def take(self, report: boards.Left) -> None:
