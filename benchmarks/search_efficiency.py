@@ -5,7 +5,7 @@ cold, and warm from a random search on another board type. Both types are this m
 (width of vectors), so that a schedule's latency differs too. A candidate runs on one thread and is timed by its
 processor time, the least of several samples, so that other work here matters little; its latency is kept by its hash,
 so that it is the same for whoever proposes it. Nothing here measures how long searching takes.
-Default budget: 3 workloads x 3 seeds x 64 trials, about an hour on two idle cores.
+Default budget: 3 workloads x 3 seeds x 64 trials, about half an hour on two cores.
 """
 
 from __future__ import annotations
