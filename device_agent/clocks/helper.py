@@ -229,21 +229,25 @@ def open_listener(path: str, group: str | None) -> socket.socket:
             probe.connect(path)
             raise BusyError(f"somebody serves {path} already")
         except (FileNotFoundError, ConnectionRefusedError):
-            Path(path).unlink(missing_ok=True)
+            pass
+    # It takes the place of a killed helper's socket at once: a client that finds none takes it that no helper comes.
+    coming = f"{path}.new"
+    Path(coming).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     old_mask = os.umask(0o177)  # nobody may connect before the group is set
     try:
-        listener.bind(path)
+        listener.bind(coming)
     finally:
         os.umask(old_mask)
     if gid is not None:
         try:
-            os.chown(path, -1, gid)
-            os.chmod(path, 0o660)  # noqa: PTH101
+            os.chown(coming, -1, gid)
+            os.chmod(coming, 0o660)  # noqa: PTH101
         except PermissionError:
             _log.warning("not allowed to give %s to its group; only this user may connect", path)
     listener.listen(128)
     listener.setblocking(False)
+    Path(coming).rename(path)
     return listener
 
 
