@@ -21,13 +21,20 @@ from collections.abc import Mapping, Sequence
 SHARDS: Mapping[str, Sequence[str]] = {
     "acceptance": (
         "tests/acceptance",
+        "--ignore=tests/acceptance/test_campaign_chaos.py",
         "--ignore=tests/acceptance/test_campaign_faults.py",
         "--ignore=tests/acceptance/test_provision.py",
         "--ignore=tests/acceptance/test_sweep.py",
     ),
     # Integration first: its candidates load TVM's compiler, which cannot follow the runtime alone into a process.
     # Whatever provisions boards is here, one after the other: this machine's accounts are theirs.
-    "others": ("tests/integration", "tests/contract", "tests/unit", "tests/acceptance/test_provision.py"),
+    "others": (
+        "tests/integration",
+        "tests/contract",
+        "tests/unit",
+        "tests/acceptance/test_provision.py",
+        "tests/acceptance/test_campaign_chaos.py",
+    ),
 }
 # Virtual boards are as fast as this machine lets them: which one is 30 % slower, and whether one drifts during a sweep,
 # shows where little else runs.

@@ -111,6 +111,7 @@ def _folder() -> Iterator[Path]:
     for left in Path(root).glob(f"{_PREFIX}*-*"):
         owner = left.name.removeprefix(_PREFIX).partition("-")[0]
         if owner.isdecimal() and not _is_alive(int(owner)):
+            _end_stragglers(left)  # on a busy machine they see late that they are alone, and write into it till then
             _remove(left)
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
     try:
