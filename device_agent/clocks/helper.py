@@ -225,11 +225,9 @@ def open_listener(path: str, group: str | None) -> socket.socket:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
         probe.settimeout(1.0)
-        try:
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
             probe.connect(path)
             raise BusyError(f"somebody serves {path} already")
-        except (FileNotFoundError, ConnectionRefusedError):
-            pass
     # It takes the place of a killed helper's socket at once: a client that finds none takes it that no helper comes.
     coming = f"{path}.new"
     Path(coming).unlink(missing_ok=True)

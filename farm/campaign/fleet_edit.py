@@ -101,6 +101,13 @@ class Edit:
         """Change fields of a campaign."""
         self.campaigns[name] = change(self.campaigns[name], **changes)
 
+    def charge(self, name: str, board_s: float, **changes: object) -> None:
+        """A campaign has used board time, and its owner with it; other fields of the campaign change besides."""
+        campaign = self.campaigns[name]
+        owner = campaign.spec.owner
+        self.campaigns[name] = change(campaign, board_s=campaign.board_s + board_s, **changes)
+        self.owner_board_s[owner] = self.owner_board_s.get(owner, 0.0) + board_s
+
     def set_pool(self, key: PoolKey, **changes: object) -> None:
         """Change fields of a pool."""
         self.pools[key] = change(self.pools[key], **changes)
@@ -211,10 +218,7 @@ class Edit:
     def _settle(self, lane: Lane, key: PoolKey, board_s: float, more_s: float) -> None:
         campaign, pool = self.campaigns[lane.campaign], self.pools[key]
         owner = campaign.spec.owner
-        self.campaigns[lane.campaign] = change(
-            campaign, on_board=campaign.on_board - 1, board_s=campaign.board_s + board_s
-        )
-        self.owner_board_s[owner] = self.owner_board_s.get(owner, 0.0) + board_s
+        self.charge(lane.campaign, board_s, on_board=campaign.on_board - 1)
         self.pools[key] = change(
             pool,
             owner_used={**pool.owner_used, owner: pool.owner_used.get(owner, 0.0) + more_s},

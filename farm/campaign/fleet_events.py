@@ -297,10 +297,8 @@ def _(event: v.Measured, draft: Draft) -> None:
 
 @observe.register
 def _(event: v.WinnerMeasured, draft: Draft) -> None:
-    if (campaign := draft.campaigns.get(event.campaign)) is not None:
-        draft.set_campaign(event.campaign, board_s=campaign.board_s + event.board_s)
-        owner = campaign.spec.owner
-        draft.owner_board_s[owner] = draft.owner_board_s.get(owner, 0.0) + event.board_s
+    if event.campaign in draft.campaigns:
+        draft.charge(event.campaign, event.board_s)
 
 
 def _try_again(draft: Draft, job_number: int, side: FaultSide, board: str | None) -> None:

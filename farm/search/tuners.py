@@ -10,6 +10,7 @@ import collections
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from farm.search.cost_model import Features, Floats, measure_vectors
 from farm.search.decisions import Genome, count_decisions, cross, distance, list_decisions, mutate, neighbours
@@ -18,6 +19,7 @@ from farm.search.schedule_space import Evaluated
 
 # One row of scores for each model of a committee.
 Score = Callable[[Sequence[Features]], Floats]
+_Each = TypeVar("_Each")
 
 # Spaces up to this size are listed to the end once chance finds nothing new; evaluating a schedule takes 10-30 ms.
 SMALL_SPACE = 256
@@ -51,8 +53,8 @@ def draw_promising(history: TaskHistory, count: int) -> list[Evaluated]:
     rows: dict[int, list[Evaluated]] = {}
     for each in sorted(drawn, key=lambda each: -measure_vectors(each.features)):
         rows.setdefault(each.genome.sketch, []).append(each)
-    turns = [each for row in itertools.zip_longest(*(rows[sketch] for sketch in sorted(rows))) for each in row if each]
-    found = turns[: count - count // _ANY_EVERY]
+    turns = _in_turns(rows[sketch] for sketch in sorted(rows))
+    found = list(itertools.islice(turns, count - count // _ANY_EVERY))
     names = {each.hash for each in found}
     return [*found, *(each for each in drawn if each.hash not in names)][:count]
 
@@ -72,8 +74,12 @@ def list_space(history: TaskHistory) -> Iterator[tuple[Genome, int]]:
         (Genome(sketch, decisions) for decisions in list_decisions(knobs))
         for sketch, knobs in enumerate(history.space.knobs)
     ]
-    for row in itertools.zip_longest(*lists):
-        yield from ((genome, 0) for genome in row if genome is not None)
+    return ((genome, 0) for genome in _in_turns(lists))
+
+
+def _in_turns(rows: Iterable[Iterable[_Each]]) -> Iterator[_Each]:
+    """One of each row, then the next one of each, until all are at their ends."""
+    return (each for several in itertools.zip_longest(*rows) for each in several if each is not None)
 
 
 def space_size(history: TaskHistory) -> int:

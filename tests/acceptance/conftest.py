@@ -137,7 +137,7 @@ class Home:
 
     def expect_no_processes(self) -> None:
         """Fail unless everything that the commands started has ended with them."""
-        wait_until(lambda: not self.processes(), f"the ends of {self.processes()}", LINGER_S)
+        wait_until(lambda: not self.processes(), "every process to be gone", LINGER_S)
 
     def rows(self, query: str) -> list[Any]:
         """What the store holds, read beside whoever writes it; nothing where there is no store yet."""

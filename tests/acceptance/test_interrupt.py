@@ -29,7 +29,7 @@ def interrupt(home: Home, running: Running, number: signal.Signals, group: bool)
     assert "Traceback" not in done.err
     assert done.out == ""
     # Whom we were just starting hears of our end from the kernel, a moment after us.
-    wait_until(lambda: not home.processes(), "every process to be gone", 2.0)
+    home.expect_no_processes()
     assert home.lock_is_free()
     assert {path.name for path in home.temporary.iterdir()} <= {f"tvm-farm-{os.getuid()}.lock"}
     return done

@@ -16,7 +16,7 @@ import tvm_ffi
 from farm.errors import UsageError
 from farm.search import tvm_env, workloads
 from farm.search.campaign_search import CampaignSearch, Candidate, ForeignTrial, SearchTask
-from farm.search.cost_model import measure_vectors
+from farm.search.cost_model import Features, measure_vectors
 from farm.search.schedule_space import ScheduleSpace
 from farm.search.traits import derive_traits
 from farm.search.workloads import Workload
@@ -87,14 +87,19 @@ def open_space(workload_hash: str) -> ScheduleSpace:
     return ScheduleSpace(next(workload for workload in every if workload.hash == workload_hash))
 
 
-def latency_by_features(candidate: Candidate) -> float | None:
-    """A latency that what the code does decides, the same for all sizes and targets."""
+def find_features(candidate: Candidate) -> Features:
+    """MetaSchedule's features of each of its stores."""
     space = open_space(candidate.workload)
     genome = space.read(candidate.trace_json)
     assert genome is not None
     [found] = space.evaluate([(genome, 0)])
     assert found is not None
-    return 1e-3 * math.exp(0.02 * float(found.features.sum(axis=0) @ _WEIGHTS))
+    return found.features
+
+
+def latency_by_features(candidate: Candidate) -> float | None:
+    """A latency that what the code does decides, the same for all sizes and targets."""
+    return 1e-3 * math.exp(0.02 * float(find_features(candidate).sum(axis=0) @ _WEIGHTS))
 
 
 Latency = Callable[[Candidate], float | None]
@@ -178,12 +183,7 @@ def test_searching_beats_chance(tuner: str, loss: str | None) -> None:
 
 def find_vectors(candidate: Candidate) -> float:
     """How long the vectors of its product are, log2 and a little, by its features."""
-    space = open_space(candidate.workload)
-    genome = space.read(candidate.trace_json)
-    assert genome is not None
-    [found] = space.evaluate([(genome, 0)])
-    assert found is not None
-    return measure_vectors(found.features)
+    return measure_vectors(find_features(candidate))
 
 
 def test_the_features_tell_how_long_vectors_are() -> None:
