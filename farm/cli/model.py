@@ -24,7 +24,10 @@ def list_zoo(json: options.Json = False, debug: options.Debug = False) -> None:
                 "name": model.name,
                 "description": model.description,
                 "inputs": {name: list(shape) for name, shape in model.input_shapes.items()},
+                "outputs": {name: list(shape) for name, shape in model.output_shapes.items()},
                 "parameters": model.parameters,
+                "flop": model.flop,
+                "published": model.published or None,
             }
             for model in zoo.ZOO.values()
         ]
@@ -32,17 +35,18 @@ def list_zoo(json: options.Json = False, debug: options.Debug = False) -> None:
             output.print_json(rows)
             return
         output.print_table(
-            ("Name", "Parameters", "Inputs", "Description"),
+            ("Name", "Parameters", "GFLOP", "Inputs", "Description"),
             [
                 (
                     r["name"],
                     f"{r['parameters']:,}",
+                    f"{r['flop'] / 1e9:.3g}",
                     ", ".join(f"{n} {_shape(s)}" for n, s in r["inputs"].items()),
                     r["description"],
                 )
                 for r in rows
             ],
-            left=(0, 2, 3),
+            left=(0, 3, 4),
         )
 
     output.run(work, debug)

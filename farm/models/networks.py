@@ -1,7 +1,7 @@
 """The zoo's networks, layer by layer as published. Weights come from `onnx_builder.py`, names from `zoo.py`.
 
 Each function builds on (1, 3, H, W) or (1, features) and returns the tensor that holds the scores, before any softmax:
-a softmax would hide small errors and saturate on large ones.
+a softmax would hide small errors and saturate on large ones. Inception and YOLO are in modules of their own.
 """
 
 from __future__ import annotations
@@ -51,6 +51,25 @@ def _basic_block(g: GraphBuilder, x: str, channels: int, stride: int) -> str:
     y = g.batch_norm(g.conv(y, channels, 3, pad=1, bias=False, gain=1.0), scale=0.5)
     if stride != 1 or g.channels(x) != channels:
         x = g.batch_norm(g.conv(x, channels, 1, stride=stride, bias=False, gain=1.0))
+    return g.relu(g.add(y, x))
+
+
+def resnet50(g: GraphBuilder, x: str) -> str:
+    """ResNet-50, 1000 classes; as torchvision's, whose stages shrink in their 3x3 and not in their first 1x1."""
+    x = g.relu(g.batch_norm(g.conv(x, 64, 7, stride=2, pad=3, bias=False)))
+    x = g.max_pool(x, 3, stride=2, pad=1)
+    for stage, (channels, blocks) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3))):
+        for block in range(blocks):
+            x = _bottleneck(g, x, channels, stride=2 if stage and not block else 1)
+    return g.dense(g.global_average(x), 1000)
+
+
+def _bottleneck(g: GraphBuilder, x: str, channels: int, stride: int) -> str:
+    y = g.relu(g.batch_norm(g.conv(x, channels, 1, bias=False)))
+    y = g.relu(g.batch_norm(g.conv(y, channels, 3, stride=stride, pad=1, bias=False)))
+    y = g.batch_norm(g.conv(y, 4 * channels, 1, bias=False, gain=1.0), scale=0.5)
+    if stride != 1 or g.channels(x) != 4 * channels:
+        x = g.batch_norm(g.conv(x, 4 * channels, 1, stride=stride, bias=False, gain=1.0))
     return g.relu(g.add(y, x))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,17 +48,21 @@ class GraphBuilder:
         self,
         x: str,
         out_channels: int,
-        kernel: int,
+        kernel: int | tuple[int, int],
         *,
         stride: int = 1,
-        pad: int = 0,
+        pad: int | tuple[int, int] = 0,
         groups: int = 1,
         bias: bool = True,
         gain: float = 2.0,
     ) -> str:
-        """A square 2-D convolution. `gain` is the variance kept per layer: 2 before a ReLU, 1 before none."""
-        fan_in = self.channels(x) // groups * kernel * kernel
-        shape = (out_channels, self.channels(x) // groups, kernel, kernel)
+        """A 2-D convolution; `kernel` and `pad` are (rows, columns) or one number for both.
+
+        `gain` is the variance kept per layer: 2 before a ReLU, 1 before none.
+        """
+        rows, columns = _pair(kernel)
+        fan_in = self.channels(x) // groups * rows * columns
+        shape = (out_channels, self.channels(x) // groups, rows, columns)
         inputs = [x, self._weight(self._normal(shape, math.sqrt(gain / fan_in)))]
         if bias:
             inputs.append(self._weight(self._normal((out_channels,), 0.1)))
@@ -66,13 +70,13 @@ class GraphBuilder:
             "Conv",
             inputs,
             out_channels,
-            kernel_shape=[kernel, kernel],
+            kernel_shape=[rows, columns],
             strides=[stride, stride],
-            pads=[pad] * 4,
+            pads=[*_pair(pad)] * 2,
             group=groups,
         )
 
-    def batch_norm(self, x: str, *, scale: float = 1.0) -> str:
+    def batch_norm(self, x: str, *, scale: float = 1.0, epsilon: float = 1e-5) -> str:
         """Batch normalisation with statistics as training might leave them: per channel, none of them 0 or 1.
 
         `scale` is the mean of gamma; below 1 it keeps the sum of a residual block from growing with depth.
@@ -83,7 +87,7 @@ class GraphBuilder:
         inputs = [x, self._weight(gamma), self._weight(beta)]
         mean, variance = self._normal((n,), 0.1), self._random.uniform(0.5, 1.5, n)
         inputs += [self._weight(mean, trained=False), self._weight(variance, trained=False)]
-        return self._node("BatchNormalization", inputs, n, epsilon=1e-5)
+        return self._node("BatchNormalization", inputs, n, epsilon=epsilon)
 
     def dense(self, x: str, out_features: int, *, gain: float = 1.0) -> str:
         """A fully connected layer with bias, on a 2-D tensor."""
@@ -96,6 +100,10 @@ class GraphBuilder:
         """max(x, 0)."""
         return self._node("Relu", [x], self.channels(x))
 
+    def leaky_relu(self, x: str, slope: float) -> str:
+        """`x` where it is positive, else `slope` times `x`."""
+        return self._node("LeakyRelu", [x], self.channels(x), alpha=slope)
+
     def relu6(self, x: str) -> str:
         """min(max(x, 0), 6)."""
         bounds = [self._weight(np.float32(value), trained=False) for value in (0.0, 6.0)]
@@ -105,6 +113,11 @@ class GraphBuilder:
         """Square 2-D max pooling; `ceil` lets the last window hang over the edge."""
         attributes = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4, "ceil_mode": int(ceil)}
         return self._node("MaxPool", [x], self.channels(x), **attributes)
+
+    def average_pool(self, x: str, kernel: int, *, stride: int, pad: int = 0) -> str:
+        """Square 2-D mean over the window, the zeros around the image counted."""
+        attributes = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4}
+        return self._node("AveragePool", [x], self.channels(x), count_include_pad=1, **attributes)
 
     def global_average(self, x: str) -> str:
         """Mean over height and width, flattened to (batch, channels)."""
@@ -119,13 +132,32 @@ class GraphBuilder:
         """Join along channels."""
         return self._node("Concat", tensors, sum(map(self.channels, tensors)), axis=1)
 
-    def finish(self, name: str, x: str, output: str, shape: Sequence[int]) -> bytes:
-        """Rename `x`, made last, to `output` and return the model: the same bytes for the same calls and seed."""
-        if self._nodes[-1].output[0] != x:
-            raise InternalError(f"{name}: the output must be the tensor made last")
-        self._nodes[-1].output[0] = output
-        result = helper.make_tensor_value_info(output, TensorProto.FLOAT, list(shape))
-        graph = helper.make_graph(self._nodes, name, [self._input], [result], self._weights)
+    def take_channels(self, x: str, begin: int, end: int) -> str:
+        """Channels `begin` to `end`, the last left out."""
+        bounds = [self._constant(np.array([value], np.int64)) for value in (begin, end, 1)]
+        return self._node("Slice", [x, *bounds], end - begin)
+
+    def upsample(self, x: str, factor: int) -> str:
+        """Each pixel repeated `factor` times along height and width."""
+        scales = self._constant(np.array([1, 1, factor, factor], np.float32))
+        attributes = {"coordinate_transformation_mode": "asymmetric", "mode": "nearest", "nearest_mode": "floor"}
+        return self._node("Resize", [x, "", scales], self.channels(x), **attributes)
+
+    def finish(self, name: str, outputs: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
+        """The model, the same bytes for the same calls and seed. `outputs` maps a name to a tensor and its shape.
+
+        Raises InternalError for a tensor that other nodes read: it could not be renamed.
+        """
+        names = {tensor: output for output, (tensor, _) in outputs.items()}
+        if read := names.keys() & {tensor for node in self._nodes for tensor in node.input}:
+            raise InternalError(f"{name}: {', '.join(sorted(read))} is no end of the graph")
+        for node in self._nodes:
+            node.output[0] = names.get(node.output[0], node.output[0])
+        results = [
+            helper.make_tensor_value_info(output, TensorProto.FLOAT, list(shape))
+            for output, (_, shape) in outputs.items()
+        ]
+        graph = helper.make_graph(self._nodes, name, [self._input], results, self._weights)
         model = helper.make_model(
             graph,
             opset_imports=[helper.make_opsetid("", OPSET)],
@@ -142,9 +174,12 @@ class GraphBuilder:
 
     def _weight(self, values: npt.ArrayLike, *, trained: bool = True) -> str:
         array = np.asarray(values, dtype=np.float32)
+        self.parameters += array.size if trained else 0
+        return self._constant(array)
+
+    def _constant(self, array: npt.NDArray[Any]) -> str:
         name = f"w{len(self._weights)}"
         self._weights.append(numpy_helper.from_array(array, name))
-        self.parameters += array.size if trained else 0
         return name
 
     def _node(self, operator: str, inputs: Sequence[str], channels: int, **attributes: Any) -> str:
@@ -152,3 +187,7 @@ class GraphBuilder:
         self._nodes.append(helper.make_node(operator, list(inputs), [output], name=output, **attributes))
         self._channels[output] = channels
         return output
+
+
+def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else value
