@@ -8,11 +8,9 @@ from decimal import Decimal
 from pathlib import Path
 
 import device_agent
-from device_agent.protocol import EVERY_CLUSTER, OperatingPoint, ProtocolError
+from device_agent.protocol import EVERY_CLUSTER, NAME_RULE, OperatingPoint, ProtocolError, is_name
 from device_agent.sysfs import parse_cpu_list
 
-# Names go into tracker keys, file names and metrics labels; the tracker splits keys at colons, TVM at blanks.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _UNITS = {"": 1, "hz": 1, "khz": 1_000, "mhz": 1_000_000, "ghz": 1_000_000_000}
 
 
@@ -146,10 +144,8 @@ def read_point(options: argparse.Namespace) -> OperatingPoint:
 
 
 def _name(text: str) -> str:
-    if not _NAME.fullmatch(text):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a name: letters, digits, dot, dash and underscore, 63 at most, no dash or dot first"
-        )
+    if not is_name(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name: {NAME_RULE}")
     return text
 
 

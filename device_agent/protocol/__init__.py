@@ -23,6 +23,7 @@ from device_agent.protocol.lease import (
     parse_fence_key,
 )
 from device_agent.protocol.messages import Message, ProtocolError, StrEnum, pack_frame, unpack_frame
+from device_agent.protocol.names import NAME_RULE, is_name
 from device_agent.protocol.outcome import FaultSide, Outcome, Status
 from device_agent.protocol.power import Energy, EnergySpec, PowerSpec, PowerTrace, PowerWindow, RailPower, SensorInfo
 from device_agent.protocol.specs import Engine, Limits, MeasureSpec, RunSpec, StartConditions, TensorSpec
@@ -45,6 +46,7 @@ __all__ = [
     "EVERY_CLUSTER",
     "FENCE_PREFIX",
     "MEASURE",
+    "NAME_RULE",
     "PIN",
     "POWER",
     "PROTOCOL_VERSION",
@@ -83,6 +85,7 @@ __all__ = [
     "StrEnum",
     "TensorSpec",
     "fence_key",
+    "is_name",
     "pack_frame",
     "parse_fence_key",
     "unpack_frame",

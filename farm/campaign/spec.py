@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from device_agent.protocol import EVERY_CLUSTER
+from device_agent.protocol import EVERY_CLUSTER, NAME_RULE, is_name
 from farm.durations import EXAMPLES, parse_duration_s
 from farm.errors import UsageError
 from farm.inventory import document_lines, documents
@@ -69,9 +69,15 @@ def _not_empty(items: tuple[Any, ...]) -> tuple[Any, ...]:
     return items
 
 
+def _name(value: str) -> str:
+    if not is_name(value):
+        raise ValueError(f"it must be {NAME_RULE}")
+    return value
+
+
 Count = Annotated[int, pydantic.Field(strict=True, ge=1)]
 Seconds = Annotated[float, pydantic.BeforeValidator(_seconds)]
-CampaignName = Annotated[str, pydantic.Field(strict=True, pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=63)]
+CampaignName = Annotated[str, pydantic.Field(strict=True), pydantic.AfterValidator(_name)]
 # One more doubles a campaign's part of its owner's share: ten are a thousandfold.
 Priority = Annotated[int, pydantic.Field(strict=True, ge=-10, le=10)]
 Batch = Annotated[int, pydantic.Field(strict=True, ge=1, le=4096)]

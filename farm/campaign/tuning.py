@@ -24,7 +24,7 @@ from farm.campaign.engine_parts import Parts
 from farm.campaign.engine_ray import ray_running
 from farm.campaign.engine_verify import Verdict, verify_winners
 from farm.campaign.machine import close_abandoned_campaigns, machine_lock, process_identity
-from farm.errors import FarmError, UnavailableError, UsageError
+from farm.errors import FarmError, PermanentError, UnavailableError, UsageError
 from farm.fleet import processes
 from farm.fleet.local import LocalFarm
 from farm.fleet.site import Site
@@ -72,6 +72,18 @@ class Tuned:
     seconds_tuning: float
     overheads_s: tuple[float, ...]
     history: tuple[tuple[int, float], ...]
+
+
+def find_failure(trials: Mapping[str, int], records: int) -> PermanentError | None:
+    """What a run stands for that made `trials` (by fault side) and holds so many checked records; None: it worked."""
+    if not any(trials.values()) or (trials["ok"] and records):
+        return None
+    if trials["ok"]:
+        said = f"none of {trials['ok']} good trials computes what it should"
+    else:
+        faults = ", ".join(f"{side.removesuffix('_faults')} {count}" for side, count in trials.items() if count)
+        said = f"all {sum(trials.values())} trials failed; faults: {faults}"
+    return PermanentError(said, "`farm doctor` tries each part of the farm; logs are in the folder logs of FARM_HOME.")
 
 
 class Tuning(abc.ABC):

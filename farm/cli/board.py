@@ -19,6 +19,7 @@ from farm.errors import UsageError
 from farm.fleet.health import Kind, Limits, Observation, decide_by
 from farm.inventory import fleet_addresses, fleet_ranges
 from farm.inventory.board_types import load_board_types, require_board_type
+from farm.inventory.fleet_document import check_labels
 from farm.services.state import is_held
 from farm.values import Direct, Ssh, State, Transport, Virtual
 
@@ -139,13 +140,14 @@ def add(
 
 @app.command("remove")
 def remove(names: Names, debug: options.Debug = False) -> None:
-    """Forget boards. Their trials and events stay; a board that is leased is refused."""
+    """Forget boards, all or none. Their trials and events stay; a board that is leased is refused."""
 
     def work() -> None:
         with options.open_store() as store:
-            for name in names:
-                store.remove_board(name, by=name_user())
-                output.stdout.print(f"removed {name}")
+            chosen = dict.fromkeys(names)
+            store.remove_board(*chosen, by=name_user())
+        for name in chosen:
+            output.stdout.print(f"removed {name}")
 
     output.run(work, debug)
 
@@ -211,15 +213,17 @@ def _note_age(boards: list[dict[str, Any]]) -> None:
 
 
 def _order(kind: Kind, names: list[str], reason: str, debug: bool) -> None:
-    """Give an order for each board; what it leads to is printed."""
+    """Give an order for each board, or for none where one of them refuses it; what it leads to is printed."""
 
     def work() -> None:
         with options.open_store() as store:
-            for name in names:
-                result = store.observe_board(
-                    name, str(kind), name_user(), decide_by(Observation(kind, reason), Limits())
-                )
-                output.stdout.print(f"{name}: {result.standing.health}; {result.reason}")
+            chosen = list(dict.fromkeys(names))
+            results = store.observe_boards(
+                chosen, str(kind), name_user(), decide_by(Observation(kind, reason), Limits())
+            )
+        for name, result in results.items():
+            said = f"; {result.reason}" if result.reason else " already"
+            output.stdout.print(f"{name}: {result.standing.health}{said}")
 
     output.run(work, debug)
 
@@ -231,7 +235,7 @@ def _read_labels(texts: list[str]) -> dict[str, str]:
         if not equals or not key.strip() or key in labels:
             raise UsageError(f"{text!r} is no label", "Labels are KEY=VALUE, each key once.")
         labels[key.strip()] = value.strip()
-    return labels
+    return check_labels(labels)
 
 
 def _read_ssh(text: str, key_file: str, host_key: str) -> Ssh:

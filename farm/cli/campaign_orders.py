@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from device_agent.protocol import is_name
 from farm import settings as farm_settings
 from farm.campaign.machine import name_user
 from farm.cli import campaign_options, options, output
@@ -102,6 +103,8 @@ def report(
         with options.open_store() as store:
             control.close_abandoned(store)
             document = make_document(store, name)
+        if out is None and not is_name(name):  # one of an earlier version's, which took any
+            raise UsageError(f"{name!r} cannot name a folder", "Say with --out where the report is to go.")
         paths = write_campaign_report(document, out or pathlib.Path(f"campaign-{name}"))
         if json:
             output.print_json({"campaign": name, "report": paths})

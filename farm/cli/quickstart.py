@@ -41,6 +41,7 @@ def quickstart(
         screen = output.Screen()
         # Imported here: Ray takes a second that wrong usage should not wait for.
         from farm.campaign import quickstart as job
+        from farm.campaign.tuning import find_failure
 
         with options.open_store(settings) as store:
             try:
@@ -54,6 +55,8 @@ def quickstart(
             _print(document)
         if document["outputs_match"] is False:
             raise SystemExit(1)
+        if error := find_failure(document["trials"], document["records"]["used"]):
+            raise error
 
     output.run(work, debug)
 

@@ -13,7 +13,7 @@ from farm import settings as farm_settings
 from farm.campaign.machine import close_abandoned_sweeps
 from farm.cli import options, output, sweep_table
 from farm.cli.durations import read_duration_s
-from farm.errors import PermanentError, UsageError
+from farm.errors import UsageError
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.store import Store
 from farm.sweep import stored
@@ -78,7 +78,7 @@ def run(
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Measure a model at the clocks that a board has; say which setting to ship."""
+    """Measure a model at the clocks that a board has; say which setting to ship. Exit code 1 where none can be."""
 
     def work() -> None:
         from farm.sweep import programs, runner
@@ -208,7 +208,7 @@ def pick(
                 from farm.sweep import runner
 
                 runner.resume_sweep(sweep, settings, store, output.Screen().note, goal)
-            from farm.sweep.document import find_series
+            from farm.sweep.document import find_failure, find_series
 
             document = _make_document(store, sweep, goal)
             chosen = find_series(document, variant, batch)
@@ -220,8 +220,8 @@ def pick(
             output.print_json({**{key: document[key] for key in ("sweep", "model", "board", "goal")}, "picks": picks})
         else:
             sweep_table.print_picks(document, chosen)
-        if not any(each["pick"] for each in picks):
-            raise PermanentError(f"nothing can be picked: {picks[0]['no_pick']}")
+        if error := find_failure(document | {"series": chosen}):
+            raise error
 
     output.run(work, debug)
 
@@ -233,15 +233,15 @@ def _make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[s
 
 
 def _finish(store: Store, sweep: int, out: Path | None, json: bool) -> None:
-    """Show a sweep that has just ended. Raises PermanentError where it was voided."""
+    """Show a sweep that has just ended. Raises PermanentError where it was voided, or nothing can be picked."""
     document = _make_document(store, sweep)
     if out is not None:
         document["report"] = _write_report(document, out)
     _show(document, json)
-    if document["state"] == "voided":
-        raise PermanentError(
-            f"sweep {sweep} is void: {document['reason']}", "Its visits are kept; see `farm sweep show`."
-        )
+    from farm.sweep.document import find_failure
+
+    if error := find_failure(document):
+        raise error
 
 
 def _write_report(document: dict[str, Any], out: Path) -> dict[str, str]:

@@ -35,7 +35,10 @@ def tune(
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Tune a model for a board type; the best verified code of each workload becomes a record."""
+    """Tune a model for a board type; the best verified code of each workload becomes a record.
+
+    Exit code 1 where none was found.
+    """
     since = time.monotonic()
 
     def work() -> None:
@@ -47,7 +50,7 @@ def tune(
             source, inputs = options.read_model(model, shape)
             screen = output.Screen()
             from farm.campaign.fleet_tuning import FleetTuning
-            from farm.campaign.tuning import LocalTuning, Tuning
+            from farm.campaign.tuning import LocalTuning, Tuning, find_failure
 
             tuning: Tuning
             if board is None and kind.host_is_board:
@@ -66,6 +69,8 @@ def tune(
             output.print_json(document)
         else:
             _print(document)
+        if error := find_failure(tuned.trials, tuned.verdict.records + tuned.verdict.unchanged):
+            raise error
 
     output.run(work, debug)
 

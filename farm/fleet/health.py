@@ -56,6 +56,13 @@ _COMMANDED = {
     Kind.CLEAR: (frozenset({Health.SUSPECT, Health.QUARANTINED, Health.UNSAFE, Health.RETIRED}), Health.SUSPECT),
     Kind.RETIRE: (frozenset(Health) - {Health.RETIRED}, Health.RETIRED),
 }
+# command -> the healths in which it is carried out already: giving it twice is no error
+_DONE = {
+    Kind.DRAIN: frozenset({Health.MAINTENANCE}),
+    Kind.UNDRAIN: frozenset({Health.GOOD, Health.SUSPECT}),
+    Kind.CLEAR: frozenset({Health.GOOD}),
+    Kind.RETIRE: frozenset({Health.RETIRED}),
+}
 _TEXT = {
     Kind.PROBE_PASSED: "a probe passed",
     Kind.PROBE_FAILED: "a probe failed",
@@ -115,7 +122,8 @@ def transition(
 ) -> Transition:
     """What `observation` makes of a board. `now_s` is on the clock of the history's times.
 
-    Pure. Raises UsageError for an operator's command that does not apply to the board's health, naming what does.
+    Pure. A command that is carried out already changes nothing. Raises UsageError for one that does not apply to the
+    board's health, naming what does.
     """
     kind, text = observation.kind, observation.text
     if kind in COMMANDS:
@@ -154,6 +162,8 @@ def decide_by(observation: Observation, limits: Limits) -> Callable[[Standing, H
 def _obey(standing: Standing, observation: Observation, history: HealthHistory, now_s: float) -> Transition:
     command = observation.kind
     applies, health = _COMMANDED[command]
+    if standing.health in _DONE.get(command, frozenset()):
+        return Transition(standing, history, "")
     if standing.health not in applies:
         possible = sorted(str(other) for other, (healths, _) in _COMMANDED.items() if standing.health in healths)
         raise UsageError(

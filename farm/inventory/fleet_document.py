@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import pydantic
 
+from farm.errors import UsageError
 from farm.inventory import document_lines, documents, fleet_ranges
 from farm.inventory.hardware import Text
 
@@ -43,6 +45,7 @@ Label = Annotated[
 ]
 LabelName = Annotated[str, pydantic.Field(pattern=r"^[a-z0-9]([a-z0-9_./-]*[a-z0-9])?$", max_length=63)]
 Pattern = Annotated[str, pydantic.BeforeValidator(_quoted)]
+_LABELS = pydantic.TypeAdapter(dict[LabelName, Label])
 GroupName = Annotated[
     str, pydantic.BeforeValidator(_quoted), pydantic.Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=63)
 ]
@@ -81,6 +84,18 @@ class Group(documents.StrictModel):
     vars: Variables | None = None
     hosts: dict[Pattern, Host | None] | None = None
     groups: dict[GroupName, Group | None] | None = None
+
+
+def check_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Labels that were given elsewhere, held to the rule for those of a file. Raises UsageError."""
+    try:
+        return _LABELS.validate_python(dict(labels))
+    except pydantic.ValidationError as error:
+        detail = error.errors()[0]
+        raise UsageError(
+            f"{detail['input']!r} cannot be in a label: {detail['msg'].removeprefix('Value error, ')}",
+            "Keys are lower-case letters and digits, with . _ - / between them.",
+        ) from error
 
 
 def read_groups(path: pathlib.Path) -> Group:

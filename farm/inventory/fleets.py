@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from device_agent.protocol import NAME_RULE, is_name
 from farm.errors import UsageError
 from farm.inventory import document_lines, fleet_document, fleet_ranges
 from farm.inventory import fleet_addresses as addresses
@@ -26,8 +26,6 @@ TRACKER_PORT = 9190
 LOOPBACK = "127.0.0.1"
 
 T = TypeVar("T")
-# What agent and store take for a name.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _ONLY_FOR = {
     "address": ("ssh",),
     "port": ("ssh", "direct"),
@@ -145,12 +143,8 @@ class _Reading:
                 raise _FaultError(count.place, f"{pattern}: more than {fleet_ranges.MAX_EXPANDED} boards")
             names = [each for name in names for each in fleet_ranges.number(name, count.value)]
         for name in names:
-            if not _NAME.fullmatch(name):
-                raise _FaultError(
-                    place,
-                    f"{name!r} cannot be a board's name: up to 63 letters, digits, dots, dashes and underscores, "
-                    "a letter or digit first",
-                )
+            if not is_name(name):
+                raise _FaultError(place, f"{name!r} cannot be a board's name: {NAME_RULE}")
         board_type = self._read_type(_take(given, "type", pattern, place), kind, given["type"].place)
         for variable, said in given.items():
             if variable in _ONLY_FOR and kind not in _ONLY_FOR[variable] and said.place[: len(place)] == place:

@@ -6,12 +6,12 @@ Which observation changes what is decided elsewhere (`farm.fleet.health`); here 
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
+from device_agent.protocol import NAME_RULE, is_name
 from farm.errors import TransientError, UsageError
 from farm.store import schema
 from farm.store.base import Base
@@ -27,9 +27,6 @@ from farm.store.standing import (
     unknown_board,
 )
 from farm.values import Board, Direct, Health, HealthHistory, Standing, Transition, Transport, Virtual
-
-# A board's name is a part of its key at the tracker, of file names and of metrics.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 Decide = Callable[[Standing, HealthHistory, float], Transition]
 
@@ -49,11 +46,8 @@ class BoardQueries(Base):
 
         Raises UsageError where the name is taken or cannot be one.
         """
-        if not _NAME.fullmatch(name):
-            raise UsageError(
-                f"{name!r} cannot be a board's name",
-                "Up to 63 letters, digits, dots, dashes and underscores, a letter or digit first.",
-            )
+        if not is_name(name):
+            raise UsageError(f"{name!r} cannot be a board's name", f"A name is {NAME_RULE}.")
         with self._writing() as connection:
             if connection.execute(select_boards().where(schema.boards.c.name == name)).first():
                 raise UsageError(f"there is a board {name!r} already", "Remove it first, or give another name.")
@@ -112,18 +106,20 @@ class BoardQueries(Base):
             self._add_board_event(connection, name, "updated", before, after, text, by)
         return True
 
-    def remove_board(self, name: str, by: str = "operator") -> None:
-        """Forget a board and its golden-kernel history. Its trials and events stay.
+    def remove_board(self, *names: str, by: str = "operator") -> None:
+        """Forget a board, or several at once, and their golden-kernel history. Trials and events stay.
 
-        Raises UsageError for an unknown board, TransientError while it is leased.
+        All or none. Raises UsageError for an unknown board, TransientError while one is leased.
         """
         with self._writing() as connection:
-            row = require_row(connection, name)
-            self._require_free(row, "be removed")
-            for table in (schema.leases, schema.golden_samples):
-                connection.execute(table.delete().where(table.c.board == name))
-            connection.execute(schema.boards.delete().where(schema.boards.c.name == name))
-            self._add_board_event(connection, name, "removed", row["health"], None, f"was a {row['board_type']}", by)
+            for name in names:
+                row = require_row(connection, name)
+                self._require_free(row, "be removed")
+                for table in (schema.leases, schema.golden_samples):
+                    connection.execute(table.delete().where(table.c.board == name))
+                connection.execute(schema.boards.delete().where(schema.boards.c.name == name))
+                was = f"was a {row['board_type']}"
+                self._add_board_event(connection, name, "removed", row["health"], None, was, by)
 
     def save_board(self, board: Board) -> None:
         """Note that a board was seen and what it says of itself now; one that is not registered is added as good.
@@ -183,31 +179,12 @@ class BoardQueries(Base):
         pure. What it says of the lease is not kept: leases have their own calls. Raises UsageError for an unknown
         board, and whatever `decide` raises; then nothing is kept.
         """
+        return self.observe_boards([name], kind, by, decide)[name]
+
+    def observe_boards(self, names: Sequence[str], kind: str, by: str, decide: Decide) -> dict[str, Transition]:
+        """`observe_board` of several boards, in one transaction: where one of them raises, nothing is kept."""
         with self._writing() as connection:
-            row = require_row(connection, name)
-            now, wall = self._clock(), self._wall_clock()
-            before, history = to_standing(row, now), to_history(row, now)
-            transition = decide(before, history, now.seconds)
-            after, reason = transition.standing, transition.reason
-            changes: dict[str, Any] = {}
-            if transition.history != history or row["history_clock"] != now.clock:
-                changes |= {"history": dataclasses.asdict(transition.history), "history_clock": now.clock}
-            events: list[tuple[str, str]] = []
-            if after.reachable != before.reachable:
-                changes |= {"reachable": after.reachable, "state_reason": reason, "state_since": wall}
-                events.append((before.state, dataclasses.replace(after, leased=before.leased).state))
-            if after.health is not before.health:
-                changes |= {"health": str(after.health), "health_reason": reason, "health_since": wall}
-                events.append((before.health, after.health))
-            elif reason and not events:
-                if after.health is Health.SUSPECT:  # a quarantine keeps the reason that it began with
-                    changes["health_reason"] = reason
-                events.append((before.health, after.health))
-            if changes:
-                self._update_board(connection, name, changes)
-            for old, new in events:
-                self._add_board_event(connection, name, kind, str(old), str(new), reason, by)
-        return transition
+            return {name: self._observe(connection, name, kind, by, decide) for name in names}
 
     def fetch_board_events(self, board: str | None = None) -> list[dict[str, Any]]:
         """What happened to a board, or to all, oldest first: `kind`, `before`, `after`, `reason`, `by`, `at`.
@@ -218,6 +195,32 @@ class BoardQueries(Base):
         if board is not None:
             query = query.where(schema.board_events.c.board == board)
         return self._rows(query)
+
+    def _observe(self, connection: sa.Connection, name: str, kind: str, by: str, decide: Decide) -> Transition:
+        row = require_row(connection, name)
+        now, wall = self._clock(), self._wall_clock()
+        before, history = to_standing(row, now), to_history(row, now)
+        transition = decide(before, history, now.seconds)
+        after, reason = transition.standing, transition.reason
+        changes: dict[str, Any] = {}
+        if transition.history != history or row["history_clock"] != now.clock:
+            changes |= {"history": dataclasses.asdict(transition.history), "history_clock": now.clock}
+        events: list[tuple[str, str]] = []
+        if after.reachable != before.reachable:
+            changes |= {"reachable": after.reachable, "state_reason": reason, "state_since": wall}
+            events.append((before.state, dataclasses.replace(after, leased=before.leased).state))
+        if after.health is not before.health:
+            changes |= {"health": str(after.health), "health_reason": reason, "health_since": wall}
+            events.append((before.health, after.health))
+        elif reason and not events:
+            if after.health is Health.SUSPECT:  # a quarantine keeps the reason that it began with
+                changes["health_reason"] = reason
+            events.append((before.health, after.health))
+        if changes:
+            self._update_board(connection, name, changes)
+        for old, new in events:
+            self._add_board_event(connection, name, kind, str(old), str(new), reason, by)
+        return transition
 
     def _require_free(self, row: Mapping[str, Any], what: str) -> None:
         if is_leased(row, self._clock()):

@@ -10,6 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from device_agent.protocol import NAME_RULE, is_name
 from farm.errors import InternalError, UsageError
 from farm.store import schema
 from farm.store.workloads import WorkloadQueries
@@ -60,9 +61,11 @@ class CampaignQueries(WorkloadQueries):
         """Put a campaign into the store for an engine to find; returns its number.
 
         `order` has at least `name`, `owner`, `budget`, `models` and `types`; `workloads` are as for `save_workloads`,
-        each with its `board_type`. Raises UsageError where the name was used before, by any campaign ever.
+        each with its `board_type`. Raises UsageError for what is no name, and for one that any campaign ever had.
         """
         name, types = str(order["name"]), [str(each["board_type"]) for each in order["types"]]
+        if not is_name(name):
+            raise UsageError(f"{name!r} cannot be a campaign's name", f"A name is {NAME_RULE}.")
         with self._writing() as connection:
             known = _find(connection, name)
             if known is not None:

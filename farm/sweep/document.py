@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farm.errors import UsageError
+from farm.errors import PermanentError, UsageError
 from farm.report import sweep_words
 from farm.store import Store
 from farm.sweep import adaptive, stored
@@ -61,6 +61,18 @@ def make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[st
         "programs": settings.get("programs", {}),
         "environment": settings.get("environment", {}) | {"exhaustive": request["exhaustive"], "seed": request["seed"]},
     }
+
+
+def find_failure(document: Mapping[str, Any]) -> PermanentError | None:
+    """What the end of a sweep stands for: it was voided, or no series has a pick. None where it led to one."""
+    if document["state"] == "voided":
+        return PermanentError(
+            f"sweep {document['sweep']} is void: {document['reason']}", "Its visits are kept; see `farm sweep show`."
+        )
+    series = document["series"]
+    if any(each["pick"] for each in series):
+        return None
+    return PermanentError(f"nothing can be picked: {series[0]['no_pick'] if series else 'nothing is measured yet'}")
 
 
 def find_series(document: Mapping[str, Any], variant: str | None, batch: int | None) -> list[dict[str, Any]]:

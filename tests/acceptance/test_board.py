@@ -78,7 +78,8 @@ def one_board() -> Iterator[Home]:
         pytest.param("add x:y --virtual jetson-nano", "name", id="bad-name"),
         pytest.param("add b1 --virtual jetson-nano", "already", id="taken"),
         pytest.param("drain b2", "b2", id="unknown-board"),
-        pytest.param("undrain b1", "does not apply", id="order-that-does-not-fit"),
+        pytest.param("drain b1 b2", "b2", id="one-of-two-unknown"),
+        pytest.param("remove b1 b2", "b2", id="one-of-two-unknown-to-forget"),
         pytest.param("show b7", "neither a board nor a board type", id="nothing-of-that-name"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from farm.errors import InternalError, TransientError, UsageError
-from farm.fleet.health import Kind, Limits, Observation, transition
+from farm.fleet.health import Kind, Limits, Observation, decide_by, transition
 from farm.store import Store, golden, parse_transport
 from farm.values import Board, Direct, GoldenSample, Health, HealthHistory, Standing, Virtual
 from tests.fleet_store import SSH, Clocks, kinds, observe, open_fleet, take
@@ -75,6 +75,22 @@ def test_labels_change_under_a_lease_but_the_way_to_the_board_does_not(store: St
         store.update_board("nano-99", labels={})
 
 
+def test_an_order_for_several_boards_is_all_or_none(store: Store) -> None:
+    """Where one of them is unknown or held, nothing happens to the others."""
+    store.register_board("nano-02", "jetson-nano", Virtual())
+    before = store.fetch_boards(), store.fetch_board_events()
+    drain = decide_by(Observation(Kind.DRAIN), Limits())
+    with pytest.raises(UsageError, match="nano-99"):
+        store.observe_boards(["nano-01", "nano-99"], Kind.DRAIN, "op", drain)
+    with pytest.raises(UsageError, match="nano-99"):
+        store.remove_board("nano-01", "nano-99")
+    assert (store.fetch_boards(), store.fetch_board_events()) == before
+    assert set(store.observe_boards(["nano-01", "nano-02"], Kind.DRAIN, "op", drain)) == {"nano-01", "nano-02"}
+    assert {board["health"] for board in store.fetch_boards()} == {"maintenance"}
+    store.remove_board("nano-01", "nano-02")
+    assert store.fetch_boards() == []
+
+
 def test_a_leased_board_is_not_removed(store: Store, clocks: Clocks) -> None:
     """Once it is free it is; what happened to it stays."""
     store.add_golden_sample(sample(1.0))
@@ -136,9 +152,10 @@ def test_faults_are_counted_over_transactions(store: Store, clocks: Clocks) -> N
 
 def test_a_refused_command_changes_nothing(store: Store) -> None:
     """The error goes to who gave it, and no event is kept."""
+    observe(store, Kind.UNSAFE)
     before = kinds(store)
     with pytest.raises(UsageError, match="does not apply"):
-        observe(store, Kind.UNDRAIN)
+        observe(store, Kind.DRAIN)
     assert kinds(store) == before
 
 

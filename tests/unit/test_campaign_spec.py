@@ -89,7 +89,7 @@ def test_points(tmp_path: pathlib.Path, written: str, expected: PointSpec) -> No
         ("trials: 100", "board_hours: 0", "line 4: budget.board_hours: Input should be greater than 0"),
         ("trials: 100", "board_hours: .inf", "line 4: budget.board_hours: Input should be a finite number"),
         ("trials: 100", "per_workload: -1", "line 4: budget.per_workload: Input should be greater than or equal to 1"),
-        ("nightly", "../nightly", "line 1: name: String should match pattern"),
+        ("nightly", "../nightly", "line 1: name: it must be up to 63 letters, digits"),
         ("name: nightly\n", "", "line 1: the key name is missing"),
         ("[mlp]", "[]", "line 2: models: at least one is wanted here"),
         ("[mlp]", "[mpl]", "line 2: models.0: no zoo model is called 'mpl'; there are squeezenet1.1"),
@@ -142,7 +142,7 @@ def test_wrong_sections(tmp_path: pathlib.Path, more: str, message: str) -> None
 def test_all_mistakes_are_told_at_once(tmp_path: pathlib.Path) -> None:
     """Mistakes come in the order of their lines, all in one error."""
     told = refuse(
-        tmp_path, "name: N\nmodels:\n  - mlp\n  - nil\nboards:\n  types: a\n  label: {}\nbudget: {trials: 0}\n"
+        tmp_path, "name: -n\nmodels:\n  - mlp\n  - nil\nboards:\n  types: a\n  label: {}\nbudget: {trials: 0}\n"
     )
     assert [line.partition(":")[0] for line in told] == ["line 1", "line 4", "line 7", "line 8"]
 

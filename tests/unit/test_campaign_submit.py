@@ -187,7 +187,7 @@ def test_a_clone_is_the_same_but_for_its_name(store: Store) -> None:
         ({"models": "resnet81"}, "no zoo model is called 'resnet81'"),
         ({"search": {"tuner": "best"}}, "search.tuner: Input should be"),
         ({"priority": 99}, "priority: Input should be less than or equal to 10"),
-        ({"name": "No Spaces"}, "name: String should match pattern"),
+        ({"name": "No Spaces"}, "name: it must be up to 63 letters"),
     ],
 )
 def test_python_refuses_what_a_file_refuses(given: dict[str, Any], message: str, tmp_path: pathlib.Path) -> None:

@@ -190,6 +190,18 @@ def test_how_an_end_is_told(store: Store, state: CampaignState, exit_code: int |
     assert error is None or said in str(error)
 
 
+def test_a_campaign_none_of_whose_trials_was_good_failed(store: Store) -> None:
+    """It is finished, but the command that waited for it has not got what it asked for."""
+    campaign = dataclasses.replace(store.fetch_fleet_campaign("c"), state=CampaignState.FINISHED)
+    tasks: list[dict[str, Any]] = [{"best_s": None}, {"best_s": None}]
+    failed = watch.find_error(dataclasses.replace(campaign, progress={"counted": 9, "tasks": tasks}))
+    assert failed is not None
+    assert failed.exit_code == 1
+    tasks[1]["best_s"] = 0.001
+    assert watch.find_error(dataclasses.replace(campaign, progress={"counted": 9, "tasks": tasks})) is None
+    assert watch.find_error(dataclasses.replace(campaign, progress={"counted": 0, "tasks": []})) is None
+
+
 # What is shown
 
 

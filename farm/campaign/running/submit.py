@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from device_agent.protocol import NAME_RULE, is_name
 from farm.campaign import plan_kept
 from farm.campaign.fleet_values import Budget
 from farm.campaign.plan import PlannedType, to_document
@@ -76,7 +77,9 @@ def clone(store: Store, name: str, new: str, changes: Mapping[str, Any], owner: 
 
 
 def require_new_name(store: Store, name: str) -> None:
-    """Refuse the name of a campaign that there is, before time is spent. Raises UsageError."""
+    """Refuse what is no name, or is that of a campaign that there is, before time is spent. Raises UsageError."""
+    if not is_name(name):
+        raise UsageError(f"{name!r} cannot be a campaign's name", f"A name is {NAME_RULE}.")
     there = {each.name: each for each in store.fetch_fleet_campaigns()}
     if name in there:
         state = there[name].state

@@ -68,10 +68,13 @@ def wait_settled(
 
 
 def find_error(campaign: FleetCampaign) -> FarmError | None:
-    """What the end of a campaign stands for; None where it is finished."""
+    """What the end of a campaign stands for; None where it is finished with at least one good trial."""
     told = f"campaign {campaign.name} is {campaign.state}" + (f": {campaign.reason}" if campaign.reason else "")
     if campaign.state is CampaignState.FINISHED:
-        return None
+        progress = campaign.progress or {}
+        if not progress.get("counted") or any(task["best_s"] is not None for task in progress["tasks"]):
+            return None
+        return PermanentError(f"all trials of campaign {campaign.name} failed", "Its report says how.")
     if campaign.over:
         return PermanentError(told, "Its trials are kept, and help later campaigns.")
     return UnavailableError(told, f"`farm campaign resume {campaign.name}` goes on with it.")
