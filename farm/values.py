@@ -32,10 +32,15 @@ class Board:
 
 @dataclasses.dataclass(frozen=True)
 class Direct:
-    """Reached on this machine's loopback. `port` is the agent's, None where the tracker says it."""
+    """Reached on this machine's loopback. `port` is the agent's, None where the tracker says it.
+
+    `on_demand`: the board is this machine as commands such as `farm tune` use it, each with an agent of its own; in
+    between there is none, and nobody misses it.
+    """
 
     kind: ClassVar[str] = "direct"
     port: int | None = None
+    on_demand: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

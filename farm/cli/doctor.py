@@ -11,6 +11,7 @@ from farm import settings as farm_settings
 from farm.cli import options, output
 from farm.errors import UsageError
 from farm.services.checks import Check, Level
+from farm.store.standing import is_on_demand, require_kept
 from farm.values import Health
 
 _MARKS = {
@@ -75,9 +76,10 @@ def _examine_boards(names: list[str] | None, json: bool) -> None:
     settings = farm_settings.load()
     with options.open_store(settings) as store:
         if names is None:
-            names = [row["name"] for row in store.fetch_boards() if row["health"] != Health.RETIRED]
+            rows = store.fetch_boards()
+            names = [row["name"] for row in rows if row["health"] != Health.RETIRED and not is_on_demand(row)]
         for name in names:
-            store.require_board(name)
+            require_kept(store.require_board(name))
     if not names:
         raise UsageError("there are no boards to examine", "`farm board add` registers one.")
     checks: dict[str, list[Check]] = {name: [] for name in names}

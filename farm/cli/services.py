@@ -18,6 +18,8 @@ from farm.errors import DeadlineError, PermanentError, TransientError, UsageErro
 from farm.services.client import Services, find_services, start_services, using_services
 from farm.services.state import is_held
 from farm.settings import Settings
+from farm.store import Store
+from farm.store.standing import is_on_demand, require_kept
 from farm.values import Health
 
 _LOOK_S = 0.25
@@ -113,11 +115,9 @@ def probe(
         timeout_s = read_duration_s("--timeout", timeout)
         settings = farm_settings.load()
         with options.open_store(settings) as store:
-            chosen = list(dict.fromkeys(names or ())) or [
-                board["name"] for board in store.fetch_boards() if board["health"] not in _OUT_OF_SERVICE
-            ]
+            chosen = list(dict.fromkeys(names or ())) or [row["name"] for row in list_in_service(store)]
             for name in chosen:
-                store.require_board(name)
+                require_kept(store.require_board(name))
         if not chosen:
             raise UsageError("there are no boards to probe", "`farm board add` registers one.")
         with using_services(settings, chosen, output.stderr.print) as services:
@@ -161,7 +161,7 @@ def _wait_probed(settings: Settings, services: Services, wait_s: float) -> None:
     while True:
         ways = {board["name"]: board for board in services.fetch_status()["boards"]}
         with options.open_store(settings) as store:
-            rows = [row for row in store.fetch_boards() if row["health"] not in _OUT_OF_SERVICE]
+            rows = list_in_service(store)
         waiting = [row for row in rows if row["health"] != Health.GOOD or row["state"] == "offline"]
         if not waiting:
             return
@@ -173,6 +173,11 @@ def _wait_probed(settings: Settings, services: Services, wait_s: float) -> None:
                 "The services stay up and go on trying; `farm status` shows how far they are.",
             )
         time.sleep(_LOOK_S)
+
+
+def list_in_service(store: Store) -> list[dict[str, Any]]:
+    """The boards that the services keep in reach, and that nobody has taken out of service."""
+    return [row for row in store.fetch_boards() if row["health"] not in _OUT_OF_SERVICE and not is_on_demand(row)]
 
 
 def _require_unused(settings: Settings, services: Services) -> None:

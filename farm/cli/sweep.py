@@ -16,6 +16,7 @@ from farm.cli.durations import read_duration_s
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.store import Store
+from farm.store.standing import is_on_demand
 from farm.sweep import stored
 from farm.sweep.values import Goal, Objective
 
@@ -281,7 +282,9 @@ def _choose_boards(store: Store, board_type: str | None, board: str | None) -> t
             raise UsageError(f"--board local is this machine, which is no {board_type}", "Leave --board-type out.")
         return require_board_type(LOCAL), None
     if board is not None:
-        return require_board_type(board_type or str(store.require_board(board)["board_type"])), board
+        row = store.require_board(board)
+        kind = require_board_type(board_type or str(row["board_type"]))
+        return kind, None if is_on_demand(row) and kind.name == row["board_type"] else board
     if board_type is None:
         raise UsageError("say which board to sweep on", "--board NAME, --board-type TYPE, or --board local.")
     return require_board_type(board_type), None

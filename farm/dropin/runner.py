@@ -28,6 +28,7 @@ from farm.inventory.board_types import require_board_type
 from farm.search.target import host_target, make_target
 from farm.services.client import using_services
 from farm.store import Store
+from farm.store.standing import require_kept
 
 DEFAULT_WAIT_S = 60.0
 # ELF's e_machine, from elf.h.
@@ -107,6 +108,9 @@ class FarmRunner(ms.runner.PyRunner):
         self.board_type = board_type
         self._type = require_board_type(board_type)
         pool = plan_pool(rows, board_type, board)
+        for row in rows:
+            if row["name"] in pool:
+                require_kept(row)
         self._spec = _plan_spec(settings, number, repeat, min_repeat_ms, timeout_sec)
         self._plan: TargetPlan | None = None
         with contextlib.ExitStack() as stack:

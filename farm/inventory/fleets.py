@@ -73,6 +73,8 @@ def describe_transport(transport: Transport) -> str:
     match transport:
         case Virtual(seed, faults):
             return ", ".join((f"virtual, seed {seed}", *(f"fault {fault}" for fault in faults)))
+        case Direct(on_demand=True):
+            return "this machine, while a command uses it"
         case Direct(port):
             return "direct" if port is None else f"direct, port {port}"
         case Ssh(host, user, port):

@@ -23,7 +23,7 @@ from farm.services.probing import Probing
 from farm.services.ways import DirectWay, VirtualWay, Way, WayState, make_way
 from farm.settings import Settings
 from farm.store import Store
-from farm.store.standing import parse_transport
+from farm.store.standing import is_on_demand, parse_transport
 from farm.values import Health, State, Transport
 
 BY = "services"
@@ -221,6 +221,8 @@ class Keeper:
         for row in self._rows:
             name = row["name"]
             if row["health"] == Health.RETIRED or (self._wanted is not None and name not in self._wanted):
+                continue
+            if is_on_demand(row):  # whoever uses it starts its agent, at a tracker that is not ours
                 continue
             seen.add(name)
             transport = parse_transport(row["transport"])

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from farm.fleet.health import Limits
+from farm.store.standing import is_on_demand
 from farm.values import Health, State
 
 # As many as the prober has threads.
@@ -73,7 +74,7 @@ def plan_probes(
 
 def plan_next_s(row: Mapping[str, Any], past: ProbePast | None, now_s: float, interval_s: float) -> float | None:
     """From when on a board is due, given that it stays as it is in `row`; None where it is not to be probed."""
-    if row["state"] != State.IDLE or row["lease"] is not None:
+    if row["state"] != State.IDLE or row["lease"] is not None or is_on_demand(row):
         return None
     match row["health"]:
         case Health.SUSPECT:

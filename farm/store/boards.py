@@ -133,13 +133,20 @@ class BoardQueries(Base):
             "description": dict(board.description),
             "seen_at": now,
         }
+        on_demand = to_document(Direct(on_demand=True))
         with self._writing() as connection:
-            if not self._update_board(connection, board.name, values):
+            known = connection.execute(select_boards().where(schema.boards.c.name == board.name)).mappings().first()
+            if known is not None:
+                # Version 0.1 did not say so; what nobody registered has no labels and was never given a way.
+                if known["transport"] == to_document(Direct()) and not self._is_registered(connection, board.name):
+                    values["transport"] = on_demand
+                self._update_board(connection, board.name, values)
+            else:
                 self._insert_board(
                     connection,
                     name=board.name,
                     labels={},
-                    transport=to_document(Direct()),
+                    transport=on_demand,
                     reachable=True,
                     state_reason="first seen at work",
                     health=str(Health.GOOD),
@@ -221,6 +228,12 @@ class BoardQueries(Base):
         for old, new in events:
             self._add_board_event(connection, name, kind, str(old), str(new), reason, by)
         return transition
+
+    def _is_registered(self, connection: sa.Connection, name: str) -> bool:
+        """Whether an operator registered a board, or changed it since."""
+        events = schema.board_events
+        ordered = sa.select(events.c.id).where(events.c.board == name, events.c.kind.in_(("registered", "updated")))
+        return connection.execute(ordered.limit(1)).first() is not None
 
     def _require_free(self, row: Mapping[str, Any], what: str) -> None:
         if is_leased(row, self._clock()):

@@ -53,7 +53,21 @@ def is_leased(row: Mapping[str, Any], now: Instant) -> bool:
 
 def to_standing(row: Mapping[str, Any], now: Instant) -> Standing:
     """The standing that a row of `select_boards` tells."""
-    return Standing(bool(row["reachable"]), is_leased(row, now), Health(row["health"]))
+    return Standing(bool(row["reachable"]) or is_on_demand(row), is_leased(row, now), Health(row["health"]))
+
+
+def is_on_demand(row: Mapping[str, Any]) -> bool:
+    """Whether a board's agent runs only while a command of this machine uses it, so that nobody keeps it in reach."""
+    return bool((row.get("transport") or {}).get("on_demand"))
+
+
+def require_kept(row: Mapping[str, Any]) -> None:
+    """Refuse a board that the services do not keep in reach, by a row as `fetch_boards` shows it. Raises UsageError."""
+    if is_on_demand(row):
+        raise UsageError(
+            f"{row['name']} is this machine: its agent runs only while a command such as `farm tune` uses it",
+            "`farm doctor` examines it.",
+        )
 
 
 def to_history(row: Mapping[str, Any], now: Instant) -> HealthHistory:
@@ -92,6 +106,8 @@ def to_shown(row: Mapping[str, Any], now: Instant) -> dict[str, Any]:
     if standing.state is State.LEASED:
         shown["state_reason"] = f"leased by {row['lease_owner']}: {row['lease_purpose']}"
         shown["state_since"] = row["lease_acquired_at"]
+    elif is_on_demand(row):
+        shown["state_reason"] = "its agent is started by whatever command uses it"
     elif standing.state is State.IDLE and row["lease_token"] is not None:
         shown["state_reason"] = f"the lease of {row['lease_owner']} expired"
         shown["state_since"] = row["lease_expires_at"]
@@ -101,9 +117,12 @@ def to_shown(row: Mapping[str, Any], now: Instant) -> dict[str, Any]:
 def to_document(transport: Transport) -> dict[str, Any]:
     """A transport as the store keeps it."""
     document = {"kind": transport.kind, **dataclasses.asdict(transport)}
-    # JSON has no tuples, and boards that were registered before there were faults have none.
-    faults = list(document.pop("faults", ()))
-    return {**document, "faults": faults} if faults else document
+    # Boards that were registered before there were these have none, and must stay equal to what they were; JSON has no
+    # tuples.
+    for key in ("faults", "on_demand"):
+        if value := document.pop(key, None):
+            document[key] = list(value) if key == "faults" else value
+    return document
 
 
 def parse_transport(document: Mapping[str, Any]) -> Transport:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
@@ -89,6 +90,23 @@ def test_an_order_for_several_boards_is_all_or_none(store: Store) -> None:
     assert {board["health"] for board in store.fetch_boards()} == {"maintenance"}
     store.remove_board("nano-01", "nano-02")
     assert store.fetch_boards() == []
+
+
+def test_a_board_that_a_command_wrote_is_on_demand(store: Store, tmp_path: pathlib.Path) -> None:
+    """Also where an older version wrote it and services missed it since; one that an operator registered is not."""
+    store.save_board(Board("vm", "local", False, {}))
+    store.register_board("desk", "local", Direct())
+    store.observe_board("desk", Kind.BACK, "test", decide_by(Observation(Kind.BACK), Limits()))
+    for _ in range(2):
+        for name in ("vm", "desk"):
+            store.save_board(Board(name, "local", False, {}))
+            observe(store, Kind.LOST, name)
+        assert parse_transport(store.require_board("vm")["transport"]) == Direct(on_demand=True)
+        assert store.require_board("vm")["state"] == "idle"
+        assert parse_transport(store.require_board("desk")["transport"]) == Direct()
+        assert store.require_board("desk")["state"] == "offline"
+        with sqlite3.connect(tmp_path / "farm.sqlite") as connection:
+            connection.execute('UPDATE boards SET transport = \'{"kind": "direct", "port": null}\'')
 
 
 def test_a_leased_board_is_not_removed(store: Store, clocks: Clocks) -> None:

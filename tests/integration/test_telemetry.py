@@ -7,12 +7,18 @@ import pathlib
 import signal
 import urllib.request
 
+import pytest
+
+from farm.cli import services
+from farm.errors import UsageError
 from farm.fleet.health import Kind, Limits, Observation, decide_by
 from farm.services.keeper import Keeper
+from farm.services.probe_plan import plan_probes
 from farm.services.telemetry import Telemetry
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import Virtual
+from farm.store.standing import require_kept
+from farm.values import Board, Virtual
 from tests.integration.conftest import find_free_port, wait_until
 
 
@@ -57,6 +63,34 @@ def test_boards_tracker_and_probes_are_exported(tmp_path: pathlib.Path) -> None:
     assert before['tvm_farm_trials_total{status="ok"}'] == 0
     assert after['tvm_farm_probes_total{board="b1",result="failed"}'] == 1
     assert after["tvm_farm_tracker_up"] == 1
+
+
+def test_this_machine_is_not_missed_between_two_tunings(tmp_path: pathlib.Path) -> None:
+    """What `farm tune` wrote to the store of this machine has no agent while nothing uses it: nobody keeps it in reach,
+    waits for it, probes it, or has Prometheus tell of it.
+    """
+    settings = Settings(home=str(tmp_path), tracker_port=find_free_port(), metrics_port=find_free_port())
+    with Store(tmp_path / "farm.db") as store:
+        store.save_board(Board("vm", "local", False, {}))
+        keeper = Keeper(settings, store, 1, None, tmp_path / "logs")
+        telemetry = Telemetry(settings, store.count_statuses)
+        keeper.watchers.append(telemetry.watch)
+        try:
+            for _ in range(3):
+                keeper.step()
+            series = scrape(telemetry)
+            kept = dict(keeper.boards)
+        finally:
+            telemetry.close()
+            keeper.close()
+        board = store.require_board("vm")
+        assert services.list_in_service(store) == []
+    assert kept == {}
+    assert series['tvm_farm_board_state{board="vm",state="offline"}'] == 0
+    assert (board["state"], board["health"]) == ("idle", "good")
+    assert plan_probes([board], {}, (), 1e9, 600.0) == []
+    with pytest.raises(UsageError, match="vm is this machine"):
+        require_kept(board)
 
 
 def test_the_farm_works_without_metrics(tmp_path: pathlib.Path) -> None:
