@@ -13,21 +13,17 @@ from farm import settings as farm_settings
 from farm.campaign.machine import close_abandoned_sweeps
 from farm.cli import options, output, sweep_table
 from farm.cli.durations import read_duration_s
+from farm.cli.sweep_goal import Aim, Deadline, MaxPower, read_goal
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.store import Store
 from farm.store.standing import is_on_demand
 from farm.sweep import stored
-from farm.sweep.values import Goal, Objective
+from farm.sweep.values import Goal
 
 app = typer.Typer(help="Sweeps: latency, power and energy of a model over a board's clocks.", no_args_is_help=True)
 
 Sweep = Annotated[int, typer.Argument(metavar="ID", help="From `farm sweep list`.")]
-Deadline = Annotated[str, typer.Option("--deadline", metavar="33ms", help="The median latency may not exceed this.")]
-MaxPower = Annotated[str, typer.Option("--max-power", metavar="7.5W", help="Nor the power this.")]
-Aim = Annotated[
-    str, typer.Option("--objective", metavar="energy|latency|power|edp", help="What the pick is to have least of.")
-]
 LOCAL = "local"
 
 
@@ -85,7 +81,7 @@ def run(
         from farm.sweep import programs, runner
         from farm.sweep.order import Order, Where
 
-        goal, named = _read_goal(Goal(), deadline, max_power, objective)
+        goal, named = read_goal(Goal(), deadline, max_power, objective), bool(objective)
         if boards is not None and boards < 1:
             raise UsageError(f"--boards must be at least 1, not {boards}")
         order = Order(
@@ -196,15 +192,16 @@ def pick(
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Choose the setting to ship, among the points that were measured. Exit code 1 where none keeps the limits."""
+    """Choose the setting to ship, among the points that were measured. Exit code 1 where none keeps the limits.
+
+    What is asked for here is what `show`, `report` and `export` answer from then on.
+    """
 
     def work() -> None:
         settings = farm_settings.load()
         with options.open_store(settings) as store:
             close_abandoned_sweeps(store)
-            goal, _ = _read_goal(
-                stored.goal_from_dict(store.require_sweep(sweep)["goal"]), deadline, max_power, objective
-            )
+            goal = read_goal(stored.goal_from_dict(store.require_sweep(sweep)["goal"]), deadline, max_power, objective)
             if measure:
                 from farm.sweep import runner
 
@@ -223,6 +220,8 @@ def pick(
             sweep_table.print_picks(document, chosen)
         if error := find_failure(document | {"series": chosen}):
             raise error
+        with options.open_store(settings) as store:
+            store.keep_sweep_goal(sweep, stored.goal_to_dict(goal))
 
     output.run(work, debug)
 
@@ -288,29 +287,6 @@ def _choose_boards(store: Store, board_type: str | None, board: str | None) -> t
     if board_type is None:
         raise UsageError("say which board to sweep on", "--board NAME, --board-type TYPE, or --board local.")
     return require_board_type(board_type), None
-
-
-def _read_goal(goal: Goal, deadline: str, max_power: str, objective: str) -> tuple[Goal, bool]:
-    """`goal` with what was typed, and whether the objective was. Raises UsageError."""
-    if objective and objective not in list(Objective):
-        raise UsageError(f"--objective {objective!r} is unknown", f"Known: {', '.join(Objective)}.")
-    return (
-        Goal(
-            Objective(objective) if objective else goal.objective,
-            read_duration_s("--deadline", deadline) if deadline else goal.deadline_s,
-            _read_watts(max_power) if max_power else goal.max_power_w,
-            goal.deadline_on_p95,
-        ),
-        bool(objective),
-    )
-
-
-def _read_watts(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(m?w)?", text.strip().lower())
-    watts = float(found[1]) * (1e-3 if found[2] == "mw" else 1.0) if found else 0.0
-    if not watts > 0:
-        raise UsageError(f"--max-power {text!r} is no power", "Examples: 7.5W, 800mW.")
-    return watts
 
 
 def _read_ambient(text: str) -> float | None:

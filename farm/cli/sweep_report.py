@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from farm.cli import options, output
+from farm.cli.sweep_goal import Aim, Deadline, MaxPower, read_goal
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
 from farm.report import sweep_rows, sweep_words
 from farm.report.sweep_rows import Ratio
 from farm.sweep import compare as comparing
 from farm.sweep import export as exporting
+from farm.sweep import stored
 from farm.sweep.compare import PointPair, SeriesPair
 from farm.sweep.export import Chosen, Form
 from farm.sweep.export_nvpmodel import export_nvpmodel
 from farm.sweep.export_script import export_script
+from farm.sweep.values import Goal
 
 _Sweep = Annotated[int, typer.Argument(metavar="ID", help="Number of the sweep; `farm sweep list` has them.")]
 
@@ -67,6 +70,9 @@ def export(
         str | None, typer.Option("--variant", metavar="NAME", help="Of this variant; else tuned, if there is one.")
     ] = None,
     batch: Annotated[int | None, typer.Option("--batch", metavar="N", help="Of this batch size.")] = None,
+    deadline: Deadline = "",
+    max_power: MaxPower = "",
+    objective: Aim = "",
     mode_id: Annotated[
         int | None, typer.Option("--id", metavar="N", min=0, help="ID of the nvpmodel mode; else the first free one.")
     ] = None,
@@ -78,7 +84,7 @@ def export(
     """Write a measured operating point so that a board can be set to it, with the evidence as comments."""
 
     def work() -> None:
-        document = _fetch(sweep)
+        document = _fetch(sweep, lambda goal: read_goal(goal, deadline, max_power, objective))
         series = _choose_series(document, variant, batch)
         chosen = exporting.choose_point(document, series, rank=pick, key=key)
         text = _export(chosen, form, mode_id)
@@ -116,11 +122,12 @@ def compare(
     output.run(work, debug)
 
 
-def _fetch(sweep: int) -> dict[str, Any]:
+def _fetch(sweep: int, change: Callable[[Goal], Goal] = lambda goal: goal) -> dict[str, Any]:
+    """A sweep's document, its picks for its own goal as `change` makes it."""
     from farm.sweep.document import make_document
 
     with options.open_store() as store:
-        return make_document(store, sweep)
+        return make_document(store, sweep, change(stored.goal_from_dict(store.require_sweep(sweep)["goal"])))
 
 
 def _choose_series(document: Mapping[str, Any], variant: str | None, batch: int | None) -> Mapping[str, Any]:

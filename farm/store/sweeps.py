@@ -93,6 +93,12 @@ class SweepQueries(Base):
             _require_row(connection, sweep)
             self._update_sweep(connection, sweep, state=state, finished_at=self._wall_clock(), **values)
 
+    def keep_sweep_goal(self, sweep: int, goal: Mapping[str, Any]) -> None:
+        """Keep what a sweep's pick is asked for from now on. Raises UsageError where there is no such sweep."""
+        with self._writing() as connection:
+            _require_row(connection, sweep)
+            self._update_sweep(connection, sweep, goal=dict(goal))
+
     def interrupt_sweeps(self, is_abandoned: Callable[[Mapping[str, Any]], bool]) -> list[int]:
         """Note as `interrupted` the running sweeps whose settings `is_abandoned` says nobody works on; returns them.
 

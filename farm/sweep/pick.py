@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -37,8 +38,8 @@ class Pick:
     """What to ship, or why nothing can be.
 
     `confidence` is the probability that `best` has the least objective of all points measured that keep the limits, and
-    `close` the probability that none is better by more than 3 %. `best` is None where nothing keeps the limits:
-    `nearest` is then the best possible, and `reason` says so. `predicted_gain` is by how much an unmeasured point might
+    `close` the probability that none is better by more than 3 %. `best` is None where nothing keeps the limits,
+    and `reason` names what comes nearest to each. `predicted_gain` is by how much an unmeasured point might
     still be better, as the fit expects; None without a fit.
     """
 
@@ -46,7 +47,6 @@ class Pick:
     runners_up: tuple[Choice, ...]
     confidence: float
     close: float
-    nearest: MeasuredPoint | None
     reason: str
     predicted_gain: float | None = None
 
@@ -65,8 +65,7 @@ def pick_point(analysis: Analysis, goal: Goal, predicted_gain: float | None = No
     fastest = min(points, key=lambda point: combined[point.key].latency.value)
     fits = [point for point in points if keeps_limits(point, combined[point.key], goal)]
     if not fits:
-        nearest = fastest if goal.deadline_s is not None else min(points, key=lambda p: _watts(combined[p.key]))
-        return Pick(None, (), 0.0, 0.0, nearest, _explain(list(combined.values()), nearest, goal), predicted_gain)
+        return Pick(None, (), 0.0, 0.0, _explain(combined, goal), predicted_gain)
     choices = (_choose(point, combined[point.key], combined[fastest.key], goal) for point in fits)
     ordered = sorted(choices, key=lambda choice: choice.objective.value)
     values = np.array([choice.objective.log for choice in ordered])
@@ -75,7 +74,7 @@ def pick_point(analysis: Analysis, goal: Goal, predicted_gain: float | None = No
     lowest = drawn.min(axis=1)
     confidence = float((drawn.argmin(axis=1) == 0).mean())
     close = float((drawn[:, 0] <= lowest + np.log1p(CLOSE)).mean())
-    return Pick(ordered[0], tuple(ordered[1 : 1 + MAX_RUNNERS_UP]), confidence, close, None, "", predicted_gain)
+    return Pick(ordered[0], tuple(ordered[1 : 1 + MAX_RUNNERS_UP]), confidence, close, "", predicted_gain)
 
 
 def require_power(has_power: bool, goal: Goal) -> None:
@@ -98,10 +97,6 @@ def keeps_limits(point: MeasuredPoint, figures: Combined, goal: Goal) -> bool:
     return goal.max_power_w is None or (figures.power is not None and figures.power.high <= goal.max_power_w)
 
 
-def _watts(figures: Combined) -> float:
-    return figures.power.value if figures.power else 0.0
-
-
 def _choose(point: MeasuredPoint, combined: Combined, fastest: Combined, goal: Goal) -> Choice:
     latency, power, energy = combined.latency, combined.power, combined.energy
     objective: Estimate
@@ -116,15 +111,18 @@ def _choose(point: MeasuredPoint, combined: Combined, fastest: Combined, goal: G
     return Choice(point, combined, objective, latency.value / fastest.latency.value - 1, saves)
 
 
-def _explain(points: list[Combined], nearest: MeasuredPoint, goal: Goal) -> str:
-    limits = []
+def _explain(combined: Mapping[str, Combined], goal: Goal) -> str:
+    """What no point keeps, and for each limit the point that comes nearest to it."""
+    limits, nearest = [], []
     if goal.deadline_s is not None:
         what = "p95 " if goal.deadline_on_p95 else ""
         limits.append(f"a {what}latency of at most {goal.deadline_s * 1e3:.4g} ms")
+        key = min(combined, key=lambda key: combined[key].latency.value)
+        nearest.append(f"the fastest takes {combined[key].latency.value * 1e3:.4g} ms ({key})")
     if goal.max_power_w is not None:
         limits.append(f"at most {goal.max_power_w:.4g} W")
-    watts = [point.power for point in points if point.power]
-    best = [f"the fastest takes {min(p.latency.value for p in points) * 1e3:.4g} ms"] if goal.deadline_s else []
-    if goal.max_power_w is not None and watts:
-        best.append(f"the most frugal draws {min(watt.value for watt in watts):.4g} W")
-    return f"no point measured keeps {' and '.join(limits)} with its whole interval; {', '.join(best)} ({nearest.key})"
+        watts = {key: point.power.value for key, point in combined.items() if point.power}
+        if watts:
+            key = min(watts, key=watts.__getitem__)
+            nearest.append(f"the most frugal draws {watts[key]:.4g} W ({key})")
+    return f"no point measured keeps {' and '.join(limits)} with its whole interval; {', '.join(nearest)}"

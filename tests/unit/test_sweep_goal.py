@@ -1,0 +1,117 @@
+"""What a pick is asked for: kept for whatever is made of the sweep later, or for one export alone."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+from device_agent.protocol import Clocks, DomainClocks
+from farm.cli import sweep as commands
+from farm.cli import sweep_report
+from farm.cli.sweep_goal import read_goal
+from farm.errors import UsageError
+from farm.store import Store
+from farm.sweep import stored
+from farm.sweep.analysis import Combined
+from farm.sweep.export import Form
+from farm.sweep.grid import GridRequest, plan_grid
+from farm.sweep.pick import _explain
+from farm.sweep.values import Estimate, Goal, Objective, PointMeasurement
+
+HZ = (600_000_000, 1_200_000_000)
+GRID = plan_grid(Clocks((DomainClocks("a57", available_hz=HZ, cpus=(0, 1, 2, 3)),)), GridRequest({"a57": HZ}))
+SLOW, FAST = (point.key for point in GRID.points)
+
+
+def estimate(value: float) -> Estimate:
+    """A value known to one in a thousand."""
+    return Estimate(value, value * 0.999, value * 1.001)
+
+
+@pytest.fixture
+def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A FARM_HOME with one sweep of two points: the slow one needs least energy."""
+    monkeypatch.setenv("FARM_HOME", str(tmp_path))
+    with Store(tmp_path / "farm.db") as store:
+        sweep = store.start_sweep(
+            command="sweep run",
+            model="m",
+            model_sha256="00",
+            board_type="jetson-nano",
+            simulated=True,
+            request={"variants": ["untuned"], "batches": [1], "exhaustive": True, "budget_points": None, "seed": 0},
+            goal=stored.goal_to_dict(Goal(Objective.ENERGY)),
+            grid=stored.grid_to_dict(GRID),
+            settings={},
+        )
+        for visit, (key, latency, power) in enumerate(((SLOW, 0.030, 2.0), (FAST, 0.015, 7.0))):
+            energy = estimate(latency * power)
+            measured = PointMeasurement(
+                key, estimate(latency), float(visit), latency, estimate(power), energy, energy, board="n-1"
+            )
+            store.add_sweep_point(
+                sweep,
+                variant="untuned",
+                batch=1,
+                key=key,
+                visit=visit,
+                board="n-1",
+                measurement=stored.measurement_to_dict(measured),
+                outcome={},
+            )
+        store.finish_sweep(sweep, "finished", {})
+    return tmp_path
+
+
+def export(capsys: pytest.CaptureFixture[str], **goal: str) -> dict[str, Any]:
+    """The sweep's point as `farm sweep export` writes it."""
+    capsys.readouterr()
+    sweep_report.export(1, Form.JSON, **goal)
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def test_what_was_picked_is_what_is_exported(home: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pick for another goal is kept; `none` takes a limit away again; one that nothing keeps changes nothing."""
+    assert export(capsys)["key"] == SLOW
+    commands.pick(1, deadline="20ms")
+    kept = export(capsys)
+    assert (kept["key"], kept["goal"]["deadline_s"], kept["is_pick"]) == (FAST, 0.02, True)
+    with pytest.raises(SystemExit) as caught:
+        commands.pick(1, max_power="1W")
+    assert caught.value.code == 1
+    assert export(capsys)["key"] == FAST
+    commands.pick(1, deadline="none")
+    assert export(capsys)["key"] == SLOW
+
+
+def test_an_export_may_ask_otherwise_this_once(home: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Goals given to an export choose its point, and are forgotten with it."""
+    assert export(capsys, objective="latency")["key"] == FAST
+    assert export(capsys, deadline="20ms")["goal"]["deadline_s"] == 0.02
+    assert export(capsys)["goal"]["deadline_s"] is None
+
+
+def test_where_nothing_fits_each_limit_has_its_own_nearest_point() -> None:
+    """The clocks beside the least power are those of the most frugal point, not of the fastest one."""
+    points = {
+        SLOW: Combined(SLOW, estimate(0.030), estimate(2.0), estimate(0.06)),
+        FAST: Combined(FAST, estimate(0.015), estimate(7.0), estimate(0.105)),
+    }
+    told = _explain(points, Goal(deadline_s=0.01, max_power_w=1.0))
+    assert f"the fastest takes 15 ms ({FAST}), the most frugal draws 2 W ({SLOW})" in told
+    told = _explain(points, Goal(max_power_w=1.0))
+    assert "fastest" not in told
+
+
+def test_limits_as_they_are_typed() -> None:
+    """What is not given stays; what cannot be is refused by its option."""
+    before = Goal(Objective.POWER, 0.02, 5.0)
+    assert read_goal(before, "", "", "") == before
+    assert read_goal(before, "none", "800mW", "edp") == Goal(Objective.EDP, None, 0.8)
+    for given, option in (("soon", "--deadline"), ("", "--objective")):
+        with pytest.raises(UsageError, match=option):
+            read_goal(before, given, "", "" if given else "best")
