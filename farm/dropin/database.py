@@ -23,7 +23,7 @@ from farm.dropin.measured import recent
 from farm.dropin.tvm_objects import as_tvm_object, load_for_script, to_plain_target
 from farm.errors import InternalError, UsageError
 from farm.inventory.board_types import require_board_type
-from farm.search import traces, workloads
+from farm.search import names, traces, workloads
 from farm.search.target import host_target, make_target
 from farm.store import Store
 from farm.values import DEFAULT_POINT, Trial
@@ -265,7 +265,7 @@ def _describe(mod: Any, key: str, config: Mapping[str, Any], pipeline: str) -> d
         flop=float(estimate_tir_flops(mod)),
         weight=1,
         arguments=arguments,
-        module_json=str(tvm.ir.save_json(mod)),
+        module_json=names.canonical_json(mod),
         target=dict(config),
         pipeline=pipeline,
     )
@@ -284,8 +284,8 @@ def _name_function(mod: Any) -> str:
         blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
     except (RuntimeError, ValueError):  # one without a root block
         return "main"
-    names = dict.fromkeys(str(schedule.get(block).name_hint) for block in blocks)
-    return "_".join(list(names)[:4]) or "main"
+    called = dict.fromkeys(str(schedule.get(block).name_hint) for block in blocks)
+    return "_".join(list(called)[:4]) or "main"
 
 
 def _how_we_end() -> str:

@@ -131,7 +131,7 @@ class ScheduleSpace:
         """
         try:
             [instructions, decisions], *_ = json.loads(trace_json)
-            shape, given = _shape(instructions), dict(decisions)
+            shape, given = traces.shape(instructions), dict(decisions)
         except (ValueError, TypeError, IndexError, KeyError):
             return None
         for index, sketch in enumerate(self._sketches):
@@ -193,14 +193,7 @@ def _read_sketch(trace: Any) -> _Sketch:
         else:
             knobs.append(Choice(len(instruction.attrs[0])) if name == "SampleCategorical" else Place())
     bare = Trace(list(instructions), {}).as_json()
-    return _Sketch(instructions, at, tuple(knobs), _shape(bare[0]))
-
-
-def _shape(instructions: Sequence[Any]) -> str:
-    """What is done, in order and to what, without the numbers that depend on sizes or the target."""
-    return json.dumps(
-        [[kind, [v for v in inputs if isinstance(v, str)], outputs] for kind, inputs, _, outputs in instructions]
-    )
+    return _Sketch(instructions, at, tuple(knobs), traces.shape(bare[0]))
 
 
 def _plain(decision: Any) -> Decision:

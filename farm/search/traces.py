@@ -3,15 +3,19 @@
 The text is a MetaSchedule tuning record, as its own database files hold them, with the decisions alone: what
 MetaSchedule's post-processors add (parallel loops, packed weight layouts) is left out and done again on the way back.
 A full trace does not survive as JSON: its layout maps come back as something else, and the function differs.
+Blocks have canonical names in it (`farm.search.names`), whatever they are called in the function.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farm.errors import InternalError
-from farm.search import tvm_env
+from farm.search import names, tvm_env
+
+_Instructions = list[list[Any]]
 
 
 def dump(item: Any, entry: Any, target: Any) -> str:
@@ -19,7 +23,10 @@ def dump(item: Any, entry: Any, target: Any) -> str:
     import tvm.s_tir.meta_schedule as ms
 
     trace = item.sch.trace.simplified(True)
-    return json.dumps(ms.database.TuningRecord(trace, entry, None, target, item.args_info).as_json())
+    record = ms.database.TuningRecord(trace, entry, None, target, item.args_info)
+    document = json.loads(json.dumps(record.as_json()))
+    document[0][0] = _rename(document[0][0], names.number_blocks(names.list_blocks(entry.mod)))
+    return json.dumps(document)
 
 
 def restore(text: str, entry: Any, target: Any) -> Any:
@@ -28,13 +35,15 @@ def restore(text: str, entry: Any, target: Any) -> Any:
     import tvm.s_tir.meta_schedule as ms
 
     try:
-        trace, _, recorded_target, arguments = json.loads(text)
-        record = ms.database.TuningRecord.from_json([trace, [1.0], recorded_target, arguments], entry)
+        [instructions, decisions], _, recorded_target, arguments = json.loads(text)
+        context = ms.TuneContext(entry.mod, target=target, space_generator="post-order-apply", num_threads=1)
+        own = _rename(instructions, _map_names(instructions, entry.mod, context))
+        record = ms.database.TuningRecord.from_json([[own, decisions], [1.0], recorded_target, arguments], entry)
         schedule = tvm.s_tir.Schedule(entry.mod)
         record.trace.apply_to_schedule(schedule, remove_postproc=True)
         # Marks where decisions end: without it the search, which replays decisions alone, would post-process twice.
         schedule.enter_postproc()
-        for postprocessor in _postprocessors(entry.mod, target):
+        for postprocessor in context.space_generator.postprocs:
             if not postprocessor.apply(schedule):
                 raise InternalError(f"{type(postprocessor).__name__} refuses a trace that it once took")
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:  # what TVM raises for a misfit
@@ -52,15 +61,47 @@ def replay(module_json: str, text: str, target: Any) -> str:
     return str(tvm.ir.save_json(restore(text, entry, target).sch.mod))
 
 
-def _postprocessors(module: Any, target: Any) -> list[Any]:
-    import tvm.s_tir.meta_schedule as ms
-
-    context = ms.TuneContext(module, target=target, space_generator="post-order-apply", num_threads=1)
-    return list(context.space_generator.postprocs)
-
-
 def as_record(item: Any, entry: Any, target: Any, latency_s: float) -> Any:
     """A tuning record that can be applied: with the full trace of a measure candidate."""
     import tvm.s_tir.meta_schedule as ms
 
     return ms.database.TuningRecord(item.sch.trace, entry, [latency_s], target, item.args_info)
+
+
+def shape(instructions: Sequence[Any]) -> str:
+    """What is done, in order and to what, without names and the numbers that depend on sizes or the target."""
+    return json.dumps(
+        [[kind, [v for v in inputs if isinstance(v, str)], outputs] for kind, inputs, _, outputs in instructions]
+    )
+
+
+def _map_names(instructions: _Instructions, module: Any, context: Any) -> Mapping[str, str]:
+    """From the names of blocks in a trace to those in the module that it is applied to.
+
+    Texts of version 0.1 hold names of whichever model was tuned. Their blocks are those that the same instructions of
+    MetaSchedule's own ways to schedule this module begin with.
+    """
+    blocks, asked = names.list_blocks(module), _list_asked(instructions)
+    if all(map(names.is_canonical, asked)):
+        return {number: name for name, number in names.number_blocks(blocks).items()}
+    if set(asked) <= {*blocks, names.ROOT}:
+        return {}
+    wanted = shape(instructions)
+    for space in context.generate_design_space():
+        like = space.trace.simplified(True).as_json()[0]
+        if shape(like) == wanted:
+            return dict(zip(asked, _list_asked(like), strict=True))
+    raise InternalError(f"a trace does not fit its workload: there are no blocks {', '.join(asked)} in it")
+
+
+def _list_asked(instructions: _Instructions) -> list[str]:
+    return [str(attributes[0]) for kind, _, attributes, _ in instructions if kind == "GetSBlock"]
+
+
+def _rename(instructions: _Instructions, names_by_name: Mapping[str, str]) -> _Instructions:
+    return [
+        [kind, inputs, [names_by_name.get(attributes[0], attributes[0]), *attributes[1:]], outputs]
+        if kind == "GetSBlock"
+        else [kind, inputs, attributes, outputs]
+        for kind, inputs, attributes, outputs in instructions
+    ]

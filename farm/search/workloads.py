@@ -8,8 +8,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from farm.search import names, tvm_env
 from farm.search import pipeline as graph_pipeline
-from farm.search import tvm_env
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Workload:
 
     `hash` identifies it over models, processes and machines: function, target and graph pipeline. `weight` is how
     often one inference of the model calls it. `flop` is per call, as TVM estimates it (0 where it cannot).
-    `module_json` is the unscheduled function, TVM's own JSON.
+    `module_json` is the unscheduled function with canonical names (`farm.search.names`), TVM's own JSON.
     """
 
     hash: str
@@ -84,7 +84,7 @@ def _dimensions(shape: tuple[int, ...]) -> str:
 
 def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline: str) -> list[Workload]:
     """The workloads of a module that went through a graph pipeline, the heaviest first."""
-    tvm = tvm_env.load_compiler()
+    tvm_env.load_compiler()
     import tvm.s_tir.meta_schedule as ms
     from tvm.s_tir.analysis import estimate_tir_flops
 
@@ -105,7 +105,7 @@ def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline
                 flop=float(estimate_tir_flops(mod)),
                 weight=int(task.weight),
                 arguments=arguments,
-                module_json=tvm.ir.save_json(mod),
+                module_json=names.canonical_json(mod),
                 target=dict(target_config),
                 pipeline=pipeline,
             )
@@ -124,7 +124,7 @@ def _with_unique_names(found: list[Workload]) -> list[Workload]:
 
 
 def workload_hash(module: Any, target_config: Mapping[str, Any], pipeline: str) -> str:
-    """16 hexadecimal digits over the function's structure, the target and the pipeline's name."""
+    """16 hexadecimal digits over the function's structure, which is without names, the target and the pipeline's."""
     tvm_env.load_compiler()
     import tvm_ffi
 

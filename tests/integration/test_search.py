@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import subprocess
@@ -157,6 +158,58 @@ def test_a_hash_holds_target_and_pipeline(conv: Workload) -> None:
         workloads.workload_hash(module, TARGET, "graph/1-nchw"),
     }
     assert len(others | {conv.hash}) == 3
+
+
+# Names
+
+
+def rows(depth: int) -> list[Workload]:
+    """The mean of rows behind some dense layers, which decide what TVM calls its blocks."""
+    values = ["x", *(f"v{i}" for i in range(depth)), "y"]
+    nodes = [helper.make_node("MatMul", [values[i], "w"], [values[i + 1]]) for i in range(depth)]
+    nodes.append(helper.make_node("ReduceMean", [values[depth]], ["y"], axes=[1]))
+    weight = numpy_helper.from_array(np.full((32, 32), 0.01, "float32"), "w")
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [8, 32] if name == "x" else None) for name in "xy"]
+    graph = helper.make_graph(nodes, "rows", ends[:1], ends[1:], [weight])
+    return extract(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8))
+
+
+def test_equal_workloads_of_different_models_are_the_same_text() -> None:
+    """TVM names blocks and buffers after a model's values; nothing of that is left, and the hash is what it was."""
+    one, other = ({w.name: w for w in rows(depth)} for depth in (1, 3))
+    assert one["mean 8x32>8x1"] == other["mean 8x32>8x1"]
+    assert "lv" not in one["mean 8x32>8x1"].module_json
+    # As version 0.1 computed it.
+    assert one["mean 8x32>8x1"].hash == "5d9c3b97cd642e8b"
+
+
+def test_a_trace_of_another_models_workload_is_replayed() -> None:
+    """A record of version 0.1 has names of the model that it was found in, here `lv2_red`; it leads to its code."""
+    [mean] = [w for w in rows(1) if w.name.startswith("mean")]
+    old = (
+        '[[[["GetSBlock", [], ["lv2_red", "main"], ["b0"]], ["GetSBlock", [], ["root", "main"], ["b1"]], '
+        '["Annotate", ["b1", 32], ["meta_schedule.parallel"], []], ["Annotate", ["b1", 64], '
+        '["meta_schedule.vectorize"], []], ["SampleCategorical", [], [[0, 16, 64, 512], [0.25, 0.25, 0.25, 0.25]], '
+        '["v2"]], ["Annotate", ["b1", "v2"], ["meta_schedule.unroll_explicit"], []], ["SampleComputeLocation", '
+        '["b0"], [], ["l3"]], ["ComputeAt", ["b0", "l3"], [1, -1], []]], [[4, 0], [6, -1]]], null, {"kind": "llvm",'
+        ' "tag": "", "keys": ["cpu"], "num-cores": 2, "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3"}, '
+        '[["TENSOR", "float32", [8, 32]], ["TENSOR", "float32", [8, 1]]]]'
+    )
+    replayed = tvm.ir.load_json(start_search(mean).replay(old))
+    assert f"{int(tvm_ffi.structural_hash(replayed)) & (2**64 - 1):016x}" == "0df12e7318efcc25"
+
+
+def test_names_of_a_script_do_not_reach_the_trace() -> None:
+    """Dumped from a function with names of its own, a trace fits the one with canonical names, and the other way."""
+    [mean] = [w for w in rows(1) if w.name.startswith("mean")]
+    named = mean.module_json.replace('"block_0"', '"lv7_red"').replace('"block_1"', '"T_divide"')
+    theirs = start_search(dataclasses.replace(mean, module_json=named))
+    ours = start_search(mean)
+    for candidate in theirs.propose(4):
+        assert "lv7_red" not in candidate.trace_json
+        for search in (ours, theirs):
+            replayed = tvm.ir.load_json(search.replay(candidate.trace_json))
+            assert tvm_ffi.structural_equal(replayed, tvm.ir.load_json(candidate.module_json))
 
 
 # Search
