@@ -25,6 +25,7 @@ from farm.models.inputs import InputSpec, make_inputs, read_inputs, resolve_inpu
 from farm.models.source import ModelSource, resolve_model
 from farm.report.progress import Progress, summary_line
 from farm.search import tvm_env
+from farm.search.target import host_target
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import Record
@@ -101,39 +102,93 @@ class Run:
 Around = Callable[[LocalTuning, Sequence[Any]], contextlib.AbstractContextManager[Any]]
 
 
-def tune(model: Model, settings: Settings, board_type: BoardType, trials: int, around: Around | None = None) -> Run:
-    """Tune from nothing in a store of its own, then compile. `around` wraps the tuning, the farm being up."""
+class Tuner:
+    """A farm that is up, and an empty store; `tuner` makes it."""
+
+    def __init__(self, local: LocalTuning, store: Store, board_type: BoardType, began: float) -> None:
+        self._local, self._store, self._board_type = local, store, board_type
+        self._target = local.parts.target()  # answered once the search has loaded TVM
+        self._start_s = time.monotonic() - began
+
+    def tune(self, model: Model, trials: int, around: Around | None = None) -> Run:
+        """Tune from nothing, then compile. `around` wraps the tuning."""
+        began = time.monotonic()
+        workloads = self._local.load(model.source, model.inputs, ())
+        prepare_s = time.monotonic() - began
+        with around(self._local, workloads) if around else contextlib.nullcontext():
+            tuned = self._local.tune("benchmark", model.source, workloads, trials, True, began)
+        seconds = self._start_s + time.monotonic() - began
+        records = self._store.fetch_records(workloads=[workload.hash for workload in workloads])
+        tvm_env.load()  # so that the first compilation is not charged with it
+        before = time.monotonic()
+        pipeline = workloads[0].pipeline if workloads else self._board_type.pipeline
+        compiled = compile_model(
+            model.source.load(), model.shapes, self._target, pipeline, records, self._board_type.link_triple
+        )
+        return Run(
+            pipeline=pipeline,
+            target=self._target,
+            workloads=tuple(workloads),
+            tuned=tuned,
+            trials=tuple(self._store.fetch_trials(tuned.campaign)),
+            records=tuple(records),
+            library=compiled.library,
+            prepare_s=prepare_s,
+            start_s=self._start_s,
+            compile_s=time.monotonic() - before,
+            seconds=seconds,
+        )
+
+
+@contextlib.contextmanager
+def tuner(settings: Settings, board_type: BoardType) -> Iterator[Tuner]:
+    """Bring the farm up beside a store of its own; models that are tuned in it share nothing but the start."""
     with tempfile.TemporaryDirectory(prefix="farm-bench-home-") as home, Store(Path(home) / "farm.db") as store:
         settings = dataclasses.replace(settings, home=home)
         began = time.monotonic()
         with LocalTuning(settings, store, board_type, Notes()) as local:
-            target = local.parts.target()  # answered once the search has loaded TVM
-            start_s = time.monotonic() - began
-            before = time.monotonic()
-            workloads = local.load(model.source, model.inputs, ())
-            prepare_s = time.monotonic() - before
-            with around(local, workloads) if around else contextlib.nullcontext():
-                tuned = local.tune("benchmark", model.source, workloads, trials, True, began)
-            seconds = time.monotonic() - began
-            trial_rows = store.fetch_trials(tuned.campaign)
-            records = store.fetch_records(workloads=[workload.hash for workload in workloads])
-        tvm_env.load()  # so that the first compilation is not charged with it
+            yield Tuner(local, store, board_type, began)
+
+
+def tune(model: Model, settings: Settings, board_type: BoardType, trials: int, around: Around | None = None) -> Run:
+    """Tune from nothing in a store of its own, then compile. `around` wraps the tuning, the farm being up."""
+    with tuner(settings, board_type) as farm:
+        return farm.tune(model, trials, around)
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """A model compiled by the farm, and what is said of that."""
+
+    library: bytes = dataclasses.field(repr=False)
+    summary: Mapping[str, Any]
+
+
+@contextlib.contextmanager
+def builder(settings: Settings, board_type: BoardType, trials: int) -> Iterator[Callable[[Model], Built]]:
+    """Yield what compiles a model: after `trials` trials, or with none as the farm compiles what has no record."""
+    if trials:
+        with tuner(settings, board_type) as farm:
+
+            def tuned(model: Model) -> Built:
+                run = farm.tune(model, trials)
+                return Built(run.library, run.summary | {"pipeline": run.pipeline, "seconds": round(run.seconds, 1)})
+
+            yield tuned
+        return
+
+    tvm_env.load()
+    target = host_target(_machine.cores())
+
+    def untuned(model: Model) -> Built:
         before = time.monotonic()
-        pipeline = workloads[0].pipeline if workloads else board_type.pipeline
-        compiled = compile_model(model.source.load(), model.shapes, target, pipeline, records, board_type.link_triple)
-        return Run(
-            pipeline=pipeline,
-            target=target,
-            workloads=tuple(workloads),
-            tuned=tuned,
-            trials=tuple(trial_rows),
-            records=tuple(records),
-            library=compiled.library,
-            prepare_s=prepare_s,
-            start_s=start_s,
-            compile_s=time.monotonic() - before,
-            seconds=seconds,
+        compiled = compile_model(
+            model.source.load(), model.shapes, target, board_type.pipeline, (), board_type.link_triple
         )
+        summary = {"trials": {}, "workloads": compiled.workloads, "pipeline": compiled.pipeline}
+        return Built(compiled.library, summary | {"seconds": round(time.monotonic() - before, 1)})
+
+    yield untuned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,30 +219,55 @@ class Timings:
         return self.by_name[name]
 
 
+# Something that is timed elsewhere: runs it so many times to warm up and so many times timed.
+Elsewhere = Callable[[int, int], Timing]
+
+
+class ProgramFailed(SystemExit):
+    """A program that does not run; ends a benchmark that does not expect it, with its reason."""
+
+
 def time_programs(
     settings: Settings, model: Model, programs: Mapping[str, Program], runs: int, quick: bool = False
 ) -> Timings:
-    """Run each program at least `runs` times on an otherwise idle agent, in turns; no Ray, no search, no compiler."""
+    """Time programs on an otherwise idle agent, in turns; no Ray, no search, no compiler."""
+    with quiet_board(settings) as session:
+        quiet = _machine.wait_until_quiet(quick)
+        return Timings(quiet, time_in_turns(session, settings, model, programs, runs))
+
+
+def time_in_turns(
+    session: BoardSession,
+    settings: Settings,
+    model: Model,
+    programs: Mapping[str, Program | Elsewhere],
+    runs: int,
+) -> dict[str, Timing]:
+    """Run each program at least `runs` times, in rounds. Raises ProgramFailed."""
     named = make_inputs(model.inputs, settings.seed)
     ordered = {f"arg_{index:03d}": array for index, array in enumerate(named.values())}
     timings: dict[str, Timing] = {}
-    with quiet_board(settings) as session:
-        quiet = _machine.wait_until_quiet(quick)
-        for _ in range(ROUNDS):
-            for name, program in programs.items():
-                spec = RunSpec(
-                    program.engine,
-                    runs=-(-runs // ROUNDS),
-                    warmup=WARMUP_RUNS,
-                    limits=Limits(settings.model_timeout_s, settings.model_memory_bytes, program.threads),
-                )
+    per_round = -(-runs // ROUNDS)
+    for _ in range(ROUNDS):
+        for name, program in programs.items():
+            if isinstance(program, Program):
                 inputs = named if program.engine is Engine.ONNXRUNTIME else ordered
-                outcome, outputs = session.run_model(spec, program.library, inputs)
-                if outcome.status is not Status.OK:
-                    raise SystemExit(f"{name} does not run: {outcome.status} {outcome.message}")
-                timing = timings.setdefault(name, Timing([], [np.asarray(value) for value in outputs.values()]))
-                timing.samples.extend(outcome.latency_s)
-    return Timings(quiet, timings)
+                done = _run_on_board(session, settings, name, program, inputs, per_round)
+            else:
+                done = program(WARMUP_RUNS, per_round)
+            timings.setdefault(name, Timing([], done.outputs)).samples.extend(done.samples)
+    return timings
+
+
+def _run_on_board(
+    session: BoardSession, settings: Settings, name: str, program: Program, inputs: Mapping[str, Any], runs: int
+) -> Timing:
+    limits = Limits(settings.model_timeout_s, settings.model_memory_bytes, program.threads)
+    spec = RunSpec(program.engine, runs=runs, warmup=WARMUP_RUNS, limits=limits)
+    outcome, outputs = session.run_model(spec, program.library, inputs)
+    if outcome.status is not Status.OK:
+        raise ProgramFailed(f"{name} does not run: {outcome.status} {outcome.message}")
+    return Timing(list(outcome.latency_s), [np.asarray(value) for value in outputs.values()])
 
 
 @contextlib.contextmanager

@@ -143,9 +143,10 @@ class GraphBuilder:
         attributes = {"coordinate_transformation_mode": "asymmetric", "mode": "nearest", "nearest_mode": "floor"}
         return self._node("Resize", [x, "", scales], self.channels(x), **attributes)
 
-    def finish(self, name: str, outputs: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
+    def finish(self, name: str, outputs: Mapping[str, tuple[str, Sequence[int] | None]]) -> bytes:
         """The model, the same bytes for the same calls and seed. `outputs` maps a name to a tensor and its shape.
 
+        A shape may be None: whoever reads the model infers it.
         Raises InternalError for a tensor that other nodes read: it could not be renamed.
         """
         names = {tensor: output for output, (tensor, _) in outputs.items()}
@@ -154,8 +155,7 @@ class GraphBuilder:
         for node in self._nodes:
             node.output[0] = names.get(node.output[0], node.output[0])
         results = [
-            helper.make_tensor_value_info(output, TensorProto.FLOAT, list(shape))
-            for output, (_, shape) in outputs.items()
+            helper.make_tensor_value_info(output, TensorProto.FLOAT, shape) for output, (_, shape) in outputs.items()
         ]
         graph = helper.make_graph(self._nodes, name, [self._input], results, self._weights)
         model = helper.make_model(
