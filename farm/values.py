@@ -107,10 +107,12 @@ class Standing:
 
     @property
     def state(self) -> State:
-        """The one state that follows."""
+        """The one state that follows. Nobody keeps the way to a retired board."""
         if not self.reachable:
             return State.OFFLINE
-        return State.LEASED if self.leased else State.IDLE
+        if self.leased:
+            return State.LEASED
+        return State.OFFLINE if self.health is Health.RETIRED else State.IDLE
 
 
 @dataclasses.dataclass(frozen=True)

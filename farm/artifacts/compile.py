@@ -14,6 +14,7 @@ import onnx
 from farm.errors import InternalError, PermanentError
 from farm.search import linker, pipeline, traces, tvm_env
 from farm.search.prepared import prepare_model
+from farm.search.tvm_errors import find_reason
 from farm.values import Record
 
 _log = logging.getLogger(__name__)
@@ -76,8 +77,7 @@ def compile_model(
             executable.export_library(str(path), fcompile=link)
             return Compiled(path.read_bytes(), len(found), applied, used.name)
     except (tvm.error.InternalError, RuntimeError, ValueError, TypeError) as error:
-        reason = str(error).strip().splitlines()
-        raise PermanentError(f"the model does not compile: {reason[-1] if reason else type(error).__name__}") from error
+        raise PermanentError(f"the model does not compile: {find_reason(error)}") from error
 
 
 def _count_scheduled(module: Any) -> int:

@@ -67,7 +67,7 @@ def attach(name: Name, json: options.Json = False, debug: options.Debug = False)
                 _follow(settings, store, name, screen, json)
             except KeyboardInterrupt:
                 screen.note(f"detached; `farm campaign attach {name}` shows the campaign again")
-                raise
+                raise SystemExit(output.INTERRUPTED) from None
 
     output.run(work, debug)
 
@@ -129,7 +129,7 @@ def _carry_out(
         state = control.pause(settings, store, name, name_user()).state
         said = "is paused" if state is CampaignState.PAUSED else f"is {state} and will be paused"
         screen.note(f"campaign {name} {said}; `farm campaign resume {name}` goes on")
-        raise
+        raise SystemExit(output.INTERRUPTED) from None
     campaign = store.fetch_fleet_campaign(name)
     if json:
         from farm.report.campaign_document import summarise

@@ -5,10 +5,13 @@ from __future__ import annotations
 from farm.durations import EXAMPLES, parse_duration_s
 from farm.errors import UsageError
 
+# Of an inference, where minutes would only puzzle.
+LATENCIES = "20ms, 1.5s"
 
-def read_duration_s(option: str, text: str) -> float:
-    """Seconds, above 0. Raises UsageError that names the option."""
+
+def read_duration_s(option: str, text: str, examples: str = EXAMPLES) -> float:
+    """Seconds, above 0. Raises UsageError that names the option and gives `examples`."""
     try:
         return parse_duration_s(text)
     except ValueError as error:
-        raise UsageError(f"{option} {error}", f"Examples: {EXAMPLES}.") from error
+        raise UsageError(f"{option} {error}", f"Examples: {examples}.") from error

@@ -94,7 +94,7 @@ def run(
             gpu_freqs,
             mem_freqs,
             power_modes,
-            read_duration_s("--window", window),
+            read_duration_s("--window", window, "500ms, 5s"),
             repeat,
             _read_ambient(ambient),
             exhaustive,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from farm.cli.durations import read_duration_s
+from farm.cli.durations import LATENCIES, read_duration_s
 from farm.errors import UsageError
 from farm.sweep.values import Goal, Objective
 
@@ -29,7 +29,7 @@ def read_goal(goal: Goal, deadline: str, max_power: str, objective: str) -> Goal
         raise UsageError(f"--objective {objective!r} is unknown", f"Known: {', '.join(Objective)}.")
     return Goal(
         Objective(objective) if objective else goal.objective,
-        _read(deadline, goal.deadline_s, lambda: read_duration_s("--deadline", deadline)),
+        _read(deadline, goal.deadline_s, lambda: read_duration_s("--deadline", deadline, LATENCIES)),
         _read(max_power, goal.max_power_w, lambda: _read_watts(max_power)),
         goal.deadline_on_p95,
     )

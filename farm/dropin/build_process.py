@@ -8,6 +8,7 @@ from typing import Any
 
 from farm.dropin.children import Parent, StoppedError
 from farm.errors import FarmError
+from farm.search.tvm_errors import find_reason
 
 # A script that proposes nothing for long keeps its compilers; this only bounds one look.
 _LOOK_S = 60.0
@@ -37,8 +38,7 @@ def _build(build: Any, module_json: str, target: Mapping[str, Any]) -> tuple[byt
 
 
 def _one_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[-1] if text else ''}"[:500]
+    return f"{type(error).__name__}: {find_reason(error)}"
 
 
 if __name__ == "__main__":

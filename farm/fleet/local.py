@@ -118,7 +118,8 @@ class LocalFarm:
                 self.key = str(json.loads(self._ready_file.read_text())["key"])
                 return
             if self._agent.poll() is not None:
-                raise UnavailableError(f"the agent ended at once: {processes.tail(log)}")
+                ended = processes.explain_end(log, self._agent.returncode)
+                raise UnavailableError(f"the agent ended at once: {ended}")
             time.sleep(0.02)
         processes.stop(self._agent)
-        raise DeadlineError(f"the agent was not ready within {AGENT_START_TIMEOUT_S:g} s: {processes.tail(log)}")
+        raise DeadlineError(f"the agent was not ready within {AGENT_START_TIMEOUT_S:g} s: {processes.explain_end(log)}")

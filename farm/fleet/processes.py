@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,8 @@ from pathlib import Path
 
 STOP_TIMEOUT_S = 5.0
 _PR_SET_PDEATHSIG = 1
+# With less than this a program cannot write what it needs to start, nor a line of its log.
+_LEAST_FREE_BYTES = 64 << 10
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -66,3 +69,16 @@ def tail(log: Path, lines: int = 5) -> str:
     with contextlib.suppress(OSError):
         return " | ".join(log.read_text(errors="replace").strip().splitlines()[-lines:])
     return ""
+
+
+def explain_end(log: Path, code: int | None = None) -> str:
+    """Why a child ended, or does not answer: its exit code where given, the last lines of its log, and a full disk,
+    which keeps it from saying anything. Never empty.
+    """
+    said = [] if code is None else [f"killed by signal {-code}" if code < 0 else f"exit code {code}"]
+    if text := tail(log):
+        said.append(text)
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(log.parent).free < _LEAST_FREE_BYTES:
+            said.append(f"the disk that holds {log.parent} is full")
+    return "; ".join(said) or f"it said nothing; its log is {log}"

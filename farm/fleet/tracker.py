@@ -127,12 +127,12 @@ class Tracker:
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise UnavailableError(f"the tracker ended at once: {processes.tail(log)}")
+                raise UnavailableError(f"the tracker ended at once: {processes.explain_end(log)}")
             with contextlib.suppress(TransientError):
                 self.fetch_summary(1.0)
                 return
             time.sleep(0.05)
-        raise DeadlineError(f"the tracker did not answer within {START_TIMEOUT_S:g} s: {processes.tail(log)}")
+        raise DeadlineError(f"the tracker did not answer within {START_TIMEOUT_S:g} s: {processes.explain_end(log)}")
 
 
 def _free_port(first: int, tries: int) -> int:

@@ -43,15 +43,20 @@ def list_gains(document: Mapping[str, Any]) -> list[Gain]:
         }
         recorded = sum(median_s is not None for median_s in medians.values())
         verified = recorded == len(curve["calls"])
-        last_s = steps[-1][1] if steps else None
+        first_s, last_s = (steps[0][1], steps[-1][1]) if steps else (None, None)
         if verified:
             last_s = sum(calls * medians[workload] for workload, calls in curve["calls"].items())
+        if verified and steps:
+            first_s = sum(
+                calls * _find_first(curve["first"][workload], winners[curve["board_type"], curve["point"], workload])
+                for workload, calls in curve["calls"].items()
+            )
         gains.append(
             Gain(
                 curve["model"],
                 curve["board_type"],
                 curve["point"],
-                steps[0][1] if steps else None,
+                first_s,
                 int(steps[0][0]) if steps else None,
                 last_s,
                 verified,
@@ -60,3 +65,9 @@ def list_gains(document: Mapping[str, Any]) -> list[Gain]:
             )
         )
     return gains
+
+
+def _find_first(first: tuple[str, float], winner: Mapping[str, Any]) -> float:
+    """The latency of a workload's first schedule; where it won, the record's: one code has not two times."""
+    candidate, latency_s = first
+    return float(winner["median_s"]) if candidate == winner["candidate"] else latency_s

@@ -19,6 +19,7 @@ import ray
 from device_agent.protocol import Status
 from farm.errors import FarmError
 from farm.search.build_cache import compiler_versions
+from farm.search.tvm_errors import find_reason
 from farm.settings import Settings
 
 # Within its first build's deadline a worker also starts and loads TVM: 4 s on an idle core, a minute on a busy board of
@@ -75,8 +76,7 @@ class Builder:
 
 
 def _one_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[-1] if text else ''}"[:500]
+    return f"{type(error).__name__}: {find_reason(error)}"
 
 
 def _resident_bytes() -> int:

@@ -18,6 +18,7 @@ import onnx.inliner
 
 from farm.errors import UsageError
 from farm.search import constants, converters, tvm_env
+from farm.search.tvm_errors import find_reason
 
 # TVM looks converters up by operator name alone, so an operator of any other domain would become its namesake.
 _STANDARD_DOMAINS = ("", "ai.onnx")
@@ -59,7 +60,33 @@ def import_onnx(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -
     except tvm.error.OpNotImplemented as error:
         raise _unsupported(model.graph, str(error)) from error
     except Exception as error:  # the importer raises whatever its converters stumble over
-        raise _failed(error) from error
+        raise _failed(error, _find_misfit(model, shapes)) from error
+
+
+def _find_misfit(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """The inputs and the shapes that were chosen for their open dimensions, where the model cannot compute with these;
+    "" where it can, or ONNX cannot tell.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    chosen = []
+    for value in copy.graph.input:
+        dimensions = value.type.tensor_type.shape.dim
+        if value.name not in shapes or all(each.dim_value > 0 for each in dimensions):
+            continue
+        chosen.append(f"{value.name}={','.join(map(str, shapes[value.name]))}")
+        for dimension, size in zip(dimensions, shapes[value.name], strict=False):
+            dimension.dim_value = size
+    if not chosen:
+        return ""
+    del copy.graph.value_info[:]
+    try:
+        onnx.shape_inference.infer_shapes(copy, strict_mode=True, data_prop=True)
+    except onnx.shape_inference.InferenceError:
+        return " ".join(chosen)
+    except (ValueError, RuntimeError):  # larger than a message of protobuf may be
+        return ""
+    return ""
 
 
 def _rewrite_for_tvm(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -211,14 +238,20 @@ def _unsupported(graph: onnx.GraphProto, message: str) -> UsageError:
     return UsageError(f"TVM cannot import the operator {listed}", _HINT)
 
 
-def _failed(error: Exception) -> UsageError:
-    """Name the operator and the node whose conversion raised; TVM's own words go with it."""
-    text = str(error).strip().splitlines()
-    reason = f"{type(error).__name__}: {text[-1] if text else 'no message'}"
+def _failed(error: Exception, misfit: str) -> UsageError:
+    """Name the operator and the node whose conversion raised; TVM's own words go with it.
+
+    `misfit` are inputs with shapes with which the model cannot compute; then they are to blame, not the operator.
+    """
+    reason = f"{type(error).__name__}: {find_reason(error)}"
     node = _node_being_converted(error)
-    if node is None:
-        return UsageError(f"TVM cannot import this model: {reason}")
-    return UsageError(f"TVM cannot import the operator {node.op_type} (node {_node_name(node)}): {reason}", _HINT)
+    where = " this model" if node is None else f" the operator {node.op_type} (node {_node_name(node)})"
+    if misfit:
+        return UsageError(
+            f"the model cannot compute with the shape {misfit}; in{where}: {find_reason(error)}",
+            "Choose shapes that fit the model: many want each dimension to be a multiple of some number.",
+        )
+    return UsageError(f"TVM cannot import{where}: {reason}", "" if node is None else _HINT)
 
 
 def _node_being_converted(error: Exception) -> onnx.NodeProto | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from farm.errors import InternalError
 from farm.search import names, tvm_env
+from farm.search.tvm_errors import find_reason
 
 _Instructions = list[list[Any]]
 
@@ -47,8 +48,7 @@ def restore(text: str, entry: Any, target: Any) -> Any:
             if not postprocessor.apply(schedule):
                 raise InternalError(f"{type(postprocessor).__name__} refuses a trace that it once took")
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:  # what TVM raises for a misfit
-        reason = str(error).strip().splitlines()
-        raise InternalError(f"a trace does not fit its workload: {reason[-1] if reason else error!r}") from error
+        raise InternalError(f"a trace does not fit its workload: {find_reason(error)}") from error
     return ms.search_strategy.MeasureCandidate(schedule, record.args_info)
 
 

@@ -242,7 +242,5 @@ def _ended(settings: Settings, process: subprocess.Popen[bytes]) -> UnavailableE
 
 
 def _tail(settings: Settings) -> str:
-    said = processes.tail(settings.home_path / "logs" / "services.out") or processes.tail(
-        settings.home_path / "logs" / LOG_FILE
-    )
-    return f": {said}" if said else ""
+    logs, out = settings.home_path / "logs", "services.out"
+    return f": {processes.explain_end(logs / (out if processes.tail(logs / out) else LOG_FILE))}"

@@ -200,8 +200,14 @@ class CampaignQueries(WorkloadQueries):
         with self._writing() as connection:
             connection.execute(insert)
 
-    def interrupt_campaigns(self, is_abandoned: Callable[[Mapping[str, Any]], bool]) -> list[str]:
+    def interrupt_campaigns(
+        self,
+        is_abandoned: Callable[[Mapping[str, Any]], bool],
+        explain: Callable[[Mapping[str, Any]], str] = lambda engine: "",
+    ) -> list[str]:
         """Note as interrupted the campaigns whose engine `is_abandoned` says is no more; returns their names.
+
+        `explain` tells why an engine ended; where it cannot, it was killed.
 
         Of the others that it left, those that were paused stay paused, and those that were to be cancelled are. One
         transaction, so that one which a new engine takes meanwhile is left alone. `is_abandoned` must be quick.
@@ -213,7 +219,9 @@ class CampaignQueries(WorkloadQueries):
             for each in open_:
                 if not is_abandoned(each.engine or {}):
                     continue
-                after, reason = CampaignState.INTERRUPTED, f"its engine was killed while it was {each.state}"
+                why = explain(each.engine or {})
+                reason = f"its engine ended: {why}" if why else f"its engine was killed while it was {each.state}"
+                after = CampaignState.INTERRUPTED
                 if each.wanted == CANCEL:
                     after = CampaignState.CANCELLED
                 elif each.wanted == PAUSE and each.state is CampaignState.PAUSED:

@@ -103,6 +103,8 @@ def to_shown(row: Mapping[str, Any], now: Instant) -> dict[str, Any]:
     shown["lease"] = None
     if standing.leased:
         shown["lease"] = {name: row[_LEASE_PREFIX + name] for name in _SHOWN_OF_LEASE}
+    if standing.state is State.OFFLINE and standing.health is Health.RETIRED:
+        shown["state_reason"], shown["state_since"] = "retired: nobody keeps the way to it", row["health_since"]
     if standing.state is State.LEASED:
         shown["state_reason"] = f"leased by {row['lease_owner']}: {row['lease_purpose']}"
         shown["state_since"] = row["lease_acquired_at"]

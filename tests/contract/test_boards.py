@@ -109,6 +109,15 @@ def test_a_board_that_a_command_wrote_is_on_demand(store: Store, tmp_path: pathl
             connection.execute('UPDATE boards SET transport = \'{"kind": "direct", "port": null}\'')
 
 
+def test_a_retired_board_is_not_idle(store: Store) -> None:
+    """Nobody keeps the way to it; cleared, it is what it was until services find out."""
+    observe(store, Kind.RETIRE)
+    shown = store.require_board("nano-01")
+    assert (shown["state"], shown["state_reason"]) == ("offline", "retired: nobody keeps the way to it")
+    observe(store, Kind.CLEAR)
+    assert store.require_board("nano-01")["state"] == "idle"
+
+
 def test_a_leased_board_is_not_removed(store: Store, clocks: Clocks) -> None:
     """Once it is free it is; what happened to it stays."""
     store.add_golden_sample(sample(1.0))

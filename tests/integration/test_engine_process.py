@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+import sqlalchemy as sa
 
+from farm.campaign.machine import process_identity
 from farm.campaign.running import ahead, client, control
 from farm.campaign.running.process import serve
-from farm.campaign.running.state import ANOTHER_RUNS, engine_lock, find_engine, is_held
+from farm.campaign.running.state import ANOTHER_RUNS, engine_lock, find_engine, is_held, read_last_words
 from farm.errors import UnavailableError
 from farm.settings import Settings
 from farm.store import Store
@@ -184,6 +186,30 @@ def test_what_an_engine_that_fails_has_not_begun_is_told(settings: Settings, sto
             signal.signal(number, handler)
     campaign = store.fetch_fleet_campaign("c")
     assert (campaign.state, campaign.reason) == (CampaignState.INTERRUPTED, "the disk is full")
+
+
+def test_an_engine_that_a_full_disk_ended_was_not_killed(settings: Settings, store: Store) -> None:
+    """It cannot note in the store why it ends, but it leaves the reason in space that it took when it began."""
+
+    def run(given: Settings, store: Store, stopping: Callable[[], bool], note: Callable[[str], None]) -> None:
+        store.note_campaign(1, CampaignState.RUNNING, "", process_identity())
+        sa.event.listen(store._engine, "begin", lambda connection: connection.exec_driver_sql("PRAGMA query_only=ON"))
+        raise UnavailableError("the disk is full")
+
+    home = settings.home_path
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        with Store(store.path) as full, engine_lock(home), pytest.raises(UnavailableError):
+            serve(settings, full, run)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert store.fetch_fleet_campaign("c").state is CampaignState.RUNNING
+    store.interrupt_campaigns(lambda _: True, lambda engine: read_last_words(home, engine))
+    assert store.fetch_fleet_campaign("c").reason == "its engine ended: the disk is full"
+    assert read_last_words(home, process_identity() | {"pid": 1}) == ""
+    with engine_lock(home):
+        assert read_last_words(home, process_identity()) == ""
 
 
 def test_a_campaign_that_an_engine_cannot_begin_does_not_keep_it_busy(settings: Settings, store: Store) -> None:

@@ -341,3 +341,20 @@ def test_text_is_refused_by_input() -> None:
     model = make_model([node("Identity", "words", "y")], {"words": (3,)}, input_type=TensorProto.STRING)
     with pytest.raises(UsageError, match="text: 'words'"):
         importer.import_onnx(model, {"words": (3,)})
+
+
+def test_a_shape_that_does_not_fit_is_to_blame() -> None:
+    """Where the model cannot compute with the shape that was chosen for an open input, no operator is blamed."""
+    nodes = [
+        node("MaxPool", "x", "p", kernel_shape=[2, 2], strides=[2, 2]),
+        node("ConvTranspose", "p w", "u", strides=[2, 2]),
+        node("Concat", "x u", "y", axis=1),
+    ]
+    model = make_model(nodes, {"x": (1, 3, 0, 0)}, {"w": random(3, 3, 2, 2)})
+    for dimension, name in zip(model.graph.input[0].type.tensor_type.shape.dim[2:], ("h", "w"), strict=True):
+        dimension.dim_param = name
+    importer.import_onnx(model, {"x": (1, 3, 32, 32)})
+    with pytest.raises(UsageError, match=r"cannot compute with the shape x=1,3,33,33") as caught:
+        importer.import_onnx(model, {"x": (1, 3, 33, 33)})
+    assert "node_y" in str(caught.value)
+    assert "Replace the operator" not in str(caught.value)

@@ -38,6 +38,7 @@ def make_document(
             best[key] = min(median_s, best.get(key, median_s))
         course.append(
             {"board_type": kind, "operating_point": point, "workload": workload["hash"], "median_s": median_s}
+            | {"candidate": f"c{len(course)}"}
         )
     return {
         "campaign": 3,

@@ -27,12 +27,14 @@ def test_a_models_latency_starts_when_all_is_known() -> None:
     }
     course = [
         {"board_type": "t", "operating_point": "p", "workload": workload, "median_s": median_s}
+        | {"candidate": f"{workload}{median_s}"}
         for workload, median_s in [("a", 5.0), ("b", None), ("a", 3.0), ("b", 2.0), ("a", 4.0), ("b", 1.0)]
     ]
     m, n = campaign_document.make_curves(order, course)
     assert (m["model"], m["steps"]) == ("m", [[4, 14.0], [6, 10.0]])
     assert (n["model"], n["steps"]) == ("n", [[1, 5.0], [3, 3.0]])
     assert m["calls"] == {"a": 2.0, "b": 4.0}
+    assert m["first"] == {"a": ["a3.0", 3.0], "b": ["b2.0", 2.0]}
 
 
 def test_an_order_without_calls_shares_weights_out() -> None:
@@ -52,6 +54,20 @@ def test_gains_rest_on_records_where_there_are_all() -> None:
     assert (gain.verified, gain.recorded, gain.workloads) == (False, whole.workloads - 1, whole.workloads)
     assert gain.factor is not None
     assert gain.factor > 1
+
+
+def test_a_schedule_that_nothing_beat_is_no_slower_than_itself() -> None:
+    """Where the first schedule of each workload is its record, the model is as fast as it was, whatever the two
+    measurements of it say.
+    """
+    document = make_document()
+    curve = document["curves"][0]
+    for each in document["winners"]:
+        here = (each["board_type"], each["point"]) == (curve["board_type"], curve["point"])
+        if here and each["workload"] in curve["calls"]:
+            each["candidate"], median_s = curve["first"][each["workload"]]
+            each["median_s"] = median_s * 1.05
+    assert campaign_models.list_gains(document)[0].factor == 1.0
 
 
 def test_what_has_no_winner_is_said() -> None:

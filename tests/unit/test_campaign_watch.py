@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from device_agent.protocol import Outcome, Status
 from farm.campaign.fleet_values import Budget
 from farm.campaign.machine import process_identity
 from farm.campaign.running import control, watch
@@ -21,7 +22,7 @@ from farm.errors import DeadlineError, FarmError, UnavailableError, UsageError
 from farm.report import campaign_table
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import CampaignState, FleetCampaign
+from farm.values import CampaignState, FleetCampaign, Trial
 from tests.unit.campaign_documents import make_document
 from tests.unit.campaign_orders import make_order, submit
 
@@ -92,9 +93,18 @@ def test_without_an_engine_operators_are_heard_at_once(store: Store, settings: S
 
 
 def test_what_a_killed_engine_left_can_be_resumed(store: Store) -> None:
-    """A campaign whose engine is gone is interrupted for whoever looks next, and resumed from there."""
+    """A campaign whose engine is gone is interrupted for whoever looks next, with every trial that was written counted,
+    and resumed from there.
+    """
     store.note_campaign(1, CampaignState.RUNNING, "", GONE)
+    store.save_progress(1, {"counted": 1, "tasks": [], "history": [[1, {}]]})
+    for number, latency_s in enumerate((0.003, 0.002, 0.004)):
+        outcome = Outcome(Status.OK, latency_s=(latency_s,), board="n-1")
+        store.add_trial(Trial(1, "w1", f"c{number}", "default", 1, outcome, "[]", held_s=2.0))
     assert control.close_abandoned(store) == ["c"]
+    shown = store.fetch_fleet_campaign("c").progress or {}
+    assert (shown["counted"], shown["board_s"], shown["history"]) == (3, 6.0, [[1, {}]])
+    assert [(task["counted"], task["best_s"]) for task in shown["tasks"]] == [(3, 0.002), (0, None)]
     campaign = store.fetch_fleet_campaign("c")
     assert (campaign.state, campaign.engine) == (CampaignState.INTERRUPTED, None)
     assert "killed while it was running" in campaign.reason

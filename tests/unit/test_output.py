@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pathlib
 import signal
 from collections.abc import Iterator
 from typing import NoReturn
@@ -12,7 +13,9 @@ from typing import NoReturn
 import pytest
 
 from farm import errors
-from farm.cli import options, output
+from farm.cli import campaign_run, options, output
+from farm.cli.durations import LATENCIES, read_duration_s
+from farm.fleet import processes
 
 
 @pytest.fixture(autouse=True)
@@ -101,3 +104,35 @@ def test_a_budget_that_cannot_be_spent_is_refused(trials: int) -> None:
     """Zero and negative trials are wrong usage."""
     with pytest.raises(errors.UsageError, match=str(trials)):
         options.require_trials(trials)
+
+
+def test_examples_fit_what_is_asked_for() -> None:
+    """Nobody wants an inference to take minutes."""
+    with pytest.raises(errors.UsageError) as caught:
+        read_duration_s("--deadline", "soon", LATENCIES)
+    assert "ms" in caught.value.hint
+    assert "10m" not in caught.value.hint
+
+
+def test_detaching_is_no_interruption(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C while a campaign is watched says that it goes on, and nothing of trials that are kept."""
+    monkeypatch.setenv("FARM_HOME", str(tmp_path))
+    monkeypatch.setattr(campaign_run, "_follow", lambda *_: fail(KeyboardInterrupt()))
+    with pytest.raises(SystemExit) as caught:
+        campaign_run.attach("c")
+    assert caught.value.code == 130
+    said = capsys.readouterr().err
+    assert "detached" in said
+    assert "interrupted" not in said
+
+
+def test_a_program_that_could_say_nothing_has_a_reason(tmp_path: pathlib.Path) -> None:
+    """Where a child's log is empty, its exit code and a full disk are told; the folder /proc has no room at all."""
+    log = tmp_path / "agent.log"
+    assert processes.explain_end(log) == f"it said nothing; its log is {log}"
+    assert processes.explain_end(log, 1) == "exit code 1"
+    log.write_text("one\ntwo\n")
+    assert processes.explain_end(log, -9) == "killed by signal 9; one | two"
+    assert "the disk that holds /proc is full" in processes.explain_end(pathlib.Path("/proc/agent.log"), 1)

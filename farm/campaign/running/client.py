@@ -70,10 +70,9 @@ def stop_engine(settings: Settings) -> bool:
 
 
 def tail(settings: Settings) -> str:
-    """What the engine said last, to be put behind a message; empty where that is nothing."""
+    """What the engine said last, to be put behind a message."""
     logs = settings.home_path / "logs"
-    said = processes.tail(logs / _OUTPUT) or processes.tail(logs / LOG_FILE)
-    return f": {said}" if said else ""
+    return f": {processes.explain_end(logs / (_OUTPUT if processes.tail(logs / _OUTPUT) else LOG_FILE))}"
 
 
 def spawn_engine(settings: Settings, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:

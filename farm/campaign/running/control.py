@@ -11,7 +11,8 @@ from typing import Any
 
 from farm.campaign.fleet_values import Budget
 from farm.campaign.machine import is_gone
-from farm.campaign.running.state import engine_lock, find_engine
+from farm.campaign.running import progress
+from farm.campaign.running.state import engine_lock, find_engine, read_last_words
 from farm.errors import UnavailableError, UsageError
 from farm.settings import Settings
 from farm.store import Store
@@ -34,9 +35,19 @@ def needs_engine(campaign: FleetCampaign) -> bool:
 def close_abandoned(store: Store) -> list[str]:
     """Note as interrupted what engines of this machine that were killed have left; returns the campaigns' names.
 
-    To be called before campaigns are shown or changed.
+    Their counts are brought up to the trials that were written. To be called before campaigns are shown or changed.
     """
-    return store.interrupt_campaigns(is_gone)
+    home = store.path.parent
+    names = store.interrupt_campaigns(is_gone, lambda engine: read_last_words(home, engine))
+    for name in names:
+        recount_campaign(store, name)
+    return names
+
+
+def recount_campaign(store: Store, name: str) -> None:
+    """Bring the counts of a campaign that nobody carries out up to the trials that were written."""
+    campaign = store.fetch_fleet_campaign(name)
+    store.save_progress(campaign.id, progress.recount(store, campaign))
 
 
 def pause(settings: Settings, store: Store, name: str, by: str) -> FleetCampaign:

@@ -16,10 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from farm import settings as farm_settings
-from farm.campaign.machine import is_gone, process_identity
+from farm.campaign.machine import process_identity
 from farm.campaign.running.ahead import is_expected
-from farm.campaign.running.control import RUN, needs_engine
-from farm.campaign.running.state import ANOTHER_RUNS, LOG_FILE, engine_lock, publish, withdraw
+from farm.campaign.running.control import RUN, close_abandoned, needs_engine, recount_campaign
+from farm.campaign.running.state import (
+    ANOTHER_RUNS,
+    LOG_FILE,
+    engine_lock,
+    leave_last_words,
+    publish,
+    withdraw,
+)
 from farm.errors import FarmError, UnavailableError
 from farm.settings import Settings
 from farm.store import Store
@@ -65,7 +72,7 @@ def serve(settings: Settings, store: Store, run: Run) -> None:
     """
     told = Told()
     home, me = settings.home_path, process_identity()
-    for name in store.interrupt_campaigns(is_gone):
+    for name in close_abandoned(store):
         _log.warning("campaign %s was left by an engine that is gone", name)
     reason = ""
     try:
@@ -94,9 +101,10 @@ def serve(settings: Settings, store: Store, run: Run) -> None:
         raise
     finally:
         _log.info("ending")
-        # A store that is full refuses this too; the first error is the one to tell.
-        with contextlib.suppress(FarmError):
+        try:
             _leave(store, me, reason)
+        except FarmError as error:  # a store that is full refuses this too; the first error is the one to tell
+            leave_last_words(home, reason or error.message)
 
 
 class Told:
@@ -133,6 +141,7 @@ def _leave(store: Store, me: Mapping[str, Any], reason: str) -> None:
             store.note_campaign(campaign.id, CampaignState.PAUSED, campaign.reason, {})
         elif campaign.engine == me or (reason and not campaign.engine and needs_engine(campaign)):
             store.note_campaign(campaign.id, CampaignState.INTERRUPTED, reason or "its engine has ended")
+            recount_campaign(store, campaign.name)
 
 
 def _fail(text: str, code: int) -> int:

@@ -1,4 +1,7 @@
-"""How far a campaign is, as one plain document: what commands show and reports are drawn from. Pure."""
+"""How far a campaign is, as one plain document: what commands show and reports are drawn from.
+
+Pure, but for `recount`, which asks the store.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from farm.campaign.fleet_state import Campaign, FleetState
-from farm.campaign.fleet_values import Done, TaskKey
+from farm.campaign.fleet_values import Budget, Done, TaskKey
 from farm.campaign.running import resume
 from farm.campaign.running.active import Active
 from farm.campaign.running.order import Order
+from farm.store import Store
+from farm.values import SEARCH_TRIAL, FleetCampaign
 
 
 def to_progress(
@@ -32,11 +37,31 @@ def to_progress(
         "eta_s": _find_eta_s(campaign, counted, wall_clock_s),
         "boards": [dict(each) for each in boards],
         "tasks": tasks,
-        "models": find_latencies(active, tasks),
+        "models": find_latencies(active.order, tasks),
         "history": [[number, dict(sums)] for number, sums in active.history],
         "warm_start": dict(active.warm),
         "verdict": None,
     }
+
+
+def recount(store: Store, campaign: FleetCampaign) -> dict[str, Any]:
+    """The document of a campaign that nobody carries out now, from the trials that were written until its end."""
+    order = Order.from_document(campaign.order)
+    added = resume.to_added(order, Budget(**campaign.budget), store.fetch_course(campaign.id), 0.0, 0.0)
+    tasks = to_rows(order, added.done)
+    counts = store.count_trials(campaign.id, purpose=SEARCH_TRIAL)
+    fresh = {
+        "phase": str(campaign.state),
+        "counted": sum(task["counted"] for task in tasks),
+        "faults": {side: count for side, count in counts.items() if side != "ok"},
+        "board_s": store.fetch_board_seconds(campaign.id),
+        "eta_s": None,
+        "boards": [],
+        "tasks": tasks,
+        "models": find_latencies(order, tasks),
+    }
+    empty = {"at": time.time(), "wall_clock_s": 0.0, "history": [], "warm_start": {}, "verdict": None}
+    return empty | dict(campaign.progress or {}) | fresh
 
 
 def list_tasks(active: Active, state: FleetState) -> list[dict[str, Any]]:
@@ -75,13 +100,13 @@ def _to_row(order: Order, key: TaskKey, counted: int, best_s: float | None, ende
     }
 
 
-def find_latencies(active: Active, tasks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def find_latencies(order: Order, tasks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """For each model on each type at each point the sum of its workloads' best; None while one has no good trial."""
     best = {(task["board_type"], task["point"], task["workload"]): task["best_s"] for task in tasks}
     rows = []
-    for each in active.order.types:
+    for each in order.types:
         for point in each.points:
-            for model in active.order.models:
+            for model in order.models:
                 mine = [workload for workload in each.workloads if model.name in workload.models]
                 parts = [
                     (dict(zip(w.models, w.calls, strict=True))[model.name], best.get((each.board_type, point, w.hash)))
