@@ -1,0 +1,160 @@
+"""Whole models: the farm's code, ONNX Runtime and ncnn in turns, in float32, outputs checked.
+
+`--trials 0` is what the farm compiles when it has measured nothing; with more, each model is tuned from nothing first.
+Ratios are ours over the other's, medians; below 1 ours is the faster one. ncnn is installed into an environment of its
+own the first time (`_ncnn.py`); where that fails its columns are null and `ncnn` says why. Default budget: about 5
+minutes on two cores; with 512 trials about 15 more per model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import _farm
+import _machine
+import _ncnn
+import _peak
+
+import farm.settings
+from device_agent.protocol import Engine
+from farm.artifacts.verify import compare
+from farm.errors import UnavailableError
+from farm.inventory.board_types import require_board_type
+from farm.measure.session import BoardSession
+from farm.measure.statistics import Summary, summarise
+from farm.models import zoo
+from farm.models.inputs import make_inputs
+from farm.search.target import host_target
+from farm.settings import Settings
+
+MODELS = "squeezenet1.1,resnet18,resnet50,mobilenet_v2"
+ENGINES = ("ours", "onnxruntime", "ncnn")
+
+
+def main() -> None:
+    parser = _machine.parser(__doc__)
+    parser.add_argument("--models", default=MODELS, help=f"zoo names or ONNX files (default: {MODELS})")
+    parser.add_argument("--trials", type=int, default=0, help="per model (default: 0, nothing is measured)")
+    parser.add_argument("--runs", type=int, default=100, help="timed runs of each engine (default: 100)")
+    parser.add_argument("--threads", default="1,2", help="numbers of threads (default: 1,2)")
+    options = parser.parse_args()
+    if options.quick:
+        options.models, options.runs = "squeezenet1.1", 8
+    with _machine.only_json() as emit, _machine.scratch():
+        emit("vs_engines", vars(options), measure(options))
+
+
+def measure(options: Any) -> dict[str, Any]:
+    settings = farm.settings.load()
+    models = [_farm.read_model(name) for name in options.models.split(",")]
+    threads = [int(text) for text in options.threads.split(",")]
+    environment, reason = find_ncnn()
+    with _farm.builder(settings, require_board_type("local"), options.trials) as build:
+        built = {}
+        for model in models:
+            built[model.source.name] = build(model)
+            _machine.say(f"{model.source.name}: {built[model.source.name].summary}")
+    peaks = _peak.Peaks(host_target(_machine.cores()), threads)
+    rows = []
+    with _farm.quiet_board(settings) as session:
+        quiet = _machine.wait_until_quiet(options.quick)
+        for model in models:
+            compiled = built[model.source.name]
+            row: dict[str, Any] = {"name": model.source.name, "compiled": dict(compiled.summary), "threads": {}}
+            for count in threads:
+                peaks.measure(session, settings)
+                row["threads"][str(count)] = compare_engines(
+                    session, settings, model, compiled, count, environment, options.runs
+                )
+                _machine.say(f"{model.source.name}, {count} threads: {row['threads'][str(count)]['ratio_to']}")
+            rows.append(row)
+    return {
+        "machine_quiet": quiet,
+        "ncnn": {"version": _ncnn.NCNN if environment else None, "reason": reason or None},
+        "ratio_is": "ours / the other's, medians; below 1 ours is the faster one",
+        "interval_is": "95 % confidence of the median, bootstrap",
+        "peak": peaks.summary,
+        "models": [with_shares(row, peaks) for row in rows],
+    }
+
+
+def find_ncnn() -> tuple[_ncnn.Environment | None, str]:
+    """The environment, or why there is none."""
+    try:
+        return _ncnn.require_environment(), ""
+    except UnavailableError as error:
+        _machine.say(f"without ncnn: {error}")
+        return None, str(error)
+
+
+def compare_engines(
+    session: BoardSession,
+    settings: Settings,
+    model: _farm.Model,
+    built: _farm.Built,
+    threads: int,
+    environment: _ncnn.Environment | None,
+    runs: int,
+) -> dict[str, Any]:
+    """All engines in turns with so many threads; what cannot run ncnn says why."""
+    programs: dict[str, _farm.Program | _farm.Elsewhere] = {
+        "ours": _farm.Program(Engine.RELAX_VM, built.library, threads),
+        "onnxruntime": _farm.Program(Engine.ONNXRUNTIME, model.source.onnx_bytes, threads),
+    }
+    (image,) = make_inputs(model.inputs, settings.seed).values()
+    reason = ""
+    with contextlib.ExitStack() as stack:
+        if environment is not None:
+            try:
+                programs["ncnn"] = stack.enter_context(_ncnn.running(environment, model, image, threads))
+            except UnavailableError as error:
+                reason = str(error)
+        timed = _farm.time_in_turns(session, settings, model, programs, runs)
+    medians = {name: summarise(timing.samples) for name, timing in timed.items()}
+    return {
+        "latency_ms": {name: _latency(medians.get(name)) for name in ENGINES},
+        "ratio_to": {
+            name: _machine.round_to(medians["ours"].median / medians[name].median, 3) if name in medians else None
+            for name in ENGINES[1:]
+        },
+        "outputs": _outputs(timed),
+        "ncnn_reason": reason or None,
+    }
+
+
+def _latency(summary: Summary | None) -> dict[str, Any] | None:
+    if summary is None:
+        return None
+    return {
+        "median": _machine.round_to(summary.median * 1e3),
+        "interval": [_machine.round_to(summary.ci_low * 1e3), _machine.round_to(summary.ci_high * 1e3)],
+    }
+
+
+def _outputs(timed: Mapping[str, _farm.Timing]) -> dict[str, Any]:
+    """How far the others' outputs are from ONNX Runtime's, as a share of the peak."""
+    reference = timed["onnxruntime"].outputs
+    compared = {name: compare(timing.outputs, reference) for name, timing in timed.items() if name != "onnxruntime"}
+    return {
+        name: {"match": one.matches, "error": _machine.round_to(one.max_rel_error, 3)} for name, one in compared.items()
+    }
+
+
+def with_shares(row: dict[str, Any], peaks: _peak.Peaks) -> dict[str, Any]:
+    """Add which share of the machine's peak each engine reaches, counting the FLOP of direct convolutions."""
+    entry = zoo.ZOO.get(row["name"])
+    if entry is None:
+        return row
+    for count, figures in row["threads"].items():
+        least_ms = entry.flop / peaks.flop_per_s(int(count)) * 1e3
+        figures["share_of_peak"] = {
+            name: latency and _machine.round_to(least_ms / latency["median"], 3)
+            for name, latency in figures["latency_ms"].items()
+        }
+    return row
+
+
+if __name__ == "__main__":
+    main()
