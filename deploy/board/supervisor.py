@@ -18,6 +18,8 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +30,8 @@ STOP_TIMEOUT_S = 15.0
 START_TIMEOUT_S = 10.0
 LOG_BYTES = 4 << 20
 _TICK_S = 1.0
+# What could not be said because the disk was full is kept up to here, and said once there is room.
+_UNSAID_BYTES = 1 << 16
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 _NOT_RUNNING = 3
 
@@ -61,7 +65,7 @@ class Service:
         if self._process is None and time.monotonic() >= self._due:
             try:
                 self._start()
-            except OSError as error:
+            except (OSError, subprocess.SubprocessError) as error:
                 say(f"{self.name} cannot be started: {error}")
                 self.restarts += 1
                 self._due = time.monotonic() + self._pause_s
@@ -105,36 +109,65 @@ class Service:
 
 
 class Supervisor:
-    """The services of one installation, `prefix`, and the files that say how they are."""
+    """The services of one installation, `prefix`, and the files that say how they are.
+
+    Files are second to services: on a full disk everything that runs goes on, and what ends is started again.
+    """
 
     def __init__(self, prefix: Path) -> None:
         self._prefix = prefix
         self._run = prefix / "run"
         self._logs = prefix / "log"
         self._config: dict[str, Any] = json.loads((prefix / "etc" / "board.json").read_text())
+        self._services: list[Service] = []
+        self._is_noted = False
+        self._written = ""
+        self._troubles: dict[str, str] = {}
 
     def run(self, lock: IO[str]) -> int:
         """Keep everything running until told to end. `lock` is held and shows that somebody does."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        services = self._make_services()
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
         say(f"supervisor started, pid {os.getpid()}")
         while True:
-            for service in services:
+            if not self._services:
+                self._try("the services cannot be prepared", self._prepare)
+            for service in self._services:
                 service.step()
-            self._write_state(services)
-            self._trim_logs()
+            self._try("the process number cannot be written", lambda: self._note_pid(lock))
+            self._try("the state cannot be written", self._write_state)
+            self._try("the logs cannot be trimmed", self._trim_logs)
+            say_unsaid()
             got = signal.sigtimedwait(_SIGNALS, _TICK_S)
             if got is not None and got.si_signo != signal.SIGCHLD:
                 break
         # The agent first: the helper then restores what the agent's session held.
-        for service in reversed(services):
+        for service in reversed(self._services):
             service.stop()
-        (self._run / "state.json").unlink(missing_ok=True)
+        self._try("the state cannot be removed", lambda: (self._run / "state.json").unlink(missing_ok=True))
         say("supervisor ended")
         return 0
+
+    def _try(self, what: str, act: Callable[[], None]) -> None:
+        """Do it. An error, as on a full disk, is said once, and so is its end; the next turn tries again."""
+        try:
+            act()
+        except OSError as error:
+            if self._troubles.get(what) != str(error):
+                self._troubles[what] = str(error)
+                say(f"{what}: {error}")
+        else:
+            if self._troubles.pop(what, ""):
+                say(f"no longer: {what}")
+
+    def _prepare(self) -> None:
+        self._services = self._make_services()
+
+    def _note_pid(self, lock: IO[str]) -> None:
+        if self._is_noted:
+            return
+        os.ftruncate(lock.fileno(), 0)
+        os.write(lock.fileno(), f"{os.getpid()}\n".encode())
+        self._is_noted = True
 
     def _make_services(self) -> list[Service]:
         user = self._config["user"]
@@ -160,15 +193,26 @@ class Supervisor:
         services.append(Service("agent", command, user, AGENT_PAUSE_S, self._logs / "agent.log", tmp))
         return services
 
-    def _write_state(self, services: list[Service]) -> None:
-        state = {service.name: {"pid": service.pid, "restarts": service.restarts} for service in services}
-        write_whole(self._run / "state.json", json.dumps({"pid": os.getpid(), "services": state}) + "\n")
+    def _write_state(self) -> None:
+        """On a change only: a full disk is met as seldom as can be."""
+        state = {service.name: {"pid": service.pid, "restarts": service.restarts} for service in self._services}
+        text = json.dumps({"pid": os.getpid(), "services": state}) + "\n"
+        if text != self._written:
+            write_whole(self._run / "state.json", text)
+            self._written = text
 
     def _trim_logs(self) -> None:
         """Keep one older piece of each log; whoever writes has it open for appending and goes on."""
         for log in self._logs.glob("*.log"):
             if log.stat().st_size > LOG_BYTES:
-                shutil.copyfile(log, log.with_name(log.name + ".1"))
+                older = log.with_name(log.name + ".1")
+                # Made anew, the older piece would need room for two of them for a moment.
+                older.unlink(missing_ok=True)
+                try:
+                    shutil.copyfile(log, older)
+                except OSError:
+                    older.unlink(missing_ok=True)
+                    raise
                 os.truncate(log, 0)
 
 
@@ -224,9 +268,10 @@ def start(prefix: Path, lock: IO[str]) -> int:
         os.write(write, b"begun")
         os.close(write)
         code = supervisor.run(lock)
+    except BaseException:  # edge: the exit below would hide why
+        say(traceback.format_exc())
     finally:
         # Never back into what the caller was doing.
-        sys.stdout.flush()
         os._exit(code)
 
 
@@ -290,13 +335,29 @@ def make_folder(path: Path, user: str, group: str, mode: int) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Replace a file in one step."""
     part = path.with_name(path.name + ".part")
-    part.write_text(text)
-    part.replace(path)
+    try:
+        part.write_text(text)
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+_unsaid = bytearray()
 
 
 def say(text: str) -> None:
-    """A line in the supervisor's log."""
-    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", flush=True)
+    """A line in the supervisor's log; it waits for room where the disk is full."""
+    _unsaid.extend(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode())
+    del _unsaid[:-_UNSAID_BYTES]
+    say_unsaid()
+
+
+def say_unsaid() -> None:
+    """Say what could not be said before."""
+    with contextlib.suppress(OSError):
+        while _unsaid:
+            del _unsaid[: os.write(1, _unsaid)]
 
 
 if __name__ == "__main__":
