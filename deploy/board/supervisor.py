@@ -268,7 +268,7 @@ def start(prefix: Path, lock: IO[str]) -> int:
         os.write(write, b"begun")
         os.close(write)
         code = supervisor.run(lock)
-    except BaseException:  # edge: the exit below would hide why
+    except BaseException:  # noqa: BLE001 - edge: the exit below would hide why
         say(traceback.format_exc())
     finally:
         # Never back into what the caller was doing.

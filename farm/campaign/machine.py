@@ -7,15 +7,18 @@ import fcntl
 import getpass
 import os
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
 from farm.errors import UnavailableError
 from farm.store import Store
+
+_LOCK_HINT = "Remove it, or set XDG_RUNTIME_DIR to a folder that is yours alone."
 
 
 def name_user(otherwise: str = "unknown") -> str:
@@ -65,10 +68,11 @@ def is_gone(identity: Mapping[str, Any] | None) -> bool:
 def machine_lock() -> Iterator[None]:
     """Keep a second farm from measuring on this machine at the same time: each would be the other's noise.
 
-    Raises UnavailableError naming the process that does. The kernel frees the lock of a process that is killed.
+    Raises UnavailableError naming the process that does, or the file where the lock cannot be trusted. The kernel frees
+    the lock of a process that is killed.
     """
-    path = Path(tempfile.gettempdir()) / f"tvm-farm-{os.getuid()}.lock"
-    with path.open("a+") as file:
+    path = _find_lock_folder() / f"tvm-farm-{os.getuid()}.lock"
+    with _open_own(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -85,3 +89,26 @@ def machine_lock() -> Iterator[None]:
             yield
         finally:
             file.truncate(0)
+
+
+def _find_lock_folder() -> Path:
+    """The folder that is this user's alone where the system has one, else the one for everybody's temporary files."""
+    named = os.environ.get("XDG_RUNTIME_DIR")
+    with contextlib.suppress(OSError):
+        if named and Path(named).stat().st_uid == os.getuid():
+            return Path(named)
+    return Path(tempfile.gettempdir())
+
+
+def _open_own(path: Path) -> IO[str]:
+    """Open a file that anybody could have put there first. Raises UnavailableError where it is not a file of ours."""
+    try:
+        # Not a link to a file of ours that would then be truncated, and not a pipe on which to wait for ever.
+        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UnavailableError(f"the lock {path} cannot be opened: {error.strerror}", _LOCK_HINT) from error
+    status = os.fstat(number)
+    if status.st_uid != os.getuid() or not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+        os.close(number)
+        raise UnavailableError(f"the lock {path} is not a file of ours alone", _LOCK_HINT)
+    return os.fdopen(number, "r+")

@@ -26,6 +26,7 @@ from farm.cli import (
     sweep_report,
     tune,
 )
+from farm.fleet.listening import raise_descriptor_limit
 
 app = typer.Typer(
     name="farm",
@@ -72,4 +73,5 @@ def _root(version: bool = typer.Option(False, "--version", callback=_version, is
 
 def main() -> None:
     """Run the command line; leaves by SystemExit."""
+    raise_descriptor_limit()  # a sweep, or a provisioning, may hold a rack of boards
     sys.exit(app())

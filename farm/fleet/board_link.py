@@ -13,6 +13,7 @@ from types import TracebackType
 
 from farm.errors import DeadlineError, FarmError, TransientError
 from farm.fleet.host_keys import KnownHosts
+from farm.fleet.listening import is_lack
 from farm.fleet.ssh import SshConnection
 from farm.fleet.ssh_handshake import CONNECT_TIMEOUT_S, SshAddress
 from farm.fleet.tracker_ports import PortRewriter
@@ -110,8 +111,11 @@ class BoardLink:
         return reverse
 
     def start(self) -> None:
-        """Begin to connect; see `wait_up`."""
-        self._thread.start()
+        """Begin to connect; see `wait_up`. Raises TransientError where no thread can be had."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise TransientError(f"there is no thread for the link to {self.address}: {error}") from error
 
     def wait_up(self, timeout_s: float) -> SshConnection:
         """Wait for the connection. Raises why it failed for good, else DeadlineError with the latest reason."""
@@ -195,7 +199,12 @@ class BoardLink:
                 return
 
     def _connect(self) -> SshConnection:
-        connection = SshConnection.connect(self.address, self._known_hosts, self._connect_timeout_s)
+        try:
+            connection = SshConnection.connect(self.address, self._known_hosts, self._connect_timeout_s)
+        except (FarmError, OSError, RuntimeError) as error:
+            if isinstance(error, FarmError) and not is_lack(error.__cause__):
+                raise
+            raise TransientError(f"there is no room here for a connection to {self.address}: {error}") from error
         # Before the board can be told to anybody: it registers with the tracker as soon as it reaches it.
         with self._changed:
             self._connection = connection

@@ -11,6 +11,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from farm.errors import TransientError
+
 STOP_TIMEOUT_S = 5.0
 _PR_SET_PDEATHSIG = 1
 # With less than this a program cannot write what it needs to start, nor a line of its log.
@@ -30,6 +32,7 @@ def start(
     With `pipes` its standard input and output are pipes to us, and only what it says on stderr goes to `log`.
 
     A session of its own keeps the terminal's Ctrl-C away from it, so that we decide the order in which things end.
+    Raises TransientError where the machine has no room for it: no process, no memory, no disk.
     """
     parent = os.getpid()
 
@@ -40,17 +43,22 @@ def start(
         if cores:
             os.sched_setaffinity(0, cores)
 
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
-            stdout=subprocess.PIPE if pipes else output,
-            stderr=output,
-            env=dict(environment),
-            start_new_session=True,
-            preexec_fn=in_child,
-        )
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                list(command),
+                stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if pipes else output,
+                stderr=output,
+                env=dict(environment),
+                start_new_session=True,
+                preexec_fn=in_child,
+            )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise TransientError(
+            f"a process cannot be started: {error}", "This machine is short of processes, memory, files or disk."
+        ) from error
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

@@ -48,12 +48,14 @@ class Tracker:
         self.host = host
         self.port = port
         self._process = process
+        self._is_stopped = False
 
     @classmethod
     def start(cls, first_port: int, log: Path, tries: int = LAST_PORT_OFFSET + 1) -> Tracker:
         """Start TVM's tracker on the first free port of `tries` from `first_port` on.
 
-        Raises UnavailableError where all are busy or the tracker ends at once, DeadlineError where it is silent.
+        Raises UnavailableError where all are busy or the tracker ends at once, DeadlineError where it is silent,
+        TransientError where no process can be started.
         """
         port = _free_port(first_port, tries)
         process = processes.start(
@@ -75,11 +77,12 @@ class Tracker:
         if self._process is not None:
             processes.stop(self._process)
             self._process = None
+            self._is_stopped = True
 
     @property
     def is_alive(self) -> bool:
         """Whether our process still runs; True for a tracker that somebody else runs."""
-        return self._process is None or self._process.poll() is None
+        return not self._is_stopped and (self._process is None or self._process.poll() is None)
 
     def fetch_summary(self, timeout_s: float = 5.0) -> dict[str, Any]:
         """The tracker's own summary: `server_info` and `queue_info`. Raises TransientError, UnavailableError."""

@@ -15,11 +15,15 @@ from types import TracebackType
 import paramiko
 
 from farm.errors import FarmError, TransientError
+from farm.fleet.listening import accept_clients, start_thread
 from farm.fleet.ssh import SshConnection
 
 _CHUNK = 1 << 18
 _CONNECT_TIMEOUT_S = 5.0
 _BACKLOG = 16
+# Connections that one forward carries at a time, each two threads and a descriptor here: an agent serves one session
+# and holds one line to the tracker, so that only a board, or a client, that turned against us comes near.
+MAX_LINKS = 32
 
 # The connection to go through now; raises FarmError where there is none.
 Provider = Callable[[], SshConnection]
@@ -44,10 +48,18 @@ class Link:
         self._near_ended = threading.Event()
         self._gone = False
 
-    def start(self) -> None:
-        """Begin to carry."""
-        threading.Thread(target=self._carry_out, name="farm-ssh-out", daemon=True).start()
-        threading.Thread(target=self._carry_in, name="farm-ssh-in", daemon=True).start()
+    def start(self) -> bool:
+        """Begin to carry; False, with both ends closed, where there is no room for its threads."""
+        if start_thread("farm-ssh-in", self._carry_in):
+            if start_thread("farm-ssh-out", self._carry_out):
+                return True
+            self.cut()
+            _close(self._channel)
+            return False
+        self._on_end(self, False)
+        _hang_up(self._sock)
+        _close(self._channel)
+        return False
 
     def cut(self) -> None:
         """End it now. Never blocks: only the socket is closed, the channel follows on its own threads."""
@@ -93,8 +105,7 @@ class Link:
         # Told before the client notices: whoever asks after an error gets the answer.
         self._on_end(self, far_first)
         _hang_up(self._sock)
-        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-            self._channel.close()
+        _close(self._channel)
 
 
 class _Links:
@@ -106,11 +117,21 @@ class _Links:
         self._closed = False
 
     def add(self, link: Link) -> bool:
-        """False where the forward has been cut meanwhile."""
+        """False where the forward has been cut meanwhile, or carries `MAX_LINKS` already."""
         with self._lock:
-            if not self._closed:
-                self._links.add(link)
-            return not self._closed
+            if self._closed or len(self._links) >= MAX_LINKS:
+                return False
+            self._links.add(link)
+            return True
+
+    def replace(self, waiting: Link, link: Link) -> bool:
+        """Put a link in the place that was kept for it; False where that was cut meanwhile."""
+        with self._lock:
+            if waiting not in self._links:
+                return False
+            self._links.remove(waiting)
+            self._links.add(link)
+            return True
 
     def discard(self, link: Link) -> None:
         with self._lock:
@@ -179,23 +200,17 @@ class Forward:
         self.cut()
 
     def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:  # cut
-                return
-            if self._links.closed:
-                client.close()
-                return
+        for client in accept_clients(self._listener):
+            waiting = _Waiting(client)
+            if not self._links.add(waiting):
+                waiting.cut()
             # Opening a channel waits for the board; the next client must not.
-            threading.Thread(target=self._open, args=(client,), name="farm-ssh-open", daemon=True).start()
+            elif not start_thread("farm-ssh-open", self._open, client, waiting):
+                self._links.discard(waiting)
+                waiting.cut()
 
-    def _open(self, client: socket.socket) -> None:
+    def _open(self, client: socket.socket, waiting: _Waiting) -> None:
         set_no_delay(client)
-        waiting = _Waiting(client)
-        if not self._links.add(waiting):
-            client.close()
-            return
         try:
             channel = self._provider().open_to(self.board_port)
         except FarmError as error:
@@ -206,16 +221,12 @@ class Forward:
             _hang_up(client)
             return
         link = Link(client, channel, self._note_end)
-        # In this order there is no moment at which a cut would miss the client.
-        if self._links.add(link) and not waiting.was_cut:
-            self._links.discard(waiting)
+        # In one step, so that there is no moment at which a cut would miss the client.
+        if self._links.replace(waiting, link):
             link.start()
             return
-        self._links.discard(link)
-        self._links.discard(waiting)
         _hang_up(client)
-        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-            channel.close()
+        _close(channel)
 
     def _note_end(self, link: Link, board_first: bool) -> None:
         if board_first:
@@ -224,15 +235,16 @@ class Forward:
 
 
 class _Waiting(Link):
-    """A client whose channel is not open yet: a cut frees it all the same."""
+    """The place of a connection that is not joined yet: a cut frees its client, if it has one, all the same."""
 
-    def __init__(self, client: socket.socket) -> None:
+    def __init__(self, client: socket.socket | None = None) -> None:
         self._client = client
         self.was_cut = False
 
     def cut(self) -> None:
         self.was_cut = True
-        _hang_up(self._client)
+        if self._client is not None:
+            _hang_up(self._client)
 
 
 class ReverseForward:
@@ -266,25 +278,29 @@ class ReverseForward:
 
     def _serve(self, channel: paramiko.Channel) -> None:
         """On paramiko's thread, which must not wait for anything."""
-        threading.Thread(target=self._open, args=(channel,), name="farm-ssh-back", daemon=True).start()
+        waiting = _Waiting()
+        if self._links.add(waiting):
+            if start_thread("farm-ssh-back", self._open, channel, waiting):
+                return
+            self._links.discard(waiting)
+        start_thread("farm-ssh-refuse", _close, channel)
 
-    def _open(self, channel: paramiko.Channel) -> None:
+    def _open(self, channel: paramiko.Channel, waiting: _Waiting) -> None:
         try:
             sock = socket.create_connection(self.target, timeout=_CONNECT_TIMEOUT_S)
             sock.settimeout(None)
             set_no_delay(sock)
         except OSError as error:
             self.last_error = f"{self.target[0]}:{self.target[1]} cannot be reached: {error}"
-            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-                channel.close()
+            self._links.discard(waiting)
+            _close(channel)
             return
         link = Link(sock, channel, lambda ended, _: self._links.discard(ended), self._rewrite and self._rewrite())
-        if self._links.add(link):
+        if self._links.replace(waiting, link):
             link.start()
             return
         sock.close()
-        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-            channel.close()
+        _close(channel)
 
 
 def set_no_delay(sock: socket.socket) -> None:
@@ -298,3 +314,8 @@ def _hang_up(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
     sock.close()
+
+
+def _close(channel: paramiko.Channel) -> None:
+    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+        channel.close()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import BoardUnsafeError, FarmError, PermanentError, TransientError, UnavailableError, UsageError
+from farm.fleet.listening import accept_clients, start_thread
 
 MAX_LINE_BYTES = 16 << 20
 # A request is sent as one line at once; whoever does not is no client of ours.
@@ -66,12 +67,9 @@ class ControlServer:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:  # closed
-                return
-            threading.Thread(target=self._serve, args=(sock,), name="farm-control-client", daemon=True).start()
+        for sock in accept_clients(self._listener):
+            if not start_thread("farm-control-client", self._serve, sock):
+                sock.close()
 
     def _serve(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(OSError, EOFError, ValueError, LookupError, AttributeError):

@@ -23,6 +23,7 @@ from typing import Any
 
 from farm import settings as farm_settings
 from farm.errors import FarmError, UnavailableError, UsageError
+from farm.fleet.listening import raise_descriptor_limit
 from farm.services.control import ControlServer
 from farm.services.keeper import Keeper
 from farm.services.state import LOG_FILE, ServicesInfo, publish, services_lock
@@ -50,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         settings = farm_settings.load()
+        raise_descriptor_limit()
         _start_log(settings.home_path / "logs", options.foreground)
         wanted = None if options.boards is None else [name for name in options.boards.split(",") if name]
         with services_lock(settings.home_path):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from farm.errors import FarmError, UsageError
+from farm.fleet.board_link import Backoff
 from farm.fleet.health import Kind, Limits, Observation, decide_by
 from farm.fleet.host_keys import FILE_NAME, KnownHosts
 from farm.fleet.tracker import Tracker
@@ -36,6 +37,8 @@ _REGISTRATION_GRACE_S = 6.0
 # Each virtual board that starts computes for over a second and then watches its sensors for two.
 _STARTING_PER_CORE = 4
 _SUMMARY_TIMEOUT_S = 2.0
+# A machine that has no room for the tracker is asked again after these.
+_BACKOFF = Backoff(first_s=0.5, last_s=15.0)
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -91,6 +94,7 @@ class Keeper:
         self.tracker = Tracker.start(settings.tracker_port, logs / "tracker.log")
         self.tracker_restarts = 0
         self._tracker_since = time.monotonic()
+        self._tracker_failures, self._tracker_again_at = 0, 0.0
         self._boards_at = self._leases_at = 0.0
         self.probing = Probing(settings, (self.tracker.host, self.tracker.port), logs, self._defer)
         # Told of every turn; the exporter of metrics, for one.
@@ -202,17 +206,21 @@ class Keeper:
         self._inbox.put(work)
 
     def _keep_tracker(self) -> None:
-        if self.tracker.is_alive:
+        if self.tracker.is_alive or time.monotonic() < self._tracker_again_at:
             return
         host, port = self.tracker.host, self.tracker.port
         _log.warning("the tracker ended; starting it again")
         self.tracker.stop()
-        self.tracker_restarts += 1
         try:
             # On its port: agents, forwards and clients know no other.
             self.tracker = Tracker.start(port, self._logs / "tracker.log", tries=1)
         except FarmError as error:
             _log.error("the tracker at %s:%d cannot be started again: %s", host, port, error)
+            self._tracker_failures += 1
+            self._tracker_again_at = time.monotonic() + _BACKOFF.plan_pause_s(self._tracker_failures)
+            return
+        self._tracker_failures = 0
+        self.tracker_restarts += 1
         self._tracker_since = time.monotonic()
 
     def _reconcile(self) -> None:

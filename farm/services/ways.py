@@ -103,10 +103,14 @@ class SshWay:
 
     def _open(self) -> BoardLink:
         link = BoardLink(to_ssh_address(self._transport), self._known_hosts)
-        forward = link.add_forward(self._transport.agent_port)
-        link.add_tracker(self._transport.tracker_port, self._tracker, self._key, forward)
-        self.metrics_address = link.add_forward(METRICS_PORT).address
-        link.start()
+        try:
+            forward = link.add_forward(self._transport.agent_port)
+            link.add_tracker(self._transport.tracker_port, self._tracker, self._key, forward)
+            self.metrics_address = link.add_forward(METRICS_PORT).address
+            link.start()
+        except FarmError:
+            link.close()
+            raise
         return link
 
     def _show(self, state: LinkState) -> WayState:
@@ -176,7 +180,11 @@ class VirtualWay:
         with contextlib.suppress(OSError):
             self._ready_file.unlink()
         self._began = now
-        self._process = processes.start(self._command, self._log, os.environ)
+        try:
+            self._process = processes.start(self._command, self._log, os.environ)
+        except FarmError as error:
+            self._give_up(now, error.message)
+            return
         self._state = WayState(False, now, "starting", self._connects)
 
     def _give_up(self, now: float, error: str) -> None:

@@ -17,8 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from farm.errors import FarmError
 from farm.fleet import processes
 from farm.fleet.board_link import Backoff
+from farm.fleet.listening import start_thread
 
 # Beyond every deadline of a probe's own (waiting for the board, connecting, measuring): then the child itself is stuck.
 PROBE_TIMEOUT_S = 180.0
@@ -119,8 +121,14 @@ class ProbeWorker:
         if now < self._again_at:
             return False
         self._began = now
-        self._process = processes.start(self._command, self._log, os.environ, pipes=True)
-        threading.Thread(target=self._read, args=(self._process,), name="farm-probe-answers", daemon=True).start()
+        try:
+            self._process = processes.start(self._command, self._log, os.environ, pipes=True)
+        except FarmError as error:
+            self._give_up(f"the probe worker cannot be started: {error.message}")
+            return False
+        if not start_thread("farm-probe-answers", self._read, self._process):
+            self._give_up("the probe worker cannot be heard: no thread can be had")
+            return False
         return True
 
     def _give_up(self, reason: str) -> None:

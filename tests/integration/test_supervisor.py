@@ -55,7 +55,8 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 def read_agent(prefix: pathlib.Path) -> int | None:
     """The agent's process number, as the state has it."""
     with contextlib.suppress(OSError):
-        return json.loads((prefix / "run" / "state.json").read_text())["services"]["agent"]["pid"]
+        pid: int | None = json.loads((prefix / "run" / "state.json").read_text())["services"]["agent"]["pid"]
+        return pid
     return None
 
 

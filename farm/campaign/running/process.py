@@ -28,6 +28,7 @@ from farm.campaign.running.state import (
     withdraw,
 )
 from farm.errors import FarmError, UnavailableError
+from farm.fleet.listening import raise_descriptor_limit
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignState
@@ -50,6 +51,7 @@ def main() -> int:
 
     try:
         settings = farm_settings.load()
+        raise_descriptor_limit()
         _start_log(settings.home_path / "logs")
         with contextlib.ExitStack() as stack:
             try:

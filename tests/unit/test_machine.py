@@ -1,0 +1,79 @@
+"""One farm at a time on a machine, whoever else writes to its temporary folder."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from farm.campaign.machine import machine_lock
+from farm.errors import UnavailableError
+
+NAME = f"tvm-farm-{os.getuid()}.lock"
+
+
+@pytest.fixture
+def shared(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """The folder for temporary files, where there is none of one's own."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    return folder
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_lock_that_leads_elsewhere_is_refused(shared: pathlib.Path, tmp_path: pathlib.Path, link: object) -> None:
+    """A link in the lock's place does not cost the file that it leads to."""
+    precious = tmp_path / "precious"
+    precious.write_text("thesis")
+    link(precious, shared / NAME)  # type: ignore[operator]
+    with pytest.raises(UnavailableError, match="lock"), machine_lock():
+        pass
+    assert precious.read_text() == "thesis"
+
+
+def test_a_lock_that_is_a_pipe_is_refused(shared: pathlib.Path) -> None:
+    """Nothing waits for a writer that never comes."""
+    os.mkfifo(shared / NAME)
+    with pytest.raises(UnavailableError, match="not a file of ours"), machine_lock():
+        pass
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_a_lock_of_somebody_else_is_refused(shared: pathlib.Path) -> None:
+    """Whoever made it could hold it, or read what is in it."""
+    (shared / NAME).touch()
+    os.chown(shared / NAME, 12345, 12345)
+    with pytest.raises(UnavailableError, match="not a file of ours"), machine_lock():
+        pass
+
+
+def test_a_folder_of_ones_own_is_preferred(
+    shared: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With XDG_RUNTIME_DIR the lock is there, and nobody else can read it; one that is not there is not used."""
+    own = tmp_path / "own"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(own))
+    with machine_lock():
+        assert (shared / NAME).exists()
+    own.mkdir()
+    with machine_lock():
+        assert (own / NAME).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_second_farm_is_told_of_the_first(shared: pathlib.Path) -> None:
+    """It hears which process measures, and may measure once that has ended."""
+    script = "from farm.campaign.machine import machine_lock\nwith machine_lock(): pass"
+    environment = os.environ | {"TMPDIR": str(shared)}
+    with machine_lock():
+        second = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+        )
+    assert f"pid {os.getpid()}" in second.stderr
+    with machine_lock():
+        pass
