@@ -54,6 +54,14 @@ class Fences:
                 latest.token,
                 latest.owner,
             )
+        if latest is not None and claim.token == latest.token and not claim.is_same(latest):
+            return ClaimReport(
+                ClaimStatus.REFUSED,
+                f"the lease {claim.token} of {claim.owner or 'somebody'} is not the one of that number that "
+                f"{latest.owner or 'somebody'} has here: its store has been put back to an earlier state",
+                latest.token,
+                latest.owner,
+            )
         if latest is None or claim.token > latest.token:
             self._latest.pop(claim.store, None)
             self._latest[claim.store] = claim

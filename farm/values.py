@@ -144,7 +144,7 @@ class Lease:
 
     Of two leases of one board in one `store` the later has the greater `token`. `acquired_at` and `expires_at` are
     wall-clock seconds since the epoch, for people; expiry itself is judged on the farm's clock, `ttl_s` after the last
-    renewal.
+    renewal. `nonce` is drawn for each lease: a store that was put back to an earlier state gives tokens twice.
     """
 
     board: str
@@ -155,6 +155,7 @@ class Lease:
     ttl_s: float
     acquired_at: float
     expires_at: float
+    nonce: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

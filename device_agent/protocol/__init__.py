@@ -29,7 +29,7 @@ from device_agent.protocol.power import Energy, EnergySpec, PowerSpec, PowerTrac
 from device_agent.protocol.specs import Engine, Limits, MeasureSpec, RunSpec, StartConditions, TensorSpec
 
 # Raised whenever a message changes in a way that an older peer would misread.
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 # Names under which the agent registers its functions with TVM's RPC server.
 CLAIM = "device_agent.claim"

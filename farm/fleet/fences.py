@@ -23,7 +23,7 @@ _MAX_TEXT = 200
 
 def to_claim(lease: Lease) -> LeaseClaim:
     """What is said of a lease to the agent."""
-    return LeaseClaim(lease.store, lease.token, lease.owner[:_MAX_TEXT], lease.purpose[:_MAX_TEXT])
+    return LeaseClaim(lease.store, lease.token, lease.owner[:_MAX_TEXT], lease.purpose[:_MAX_TEXT], lease.nonce)
 
 
 def find_agent(tracker: Tracker, key: str, timeout_s: float = FENCE_TIMEOUT_S) -> tuple[str, int] | None:

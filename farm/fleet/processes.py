@@ -14,6 +14,8 @@ from pathlib import Path
 from farm.errors import TransientError
 
 STOP_TIMEOUT_S = 5.0
+LOG_BYTES = 4 << 20
+_TAIL_BYTES = 1 << 16
 _PR_SET_PDEATHSIG = 1
 # With less than this a program cannot write what it needs to start, nor a line of its log.
 _LEAST_FREE_BYTES = 64 << 10
@@ -73,9 +75,11 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def tail(log: Path, lines: int = 5) -> str:
-    """The last lines of a log, for an error message."""
-    with contextlib.suppress(OSError):
-        return " | ".join(log.read_text(errors="replace").strip().splitlines()[-lines:])
+    """The last lines of a log, for an error message; of a long one nothing but its end is read."""
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - _TAIL_BYTES))
+        return " | ".join(file.read().decode(errors="replace").strip().splitlines()[-lines:])
     return ""
 
 
@@ -90,3 +94,19 @@ def explain_end(log: Path, code: int | None = None) -> str:
         if shutil.disk_usage(log.parent).free < _LEAST_FREE_BYTES:
             said.append(f"the disk that holds {log.parent} is full")
     return "; ".join(said) or f"it said nothing; its log is {log}"
+
+
+def trim_logs(folder: Path) -> None:
+    """Bring every log below `folder` that has grown beyond `LOG_BYTES` to an end, and keep one older piece of each.
+
+    Whoever writes has it open for appending, as `start` opens it, and goes on; some lines may be lost meanwhile.
+    """
+    for log in folder.rglob("*.log"):
+        with contextlib.suppress(OSError):  # removed just now, or the disk is full: next time
+            if log.stat().st_size > LOG_BYTES:
+                older = log.with_name(log.name + ".1")
+                older.unlink(missing_ok=True)
+                try:
+                    shutil.copyfile(log, older)
+                finally:
+                    os.truncate(log, 0)

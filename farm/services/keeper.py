@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from farm.errors import FarmError, UsageError
+from farm.fleet import processes
 from farm.fleet.board_link import Backoff
 from farm.fleet.health import Kind, Limits, Observation, decide_by
 from farm.fleet.host_keys import FILE_NAME, KnownHosts
@@ -32,6 +33,8 @@ BY = "services"
 TICK_S = 0.5
 _BOARDS_PERIOD_S = 1.0
 _LEASES_PERIOD_S = 5.0
+# What is kept of events and logs is looked over this often; a rack of boards adds some thousand rows meanwhile.
+_TIDY_PERIOD_S = 600.0
 # Agents come back to a tracker that was started again within 2 s (`device_agent/tracker.py`).
 _REGISTRATION_GRACE_S = 6.0
 # Each virtual board that starts computes for over a second and then watches its sensors for two.
@@ -95,7 +98,7 @@ class Keeper:
         self.tracker_restarts = 0
         self._tracker_since = time.monotonic()
         self._tracker_failures, self._tracker_again_at = 0, 0.0
-        self._boards_at = self._leases_at = 0.0
+        self._boards_at = self._leases_at = self._tidied_at = 0.0
         self.probing = Probing(settings, (self.tracker.host, self.tracker.port), logs, self._defer)
         # Told of every turn; the exporter of metrics, for one.
         self.watchers: list[Callable[[Keeper], None]] = []
@@ -145,6 +148,9 @@ class Keeper:
                 self._leases_at = now
                 for name in self._store.expire_leases(BY):
                     _log.info("the lease of %s expired", name)
+            if now - self._tidied_at >= _TIDY_PERIOD_S:
+                self._tidied_at = now
+                self._tidy()
             self._look_at_boards()
             self.probing.step(self._rows, {name for name, board in self._boards.items() if board.reachable})
         except FarmError as error:  # the store is busy or its disk is full: what is up stays up
@@ -222,6 +228,11 @@ class Keeper:
         self._tracker_failures = 0
         self.tracker_restarts += 1
         self._tracker_since = time.monotonic()
+
+    def _tidy(self) -> None:
+        processes.trim_logs(self._logs)
+        if gone := self._store.prune_events():
+            _log.info("%d old events were forgotten", gone)
 
     def _reconcile(self) -> None:
         """Have a way for each board that is wanted and registered, and for no other."""

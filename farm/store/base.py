@@ -48,8 +48,9 @@ class Base:
         self.close()
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[sa.Connection]:
-        with database.translated(self.path), database.writing(self._engine) as connection:
+    def _writing(self, durably: bool = False) -> Iterator[sa.Connection]:
+        """`durably`: what is written is on the disk, power cut or not, before this returns."""
+        with database.translated(self.path), database.writing(self._engine, durably) as connection:
             yield connection
 
     def _rows(self, query: sa.Select[Any]) -> list[dict[str, Any]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +14,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from farm.errors import InternalError, PermanentError, TransientError, UnavailableError
+from farm.store import copying
 
 # The newest revision under migrations/; checked by a test against Alembic's own idea of the head.
-HEAD = "0004"
+HEAD = "0005"
 # Two commands may run at once; a writer waits this long for the other one's transaction.
 BUSY_TIMEOUT_S = 30.0
 
@@ -31,6 +34,7 @@ def open_engine(path: Path) -> sa.Engine:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UnavailableError(f"cannot make the folder {path.parent}: {error.strerror}", _HOME_HINT) from error
+    _keep_private(path)
     engine = sa.create_engine(
         sa.URL.create("sqlite", database=str(path)), connect_args={"timeout": BUSY_TIMEOUT_S, "isolation_level": None}
     )
@@ -48,16 +52,38 @@ def open_engine(path: Path) -> sa.Engine:
     return engine
 
 
+def _keep_private(path: Path) -> None:
+    """Nobody but its owner reads a new store; other users, but not a group that was let in, are kept out of an old one.
+
+    SQLite gives the files beside it the same mode.
+    """
+    with contextlib.suppress(OSError):  # opening it says what is wrong
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    for suffix in ("", "-wal", "-shm"):
+        with contextlib.suppress(OSError):
+            file = path.with_name(path.name + suffix)
+            mode = stat.S_IMODE(file.stat().st_mode)
+            if mode & 0o007:
+                file.chmod(mode & ~0o007)
+
+
 @contextlib.contextmanager
-def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """One transaction that holds the write lock from its start, so that what it reads stays true until it writes."""
-    with engine.connect().execution_options(farm_writes=True) as connection, connection.begin():
+def writing(engine: sa.Engine, durably: bool = False) -> Iterator[sa.Connection]:
+    """One transaction that holds the write lock from its start, so that what it reads stays true until it writes.
+
+    `durably`: it is on the disk, not only in the kernel's hands, once this has returned.
+    """
+    options = {"farm_writes": True, "farm_durably": durably}
+    with engine.connect().execution_options(**options) as connection, connection.begin():
         yield connection
 
 
 def _begin(connection: sa.Connection) -> None:
     # Python's sqlite3 begins transactions late, and never for DDL; the driver is told not to, and this does instead.
-    writes = connection.get_execution_options().get("farm_writes", False)
+    options = connection.get_execution_options()
+    writes = options.get("farm_writes", False)
+    if writes:
+        connection.exec_driver_sql(f"PRAGMA synchronous={'FULL' if options.get('farm_durably') else 'NORMAL'}")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
@@ -112,6 +138,9 @@ def _migrate(engine: sa.Engine, path: Path) -> None:
                 f"{path} has schema {current}, which this version does not know",
                 "A newer tvm-farm wrote it: update this one.",
             )
+        if current is not None:
+            # Within the write lock: what is kept is what is changed, and whoever comes second has nothing to do.
+            copying.copy_store(path, path.with_name(f"{path.name}.{current}"))
         config.attributes["connection"] = connection
         try:
             command.upgrade(config, "head")

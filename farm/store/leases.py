@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import secrets
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -24,6 +25,10 @@ LEASE_TTL_S = 60.0
 # What a lease for work asks of a board, and what one for a probe does.
 WORK = frozenset({Health.GOOD})
 PROBE = frozenset({Health.GOOD, Health.SUSPECT, Health.QUARANTINED})
+# A month of leases on a large fleet: a store that was put back by more catches up in some refusals.
+MAX_RAISE = 1_000_000
+_NONCE_BYTES = 8
+_LAST_TOKEN = sa.text("SELECT seq FROM sqlite_sequence WHERE name = 'leases'")
 
 
 class LeaseQueries(BoardQueries):
@@ -47,7 +52,8 @@ class LeaseQueries(BoardQueries):
         _check_ttl(ttl_s)
         if not owner.strip() or not purpose.strip():
             raise UsageError("a lease needs an owner and a purpose")
-        with self._writing() as connection:
+        # On disk before the board hears of it, which keeps the token too: a power cut must not give it twice.
+        with self._writing(durably=True) as connection:
             row = require_row(connection, board)
             now, wall = self._clock(), self._wall_clock()
             standing = to_standing(row, now)
@@ -56,6 +62,7 @@ class LeaseQueries(BoardQueries):
             if row["lease_token"] is not None:
                 self._end(connection, row, "lease_expired", f"the lease of {row['lease_owner']} expired", owner)
             expires_at = wall + ttl_s
+            nonce = secrets.token_hex(_NONCE_BYTES)
             done = connection.execute(
                 schema.leases.insert().values(
                     board=board,
@@ -66,6 +73,7 @@ class LeaseQueries(BoardQueries):
                     expires_at=expires_at,
                     clock=now.clock,
                     expires_s=now.seconds + ttl_s,
+                    nonce=nonce,
                 )
             )
             assert done.inserted_primary_key
@@ -80,7 +88,7 @@ class LeaseQueries(BoardQueries):
                 owner,
             )
             store = str(connection.execute(sa.select(schema.identity.c.id)).scalar_one())
-        return Lease(board, owner, purpose, store, token, ttl_s, wall, expires_at)
+        return Lease(board, owner, purpose, store, token, ttl_s, wall, expires_at, nonce)
 
     def renew_lease(self, lease: Lease) -> Lease:
         """Make a lease last its `ttl_s` from now; the token stays.
@@ -141,8 +149,26 @@ class LeaseQueries(BoardQueries):
             self._end(connection, row, "lease_forced", f"ended {held}: {reason}", by)
         return True
 
+    def raise_token(self, greatest: int) -> None:
+        """Give greater tokens than `greatest` from now on: a board knows that one, so we have gone back since.
+
+        A board is not trusted: one refusal raises them by `MAX_RAISE` at most, so that none can use them up.
+        """
+        with self._writing(durably=True) as connection:
+            last = connection.execute(_LAST_TOKEN).scalar()
+            wanted = min(greatest, (last or 0) + MAX_RAISE)
+            if last is None:
+                connection.execute(sa.text("INSERT INTO sqlite_sequence (name, seq) VALUES ('leases', 0)"))
+            if wanted > (last or 0):
+                connection.execute(
+                    sa.text("UPDATE sqlite_sequence SET seq = :seq WHERE name = 'leases'"), {"seq": wanted}
+                )
+
     def _find_held(self, connection: sa.Connection, lease: Lease) -> dict[str, Any] | None:
-        query = select_boards().where(schema.leases.c.token == lease.token, schema.boards.c.name == lease.board)
+        leases = schema.leases
+        query = select_boards().where(
+            leases.c.token == lease.token, leases.c.nonce == lease.nonce, schema.boards.c.name == lease.board
+        )
         row = connection.execute(query).mappings().first()
         return None if row is None else dict(row)
 

@@ -32,7 +32,8 @@ boards = sa.Table(
     sa.Column("seen_at", sa.Float),
 )
 
-# Open leases only; how one ended is a board event. AUTOINCREMENT never gives a number twice, so a token only grows.
+# Open leases only; how one ended is a board event. AUTOINCREMENT never gives a number twice, so a token only grows. A
+# store that was put back to an earlier state gives numbers again; the nonce, drawn for each lease, tells them apart.
 leases = sa.Table(
     "leases",
     metadata,
@@ -45,6 +46,7 @@ leases = sa.Table(
     sa.Column("expires_at", sa.Float, nullable=False),
     sa.Column("clock", sa.Text, nullable=False),
     sa.Column("expires_s", sa.Float, nullable=False),
+    sa.Column("nonce", sa.Text, nullable=False, server_default=""),
     sa.UniqueConstraint("board", name="uq_leases_board"),
     sqlite_autoincrement=True,
 )
@@ -130,7 +132,8 @@ campaign_progress = sa.Table(
     sa.Column("progress", sa.JSON, nullable=False),
 )
 
-# What a board measured between two moments (wall clock, s) is not to be believed. No foreign key, as for its events.
+# What a board measured in the trials after one and up to another is not to be believed: by their numbers, since the
+# time may be set; `since` and `until` (wall clock, s) are for people. No foreign key, as for its events.
 doubts = sa.Table(
     "doubts",
     metadata,
@@ -139,6 +142,8 @@ doubts = sa.Table(
     sa.Column("since", sa.Float, nullable=False),
     sa.Column("until", sa.Float, nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("after_trial", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("until_trial", sa.Integer, nullable=False, server_default="0"),
 )
 
 campaign_workloads = sa.Table(
@@ -195,8 +200,21 @@ trials = sa.Table(
         unique=True,
         sqlite_where=sa.text("counted IS NOT NULL"),
     ),
+    # What a campaign's trials come to, without reading one of them.
+    sa.Index(
+        "ix_trials_campaign",
+        *("campaign", "purpose", "fault_side", "status", "board_type", "board", "held_s"),
+    ),
     sa.Index("ix_trials_workload", "workload", "board_type", "operating_point", "simulated", "median_s", "candidate"),
     sa.Index("ix_trials_wrong", "workload", "candidate", sqlite_where=sa.text("status = 'wrong_result'")),
+)
+
+# How many trials have each status, kept up by whoever adds one: counting them would read the whole table.
+trial_counts = sa.Table(
+    "trial_counts",
+    metadata,
+    sa.Column("status", sa.Text, primary_key=True),
+    sa.Column("trials", sa.Integer, nullable=False),
 )
 
 records = sa.Table(

@@ -16,6 +16,7 @@ from farm.store.campaigns import CampaignQueries
 from farm.store.coverage import CoverageQueries
 from farm.store.golden import GoldenQueries
 from farm.store.leases import LeaseQueries
+from farm.store.pruning import PruningQueries
 from farm.store.similar import SimilarQueries
 from farm.store.sweeps import SweepQueries
 from farm.store.trials import TrialQueries
@@ -31,6 +32,7 @@ class Store(
     TrialQueries,
     SimilarQueries,
     CampaignTotals,
+    PruningQueries,
 ):
     """The farm's memory in one SQLite file. Safe for several processes; one thread per instance."""
 

@@ -5,6 +5,7 @@ Which trials help another search is `similar`'s question, and what trials cost i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -54,7 +55,12 @@ class TrialQueries(Base):
             if not trial.board_type:
                 row["board_type"] = _require_type(connection, trial)
             insert = sqlite.insert(schema.trials).values(**row).on_conflict_do_nothing()
-            return connection.execute(insert).rowcount == 1
+            if connection.execute(insert).rowcount != 1:
+                return False
+            counts = schema.trial_counts
+            more = sqlite.insert(counts).values(status=row["status"], trials=1)
+            connection.execute(more.on_conflict_do_update(["status"], set_={"trials": counts.c.trials + 1}))
+            return True
 
     def count_trials(self, campaign: int, *, purpose: str | None = None) -> dict[str, int]:
         """Trials by side, for one purpose or any.
@@ -70,26 +76,38 @@ class TrialQueries(Base):
         return {"ok": by_side.get(None, 0)} | {f"{side}_faults": by_side.get(str(side), 0) for side in FaultSide}
 
     def count_statuses(self) -> dict[str, int]:
-        """All trials by status; statuses that none has are missing. Reads the whole table."""
-        table = schema.trials
-        rows = self._rows(sa.select(table.c.status, sa.func.count().label("n")).group_by(table.c.status))
-        return {row["status"]: row["n"] for row in rows}
+        """All trials by status; statuses that none has are missing. Reads a few rows that are kept for it."""
+        return {row["status"]: row["trials"] for row in self._rows(sa.select(schema.trial_counts))}
 
-    def fetch_trials(self, campaign: int | None = None, *, purpose: str | None = None) -> list[dict[str, Any]]:
-        """Trials in the order in which they were written, of one campaign or of all, for one purpose or any."""
-        query = sa.select(schema.trials).order_by(schema.trials.c.id)
+    def fetch_mark(self) -> int:
+        """The number of the latest trial, 0 where there is none: whatever is written later has a greater one."""
+        [row] = self._rows(sa.select(sa.func.max(schema.trials.c.id).label("id")))
+        return int(row["id"] or 0)
+
+    def fetch_trials(
+        self, campaign: int | None = None, *, purpose: str | None = None, columns: Sequence[str] = ()
+    ) -> list[dict[str, Any]]:
+        """Trials in the order in which they were written, of one campaign or of all, for one purpose or any.
+
+        With `columns` those alone; all of them with their traces and outcomes may be gigabytes.
+        """
+        table = schema.trials
+        wanted = [table.c[name] for name in columns] if columns else list(table.c)
+        query = sa.select(*wanted).order_by(table.c.id)
         if campaign is not None:
             query = query.where(schema.trials.c.campaign == campaign)
         if purpose is not None:
             query = query.where(schema.trials.c.purpose == purpose)
         return self._rows(query)
 
-    def fetch_counted(self, campaign: int, task: tuple[str, str, str] | None = None) -> list[dict[str, Any]]:
+    def fetch_counted(
+        self, campaign: int, task: tuple[str, str, str] | None = None, *, traces: bool = True
+    ) -> list[dict[str, Any]]:
         """The trials of a campaign that count, one for each candidate of a task, in the order of writing.
 
         `task` (board type, workload, operating point) asks for those of one. Each has `id`, `board_type`, `workload`,
-        `operating_point`, `candidate`, `trace_json`, `board` and `median_s` (seconds; None where the candidate itself
-        failed).
+        `operating_point`, `candidate`, `board`, `median_s` (seconds; None where the candidate itself failed) and, with
+        `traces`, the long `trace_json`.
         """
         table = schema.trials
         query = (
@@ -99,9 +117,9 @@ class TrialQueries(Base):
                 table.c.workload,
                 table.c.operating_point,
                 table.c.candidate,
-                table.c.trace_json,
                 table.c.median_s,
                 table.c.board,
+                *([table.c.trace_json] if traces else []),
             )
             .where(table.c.campaign == campaign, table.c.counted.is_not(None))
             .order_by(table.c.id)
@@ -148,14 +166,20 @@ class TrialQueries(Base):
         [row] = self._rows(sa.select(sa.func.total(table.c.held_s).label("held_s")).where(table.c.campaign == campaign))
         return float(row["held_s"])
 
-    def add_doubt(self, board: str, since: float, until: float, reason: str) -> int:
-        """Note that a board lied between two moments (wall clock, s); returns how many search trials that concerns."""
+    def add_doubt(self, board: str, after: int, reason: str) -> int:
+        """Note that a board lied from a mark (`fetch_mark`) until now; returns how many search trials that concerns."""
         trials = schema.trials
         with self._writing() as connection:
-            connection.execute(schema.doubts.insert().values(board=board, since=since, until=until, reason=reason))
+            until = int(connection.execute(sa.select(sa.func.max(trials.c.id))).scalar() or 0)
+            now = self._wall_clock()
+            since = connection.execute(sa.select(trials.c.recorded_at).where(trials.c.id == after)).scalar()
+            times = {"since": now if since is None else since, "until": now}
+            connection.execute(
+                schema.doubts.insert().values(board=board, after_trial=after, until_trial=until, reason=reason, **times)
+            )
             count = sa.select(sa.func.count()).where(
                 trials.c.board == board,
-                trials.c.recorded_at.between(since, until),
+                trials.c.id > after,
                 trials.c.purpose == SEARCH_TRIAL,
                 trials.c.median_s.is_not(None),
             )
@@ -175,7 +199,9 @@ class TrialQueries(Base):
         wrong = sa.func.max(sa.case((trials.c.status == str(Status.WRONG_RESULT), 1), else_=0))
         again = sa.func.min(sa.case((trials.c.purpose == WINNER_TRIAL, trials.c.median_s)))
         lied = sa.exists().where(
-            doubts.c.board == trials.c.board, trials.c.recorded_at.between(doubts.c.since, doubts.c.until)
+            doubts.c.board == trials.c.board,
+            trials.c.id > doubts.c.after_trial,
+            trials.c.id <= doubts.c.until_trial,
         )
         sound = sa.func.min(sa.case((~lied, trials.c.median_s)))
         anyhow = sa.func.min(trials.c.median_s)

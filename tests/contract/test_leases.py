@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from farm.errors import BoardUnsafeError, PermanentError, TransientError, UnavailableError, UsageError
 from farm.fleet.health import Kind, Limits
 from farm.store import PROBE, Store
 from farm.store.clock import read_clock
+from farm.store.copying import copy_store
+from farm.store.leases import MAX_RAISE
 from farm.values import Board, Health
 from tests.fleet_store import SSH, Clocks, kinds, observe, open_fleet, take
 
@@ -55,6 +58,44 @@ def test_tokens_only_grow(store: Store, clocks: Clocks) -> None:
     tokens.append(take(store, allowed=PROBE))
     assert [lease.token for lease in tokens] == sorted({lease.token for lease in tokens})
     assert len({lease.store for lease in tokens}) == 1
+
+
+def test_a_lease_is_on_the_disk_before_a_board_hears_of_it(store: Store) -> None:
+    """Taking one waits for the disk, or a power cut would have its token given twice; other writes do not."""
+    levels: list[int] = []
+    sa.event.listen(
+        store._engine, "commit", lambda each: levels.append(each.exec_driver_sql("PRAGMA synchronous").scalar())
+    )
+    lease = take(store)
+    store.renew_lease(lease)
+    assert levels == [2, 1]  # FULL, NORMAL: sqlite.org/pragma.html#pragma_synchronous
+
+
+def test_a_store_that_was_put_back_gives_no_token_away(store: Store, tmp_path: pathlib.Path, clocks: Clocks) -> None:
+    """The same number twice is two leases, and of neither's holder the other's is taken; a refusal raises the next."""
+    before = tmp_path / "before.sqlite"
+    copy_store(store.path, before)
+    left = take(store, "left")
+    with Store(before, clocks.read, lambda: clocks.wall) as restored:
+        right = take(restored, "right")
+        assert (right.store, right.token) == (left.store, left.token)
+        assert right.nonce != left.nonce
+        with pytest.raises(PermanentError, match="is over"):
+            restored.renew_lease(left)
+        assert not restored.release_lease(left)
+        assert restored.release_lease(right)
+        restored.raise_token(left.token + 41)
+        assert take(restored, "right").token == left.token + 42
+
+
+def test_a_refusal_raises_tokens_within_bounds(store: Store) -> None:
+    """A board that lies about the greatest it has seen cannot use them up, nor take any back."""
+    store.raise_token(2**53)
+    first = take(store)
+    assert first.token == MAX_RAISE + 1
+    store.release_lease(first)
+    store.raise_token(3)
+    assert take(store).token == MAX_RAISE + 2
 
 
 def test_stores_are_told_apart(store: Store, tmp_path: pathlib.Path) -> None:

@@ -126,7 +126,18 @@ _ROWS_OF_0003 = _ROWS_OF_0002 | {
     "sweeps": (5, "farm sweep run", "tiny-cnn", "00", "jetson-tx2", 0, *("{}",) * 4, 1.0, None, "running", None),
     "sweep_points": (6, 5, "tuned", 1, 1, "k", "tx2", "{}", "{}", 2.0),
 }
-_ROWS = {"0001": _ROWS_OF_0001, "0002": _ROWS_OF_0002, "0003": _ROWS_OF_0003}
+_ROWS_OF_0004 = _ROWS_OF_0003 | {
+    "campaign_workloads": (1, "local", "w1", 2.0),
+    "trials": (
+        *(1, 1, "local", "w1", "default", "c1", "search", 1, 1, "ok", None, 0.5, "nano", 0),
+        *(None, None, None, 1.0, '{"status": "ok"}', "[]"),
+    ),
+    "records": (*_ROWS_OF_0003["records"], None),
+    "fleet_campaigns": (1, "c", "me", "", "run", "{}", "{}", None),
+    "campaign_progress": (1, "{}"),
+    "doubts": (4, "nano", 0.5, 1.5, "it was slow"),
+}
+_ROWS = {"0001": _ROWS_OF_0001, "0002": _ROWS_OF_0002, "0003": _ROWS_OF_0003, "0004": _ROWS_OF_0004}
 
 
 def migrate(path: pathlib.Path, revision: str, move: Callable[[Config, str], None] = command.upgrade) -> None:
@@ -166,9 +177,10 @@ def fetch_all(
     With `columns` those alone: what an older schema knew of a table that has got more since.
     """
     columns = columns or {table: ["*"] for table in tables}
+    named = {table: ", ".join(f'"{name}"' if name != "*" else name for name in columns[table]) for table in tables}
     with sqlite3.connect(path) as connection:
         rows = {
-            table: connection.execute(f"SELECT {', '.join(columns[table])} FROM {table}").fetchall()  # noqa: S608
+            table: connection.execute(f"SELECT {named[table]} FROM {table}").fetchall()  # noqa: S608
             for table in tables
         }
         assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
@@ -324,6 +336,60 @@ def test_a_store_of_the_sweeps_schema_is_migrated_without_loss(path: pathlib.Pat
             with pytest.raises(sqlite3.IntegrityError, match="append-only"):
                 connection.execute(statement)
     connection.close()
+
+
+def test_a_store_of_the_campaigns_schema_is_migrated_without_loss(path: pathlib.Path) -> None:
+    """Every row of revision 0004 is there; tokens go on, trials are counted, doubts are of the trials of their time."""
+    make_old(path, "0004")
+    tables = [*(set(_ROWS_OF_0004) - {"doubts"}), "identity"]
+    before, columns = fetch_all(path, tables), fetch_columns(path, tables)
+    with Store(path) as store:
+        assert store.count_statuses() == {"ok": 1}
+        assert store.fetch_mark() == 1
+        ok = Outcome(Status.OK, latency_s=(1.0,))
+        known = store.fetch_known_candidates("w1", "local", DEFAULT_POINT, simulated=False)
+        assert [each["doubted"] for each in known] == [1]
+    assert fetch_all(path, tables, columns) == before
+    assert fetch_all(path, ["doubts"])["doubts"] == [(4, "nano", 0.5, 1.5, "it was slow", 0, 1)]
+    with Store(path) as store:
+        assert store.add_trial(Trial(1, "w1", "c2", DEFAULT_POINT, 1, ok, "[]"))
+        assert store.count_statuses() == {"ok": 2}
+        assert store.force_release("tx2", "me", "test")
+        assert store.acquire_lease("tx2", "me", "test").token == 42
+
+
+@pytest.mark.parametrize("revision", sorted(_ROWS))
+def test_a_copy_is_kept_of_what_a_migration_changes(path: pathlib.Path, revision: str) -> None:
+    """Beside the store lies one of its old schema with every row, for its owner alone; a new one has none."""
+    make_old(path, revision)
+    before = fetch_all(path, [*_ROWS[revision], "alembic_version"])
+    Store(path).close()
+    Store(path).close()
+    [copy] = [each for each in path.parent.iterdir() if each.name.startswith(f"{path.name}.")]
+    assert copy.name == f"{path.name}.{revision}"
+    assert copy.stat().st_mode & 0o777 == 0o600
+    assert fetch_all(copy, [*_ROWS[revision], "alembic_version"]) == before
+    other = path.with_name("other.sqlite")
+    Store(other).close()
+    assert [each.name for each in path.parent.glob("other*")] == ["other.sqlite"]
+
+
+def test_others_do_not_read_a_store(path: pathlib.Path) -> None:
+    """A new one is its owner's alone, whatever the umask; an old one is closed to other users, not to its group."""
+    before = os.umask(0)
+    try:
+        with Store(path) as store:
+            store.add_event("kind", "subject", "message")
+            assert {each.name: each.stat().st_mode & 0o777 for each in path.parent.iterdir()} == {
+                path.name: 0o600,
+                f"{path.name}-wal": 0o600,
+                f"{path.name}-shm": 0o600,
+            }
+        path.chmod(0o664)
+        Store(path).close()
+        assert path.stat().st_mode & 0o777 == 0o660
+    finally:
+        os.umask(before)
 
 
 def test_going_back_keeps_the_campaigns_of_one_command(path: pathlib.Path) -> None:

@@ -28,6 +28,19 @@ def test_the_latest_lease_may_be_claimed_again() -> None:
     assert [fences.raise_to(LeaseClaim("a", 7)).status for _ in range(2)] == [ClaimStatus.OK] * 2
 
 
+def test_another_lease_with_the_same_number_is_refused(tmp_path: pathlib.Path) -> None:
+    """A store that was put back gives a number twice: the second is refused, also after a restart."""
+    path = tmp_path / "fences.json"
+    first, second = LeaseClaim("a", 7, "left", nonce="11"), LeaseClaim("a", 7, "right", nonce="22")
+    fences = Fences(path)
+    assert fences.raise_to(first).status is ClaimStatus.OK
+    for each in (fences, Fences(path)):
+        report = each.raise_to(second)
+        assert (report.status, report.greatest, report.owner) == (ClaimStatus.REFUSED, 7, "left")
+        assert "put back" in report.message
+        assert each.raise_to(first).status is ClaimStatus.OK
+
+
 def test_tokens_of_two_stores_mean_nothing_to_each_other() -> None:
     """A small token of another store is its greatest."""
     fences = Fences()
@@ -139,6 +152,8 @@ def test_a_fence_travels_as_a_key() -> None:
     key = fence_key(claim)
     assert key == "fence:3f2a:12:ann@lab_pid_7__"
     assert parse_fence_key(key) == LeaseClaim("3f2a", 12, "ann@lab_pid_7__")
+    drawn = LeaseClaim("3f2a", 12, "ann", nonce="0a1b")
+    assert parse_fence_key(fence_key(drawn)) == drawn
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,14 @@ class Rhythm:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One measurement of the anchor: its median latency, and when it was taken (wall clock), both in s."""
+    """One measurement of the anchor: when it was taken (monotonic) and its median latency, both in s.
+
+    `mark` is the store's at that time (`Store.fetch_mark`).
+    """
 
     at: float
     median_s: float
+    mark: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +65,8 @@ class Verdict:
     """What the runs say of a board. `ratio` is against others of its type, with the lower bound that chance leaves.
 
     `suspicious`: its latest run was slow, so that more of them are wanted now. `liar`: slow beyond chance; `since` is
-    the time of its last good run, None where it never had one. `against` says for people what it was compared with.
+    the time of its last good run, None where it never had one, and `mark` that run's. `against` says for people what it
+    was compared with.
     """
 
     suspicious: bool = False
@@ -70,6 +75,7 @@ class Verdict:
     low: float = 1.0
     since: float | None = None
     against: str = ""
+    mark: int | None = None
 
 
 def judge_board(board: str, runs: Mapping[str, Sequence[Run]], tolerance: float = TOLERANCE) -> Verdict:
@@ -102,7 +108,9 @@ def judge_board(board: str, runs: Mapping[str, Sequence[Run]], tolerance: float 
     if len(others) < 2:
         sure = sure and _has_changed(level_s, slow, earlier, noise, tolerance)
         against += " and its own earlier runs"
-    return Verdict(True, sure, ratio, low, earlier[-1].at if earlier else None, against)
+    good = earlier[-1] if earlier else None
+    since, mark = (good.at, good.mark) if good else (None, None)
+    return Verdict(True, sure, ratio, low, since, against, mark)
 
 
 def estimate_noise(groups: Sequence[Sequence[Run]]) -> float:

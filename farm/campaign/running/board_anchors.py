@@ -90,14 +90,14 @@ class Anchoring:
 
         held.send(Call(ANCHOR, held.board_type, send, anchor.limit_s))
 
-    def take_in(self, held: HeldBoard, outcome: Outcome, board_s: float) -> None:
-        """A board's run of the anchor ended."""
+    def take_in(self, held: HeldBoard, outcome: Outcome, board_s: float, mark: int) -> None:
+        """A board's run of the anchor ended; `mark` as in `Run`."""
         self.board_s += board_s
         anchor = self._anchors.get(held.board_type)
         if anchor is None:
             return
         good = outcome.status is Status.OK and outcome.latency_s
-        run = Run(time.time(), statistics.median(outcome.latency_s)) if good else None
+        run = Run(time.monotonic(), statistics.median(outcome.latency_s), mark) if good else None
         anchor.book.note_run(held.name, run, time.monotonic(), board_s)
         verdict = anchor.book.judge(held.name)
         if run is not None and verdict.suspicious:
@@ -124,8 +124,8 @@ class Anchoring:
 
 
 def describe(verdict: Verdict, since: float) -> str:
-    """What a liar is told to have done, for people; `since` as in `Left.doubted_since`."""
-    clock = time.strftime("%H:%M:%S", time.localtime(since))
+    """What a liar is told to have done, for people, at some time after `since` (monotonic, s)."""
+    clock = time.strftime("%H:%M:%S", time.localtime(time.time() - (time.monotonic() - since)))
     if not verdict.liar:
         return f"it was found to be slow before, and is still {verdict.ratio - 1:.0%} slower than {verdict.against}"
     return (

@@ -24,14 +24,14 @@ class Arrived:
 class Left:
     """A board may be used no more. Whatever it had still to do ends with this; no `Measured` or `Ran` follows.
 
-    `lost`: it went down under what it was measuring, of which no `Measured` has told. `doubted_since`: what it measured
-    after this moment (wall clock, s) is not to be believed.
+    `lost`: it went down under what it was measuring, of which no `Measured` has told. `doubted_after`: what it measured
+    after this mark of the store's (`Store.fetch_mark`) is not to be believed.
     """
 
     board: str
     reason: str
     lost: bool = False
-    doubted_since: float | None = None
+    doubted_after: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

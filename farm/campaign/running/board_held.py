@@ -57,7 +57,8 @@ class HeldBoard:
         """Keep the lease, start the actor, and have it open a session; waits for neither."""
         self.name, self.board_type = str(row["name"]), str(row["board_type"])
         self.labels = dict(row["labels"] or {})
-        self.taken_at = time.time()
+        # When it was taken (monotonic, s), and the mark of the store's (`Store.fetch_mark`) then.
+        self.taken_at, self.taken_mark = time.monotonic(), store.fetch_mark()
         self.description: dict[str, Any] | None = None
         self.arrived = False
         self.calls: collections.deque[Call] = collections.deque()

@@ -126,7 +126,7 @@ class BoardKeeping:
             elif call.kind == "run" and not call.revoked:
                 self._events.append(Ran(call.key, held.name, outcome, {}))
 
-    def _leave(self, held: HeldBoard, reason: str, pause_s: float = 0.0, doubted_since: float | None = None) -> None:
+    def _leave(self, held: HeldBoard, reason: str, pause_s: float = 0.0, doubted_after: int | None = None) -> None:
         """Let go of a board; `pause_s` keeps us from taking it at once again."""
         if self._held.pop(held.name, None) is None:
             return
@@ -137,7 +137,7 @@ class BoardKeeping:
         held.end_actor()
         self._give_back(held)
         if held.arrived:
-            self._events.append(Left(held.name, reason, False, doubted_since))
+            self._events.append(Left(held.name, reason, False, doubted_after))
 
     def _give_back(self, held: HeldBoard) -> None:
         """Give the lease back, on a thread: the store may be busy, and others need us."""

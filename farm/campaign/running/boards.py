@@ -224,7 +224,7 @@ class BoardCrew(BoardKeeping):
             elif call.kind == "run":
                 self._events.append(Ran(call.key, held.name, outcome, outputs))
             else:
-                self._anchoring.take_in(held, outcome, board_s)
+                self._anchoring.take_in(held, outcome, board_s, self._store.fetch_mark())
                 self._judge_anchors(held)
         held.farm_errors = held.farm_errors + 1 if outcome.status is Status.FARM_ERROR else 0
         held.drifted = held.drifted + 1 if outcome.status is Status.CLOCK_DRIFTED else 0
@@ -238,9 +238,10 @@ class BoardCrew(BoardKeeping):
             verdict = self._anchoring.find_liar(held)
             if verdict is not None:
                 since = held.taken_at if verdict.since is None else verdict.since
+                after = held.taken_mark if verdict.mark is None else verdict.mark
                 reason = board_anchors.describe(verdict, since)
                 held.observe(Kind.DRIFTED, reason)
-                self._leave(held, reason, self._anchoring.plan_pause_s(held.name), since)
+                self._leave(held, reason, self._anchoring.plan_pause_s(held.name), after)
             elif held is ran:
                 self._welcome(held)
 

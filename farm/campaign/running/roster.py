@@ -62,8 +62,8 @@ class Roster:
     def leave(self, report: boards.Left) -> list[v.Event]:
         """A board is gone."""
         self._here.pop(report.board, None)
-        if report.doubted_since is not None:
-            count = self._store.add_doubt(report.board, report.doubted_since, time.time(), report.reason)
+        if report.doubted_after is not None:
+            count = self._store.add_doubt(report.board, report.doubted_after, report.reason)
             self._store.add_event("board_lied", report.board, f"{count} trials are doubted: {report.reason}")
         if self._lent.pop(report.board, None) is not None:
             return []

@@ -30,7 +30,8 @@ class WinnerJournal:
     def fetch_trials(self) -> dict[WinnerKey, list[dict[str, Any]]]:
         """What was measured of each task's winners before a restart: some columns, in the order of writing."""
         found: dict[WinnerKey, list[dict[str, Any]]] = defaultdict(list)
-        for row in self._store.fetch_trials(self._campaign, purpose=WINNER_TRIAL):
+        columns = ("board_type", "workload", "operating_point", *_KEPT)
+        for row in self._store.fetch_trials(self._campaign, purpose=WINNER_TRIAL, columns=columns):
             key = WinnerKey(row["board_type"], row["workload"], row["operating_point"])
             found[key].append({name: row[name] for name in _KEPT})
         return dict(found)
