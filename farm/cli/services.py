@@ -13,6 +13,7 @@ from rich import markup
 
 from farm import settings as farm_settings
 from farm.cli import options, output
+from farm.cli.board_show import holder
 from farm.cli.durations import read_duration_s
 from farm.errors import DeadlineError, PermanentError, TransientError, UsageError
 from farm.services.client import Services, find_services, start_services, using_services
@@ -216,20 +217,21 @@ def _show(settings: Settings, services: Services, json: bool) -> None:
         output.stdout.print(markup.escape(line), soft_wrap=True)
     output.stdout.print()
     output.print_table(
-        ("Board", "Way", "Reachable", "State", "Health", "Probed", "Trouble"),
+        ("Board", "Way", "Reachable", "State", "Held by", "Health", "Probed", "Trouble"),
         [
             (
                 board["key"],
                 board["transport"],
                 "yes" if board["reachable"] else "no",
                 board["state"] or "–",
+                holder(board["lease"]),
                 board["health"] or "–",
                 _probed(board["probe"]),
                 board["trouble"] or (board["health_reason"] if board["health"] != Health.GOOD else None) or "–",
             )
             for board in status["boards"]
         ],
-        left=(0, 1, 2, 3, 4, 5, 6),
+        left=(0, 1, 2, 3, 4, 5, 6, 7),
         empty="no boards; `farm board add` registers one",
     )
 

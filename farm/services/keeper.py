@@ -22,6 +22,7 @@ from farm.fleet.health import Kind, Limits, Observation, decide_by
 from farm.fleet.host_keys import FILE_NAME, KnownHosts
 from farm.fleet.tracker import Tracker
 from farm.services.probing import Probing
+from farm.services.strangers import Strangers
 from farm.services.ways import DirectWay, VirtualWay, Way, WayState, make_way
 from farm.settings import Settings
 from farm.store import Store
@@ -100,6 +101,7 @@ class Keeper:
         self._tracker_failures, self._tracker_again_at = 0, 0.0
         self._boards_at = self._leases_at = self._tidied_at = 0.0
         self.probing = Probing(settings, (self.tracker.host, self.tracker.port), logs, self._defer)
+        self._strangers = Strangers(store)
         # Told of every turn; the exporter of metrics, for one.
         self.watchers: list[Callable[[Keeper], None]] = []
 
@@ -190,6 +192,7 @@ class Keeper:
     def close(self) -> None:
         """End every way, the worker and the tracker, and say in the store that the boards are out of reach."""
         self.probing.close()
+        self._strangers.close()
         boards = list(self._boards.values())
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
             list(pool.map(lambda board: board.way.close(), boards))
@@ -265,7 +268,7 @@ class Keeper:
     def _look_at_boards(self) -> None:
         for board in self._boards.values():
             board.state = board.way.look()
-        self._note_registered()
+        summary = self._note_registered()
         said = {row["name"]: row for row in self._rows}
         for board in self._boards.values():
             row = said.get(board.name)
@@ -279,17 +282,22 @@ class Keeper:
             row["state"] = str(State.IDLE if board.reachable else State.OFFLINE)
             row["health"] = str(Health.SUSPECT) if row["health"] == Health.GOOD else row["health"]
             self._boards_at = 0.0
+        if summary:
+            keys = {board.name: board.key for board in self._boards.values() if board.reachable}
+            self._strangers.look(summary, keys, self._rows, time.monotonic())
 
-    def _note_registered(self) -> None:
+    def _note_registered(self) -> dict[str, Any]:
+        """Find out which agents have registered; returns the tracker's summary, empty where it does not answer."""
         try:
             summary = self.tracker.fetch_summary(_SUMMARY_TIMEOUT_S)
         except FarmError as error:
             _log.warning("%s", error)
-            return
+            return {}
         names = {str(info.get("key", "")).removeprefix("server:") for info in summary.get("server_info", ())}
         settling = time.monotonic() - self._tracker_since < _REGISTRATION_GRACE_S and self.tracker_restarts
         for board in self._boards.values():
             board.registered = board.key in names or bool(settling and board.registered)
+        return summary
 
     def _tell(self, name: str, kind: Kind, detail: str) -> None:
         try:

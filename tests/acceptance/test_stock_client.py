@@ -88,6 +88,10 @@ def test_a_farm_command_queues_behind_a_stock_client(rack: Rack, library: pathli
         latencies = json.loads(script.stdout.readline())
         assert len(latencies) == 3
         assert all(0 < latency < 1 for latency in latencies)
+        wait_until(lambda: rack.home.rows("SELECT owner FROM leases") == [("an unknown client",)], "its holder to show")
+        [board] = rack.home.run("board", "list", "--json").json()
+        assert (board["state"], board["lease"]["owner"]) == ("leased", "an unknown client")
+        assert "an unknown client" in rack.home.run("status").out
         waiting = rack.home.start("board", "probe", NAME, "--timeout", "60", "--json")
         wait_until(lambda: rack.home.rows("SELECT board FROM leases") == [(NAME,)], "the farm's lease of the board")
         assert waiting.process.poll() is None

@@ -1,0 +1,114 @@
+"""Boards that a client without a lease of ours has taken at the tracker, such as a stock TVM script: the services hold
+a lease in its place, so that everybody sees that the board is taken, and waits.
+
+Who is free is the tracker's to know, and who has a session the agent's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from device_agent.protocol import ClaimReport, LeaseClaim
+from farm.errors import FarmError, LeaseOverError
+from farm.fleet import fences
+from farm.store import Store
+from farm.values import Health, Lease
+
+OWNER, PURPOSE = "an unknown client", "a session that has no lease of this farm"
+# A session of ours that ends gives its lease back a moment before its agent offers the board again.
+SETTLE_S = 3.0
+# After an agent that did not answer, or an operator who ended our lease.
+_PAUSE_S = 15.0
+# On the services' one thread: an agent that answers does so in milliseconds.
+_ASK_TIMEOUT_S = 1.0
+
+Ask = Callable[[tuple[str, int], LeaseClaim], ClaimReport]
+
+_log = logging.getLogger(__name__)
+
+
+def _ask_agent(address: tuple[str, int], claim: LeaseClaim) -> ClaimReport:
+    return fences.send_fence(address, claim, _ASK_TIMEOUT_S)
+
+
+class Strangers:
+    """Leases held in the place of clients that have none. Not thread-safe."""
+
+    def __init__(self, store: Store, ask: Ask = _ask_agent) -> None:
+        """`ask` tells an agent of a lease and returns who has a session with it."""
+        self._store, self._ask = store, ask
+        self._since: dict[str, float] = {}
+        self._again_at: dict[str, float] = {}
+        self._leases: dict[str, tuple[Lease, float]] = {}
+
+    def look(
+        self, summary: Mapping[str, Any], keys: Mapping[str, str], rows: Sequence[Mapping[str, Any]], now_s: float
+    ) -> None:
+        """Take and give back leases. `summary` is the tracker's, `keys` are those of the boards in reach by name,
+        `rows` those of `Store.fetch_boards`. `now_s` is monotonic.
+        """
+        queues = summary.get("queue_info", {})
+        taken = {name for name, key in keys.items() if queues.get(key, {}).get("free") == 0}
+        for name in self._leases.keys() - taken:
+            self._let_go(name)
+        leased = {row["name"] for row in rows if row["lease"] is not None}
+        alone = taken - leased - self._leases.keys()
+        self._since = {name: self._since.get(name, now_s) for name in alone}
+        addresses = _read_addresses(summary)
+        for name, since in self._since.items():
+            if now_s - since >= SETTLE_S and now_s >= self._again_at.get(name, 0.0) and keys[name] in addresses:
+                self._hold(name, addresses[keys[name]], now_s)
+        for name in list(self._leases):
+            self._renew(name, now_s)
+
+    def close(self) -> None:
+        """Give back what is held."""
+        for name in list(self._leases):
+            self._let_go(name)
+
+    def _hold(self, name: str, address: tuple[str, int], now_s: float) -> None:
+        try:
+            lease = self._store.acquire_lease(name, OWNER, PURPOSE, allowed=frozenset(Health))
+        except FarmError as error:  # somebody was faster
+            _log.info("%s", error)
+            return
+        self._leases[name] = (lease, now_s)
+        try:
+            # As from any holder: a session of an earlier lease of ours, which is over, ends by it.
+            holder = self._ask(address, fences.to_claim(lease)).holder
+        except FarmError as error:
+            _log.info("who has %s cannot be said: %s", name, error)
+            holder = ""
+        if holder:
+            _log.info("%s is held by %s", name, holder)
+        else:
+            self._again_at[name] = now_s + _PAUSE_S
+            self._let_go(name)
+
+    def _renew(self, name: str, now_s: float) -> None:
+        lease, at_s = self._leases[name]
+        if now_s - at_s < lease.ttl_s / 3:
+            return
+        try:
+            self._leases[name] = (self._store.renew_lease(lease), now_s)
+        except LeaseOverError:
+            del self._leases[name]
+            self._again_at[name] = now_s + _PAUSE_S
+
+    def _let_go(self, name: str) -> None:
+        lease, _ = self._leases.pop(name)
+        try:
+            self._store.release_lease(lease)
+        except FarmError as error:  # then it expires
+            _log.warning("the lease %d of %s is not given back: %s", lease.token, name, error)
+
+
+def _read_addresses(summary: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
+    """Where agents listen, by key; of two with one key the last to come."""
+    return {
+        str(info.get("key", "")).removeprefix("server:"): (str(info["addr"][0]), int(info["addr"][1]))
+        for info in summary.get("server_info", ())
+        if info.get("addr") and all(info["addr"])
+    }

@@ -1,0 +1,119 @@
+"""A client that took a board at the tracker without a lease is seen by everybody, and nobody else is taken for one."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from device_agent.protocol import ClaimReport, ClaimStatus, LeaseClaim
+from farm.errors import TransientError
+from farm.services.strangers import OWNER, SETTLE_S, Strangers
+from farm.store import Store
+from tests.fleet_store import Clocks, open_fleet, take
+
+KEY = "jetson-nano/nano-01"
+
+
+class Agent:
+    """Who has a session with the board, as its agent says; None: it does not answer."""
+
+    def __init__(self) -> None:
+        self.holder: str | None = "a client that is not the farm (127.0.0.1:5)"
+        self.asked: list[LeaseClaim] = []
+
+    def __call__(self, address: tuple[str, int], claim: LeaseClaim) -> ClaimReport:
+        """Answer a fence."""
+        assert address == ("127.0.0.1", 9090)
+        self.asked.append(claim)
+        if self.holder is None:
+            raise TransientError("silence")
+        return ClaimReport(ClaimStatus.OK, holder=self.holder)
+
+
+def summary(free: int) -> dict[str, Any]:
+    """What the tracker says where so many sessions of the board are to be had."""
+    return {
+        "queue_info": {KEY: {"free": free, "pending": 0}},
+        "server_info": [{"addr": ["127.0.0.1", 9090], "key": f"server:{KEY}"}],
+    }
+
+
+@pytest.fixture
+def store(tmp_path: pathlib.Path) -> Iterator[Store]:
+    """A store with nano-01."""
+    with open_fleet(tmp_path / "farm.sqlite", Clocks()) as store:
+        yield store
+
+
+@pytest.fixture
+def agent() -> Agent:
+    """An agent with a stock client."""
+    return Agent()
+
+
+@pytest.fixture
+def strangers(store: Store, agent: Agent) -> Strangers:
+    """Nobody is held yet."""
+    return Strangers(store, agent)
+
+
+def look(strangers: Strangers, store: Store, free: int, now_s: float) -> str | None:
+    """One look; returns who holds the board then."""
+    strangers.look(summary(free), {"nano-01": KEY}, store.fetch_boards(), now_s)
+    lease = store.require_board("nano-01")["lease"]
+    return None if lease is None else str(lease["owner"])
+
+
+def test_a_stock_client_shows_while_it_is_there(store: Store, strangers: Strangers) -> None:
+    """Whoever waits is told for whom; as soon as the board is offered again it is free."""
+    assert look(strangers, store, 0, 0.0) is None
+    assert look(strangers, store, 0, SETTLE_S) == OWNER
+    board = store.require_board("nano-01")
+    assert (board["state"], OWNER in board["state_reason"]) == ("leased", True)
+    with pytest.raises(TransientError, match=f"is leased by {OWNER}"):
+        take(store)
+    for now_s in (30.0, 60.0, 90.0):
+        assert look(strangers, store, 0, now_s) == OWNER
+    assert look(strangers, store, 1, 91.0) is None
+    take(store)
+
+
+def test_a_holder_of_the_farms_is_no_stranger(store: Store, strangers: Strangers, agent: Agent) -> None:
+    """Nor is one that has just given its lease back, while its agent is about to offer the board again."""
+    lease = take(store)
+    assert look(strangers, store, 0, 0.0) == "left"
+    assert look(strangers, store, 0, 99.0) == "left"
+    store.release_lease(lease)
+    assert look(strangers, store, 0, 100.0) is None
+    assert look(strangers, store, 1, 100.5) is None
+    assert look(strangers, store, 0, 100.0 + 2 * SETTLE_S) is None
+    assert agent.asked == []
+
+
+@pytest.mark.parametrize("holder", ["", None])
+def test_where_the_agent_knows_of_nobody_the_board_is_free(
+    store: Store, strangers: Strangers, agent: Agent, holder: str | None
+) -> None:
+    """A session of a lease that is over ends by the question, a silent agent tells nothing: both are asked later."""
+    agent.holder = holder
+    look(strangers, store, 0, 0.0)
+    assert look(strangers, store, 0, SETTLE_S) is None
+    assert look(strangers, store, 0, SETTLE_S + 1) is None
+    assert len(agent.asked) == 1
+    assert look(strangers, store, 0, 2 * SETTLE_S + 15) is None
+    assert len(agent.asked) == 2
+
+
+def test_an_operator_and_the_end_of_the_services_free_the_board(store: Store, strangers: Strangers) -> None:
+    """A lease that was ended by force is not taken again at once; those that are left are given back."""
+    look(strangers, store, 0, 0.0)
+    look(strangers, store, 0, SETTLE_S)
+    assert store.force_release("nano-01", "op", "mine now")
+    assert look(strangers, store, 0, 30.0) is None
+    assert look(strangers, store, 0, 31.0) is None
+    assert look(strangers, store, 0, 60.0) == OWNER
+    strangers.close()
+    assert store.require_board("nano-01")["lease"] is None
