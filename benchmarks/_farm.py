@@ -26,6 +26,7 @@ from farm.models.source import ModelSource, resolve_model
 from farm.report.progress import Progress, summary_line
 from farm.search import tvm_env
 from farm.search.target import host_target
+from farm.search.workloads import Workload
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import Record
@@ -189,6 +190,11 @@ def builder(settings: Settings, board_type: BoardType, trials: int) -> Iterator[
         return Built(compiled.library, summary | {"seconds": round(time.monotonic() - before, 1)})
 
     yield untuned
+
+
+def schedule(workload: Workload) -> Any:
+    """The module that the farm compiles for a workload without a record; the one place that says which schedule."""
+    return tvm_env.load().ir.load_json(workload.module_json)
 
 
 @dataclasses.dataclass(frozen=True)

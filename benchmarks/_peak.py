@@ -24,6 +24,8 @@ from farm.settings import Settings
 _SUMS = 12
 # A quarter of a millisecond at 100 GFLOPS: long against a call, short against a time slice.
 _STEPS = 65_536
+# Many and short, so that one of them has all cores to itself even on a machine that others use.
+_PEAK_SAMPLES = 40
 # What is moved at a time; a line of the cache.
 _LINE_FLOATS = 16
 
@@ -66,13 +68,12 @@ class Module:
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A program for `threads` threads and what one call does: so many `operations`, or so many `bytes_moved`."""
+    """A program for `threads` threads. `flop` is per call, a multiply-add counted as two."""
 
     library: bytes = dataclasses.field(repr=False)
     arguments: tuple[TensorSpec, ...]
     threads: int
     flop: float = 0.0
-    bytes_moved: float = 0.0
 
 
 def arithmetic(target: Mapping[str, Any], threads: int) -> Kernel:
@@ -84,11 +85,11 @@ def arithmetic(target: Mapping[str, Any], threads: int) -> Kernel:
 
 
 def copy(target: Mapping[str, Any], threads: int, size_bytes: int) -> Kernel:
-    """A buffer of about `size_bytes` copied to another one; what is read and what is written both count as moved."""
+    """A buffer of about `size_bytes` copied to another one."""
     lines = max(1, round(size_bytes / (4 * _LINE_FLOATS * threads)))
     shape = (threads, lines, _LINE_FLOATS)
     text = _COPY.format(threads=threads, lines=lines, line=_LINE_FLOATS)
-    return Kernel(_build(text, target), _floats((shape, shape)), threads, bytes_moved=2.0 * 4 * math.prod(shape))
+    return Kernel(_build(text, target), _floats((shape, shape)), threads)
 
 
 def _build(text: str, target: Mapping[str, Any]) -> bytes:
@@ -102,11 +103,11 @@ def _floats(shapes: Sequence[tuple[int, ...]]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(shape, "float32") for shape in shapes)
 
 
-def fetch_least_s(session: BoardSession, settings: Settings, kernel: Kernel) -> float:
-    """Seconds per call in the best sample of one measurement. Raises RuntimeError where it fails."""
+def fetch_least_s(session: BoardSession, settings: Settings, kernel: Kernel, samples: int = 10) -> float:
+    """Seconds per call in the best of so many samples. Raises RuntimeError where it fails."""
     spec = MeasureSpec(
         arguments=kernel.arguments,
-        repeat=10,
+        repeat=samples,
         min_repeat_s=settings.measure_min_repeat_s / 10,
         limits=Limits(settings.measure_timeout_s, settings.measure_memory_bytes, kernel.threads),
     )
@@ -127,7 +128,7 @@ class Peaks:
     def measure(self, session: BoardSession, settings: Settings) -> None:
         """Time each kernel once."""
         for kernel in (*self._arithmetic.values(), *self._copies.values()):
-            seconds = fetch_least_s(session, settings, kernel)
+            seconds = fetch_least_s(session, settings, kernel, _PEAK_SAMPLES)
             self._least_s[kernel] = min(seconds, self._least_s.get(kernel, math.inf))
 
     def flop_per_s(self, threads: int) -> float:
@@ -151,9 +152,9 @@ class Peaks:
             copies = {
                 size: {
                     "us": _machine.round_to(self.copy_s(threads, size) * 1e6),
-                    "gb_per_s": _machine.round_to(kernel.bytes_moved / self.copy_s(threads, size) / 1e9),
+                    "gb_per_s": _machine.round_to(2 * size / self.copy_s(threads, size) / 1e9),
                 }
-                for (threads, size), kernel in self._copies.items()
+                for threads, size in self._copies
                 if threads == count
             }
             result[str(count)] = {"gflops": _machine.round_to(self.flop_per_s(count) / 1e9), "copy_bytes": copies}

@@ -17,14 +17,8 @@ import _loops
 import _machine
 
 from farm.models import zoo
-from farm.search import tvm_env
 from farm.search.prepared import prepare_model
 from farm.search.workloads import Workload
-
-
-def schedule(workload: Workload) -> Any:
-    """The module that the farm compiles for a workload without a record; the one place that says which schedule."""
-    return tvm_env.load_compiler().ir.load_json(workload.module_json)
 
 
 def main() -> None:
@@ -75,7 +69,7 @@ def measure_core(core: str, options: Any) -> dict[str, Any]:
 
 def row(workload: Workload, config: Mapping[str, Any]) -> dict[str, Any]:
     """What is said of a workload: its busiest loop."""
-    loops = _loops.inspect_kernel(schedule(workload), config)
+    loops = _loops.inspect_kernel(_farm.schedule(workload), config)
     result: dict[str, Any] = {"mflop": _machine.round_to(workload.flop / 1e6), "loops": len(loops)}
     if not loops:
         return result | {"error": "no innermost loop with multiply-adds"}
