@@ -71,7 +71,9 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
     ]
     if pipeline.layout:
         data, kernel = pipeline.layout
-        passes += [transform.ConvertLayout({"relax.nn.conv2d": [data, kernel]}), constants.fold_shapes()]
+        # TVM would lay a deconvolution out as its neighbours and has no code for it in any layout but ONNX's.
+        layouts = {"relax.nn.conv2d": [data, kernel], "relax.nn.conv2d_transpose": ["NCHW", "IOHW"]}
+        passes += [transform.ConvertLayout(layouts), constants.fold_shapes()]
     passes.append(relax.get_pipeline("zero"))
     if pipeline.prepack:
         passes.append(transform.AttachAttrLayoutFreeBuffers())

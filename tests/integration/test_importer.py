@@ -182,6 +182,17 @@ def old_clip() -> onnx.ModelProto:
     return model
 
 
+def deconvolution_between_convolutions() -> onnx.ModelProto:
+    """A deconvolution whose neighbours change their layout."""
+    weights = {"a": random(6, 8, 3, 3), "b": random(6, 5, 2, 2), "c": random(4, 5, 1, 1)}
+    nodes = [
+        node("Conv", "x a", "h", pads=[1, 1, 1, 1]),
+        node("ConvTranspose", "h b", "d", strides=[2, 2]),
+        node("Conv", "d c", "y"),
+    ]
+    return make_model(nodes, IMAGE, weights)
+
+
 def local_function() -> onnx.ModelProto:
     """An operator of a domain of its own that the model itself defines."""
     model = make_model([helper.make_node("Twice", ["x"], ["y"], domain="here")], IMAGE, domains={"here": 1})
@@ -194,7 +205,7 @@ def local_function() -> onnx.ModelProto:
 GRAPHS = [
     dropout_unused_mask, dropout_chain_to_output, dropout_switched_off, dropout_used_mask, sums,
     constant_of_shape_weights, conv_batch_norm, conv_read_twice, grouped_and_depthwise, residual, clipped, old_clip,
-    local_function,
+    local_function, deconvolution_between_convolutions,
 ]  # fmt: skip
 
 
