@@ -1,0 +1,1 @@
+"""Families of schedules, one module each: what stock MetaSchedule's space does not contain."""
