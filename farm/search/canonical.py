@@ -12,6 +12,20 @@ from farm.search import tvm_env
 from farm.search.families import facts
 
 
+def canonicalise_all() -> Any:
+    """A module pass that canonicalises every function of TIR."""
+    tvm = tvm_env.load_compiler()
+    from tvm import tirx
+
+    def run(module: Any, _: Any) -> Any:
+        for variable, function in module.functions_items():
+            if isinstance(function, tirx.PrimFunc):
+                module.update_func(variable, canonicalise(function))
+        return module
+
+    return tvm.transform.module_pass(run, opt_level=0, name="Canonicalise")
+
+
 def canonicalise(function: Any) -> Any:
     """The same function without pads that pad nothing, and with the pixels of a 1x1 convolution in one loop."""
     tvm = tvm_env.load()

@@ -11,22 +11,27 @@ import dataclasses
 from typing import Any
 
 from farm.errors import UsageError
-from farm.search import constants, tvm_env
+from farm.search import canonical, constants, tvm_env
 
 
 @dataclasses.dataclass(frozen=True)
 class GraphPipeline:
-    """`layout`: data and kernel layout of convolutions, or None for the model's own. `prepack`: may weights move?"""
+    """`layout`: data and kernel layout of convolutions, or None for the model's own. `prepack`: may weights move?
+
+    `canonical`: are functions brought to the form that schedule families are written for?
+    """
 
     name: str
     layout: tuple[str, str] | None
     prepack: bool
+    canonical: bool = False
 
 
 PIPELINES = {
     p.name: p
     for p in (
         # Measured best on x86 and expected best on Arm: see docs/performance.md.
+        GraphPipeline("graph/2", ("NHWC", "HWIO"), prepack=True, canonical=True),
         GraphPipeline("graph/1", ("NHWC", "HWIO"), prepack=True),
         GraphPipeline("graph/1-nchw", None, prepack=True),
         GraphPipeline("graph/1-plain", None, prepack=False),
@@ -77,6 +82,8 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
     passes.append(relax.get_pipeline("zero"))
     if pipeline.prepack:
         passes.append(transform.AttachAttrLayoutFreeBuffers())
+    if pipeline.canonical:
+        passes.append(canonical.canonicalise_all())
     with target:
         return tvm.transform.Sequential(passes)(module)
 

@@ -1,1 +1,11 @@
-"""Families of schedules, one module each: what stock MetaSchedule's space does not contain."""
+"""Families of schedules, one module each: what stock MetaSchedule's space does not contain.
+
+A function belongs to the first family that reads it.
+"""
+
+from __future__ import annotations
+
+from farm.search.families.dense import Dense
+from farm.search.families.family import Family
+
+FAMILIES: tuple[Family, ...] = (Dense(),)

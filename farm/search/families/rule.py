@@ -1,0 +1,65 @@
+"""Which plans a function has, the best predicted first: where a search begins, and what runs where nothing was tuned."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from farm.search.cores import Core
+from farm.search.families import FAMILIES
+from farm.search.families.family import Family, Plan, Prediction
+
+# What a schedule of a family is marked with, on its root block, so that its trace tells the plan.
+MARK = "farm.plan"
+# Past so many combinations of options a function's plans are not listed.
+_MOST_PLANS = 100_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Outlook:
+    """A function as one family sees it."""
+
+    family: Family
+    facts: Any
+    core: Core
+    options: Mapping[str, tuple[int, ...]]
+
+    def plans(self) -> list[tuple[Prediction, Plan]]:
+        """All plans that make sense, the best predicted first; equal ones in the order of the options."""
+        found = []
+        for combination in itertools.islice(itertools.product(*self.options.values()), _MOST_PLANS):
+            plan = dict(zip(self.options, combination, strict=True))
+            prediction = self.family.predict(self.facts, plan, self.core)
+            if prediction is not None:
+                found.append((prediction, plan))
+        return sorted(found, key=lambda pair: pair[0].seconds)
+
+    def apply(self, schedule: Any, plan: Plan) -> None:
+        """Schedule the function and leave the plan's mark. Raises what TVM raises where it refuses."""
+        self.family.apply(schedule, self.facts, plan)
+        words = [self.family.name, *(f"{knob}={option}" for knob, option in plan.items())]
+        schedule.annotate(schedule.get_sblock("root"), MARK, " ".join(words))
+
+
+def read_outlook(module: Any, core: Core) -> Outlook | None:
+    """The first family that knows the only function of a module, None where none does."""
+    import tvm
+
+    schedule = tvm.s_tir.Schedule(module, error_render_level="none")
+    for family in FAMILIES:
+        facts = family.read(schedule)
+        if facts is not None:
+            return Outlook(family, facts, core, family.options(facts, core))
+    return None
+
+
+def read_mark(instructions: Any) -> tuple[str, Plan] | None:
+    """Family and plan from a trace's instructions in JSON; None where no family made it."""
+    for kind, inputs, attributes, _ in instructions:
+        if kind == "Annotate" and list(attributes) == [MARK]:
+            name, *words = str(inputs[1]).strip('"').split()
+            pairs = (word.partition("=") for word in words)
+            return name, {knob: int(option) for knob, _, option in pairs}
+    return None
