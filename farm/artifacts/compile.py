@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 
 from farm.errors import InternalError, PermanentError
-from farm.search import linker, pipeline, traces, tvm_env
+from farm.search import default_schedule, linker, pipeline, traces, tvm_env
 from farm.search.prepared import prepare_model
 from farm.search.tvm_errors import find_reason
 from farm.values import Record
@@ -25,12 +25,16 @@ UNTUNED_PIPELINE = "graph/1-plain"
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """`library` is a linked shared object. `applied` of the model's `workloads` distinct functions are from records."""
+    """`library` is a linked shared object.
+
+    Of the model's `workloads` distinct functions, `applied` are from records and `by_rule` scheduled by prediction.
+    """
 
     library: bytes = dataclasses.field(repr=False)
     workloads: int
     applied: int
     pipeline: str
+    by_rule: int = 0
 
 
 def compile_model(
@@ -41,7 +45,7 @@ def compile_model(
     records: Sequence[Record],
     link_triple: str | None,
 ) -> Compiled:
-    """Compile `model`; functions without a record keep TVM's default schedule.
+    """Compile `model`. A function without a record is scheduled by the best prediction where the pipeline has families.
 
     `link_triple` is Zig's name of the board's system, None for this machine. Raises UsageError, PermanentError.
     """
@@ -53,19 +57,27 @@ def compile_model(
     module, compile_target, used, found = prepared.module, prepared.target, prepared.pipeline, prepared.workloads
     best = {record.workload: record for record in records}
     database = ms.database.MemoryDatabase()
-    applied = 0
+    applied: list[str] = []
+    by_rule: list[str] = []
     for workload in found:
+        entry = database.commit_workload(tvm.ir.load_json(workload.module_json))
+        item, latency_s = None, 1.0
         if (record := best.get(workload.hash)) is not None:
-            entry = database.commit_workload(tvm.ir.load_json(workload.module_json))
             try:
-                item = traces.restore(record.trace_json, entry, compile_target)
+                item, latency_s = traces.restore(record.trace_json, entry, compile_target), record.median_s
+                applied.append(workload.hash)
             except (InternalError, tvm.error.InternalError, ValueError) as error:
                 _log.warning("the record of %s cannot be applied: %s", record.workload_name, error)
-                continue
-            database.commit_tuning_record(traces.as_record(item, entry, compile_target, record.median_s))
-            applied += 1
-    finished = pipeline.finish(module, compile_target, database if applied else None, used)
-    applied = min(applied, _count_scheduled(finished))
+        if item is None and used.canonical:
+            item = default_schedule.find_default(workload, entry, compile_target)
+            if item is not None:
+                by_rule.append(workload.hash)
+        if item is not None:
+            database.commit_tuning_record(traces.as_record(item, entry, compile_target, latency_s))
+    finished = pipeline.finish(module, compile_target, database if applied or by_rule else None, used)
+    # TVM leaves out, without a word, a schedule that it cannot apply.
+    scheduled = _count_scheduled(finished)
+    _log.info("%d of %d functions from records, %d by the rule", len(applied), len(found), len(by_rule))
 
     def link(output: str, objects: list[str] | str, options: list[str] | None = None, **_: Any) -> None:
         linker.link_artifact(output, [objects] if isinstance(objects, str) else list(objects), link_triple, options)
@@ -75,7 +87,9 @@ def compile_model(
         with tempfile.TemporaryDirectory(prefix="farm-compile-") as folder:
             path = Path(folder) / "model.so"
             executable.export_library(str(path), fcompile=link)
-            return Compiled(path.read_bytes(), len(found), applied, used.name)
+            return Compiled(
+                path.read_bytes(), len(found), min(len(applied), scheduled), used.name, min(len(by_rule), scheduled)
+            )
     except (tvm.error.InternalError, RuntimeError, ValueError, TypeError) as error:
         raise PermanentError(f"the model does not compile: {find_reason(error)}") from error
 

@@ -14,7 +14,7 @@ from device_agent.protocol import MeasureSpec, Outcome, RunSpec, Status
 from farm.errors import BoardBusyError, BoardUnsafeError, FarmError, TransientError, UnavailableError
 from farm.fleet.tracker import Tracker
 from farm.measure.session import Arrays, BoardSession
-from farm.values import Lease
+from farm.values import DEFAULT_POINT, Lease
 
 # An agent that takes a dead one's place is at the tracker in some seconds, a released board at once.
 REQUEST_TIMEOUT_S = 30.0
@@ -31,16 +31,13 @@ class SearchActor:
         generations: int,
         threads: int,
     ) -> None:
-        from farm.search import cost_model, strategy, tvm_env
+        from farm.search import tvm_env
+        from farm.search.campaign_search import CampaignSearch
 
         tvm_env.load()
         self._target_config: dict[str, Any] = {}
         self._pipeline = pipeline
-        self._settings = strategy.SearchSettings(
-            population=population, generations=generations, seed=seed, threads=threads
-        )
-        self._model = cost_model.CostModel(seed, threads)
-        self._searches: dict[str, strategy.WorkloadSearch] = {}
+        self._search = CampaignSearch("xgb", None, seed, population, generations, threads)
 
     def set_target(self, target: Mapping[str, Any] | None, cores: int) -> dict[str, Any]:
         """Search for a target in TVM's dict form (None: this host's, with `cores` cores) from now on; returns it."""
@@ -60,33 +57,32 @@ class SearchActor:
 
     def open(self, chosen: list[Any]) -> None:
         """Make these workloads searchable."""
-        from farm.search import strategy, target
+        from farm.search.campaign_search import SearchTask
+        from farm.search.traits import derive_traits
 
-        compile_target = target.make_target(self._target_config)
         for workload in chosen:
-            self._searches[workload.hash] = strategy.WorkloadSearch(
-                workload, compile_target, self._model, self._settings
-            )
+            traits = derive_traits(self._target_config)
+            self._search.open(workload.hash, SearchTask(workload, "one", DEFAULT_POINT, traits))
 
     def recall(self, workload: str, known: list[tuple[str, str, float | None]]) -> None:
-        """See `WorkloadSearch.recall`."""
-        self._searches[workload].recall(known)
+        """See `CampaignSearch.recall`."""
+        self._search.recall(workload, known)
 
     def propose(self, workload: str, count: int) -> list[Any]:
-        """See `WorkloadSearch.propose`."""
-        return list(self._searches[workload].propose(count))
+        """See `CampaignSearch.propose`."""
+        return self._search.propose(workload, count)[0]
 
     def observe(self, workload: str, results: list[tuple[str, float | None]]) -> None:
-        """See `WorkloadSearch.observe`."""
-        self._searches[workload].observe(results)
+        """See `CampaignSearch.observe`."""
+        self._search.observe(workload, results)
 
     def replay(self, workload: str, trace_json: str) -> str:
-        """See `WorkloadSearch.replay`."""
-        return self._searches[workload].replay(trace_json)
+        """See `CampaignSearch.replay`."""
+        return self._search.replay(workload, trace_json)
 
     def forget(self, workload: str, candidate: str) -> None:
-        """See `WorkloadSearch.forget`."""
-        self._searches[workload].forget(candidate)
+        """See `CampaignSearch.forget`."""
+        self._search.forget(workload, candidate)
 
     def pid(self) -> int:
         """Process id, for tests that harm it."""

@@ -52,8 +52,13 @@ class TaskHistory:
         return random.Random("/".join([self._seed, *map(str, purpose)]))
 
     def draw(self, index: int) -> tuple[Genome, int]:
-        """The `index`-th random schedule, for `ScheduleSpace.evaluate`; sketches take turns."""
-        sketch = index % len(self.space.knobs)
+        """The `index`-th schedule that is drawn, for `ScheduleSpace.evaluate`.
+
+        Where there is a prediction, the `index`-th best by it; else a random one, sketches taking turns.
+        """
+        if index < len(self.space.ranked):
+            return self.space.ranked[index], 0
+        sketch = self.space.drawn[index % len(self.space.drawn)]
         return self.space.undecided(sketch), self.chance("draw", index).randrange(2**30)
 
     def is_new(self, found: Evaluated) -> bool:

@@ -1,4 +1,4 @@
-"""The schedules of one workload as MetaSchedule's rules span them: drawn, brought about, described, read back.
+"""The schedules of one workload as families and MetaSchedule's rules span them: drawn, brought about, read back.
 
 Decisions go in and scheduled functions come out; which decisions are worth trying is the tuners' business. Evaluated
 schedules are remembered, which saves time and changes no answer.
@@ -11,12 +11,17 @@ import dataclasses
 import functools
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from farm.errors import InternalError
-from farm.search import traces, tvm_env
+from farm.search import cores, traces, tvm_env
 from farm.search.cost_model import Features
 from farm.search.decisions import Choice, Decision, Genome, Knob, Place, Tile, fit
+from farm.search.families import rule
+from farm.search.families.sketch import NO_PREDICTION, FamilySketch
+from farm.search.pipeline import PIPELINES
 from farm.search.strategy import Candidate
 from farm.search.target import make_target
 from farm.search.workloads import Workload
@@ -35,14 +40,43 @@ class Evaluated:
     features: Features = dataclasses.field(repr=False, compare=False)
 
 
+class _Sketch(Protocol):
+    """One way to schedule a function: knobs, and what decisions on them lead to."""
+
+    knobs: tuple[Knob, ...]
+
+    def apply(self, schedule: Any, decisions: tuple[Decision, ...], seed: int) -> tuple[Decision, ...]:
+        """Schedule the function, drawing what is open; returns the decisions taken. Raises what TVM raises."""
+
+    def describe(self, decisions: tuple[Decision, ...]) -> tuple[float, ...]:
+        """What is predicted, as features of `FEATURE_COUNT` numbers."""
+
+
 @dataclasses.dataclass(frozen=True)
-class _Sketch:
-    """The instructions of one way to schedule, `at` those of the decisions, and what they may be."""
+class _StockSketch:
+    """The instructions that MetaSchedule's rules write down, `at` those of the decisions."""
 
     instructions: tuple[Any, ...]
     at: tuple[int, ...]
     knobs: tuple[Knob, ...]
     shape: str
+
+    def apply(self, schedule: Any, decisions: tuple[Decision, ...], seed: int) -> tuple[Decision, ...]:
+        """Replay the instructions; TVM draws what is open, and puts right what does not go together."""
+        from tvm.s_tir.schedule import Trace
+
+        taken = zip(self.at, decisions, strict=True)
+        trace = Trace(
+            list(self.instructions),
+            {self.instructions[at]: _to_tvm(decision) for at, decision in taken if decision is not None},
+        )
+        trace.apply_to_schedule(schedule, remove_postproc=True)
+        instructions = schedule.trace.insts
+        return tuple(_plain(schedule.trace.get_decision(instructions[at])) for at in self.at)
+
+    def describe(self, decisions: tuple[Decision, ...]) -> tuple[float, ...]:
+        """Nothing is predicted of these."""
+        return NO_PREDICTION
 
 
 class ScheduleSpace:
@@ -61,12 +95,28 @@ class ScheduleSpace:
         self._context = ms.TuneContext(
             self._module, target=self._target, space_generator="post-order-apply", rand_state=1, num_threads=threads
         )
+        family = self._find_family()
         # In the order of the design spaces, which is the same for every random state.
-        self._sketches = [_read_sketch(space.trace) for space in self._context.generate_design_space()]
-        self._postprocessors = list(self._context.space_generator.postprocs)
+        stock = [_read_sketch(space.trace) for space in self._context.generate_design_space()]
+        self._sketches: list[_Sketch] = [*([family] if family else []), *stock]
+        # Where a family knows the function, MetaSchedule's own sketches only read what was measured before.
+        self.drawn = range(1 if family else len(stock))
         self._extractor = ms.feature_extractor.PerStoreFeature()
         self._memory: collections.OrderedDict[tuple[Genome, int], Evaluated | None] = collections.OrderedDict()
         self._recent: dict[str, Any] = {}
+
+    def _find_family(self) -> FamilySketch | None:
+        pipeline = PIPELINES.get(self.workload.pipeline)
+        if pipeline is None or not pipeline.canonical:
+            return None
+        outlook = rule.read_outlook(self._module, cores.core_of(self.workload.target))
+        return FamilySketch(outlook) if outlook is not None and outlook.plans() else None
+
+    @functools.cached_property
+    def ranked(self) -> list[Genome]:
+        """All schedules of which a prediction is had, the best first; none where no family knows the function."""
+        first = self._sketches[0]
+        return [Genome(0, decisions) for decisions in first.ranked] if isinstance(first, FamilySketch) else []
 
     @property
     def knobs(self) -> list[tuple[Knob, ...]]:
@@ -75,7 +125,7 @@ class ScheduleSpace:
 
     def undecided(self, sketch: int) -> Genome:
         """Everything to be drawn by TVM."""
-        return Genome(sketch, (None,) * len(self._sketches[sketch].at))
+        return Genome(sketch, (None,) * len(self._sketches[sketch].knobs))
 
     def evaluate(self, genomes: Sequence[tuple[Genome, int]]) -> list[Evaluated | None]:
         """What each leads to, None where TVM refuses it. With each comes the seed for decisions that are open."""
@@ -85,16 +135,17 @@ class ScheduleSpace:
         for key in keys:
             if key not in self._memory and key not in fresh:
                 fresh[key] = self._bring_about(*key)
-        scheduled = {key: schedule for key, schedule in fresh.items() if schedule is not None}
-        items = [self._ms.search_strategy.MeasureCandidate(schedule, []) for schedule in scheduled.values()]
+        scheduled = {key: made for key, made in fresh.items() if made is not None}
+        items = [self._ms.search_strategy.MeasureCandidate(schedule, []) for schedule, _ in scheduled.values()]
         features = self._extractor.extract_from(self._context, items) if items else []
-        for key, schedule in fresh.items():
-            if schedule is None:
+        for key, made in fresh.items():
+            if made is None:
                 self._memory[key] = None
-        for (key, schedule), tensor in zip(scheduled.items(), features, strict=True):
-            found = Evaluated(
-                self._taken(key[0].sketch, schedule), _hash(schedule.mod), tensor.numpy().astype("float32")
-            )
+        for (key, (schedule, genome)), tensor in zip(scheduled.items(), features, strict=True):
+            predicted = self._sketches[genome.sketch].describe(genome.decisions)
+            stores = tensor.numpy().astype("float32")
+            beside = np.tile(np.array(predicted, "float32"), (len(stores), 1))
+            found = Evaluated(genome, _hash(schedule.mod), np.hstack([stores, beside]))
             self._memory[key] = self._memory[found.genome, 0] = found
             self._recent[found.hash] = schedule
         answers = []
@@ -107,9 +158,12 @@ class ScheduleSpace:
 
     def describe(self, found: Evaluated) -> Candidate:
         """The candidate to build and measure."""
-        schedule = self._recent.get(found.hash) or self._bring_about(found.genome, 0)
+        schedule = self._recent.get(found.hash)
         if schedule is None:
-            raise InternalError(f"{self.workload.name}: a schedule that TVM took is refused when made again")
+            made = self._bring_about(found.genome, 0)
+            if made is None:
+                raise InternalError(f"{self.workload.name}: a schedule that TVM took is refused when made again")
+            schedule = made[0]
         arguments = self._ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
         item = self._ms.search_strategy.MeasureCandidate(schedule, arguments)
         return Candidate(
@@ -134,8 +188,12 @@ class ScheduleSpace:
             shape, given = traces.shape(instructions), dict(decisions)
         except (ValueError, TypeError, IndexError, KeyError):
             return None
+        mark = rule.read_mark(instructions)
         for index, sketch in enumerate(self._sketches):
-            if sketch.shape == shape:
+            if isinstance(sketch, FamilySketch):
+                if (decisions_of_plan := sketch.read(mark)) is not None:
+                    return Genome(index, decisions_of_plan)
+            elif isinstance(sketch, _StockSketch) and sketch.shape == shape:
                 taken = (_plain(given.get(at)) for at in sketch.at)
                 return Genome(index, tuple(fit(d, knob) for d, knob in zip(taken, sketch.knobs, strict=True)))
         return None
@@ -149,33 +207,21 @@ class ScheduleSpace:
         """Hash of the unscheduled function, whatever the target: equal functions take each other's schedules."""
         return _hash(self._module)
 
-    def _bring_about(self, genome: Genome, seed: int) -> Any:
-        """The schedule with post-processors applied, as `traces.restore` makes it too; None where TVM refuses."""
-        from tvm.s_tir.schedule import Trace
+    def _bring_about(self, genome: Genome, seed: int) -> tuple[Any, Genome] | None:
+        """The schedule with post-processors applied, as `traces.restore` makes it too, and the decisions taken.
 
-        sketch = self._sketches[genome.sketch]
-        taken = zip(sketch.at, genome.decisions, strict=True)
-        trace = Trace(
-            list(sketch.instructions),
-            {sketch.instructions[at]: _to_tvm(decision) for at, decision in taken if decision is not None},
-        )
+        None where TVM refuses.
+        """
         schedule = self._tvm.s_tir.Schedule(self._module, seed=seed + 1, error_render_level="none")
         try:
-            trace.apply_to_schedule(schedule, remove_postproc=True)
-            schedule.enter_postproc()
-            good = all(postprocessor.apply(schedule) for postprocessor in self._postprocessors)
+            decisions = self._sketches[genome.sketch].apply(schedule, genome.decisions, seed)
+            traces.finish(schedule, self._context)
         except (RuntimeError, ValueError, TypeError):  # what TVM raises where decisions do not go together
             return None
-        return schedule if good else None
-
-    def _taken(self, sketch: int, schedule: Any) -> Genome:
-        """The decisions that TVM took, after drawing open ones and putting right what did not go together."""
-        instructions, trace = schedule.trace.insts, schedule.trace
-        decisions = (_plain(trace.get_decision(instructions[at])) for at in self._sketches[sketch].at)
-        return Genome(sketch, tuple(decisions))
+        return schedule, Genome(genome.sketch, decisions)
 
 
-def _read_sketch(trace: Any) -> _Sketch:
+def _read_sketch(trace: Any) -> _StockSketch:
     from tvm.s_tir.schedule import Trace
 
     kept = trace.simplified(True)
@@ -193,7 +239,7 @@ def _read_sketch(trace: Any) -> _Sketch:
         else:
             knobs.append(Choice(len(instruction.attrs[0])) if name == "SampleCategorical" else Place())
     bare = Trace(list(instructions), {}).as_json()
-    return _Sketch(instructions, at, tuple(knobs), traces.shape(bare[0]))
+    return _StockSketch(instructions, at, tuple(knobs), traces.shape(bare[0]))
 
 
 def _plain(decision: Any) -> Decision:

@@ -37,19 +37,31 @@ def restore(text: str, entry: Any, target: Any) -> Any:
 
     try:
         [instructions, decisions], _, recorded_target, arguments = json.loads(text)
-        context = ms.TuneContext(entry.mod, target=target, space_generator="post-order-apply", num_threads=1)
+        context = make_context(entry.mod, target)
         own = _rename(instructions, _map_names(instructions, entry.mod, context))
         record = ms.database.TuningRecord.from_json([[own, decisions], [1.0], recorded_target, arguments], entry)
         schedule = tvm.s_tir.Schedule(entry.mod)
         record.trace.apply_to_schedule(schedule, remove_postproc=True)
-        # Marks where decisions end: without it the search, which replays decisions alone, would post-process twice.
-        schedule.enter_postproc()
-        for postprocessor in context.space_generator.postprocs:
-            if not postprocessor.apply(schedule):
-                raise InternalError(f"{type(postprocessor).__name__} refuses a trace that it once took")
+        finish(schedule, context)
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:  # what TVM raises for a misfit
         raise InternalError(f"a trace does not fit its workload: {find_reason(error)}") from error
     return ms.search_strategy.MeasureCandidate(schedule, record.args_info)
+
+
+def make_context(module: Any, target: Any) -> Any:
+    """MetaSchedule's own rules and post-processors for a function."""
+    import tvm.s_tir.meta_schedule as ms
+
+    return ms.TuneContext(module, target=target, space_generator="post-order-apply", num_threads=1)
+
+
+def finish(schedule: Any, context: Any) -> None:
+    """Apply a context's post-processors to a schedule of its function. Raises RuntimeError where one refuses."""
+    # Marks where decisions end: without it the search, which replays decisions alone, would post-process twice.
+    schedule.enter_postproc()
+    for postprocessor in context.space_generator.postprocs:
+        if not postprocessor.apply(schedule):
+            raise RuntimeError(f"{type(postprocessor).__name__} refuses a schedule that TVM took until then")
 
 
 def replay(module_json: str, text: str, target: Any) -> str:

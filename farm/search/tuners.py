@@ -34,6 +34,10 @@ _DRAWN_EACH, _ANY_EVERY = 4, 4
 # else, the one with the longest vectors. How many of the best by a model are looked through for one that differs from
 # those chosen already by more than so many decisions.
 _AT_RANDOM, _NEAR, _SAMPLED, _LOOKED_AT, _ALIKE = 0.15, 0.5, 8, 64, 1
+# Where there is a prediction, so many times a batch of the next best by it are what a model chooses from.
+_RANKED_AHEAD = 4
+# How many of the best by prediction are looked through for unlike ones while nothing is known.
+_LOOKED_AT_FIRST = 48
 # Each so many candidates, one is of a sketch that was tried less often than `_SELDOM`, or is within `_AS_GOOD` of the
 # best: a model that knows one sketch alone cannot tell what the others are worth.
 _NEGLECTED_EVERY, _SELDOM, _AS_GOOD = 3, 12, 1.2
@@ -47,8 +51,11 @@ def draw_new(history: TaskHistory, count: int) -> list[Evaluated]:
 def draw_promising(history: TaskHistory, count: int) -> list[Evaluated]:
     """What is tried while nothing is known: of several random schedules each, the one with the longest vectors.
 
-    Sketches take turns, and some are any schedule, for a model to learn from.
+    Sketches take turns, and some are any schedule, for a model to learn from. Where there is a prediction, the best by
+    it, half of them unlike each other.
     """
+    if history.space.ranked:
+        return _draw_predicted(history, count)
     drawn = draw_new(history, _DRAWN_EACH * count)
     rows: dict[int, list[Evaluated]] = {}
     for each in sorted(drawn, key=lambda each: -measure_vectors(each.features)):
@@ -57,6 +64,20 @@ def draw_promising(history: TaskHistory, count: int) -> list[Evaluated]:
     found = list(itertools.islice(turns, count - count // _ANY_EVERY))
     names = {each.hash for each in found}
     return [*found, *(each for each in drawn if each.hash not in names)][:count]
+
+
+def _draw_predicted(history: TaskHistory, count: int) -> list[Evaluated]:
+    """The best by prediction that are new; every second one differs from all before it in more than one decision."""
+    known, left = history.list_genomes(), [genome for genome in history.space.ranked[:_LOOKED_AT_FIRST]]
+    order: list[Genome] = []
+    for turn in range(len(left)):
+        before = [*known, *order]
+        apart = (g for g in left if all(distance(g, other) > _ALIKE for other in before))
+        chosen = left[0] if turn % 2 == 0 else next(apart, left[0])
+        left.remove(chosen)
+        order.append(chosen)
+    rest = history.space.ranked[_LOOKED_AT_FIRST:]
+    return take_new(history, count, ((genome, 0) for genome in [*order, *rest]))
 
 
 def _draws(history: TaskHistory) -> Iterator[tuple[Genome, int]]:
@@ -69,10 +90,12 @@ def list_new(history: TaskHistory, count: int) -> list[Evaluated]:
 
 
 def list_space(history: TaskHistory) -> Iterator[tuple[Genome, int]]:
-    """All schedules, sketches in turns."""
+    """All schedules, sketches in turns; the best predicted first where there is a prediction."""
+    if history.space.ranked:
+        return ((genome, 0) for genome in history.space.ranked)
     lists = [
-        (Genome(sketch, decisions) for decisions in list_decisions(knobs))
-        for sketch, knobs in enumerate(history.space.knobs)
+        (Genome(sketch, decisions) for decisions in list_decisions(history.space.knobs[sketch]))
+        for sketch in history.space.drawn
     ]
     return ((genome, 0) for genome in _in_turns(lists))
 
@@ -84,7 +107,7 @@ def _in_turns(rows: Iterable[Iterable[_Each]]) -> Iterator[_Each]:
 
 def space_size(history: TaskHistory) -> int:
     """At most how many schedules there are."""
-    return sum(map(count_decisions, history.space.knobs))
+    return len(history.space.ranked) or sum(count_decisions(history.space.knobs[each]) for each in history.space.drawn)
 
 
 def take_new(
@@ -137,6 +160,8 @@ def evolve_predicted(
     """
     pool: dict[str, Evaluated] = {}
     scores: dict[str, Floats] = {}
+    if history.space.ranked:  # the best are near the top of the prediction already: no population has to find them
+        population, generations = _RANKED_AHEAD * count, 0
 
     def add(genomes: Iterable[tuple[Genome, int]]) -> None:
         fresh = {e.hash: e for e in history.space.evaluate(list(genomes)) if e and e.hash not in pool}
@@ -214,6 +239,6 @@ def _find_neglected(history: TaskHistory, tried: Mapping[int, int]) -> int | Non
     if not best:
         return None
     limit_s = _AS_GOOD * min(best.values())
-    sketches = range(len(history.space.knobs))
+    sketches = history.space.drawn
     alive = [each for each in sketches if tried.get(each, 0) < _SELDOM or best.get(each, math.inf) <= limit_s]
     return min(alive, key=lambda each: tried.get(each, 0)) if alive else None

@@ -31,10 +31,14 @@ class Outlook:
         found = []
         for combination in itertools.islice(itertools.product(*self.options.values()), _MOST_PLANS):
             plan = dict(zip(self.options, combination, strict=True))
-            prediction = self.family.predict(self.facts, plan, self.core)
+            prediction = self.predict(plan)
             if prediction is not None:
                 found.append((prediction, plan))
         return sorted(found, key=lambda pair: pair[0].seconds)
+
+    def predict(self, plan: Plan) -> Prediction | None:
+        """What a plan costs; None for one that makes no sense."""
+        return self.family.predict(self.facts, plan, self.core)
 
     def apply(self, schedule: Any, plan: Plan) -> None:
         """Schedule the function and leave the plan's mark. Raises what TVM raises where it refuses."""

@@ -1,0 +1,86 @@
+"""A family's schedules of one function, as a search draws, changes, describes and reads them back.
+
+MetaSchedule's own sketches are `farm.search.schedule_space`'s.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from typing import Any
+
+from farm.search.decisions import Choice, Decision, Knob
+from farm.search.families import rule
+from farm.search.families.family import Plan, Prediction
+
+# What of a prediction a cost model sees: the whole, then these of its terms where a family has them.
+_TERMS = ("compute", "far", "pad", "balance", "steps")
+FEATURE_COUNT = 1 + len(_TERMS)
+NO_PREDICTION = (0.0,) * FEATURE_COUNT
+
+
+class FamilySketch:
+    """One knob a decision, the index of its option."""
+
+    def __init__(self, outlook: rule.Outlook) -> None:
+        """Of a function that a family reads."""
+        self._outlook = outlook
+        self._names = list(outlook.options)
+        self.knobs: tuple[Knob, ...] = tuple(Choice(len(options)) for options in outlook.options.values())
+
+    @functools.cached_property
+    def ranked(self) -> list[tuple[Decision, ...]]:
+        """Decisions of all plans that make sense, the best predicted first."""
+        return [self._index(plan) for _, plan in self._outlook.plans()]
+
+    def apply(self, schedule: Any, decisions: tuple[Decision, ...], seed: int) -> tuple[Decision, ...]:
+        """Schedule the function; what is open is drawn. Returns the decisions taken.
+
+        Raises ValueError for a plan that makes no sense, else what TVM raises.
+        """
+        if None in decisions:
+            rng = random.Random(seed)
+            fitting = [each for each in self.ranked if _agree(each, decisions)]
+            if not fitting:
+                raise ValueError("no plan has these options")
+            decisions = rng.choice(fitting)
+        plan = self._plan(decisions)
+        if self._outlook.predict(plan) is None:
+            raise ValueError(f"a plan that makes no sense: {dict(plan)}")
+        self._outlook.apply(schedule, plan)
+        return decisions
+
+    def read(self, mark: tuple[str, Plan] | None) -> tuple[Decision, ...] | None:
+        """The decisions of a marked trace, each the option nearest to the one it names; None for other families'."""
+        if mark is None or mark[0] != self._outlook.family.name or set(mark[1]) != set(self._names):
+            return None
+        return self._index(mark[1])
+
+    def describe(self, decisions: tuple[Decision, ...]) -> tuple[float, ...]:
+        """The prediction as features: logarithms to base 2."""
+        prediction = self._outlook.predict(self._plan(decisions))
+        return NO_PREDICTION if prediction is None else _to_features(prediction)
+
+    def _plan(self, decisions: tuple[Decision, ...]) -> Plan:
+        options = self._outlook.options.values()
+        return {
+            name: each[decision]
+            for name, each, decision in zip(self._names, options, decisions, strict=True)
+            if isinstance(decision, int)
+        }
+
+    def _index(self, plan: Plan) -> tuple[Decision, ...]:
+        return tuple(
+            min(range(len(options)), key=lambda index: abs(options[index] - plan[name]))  # noqa: B023
+            for name, options in self._outlook.options.items()
+        )
+
+
+def _agree(found: tuple[Decision, ...], wanted: tuple[Decision, ...]) -> bool:
+    return all(theirs is None or mine == theirs for mine, theirs in zip(found, wanted, strict=True))
+
+
+def _to_features(prediction: Prediction) -> tuple[float, ...]:
+    values = (prediction.seconds * 1e9, *(prediction.terms.get(term, 0.0) for term in _TERMS))
+    return tuple(math.log2(1.0 + max(0.0, value)) for value in values)
