@@ -79,7 +79,7 @@ class BoardType(documents.StrictModel):
     default_power_mode: Annotated[int, pydantic.Field(strict=True)] | None = None
     fan: Fan = Fan()
     simulation: dict[str, Any] = pydantic.Field(default_factory=dict)
-    pipeline: str = "graph/1"
+    pipeline: str = "graph/2"
 
     @pydantic.field_validator("target", "link_triple", mode="before")
     @classmethod

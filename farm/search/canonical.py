@@ -6,10 +6,14 @@ traces. Schedules themselves are `farm.search.families`' business.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from farm.search import tvm_env
 from farm.search.families import facts
+from farm.search.families.facts import Contraction
+
+_log = logging.getLogger(__name__)
 
 
 def canonicalise_all() -> Any:
@@ -28,57 +32,68 @@ def canonicalise_all() -> Any:
 
 def canonicalise(function: Any) -> Any:
     """The same function without pads that pad nothing, and with the pixels of a 1x1 convolution in one loop."""
-    tvm = tvm_env.load()
-    from tvm import tirx
-
-    schedule = tvm.s_tir.Schedule(tvm.IRModule({"main": function}), error_render_level="none")
-    changed = _inline_empty_pads(schedule)
-    changed |= _join_pixels(schedule)
-    if not changed:
-        return function
-    result = schedule.mod["main"]
-    for key, value in (function.attrs or {}).items():
-        result = result.with_attr(key, value)
-    return result
+    tvm = tvm_env.load_compiler()
+    for change in (_inline_empty_pads, _join_pixels):
+        schedule = tvm.s_tir.Schedule(tvm.IRModule({"main": function}), error_render_level="none")
+        try:
+            changed = change(schedule)
+        except (RuntimeError, ValueError, TypeError) as error:  # what TVM raises where it cannot; nothing is lost
+            _log.debug("%s leaves a function as it is: %s", change.__name__, error)
+            continue
+        if changed:
+            result = schedule.mod["main"]
+            for key, value in (function.attrs or {}).items():
+                result = result.with_attr(key, value)
+            function = result
+    return function
 
 
 def _inline_empty_pads(schedule: Any) -> bool:
-    changed = False
-    for name in facts.list_blocks(schedule):
-        block = schedule.get(schedule.get_sblock(name))
-        if not facts.is_copy(block):
-            continue
-        try:
-            schedule.compute_inline(schedule.get_sblock(name))
-        except Exception:
-            continue
-        changed = True
-    return changed
+    names = [name for name in facts.list_blocks(schedule)[:-1] if facts.is_copy(schedule, name)]
+    for name in names:
+        schedule.compute_inline(schedule.get_sblock(name))
+    return bool(names)
 
 
 def _join_pixels(schedule: Any) -> bool:
+    """One loop for all pixels where none has neighbours in the reduction: rows of a tile need not end with the image's.
+
+    Intermediate buffers get the same single dimension, or their regions could not be proved to be small.
+    """
     found = facts.read_contraction(schedule)
-    if found is None or found.pad or found.batch or len(found.channels) != 1 or len(found.pixels) < 2:
-        return False
-    if any(s != 1 for s in found.stride) or any(r != 1 for r in found.reach):
+    if found is None or not _is_pointwise(found):
         return False
     for name in found.between:
         schedule.compute_inline(schedule.get_sblock(name))
-    extents = [a.extent for a in found.pixels]
-    pixels = [a.at for a in found.pixels]
+    extents = [axis.extent for axis in found.pixels]
 
-    def joined(*indices: Any) -> Any:
-        total = indices[pixels[0]]
-        for extent, at in zip(extents[1:], pixels[1:]):
-            total = total * extent + indices[at]
-        return total
+    def join(pixels: tuple[Any, ...]) -> Any:
+        joined = pixels[0]
+        for index, extent in zip(pixels[1:], extents[1:], strict=True):
+            joined = joined * extent + index
+        return joined
 
-    main, last = schedule.get_sblock(found.main), schedule.get_sblock(found.last)
-    rank = len(pixels) + 1
-    def map_write(*i): return (joined(*i[:rank]), i[rank-1])
+    count, sums = len(extents), [axis.at for axis in found.sums if axis.extent > 1] or [found.sums[-1].at]
+    main = schedule.get_sblock(found.main)
     if found.last != found.main:
-        schedule.transform_layout(main, ("write", 0), lambda a,b,c,d: (joined(a,b,c), d))
-        schedule.transform_block_layout(last, lambda a,b,c,d: (joined(a,b,c), d))
-    if len(found.sums)==3:
-        schedule.transform_block_layout(main, lambda n,y,x,f,r,s,c: (joined(n,y,x), f, c))
+        last = schedule.get_sblock(found.last)
+        schedule.transform_layout(main, ("write", 0), _index_map(lambda *i: (join(i[:count]), i[count]), count + 1))
+        schedule.transform_block_layout(last, _index_map(lambda *i: (join(i[:count]), i[count]), count + 1))
+    loops = count + 1 + len(found.sums)
+    schedule.transform_block_layout(
+        main, _index_map(lambda *i: (join(i[:count]), i[count], *(i[at] for at in sums)), loops)
+    )
     return True
+
+
+def _is_pointwise(found: Contraction) -> bool:
+    in_order = [axis.at for axis in (*found.pixels, *found.channels)] == list(range(len(found.pixels) + 1))
+    still = all(s == 1 for s in found.stride) and all(r == 1 for r in found.reach)
+    return in_order and still and len(found.pixels) > 1 and not found.pad and not found.batch
+
+
+def _index_map(mapping: Any, count: int) -> Any:
+    """A mapping of `count` indices; what TVM makes of a function alone has as many as that has arguments."""
+    from tvm.tirx import IndexMap
+
+    return IndexMap.from_func(mapping, ndim=count, index_dtype="int64")

@@ -1,7 +1,4 @@
-"""What a core can do per cycle and how much its caches hold, as predictions of schedules need it.
-
-The numbers are data, one file per core type in `inventory/core_types`; which core a board has is its target's `mcpu`.
-"""
+"""What the cores of a target can do per cycle, as predictions of schedules need it; the numbers are the inventory's."""
 
 from __future__ import annotations
 
@@ -9,15 +6,20 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from farm.errors import UsageError
+from farm.inventory.core_types import CoreType, find_core_type
+
+# What a parallel region costs TVM's pool to start and to join, threads spinning: two to ten microseconds were seen.
+_REGION_S = 5e-6
+
 
 @dataclasses.dataclass(frozen=True)
 class Core:
     """One core of a target, `threads` of which run a function.
 
-    `fma_per_cycle` and `loads_per_cycle` are of full vectors of `vector_bits`; `fma_latency` in cycles; `lane_fma` says
-    whether a multiply-add can take one lane of a vector as its factor (Arm), else each factor is a load of its own.
-    Caches in bytes: `l2_bytes` is what one core may use with `threads` of them at work. Bandwidths in bytes per cycle
-    of one core, `memory_bytes_per_s` of all together. `region_s` is what a parallel region costs to start and to join.
+    Rates are per cycle: `fma_pipes` and `load_pipes` each work on `datapath_bits`. `lane_fma` says whether a
+    multiply-add can take one lane of a vector as its factor (Arm), else each factor is a load of its own. Caches in
+    bytes: `l2_bytes` is what one core has with `threads` of them at work. `region_s` is what a parallel region costs.
     """
 
     name: str
@@ -25,30 +27,69 @@ class Core:
     freq_hz: float
     vector_bits: int
     vector_registers: int
-    fma_per_cycle: float
+    datapath_bits: int
+    fma_pipes: float
     fma_latency: float
-    loads_per_cycle: float
+    load_pipes: float
     lane_fma: bool
     issue_width: float
     l1_bytes: int
     l2_bytes: int
     l3_bytes: int
     l2_bytes_per_cycle: float
-    l3_bytes_per_cycle: float
+    far_bytes_per_cycle: float
     memory_bytes_per_s: float
-    region_s: float = 5e-6
+    region_s: float = _REGION_S
 
     def lanes(self, element_bytes: int) -> int:
         """Elements of one full vector."""
-        return self.vector_bits // (8 * element_bytes)
+        return max(1, self.vector_bits // (8 * element_bytes))
+
+    def fma_per_cycle(self, bits: int) -> float:
+        """Multiply-adds on vectors of so many bits that one cycle takes."""
+        return self.fma_pipes * min(1.0, self.datapath_bits / bits)
+
+    def loads_per_cycle(self, bits: int) -> float:
+        """Loads of so many bits that one cycle takes."""
+        return self.load_pipes * min(1.0, self.datapath_bits / bits)
+
+    @property
+    def peak_flops(self) -> float:
+        """Of all threads in float32, per second at the typical clock; two for each multiply-add."""
+        per_cycle = self.fma_per_cycle(self.vector_bits) * self.vector_bits / 32
+        return 2 * per_cycle * self.freq_hz * self.threads
 
 
-def core_of(target: Mapping[str, Any]) -> Core:
-    """The core of a target in TVM's dict form; one that is not known is taken for the plainest of its kind."""
-    name = str(target.get("mcpu", ""))
-    threads = int(target.get("num-cores", 1))
-    if str(target.get("mtriple", "")).startswith("x86_64"):
-        if name.startswith(("znver4",)):
-            return Core(name, threads, 3.5e9, 512, 32, 1, 4, 1, False, 6, 32768, 1 << 20, 32 << 20, 32, 12, 25e9)
-        return Core(name, threads, 3e9, 256, 16, 2, 4, 2, False, 4, 32768, 1 << 18, 8 << 20, 32, 12, 20e9)
-    return Core(name, threads, 1.5e9, 128, 32, 1, 5, 1, True, 3, 32768, 1 << 19, 0, 8, 4, 10e9)
+def core_of(target: Mapping[str, Any], threads: int | None = None) -> Core:
+    """The cores of a target in TVM's dict form, all that it names or `threads`.
+
+    Raises UsageError for an architecture without any core type.
+    """
+    machine = str(target.get("mtriple", "")).partition("-")[0]
+    kind = find_core_type(str(target.get("mcpu", "")), machine)
+    if kind is None:
+        raise UsageError(f"no core type for targets of {machine or 'an unnamed architecture'}")
+    return _make_core(kind, threads or int(target.get("num-cores", 1)))
+
+
+def _make_core(kind: CoreType, threads: int) -> Core:
+    sharing = min(threads, kind.l2_cores)
+    return Core(
+        name=kind.name,
+        threads=threads,
+        freq_hz=kind.freq_hz,
+        vector_bits=kind.vector_bits,
+        vector_registers=kind.vector_registers,
+        datapath_bits=kind.datapath_bits,
+        fma_pipes=kind.fma_pipes,
+        fma_latency=kind.fma_latency,
+        load_pipes=kind.load_pipes,
+        lane_fma=kind.lane_fma,
+        issue_width=kind.issue_width,
+        l1_bytes=kind.l1_bytes,
+        l2_bytes=kind.l2_bytes // sharing,
+        l3_bytes=kind.l3_bytes,
+        l2_bytes_per_cycle=kind.l2_bytes_per_cycle,
+        far_bytes_per_cycle=kind.far_bytes_per_cycle,
+        memory_bytes_per_s=kind.memory_bytes_per_s,
+    )

@@ -19,7 +19,7 @@ _MOST_TRIED = 8
 
 
 def find_default(workload: Workload, entry: Any, target: Any) -> Any | None:
-    """A measure candidate of the workload `entry` (MetaSchedule's), scheduled by the rule; None where no family fits."""
+    """A measure candidate of the workload `entry` (MetaSchedule's), scheduled by the rule; None where none fits."""
     tvm = tvm_env.load()
     import tvm.s_tir.meta_schedule as ms
 

@@ -43,7 +43,9 @@ class Evaluated:
 class _Sketch(Protocol):
     """One way to schedule a function: knobs, and what decisions on them lead to."""
 
-    knobs: tuple[Knob, ...]
+    @property
+    def knobs(self) -> tuple[Knob, ...]:
+        """What can be decided."""
 
     def apply(self, schedule: Any, decisions: tuple[Decision, ...], seed: int) -> tuple[Decision, ...]:
         """Schedule the function, drawing what is open; returns the decisions taken. Raises what TVM raises."""
@@ -98,7 +100,7 @@ class ScheduleSpace:
         family = self._find_family()
         # In the order of the design spaces, which is the same for every random state.
         stock = [_read_sketch(space.trace) for space in self._context.generate_design_space()]
-        self._sketches: list[_Sketch] = [*([family] if family else []), *stock]
+        self._sketches: list[_Sketch] = [family, *stock] if family else list(stock)
         # Where a family knows the function, MetaSchedule's own sketches only read what was measured before.
         self.drawn = range(1 if family else len(stock))
         self._extractor = ms.feature_extractor.PerStoreFeature()

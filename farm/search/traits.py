@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from farm.inventory.core_types import find_core_type
+
 
 @dataclasses.dataclass(frozen=True)
 class Traits:
@@ -33,21 +35,6 @@ class Traits:
 
 TRAIT_COUNT = len(dataclasses.fields(Traits))
 
-# Data caches per core, then what its cluster shares, in bytes; last the width of its vectors in bits.
-# Arm's technical reference manuals, and NVIDIA's for how a Jetson's cores are configured.
-_KIB, _MIB = 1 << 10, 1 << 20
-_CORES: Mapping[str, tuple[int, int, int, int]] = {
-    "cortex-a57": (32 * _KIB, 2 * _MIB, 0, 128),
-    "cortex-a72": (32 * _KIB, 1 * _MIB, 0, 128),
-    "cortex-a78": (64 * _KIB, 256 * _KIB, 2 * _MIB, 128),
-    "cortex-a78ae": (64 * _KIB, 256 * _KIB, 2 * _MIB, 128),
-    "denver2": (64 * _KIB, 2 * _MIB, 0, 128),
-    "carmel": (64 * _KIB, 2 * _MIB, 4 * _MIB, 128),
-}
-# What a target names of x86 with AVX-512; caches differ between models of one name.
-_WIDE = ("x86-64-v4", "skylake-avx512", "cascadelake", "cooperlake", "icelake", "sapphirerapids", "granite", "znver4")
-_NARROW = ("", "x86-64", "x86-64-v2", "nehalem", "westmere", "silvermont", "goldmont")
-
 
 def derive_traits(
     target: Mapping[str, Any], cores: int | None = None, cpu_freq_hz: float = 0.0, memory_freq_hz: float = 0.0
@@ -56,12 +43,9 @@ def derive_traits(
 
     `cores`: how many run a candidate, where it is not all that the target names.
     """
-    name = str(target.get("mcpu", "")).lower()
     known = int(target.get("num-cores", 0)) if cores is None else cores
-    if name in _CORES:
-        l1, l2, l3, bits = _CORES[name]
-        return Traits(known, cpu_freq_hz, memory_freq_hz, bits, l1, l2, l3)
-    bits = 128
-    if str(target.get("mtriple", "")).startswith("x86_64"):
-        bits = 512 if name.startswith(_WIDE) else 128 if name in _NARROW else 256
-    return Traits(known, cpu_freq_hz, memory_freq_hz, bits)
+    machine = str(target.get("mtriple", "")).partition("-")[0]
+    kind = find_core_type(str(target.get("mcpu", "")), machine)
+    if kind is None:
+        return Traits(known, cpu_freq_hz, memory_freq_hz)
+    return Traits(known, cpu_freq_hz, memory_freq_hz, kind.vector_bits, kind.l1_bytes, kind.l2_bytes, kind.l3_bytes)

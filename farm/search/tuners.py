@@ -68,7 +68,7 @@ def draw_promising(history: TaskHistory, count: int) -> list[Evaluated]:
 
 def _draw_predicted(history: TaskHistory, count: int) -> list[Evaluated]:
     """The best by prediction that are new; every second one differs from all before it in more than one decision."""
-    known, left = history.list_genomes(), [genome for genome in history.space.ranked[:_LOOKED_AT_FIRST]]
+    known, left = history.list_genomes(), history.space.ranked[:_LOOKED_AT_FIRST]
     order: list[Genome] = []
     for turn in range(len(left)):
         before = [*known, *order]

@@ -84,7 +84,7 @@ def test_traits_are_numbers_and_not_names() -> None:
     assert nano.vector_bits == 128
     assert nano.l2_bytes == 2 << 20
     wide = derive_traits({"mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v4", "num-cores": 2})
-    assert (wide.vector_bits, wide.l2_bytes) == (512, 0)
+    assert (wide.vector_bits, wide.l2_bytes) == (512, 1 << 20)
     assert derive_traits({"mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3"}).vector_bits == 256
     assert derive_traits({"mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v2"}).vector_bits == 128
     assert len(Traits().to_vector()) == TRAIT_COUNT

@@ -1,13 +1,12 @@
-"""Dense contractions with a register tile: convolutions of any kernel, matrix products, batched ones.
+"""Dense contractions by register tiles: convolutions of any kernel without groups, and matrix products.
 
-A tile of `rows` x `pixels` results by `vectors` x `lanes` channels is kept in registers while the whole reduction runs
-around it; what follows the contraction is applied as the tile is written out. Depthwise convolutions, whose channels
-are not summed over, are not here.
+A tile of `rows` x `pixels` results by `vectors` x `lanes` channels stays in registers while the whole reduction runs
+around it; what follows the contraction is applied as the tile is written out. How weights are packed for that follows
+from the loops and is MetaSchedule's post-processor's doing.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -17,159 +16,182 @@ from farm.search.families import facts as reading
 from farm.search.families.facts import Contraction
 from farm.search.families.family import Plan, Prediction
 
-# Options of `order`: which loops are outside. Rows outside keep the weights in use for all pixels of a few rows,
-# channels outside keep a block of weights in the cache for all pixels.
+# Options of `order`, which loops are outside: rows of pixels, so that the weights serve all channels of a few rows, or
+# blocks of channels, so that a block of weights stays in the cache for all pixels.
 ROWS_OUTSIDE, CHANNELS_OUTSIDE = 0, 1
-# Options of `pad`: a copy of all data first, or of the rows that are needed next.
-PAD_COPY, PAD_ROWS = 0, 1
+# Options of `pad`, when padded data are written: all of them first, or the rows that a part needs next.
+PAD_ALL, PAD_ROWS = 0, 1
+_MOST_VECTORS, _MOST_ROWS = 8, 4
+# Share of a cache that one kind of data can count on beside the others.
+_SHARE = 0.75
+# Cycles that a tile costs besides its multiply-adds: loop ends, addresses, the first loads.
+_TILE_CYCLES = 14.0
 
 
 class Dense:
+    """See the module."""
+
     name = "dense"
 
     def read(self, schedule: Any) -> Contraction | None:
+        """A contraction with pixels and one loop of channels that is in no batch."""
         found = reading.read_contraction(schedule)
         if found is None or not found.pixels or len(found.channels) != 1 or found.batch:
             return None
         return found
 
     def options(self, facts: Contraction, core: Core) -> Mapping[str, tuple[int, ...]]:
-        lanes = core.lanes(facts.element_bytes)
-        sizes = [size for size in (lanes, lanes // 2, lanes // 4) if size > 1 and facts.channel % size == 0] or [1]
-        width = facts.pixels[-1].extent
+        """`lanes`, `vectors`, `pixels`, `rows` of a tile; `order` of the loops; `pad`."""
+        full = core.lanes(facts.element_bytes)
+        sizes = [size for size in (full, full // 2, full // 4) if size > 1 and facts.channel % size == 0] or [1]
         height = facts.pixels[-2].extent if len(facts.pixels) > 1 else 1
         return {
             "lanes": tuple(sizes),
-            "vectors": tuple(v for v in range(1, 7) if any(facts.channel % (v * s) == 0 for s in sizes)),
-            "pixels": tuple(p for p in _divisors(width) if p <= core.vector_registers),
-            "rows": tuple(r for r in _divisors(height) if r <= 4),
+            "vectors": tuple(
+                v for v in range(1, _MOST_VECTORS + 1) if any(facts.channel % (v * size) == 0 for size in sizes)
+            ),
+            "pixels": tuple(p for p in divisors(facts.pixels[-1].extent) if p < core.vector_registers),
+            "rows": tuple(r for r in divisors(height) if r <= _MOST_ROWS),
             "order": (ROWS_OUTSIDE, CHANNELS_OUTSIDE),
-            "pad": (PAD_COPY, PAD_ROWS) if facts.pad else (PAD_COPY,),
+            "pad": (PAD_ALL, PAD_ROWS) if facts.pad else (PAD_ALL,),
         }
 
     def predict(self, facts: Contraction, plan: Plan, core: Core) -> Prediction | None:
-        lanes, vectors, pixels, rows = plan["lanes"], plan["vectors"], plan["pixels"], plan["rows"]
+        """Cycles of the tiles' inner loops, and what comes from further away than the second cache."""
+        lanes, vectors, tile = plan["lanes"], plan["vectors"], plan["pixels"] * plan["rows"]
         block = lanes * vectors
-        if facts.channel % block:
+        if facts.channel % block or tile * vectors + vectors + 1 > core.vector_registers:
             return None
-        tile = pixels * rows
-        if tile * vectors + vectors + 1 > core.vector_registers:
-            return None
-        if plan["pad"] == PAD_ROWS and plan["order"] == CHANNELS_OUTSIDE:
+        if plan["pad"] == PAD_ROWS and (plan["order"] == CHANNELS_OUTSIDE or len(facts.pixels) == 1):
             return None
         blocks = facts.channel // block
-        area = math.prod(a.extent for a in facts.pixels)
+        area = math.prod(axis.extent for axis in facts.pixels)
         tiles = area // tile * blocks
-        # One step of the reduction for one tile, in cycles.
-        share = lanes / core.lanes(facts.element_bytes)
-        fma = tile * vectors
-        factors = tile / (lanes if core.lane_fma else 1)
-        loads = vectors + factors
-        steps = max(fma / core.fma_per_cycle, loads / core.loads_per_cycle, core.fma_latency, (fma + loads) / core.issue_width)
-        inner = facts.depth * steps
+        step = step_cycles(core, lanes * facts.element_bytes * 8, tile, vectors)
+        inner = facts.depth * step
         panel = facts.depth * block * facts.element_bytes
-        if panel > core.l1_bytes * 0.75:  # weights come from the second level for every tile
+        if panel > core.l1_bytes * _SHARE:  # a tile's weights come from the second cache again
             inner = max(inner, panel / core.l2_bytes_per_cycle) + 0.15 * panel / core.l2_bytes_per_cycle
-        out = tile * vectors * 2 / core.loads_per_cycle
-        entry = 12 + 2 * vectors * tile / core.issue_width
-        compute = tiles * (inner + out + entry)
-        # What comes from further away than the second level, in bytes.
-        width = facts.pixels[-1].extent
-        units = area // width // rows
-        if plan["order"] == ROWS_OUTSIDE:
-            again = units if facts.weight_bytes > core.l2_bytes * 0.75 else core.threads
-            far = facts.weight_bytes * again + facts.data_bytes
-            parallel = units if units > 1 or area != width else tiles // blocks
-        else:
-            far = facts.weight_bytes + facts.data_bytes * (blocks if facts.data_bytes > core.l2_bytes * 0.5 else core.threads)
-            parallel = blocks * units
-        if len(facts.pixels) == 1:
-            parallel = tiles
-        far += facts.result_bytes
+        written = tile * vectors * 2 / core.loads_per_cycle(lanes * facts.element_bytes * 8)
+        compute = tiles * (inner + written + _TILE_CYCLES)
+        parallel, far = self._split(facts, plan, core, blocks, area)
         balance = math.ceil(parallel / core.threads) * core.threads / parallel
-        cycles = compute * balance / core.threads + far / core.l3_bytes_per_cycle / core.threads
         pad = 0.0
         if facts.pad:
+            # Rows that two neighbouring parts need are padded for both.
+            rows, stride = plan["rows"], facts.stride[-2] if len(facts.stride) > 1 else 1
             reach = facts.reach[-2] if len(facts.reach) > 1 else 1
-            again = (reach + (rows - 1) * facts.stride[-2]) / (rows * facts.stride[-2]) if plan["pad"] == PAD_ROWS else 1.0
-            pad = facts.data_bytes * 2 * again / core.l2_bytes_per_cycle / core.threads
-        seconds = (cycles + pad) / core.freq_hz
-        regions = 1 + (1 if facts.pad and plan["pad"] == PAD_COPY else 0)
-        seconds += regions * core.region_s * (core.threads > 1)
-        return Prediction(seconds, {"compute": compute, "pad": pad, "far": far, "balance": balance, "steps": steps / fma})
+            again = max(1.0, (reach + (rows - 1) * stride) / (rows * stride)) if plan["pad"] == PAD_ROWS else 1.0
+            pad = 2 * facts.data_bytes * again / core.l2_bytes_per_cycle
+        cycles = (compute * balance + far / core.far_bytes_per_cycle + pad) / core.threads
+        regions = 2 if facts.pad and plan["pad"] == PAD_ALL else 1
+        seconds = cycles / core.freq_hz + (regions * core.region_s if core.threads > 1 else 0.0)
+        terms = {"compute": compute, "far": far, "pad": pad, "balance": balance, "steps": step / (tile * vectors)}
+        return Prediction(seconds, terms)
+
+    @staticmethod
+    def _split(facts: Contraction, plan: Plan, core: Core, blocks: int, area: int) -> tuple[int, float]:
+        """Parts that run side by side, and bytes that come from beyond the second cache."""
+        width = facts.pixels[-1].extent
+        rows = area // width // plan["rows"]
+        if plan["order"] == ROWS_OUTSIDE:
+            parts = rows if len(facts.pixels) > 1 else area // plan["pixels"] * blocks
+            fits = facts.weight_bytes <= core.l2_bytes * _SHARE
+            read = facts.weight_bytes * (core.threads if fits else parts) + facts.data_bytes
+        else:
+            parts = blocks * rows * (width // plan["pixels"])
+            fits = facts.data_bytes <= core.l2_bytes * _SHARE
+            read = facts.weight_bytes + facts.data_bytes * (core.threads if fits else blocks)
+        return parts, float(read + facts.result_bytes)
 
     def apply(self, schedule: Any, facts: Contraction, plan: Plan) -> None:
-        lanes, vectors, pixels, rows = plan["lanes"], plan["vectors"], plan["pixels"], plan["rows"]
+        """Tile what follows the contraction, compute the contraction inside, unroll what is in registers."""
         main = schedule.get_sblock(facts.main)
         for name in facts.between:
             schedule.compute_inline(schedule.get_sblock(name))
         if facts.last == facts.main:
-            last = schedule.get_consumers(schedule.cache_write(main, 0, "local"))[0] if False else None
-            cached = schedule.cache_write(main, 0, "local")
-            last = cached
+            last = schedule.cache_write(main, 0, "local")
         else:
             last = schedule.get_sblock(facts.last)
-        *before, channel = schedule.get_loops(last)
-        block, inner = schedule.split(channel, [None, lanes * vectors])
-        vector, lane = schedule.split(inner, [None, lanes])
-        column, pixel = schedule.split(before[-1], [None, pixels])
-        if len(before) > 1:
-            line, row = schedule.split(before[-2], [None, rows])
-            outer, tile = [*before[:-2], line], [row, pixel]
-        else:
-            outer, tile = [], [pixel]
-        if plan["order"] == ROWS_OUTSIDE:
-            loops = [*outer, block, column] if outer else [column, block]
-            fused = len(outer) if outer else 2
-        else:
-            loops = [block, *outer, column]
-            fused = len(loops)
-        schedule.reorder(*loops, *tile, vector, lane)
-        if plan["pad"] == PAD_ROWS and facts.pad:
-            parallel = schedule.fuse(*loops[:fused])
-        else:
-            parallel = schedule.fuse(*loops)
-            loops, fused = [parallel], 1
-        at = parallel if len(loops) == fused else loops[-1]
+        parallel, at, tile = self._tile(schedule, schedule.get_loops(last), plan, by_rows=self._pads_rows(facts, plan))
         schedule.compute_at(main, at, preserve_unit_loops=True)
-        if plan["pad"] == PAD_ROWS and facts.pad:
-            schedule.compute_at(schedule.get_sblock(facts.pad), parallel, preserve_unit_loops=True)
-            _vectorise(schedule, schedule.get_loops(schedule.get_sblock(facts.pad))[-1], lanes)
+        if self._pads_rows(facts, plan):
+            pad = schedule.get_sblock(facts.pad)
+            schedule.compute_at(pad, parallel, preserve_unit_loops=True)
+            vectorise(schedule, schedule.get_loops(pad)[-1], plan["lanes"])
         if facts.last != facts.main:
             schedule.set_scope(main, 0, "local")
-        own = schedule.get_loops(main)
-        own = own[-_rank(facts):]
-        sums = [own[a.at] for a in facts.sums]
-        spatial = [own[a.at] for a in facts.pixels]
-        channel = own[facts.channels[0].at]
-        v, l = schedule.split(channel, [None, lanes])
-        schedule.reorder(*sums, *spatial, v, l)
-        schedule.vectorize(l)
-        for loop in (*spatial, v):
-            schedule.unroll(loop)
+        own = schedule.get_loops(main)[-(len(facts.pixels) + 1 + len(facts.sums)) :]
+        sums, pixels = [own[axis.at] for axis in facts.sums], [own[axis.at] for axis in facts.pixels]
+        vector, lane = schedule.split(own[facts.channels[0].at], [None, plan["lanes"]])
+        schedule.reorder(*sums, *pixels, vector, lane)
         schedule.vectorize(lane)
-        for loop in (*tile, vector):
+        schedule.vectorize(tile[-1])
+        for loop in (*pixels, vector, *tile[:-1]):
             schedule.unroll(loop)
         schedule.parallel(parallel)
         schedule.decompose_reduction(main, sums[0])
-        if facts.pad and plan["pad"] == PAD_COPY:
-            pad_loops = schedule.get_loops(schedule.get_sblock(facts.pad))
-            schedule.parallel(schedule.fuse(*pad_loops[:-2]))
-            _vectorise(schedule, schedule.get_loops(schedule.get_sblock(facts.pad))[-1], lanes)
+        if facts.pad and not self._pads_rows(facts, plan):
+            loops = schedule.get_loops(schedule.get_sblock(facts.pad))
+            if len(loops) > 2:
+                schedule.parallel(schedule.fuse(*loops[:-2]))
+            vectorise(schedule, loops[-1], plan["lanes"])
+
+    @staticmethod
+    def _pads_rows(facts: Contraction, plan: Plan) -> bool:
+        return facts.pad is not None and plan["pad"] == PAD_ROWS
+
+    @staticmethod
+    def _tile(schedule: Any, loops: Any, plan: Plan, *, by_rows: bool) -> tuple[Any, Any, list[Any]]:
+        """Split and order the loops of the block that writes the result.
+
+        Returns the parallel loop, the one inside which a tile is, and the tile's own, the vector last.
+        """
+        *before, channel = loops
+        block, inner = schedule.split(channel, [None, plan["lanes"] * plan["vectors"]])
+        vector, lane = schedule.split(inner, [None, plan["lanes"]])
+        column, pixel = schedule.split(before[-1], [None, plan["pixels"]])
+        outer, tile = [], [pixel, vector, lane]
+        if len(before) > 1:
+            line, row = schedule.split(before[-2], [None, plan["rows"]])
+            outer, tile = [*before[:-2], line], [row, *tile]
+        rows_first = plan["order"] == ROWS_OUTSIDE
+        order = (
+            [*outer, block, column]
+            if rows_first and outer
+            else [column, block]
+            if rows_first
+            else [block, *outer, column]
+        )
+        schedule.reorder(*order, *tile)
+        if by_rows:
+            return schedule.fuse(*outer), column, tile
+        parallel = schedule.fuse(*order)
+        return parallel, parallel, tile
 
 
-def _rank(facts: Contraction) -> int:
-    return len(facts.batch) + len(facts.pixels) + len(facts.channels) + len(facts.sums)
+def step_cycles(core: Core, bits: int, tile: int, vectors: int) -> float:
+    """Cycles of one step of the reduction for a tile of `tile` pixels by `vectors` vectors of so many bits.
+
+    The most of: multiply-adds, loads (a vector of weights, and a factor for each pixel or, with lanes as factors, a
+    vector of them for several steps), instructions issued, and the wait for the sum of the step before.
+    """
+    multiply = tile * vectors
+    factors = tile / (core.vector_bits / 32 if core.lane_fma else 1)
+    loads = vectors / core.loads_per_cycle(bits) + factors / core.load_pipes
+    issued = (multiply + vectors + factors) / core.issue_width
+    return max(multiply / core.fma_per_cycle(bits), loads, issued, core.fma_latency)
 
 
-def _vectorise(schedule: Any, loop: Any, lanes: int) -> None:
+def vectorise(schedule: Any, loop: Any, lanes: int) -> None:
+    """Make vectors of a loop: whole ones where its extent allows, all of a short one, else leave it."""
     extent = int(schedule.get(loop).extent)
-    if extent % lanes == 0 and extent > lanes:
-        _, loop = schedule.split(loop, [None, lanes])
-        schedule.vectorize(loop)
-    elif extent <= 64:
+    if extent > lanes and extent % lanes == 0:
+        schedule.vectorize(schedule.split(loop, [None, lanes])[1])
+    elif 1 < extent <= lanes:
         schedule.vectorize(loop)
 
 
-def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
+def divisors(number: int) -> list[int]:
+    """All divisors, the smallest first."""
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

@@ -10,8 +10,6 @@ import math
 import operator
 from typing import Any
 
-from farm.search import tvm_env
-
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
@@ -94,11 +92,9 @@ def _has_sums(block: Any) -> bool:
     return any(_is_sum(v) for v in block.iter_vars)
 
 
-def _read(schedule: Any, blocks: dict[str, Any], main: str, pad: str | None, after: tuple[str, ...]) -> Contraction | None:
-    tvm = tvm_env.load()
-    from tvm import tirx
-    from tvm.ir.expr import TensorLoad
-
+def _read(
+    schedule: Any, blocks: dict[str, Any], main: str, pad: str | None, after: tuple[str, ...]
+) -> Contraction | None:
     block = blocks[main]
     operands = _operands(block)
     if operands is None:
@@ -216,7 +212,7 @@ def _evaluate(expression: Any, one: Any) -> int:
         (tirx.FloorMod, operator.mod),
     ):
         if isinstance(expression, kind):
-            return combine(_evaluate(expression.a, one), _evaluate(expression.b, one))
+            return int(combine(_evaluate(expression.a, one), _evaluate(expression.b, one)))
     return 0
 
 
@@ -230,14 +226,13 @@ def _size(buffer: Any) -> int:
     return math.prod(int(d) for d in buffer.shape) * _bytes(buffer.dtype)
 
 
-def is_copy(block: Any) -> bool:
+def is_copy(schedule: Any, name: str) -> bool:
     """Whether a block copies a buffer element by element to the same place: a pad that pads nothing."""
     from tvm.ir.expr import TensorLoad
 
-    store = block.body
+    store = schedule.get(schedule.get_sblock(name)).body
     value = getattr(store, "value", None)
-    if not isinstance(value, TensorLoad) or len(block.writes) != 1:
+    if not isinstance(value, TensorLoad):
         return False
-    return [int(d) for d in value.source.shape] == [int(d) for d in store.buffer.shape] and all(
-        a.same_as(b) for a, b in zip(value.indices, store.indices, strict=True)
-    )
+    same_shape = [int(d) for d in value.source.shape] == [int(d) for d in store.buffer.shape]
+    return same_shape and all(a.same_as(b) for a, b in zip(value.indices, store.indices, strict=True))

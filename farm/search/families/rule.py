@@ -1,4 +1,4 @@
-"""Which plans a function has, the best predicted first: where a search begins, and what runs where nothing was tuned."""
+"""Which plans a function has, the best predicted first: where a search begins, and what is never tuned."""
 
 from __future__ import annotations
 

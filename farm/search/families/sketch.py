@@ -72,7 +72,7 @@ class FamilySketch:
 
     def _index(self, plan: Plan) -> tuple[Decision, ...]:
         return tuple(
-            min(range(len(options)), key=lambda index: abs(options[index] - plan[name]))  # noqa: B023
+            min(range(len(options)), key=lambda index: abs(options[index] - plan[name]))
             for name, options in self._outlook.options.items()
         )
 
