@@ -26,11 +26,12 @@ def find_default(workload: Workload, entry: Any, target: Any) -> Any | None:
     outlook = rule.read_outlook(entry.mod, cores.core_of(workload.target))
     if outlook is None:
         return None
+    context = traces.make_context(entry.mod, target)
     for _, plan in outlook.plans()[:_MOST_TRIED]:
         schedule = tvm.s_tir.Schedule(entry.mod, error_render_level="none")
         try:
             outlook.apply(schedule, plan)
-            traces.finish(schedule, entry.mod, target)
+            traces.finish(schedule, context)
         except (RuntimeError, ValueError, TypeError) as error:
             _log.debug("%s: %s refuses %s: %s", workload.name, outlook.family.name, dict(plan), error)
             continue

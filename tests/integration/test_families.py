@@ -1,0 +1,147 @@
+"""Schedule families: what they read, that their code computes the same, and that traces hold their plans."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farm.search import canonical, cores, tvm_env, workloads
+from farm.search.decisions import Genome
+from farm.search.families import rule
+from farm.search.schedule_space import ScheduleSpace
+from farm.search.workloads import Workload
+
+tvm = tvm_env.load()
+
+AVX2 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 2}
+NANO = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a57", "mattr": ["+neon"], "num-cores": 4}
+
+
+def make_convolution(
+    size: tuple[int, int, int, int],
+    channels: int,
+    kernel: tuple[int, int],
+    stride: int = 1,
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0),
+    dilation: int = 1,
+) -> Any:
+    """A convolution in NHWC with bias and ReLU, in canonical form."""
+    from tvm import te, topi
+
+    data = te.placeholder(size, name="data")
+    weight = te.placeholder((*kernel, size[3], channels), name="weight")
+    bias = te.placeholder((1, 1, 1, channels), name="bias")
+    result = topi.nn.conv2d_nhwc(data, weight, stride, list(padding), dilation)
+    result = topi.nn.relu(topi.add(result, bias))
+    function = te.create_prim_func([data, weight, bias, result]).with_attr("layout_free_buffers", [1])
+    return tvm.IRModule({"main": canonical.canonicalise(function)})
+
+
+def make_workload(module: Any, target: dict[str, Any]) -> Workload:
+    """A workload of the pipeline that has families."""
+    key = workloads.workload_hash(module, target, "graph/2")
+    return Workload(key, "test", 1.0, 1, (), tvm.ir.save_json(module), target, "graph/2")
+
+
+def run(module: Any, arguments: list[Any]) -> Any:
+    """The last argument after a call of the compiled function on this machine."""
+    from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
+
+    target = tvm.target.Target(AVX2)
+    library = tvm.compile(RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=False)(module), target=target)
+    tensors = [tvm.runtime.tensor(argument) for argument in arguments]
+    library["main"](*tensors)
+    return tensors[-1].numpy()
+
+
+def make_arguments(module: Any, seed: int = 0) -> list[Any]:
+    """Seeded values for all arguments of a function."""
+    rng = np.random.default_rng(seed)
+    shapes = [[int(d) for d in parameter.shape] for parameter in module["main"].params]
+    return [rng.standard_normal(shape).astype("float32") for shape in shapes]
+
+
+def check(module: Any, plans: int) -> None:
+    """The best predicted plans and some others compute what the unscheduled function does."""
+    outlook = rule.read_outlook(module, cores.core_of(AVX2))
+    assert outlook is not None
+    ranked = [plan for _, plan in outlook.plans()]
+    assert ranked
+    arguments = make_arguments(module)
+    expected = run(module, arguments)
+    for plan in [ranked[0], *ranked[1 :: max(1, len(ranked) // plans)]][:plans]:
+        schedule = tvm.s_tir.Schedule(module)
+        outlook.apply(schedule, plan)
+        np.testing.assert_allclose(run(schedule.mod, arguments), expected, rtol=1e-4, atol=1e-4, err_msg=str(plan))
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    height=st.integers(5, 12),
+    width=st.integers(5, 12),
+    inputs=st.sampled_from([1, 3, 8]),
+    channels=st.sampled_from([8, 10, 24, 7]),
+    kernel=st.sampled_from([(1, 1), (3, 3), (1, 5), (2, 2)]),
+    stride=st.integers(1, 2),
+    padding=st.sampled_from([(0, 0, 0, 0), (1, 1, 1, 1), (0, 1, 2, 1)]),
+    batch=st.integers(1, 2),
+)
+def test_dense_convolutions_compute_the_same(
+    height: int,
+    width: int,
+    inputs: int,
+    channels: int,
+    kernel: tuple[int, int],
+    stride: int,
+    padding: tuple[int, int, int, int],
+    batch: int,
+) -> None:
+    """Any kernel, stride and padding, odd channels and sizes, batches."""
+    check(make_convolution((batch, height, width, inputs), channels, kernel, stride, padding), plans=2)
+
+
+def test_dilated_kernels_compute_the_same() -> None:
+    """A kernel with gaps reads further."""
+    check(make_convolution((1, 14, 14, 8), 16, (3, 3), padding=(2, 2, 2, 2), dilation=2), plans=4)
+
+
+@pytest.mark.parametrize("target", [AVX2, NANO], ids=["avx2", "nano"])
+def test_a_trace_holds_its_plan(target: dict[str, Any]) -> None:
+    """What a search reads from its own trace are the decisions that made it, and the same code comes out again."""
+    workload = make_workload(make_convolution((1, 14, 14, 16), 32, (3, 3), padding=(1, 1, 1, 1)), target)
+    space = ScheduleSpace(workload)
+    for genome in [*space.ranked[:2], space.ranked[-1]]:
+        [found] = space.evaluate([(genome, 0)])
+        assert found is not None
+        candidate = space.describe(found)
+        assert space.read(candidate.trace_json) == genome
+        assert json.loads(candidate.trace_json)
+        assert tvm.ir.save_json(tvm.ir.load_json(space.replay(candidate.trace_json))) == candidate.module_json
+
+
+def test_the_best_predicted_are_drawn_first() -> None:
+    """A search begins with the top of the prediction; an open genome becomes some plan that makes sense."""
+    space = ScheduleSpace(make_workload(make_convolution((1, 14, 14, 16), 32, (3, 3)), NANO))
+    assert list(space.drawn) == [0]
+    found = space.evaluate([(space.undecided(0), seed) for seed in range(4)])
+    assert all(each is not None and each.genome in space.ranked for each in found)
+    assert len({each.hash for each in found if each is not None}) > 1
+
+
+def test_a_plan_that_makes_no_sense_is_refused() -> None:
+    """More accumulators than there are registers."""
+    space = ScheduleSpace(make_workload(make_convolution((1, 28, 28, 16), 64, (3, 3)), NANO))
+    largest = Genome(0, tuple(knob.options - 1 for knob in space.knobs[0]))  # type: ignore[union-attr]
+    assert space.evaluate([(largest, 0)]) == [None]
+
+
+def test_functions_of_older_pipelines_keep_metaschedules_space() -> None:
+    """The pipeline is part of a workload: what `graph/1` names was searched without families."""
+    module = make_convolution((1, 14, 14, 16), 32, (3, 3))
+    older = make_workload(module, NANO).__class__("1", "older", 1.0, 1, (), tvm.ir.save_json(module), NANO, "graph/1")
+    assert ScheduleSpace(older).ranked == []
