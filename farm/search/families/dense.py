@@ -109,10 +109,7 @@ class Dense:
         main = schedule.get_sblock(facts.main)
         for name in facts.between:
             schedule.compute_inline(schedule.get_sblock(name))
-        if facts.last == facts.main:
-            last = schedule.cache_write(main, 0, "local")
-        else:
-            last = schedule.get_sblock(facts.last)
+        last = schedule.cache_write(main, 0, "local") if facts.last == facts.main else schedule.get_sblock(facts.last)
         parallel, at, tile = self._tile(schedule, schedule.get_loops(last), plan, by_rows=self._pads_rows(facts, plan))
         schedule.compute_at(main, at, preserve_unit_loops=True)
         if self._pads_rows(facts, plan):
