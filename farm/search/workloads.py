@@ -64,6 +64,10 @@ def readable_name(function: str, shapes: Sequence[tuple[int, ...]], kernel_layou
     # What `farm.search.converters` makes of a Clip.
     fused = fused.replace("maximum_minimum", "clip")
     words = fused.split("_")
+    if words[:2] == ["winograd", "conv2d"] and len(shapes) > 2 and len(shapes[1]) == len(source) == 4:
+        # Its weights are transformed: rows and columns of a tile, which reaches two further than m.
+        fused = fused.replace("winograd", f"winograd{shapes[1][0] - 2}", 1)
+        return f"{fused} 3x3 {_dimensions(source)}>{shapes[1][3]}"
     if words[0] == "conv2d" and len(shapes) > 2 and len(shapes[1]) == len(source) == len(result) == 4:
         kernel = dict(zip(kernel_layout, shapes[1], strict=True))
         rows, channels = (1, 3) if kernel_layout == "HWIO" else (2, 1)

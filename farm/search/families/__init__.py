@@ -7,5 +7,6 @@ from __future__ import annotations
 
 from farm.search.families.dense import Dense
 from farm.search.families.family import Family
+from farm.search.families.winograd import Winograd
 
-FAMILIES: tuple[Family, ...] = (Dense(),)
+FAMILIES: tuple[Family, ...] = (Dense(), Winograd())
