@@ -51,10 +51,11 @@ def measure(options: Any) -> dict[str, Any]:
     with _farm.builder(settings, require_board_type("local"), options.trials) as build:
         for name, model in models.items():
             try:
-                built[name] = build(as_model(model))
+                built[name] = done = build(as_model(model))
+                _machine.say(f"{name}: {done.summary}")
             except FarmError as error:
                 built[name] = str(error)
-            _machine.say(f"{name}: {built[name].summary if isinstance(built[name], _farm.Built) else built[name]}")
+                _machine.say(f"{name}: {error}")
     rows = []
     with _farm.quiet_board(settings) as session:
         quiet = _machine.wait_until_quiet(options.quick)

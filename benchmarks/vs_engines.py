@@ -65,10 +65,12 @@ def measure(options: Any) -> dict[str, Any]:
             row: dict[str, Any] = {"name": model.source.name, "compiled": dict(compiled.summary), "threads": {}}
             for count in threads:
                 peaks.measure(session, settings)
-                row["threads"][str(count)] = compare_engines(
-                    session, settings, model, compiled, count, environment, options.runs
-                )
-                _machine.say(f"{model.source.name}, {count} threads: {row['threads'][str(count)]['ratio_to']}")
+                try:
+                    figures = compare_engines(session, settings, model, compiled, count, environment, options.runs)
+                except _farm.ProgramFailed as error:
+                    figures = {"latency_ms": {}, "ratio_to": None, "error": str(error)}
+                row["threads"][str(count)] = figures
+                _machine.say(f"{model.source.name}, {count} threads: {figures.get('error') or figures['ratio_to']}")
             rows.append(row)
     return {
         "machine_quiet": quiet,
