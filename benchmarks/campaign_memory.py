@@ -174,7 +174,7 @@ class Searches:
 
     def ask(self, request: int, task: Any, count: int) -> None:
         from farm.campaign.running.searches import Answer
-        from farm.search.strategy import Candidate
+        from farm.search.candidates import Candidate
 
         made = []
         for _ in range(count):

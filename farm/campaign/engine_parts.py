@@ -160,11 +160,11 @@ class Parts:
                 self._loose.append(self.search.recall.remote(workload.hash, items))
 
     def observe(self, workload: str, results: list[tuple[str, float | None]]) -> None:
-        """Teach the search; nobody waits for it (see `WorkloadSearch.observe`)."""
+        """Teach the search; nobody waits for it (see `CampaignSearch.observe`)."""
         self._loose.append(self.search.observe.remote(workload, results))
 
     def forget(self, workload: str, candidate: str) -> None:
-        """Let the search drop a candidate (see `WorkloadSearch.forget`)."""
+        """Let the search drop a candidate (see `CampaignSearch.forget`)."""
         self._loose.append(self.search.forget.remote(workload, candidate))
 
     def restart_search(self) -> None:

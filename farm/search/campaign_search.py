@@ -13,11 +13,11 @@ import numpy as np
 
 from farm.errors import UsageError
 from farm.search import droplet, grid, tuners
+from farm.search.candidates import Candidate
 from farm.search.cost_model import LOSSES, Features, Floats, Group, Trees
 from farm.search.decisions import Genome
 from farm.search.history import TaskHistory, with_traits
 from farm.search.schedule_space import Evaluated, ScheduleSpace
-from farm.search.strategy import Candidate
 from farm.search.traits import Traits
 from farm.search.warm_start import Foreign, ForeignSpaces, ForeignTrial, WarmStart
 from farm.search.workloads import Workload

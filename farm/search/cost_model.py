@@ -14,8 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import xgboost
 
-from farm.search import tvm_env
-
 # After MetaSchedule's XGBModel, but shallower and with 60 trees in place of up to 10,000 with early stopping: training
 # then stays near 0.1 s (docs/performance.md, "Search cost") and can follow every batch.
 _PARAMETERS = {
@@ -139,60 +137,6 @@ def _pairs(speeds: Sequence[Floats], weights: Sequence[Floats], binary: bool) ->
     return objective
 
 
-class CostModel:
-    """Scores candidates: higher is faster, 1 is as fast as the workload's best so far. Not thread-safe."""
-
-    def __init__(self, seed: int, threads: int, warmup: int = 32) -> None:
-        """Until `warmup` candidates are known, scores are random. `threads` is the most that training may use."""
-        self._rng = np.random.default_rng(seed)
-        self._seed = seed
-        self._threads = threads
-        self._warmup = warmup
-        self._features: dict[str, list[Features]] = {}
-        self._latency_s: dict[str, list[float]] = {}
-        self._trees: Trees | None = None
-        self._trained_on = 0
-        self._extractor: Any = None
-
-    @property
-    def size(self) -> int:
-        """How many candidates it has learned from."""
-        return sum(map(len, self._latency_s.values()))
-
-    @property
-    def ready(self) -> bool:
-        """Whether scores mean something yet."""
-        return self.size >= self._warmup
-
-    def extract(self, context: Any, candidates: list[Any]) -> list[Features]:
-        """MetaSchedule's per-store features of each candidate."""
-        if self._extractor is None:
-            tvm_env.load()
-            import tvm.s_tir.meta_schedule as ms
-
-            self._extractor = ms.feature_extractor.PerStoreFeature()
-        return [tensor.numpy().astype("float32") for tensor in self._extractor.extract_from(context, candidates)]
-
-    def learn(self, workload: str, features: list[Features], latency_s: list[float | None]) -> None:
-        """Add measured candidates of one workload; None stands for a candidate that failed by its own fault."""
-        for matrix, latency in zip(features, latency_s, strict=True):
-            if len(matrix):
-                self._features.setdefault(workload, []).append(matrix)
-                self._latency_s.setdefault(workload, []).append(np.inf if latency is None else latency)
-
-    def score(self, features: list[Features]) -> Floats:
-        """One score per candidate, float64."""
-        # Training again for every handful of results costs more than it teaches.
-        if self.ready and self.size >= self._trained_on * 1.1 + 1:
-            self._train()
-        return self._rng.uniform(size=len(features)) if self._trees is None else self._trees.score(features)
-
-    def _train(self) -> None:
-        groups = [Group(matrices, self._latency_s[name]) for name, matrices in self._features.items()]
-        self._trees = Trees(groups, "reg", self._seed, self._threads)
-        self._trained_on = self.size
-
-
 def _relative_speed(latency_s: Floats) -> Floats:
     best = latency_s.min()
     return np.zeros_like(latency_s) if not np.isfinite(best) else best / latency_s
@@ -202,26 +146,3 @@ def _stack(matrices: Sequence[Features]) -> tuple[Features, npt.NDArray[np.int64
     """All rows below each other, and for each row the index of its matrix."""
     lengths = [len(matrix) for matrix in matrices]
     return np.concatenate(matrices), np.repeat(np.arange(len(matrices)), lengths)
-
-
-def as_tvm(model: CostModel) -> Any:
-    """The same model as MetaSchedule's search calls it."""
-    tvm_env.load()
-    from tvm.ir.utils import derived_object
-    from tvm.s_tir.meta_schedule.cost_model import PyCostModel
-
-    @derived_object
-    class Adapter(PyCostModel):
-        def load(self, path: str) -> None:
-            raise NotImplementedError(path)
-
-        def save(self, path: str) -> None:
-            raise NotImplementedError(path)
-
-        def update(self, context: Any, candidates: list[Any], results: list[Any]) -> None:
-            """Learning goes through `CostModel.learn`, which knows the fault side of each result."""
-
-        def predict(self, context: Any, candidates: list[Any]) -> npt.NDArray[np.float64]:
-            return model.score(model.extract(context, candidates))
-
-    return Adapter()

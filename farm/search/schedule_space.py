@@ -17,12 +17,12 @@ import numpy as np
 
 from farm.errors import InternalError
 from farm.search import cores, traces, tvm_env
+from farm.search.candidates import Candidate
 from farm.search.cost_model import Features
 from farm.search.decisions import Choice, Decision, Genome, Knob, Place, Tile, fit
 from farm.search.families import rule
 from farm.search.families.sketch import NO_PREDICTION, FamilySketch
 from farm.search.pipeline import PIPELINES
-from farm.search.strategy import Candidate
 from farm.search.target import make_target
 from farm.search.workloads import Workload
 

@@ -15,11 +15,11 @@ from farm.inventory.board_types import require_board_type
 from farm.measure.statistics import summarise
 from farm.models.inputs import read_inputs
 from farm.models.source import ModelSource, resolve_model
-from farm.search import cost_model, importer, pipeline, workloads
+from farm.search import importer, pipeline, workloads
 from farm.search import target as targets
-from farm.search.strategy import SearchSettings, WorkloadSearch
 from farm.search.workloads import Workload
 from farm.values import DEFAULT_POINT, Record
+from tests.integration.one_search import OneSearch
 
 PIPELINE = require_board_type("local").pipeline
 
@@ -48,13 +48,7 @@ def found(source: ModelSource, config: dict[str, Any]) -> list[Workload]:
 @pytest.fixture(scope="module")
 def records(found: list[Workload], config: dict[str, Any]) -> list[Record]:
     """A record for each workload, from the first candidate that the search proposes; 1 ms each."""
-    target = targets.make_target(config)
-    settings = SearchSettings(population=8, first_population=8, threads=1)
-    made = []
-    for workload in found:
-        search = WorkloadSearch(workload, target, cost_model.CostModel(0, 1), settings)
-        made.append(record(workload, search.propose(1)[0].trace_json))
-    return made
+    return [record(workload, OneSearch(workload).propose(1)[0].trace_json) for workload in found]
 
 
 def record(workload: Workload, trace_json: str) -> Record:
@@ -111,5 +105,6 @@ def test_what_does_not_add_up_is_said(
     assert "1.6 times as long" in note
     [note] = quickstart._doubts(slow, dataclasses.replace(compiled, applied=len(records) - 1), found, records[:-1])
     assert f"1 of {len(records)} functions have no record" in note
+    assert "prediction" in note
     notes = quickstart._doubts(quick, dataclasses.replace(compiled, applied=0), found, records)
     assert notes == [f"{len(records)} of {len(records)} records could not be applied to the model"]

@@ -20,17 +20,15 @@ from farm.errors import InternalError
 from farm.models import inputs as model_inputs
 from farm.models import source
 from farm.search import builder, importer, pipeline, target, tvm_env, workloads
-from farm.search.cost_model import CostModel
-from farm.search.strategy import Candidate, SearchSettings, WorkloadSearch
+from farm.search.candidates import Candidate
 from farm.search.workloads import Workload
+from tests.integration.one_search import OneSearch
 
 tvm = tvm_env.load()
 
 ROOT = pathlib.Path(__file__).parents[2]
 # One fixed target, so that hashes are the same wherever the tests run.
 TARGET = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 2}
-# One thread: with more, TVM hands out work as threads become free, and no two runs are the same.
-SMALL = SearchSettings(population=16, first_population=8, generations=2, threads=1)
 
 
 def extract(model: onnx.ModelProto, pipeline_name: str = "graph/1") -> list[Workload]:
@@ -53,11 +51,6 @@ def tiny_cnn() -> list[Workload]:
 def conv(tiny_cnn: list[Workload]) -> Workload:
     """Its heaviest convolution."""
     return tiny_cnn[0]
-
-
-def start_search(workload: Workload, model: CostModel | None = None) -> WorkloadSearch:
-    """A search with a cost model of its own."""
-    return WorkloadSearch(workload, target.make_target(TARGET), model or CostModel(0, 1, warmup=8), SMALL)
 
 
 def made_up_latency(candidate: Candidate) -> float:
@@ -195,7 +188,7 @@ def test_a_trace_of_another_models_workload_is_replayed() -> None:
         ' "tag": "", "keys": ["cpu"], "num-cores": 2, "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3"}, '
         '[["TENSOR", "float32", [8, 32]], ["TENSOR", "float32", [8, 1]]]]'
     )
-    replayed = tvm.ir.load_json(start_search(mean).replay(old))
+    replayed = tvm.ir.load_json(OneSearch(mean).replay(old))
     assert f"{int(tvm_ffi.structural_hash(replayed)) & (2**64 - 1):016x}" == "0df12e7318efcc25"
 
 
@@ -203,8 +196,8 @@ def test_names_of_a_script_do_not_reach_the_trace() -> None:
     """Dumped from a function with names of its own, a trace fits the one with canonical names, and the other way."""
     [mean] = [w for w in rows(1) if w.name.startswith("mean")]
     named = mean.module_json.replace('"block_0"', '"lv7_red"').replace('"block_1"', '"T_divide"')
-    theirs = start_search(dataclasses.replace(mean, module_json=named))
-    ours = start_search(mean)
+    theirs = OneSearch(dataclasses.replace(mean, module_json=named))
+    ours = OneSearch(mean)
     for candidate in theirs.propose(4):
         assert "lv7_red" not in candidate.trace_json
         for search in (ours, theirs):
@@ -219,7 +212,7 @@ def test_the_same_seed_and_results_give_the_same_candidates(conv: Workload) -> N
     """Two searches that are told the same propose the same, before and after the cost model is ready."""
 
     def proposals() -> list[list[str]]:
-        search = start_search(conv)
+        search = OneSearch(conv)
         rounds = []
         for _ in range(3):
             candidates = search.propose(8)
@@ -234,7 +227,7 @@ def test_the_same_seed_and_results_give_the_same_candidates(conv: Workload) -> N
 
 def test_a_candidate_is_proposed_once(conv: Workload) -> None:
     """Over rounds with good, failed and forgotten candidates no hash comes twice."""
-    search = start_search(conv)
+    search = OneSearch(conv)
     seen: list[str] = []
     for _ in range(4):
         candidates = search.propose(6)
@@ -246,24 +239,23 @@ def test_a_candidate_is_proposed_once(conv: Workload) -> None:
 
 
 def test_what_was_recalled_is_not_proposed_again(conv: Workload) -> None:
-    """A new search that recalls an earlier run's candidates learns from them and proposes others."""
-    first = start_search(conv)
-    known = [(c.hash, c.trace_json, made_up_latency(c)) for c in first.propose(12)]
-    failed = first.propose(4)
-    model = CostModel(0, 1, warmup=8)
-    second = start_search(conv, model)
-    second.recall([*known, *[(c.hash, c.trace_json, None) for c in failed]])
-    assert model.size == len(known)
-    assert model.ready
+    """A new search that recalls an earlier run's candidates, good and failed ones, proposes others."""
+    first = OneSearch(conv)
+    known: list[tuple[str, str, float | None]] = [
+        *((c.hash, c.trace_json, made_up_latency(c)) for c in first.propose(12)),
+        *((c.hash, c.trace_json, None) for c in first.propose(4)),
+    ]
+    second = OneSearch(conv)
+    second.recall(known)
     proposed = {c.hash for _ in range(3) for c in second.propose(8)}
     assert proposed
-    assert not proposed & {candidate for candidate, *_ in [*known, *[(c.hash,) for c in failed]]}
+    assert not proposed & {candidate for candidate, *_ in known}
 
 
 def test_a_trace_leads_back_to_its_function(tiny_cnn: list[Workload]) -> None:
     """Replayed, every candidate's trace gives the function that was measured, packed layouts and all."""
     for workload in tiny_cnn[:3]:
-        search = start_search(workload)
+        search = OneSearch(workload)
         for candidate in search.propose(4):
             replayed = tvm.ir.load_json(search.replay(candidate.trace_json))
             assert tvm_ffi.structural_equal(replayed, tvm.ir.load_json(candidate.module_json))
@@ -273,27 +265,24 @@ def test_a_trace_leads_back_to_its_function(tiny_cnn: list[Workload]) -> None:
 def test_a_trace_that_fits_no_more_is_left_out(conv: Workload, text: str) -> None:
     """A damaged record of an earlier run teaches nothing and stops nothing; its candidate is still not proposed."""
     with pytest.raises(InternalError, match="does not fit"):
-        start_search(conv).replay(text)
-    model = CostModel(0, 1)
-    search = start_search(conv, model)
+        OneSearch(conv).replay(text)
+    search = OneSearch(conv)
     search.recall([("0" * 16, text, 1e-3)])
-    assert model.size == 0
     assert search.propose(2)
 
 
 def test_unknown_results_are_ignored(conv: Workload) -> None:
-    """Results of candidates that this search never proposed teach nothing."""
-    model = CostModel(0, 1)
-    search = start_search(conv, model)
+    """Results of candidates that this search never proposed change nothing in what it proposes."""
+    search, other = OneSearch(conv), OneSearch(conv)
     search.observe([("0" * 16, 1.0)])
     search.forget("0" * 16)
-    assert model.size == 0
+    assert [c.hash for c in search.propose(4)] == [c.hash for c in other.propose(4)]
 
 
 def test_a_used_up_space_ends(tiny_cnn: list[Workload]) -> None:
     """A transpose has few schedules: after a while nothing new is proposed, and asking on stays quick and empty."""
     [tiny] = [w for w in tiny_cnn if w.name.startswith("transpose_reshape")]
-    search = start_search(tiny)
+    search = OneSearch(tiny)
     total = 0
     for _ in range(30):
         candidates = search.propose(8)
@@ -309,7 +298,7 @@ def test_a_used_up_space_ends(tiny_cnn: list[Workload]) -> None:
 def test_a_proposed_candidate_builds_and_computes(tiny_cnn: list[Workload], tmp_path: pathlib.Path) -> None:
     """A scheduled dense layer, built with its weights packed inside, gives NumPy's result."""
     [dense] = [w for w in tiny_cnn if w.name == "matmul_add 16>10"]
-    [candidate] = start_search(dense).propose(1)
+    [candidate] = OneSearch(dense).propose(1)
     path = tmp_path / "candidate.so"
     path.write_bytes(builder.build_candidate(candidate.module_json, TARGET, standalone=True))
     function = tvm.runtime.load_module(str(path))["main"]

@@ -20,13 +20,13 @@ from farm.models import inputs as model_inputs
 from farm.models import source
 from farm.search import builder, importer, pipeline, target, tvm_env, workloads
 from farm.search.build_pool import BuildResult
-from farm.search.cost_model import CostModel
-from farm.search.strategy import Candidate, SearchSettings, WorkloadSearch
+from farm.search.candidates import Candidate
 from farm.search.workloads import Workload
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import WINNER_TRIAL, Trial
 from tests.integration.conftest import Agent
+from tests.integration.one_search import OneSearch
 
 tvm = tvm_env.load()
 
@@ -122,14 +122,13 @@ def workload(host: dict[str, object]) -> Workload:
 
 
 @pytest.fixture(scope="module")
-def search(workload: Workload, host: dict[str, object]) -> WorkloadSearch:
+def search(workload: Workload) -> OneSearch:
     """A search that proposes and replays its candidates."""
-    settings = SearchSettings(population=8, first_population=8, generations=1, threads=1)
-    return WorkloadSearch(workload, target.make_target(host), CostModel(0, 1, warmup=64), settings)
+    return OneSearch(workload)
 
 
 @pytest.fixture(scope="module")
-def candidates(search: WorkloadSearch) -> list[Candidate]:
+def candidates(search: OneSearch) -> list[Candidate]:
     """Three of its candidates."""
     return search.propose(4)[:3]
 
@@ -207,7 +206,7 @@ def test_a_winner_is_checked_and_measured_on_both_boards(
     tmp_path: pathlib.Path,
     boards: Boards,
     workload: Workload,
-    search: WorkloadSearch,
+    search: OneSearch,
     candidates: list[Candidate],
 ) -> None:
     """The record's candidate computes what the unscheduled function does, and was measured in turns on two boards.
@@ -242,7 +241,7 @@ def test_a_board_that_is_killed_is_done_without(
     tmp_path: pathlib.Path,
     boards: Boards,
     workload: Workload,
-    search: WorkloadSearch,
+    search: OneSearch,
     candidates: list[Candidate],
 ) -> None:
     """When a board dies in the middle of a round, the other one measures what it left, and the record comes."""

@@ -19,7 +19,7 @@ from farm.campaign.running.order import (
 )
 from farm.campaign.running.progress import find_latencies, sum_latencies, to_progress, to_rows
 from farm.campaign.running.resume import list_tasks, to_added
-from farm.search.strategy import Candidate
+from farm.search.candidates import Candidate
 
 CONV = WorkloadOrder("c1", "conv2d 3x3", "conv2d", 2e6, 5.0, ("a", "b"), (2, 3))
 DENSE = WorkloadOrder("d1", "matmul 8>8", "dense", 1e3, 1.0, ("b",), (1,))

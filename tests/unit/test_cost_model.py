@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from farm.search.cost_model import LOSSES, CostModel, Group, Trees
+from farm.search.cost_model import LOSSES, Group, Trees
 
 ROWS, COLUMNS = 3, 12
 
@@ -25,19 +25,22 @@ def rank_correlation(left: npt.ArrayLike, right: npt.ArrayLike) -> float:
     return float(np.corrcoef(*ranks)[0, 1])
 
 
+def train(*groups: tuple[list[npt.NDArray[np.float32]], list[float]]) -> Trees:
+    """A model taught by groups of (features, latencies), an infinite latency standing for a candidate's own fault."""
+    return Trees([Group(features, latencies) for features, latencies in groups], "reg", 0, 1)
+
+
 def test_it_learns_to_rank() -> None:
     """After 200 measured candidates it ranks 100 new ones by speed (Spearman above 0.7)."""
-    model = CostModel(seed=0, threads=1)
-    model.learn("w", *make_candidates(200, 1))
+    model = train(make_candidates(200, 1))
     features, latencies = make_candidates(100, 2)
     assert rank_correlation(model.score(features), -np.array(latencies)) > 0.7
 
 
 def test_the_best_score_is_about_one() -> None:
     """A score is a speed relative to the workload's best: what was best scores near 1, nothing far above."""
-    model = CostModel(seed=0, threads=1)
     features, latencies = make_candidates(200, 1)
-    model.learn("w", features, latencies)
+    model = train((features, latencies))
     scores = model.score(features)
     assert 0.7 < scores[int(np.argmin(latencies))] < 1.3
     assert scores.max() < 1.5
@@ -47,8 +50,7 @@ def test_failed_candidates_count_as_speed_zero() -> None:
     """What failed by its own fault scores near zero; the others keep the scale that they have without it."""
     features, latencies = make_candidates(200, 1)
     bad = [matrix + np.float32(3) for matrix in make_candidates(60, 3)[0]]
-    model = CostModel(seed=0, threads=1)
-    model.learn("w", features + bad, [*latencies, *[None] * len(bad)])
+    model = train((features + bad, [*latencies, *[np.inf] * len(bad)]))
     good_scores, bad_scores = model.score(features), model.score(bad)
     assert np.isfinite(good_scores).all()
     assert bad_scores.max() < 0.2
@@ -58,50 +60,31 @@ def test_failed_candidates_count_as_speed_zero() -> None:
 def test_a_workload_where_everything_failed_teaches_low_speed() -> None:
     """With no good trial at all every score is near zero, and finite."""
     features, _ = make_candidates(40, 1)
-    model = CostModel(seed=0, threads=1)
-    model.learn("w", features, [None] * 40)
+    model = train((features, [np.inf] * 40))
     assert np.abs(model.score(features)).max() < 0.1
 
 
 def test_workloads_are_scaled_by_their_own_best() -> None:
     """A workload a thousand times slower does not push another one's scores to zero."""
     features, latencies = make_candidates(100, 1)
-    model = CostModel(seed=0, threads=1)
-    model.learn("quick", features, latencies)
-    model.learn("slow", features, [1e3 * latency for latency in latencies])
+    model = train((features, latencies), (features, [1e3 * latency for latency in latencies]))
     assert model.score(features)[int(np.argmin(latencies))] > 0.6
-
-
-def test_scores_are_random_until_enough_is_known() -> None:
-    """Below the warm-up there is nothing to say: scores spread over 0 to 1 and differ from call to call."""
-    model = CostModel(seed=0, threads=1, warmup=32)
-    features, latencies = make_candidates(31, 1)
-    model.learn("w", features, latencies)
-    assert not model.ready
-    first, second = model.score(features), model.score(features)
-    assert not np.array_equal(first, second)
-    assert 0 <= first.min() < first.max() <= 1
 
 
 def test_the_same_seed_gives_the_same_scores() -> None:
     """Two models that saw the same score the same, to the last bit."""
 
-    def scores(seed: int) -> npt.NDArray[np.float64]:
-        model = CostModel(seed=seed, threads=1)
-        model.learn("w", *make_candidates(80, 1))
-        return model.score(make_candidates(20, 2)[0])
+    def scores() -> npt.NDArray[np.float64]:
+        return train(make_candidates(80, 1)).score(make_candidates(20, 2)[0])
 
-    assert np.array_equal(scores(5), scores(5))
+    assert np.array_equal(scores(), scores())
 
 
-def test_a_candidate_without_stores_is_neither_learned_nor_preferred() -> None:
-    """No features: nothing is learned from it, and its score is zero."""
-    model = CostModel(seed=0, threads=1)
-    empty = np.zeros((0, COLUMNS), "float32")
+def test_a_candidate_without_stores_is_not_preferred() -> None:
+    """No features: its score is zero."""
     features, latencies = make_candidates(40, 1)
-    model.learn("w", [*features, empty], [*latencies, 1e-9])
-    assert model.size == 40
-    assert model.score([empty, features[0]])[0] == 0
+    empty = np.zeros((0, COLUMNS), "float32")
+    assert train((features, latencies)).score([empty, features[0]])[0] == 0
 
 
 @pytest.mark.parametrize("loss", LOSSES)
