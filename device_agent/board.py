@@ -164,7 +164,8 @@ class Board:
     def watch_power(self, spec: PowerSpec) -> PowerTrace:
         """Look at the power sensors; blocks for `spec.seconds`, and a little longer where sensors answer late."""
         before = self.evidence.read()
-        window, samples = None, {}
+        window = None
+        samples: dict[str, tuple[tuple[float, float], ...]] = {}
         if self.power.rails:
             # Sensors answer late: what belongs to the window's edges is seen a little before and after.
             margin_s = energy.plan_margin(self.sensor_infos)

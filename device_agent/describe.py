@@ -51,7 +51,7 @@ class Machine:
         text = read_text(self._tree, "/sys/devices/system/cpu/online")
         return tuple(range(os.cpu_count() or 1)) if text is None else parse_cpu_list(text)
 
-    def read_cpu_freq_ranges(self, cores: tuple[int, ...]) -> dict[str, list[int]]:
+    def read_cpu_freq_ranges(self, cores: tuple[int, ...]) -> dict[str, tuple[int, int]]:
         """Lowest and highest clock in Hz of each core that has cpufreq."""
         ranges = {}
         for core in cores:
@@ -60,7 +60,7 @@ class Machine:
                 read_int(self._tree, f"{folder}/{name}") for name in ("cpuinfo_min_freq", "cpuinfo_max_freq")
             )
             if lowest is not None and highest is not None:
-                ranges[str(core)] = [lowest * 1000, highest * 1000]
+                ranges[str(core)] = (lowest * 1000, highest * 1000)
         return ranges
 
     def read_cpu_model(self) -> str:

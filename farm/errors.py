@@ -5,11 +5,13 @@
     ├── TransientError      trying again may work                   exit 3 once retries are spent
     │   ├── DeadlineError       a wait ended; says what it waited for
     │   │   └── BoardBusyError      somebody else had the board all the while
-    │   └── BoardLostError      the connection to a board ended
+    │   ├── BoardLostError      the connection to a board ended
+    │   └── BoardNonsenseError  a board answered what cannot be
     ├── PermanentError      trying again cannot work                exit 1
     │   ├── UnavailableError    a part of the farm is missing       exit 3
     │   └── LeaseOverError      a board is no longer ours to use    exit 1
-    ├── BoardUnsafeError    a board's clocks could not be restored  exit 4
+    ├── BoardUnsafeError    a board must not be used                exit 4
+    │   └── BoardHostileError   a board attacked whoever worked with it
     └── InternalError       our bug                                 exit 1
 
 Foreign errors are translated once, where they enter. All classes survive pickling (Ray moves them).
@@ -56,6 +58,10 @@ class BoardLostError(TransientError):
     """The connection to a board ended before the answer came. The board may or may not have done the work."""
 
 
+class BoardNonsenseError(TransientError):
+    """A board's answer cannot be true, or is none. It is not believed; the board is suspect, another one may do."""
+
+
 class PermanentError(FarmError):
     """Failed, and the same call will fail again."""
 
@@ -74,6 +80,10 @@ class BoardUnsafeError(FarmError):
     """A board's clocks could not be restored: it must not be used until somebody looked at it."""
 
     exit_code = 4
+
+
+class BoardHostileError(BoardUnsafeError):
+    """A board sent what would have harmed us: it is quarantined until somebody looked at it."""
 
 
 class InternalError(FarmError):

@@ -73,14 +73,14 @@ class Trace:
         """One rail's trace."""
         return next((trace for trace in self.rails if trace.rail == rail), None)
 
-    def updates(self, start_s: float) -> dict[str, list[list[float]]]:
+    def updates(self, start_s: float) -> dict[str, tuple[tuple[float, float], ...]]:
         """Per rail [seconds since `start_s`, W] of every new value, as `PowerTrace.samples` has them."""
         result = {}
         for trace in self.rails:
             new = trace.changed.copy()
             new[:1] = True
             pairs = zip(trace.times_s[new] - start_s, trace.values_w[new], strict=True)
-            result[trace.rail] = [[round(float(t), 6), round(float(w), 6)] for t, w in pairs]
+            result[trace.rail] = tuple((round(float(t), 6), round(float(w), 6)) for t, w in pairs)
         return result
 
 

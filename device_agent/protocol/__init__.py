@@ -22,7 +22,7 @@ from device_agent.protocol.lease import (
     fence_key,
     parse_fence_key,
 )
-from device_agent.protocol.messages import Message, ProtocolError, StrEnum, pack_frame, unpack_frame
+from device_agent.protocol.messages import Message, ProtocolError, StrEnum, load_json, pack_frame, unpack_frame
 from device_agent.protocol.names import NAME_RULE, is_name
 from device_agent.protocol.outcome import FaultSide, Outcome, Status
 from device_agent.protocol.power import Energy, EnergySpec, PowerSpec, PowerTrace, PowerWindow, RailPower, SensorInfo
@@ -86,6 +86,7 @@ __all__ = [
     "TensorSpec",
     "fence_key",
     "is_name",
+    "load_json",
     "pack_frame",
     "parse_fence_key",
     "unpack_frame",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from device_agent.protocol.clocks import Clocks
 from device_agent.protocol.messages import Message
@@ -22,10 +21,10 @@ class Description(Message):
     architecture: str  # as uname -m
     cpu_model: str
     cores_online: tuple[int, ...]
-    cpu_freq_range_hz: dict[str, Any]  # core number -> [lowest, highest]
+    cpu_freq_range_hz: dict[str, tuple[int, int]]  # core number -> [lowest, highest]
     memory_bytes: int
     engines: tuple[str, ...]  # values of `Engine` that this board can run
-    engine_versions: dict[str, Any]
+    engine_versions: dict[str, str]
     rails: tuple[str, ...]
     thermal_zones: tuple[str, ...]
     detected_type: str = ""  # board type that the device tree says this is; "": none known

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from device_agent.protocol.messages import Message
 
@@ -12,12 +11,12 @@ from device_agent.protocol.messages import Message
 class Evidence(Message):
     """What the board saw at one moment. A value that the board cannot read is missing or null, never zero."""
 
-    cpu_freq_hz: dict[str, Any] = dataclasses.field(default_factory=dict)  # core number -> Hz
-    cpu_max_hz: dict[str, Any] = dataclasses.field(default_factory=dict)  # core number -> upper limit in force, Hz
+    cpu_freq_hz: dict[str, int] = dataclasses.field(default_factory=dict)  # core number -> Hz
+    cpu_max_hz: dict[str, int] = dataclasses.field(default_factory=dict)  # core number -> upper limit in force, Hz
     gpu_freq_hz: int | None = None
     memory_freq_hz: int | None = None
-    temperature_c: dict[str, Any] = dataclasses.field(default_factory=dict)  # thermal zone -> degrees Celsius
-    cooling: dict[str, Any] = dataclasses.field(default_factory=dict)  # cooling device that slows clocks -> its state
-    alarms: dict[str, Any] = dataclasses.field(default_factory=dict)  # over-current alarm -> how often or whether
+    temperature_c: dict[str, float] = dataclasses.field(default_factory=dict)  # thermal zone -> degrees Celsius
+    cooling: dict[str, int] = dataclasses.field(default_factory=dict)  # cooling device that slows clocks -> its state
+    alarms: dict[str, int] = dataclasses.field(default_factory=dict)  # over-current alarm -> how often, or 0 and 1
     load_1min: float | None = None
     busy_s: float | None = None  # CPU time used since boot, over all cores and processes

@@ -6,11 +6,20 @@ import dataclasses
 import enum
 import functools
 import json
+import math
 import struct
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_type_hints
 
 M = TypeVar("M", bound="Message")
+
+# The longest text is a trace of power: some 30 bytes a value.
+MAX_TEXT_BYTES = 16 << 20
+# The longest string is what a worker said before it died; deeper than ten levels nests no message.
+_MAX_STRING = 1 << 16
+_MAX_DEPTH = 32
+# What 64 bits hold, as every reader of a message expects.
+_MAX_INT = 2**63
 
 
 class ProtocolError(ValueError):
@@ -38,8 +47,8 @@ class Message:
     def from_json(cls: type[M], text: str) -> M:
         """Read a message. Raises ProtocolError on anything that is not one."""
         try:
-            value = json.loads(text)
-        except ValueError as error:
+            value = load_json(text)
+        except ProtocolError as error:
             raise ProtocolError(f"{cls.__name__} is not JSON: {error}") from error
         return cls.from_dict(value)
 
@@ -84,7 +93,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin is dict:
         if not isinstance(value, Mapping):
             raise ProtocolError(f"{where} must be an object")
-        return dict(value)
+        return {str(key): _convert(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         try:
             return hint(value)
@@ -96,6 +105,49 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if hint is not Any and (not isinstance(value, wanted) or (isinstance(value, bool) and hint is not bool)):
         raise ProtocolError(f"{where} must be {hint.__name__}, not {type(value).__name__}")
     return float(value) if hint is float else value
+
+
+def load_json(text: str | bytes) -> Any:
+    """Read JSON that another machine wrote. Raises ProtocolError for what no message can hold.
+
+    That is, beside what is not JSON: numbers that are not finite or beyond 64 bits, text that cannot be written as
+    UTF-8 or is endless, values in values in values.
+    """
+    if len(text) > MAX_TEXT_BYTES:
+        raise ProtocolError(f"{len(text)} characters are more than a message has")
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ProtocolError("nested too deeply") from error
+    except ValueError as error:
+        raise ProtocolError(str(error)) from error
+    _check_plain(value, 0)
+    return value
+
+
+def _check_plain(value: Any, depth: int) -> None:
+    if isinstance(value, str):
+        if len(value) > _MAX_STRING:
+            raise ProtocolError(f"a text of {len(value)} characters")
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise ProtocolError(f"text that is no Unicode: {error.reason}") from error
+    elif isinstance(value, dict | list):
+        if depth == _MAX_DEPTH:
+            raise ProtocolError("nested too deeply")
+        if isinstance(value, dict):
+            for key in value:
+                _check_plain(key, depth)
+            value = value.values()
+        for item in value:
+            _check_plain(item, depth + 1)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise ProtocolError(f"the number {value}")
+    elif isinstance(value, int) and not -_MAX_INT <= value < 2 * _MAX_INT:
+        raise ProtocolError("a number beyond 64 bits")
 
 
 def require_positive(message: Message, *names: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from device_agent.protocol.evidence import Evidence
 from device_agent.protocol.messages import Message, ProtocolError, require_positive
@@ -111,7 +110,7 @@ class PowerTrace(Message):
     """
 
     window: PowerWindow | None
-    samples: dict[str, Any] = dataclasses.field(default_factory=dict)
+    samples: dict[str, tuple[tuple[float, float], ...]] = dataclasses.field(default_factory=dict)
     before: Evidence | None = None
     after: Evidence | None = None
     board: str = ""

@@ -19,7 +19,14 @@ from farm.campaign import engine_ray, scheduler
 from farm.campaign.engine_parts import WORK_TIMEOUT_S, Parts
 from farm.campaign.engine_ray import ActorLostError
 from farm.campaign.engine_state import Job, Measurement, Search, Workload, begin_workload
-from farm.errors import BoardUnsafeError, DeadlineError, FarmError, InternalError, UnavailableError
+from farm.errors import (
+    BoardNonsenseError,
+    BoardUnsafeError,
+    DeadlineError,
+    FarmError,
+    InternalError,
+    UnavailableError,
+)
 from farm.report.progress import Progress, WorkloadProgress
 from farm.search.build_pool import BuildResult
 from farm.store import Store
@@ -263,8 +270,8 @@ class Engine:
             # Both calls of a dead actor come here; the second one finds a new actor in place.
             if measurement.actor is self._parts.board:
                 self._parts.replace_board()
-        except BoardUnsafeError as error:
-            outcome = dataclasses.replace(self._parts.blame.judge_unsafe(error), started_at=time.time())
+        except (BoardUnsafeError, BoardNonsenseError) as error:
+            outcome = dataclasses.replace(self._parts.blame.judge_error(error), started_at=time.time())
         except (FarmError, ProtocolError) as error:
             outcome = Outcome(Status.FARM_ERROR, f"the board's actor failed: {error}", started_at=time.time())
         outcome = self._parts.blame.judge(outcome, measurement.held == self._parts.held)

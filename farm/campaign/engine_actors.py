@@ -11,9 +11,17 @@ import numpy as np
 import ray
 
 from device_agent.protocol import MeasureSpec, Outcome, RunSpec, Status
-from farm.errors import BoardBusyError, BoardUnsafeError, FarmError, TransientError, UnavailableError
+from farm.errors import (
+    BoardBusyError,
+    BoardNonsenseError,
+    BoardUnsafeError,
+    FarmError,
+    TransientError,
+    UnavailableError,
+)
 from farm.fleet.tracker import Tracker
-from farm.measure.session import Arrays, BoardSession
+from farm.measure.arrays import Arrays
+from farm.measure.session import BoardSession
 from farm.values import DEFAULT_POINT, Lease
 
 # An agent that takes a dead one's place is at the tracker in some seconds, a released board at once.
@@ -92,7 +100,8 @@ class SearchActor:
 class BoardActor:
     """Holds one board's session and opens it again after a fault.
 
-    Every answer is an outcome, never an exception, but for a board that is unsafe: that concerns more than a trial.
+    Every answer is an outcome, never an exception, but for a board that is unsafe or answers nonsense: that concerns
+    more than a trial.
     """
 
     def __init__(
@@ -160,7 +169,7 @@ class BoardActor:
 
     def _fault(self, error: FarmError) -> Outcome:
         self.close()
-        if isinstance(error, BoardUnsafeError):
+        if isinstance(error, BoardUnsafeError | BoardNonsenseError):
             raise error
         # What may pass is the board's doing; what cannot work by trying again is ours, as is that others may have it.
         is_boards = isinstance(error, TransientError) and not isinstance(error, BoardBusyError)

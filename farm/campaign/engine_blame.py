@@ -9,8 +9,8 @@ import dataclasses
 from typing import Protocol
 
 from device_agent.protocol import Outcome, Status
-from farm.errors import BoardUnsafeError
-from farm.fleet.health import Kind
+from farm.errors import BoardNonsenseError, BoardUnsafeError
+from farm.fleet.health import Kind, find_kind
 
 # One throttled trial may be the room's warm afternoon; so many in a row are the board's cooling.
 _THROTTLED_IN_A_ROW = 3
@@ -52,9 +52,12 @@ class Blame:
             self._site.observe(Kind.THROTTLED, f"{_THROTTLED_IN_A_ROW} trials in a row: {outcome.message}")
         return outcome
 
-    def judge_unsafe(self, error: BoardUnsafeError) -> Outcome:
-        """The outcome of a trial on a board that is unsafe. Raises the error where there is no other board to take."""
-        if not self._site.can_change:
+    def judge_error(self, error: BoardUnsafeError | BoardNonsenseError) -> Outcome:
+        """The outcome of a trial on a board that may not be used, or is not to be believed.
+
+        Raises the error where a board may not be used and there is no other one to take.
+        """
+        if isinstance(error, BoardUnsafeError) and not self._site.can_change:
             raise error
-        self._site.observe(Kind.UNSAFE, error.message)
+        self._site.observe(find_kind(error), error.message)
         return Outcome(Status.FARM_ERROR, error.message)

@@ -20,6 +20,7 @@ from farm.campaign.engine_blame import Blame
 from farm.campaign.engine_ray import ActorLostError
 from farm.errors import (
     BoardLostError,
+    BoardNonsenseError,
     BoardUnsafeError,
     DeadlineError,
     FarmError,
@@ -28,7 +29,7 @@ from farm.errors import (
     UnavailableError,
 )
 from farm.fleet.site import Site
-from farm.measure.session import Arrays
+from farm.measure.arrays import Arrays
 from farm.search.build_pool import BuildPool, BuildResult
 from farm.settings import Settings
 from farm.store import Store
@@ -128,9 +129,9 @@ class Parts:
             try:
                 timeout_s = START_TIMEOUT_S + self._board_timeout_s
                 about = dict(engine_ray.get(self._connecting, f"connecting to {self.site.key}", timeout_s))
-            except (ActorLostError, BoardUnsafeError) as error:
-                if isinstance(error, BoardUnsafeError):
-                    self.blame.judge_unsafe(error)
+            except (ActorLostError, BoardUnsafeError, BoardNonsenseError) as error:
+                if not isinstance(error, ActorLostError):
+                    self.blame.judge_error(error)
                 if attempt == _RUN_ATTEMPTS - 1:
                     raise
                 self.replace_board()
@@ -259,8 +260,8 @@ class Parts:
             try:
                 reference = self.board.run_model.remote(spec.to_json(), packed, inputs)
                 text, outputs = engine_ray.get(reference, f"a run on {self.site.key}", timeout_s)
-            except BoardUnsafeError as error:
-                message = self.blame.judge_unsafe(error).message
+            except (BoardUnsafeError, BoardNonsenseError) as error:
+                message = self.blame.judge_error(error).message
                 continue
             except (ActorLostError, DeadlineError) as error:
                 message = error.message

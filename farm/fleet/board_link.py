@@ -12,6 +12,7 @@ import time
 from types import TracebackType
 
 from farm.errors import DeadlineError, FarmError, TransientError
+from farm.fleet.frames import FrameFilter
 from farm.fleet.host_keys import KnownHosts
 from farm.fleet.listening import is_lack
 from farm.fleet.ssh import SshConnection
@@ -86,9 +87,11 @@ class BoardLink:
 
     def add_forward(self, board_port: int, local_port: int = 0) -> Forward:
         """A port here, by default a free one, that leads to a port of the board."""
-        forward = Forward(self.require_connection, board_port, local_port)
-        self._forwards.append(forward)
-        return forward
+        return self._keep_forward(Forward(self.require_connection, board_port, local_port))
+
+    def add_agent(self, board_port: int) -> Forward:
+        """A port here that leads to the board's agent. Whoever comes there is protected by `FrameFilter`."""
+        return self._keep_forward(Forward(self.require_connection, board_port, check=FrameFilter))
 
     def add_reverse(self, board_port: int, target: tuple[str, int]) -> ReverseForward:
         """A port on the board (0: any) that leads to an address here."""
@@ -169,6 +172,10 @@ class BoardLink:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _keep_forward(self, forward: Forward) -> Forward:
+        self._forwards.append(forward)
+        return forward
 
     def _keep(self) -> None:
         failures, failing_since = 0, time.monotonic()

@@ -4,9 +4,10 @@
     good ── fault, failed probe, misfit, throttled, drifted, slow sensors, back ──> suspect ── passing probe ──> good
     good, suspect ── k board-side faults within a window ──> quarantined ── cool-down, then n passing probes ──> good
     any but retired ── unsafe ──> unsafe            unsafe, quarantined, retired ── clear ──> suspect
+    any but unsafe and retired ── hostile ──> quarantined
     good, suspect, quarantined ── drain ──> maintenance ── undrain ──> suspect          any ── retire ──> retired
 
-A board that an operator quarantined stays so until an operator clears it.
+A board that an operator quarantined, or that attacked us, stays so until an operator clears it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import dataclasses
 from collections.abc import Callable
 
 from device_agent.protocol import StrEnum
-from farm.errors import UsageError
+from farm.errors import BoardHostileError, BoardNonsenseError, BoardUnsafeError, FarmError, UsageError
 from farm.values import Health, HealthHistory, Standing, Transition
 
 
@@ -29,7 +30,9 @@ class Kind(StrEnum):
     DRIFTED = "drifted"  # slower or faster than its own history or its type allows
     SLOW_SENSORS = "slow_sensors"
     MISFIT = "misfit"  # of another type than registered, or of another protocol version: somebody has to put it right
+    NONSENSE = "nonsense"  # an answer that cannot be true, or is none
     UNSAFE = "unsafe"  # clocks could not be restored
+    HOSTILE = "hostile"  # it sent what would have harmed the coordinator
     DRAIN = "drain"
     UNDRAIN = "undrain"
     QUARANTINE = "quarantine"
@@ -42,7 +45,7 @@ class Kind(StrEnum):
 
 
 COMMANDS = frozenset({Kind.DRAIN, Kind.UNDRAIN, Kind.QUARANTINE, Kind.CLEAR, Kind.RETIRE})
-_BOARD_FAULTS = frozenset({Kind.FAULT, Kind.PROBE_FAILED})
+_BOARD_FAULTS = frozenset({Kind.FAULT, Kind.PROBE_FAILED, Kind.NONSENSE})
 # No faults: they quarantine nobody, so that a board is back as soon as the cause is gone.
 _DOUBTS = frozenset({Kind.THROTTLED, Kind.DRIFTED, Kind.SLOW_SENSORS, Kind.MISFIT})
 # What probes and faults may change; the rest waits for an operator.
@@ -71,7 +74,9 @@ _TEXT = {
     Kind.DRIFTED: "its times drifted",
     Kind.SLOW_SENSORS: "its sensors are slow",
     Kind.MISFIT: "it does not fit what is registered",
+    Kind.NONSENSE: "it answered nonsense",
     Kind.UNSAFE: "its clocks could not be restored",
+    Kind.HOSTILE: "it attacked the coordinator",
     Kind.DRAIN: "drained by an operator",
     Kind.UNDRAIN: "put back in service by an operator; a probe decides",
     Kind.QUARANTINE: "quarantined by an operator",
@@ -140,6 +145,12 @@ def transition(
         if standing.health in (Health.UNSAFE, Health.RETIRED):
             return Transition(standing, history, "")
         return Transition(_with(standing, Health.UNSAFE), _start_over(now_s), text)
+    if kind is Kind.HOSTILE:
+        if standing.health in (Health.UNSAFE, Health.RETIRED) or (
+            standing.health is Health.QUARANTINED and history.held
+        ):
+            return Transition(standing, history, "")
+        return Transition(_with(standing, Health.QUARANTINED), HealthHistory(cooling_since_s=now_s, held=True), text)
     if standing.health not in _IN_SERVICE:
         return Transition(standing, history, "")
     if kind in _BOARD_FAULTS:
@@ -148,6 +159,18 @@ def transition(
         doubted = Health.SUSPECT if standing.health is Health.GOOD else standing.health
         return Transition(_with(standing, doubted), dataclasses.replace(history, passes=0), text)
     return _pass(standing, history, limits, now_s)
+
+
+def find_kind(error: FarmError) -> Kind:
+    """What an error that a board raised, or had us raise, is observed as."""
+    match error:
+        case BoardHostileError():
+            return Kind.HOSTILE
+        case BoardUnsafeError():
+            return Kind.UNSAFE
+        case BoardNonsenseError():
+            return Kind.NONSENSE
+    return Kind.FAULT
 
 
 def decide_by(observation: Observation, limits: Limits) -> Callable[[Standing, HealthHistory, float], Transition]:

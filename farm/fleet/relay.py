@@ -1,6 +1,7 @@
 """A loopback relay that owns the bytes between a TVM client and an agent, so that the farm can cut a blocked call.
 
-TVM's client waits in C++ without a time-out. Closing the relay's sockets ends the wait with an error at once.
+TVM's client waits in C++ without a time-out. Closing the relay's sockets ends the wait with an error at once. Of what
+the board sends, only what `frames` lets through reaches the client.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import socket
 import threading
 from types import TracebackType
 
+from farm.fleet.frames import FrameFilter, RefusedError
+
 CONNECT_TIMEOUT_S = 5.0
 _CHUNK = 1 << 18
 
@@ -18,7 +21,8 @@ class Relay:
     """Carries one connection. `address` is where the client connects to.
 
     `board_ended` is set once the board hung up or could not be reached: before the client notices, and never because
-    the client left or `cut` was called. `sent_bytes` is how much of what the client sent the board's side has taken.
+    the client left or `cut` was called. `refused` is what the board sent that no board sends, "" while all is well:
+    the connection was cut for it. `sent_bytes` is how much of what the client sent the board's side has taken.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -27,6 +31,7 @@ class Relay:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=1)
         self.address: tuple[str, int] = self._listener.getsockname()
         self.board_ended = threading.Event()
+        self.refused = ""
         self.sent_bytes = 0
         self._client_ended = threading.Event()
         self._sockets: list[socket.socket] = [self._listener]
@@ -106,16 +111,22 @@ class Relay:
 
     def _carry_down(self, board: socket.socket, client: socket.socket) -> None:
         view = memoryview(bytearray(_CHUNK))
+        check = FrameFilter()
         while True:
             try:
                 count = board.recv_into(view)
             except OSError:
                 count = 0
-            if not count:
+            try:
+                if not count:
+                    raise EOFError
+                client.sendall(check(view[:count]))
+            except EOFError:
                 self._end_by_board()
                 break
-            try:
-                client.sendall(view[:count])
+            except RefusedError as error:  # said before the client notices that it was cut
+                self.refused = str(error)
+                break
             except OSError:
                 break
 

@@ -11,6 +11,8 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from device_agent.protocol import load_json
+
 # From tvm/rpc/base.py of 0.27.
 _MAGIC = struct.pack("<i", 0x2F271)
 _PUT, _UPDATE_INFO, _GET_PENDING_MATCHKEYS = 3, 5, 7
@@ -48,7 +50,7 @@ class PortRewriter:
                 raise ValueError(f"a message of {size} bytes")
             if len(self._pending) < 4 + size:
                 break
-            message = self._rewrite(json.loads(self._pending[4 : 4 + size]))
+            message = self._rewrite(load_json(bytes(self._pending[4 : 4 + size])))
             del self._pending[: 4 + size]
             text = json.dumps(message).encode()
             out += struct.pack("<i", len(text)) + text
@@ -58,10 +60,12 @@ class PortRewriter:
         match message:
             case [int(code), str(key), [int(port), str(match_key)], _] if code == _PUT:
                 self._require_own(key)
+                _require_port(port)
                 # No address of its own: the tracker takes the one that it sees, which is the tunnel's end here.
                 return [_PUT, key, [self._find_local_port(port), match_key], None]
             case [int(code), {"key": str(name), "addr": [_, int(port)]}] if code == _UPDATE_INFO:
                 self._require_own(name.removeprefix("server:"))
+                _require_port(port)
                 return [_UPDATE_INFO, {"key": name, "addr": [None, self._find_local_port(port)]}]
             case [int(code)] if code == _GET_PENDING_MATCHKEYS:
                 return message
@@ -70,3 +74,8 @@ class PortRewriter:
     def _require_own(self, key: str) -> None:
         if key != self._key:
             raise ValueError(f"the board {self._key!r} speaks for {key!r}")
+
+
+def _require_port(port: int) -> None:
+    if not 0 < port < 1 << 16:
+        raise ValueError(f"{port} is no port")

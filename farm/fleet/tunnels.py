@@ -15,6 +15,7 @@ from types import TracebackType
 import paramiko
 
 from farm.errors import FarmError, TransientError
+from farm.fleet.frames import RefusedError
 from farm.fleet.listening import accept_clients, start_thread
 from farm.fleet.ssh import SshConnection
 
@@ -27,6 +28,7 @@ MAX_LINKS = 32
 
 # The connection to go through now; raises FarmError where there is none.
 Provider = Callable[[], SshConnection]
+# What a board sends, as it is to be passed on. Raises ValueError for what is not, EOFError where the board has ended.
 Rewrite = Callable[[bytes], bytes]
 
 
@@ -45,6 +47,7 @@ class Link:
         self._channel = channel
         self._on_end = on_end
         self._rewrite = rewrite
+        self.refused = ""
         self._near_ended = threading.Event()
         self._gone = False
 
@@ -100,7 +103,11 @@ class Link:
                 break
             try:
                 self._sock.sendall(self._rewrite(data) if self._rewrite else data)
-            except (OSError, ValueError):
+            except EOFError:
+                far_first = not self._near_ended.is_set()
+                break
+            except (OSError, ValueError) as error:
+                self.refused = str(error) if isinstance(error, RefusedError) else ""
                 break
         # Told before the client notices: whoever asks after an error gets the answer.
         self._on_end(self, far_first)
@@ -159,15 +166,23 @@ class Forward:
     """A loopback port here that leads to a port on the board's loopback. `address` stays while connections change.
 
     `board_ended` is set once the board's side hung up first or could not be reached, on any connection: before the
-    client notices, and never because the client left or `cut` was called.
+    client notices, and never because the client left or `cut` was called. `refused` is what a client was spared last
+    (see `RefusedError`), "" while all is well.
     """
 
-    def __init__(self, provider: Provider, board_port: int, local_port: int = 0) -> None:
-        """Listen on 127.0.0.1, by default on a free port. Raises TransientError where `local_port` is taken."""
+    def __init__(
+        self, provider: Provider, board_port: int, local_port: int = 0, check: Callable[[], Rewrite] | None = None
+    ) -> None:
+        """Listen on 127.0.0.1, by default on a free port. Raises TransientError where `local_port` is taken.
+
+        `check` makes, for each connection, what sees the board's bytes before a client does.
+        """
         self.board_port = board_port
         self.board_ended = threading.Event()
         self.last_error: FarmError | None = None
+        self.refused = ""
         self._provider = provider
+        self._check = check
         self._links = _Links()
         try:
             self._listener = socket.create_server(("127.0.0.1", local_port), backlog=_BACKLOG)
@@ -220,7 +235,7 @@ class Forward:
             self._links.discard(waiting)
             _hang_up(client)
             return
-        link = Link(client, channel, self._note_end)
+        link = Link(client, channel, self._note_end, self._check and self._check())
         # In one step, so that there is no moment at which a cut would miss the client.
         if self._links.replace(waiting, link):
             link.start()
@@ -231,6 +246,8 @@ class Forward:
     def _note_end(self, link: Link, board_first: bool) -> None:
         if board_first:
             self.board_ended.set()
+        if link.refused:
+            self.refused = link.refused
         self._links.discard(link)
 
 

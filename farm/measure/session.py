@@ -6,19 +6,15 @@ Retrying and choosing boards is the engine's business; a broken session is close
 from __future__ import annotations
 
 import dataclasses
-import io
-import json
 import logging
 import os
 import sys
 import threading
 import time
-import zipfile
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
-import numpy as np
 import numpy.typing as npt
 
 from device_agent import protocol
@@ -37,10 +33,11 @@ from device_agent.protocol import (
 )
 from farm.errors import (
     BoardBusyError,
+    BoardHostileError,
     BoardLostError,
+    BoardNonsenseError,
     BoardUnsafeError,
     DeadlineError,
-    InternalError,
     LeaseOverError,
     PermanentError,
     TransientError,
@@ -49,6 +46,8 @@ from farm.errors import (
 from farm.fleet import fences
 from farm.fleet.relay import Relay
 from farm.fleet.tracker import Tracker
+from farm.measure import answers
+from farm.measure.arrays import Arrays, pack_arrays, unpack_arrays
 from farm.values import Lease
 
 REQUEST_TIMEOUT_S = 60.0
@@ -68,7 +67,6 @@ _SLOWEST_BYTES_PER_S = 5e6
 _UPLOAD_GRACE_S = 5.0
 _SEEN_UPLOAD_BYTES = 1 << 20
 
-Arrays = dict[str, npt.NDArray[Any]]
 _log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer", bound=protocol.Message)
@@ -104,6 +102,7 @@ class BoardSession:
         BoardBusyError where that was in vain. Raises LeaseOverError where a later lease is known already.
         """
         self.key = key
+        self._simulated: bool | None = None
         self._claim = None if lease is None else fences.to_claim(lease)
         # Before a key is had, which must be used within seconds: on a busy machine loading TVM takes longer.
         _import_rpc()
@@ -116,6 +115,7 @@ class BoardSession:
             if self._claim is not None:
                 self._claim_board(self._claim)
             self.description = self._describe()
+            self._simulated = self.description.simulated
             if reason := self.description.clocks.unsafe:
                 raise BoardUnsafeError(
                     f"board {key} is unsafe: {reason}",
@@ -125,10 +125,16 @@ class BoardSession:
             self._relay.cut()
             raise
 
+    @property
+    def name(self) -> str:
+        """The board's name, as it has to name itself."""
+        return self.key.partition("/")[2]
+
     def measure(self, spec: MeasureSpec, library: bytes) -> Outcome:
         """Time a candidate on the board (see `device_agent.protocol`). Raises DeadlineError, BoardLostError.
 
-        Raises PermanentError where the agent itself failed or answered what is no outcome.
+        Raises PermanentError where the agent itself failed, BoardNonsenseError where what it answered cannot be,
+        BoardHostileError where it attacked us.
         """
         deadline = plan_deadline_s(spec, len(library))
         return self._ask(protocol.MEASURE, deadline, Outcome, spec.to_json(), library)
@@ -141,10 +147,11 @@ class BoardSession:
         deadline = plan_deadline_s(spec, 2 * (len(program) + len(packed)))
         answer = self._call(protocol.RUN_MODEL, deadline, spec.to_json(), program, packed)
         try:
-            text, outputs = protocol.unpack_frame(bytes(answer))
+            text, outputs = protocol.unpack_frame(answers.read_bytes(answer))
+            arrays = unpack_arrays(outputs) if outputs else {}
         except protocol.ProtocolError as error:
-            raise self._garbled(error) from error
-        return self._read(Outcome, text), unpack_arrays(outputs) if outputs else {}
+            raise self._doubt(error) from error
+        return self._read(Outcome, text), arrays
 
     def pin(self, point: OperatingPoint) -> PinReport:
         """Hold the board's clocks at a point until `unpin`, another `pin` or the session's end, however it ends.
@@ -226,10 +233,9 @@ class BoardSession:
 
     def _describe(self) -> Description:
         try:
-            text = str(self._call(protocol.DESCRIBE, DESCRIBE_TIMEOUT_S))
+            text = self._call(protocol.DESCRIBE, DESCRIBE_TIMEOUT_S)
             # Before the rest is read: what another version adds would pass for garbage.
-            require_own_protocol(self.key, text)
-            return Description.from_json(text)
+            require_own_protocol(self.key, answers.read_text(text))
         except UnavailableError:
             raise
         except (PermanentError, protocol.ProtocolError) as error:
@@ -237,18 +243,19 @@ class BoardSession:
                 f"the board {self.key} does not speak our protocol: {error}",
                 "It may run a stock TVM server or another version of device-agent; update it.",
             ) from error
+        return self._read(Description, text)
 
     def _ask(self, function: str, deadline_s: float, kind: type[Answer], *arguments: str | bytes) -> Answer:
-        return self._read(kind, str(self._call(function, deadline_s, *arguments)))
+        return self._read(kind, self._call(function, deadline_s, *arguments))
 
-    def _read(self, kind: type[Answer], text: str) -> Answer:
+    def _read(self, kind: type[Answer], answer: object) -> Answer:
         try:
-            return kind.from_json(text)
+            return answers.read_answer(kind, answer, self.name, self._simulated)
         except protocol.ProtocolError as error:
-            raise self._garbled(error) from error
+            raise self._doubt(error) from error
 
-    def _garbled(self, error: protocol.ProtocolError) -> PermanentError:
-        return PermanentError(f"the agent on {self.key} answered what our protocol does not know: {error}")
+    def _doubt(self, error: protocol.ProtocolError) -> BoardNonsenseError:
+        return BoardNonsenseError(f"what the agent on {self.key} answered cannot be: {error}")
 
     def _call(self, function: str, deadline_s: float, *arguments: str | bytes) -> Any:
         def call() -> Any:
@@ -259,7 +266,13 @@ class BoardSession:
             return self._functions[function](*arguments)
 
         upload = sum(len(each) for each in arguments if isinstance(each, bytes))
-        return self._guarded(function, deadline_s, call, upload)
+        answer = self._guarded(function, deadline_s, call, upload)
+        if not isinstance(answer, str | bytes | bytearray):
+            # A handle of something on the board, perhaps, whose end TVM would tell the board as above. Not once this
+            # is cut.
+            self._relay.cut()
+            raise self._doubt(protocol.ProtocolError(f"{function} answered a {type(answer).__name__}"))
+        return answer
 
     def _guarded(self, what: str, deadline_s: float, work: Any, upload_bytes: int = 0) -> Any:
         """Do `work`, cutting the connection when the deadline passes: TVM's client would wait for ever.
@@ -295,6 +308,7 @@ class BoardSession:
         except Exception as error:  # TVM raises its own, and whatever class the far side named
             if overrun.is_set():
                 raise DeadlineError(waited_for) from error
+            self._require_peace()
             # The relay hears of a lost board a moment after TVM's client does.
             if self._relay.board_ended.wait(0.2):
                 elapsed = time.monotonic() - started
@@ -308,7 +322,15 @@ class BoardSession:
                 timer.cancel()
         if overrun.is_set():  # the answer and the cut crossed; the session is useless, whatever the answer says
             raise DeadlineError(waited_for)
+        self._require_peace()
         return result
+
+    def _require_peace(self) -> None:
+        if refused := self._relay.refused:
+            raise BoardHostileError(
+                f"the board {self.key} attacked us and was cut off: it sent {refused}",
+                "It is to be quarantined, and looked at before it is used again: whoever owns it may own it no more.",
+            )
 
 
 def _import_rpc() -> Any:
@@ -339,7 +361,7 @@ def plan_deadline_s(spec: MeasureSpec | RunSpec, size: int) -> float:
 def require_own_protocol(key: str, description: str) -> None:
     """Raise UnavailableError where an agent speaks another version, ProtocolError where it names none."""
     try:
-        version = json.loads(description)["protocol_version"]
+        version = protocol.load_json(description)["protocol_version"]
     except (ValueError, TypeError, LookupError) as error:
         raise protocol.ProtocolError("its description names no protocol version") from error
     if version != protocol.PROTOCOL_VERSION:
@@ -350,19 +372,3 @@ def require_own_protocol(key: str, description: str) -> None:
             if newer
             else "The agent is older: update device-agent on the board.",
         )
-
-
-def pack_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """NumPy's own .npz, uncompressed; order is kept."""
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **arrays)
-    return buffer.getvalue()
-
-
-def unpack_arrays(data: bytes) -> Arrays:
-    """The inverse of `pack_arrays`. Raises InternalError on what is not one."""
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise InternalError(f"the board's arrays cannot be read: {error}") from error

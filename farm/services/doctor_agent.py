@@ -6,6 +6,7 @@ They hold a lease of the board, as a probe does, so that nobody's measurement is
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import statistics
@@ -14,7 +15,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from device_agent.protocol import Description, Engine, OperatingPoint, PinStatus, RunSpec, Status
-from farm.errors import BoardUnsafeError, DeadlineError, FarmError, PermanentError, TransientError, UnavailableError
+from farm.errors import (
+    BoardHostileError,
+    BoardUnsafeError,
+    DeadlineError,
+    FarmError,
+    PermanentError,
+    TransientError,
+    UnavailableError,
+)
+from farm.fleet.health import Limits, Observation, decide_by, find_kind
 from farm.fleet.lease_keeper import LeaseKeeper
 from farm.inventory.board_types import require_board_type
 from farm.measure.session import BoardSession
@@ -64,7 +74,7 @@ class AgentHops:
 
     def plan(self) -> list[tuple[str, Work]]:
         """The hops in their order; each needs those before it."""
-        return [
+        hops: list[tuple[str, Work]] = [
             ("tracker", self._tracker),
             ("tunnel" if self._board["transport"]["kind"] == "ssh" else "way", self._way),
             ("registration", self._registration),
@@ -76,10 +86,20 @@ class AgentHops:
             ("sensors", self._sensors),
             ("kernel", self._kernel),
         ]
+        return [(name, functools.partial(self._try, hop)) for name, hop in hops]
 
     def close(self) -> None:
         """Give the board back. Safe to call twice."""
         self._stack.close()
+
+    def _try(self, hop: Work) -> str | Doubt:
+        """Take a hop; that the board attacked us on it is told to the farm."""
+        try:
+            return hop()
+        except BoardHostileError as error:
+            decide = decide_by(Observation(find_kind(error), error.message), Limits())
+            self._store.observe_board(self._name, find_kind(error), "doctor", decide)
+            raise
 
     @property
     def _services(self) -> Services:
@@ -142,6 +162,8 @@ class AgentHops:
         began = time.monotonic()
         try:
             self._session = BoardSession(self._services.tracker, self._key, REQUEST_TIMEOUT_S, self._lease)
+        except BoardHostileError:
+            raise
         except (UnavailableError, BoardUnsafeError) as error:
             # It answers; what it says is judged by the hop that it belongs to.
             self._refusal = error

@@ -268,6 +268,8 @@ class Keeper:
     def _look_at_boards(self) -> None:
         for board in self._boards.values():
             board.state = board.way.look()
+            if refused := board.way.take_refused():
+                self._tell(board.name, Kind.HOSTILE, f"it sent a client {refused}")
         summary = self._note_registered()
         said = {row["name"]: row for row in self._rows}
         for board in self._boards.values():

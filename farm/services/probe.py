@@ -16,6 +16,7 @@ from typing import Any
 from device_agent.protocol import ClaimStatus, Description, Engine, Outcome, RunSpec
 from device_agent.protocol import Limits as WorkerLimits
 from farm.errors import (
+    BoardNonsenseError,
     BoardUnsafeError,
     DeadlineError,
     FarmError,
@@ -25,7 +26,7 @@ from farm.errors import (
 )
 from farm.fleet import fences
 from farm.fleet.calibration import MIN_SAMPLES
-from farm.fleet.health import Kind, Limits, Observation, decide_by
+from farm.fleet.health import Kind, Limits, Observation, decide_by, find_kind
 from farm.fleet.tracker import Tracker
 from farm.inventory.board_types import BoardType
 from farm.measure.session import BoardSession, Direct
@@ -152,8 +153,8 @@ class _Visit:
         """Look, and have the store draw its conclusion. Raises _SkippedError."""
         try:
             finding = self._examine()
-        except BoardUnsafeError as error:
-            finding = Finding(Kind.UNSAFE, error.message)
+        except (BoardUnsafeError, BoardNonsenseError) as error:
+            finding = Finding(find_kind(error), error.message)
         except LeaseOverError as error:
             raise _SkippedError(error.message, busy=True) from error
         except UnavailableError as error:  # the agent is of another version or type

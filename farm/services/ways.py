@@ -21,6 +21,7 @@ from farm.fleet import processes
 from farm.fleet.addresses import to_ssh_address
 from farm.fleet.board_link import Backoff, BoardLink, LinkState
 from farm.fleet.host_keys import KnownHosts
+from farm.fleet.tunnels import Forward
 from farm.values import Direct, Ssh, Transport, Virtual
 
 # A key that was refused may have been put right since; looked at again after so long.
@@ -60,6 +61,9 @@ class Way(Protocol):
     def look(self) -> WayState:
         """How it stands; what ended by itself is started again. Never waits."""
 
+    def take_refused(self) -> str:
+        """What the board sent to harm whoever came this way, since this was asked last; "" for nothing."""
+
     def close(self) -> None:
         """End it. Blocks for some seconds at most."""
 
@@ -73,6 +77,7 @@ class SshWay:
     def __init__(self, transport: Ssh, key: str, tracker: tuple[str, int], known_hosts: KnownHosts) -> None:
         self._transport, self._key, self._tracker, self._known_hosts = transport, key, tracker, known_hosts
         self._link: BoardLink | None = None
+        self._agent: Forward | None = None
         self._failed = WayState(False, time.monotonic(), "not tried yet")
         self._connects = 0
 
@@ -94,6 +99,13 @@ class SshWay:
             return self._failed
         return self._show(self._link.state)
 
+    def take_refused(self) -> str:
+        """See `Way`."""
+        if self._agent is None:
+            return ""
+        refused, self._agent.refused = self._agent.refused, ""
+        return refused
+
     def close(self) -> None:
         """See `Way`."""
         if self._link is not None:
@@ -104,7 +116,7 @@ class SshWay:
     def _open(self) -> BoardLink:
         link = BoardLink(to_ssh_address(self._transport), self._known_hosts)
         try:
-            forward = link.add_forward(self._transport.agent_port)
+            self._agent = forward = link.add_agent(self._transport.agent_port)
             link.add_tracker(self._transport.tracker_port, self._tracker, self._key, forward)
             self.metrics_address = link.add_forward(METRICS_PORT).address
             link.start()
@@ -176,6 +188,10 @@ class VirtualWay:
         with contextlib.suppress(OSError):
             self._ready_file.unlink()
 
+    def take_refused(self) -> str:
+        """See `Way`. An agent of our own, which clients reach without us."""
+        return ""
+
     def _start(self, now: float) -> None:
         with contextlib.suppress(OSError):
             self._ready_file.unlink()
@@ -206,6 +222,10 @@ class DirectWay:
     def look(self) -> WayState:
         """See `Way`."""
         return self._state
+
+    def take_refused(self) -> str:
+        """See `Way`. Clients reach it without us."""
+        return ""
 
     def close(self) -> None:
         """See `Way`."""

@@ -32,9 +32,10 @@ from farm.errors import (
     UnavailableError,
     UsageError,
 )
-from farm.fleet.health import Kind
+from farm.fleet.health import Kind, find_kind
 from farm.fleet.site import Site
-from farm.measure.session import Arrays, BoardSession
+from farm.measure.arrays import Arrays
+from farm.measure.session import BoardSession
 from farm.sweep import visits
 
 # Another client of the board is waited for at first as `farm tune` waits for it.
@@ -88,7 +89,7 @@ class HeldBoard:
                 session = BoardSession(self.site.tracker, self.site.key, _REQUEST_TIMEOUT_S, self.site.lease)
                 break
             except BoardUnsafeError as error:
-                self.site.observe(Kind.UNSAFE, error.message)
+                self.site.observe(find_kind(error), error.message)
                 raise
             except (TransientError, LeaseOverError) as error:
                 self.check_running()
@@ -171,6 +172,9 @@ class HeldBoard:
             self.check_running()
             if isinstance(error, PermanentError) and self.site.confirm():
                 raise
+            if isinstance(error, BoardUnsafeError) and not self.site.can_change:
+                self.close()
+                raise
             # Either the connection is gone, or the board was given up meanwhile.
             self._lose(error)
             raise BoardLostError(error.message, error.hint) from error
@@ -178,8 +182,8 @@ class HeldBoard:
     def _lose(self, error: FarmError) -> None:
         """Note what was seen of a board that is still ours."""
         self.close()
-        if isinstance(error, TransientError) and self.site.confirm():
-            self.site.observe(Kind.FAULT, error.message)
+        if isinstance(error, TransientError | BoardUnsafeError) and self.site.confirm():
+            self.site.observe(find_kind(error), error.message)
 
     def _wait_for_board(self) -> None:
         """Wait until the site has a board. Its own deadline ends this (UnavailableError)."""

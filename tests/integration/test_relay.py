@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from farm.fleet.relay import Relay
+from tests import hostile_board
+from tests.hostile_board import GREETING
 
 PATIENCE_S = 10.0
 
@@ -45,7 +47,7 @@ def read_all(sock: socket.socket, size: int) -> bytes:
 def test_bytes_pass_both_ways_unchanged(link: tuple[Relay, socket.socket, socket.socket]) -> None:
     """Five megabytes each way at the same time arrive as they were sent."""
     _, client, server = link
-    up, down = bytes(range(256)) * 20_000, bytes(reversed(range(256))) * 20_000
+    up, down = bytes(range(256)) * 20_000, GREETING + hostile_board.answer(bytes(reversed(range(256))) * 20_000)
     senders = [threading.Thread(target=s.sendall, args=(data,)) for s, data in ((client, up), (server, down))]
     got: dict[str, bytes] = {}
     readers = [
@@ -73,11 +75,24 @@ def test_a_cut_ends_a_blocked_read_at_once(link: tuple[Relay, socket.socket, soc
 def test_a_board_that_hangs_up_is_said_to(link: tuple[Relay, socket.socket, socket.socket]) -> None:
     """When the client notices the end, it is already known that the board caused it."""
     relay, client, server = link
-    server.sendall(b"last words")
+    server.sendall(GREETING)
     server.close()
-    assert read_all(client, 10) == b"last words"
+    assert read_all(client, len(GREETING)) == GREETING
     assert client.recv(1) == b""
     assert relay.board_ended.is_set()
+
+
+@pytest.mark.parametrize(("words", "refused"), [(b"HTTP", True), (hostile_board.frame(hostile_board.SHUTDOWN), False)])
+def test_what_the_client_is_spared_is_said(
+    link: tuple[Relay, socket.socket, socket.socket], words: bytes, refused: bool
+) -> None:
+    """A board that says what none says is cut off and named before the client notices; a goodbye is an end."""
+    relay, client, server = link
+    server.sendall(words if refused else GREETING + words)
+    with contextlib.suppress(ConnectionResetError):
+        assert client.recv(1) == b""
+    assert bool(relay.refused) is refused
+    assert relay.board_ended.is_set() is not refused
 
 
 def test_a_client_that_leaves_is_not_the_boards_fault(link: tuple[Relay, socket.socket, socket.socket]) -> None:

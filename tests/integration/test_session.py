@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from device_agent.protocol import Engine, Limits, MeasureSpec, RunSpec, Status, TensorSpec
-from farm.errors import BoardLostError, DeadlineError, InternalError, UnavailableError
+from farm.errors import BoardLostError, DeadlineError, UnavailableError
 from farm.fleet.tracker import Tracker
 from farm.measure import session as farm_session
 from farm.measure.session import BoardSession
@@ -154,15 +154,3 @@ def test_closing_twice_is_harmless(client: Tracker, agent: Any) -> None:
     session.close()
     session.close()
     BoardSession(client, agent.key, PATIENCE_S).close()
-
-
-def test_arrays_travel_in_order_and_bitwise() -> None:
-    """Names, order, dtypes and values survive; what is no archive is refused."""
-    arrays = {"z": np.arange(6, dtype="int8").reshape(2, 3), "a": np.array(np.nan, "float16"), "m": np.zeros((0, 2))}
-    back = farm_session.unpack_arrays(farm_session.pack_arrays(arrays))
-    assert list(back) == list(arrays)
-    for name, array in arrays.items():
-        assert back[name].dtype == array.dtype
-        assert back[name].tobytes() == array.tobytes()
-    with pytest.raises(InternalError, match="cannot be read"):
-        farm_session.unpack_arrays(b"PK\x03\x04 cut short")

@@ -15,9 +15,11 @@ import pytest
 
 from farm.errors import DeadlineError, PermanentError, TransientError
 from farm.fleet.board_link import Backoff, BoardLink
+from farm.fleet.frames import FrameFilter
 from farm.fleet.host_keys import HostKeyError
 from farm.fleet.ssh import SshConnection
 from farm.fleet.tunnels import Forward, ReverseForward
+from tests import hostile_board
 from tests.integration.conftest import find_free_port, wait_until
 from tests.integration.sshd import Sshd, read_all, require_end, running_sshd
 
@@ -117,6 +119,24 @@ def test_a_board_that_hangs_up_is_said_to(joined: tuple[Forward, socket.socket, 
     assert read_all(client, 10) == b"last words"
     assert client.recv(1) == b""
     assert forward.board_ended.is_set()
+
+
+def test_a_forward_to_an_agent_lets_nothing_but_answers_pass(connection: SshConnection, service: socket.socket) -> None:
+    """A stock client that comes through the tunnel is protected too, and the forward says from what."""
+    with (
+        Forward(lambda: connection, service.getsockname()[1], check=FrameFilter) as forward,
+        socket.create_connection(forward.address, PATIENCE_S) as client,
+    ):
+        server, _ = service.accept()
+        with server:
+            good = hostile_board.GREETING + hostile_board.answer("{}")
+            server.sendall(good)
+            assert read_all(client, len(good)) == good
+            server.sendall(hostile_board.frame(hostile_board.CALL, b"\x01" * 12))
+            require_end(client)
+            wait_until(lambda: bool(forward.refused), "the reason", 5)
+    assert "code 3" in forward.refused
+    assert not forward.board_ended.is_set()
 
 
 def test_a_client_that_leaves_is_not_the_boards_fault(joined: tuple[Forward, socket.socket, socket.socket]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from device_agent.protocol import Outcome, Status
 from farm.campaign.engine_blame import Blame
-from farm.errors import BoardUnsafeError
+from farm.errors import BoardHostileError, BoardNonsenseError, BoardUnsafeError
 from farm.fleet.health import Kind
 from farm.fleet.tracker import Tracker
 
@@ -72,10 +72,29 @@ def test_throttling_counts_when_it_repeats() -> None:
     assert place.seen == [Kind.THROTTLED]
 
 
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(BoardHostileError("it sent a call"), Kind.HOSTILE), (BoardNonsenseError("latency -1"), Kind.NONSENSE)],
+)
+def test_a_board_that_attacks_or_lies_is_told_apart(error: BoardHostileError | BoardNonsenseError, kind: Kind) -> None:
+    """The trial is the farm's failure with the reason, and the farm is told which it was."""
+    place = Place()
+    outcome = Blame(place).judge_error(error)
+    assert (outcome.status, outcome.message) == (Status.FARM_ERROR, error.message)
+    assert place.seen == [kind]
+
+
+def test_nonsense_on_the_only_board_is_tried_again() -> None:
+    """It ends no run at once; an attack does."""
+    assert Blame(Place(can_change=False)).judge_error(BoardNonsenseError("x")).status is Status.FARM_ERROR
+    with pytest.raises(BoardHostileError):
+        Blame(Place(can_change=False)).judge_error(BoardHostileError("x"))
+
+
 def test_an_unsafe_board_is_left_or_ends_the_run() -> None:
     """Where another board may take its place the farm is told; on the one machine there is, the error goes up."""
     place, error = Place(), BoardUnsafeError("stuck")
-    assert Blame(place).judge_unsafe(error).status is Status.FARM_ERROR
+    assert Blame(place).judge_error(error).status is Status.FARM_ERROR
     assert place.seen == [Kind.UNSAFE]
     with pytest.raises(BoardUnsafeError):
-        Blame(Place(can_change=False)).judge_unsafe(error)
+        Blame(Place(can_change=False)).judge_error(error)

@@ -51,9 +51,11 @@ def test_exit_codes_follow_the_contract() -> None:
         "DeadlineError": 3,
         "BoardBusyError": 3,
         "BoardLostError": 3,
+        "BoardNonsenseError": 3,
         "PermanentError": 1,
         "UnavailableError": 3,
         "LeaseOverError": 1,
         "BoardUnsafeError": 4,
+        "BoardHostileError": 4,
         "InternalError": 1,
     }

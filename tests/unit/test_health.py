@@ -15,7 +15,7 @@ from farm.values import Health, HealthHistory, Standing, State, Transition
 
 LIMITS = Limits(faults=3, window_s=100.0, cooldown_s=50.0, passes=2)
 OUT_OF_SERVICE = frozenset({Health.MAINTENANCE, Health.UNSAFE, Health.RETIRED})
-BAD_NEWS = (Kind.PROBE_FAILED, Kind.FAULT, Kind.THROTTLED, Kind.DRIFTED, Kind.SLOW_SENSORS, Kind.MISFIT)
+BAD_NEWS = (Kind.PROBE_FAILED, Kind.FAULT, Kind.THROTTLED, Kind.DRIFTED, Kind.SLOW_SENSORS, Kind.MISFIT, Kind.NONSENSE)
 
 STANDINGS = [
     Standing(reachable, leased, health)
@@ -38,6 +38,17 @@ def walk(start: Transition, *steps: tuple[Kind, float]) -> Transition:
     for kind, now_s in steps:
         start = step(start, kind, now_s)
     return start
+
+
+@pytest.mark.parametrize("health", [Health.GOOD, Health.SUSPECT, Health.QUARANTINED, Health.MAINTENANCE])
+def test_a_board_that_attacked_is_out_until_an_operator_clears_it(health: Health) -> None:
+    """One attack is enough, and no probe, however late, brings it back."""
+    after = step(board(health), Kind.HOSTILE, 0.0, "it sent a call")
+    assert after.standing.health is Health.QUARANTINED
+    assert "it sent a call" in after.reason
+    assert walk(after, *[(Kind.PROBE_PASSED, 1e6 + n) for n in range(9)]).standing.health is Health.QUARANTINED
+    assert step(after, Kind.HOSTILE, 1.0) == Transition(after.standing, after.history, "")
+    assert step(after, Kind.CLEAR, 2.0).standing.health is Health.SUSPECT
 
 
 # One step from everywhere
@@ -67,7 +78,7 @@ def test_every_step_is_one_change_with_a_reason(standing: Standing, kind: Kind) 
 
 
 @pytest.mark.parametrize("health", sorted(OUT_OF_SERVICE))
-@pytest.mark.parametrize("kind", sorted(set(Kind) - COMMANDS - {Kind.UNSAFE}))
+@pytest.mark.parametrize("kind", sorted(set(Kind) - COMMANDS - {Kind.UNSAFE, Kind.HOSTILE}))
 def test_nothing_but_an_operator_returns_a_board_to_service(health: Health, kind: Kind) -> None:
     """A board in maintenance, unsafe or retired stays so whatever is observed of it."""
     assert step(board(health, HealthHistory(passes=99)), kind, 1e9).standing.health is health
@@ -276,8 +287,10 @@ def test_no_life_returns_a_board_to_service_without_an_operator(
         assert current.standing == before.standing or current.reason
         last_command = kind if kind in COMMANDS else last_command
         if was in OUT_OF_SERVICE and health not in OUT_OF_SERVICE:
-            assert kind in COMMANDS
-        if health is Health.QUARANTINED and (was is not health or kind in (Kind.FAULT, Kind.PROBE_FAILED)):
+            assert kind in COMMANDS or (kind is Kind.HOSTILE and health is Health.QUARANTINED)
+        if health is Health.QUARANTINED and (
+            was is not health or kind in (Kind.FAULT, Kind.PROBE_FAILED, Kind.NONSENSE)
+        ):
             quarantined_at = now_s
         if health is Health.GOOD and was is not Health.GOOD:
             assert kind is Kind.PROBE_PASSED

@@ -18,7 +18,7 @@ from device_agent.protocol import (
     RunSpec,
     StartConditions,
 )
-from farm.errors import PermanentError, UnavailableError
+from farm.errors import BoardNonsenseError, UnavailableError
 from farm.measure.session import BoardSession, plan_deadline_s, require_own_protocol
 
 
@@ -53,6 +53,7 @@ class Answering(BoardSession):
 
     def __init__(self, answer: str) -> None:
         self.key = "nano/7"
+        self._simulated = None
         self.answer = answer
 
     def _call(self, function: str, deadline_s: float, *arguments: str | bytes) -> str:
@@ -67,9 +68,9 @@ def test_another_version_is_refused_by_number() -> None:
         session._describe()
 
 
-def test_a_garbled_description_is_no_board_of_ours() -> None:
-    """The right version with a description that lacks half is refused too."""
-    with pytest.raises(UnavailableError, match="does not speak our protocol: Description lacks"):
+def test_a_garbled_description_is_not_believed() -> None:
+    """The right version with a description that lacks half is nonsense, and the board suspect."""
+    with pytest.raises(BoardNonsenseError, match="cannot be: Description lacks"):
         Answering(f'{{"protocol_version": {protocol.PROTOCOL_VERSION}}}')._describe()
 
 
@@ -78,9 +79,9 @@ def test_reports_and_traces_are_read() -> None:
     report = PinReport(PinStatus.REFUSED, "1 Hz is not in the table")
     assert Answering(report.to_json()).pin(OperatingPoint(gpu_freq_hz=1)) == report
     assert Answering(report.to_json()).unpin() == report
-    trace = PowerTrace(None, board="nano")
+    trace = PowerTrace(None, board="7")
     assert Answering(trace.to_json()).power(PowerSpec(0.5)) == trace
-    with pytest.raises(PermanentError, match="nano/7 answered what our protocol does not know"):
+    with pytest.raises(BoardNonsenseError, match="nano/7 answered cannot be"):
         Answering("{}").unpin()
 
 

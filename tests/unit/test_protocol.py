@@ -46,13 +46,13 @@ _cpus = st.lists(st.integers(0, 63), max_size=4).map(tuple)
 _interval = st.tuples(_finite, _finite)
 _evidence = st.builds(
     Evidence,
-    cpu_freq_hz=st.dictionaries(st.text(max_size=3), _freq | st.none(), max_size=3),
+    cpu_freq_hz=st.dictionaries(st.text(max_size=3), _freq, max_size=3),
     cpu_max_hz=st.dictionaries(st.text(max_size=3), _freq, max_size=3),
     gpu_freq_hz=_freq | st.none(),
     memory_freq_hz=_freq | st.none(),
-    temperature_c=st.dictionaries(_words, _finite | st.none(), max_size=3),
+    temperature_c=st.dictionaries(_words, _finite, max_size=3),
     cooling=st.dictionaries(_words, st.integers(0, 9), max_size=2),
-    alarms=st.dictionaries(_words, st.integers(0, 9) | st.booleans(), max_size=2),
+    alarms=st.dictionaries(_words, st.integers(0, 9), max_size=2),
     load_1min=_finite | st.none(),
     busy_s=_finite | st.none(),
 )
@@ -130,8 +130,7 @@ _energies = st.builds(
 _traces = st.builds(
     PowerTrace,
     window=_windows | st.none(),
-    # Lists, not tuples: what a dictionary holds is not converted.
-    samples=st.dictionaries(_words, st.lists(st.lists(_finite, min_size=2, max_size=2), max_size=2), max_size=2),
+    samples=st.dictionaries(_words, st.lists(st.tuples(_finite, _finite), max_size=2).map(tuple), max_size=2),
     before=_evidence | st.none(),
     after=_evidence | st.none(),
     board=_words,
@@ -186,7 +185,7 @@ def test_outcomes_survive_the_wire(outcome: Outcome) -> None:
         PowerSpec(seconds=0.5, rate_hz=1000.0),
         SensorInfo("POM_5V_IN", "ina3221-iio", update_period_s=0.42, step_w=0.041),
         Description(
-            "b", "local", "0", 1, False, "x86_64", "cpu", (0, 1), {"0": [1, 2]}, 5, ("kernel",), {}, (), ("z",)
+            "b", "local", "0", 1, False, "x86_64", "cpu", (0, 1), {"0": (1, 2)}, 5, ("kernel",), {}, (), ("z",)
         ),
     ],
 )

@@ -21,7 +21,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, PinStatus, RunSpec, Status
 from farm.campaign.engine_actors import BoardActor
 from farm.errors import BoardBusyError, BoardUnsafeError, FarmError
-from farm.measure.session import Arrays, BoardSession
+from farm.measure.arrays import Arrays
+from farm.measure.session import BoardSession
 from farm.values import Lease
 
 _CONTROL = "control"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from device_agent.protocol import Outcome
-from farm.measure.session import Arrays
+from farm.measure.arrays import Arrays
 
 
 @dataclasses.dataclass(frozen=True)

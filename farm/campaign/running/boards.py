@@ -22,6 +22,7 @@ from farm.campaign.running.board_held import REQUEST_TIMEOUT_S, Call, HeldBoard
 from farm.campaign.running.board_keeping import BoardKeeping
 from farm.errors import (
     BoardBusyError,
+    BoardNonsenseError,
     BoardUnsafeError,
     FarmError,
     InternalError,
@@ -30,7 +31,7 @@ from farm.errors import (
     UnavailableError,
 )
 from farm.fleet.health import Kind
-from farm.measure.session import Arrays
+from farm.measure.arrays import Arrays
 from farm.settings import Settings
 from farm.store import Store
 
@@ -186,8 +187,8 @@ class BoardCrew(BoardKeeping):
         call = held.calls[0]
         try:
             ended = engine_ray.get(call.reference, f"the {call.kind} on {held.key}", _FETCH_TIMEOUT_S)
-        except BoardUnsafeError as error:
-            self._end_call(held, held.blame.judge_unsafe(error), 0.0, {})
+        except (BoardUnsafeError, BoardNonsenseError) as error:
+            self._end_call(held, held.blame.judge_error(error), 0.0, {})
             self._look_at = 0.0
             return
         except ActorLostError as error:
@@ -264,8 +265,8 @@ class BoardCrew(BoardKeeping):
             held.description = dict(engine_ray.get(reference, f"connecting to {held.key}", _FETCH_TIMEOUT_S))
         except BoardBusyError as error:
             reason, pause_s = error.message, _BUSY_PAUSE_S
-        except BoardUnsafeError as error:
-            reason = held.blame.judge_unsafe(error).message
+        except (BoardUnsafeError, BoardNonsenseError) as error:
+            reason = held.blame.judge_error(error).message
         except UnavailableError as error:
             reason, pause_s = error.message, _MISFIT_PAUSE_S
         except TransientError as error:

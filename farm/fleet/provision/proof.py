@@ -57,7 +57,7 @@ class TunnelProof:
     def __call__(self, target: Target) -> str:
         """What was seen. Raises what `prove` and links raise."""
         link = BoardLink(target.address, self._known_hosts)
-        forward = link.add_forward(target.options.agent_port)
+        forward = link.add_agent(target.options.agent_port)
         link.add_tracker(target.options.tracker_port, self._tracker, target.key, forward)
         with link:
             link.wait_up(FIND_TIMEOUT_S)

@@ -1,0 +1,315 @@
+"""Boards that attack or lie: nothing of theirs runs here, nothing is believed, and the farm knows why they were cut."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import tvm_ffi
+
+from device_agent import protocol
+from device_agent.protocol import MeasureSpec, Outcome, Status
+from farm.campaign.engine_actors import BoardActor
+from farm.errors import BoardHostileError, BoardNonsenseError
+from farm.fleet.health import Kind, Limits, Observation, decide_by
+from farm.fleet.relay import Relay
+from farm.fleet.tracker import Tracker
+from farm.inventory.board_types import load_board_types
+from farm.measure.session import BoardSession, Direct
+from farm.search import tvm_env
+from farm.search.golden import GoldenKernels
+from farm.services.probe import Prober
+from farm.store import Store
+from farm.sweep.held_board import HeldBoard
+from farm.values import Ssh
+from tests import fuzzing, hostile_board
+from tests.hostile_board import HostileBoard, Peer
+from tests.integration import candidates
+from tests.integration.conftest import find_free_port, wait_until
+
+tvm_env.load()
+
+KEY = "jetson-nano/n1"
+called = threading.Event()
+tvm_ffi.register_global_func("farm_tests.take_over", lambda _: called.set())
+ATTACKS = dict(hostile_board.attacks("farm_tests.take_over"))
+TAKE_OVER = hostile_board.frame(hostile_board.CALL, b"\x01" * 12)
+GOOD = Outcome(Status.OK, latency_s=(1e-3,), board="n1")
+
+
+@contextlib.contextmanager
+def answering(function: str, data: bytes) -> Iterator[Direct]:
+    """Where an agent listens that is in order, but for the answer of one function."""
+    with HostileBoard(hostile_board.play_agent({function: data})) as board:
+        yield Direct(board.host, board.port)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_board_cannot_call_the_client(attack: str) -> None:
+    """TVM's client serves whoever it called; the relay lets nothing but answers pass, and says so."""
+    from tvm import rpc
+
+    called.clear()
+    with HostileBoard(ATTACKS[attack]) as board, Relay(board.host, board.port) as relay:
+        with contextlib.suppress(Exception):
+            session = rpc.connect(*relay.address)
+            for _ in range(3):  # what was left over of one answer is read with the next
+                with contextlib.suppress(Exception):
+                    session.get_function("x")
+        assert relay.refused
+    assert not called.is_set()
+
+
+def test_a_session_says_that_it_was_attacked() -> None:
+    """From the first connection on, and in the middle of work."""
+    with HostileBoard(ATTACKS["plainly"]) as board, pytest.raises(BoardHostileError, match="code 2"):
+        BoardSession(Direct(board.host, board.port), KEY)
+    with (
+        answering(protocol.MEASURE, TAKE_OVER) as board,
+        BoardSession(board, KEY) as session,
+        pytest.raises(BoardHostileError, match="code 3"),
+    ):
+        session.measure(MeasureSpec(()), b"")
+
+
+class Place:
+    """The site of a board at an address, which keeps what it is told."""
+
+    key, lease, has_board, can_change = KEY, None, True, True
+
+    def __init__(self, tracker: Any) -> None:
+        self.tracker = tracker
+        self.seen: list[Kind] = []
+
+    def ensure_alive(self) -> list[str]:
+        return []
+
+    def confirm(self) -> bool:
+        return True
+
+    def observe(self, kind: Kind, detail: str) -> None:
+        self.seen.append(kind)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "kind"),
+    [
+        (TAKE_OVER, BoardHostileError, Kind.HOSTILE),
+        (
+            hostile_board.answer(dataclasses.replace(GOOD, latency_s=(-1.0,)).to_json()),
+            BoardNonsenseError,
+            Kind.NONSENSE,
+        ),
+    ],
+    ids=["attack", "nonsense"],
+)
+def test_tunings_campaigns_and_sweeps_hear_of_it(answer: bytes, error: type[Exception], kind: Kind) -> None:
+    """A tuning's or campaign's actor raises it to its engine; a sweep tells its site and looks for another board."""
+    with answering(protocol.MEASURE, answer) as board:
+        actor = BoardActor(board.host, board.port, KEY, None, None, 1.0)
+        actor._tracker = board  # type: ignore[assignment]
+        with pytest.raises(error):
+            actor.measure(MeasureSpec(()).to_json(), b"")
+        place = Place(board)
+        held = HeldBoard(place, threading.Event(), print)  # type: ignore[arg-type]
+        held.open()
+        with pytest.raises(Exception, match="n1"):
+            held.measure(MeasureSpec(()), b"")
+        assert place.seen == [kind]
+
+
+class OneBoard(Tracker):
+    """A tracker that knows a single agent."""
+
+    def __init__(self, board: HostileBoard) -> None:
+        super().__init__("127.0.0.1", 1)
+        self._board = board
+
+    def fetch_summary(self, timeout_s: float = 1.0) -> dict[str, Any]:
+        return {"server_info": [{"key": f"server:{KEY}", "addr": [self._board.host, self._board.port]}]}
+
+    def request(self, key: str, timeout_s: float) -> tuple[str, int, str]:
+        return self._board.host, self._board.port, key
+
+
+def test_a_probe_quarantines_a_board_that_attacks(tmp_path: pathlib.Path) -> None:
+    """It stays so, with the reason, until an operator clears it: no probe brings it back."""
+
+    def attack(peer: Peer) -> None:
+        if peer.key.startswith(protocol.FENCE_PREFIX):
+            hostile_board.play_agent({})(peer)
+        ATTACKS["plainly"](peer)
+
+    with Store(tmp_path / "farm.db") as store, HostileBoard(attack) as board:
+        store.register_board("n1", "jetson-nano", Ssh("n1", "farm"))
+        for kind in (Kind.BACK, Kind.PROBE_PASSED):
+            store.observe_board("n1", kind, "test", decide_by(Observation(kind), Limits()))
+        prober = Prober(OneBoard(board), GoldenKernels(tmp_path), load_board_types(), "test")
+        report = prober.probe(store, "n1")
+        assert (report.kind, report.health) == ("hostile", "quarantined")
+        assert "attacked us" in store.require_board("n1")["health_reason"]
+        for kind in (Kind.BACK, *[Kind.PROBE_PASSED] * 9):
+            late = decide_by(Observation(kind), Limits(cooldown_s=0.0))
+            store.observe_board("n1", kind, "test", late)
+        assert store.require_board("n1")["health"] == "quarantined"
+
+
+def returning(*values: bytes) -> bytes:
+    """A return of any values."""
+    return hostile_board.frame(hostile_board.RETURN, hostile_board.sequence(*values))
+
+
+HUGE = (hostile_board.number(70), hostile_board.tensor(1 << 40), hostile_board.number(1, hostile_board.POINTER))
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (hostile_board.answer(b"{}"), "where text belongs"),
+        (returning(hostile_board.number(hostile_board.NONE), hostile_board.none()), "answered a NoneType"),
+        (returning(*HUGE), "answered a Tensor"),
+        (hostile_board.answer('{"a":' * 100_000), "nested too deeply"),
+        (hostile_board.answer(dataclasses.replace(GOOD, board="n2").to_json()), "'n2', not 'n1'"),
+        (hostile_board.answer(dataclasses.replace(GOOD, simulated=True).to_json()), "simulated"),
+    ],
+)
+def test_what_cannot_be_is_not_believed(data: bytes, says: str) -> None:
+    """Whatever an answer is or says, the farm's own error names it."""
+    with (
+        answering(protocol.MEASURE, data) as board,
+        BoardSession(board, KEY) as session,
+        pytest.raises(BoardNonsenseError, match=says),
+    ):
+        session.measure(MeasureSpec(()), b"")
+
+
+def test_a_number_is_not_taken_for_the_size_of_outputs() -> None:
+    """Python makes a terabyte of zeros of the number that stands where a program's outputs belong."""
+    number = returning(hostile_board.number(hostile_board.INT), hostile_board.number(10**12))
+    with (
+        answering(protocol.RUN_MODEL, number) as board,
+        BoardSession(board, KEY) as session,
+        pytest.raises(BoardNonsenseError, match="answered a int"),
+    ):
+        session.run_model(protocol.RunSpec(protocol.Engine.KERNEL), b"", {})
+
+
+# TVM's own client holds the interpreter while it copies: it cannot share a process with the relay.
+_STOCK_SCRIPT = """
+import pathlib, sys
+import numpy as np
+import tvm
+from tvm import rpc
+
+host, port, path, size = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3]), int(sys.argv[4])
+remote = rpc.connect(host, port)
+remote.upload(str(path))
+module = remote.load_module(path.name)
+device = remote.cpu()
+a, b = (np.random.default_rng(seed).random((size, size), "float32") for seed in (1, 2))
+arrays = [tvm.runtime.tensor(value, device) for value in (a, b, np.zeros((size, size), "float32"))]
+assert len(module.time_evaluator("main", device, number=1, repeat=2)(*arrays).results) == 2
+np.testing.assert_allclose(arrays[2].numpy(), a @ b, rtol=1e-3)
+assert bytes(remote.download(path.name)) == path.read_bytes()
+try:
+    remote.load_module("nowhere.so")
+except Exception as error:
+    assert "nowhere" in str(error)
+    print("as ever")
+"""
+
+
+def test_a_stock_board_works_through_the_relay(tmp_path: pathlib.Path, matmul: bytes) -> None:
+    """All that TVM's own server answers a stock script passes: modules, tensors, timings, errors, copies of bytes."""
+    port = find_free_port()
+    command = [sys.executable, "-m", "tvm.exec.rpc_server", "--host", "127.0.0.1", "--silent"]
+    command += ["--port", str(port), "--port-end", str(port + 1)]
+    (tmp_path / "matmul.so").write_bytes(matmul)
+    with (tmp_path / "log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"TMPDIR": str(tmp_path)})
+    try:
+        wait_until(lambda: _listens(port), "the server")
+        with Relay("127.0.0.1", port) as relay:
+            script = [sys.executable, "-c", _STOCK_SCRIPT, *map(str, relay.address), str(tmp_path / "matmul.so")]
+            done = subprocess.run([*script, str(candidates.SIZE)], capture_output=True, text=True, timeout=100)
+            assert done.stdout == "as ever\n", done.stderr[-3000:]
+            assert relay.refused == ""
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+        return True
+    return False
+
+
+_FUZZ = """
+import sys, threading
+import tvm_ffi
+from tvm import rpc
+from farm.fleet.relay import Relay
+from tests import fuzzing, hostile_board
+from tests.hostile_board import HostileBoard, Peer
+from tests.unit.test_frames import ANSWERS, REFUSED
+
+called = threading.Event()
+tvm_ffi.register_global_func("farm_tests.take_over", lambda _: called.set())
+seeds = iter(fuzzing.each(int(sys.argv[1])))
+
+def behave(peer: Peer) -> None:
+    rng = next(seeds)
+    greeting, void = hostile_board.GREETING, hostile_board.void()
+    frames = [*ANSWERS.values(), *REFUSED.values()]
+    while True:
+        if greeting:
+            data, greeting = greeting + void, b""
+            if rng.random() < 0.2:
+                data = fuzzing.mutate_bytes(data, rng)
+        else:
+            data = rng.choice(frames)
+            if rng.random() < 0.7:
+                data = fuzzing.mutate_bytes(data, rng)
+            elif rng.random() < 0.3:
+                hostile_board.call_back(peer, "farm_tests.take_over")
+        peer.send(data)
+        if rng.random() < 0.1:
+            return
+        peer.read_frame()
+
+with HostileBoard(behave) as board:
+    for _ in range(int(sys.argv[1]) * fuzzing.ROUNDS):
+        with Relay(board.host, board.port) as relay:
+            # A frame that promises more than comes would be waited for: the session's deadline, shortened.
+            threading.Timer(0.5, relay.cut).start()
+            kept = []  # until the cut: see BoardSession
+            try:
+                kept.append(rpc.connect(*relay.address))
+                for _ in range(4):
+                    kept.append(kept[0].get_function("device_agent.describe"))
+                    kept.append(kept[-1]("x"))
+            except Exception:
+                pass
+            relay.cut()
+            del kept
+    assert not called.is_set()
+print("unharmed")
+"""
+
+
+def test_fuzz_mutated_frames_do_the_client_no_harm() -> None:
+    """TVM's own client, behind the relay, is neither brought down nor taken over by whatever a board sends."""
+    done = subprocess.run(
+        [sys.executable, "-c", _FUZZ, "60"], capture_output=True, text=True, timeout=250 * fuzzing.ROUNDS
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["unharmed"]), done.stderr[-3000:]
