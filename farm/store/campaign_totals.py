@@ -32,7 +32,7 @@ class CampaignTotals(Base):
         table = schema.trials
         return self._rows(
             sa.select(
-                table.c.board_type, table.c.workload, table.c.operating_point, table.c.candidate, table.c.median_s
+                table.c.board_type, table.c.workload, table.c.operating_point, table.c.candidate, schema.sound_median_s
             )
             .where(table.c.campaign == campaign, table.c.counted.is_not(None))
             .order_by(table.c.id)

@@ -102,7 +102,7 @@ def _select_good() -> sa.Select[Any]:
     task = (table.c.workload, table.c.board_type, table.c.operating_point)
     return (
         sa.select(*task, table.c.candidate, table.c.id)
-        .where(table.c.median_s.is_not(None))
+        .where(schema.is_sound(table.c.median_s))
         .order_by(*task, table.c.median_s, table.c.candidate)
     )
 

@@ -52,7 +52,8 @@ class Store(
             & (table.c.simulated == record.simulated)
         )
         with self._writing() as connection:
-            known = connection.execute(sa.select(table).where(key)).mappings().first()
+            query = sa.select(table).where(key, schema.is_sound(table.c.median_s))
+            known = connection.execute(query).mappings().first()
             if known is not None and not replace:
                 lucky = known["candidate"] == record.candidate and known["evidence"] and not record.evidence
                 if lucky or known["median_s"] <= record.median_s:
@@ -88,6 +89,7 @@ class Store(
         query = sa.select(table, about.c.name, about.c.flop, about.c.pipeline).join(
             about, about.c.hash == table.c.workload
         )
+        query = query.where(schema.is_sound(table.c.median_s))
         if workloads is not None:
             query = query.where(table.c.workload.in_(list(workloads)))
         if board_type is not None:

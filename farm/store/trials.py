@@ -92,7 +92,9 @@ class TrialQueries(Base):
         With `columns` those alone; all of them with their traces and outcomes may be gigabytes.
         """
         table = schema.trials
-        wanted = [table.c[name] for name in columns] if columns else list(table.c)
+        wanted = [
+            schema.sound_median_s if name == "median_s" else table.c[name] for name in columns or table.c.keys()  # noqa: SIM118  no mapping
+        ]
         query = sa.select(*wanted).order_by(table.c.id)
         if campaign is not None:
             query = query.where(schema.trials.c.campaign == campaign)
@@ -117,7 +119,7 @@ class TrialQueries(Base):
                 table.c.workload,
                 table.c.operating_point,
                 table.c.candidate,
-                table.c.median_s,
+                schema.sound_median_s,
                 table.c.board,
                 *([table.c.trace_json] if traces else []),
             )
@@ -197,14 +199,15 @@ class TrialQueries(Base):
         """
         trials, doubts = schema.trials, schema.doubts
         wrong = sa.func.max(sa.case((trials.c.status == str(Status.WRONG_RESULT), 1), else_=0))
-        again = sa.func.min(sa.case((trials.c.purpose == WINNER_TRIAL, trials.c.median_s)))
+        median_s = schema.sound_median_s.element
+        again = sa.func.min(sa.case((trials.c.purpose == WINNER_TRIAL, median_s)))
         lied = sa.exists().where(
             doubts.c.board == trials.c.board,
             trials.c.id > doubts.c.after_trial,
             trials.c.id <= doubts.c.until_trial,
         )
-        sound = sa.func.min(sa.case((~lied, trials.c.median_s)))
-        anyhow = sa.func.min(trials.c.median_s)
+        sound = sa.func.min(sa.case((~lied, median_s)))
+        anyhow = sa.func.min(median_s)
         query = (
             sa.select(
                 trials.c.candidate,
@@ -217,7 +220,7 @@ class TrialQueries(Base):
                 trials.c.board_type == board_type,
                 trials.c.operating_point == operating_point,
                 trials.c.simulated == simulated,
-                sa.or_(trials.c.fault_side.is_(None), trials.c.fault_side == str(FaultSide.CANDIDATE)),
+                sa.or_(schema.is_sound(trials.c.median_s), trials.c.fault_side == str(FaultSide.CANDIDATE)),
             )
             .group_by(trials.c.candidate)
             .order_by(sa.func.min(trials.c.id))

@@ -637,3 +637,26 @@ def test_of_two_campaigns_of_one_name_one_is_taken(path: pathlib.Path) -> None:
     with Store(path) as store:
         assert store.fetch_fleet_campaign("same").owner in ("ann", "bob", "eve")
         assert len(store.fetch_campaigns()) == 2
+
+
+def test_a_time_that_no_run_takes_counts_for_nothing(store: Store) -> None:
+    """A store from a time when boards were believed resumes: the candidate has had its trial, and won nothing."""
+    for index, median_s in enumerate((-1.0, 0.0, float("inf"), float("nan"), 2e-3, 1e-3)):
+        assert add(store, f"c{index}", median_s)
+    counted = store.fetch_counted(1)
+    wanted = [None, None, None, None, 2e-3, 1e-3]
+    assert [row["median_s"] for row in counted] == wanted
+    assert [row["median_s"] for row in store.fetch_trials(1)] == wanted
+    assert [row["median_s"] for row in store.fetch_course(1)] == wanted
+    known = store.fetch_known_candidates("w1", NANO, "default", True)
+    assert [(row["candidate"], row["median_s"]) for row in known] == [("c4", 2e-3), ("c5", 1e-3)]
+    similar = store.fetch_similar_trials(["w1"], simulated=True)
+    assert [row["candidate"] for row in similar] == ["c5", "c4"]
+
+
+def test_a_record_that_no_run_gave_is_replaced(store: Store) -> None:
+    """It is not shown either."""
+    store.save_record(record(-1.0, "liar"))
+    assert store.fetch_records() == []
+    assert store.save_record(record(1e-3))
+    assert [each.candidate for each in store.fetch_records()] == ["c"]
