@@ -226,15 +226,13 @@ def once(names: list[str]) -> list[str]:
 
 
 def _print_done(name: str, done: _Done, with_name: bool) -> None:
-    """What a board's command printed, byte for byte; lines carry the board's name where there are several."""
+    """What a board's command printed; lines carry the board's name where there are several."""
     if done.result is not None:
         for stream, data in ((sys.stdout, done.result.out), (sys.stderr, done.result.err)):
             if with_name:
                 label = f"{name}: ".encode()
                 data = b"".join(label + line + b"\n" for line in data.splitlines())
-            stream.flush()
-            stream.buffer.write(data)
-            stream.flush()
+            output.to_stream(stream, data)
         if with_name and done.result.code:
             output.stderr.print(f"{name}: exit code {done.result.code}", soft_wrap=True, markup=False)
     elif with_name:
@@ -262,13 +260,13 @@ def _local_log(settings: Settings, name: str, transport: Transport) -> Path:
 
 def _print_tail(path: Path, lines: int) -> None:
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with path.open("rb") as file:
             tail = collections.deque(file, lines)
     except FileNotFoundError:
         raise UnavailableError(
             f"there is no log yet: {path}", "The agent has not been started; see `farm up`."
         ) from None
-    sys.stdout.writelines(tail)
+    output.to_stream(sys.stdout, b"".join(tail))
 
 
 def raise_first(failed: Mapping[str, FarmError]) -> None:

@@ -10,16 +10,18 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from rich import box, markup
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.live import Live
+from rich.segment import Segment
 from rich.table import Table
 
 from farm.errors import FarmError
+from farm.report import foreign
 from farm.report import progress as progress_view
 from farm.report.progress import Progress
 
@@ -29,8 +31,28 @@ INTERRUPTED = 130
 
 # Files and pipes have no width of their own: wide enough that no table is folded there.
 _PIPE_WIDTH = 200
-stderr = Console(stderr=True, highlight=False, emoji=False, width=None if sys.stderr.isatty() else _PIPE_WIDTH)
-stdout = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+
+
+class _Console(Console):
+    """A console that shows the control characters of what it prints, and obeys none but rich's own."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """See `Console`. Every text passes here, whatever it is a part of; rich's own controls are no text."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else foreign.show_controls(text), style, control)
+
+
+stderr = _Console(stderr=True, highlight=False, emoji=False, width=None if sys.stderr.isatty() else _PIPE_WIDTH)
+stdout = _Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+
+
+def to_stream(stream: TextIO, data: bytes) -> None:
+    """Bytes that are not ours, as they are; to a terminal as text that it does not obey."""
+    stream.flush()
+    if stream.isatty():
+        data = foreign.show_controls(data.decode(errors="replace")).encode()
+    stream.buffer.write(data)
+    stream.flush()
 
 
 def print_json(document: Any) -> None:

@@ -25,6 +25,7 @@ from farm.dropin.measured import Measured, recent
 from farm.dropin.tvm_objects import as_tvm_object, load_for_script
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
+from farm.report import foreign
 from farm.search.target import host_target, make_target
 from farm.services.client import using_services
 from farm.store import Store
@@ -238,4 +239,4 @@ def _to_seconds(wait: float | str) -> float:
 
 
 def _say(text: str) -> None:
-    print(f"farm: {text}", file=sys.stderr, flush=True)
+    print(f"farm: {foreign.show_controls(text)}", file=sys.stderr, flush=True)

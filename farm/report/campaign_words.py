@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from farm.report import campaign_rows
+from farm.report import campaign_rows, foreign
 from farm.report.campaign_models import Gain
 from farm.report.campaign_rows import format_latency
 
@@ -27,6 +27,7 @@ Document = Mapping[str, Any]
 
 def write_page(document: Document, gains: Sequence[Gain], pictures: Mapping[str, str]) -> str:
     """The report's text; `pictures` maps captions to files beside it."""
+    document, gains = foreign.escaped(document), foreign.escaped(gains)
     parts = [
         f"# Campaign {document['name']}",
         _simulated(document),
@@ -94,7 +95,7 @@ def _models(gains: Sequence[Gain]) -> str:
         return ""
     head = ("model", "board type", "point", "first schedules", "tuned", "times as fast", "records")
     return (
-        _table(head, rows, left=(0, 1, 2))
+        foreign.table(head, rows, left=(0, 1, 2))
         + "\n\n*First schedules*: the first of each workload that ran. *Tuned*: the sum of the records of its "
         "workloads, which were measured again and whose output was checked; where one is missing, of the best measured."
     )
@@ -123,7 +124,7 @@ def _winners(document: Document) -> str:
             )
         )
     head = ("workload", "board type", "point", "weight", "median", "decided", "nearest rival", "boards", "rounds")
-    text = _table((*head, "relative error", "found"), rows, left=(0, 1, 2, 5, 6, 7, 10)) if rows else ""
+    text = foreign.table((*head, "relative error", "found"), rows, left=(0, 1, 2, 5, 6, 7, 10)) if rows else ""
     verdict = (document["progress"] or {}).get("verdict") or {}
     contradictions = [str(each) for each in verdict.get("contradictions", ())]
     lines = [text, _tell_undecided(document)]
@@ -170,13 +171,13 @@ def _boards(document: Document) -> str:
         for each in document["boards"]
     ]
     head = ("board", "type", "trials", "good", "candidate", "sample", "board's", "farm's", "board-hours")
-    return _table(head, rows, left=(0, 1)) if rows else ""
+    return foreign.table(head, rows, left=(0, 1)) if rows else ""
 
 
 def _trials(document: Document) -> str:
     trials = document["trials"]
     rows = [(_SIDES[side], f"{trials['by_side'].get(side, 0):,}") for side in _SIDES]
-    lines = [_table(("trials by whose fault it was", "count"), rows)]
+    lines = [foreign.table(("trials by whose fault it was", "count"), rows)]
     statuses = {status: count for status, count in trials["by_status"].items() if status != "ok"}
     if statuses:
         lines.append("Not ok: " + ", ".join(f"{count:,} {status}" for status, count in sorted(statuses.items())) + ".")
@@ -218,7 +219,7 @@ def _order(document: Document) -> str:
         "measurement": _pairs(document["measure"]),
     }
     lines = "\n".join(f"- {key}: {value}" for key, value in about.items() if value is not None)
-    return _table(("model", "from", "SHA-256", "batch"), models, left=(0, 1, 2)) + f"\n\n{lines}"
+    return foreign.table(("model", "from", "SHA-256", "batch"), models, left=(0, 1, 2)) + f"\n\n{lines}"
 
 
 def _events(document: Document) -> str:
@@ -239,11 +240,3 @@ def _latency(seconds: float | None) -> str:
 
 def _date(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = (0,)) -> str:
-    """A Markdown table; columns hold numbers and go right, except those in `left`."""
-    rule = [":--" if column in left else "--:" for column in range(len(head))]
-    return "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in [head, rule, *rows]
-    )

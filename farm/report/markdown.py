@@ -5,8 +5,10 @@ The document's keys: see `Document`. What is missing or null is left out of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
+
+from farm.report import foreign
 
 _VARIANTS = {"untuned": "untuned TVM", "tuned": "tuned TVM", "onnxruntime": "ONNX Runtime"}
 _SIDES = {
@@ -71,6 +73,7 @@ class Document(TypedDict, total=False):
 
 def write_report(document: Document) -> str:
     """The report's text: what came out first, then how it was got."""
+    document = foreign.escaped(document)
     board = document["board"]
     parts = [
         f"# {document['model']} on {board['type']}/{board['name']}",
@@ -136,7 +139,7 @@ def _latency(document: Document) -> str:
             )
         )
     head = ("variant", "median, ms", "95 % CI of it, ms", "mean, ms", "min, ms", "max, ms", "std, ms", "runs")
-    table = _table(head, rows)
+    table = foreign.table(head, rows)
     if not document["latency_ms"].get("onnxruntime"):
         table += "\n\nONNX Runtime was not timed: this board does not run it."
     return table
@@ -185,7 +188,7 @@ def _clocks(document: Document) -> str:
             "> **Simulated.** Both variants over the CPU clocks of a virtual Jetson Nano, which runs the code that was "
             "timed above at its own pace. No figure here was measured on a real board. The whole: "
             "[sweep/sweep.html](sweep/sweep.html).",
-            _table(head, rows, left=(0, 1, 5)),
+            foreign.table(head, rows, left=(0, 1, 5)),
             "\n".join(picks),
             "![Latency and energy at each clock](sweep/front.png)",
         ]
@@ -215,7 +218,7 @@ def _workloads(workloads: Sequence[Workload]) -> str:
     head = ("ID", "name", "FLOP", "weight", "speed, GFLOPS", "latency, µs", "weighted latency, µs", "trials")
     total = sum(map(share, workloads))
     untried = sum(not workload.get("latency_us") for workload in workloads)
-    text = _table(head, rows, left=(1,)) + f"\n\nWeighted latencies add up to {_ms(total / 1e3)}"
+    text = foreign.table(head, rows, left=(1,)) + f"\n\nWeighted latencies add up to {_ms(total / 1e3)}"
     return text + (f"; {untried} of {len(workloads)} workloads have no valid trial." if untried else ".")
 
 
@@ -223,7 +226,7 @@ def _trials(document: Document) -> str:
     trials = document["trials"]
     sides = [(meaning, trials[key]) for key, meaning in _SIDES.items() if key in trials]
     rows = [("ok", str(trials["ok"])), *((meaning, str(count)) for meaning, count in sides)]
-    lines = [_table(("trials by fault side", "count"), rows)]
+    lines = [foreign.table(("trials by fault side", "count"), rows)]
     statuses = {k: v for k, v in trials.get("by_status", {}).items() if v and k != "ok"}
     if statuses:
         lines.append("Not ok: " + ", ".join(f"{count} {status}" for status, count in sorted(statuses.items())) + ".")
@@ -236,13 +239,6 @@ def _trials(document: Document) -> str:
 
 def _pairs(values: Mapping[str, Any]) -> str:
     return "\n".join(f"- {name.replace('_', ' ')}: {value}" for name, value in values.items() if value is not None)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = (0,)) -> str:
-    """A Markdown table; columns hold numbers and go right, except those in `left`."""
-    rule = [":--" if column in left else "--:" for column in range(len(head))]
-    lines = [head, rule, *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def _figure(value: float) -> str:
