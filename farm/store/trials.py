@@ -92,9 +92,7 @@ class TrialQueries(Base):
         With `columns` those alone; all of them with their traces and outcomes may be gigabytes.
         """
         table = schema.trials
-        wanted = [
-            schema.sound_median_s if name == "median_s" else table.c[name] for name in columns or table.c.keys()  # noqa: SIM118  no mapping
-        ]
+        wanted = [schema.sound_median_s if name == "median_s" else table.c[name] for name in columns or table.c.keys()]
         query = sa.select(*wanted).order_by(table.c.id)
         if campaign is not None:
             query = query.where(schema.trials.c.campaign == campaign)
