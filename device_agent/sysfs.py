@@ -21,6 +21,8 @@ MAX_BYTES = 1 << 20
 TOOL_TIMEOUT_S = 4.0
 # `--root virtual:SOCKET` names a simulator's socket instead of a folder.
 VIRTUAL_PREFIX = "virtual:"
+# Tools run as root at times: what they are, and what they read, is not for the caller's surroundings to say.
+_TOOL_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/", "LANG": "C"}
 
 
 class Tree(Protocol):
@@ -90,7 +92,14 @@ class FileTree:
             raise FileNotFoundError(2, "a captured tree runs no tools", command[0])
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
+                command,
+                capture_output=True,
+                text=True,
+                timeout=TOOL_TIMEOUT_S,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                env=_TOOL_ENVIRONMENT,
+                cwd="/",
             )
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(110, f"not finished after {TOOL_TIMEOUT_S:g} s", command[0]) from error

@@ -183,7 +183,7 @@ class Supervisor:
             socket, state = self._run / "helper" / "clock-helper.sock", self._prefix / "state"
             make_folder(self._run / "helper", "", user, 0o750)
             make_folder(state, "", "", 0o700)
-            command = [python, "-m", "device_agent.clocks.helper", "--exit-with-parent", "--socket", str(socket)]
+            command = [python, "-I", "-m", "device_agent.clocks.helper", "--exit-with-parent", "--socket", str(socket)]
             command += ["--state-dir", str(state), "--group", user]
             services.append(Service("helper", command, "", HELPER_PAUSE_S, self._logs / "clock-helper.log", tmp))
             options += ["--clock-helper", str(socket)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 import secrets
 import select
 import socket
@@ -20,7 +21,7 @@ from typing import Any, TypeVar
 from device_agent.clocks import wire
 from device_agent.clocks.access import AccessStatus
 from device_agent.clocks.transaction import Transaction
-from device_agent.errors import AgentError, BusyError, HelperUnavailableError, UnsafeError
+from device_agent.errors import AgentError, BusyError, HelperUnavailableError, RefusedError, UnsafeError
 from device_agent.sysfs import Tree
 
 # The guardian waits GUARD_TIMEOUT_S for a beat (helper.py): five are lost before it acts.
@@ -253,6 +254,9 @@ class Server:
             raise HelperUnavailableError("this transaction is over: the clocks have been restored")
 
     def _clear(self, client: _Client, force: bool) -> tuple[str, ...]:
+        # Who may open the socket runs code of strangers: taking clocks away and calling a board safe are an operator's.
+        if force and client.uid not in (0, os.geteuid()):
+            raise RefusedError(f"force is for root, not for uid {client.uid}")
         notes: tuple[str, ...] = ()
         if self._holder is not None:
             if not force:

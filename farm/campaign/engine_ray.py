@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import shutil
 import signal
+import stat
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ def ray_running(cores: int) -> Iterator[None]:
     prepare_environment()
     with _folder() as folder:
         try:
-            with own_signal_handlers(), _on_loopback():
+            with own_signal_handlers(), _on_loopback(), _with_token():
                 # `local`: RAY_ADDRESS in the environment would take us to somebody else's cluster.
                 ray.init(
                     address="local",
@@ -88,6 +90,33 @@ def _on_loopback() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _with_token() -> Iterator[None]:
+    """Have a Ray that is started in the block let in nobody but its own processes: other users reach loopback too.
+
+    The token is made for this Ray and nowhere kept; Ray's own would lie in the user's home, and RAY_AUTH_MODE=disabled
+    in the environment would do without. Its children read it from the environment.
+    """
+    wanted = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_AUTH_TOKEN_PATH": None}
+    before = {name: os.environ.get(name) for name in wanted}
+    _set_environment(wanted)
+    # Both are read once by a process, which may have run another Ray before.
+    ray._raylet.Config.initialize("")
+    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
+    try:
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+@contextlib.contextmanager
 def own_signal_handlers() -> Iterator[None]:
     """Keep ours: Ray puts handlers of its own in place, which would end the process past our cleaning up."""
     if threading.current_thread() is not threading.main_thread():
@@ -110,7 +139,7 @@ def _folder() -> Iterator[Path]:
         root = "/tmp"  # noqa: S108
     for left in Path(root).glob(f"{_PREFIX}*-*"):
         owner = left.name.removeprefix(_PREFIX).partition("-")[0]
-        if owner.isdecimal() and not _is_alive(int(owner)):
+        if owner.isdecimal() and not _is_alive(int(owner)) and _is_ours(left):
             _end_stragglers(left)  # on a busy machine they see late that they are alone, and write into it till then
             _remove(left)
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
@@ -118,6 +147,14 @@ def _folder() -> Iterator[Path]:
         yield folder
     finally:
         _remove(folder)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether this user made it. Whoever else may write here may not have us end processes, or follow links."""
+    with contextlib.suppress(OSError):
+        status = folder.lstat()
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return False
 
 
 def _is_alive(pid: int) -> bool:

@@ -179,3 +179,17 @@ def test_a_simulators_socket_opens_as_a_root(simulator: str, tmp_path: Path) -> 
     assert not open_tree(str(tmp_path)).simulated
     with pytest.raises(NotADirectoryError):
         open_tree(str(tmp_path / "nothing"))
+
+
+def test_a_tool_is_the_systems_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root, neither the caller's PATH nor a home decides which nvpmodel runs, or what it reads."""
+    planted = tmp_path / "nvpmodel"
+    planted.write_text("#!/bin/sh\necho planted\n")
+    planted.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("LD_PRELOAD", str(tmp_path / "x.so"))
+    assert set(FileTree().run(["env"]).split()) >= {"HOME=/", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+    assert "LD_PRELOAD" not in FileTree().run(["env"])
+    if not Path("/usr/sbin/nvpmodel").exists():
+        with pytest.raises(FileNotFoundError):
+            FileTree().run(["nvpmodel", "-q"])

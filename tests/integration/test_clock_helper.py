@@ -522,6 +522,31 @@ def test_socket_refuses_strangers(tmp_path_factory: pytest.TempPathFactory) -> N
     helper.stop()
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+def test_force_is_for_root(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Whoever may open the socket runs code of strangers: they take no clocks from others, and call no board safe."""
+    folder = pathlib.Path(tmp_path_factory.mktemp("forced"))
+    for parent in (folder, *folder.parents[:2]):
+        parent.chmod(0o755)
+    helper = Helper(folder)
+    helper.start("--group", "daemon")
+    try:
+        holder = helper.hold()
+        held = helper.now()
+        script = (
+            "import grp, os, pwd, sys; from device_agent.clocks.client import HelperClient\n"
+            "os.setgroups([]); os.setgid(grp.getgrnam('daemon').gr_gid); os.setuid(pwd.getpwnam('nobody').pw_uid)\n"
+            "HelperClient(sys.argv[1]).clear_unsafe(force=True)"
+        )
+        command = [sys.executable, "-c", script, str(helper.socket)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert "force is for root, not for uid" in done.stderr
+        assert helper.now() == held
+        assert holder.ask(f"write {GOVERNOR} performance") == "ok"
+    finally:
+        helper.stop()
+
+
 def test_second_helper(helper: Helper) -> None:
     """A second helper for the same socket, or the same state, says that there is one, and changes nothing."""
     helper.hold()

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
+import pathlib
 import subprocess
 import sys
+import tempfile
+
+import pytest
+
+from farm.campaign import engine_ray
 
 # In a process of its own: a test session may have a Ray already.
 _PROGRAM = """
@@ -29,3 +36,42 @@ def test_a_ray_of_our_own_listens_on_loopback_alone() -> None:
     assert addresses
     plain = [getattr(address, "ipv4_mapped", None) or address for address in addresses]
     assert all(address.is_loopback for address in plain), plain
+
+
+_STRANGER = """
+import os, subprocess, sys
+import ray
+from farm.campaign.engine_ray import ray_running
+os.environ["RAY_AUTH_MODE"] = "disabled"  # what a user has set is for clusters of theirs
+ask = "import sys; from ray._raylet import GcsClient; print('in', GcsClient(address=sys.argv[1]).get_all_node_info())"
+with ray_running(1):
+    address = ray.get_runtime_context().gcs_address
+    for token in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}):
+        command = [sys.executable, "-c", ask, address]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | token)
+        print("in" if done.stdout.startswith("in") else "oken" in done.stderr)
+    assert "RAY_AUTH_TOKEN" not in os.environ
+"""
+
+
+def test_a_ray_of_our_own_lets_in_nobody_without_its_token() -> None:
+    """Other users of this machine reach loopback too: without the token, or with another one, they are turned away."""
+    done = subprocess.run([sys.executable, "-c", _STRANGER], capture_output=True, text=True, timeout=150, check=True)
+    assert done.stdout.split()[-2:] == ["True", "True"], done.stderr[-2000:]
+
+
+def test_folders_of_other_users_are_left_alone(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a dead farm of ours left is removed; a link, and what somebody else made, is not even looked into."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(engine_ray, "_LONGEST_FOLDER", 1000)
+    ours, link, theirs = (tmp_path / f"farm-ray-999999999-{name}" for name in ("ours", "link", "theirs"))
+    ours.mkdir()
+    (tmp_path / "precious").mkdir()
+    link.symlink_to(tmp_path / "precious")
+    theirs.mkdir()
+    if os.getuid() == 0:
+        os.chown(theirs, 65534, 65534)
+    with engine_ray._folder():
+        assert not ours.exists()
+        assert link.is_symlink()
+        assert theirs.exists() == (os.getuid() == 0)
