@@ -6,11 +6,11 @@ What comes after the way, the agent and what it can do, is in `doctor_agent.py`.
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import time
 from typing import Any
 
+from device_agent.protocol import load_json
 from farm.errors import DeadlineError, PermanentError, TransientError, UsageError
 from farm.fleet import host_keys
 from farm.fleet.board_logs import AGENT_UNIT, HELPER_UNIT, PREFIXES, plan_log_command, plan_unit_test
@@ -180,8 +180,8 @@ class SshHops:
 
 def _read_supervisor(text: str) -> dict[str, bool]:
     """By service, whether it runs; empty where the answer says nothing."""
-    with contextlib.suppress(ValueError, AttributeError):
-        services: dict[str, Any] = json.loads(text)["services"]
+    with contextlib.suppress(ValueError, AttributeError, LookupError, TypeError):
+        services: dict[str, Any] = load_json(text)["services"]
         return {name: bool(facts.get("pid") if isinstance(facts, dict) else facts) for name, facts in services.items()}
     return {}
 

@@ -139,10 +139,13 @@ def test_an_agents_ports_are_replaced_however_its_bytes_arrive(step: int) -> Non
         MAGIC + struct.pack("<i", 1 << 30),
         MAGIC + struct.pack("<i", 3) + b"{]x",
         MAGIC + frame([3, "local/a", [True, 5], None]),
+        MAGIC + frame([3, "local/a", [-1, "local/a:0.5"], None]),
+        MAGIC + frame([5, {"key": "server:local/a", "addr": [None, 1 << 20]}]),
+        MAGIC + struct.pack("<i", 200_000) + b"[" * 200_000,
     ],
 )
 def test_what_an_agent_does_not_say_is_refused(data: bytes) -> None:
-    """Another service's bytes, another board's key, a request, the order to stop, nonsense."""
+    """Another service's bytes, another board's key, a request, the order to stop, no port, nonsense however deep."""
     with pytest.raises(ValueError):
         make_rewriter()(data)
 
