@@ -61,6 +61,7 @@ class GoldenQueries(BoardQueries):
                 table.c.kernel == kernel,
                 table.c.operating_point == operating_point,
                 table.c.simulated == simulated,
+                schema.is_sound(table.c.median_s),
                 sa.true() if board is None else table.c.board == board,
             )
             .subquery()

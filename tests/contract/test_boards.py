@@ -226,6 +226,14 @@ def test_golden_times_are_kept_apart(store: Store) -> None:
     assert set(store.fetch_golden_samples("jetson-nano", "golden/1", "default", simulated=False, board="b")) == {"b"}
 
 
+def test_a_golden_time_that_no_run_takes_counts_for_nothing(store: Store) -> None:
+    """It would make every honest run after it look like drift."""
+    for median_s in (-1.0, 2.0, 0.0):
+        store.add_golden_sample(sample(median_s))
+    [runs] = store.fetch_golden_samples("jetson-nano", "golden/1", "default", simulated=False).values()
+    assert [run.median_s for run in runs] == [2.0]
+
+
 def test_the_latest_golden_run_is_found(store: Store) -> None:
     """Of whichever kernel it is, the newest run of the board itself; None where there was none."""
     store.save_board(Board("b", "jetson-nano", simulated=False))
