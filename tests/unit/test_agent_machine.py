@@ -83,7 +83,7 @@ def test_a_board_is_described_from_its_files(tree: pathlib.Path) -> None:
     """Cores, clock range, memory, zones and the model's name are what the kernel says."""
     description = Machine(FileTree(tree)).describe("b", "jetson-nano", "1.0")
     assert description.cores_online == (0, 2, 3)
-    assert description.cpu_freq_range_hz == {"0": [102_000_000, 1_479_000_000]}
+    assert description.cpu_freq_range_hz == {"0": (102_000_000, 1_479_000_000)}
     assert description.memory_bytes == 4_057_000 * 1024
     assert description.cpu_model == "NVIDIA Jetson Nano Developer Kit"
     assert not description.simulated
