@@ -258,9 +258,7 @@ def _doubts(ours: Summary, compiled: Compiled, workloads: Sequence[Any], records
     if compiled.applied < len(records):
         notes.append(f"{len(records) - compiled.applied} of {len(records)} records could not be applied to the model")
     if missing := compiled.workloads - len(records):
-        notes.append(
-            f"{missing} of {compiled.workloads} functions have no record: scheduled by prediction alone"
-        )
+        notes.append(f"{missing} of {compiled.workloads} functions have no record: scheduled by prediction alone")
         return notes  # there is no sum to compare with
     weights = {workload.hash: workload.weight for workload in workloads}
     expected = math.fsum(record.median_s * weights[record.workload] for record in records)

@@ -86,6 +86,26 @@ def _convert_hard_sigmoid(inputs: Any, attributes: dict[str, Any]) -> Any:
     return _clamp(relax.op.add(relax.op.multiply(data, slope), offset), dtype, 0.0, 1.0)
 
 
+def _convert_pad(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Pad with constants as an operator that later passes can see; None for any other pad."""
+    from tvm import relax
+    from tvm.ir import GenericConst
+
+    data, pads, fill, axes = (inputs[at] for at in range(4))
+    mode = attributes.get("mode", b"constant")
+    if mode not in (b"constant", "constant") or axes is not None or "float" not in str(data.ty.dtype):
+        return None
+    if pads is not None and not isinstance(pads, GenericConst):
+        return None
+    widths = [int(w) for w in (attributes["pads"] if pads is None else pads.value.numpy())]
+    number = _constant_bound(fill, attributes.get("value", 0.0))
+    if number is None or min(widths, default=0) < 0:
+        return None
+    before, after = widths[: len(widths) // 2], widths[len(widths) // 2 :]
+    pairs = [width for pair in zip(before, after, strict=True) for width in pair]
+    return relax.op.nn.pad(data, pairs, "constant", number)
+
+
 def _convert_variadic(name: str, inputs: Any, _: dict[str, Any]) -> Any:
     """One binary operator after the other, broadcasting as ONNX does."""
     from tvm import relax
@@ -107,5 +127,6 @@ _CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
     "Max": functools.partial(_convert_variadic, "maximum"),
     "Mean": _convert_mean,
     "Min": functools.partial(_convert_variadic, "minimum"),
+    "Pad": _convert_pad,
     "Sum": functools.partial(_convert_variadic, "add"),
 }

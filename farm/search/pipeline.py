@@ -11,7 +11,7 @@ import dataclasses
 from typing import Any
 
 from farm.errors import UsageError
-from farm.search import canonical, constants, tvm_env
+from farm.search import canonical, constants, gathering, joins, spelling, transposes, tvm_env, widening
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,12 +74,19 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
         constants.fold_shapes(),
         transform.FoldConstant(),
     ]
+    if pipeline.canonical:
+        passes.append(spelling.respell())
     if pipeline.layout:
-        data, kernel = pipeline.layout
         # TVM would lay a deconvolution out as its neighbours and has no code for it in any layout but ONNX's.
-        layouts = {"relax.nn.conv2d": [data, kernel], "relax.nn.conv2d_transpose": ["NCHW", "IOHW"]}
+        layouts = {"relax.nn.conv2d": list(pipeline.layout), "relax.nn.conv2d_transpose": ["NCHW", "IOHW"]}
+        if pipeline.canonical:
+            layouts |= {"relax.nn.conv1d": ["NWC", "WIO"], "relax.nn.conv3d": ["NDHWC", "DHWIO"]}
         passes += [transform.ConvertLayout(layouts), constants.fold_shapes()]
+    if pipeline.canonical:
+        passes += [transposes.sink(), widening.widen(target), joins.mark()]
     passes.append(relax.get_pipeline("zero"))
+    if pipeline.canonical:
+        passes += [joins.split(), gathering.gather()]
     if pipeline.prepack:
         passes.append(transform.AttachAttrLayoutFreeBuffers())
     if pipeline.canonical:
@@ -99,4 +106,6 @@ def finish(module: Any, target: Any, database: Any | None, pipeline: GraphPipeli
             passes.append(transform.MetaScheduleApplyDatabase(enable_warning=False))
         if pipeline.prepack:
             passes += [transform.SplitLayoutRewritePreproc(), transform.LiftTransformParams(), transform.FoldConstant()]
+        if pipeline.canonical:
+            passes.append(joins.share())
         return tvm.transform.Sequential(passes)(module) if passes else module

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farm.search import names, tvm_env
+from farm.search import joins, names, tvm_env
 from farm.search import pipeline as graph_pipeline
 
 
@@ -98,6 +98,8 @@ def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline
     found = []
     for task in ms.relax_integration.extract_tasks(module, target):
         mod = task.dispatched[0]
+        if joins.is_join(mod["main"]):
+            continue
         arguments = tuple(
             (tuple(int(d) for d in argument.shape), str(argument.dtype))
             for argument in ms.arg_info.ArgInfo.from_entry_func(mod, remove_preproc=False)

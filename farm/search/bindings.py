@@ -1,0 +1,141 @@
+"""Relax functions as lists of bindings, and functions of TIR as lists of blocks: what several graph passes need.
+
+The passes themselves are modules of their own.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from farm.search import tvm_env
+
+_log = logging.getLogger(__name__)
+
+# TVM's pattern kind of what is fused with nothing.
+OPAQUE = 8
+
+
+def rewriting_pass(run: Callable[[Any, Any], Mapping[Any, Sequence[Any]]], name: str) -> Any:
+    """A module pass over Relax functions.
+
+    `run` is given a block builder, which holds the module, and a function; it returns what `replace` takes. A function
+    that TVM refuses to rewrite stays as it is.
+    """
+    tvm = tvm_env.load_compiler()
+    from tvm import relax
+
+    def apply(module: Any, _: Any) -> Any:
+        builder = relax.BlockBuilder(module)
+        for variable, function in list_functions(module):
+            try:
+                others = run(builder, function)
+                if others:
+                    builder.update_func(variable, replace(function, others))
+            except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+                _log.warning("%s leaves %s as it is: %s", name, variable.name_hint, error)
+        tidy = [relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()]
+        return tvm.transform.Sequential(tidy)(builder.get())
+
+    return tvm.transform.module_pass(apply, opt_level=0, name=name)
+
+
+def list_functions(module: Any) -> Iterator[tuple[Any, Any]]:
+    """The Relax functions of a module that are one sequence of bindings."""
+    from tvm import relax
+
+    for variable, function in list(module.functions_items()):
+        if isinstance(function, relax.Function) and isinstance(function.body, relax.SeqExpr):
+            yield variable, function
+
+
+def list_bindings(function: Any) -> list[Any]:
+    """All bindings of a function, in order."""
+    return [binding for block in function.body.blocks for binding in block.bindings]
+
+
+def replace(function: Any, others: Mapping[Any, Sequence[Any]]) -> Any:
+    """The function with other bindings, or none, in the place of those of some variables."""
+    from tvm import relax
+
+    blocks = []
+    for block in function.body.blocks:
+        kind = relax.DataflowBlock if isinstance(block, relax.DataflowBlock) else relax.BindingBlock
+        blocks.append(kind([new for old in block.bindings for new in others.get(old.var, (old,))]))
+    body = relax.SeqExpr(blocks, function.body.body)
+    return relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
+
+
+def bind_before(binding: Any, name: str, value: Any, type_: Any) -> Any:
+    """A binding of a new variable that may stand in the same block as another."""
+    from tvm import relax
+
+    kind = relax.DataflowVar if isinstance(binding.var, relax.DataflowVar) else relax.Var
+    return relax.VarBinding(kind(name, type_), value)
+
+
+def count_uses(function: Any) -> Mapping[Any, int]:
+    """How often each variable of a function is read, its result included."""
+    from tvm import relax
+
+    counts: dict[Any, int] = collections.Counter()
+
+    def count(expression: Any) -> None:
+        if isinstance(expression, relax.Var):
+            counts[expression] += 1
+
+    for binding in list_bindings(function):
+        relax.analysis.post_order_visit(binding.value, count)
+    relax.analysis.post_order_visit(function.body.body, count)
+    return counts
+
+
+def is_call(value: Any, operator: str) -> bool:
+    """Whether an expression calls a Relax operator of this name."""
+    tvm = tvm_env.load()
+    from tvm import relax
+
+    return isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and value.op.name == operator
+
+
+def called_function(module: Any, value: Any) -> Any | None:
+    """The function of TIR that an expression calls with `call_tir`."""
+    return module[value.args[0]] if is_call(value, "relax.call_tir") else None
+
+
+def static_shape(type_: Any) -> tuple[int, ...] | None:
+    """The shape of a tensor's type; None where it is none, or not known."""
+    from tvm import relax, tirx
+
+    shape = getattr(type_, "shape", None)
+    if not isinstance(type_, relax.TensorType) or not isinstance(shape, relax.ShapeExpr):
+        return None
+    if not all(isinstance(d, tirx.IntImm) for d in shape.values):
+        return None
+    return tuple(int(d) for d in shape.values)
+
+
+def replace_buffer(body: Any, old: Any, new: Any, move: Callable[[list[Any]], list[Any]]) -> Any:
+    """A statement that reads and writes the buffer `new` wherever it did `old`, at the indices that `move` gives."""
+    tvm_env.load()
+    import tvm_ffi
+    from tvm import tirx
+    from tvm.ir import Range
+    from tvm.ir.expr import TensorLoad, TensorRegion
+
+    def store(node: Any) -> Any:
+        return tirx.BufferStore(new, node.value, move(list(node.indices))) if node.buffer.same_as(old) else node
+
+    def load(node: Any) -> Any:
+        return tirx.BufferLoad(new, move(list(node.indices))) if node.source.same_as(old) else node
+
+    def region(node: Any) -> Any:
+        if not node.source.same_as(old):
+            return node
+        starts = move([r.min for r in node.region])
+        ranges = [Range.from_min_extent(start, r.extent) for start, r in zip(starts, node.region, strict=True)]
+        return tirx.BufferRegion(new, ranges)
+
+    return tvm_ffi.structural_map(body, [(tirx.BufferStore, store), (TensorLoad, load), (TensorRegion, region)])
