@@ -26,10 +26,11 @@ ASSUMED_SEARCH_S = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How a candidate is timed: samples, and the least seconds of each."""
+    """How a candidate is timed: samples, and the least seconds of each; and how many are measured again in the end."""
 
     repeat: int
     min_repeat_s: float
+    verify_top: int = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +110,18 @@ class CampaignPlan:
         return sum(self.estimate.trials)
 
     @property
+    def winners(self) -> int:
+        """The measurements of winners that may come after them, at most."""
+        return sum(self.estimate.winners)
+
+    @property
+    def tasks(self) -> int:
+        """Workloads that can be measured, on every board type at every operating point."""
+        return sum(point.workloads for each in self.types for point in each.points if point.usable)
+
+    @property
     def board_hours(self) -> float:
-        """Hours for which they hold boards, all boards together."""
+        """Hours for which all of these hold boards, all boards together, at most."""
         return sum(self.estimate.board_hours)
 
 
@@ -145,7 +156,7 @@ def plan_campaign(
     """Put together what was gathered; `types` come with the surveys of the models that they can hold."""
     planned = [_plan_type(boards, surveys, known[boards.board_type.name], sampling, ops) for boards, surveys in types]
     lanes = [_to_lane(each, at) for each in planned for at in each.boards.points]
-    estimated = estimate(lanes, budget, host_cores)
+    estimated = estimate(lanes, budget, host_cores, sampling.verify_top)
     spent = iter(zip(lanes, estimated.trials, estimated.board_hours, strict=True))
     filled = []
     for each in planned:
@@ -229,10 +240,12 @@ def to_document(plan: CampaignPlan) -> dict[str, Any]:
         "budget": plan.budget.model_dump(mode="json"),
         "estimate": {
             "trials": plan.trials,
+            "winner_measurements": plan.winners,
             "board_hours": plan.board_hours,
             "seconds": estimated.eta_s,
             "ends_at": estimated.limit,
             "boards_seconds": estimated.boards_s,
+            "winners_seconds": estimated.winners_s,
             "host_seconds": estimated.host_s,
             "host_as_board_seconds": estimated.alone_s,
             "host_cores": plan.host_cores,

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from farm.campaign.spec import BudgetSpec
+from farm.campaign.winner_share import LOOKS, leave_room, plan_allowance
 
 _HOUR_S = 3600.0
 # 0.1 hours must pay for 360 trials of a second, and not for 359.99999.
@@ -36,26 +37,33 @@ class Lane:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """What a budget comes to. `trials` by lane; `limit` is the part of the budget that is reached first.
+    """What a budget comes to. `trials` by lane, after them at most so many measurements of `winners`; `limit` is what
+    part of the budget is reached first.
 
-    `boards_s` and `host_s` are what boards and host would need were the other never slow, `alone_s` what this machine
-    needs as a board; `eta_s` is all of it together.
+    `boards_s` and `host_s` are what boards and host would need for the search were the other never slow, `alone_s` what
+    this machine needs as a board, `winners_s` what boards need for winners; `eta_s` is all of it together.
     """
 
     trials: tuple[int, ...]
+    winners: tuple[int, ...]
     board_hours: tuple[float, ...]
     eta_s: float | None
     boards_s: float
     host_s: float
     alone_s: float
+    winners_s: float
     limit: str
 
 
-def estimate(lanes: Sequence[Lane], budget: BudgetSpec, host_cores: int) -> Estimate:
-    """Spread the budget over the lanes that have boards, to every workload at every point the same."""
+def estimate(lanes: Sequence[Lane], budget: BudgetSpec, host_cores: int, verify_top: int = 3) -> Estimate:
+    """Spread the budget over the lanes that have boards, to every workload at every point the same.
+
+    `verify_top` candidates of each workload are measured again in the end, as far as the budget's share allows.
+    """
     open_jobs = sum(lane.jobs for lane in lanes if lane.boards)
     if not open_jobs:
-        return Estimate((0,) * len(lanes), (0.0,) * len(lanes), None, 0.0, 0.0, 0.0, NO_BOARDS)
+        nothing = (0,) * len(lanes)
+        return Estimate(nothing, nothing, (0.0,) * len(lanes), None, 0.0, 0.0, 0.0, 0.0, NO_BOARDS)
     shares = [lane.jobs / open_jobs if lane.boards else 0.0 for lane in lanes]
     boards_s, host_s, alone_s = _spend(lanes, shares, host_cores)
     held_s = sum(share * lane.held_s for share, lane in zip(shares, lanes, strict=True))
@@ -64,13 +72,23 @@ def estimate(lanes: Sequence[Lane], budget: BudgetSpec, host_cores: int) -> Esti
     )
     trials = _spread(math.floor(total * (1 + _ROUNDING)), shares)
     boards_s, host_s, alone_s = _spend(lanes, trials, host_cores)
+    # A workload without a trial has no winner.
+    winners = [
+        min(n, lane.jobs) * plan_allowance(n / lane.jobs, verify_top, LOOKS).most if n else 0
+        for n, lane in zip(trials, lanes, strict=True)
+    ]
+    winners_s, _, winners_alone_s = _spend(lanes, winners, host_cores)
+    winners_s += winners_alone_s
+    held = [(n + more) * lane.held_s for n, more, lane in zip(trials, winners, lanes, strict=True)]
     return Estimate(
         trials=tuple(trials),
-        board_hours=tuple(n * lane.held_s / _HOUR_S for n, lane in zip(trials, lanes, strict=True)),
-        eta_s=max(boards_s, host_s) + alone_s,
+        winners=tuple(winners),
+        board_hours=tuple(each / _HOUR_S for each in held),
+        eta_s=max(boards_s, host_s) + alone_s + winners_s,
         boards_s=boards_s,
         host_s=host_s,
         alone_s=alone_s,
+        winners_s=winners_s,
         limit=limit,
     )
 
@@ -83,7 +101,7 @@ def _read_limits(budget: BudgetSpec, jobs: int, held_s: float, wall_s: float) ->
     if budget.per_workload is not None:
         limits.append(("per_workload", budget.per_workload * jobs))
     if budget.board_hours is not None:
-        limits.append(("board_hours", budget.board_hours * _HOUR_S / held_s))
+        limits.append(("board_hours", (leave_room(budget.board_hours * _HOUR_S) or 0.0) / held_s))
     if budget.wall_clock is not None:
         limits.append(("wall_clock", budget.wall_clock / wall_s))
     return limits

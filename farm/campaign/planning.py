@@ -77,6 +77,7 @@ def _read_sampling(spec: MeasureSpec, settings: Settings, campaign: CampaignFile
     sampling = Sampling(
         spec.repeat or settings.measure_repeat,
         settings.measure_min_repeat_s if spec.min_repeat is None else spec.min_repeat,
+        verify_top=spec.verify_top,
     )
     timeout_s = settings.measure_timeout_s if spec.timeout is None else spec.timeout
     least_s = sampling.repeat * sampling.min_repeat_s

@@ -143,6 +143,11 @@ def _describe(planned: CampaignPlan) -> Iterator[str]:
     if not planned.trials:
         yield f"the budget ends before the first trial: raise {estimated.limit}"
         return
+    if planned.trials < planned.tasks:
+        yield (
+            f"warning: {planned.trials:,} trials are fewer than {planned.tasks:,} workloads on their board types at "
+            f"their operating points: {planned.tasks - planned.trials:,} or more get none, and no record"
+        )
     slower = "this host" if estimated.host_s > estimated.boards_s else "the boards"
     cores = "1 core needs" if planned.host_cores == 1 else f"{planned.host_cores} cores need"
     alone = f"; as a board it needs {_span(estimated.alone_s)} more" if estimated.alone_s else ""
@@ -151,7 +156,8 @@ def _describe(planned: CampaignPlan) -> Iterator[str]:
         f"{_span(estimated.boards_s)} at the same time; the slower is {slower}"
     )
     yield (
-        f"about {planned.trials:,} trials, {planned.board_hours:.2f} board-hours, {_span(estimated.eta_s)}; "
+        f"about {planned.trials:,} trials, then at most {planned.winners:,} measurements of winners "
+        f"({_span(estimated.winners_s)}); together {planned.board_hours:.2f} board-hours, {_span(estimated.eta_s)}; "
         f"it ends when {_LIMITS[estimated.limit]}, or earlier where workloads stop early"
     )
 

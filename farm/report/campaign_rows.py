@@ -77,6 +77,8 @@ def list_limits(progress: Document, budget: Document) -> list[str]:
         limit = budget.get(key)
         part = f"{word} {form.format(amount / unit)}"
         parts.append(part if limit is None else f"{part}/{form.format(limit / unit)}")
+    if winners := progress.get("winners"):
+        parts.append(f"winners measured {winners['measured']:,} times, at most {winners['at_most']:,}")
     if budget.get("per_workload") is not None:
         parts.append(f"at most {budget['per_workload']:,} per workload")
     return parts

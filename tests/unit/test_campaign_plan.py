@@ -270,27 +270,28 @@ def lane(board_type: str, jobs: int, *boards: str, held_s: float = 1.0, host_cor
     [
         ({"trials": 100}, "trials", 100),
         ({"trials": 100, "per_workload": 4}, "per_workload", 40),
-        ({"trials": 100, "board_hours": 0.01}, "board_hours", 36),
+        ({"trials": 100, "board_hours": 0.01}, "board_hours", 24),
         ({"trials": 100, "wall_clock": "9s"}, "wall_clock", 18),
-        ({"board_hours": 1.13}, "board_hours", 4068),
-        ({"per_workload": 1000, "wall_clock": "1h", "board_hours": 0.5, "trials": 10_000}, "board_hours", 1800),
+        ({"board_hours": 1.13}, "board_hours", 2712),
+        ({"per_workload": 1000, "wall_clock": "1h", "board_hours": 0.5, "trials": 10_000}, "board_hours", 1200),
     ],
 )
 def test_the_first_limit_counts(budget: dict[str, Any], limit: str, trials: int) -> None:
     """A budget ends at whichever of its limits is reached first: here two boards take a second per trial."""
     found = estimate([lane("a", 10, "x", "y")], BudgetSpec.model_validate(budget), CORES)
     assert (found.limit, found.trials) == (limit, (trials,))
-    assert found.eta_s == pytest.approx(trials / 2)
-    assert found.board_hours[0] == pytest.approx(trials / 3600)
+    assert found.eta_s == pytest.approx((trials + sum(found.winners)) / 2)
+    assert found.board_hours[0] == pytest.approx((trials + sum(found.winners)) / 3600)
 
 
 def test_the_slower_of_host_and_boards_sets_the_pace() -> None:
     """Search and builds go on beside measuring, so the time is that of the slower of both."""
     budget = BudgetSpec(trials=100)
-    assert estimate([lane("a", 1, "x", host_core_s=1.0)], budget, CORES).eta_s == pytest.approx(100)
-    assert estimate([lane("a", 1, "x", host_core_s=4.0)], budget, CORES).eta_s == pytest.approx(200)
+    # Winners: four candidates eight times, on the one board.
+    assert estimate([lane("a", 1, "x", host_core_s=1.0)], budget, CORES).eta_s == pytest.approx(100 + 32)
+    assert estimate([lane("a", 1, "x", host_core_s=4.0)], budget, CORES).eta_s == pytest.approx(200 + 32)
     alone = dataclasses.replace(lane("local", 1, "x", host_core_s=4.0), alone=True)
-    assert estimate([alone], budget, CORES).eta_s == pytest.approx(300)
+    assert estimate([alone], budget, CORES).eta_s == pytest.approx(300 + 32)
 
 
 def test_points_share_the_boards_of_their_type() -> None:
@@ -298,7 +299,19 @@ def test_points_share_the_boards_of_their_type() -> None:
     lanes = [lane("a", 5, "x"), lane("a", 5, "x"), lane("b", 5, "y")]
     found = estimate(lanes, BudgetSpec(trials=90), CORES)
     assert found.trials == (30, 30, 30)
-    assert found.eta_s == pytest.approx(60)
+    assert found.winners == (20, 20, 20)
+    assert found.eta_s == pytest.approx(60 + 40)
+
+
+@pytest.mark.parametrize(("jobs", "trials"), [(27, 10), (10, 10), (10, 64), (10, 640), (3, 96), (1, 5000)])
+def test_winners_take_a_share_of_the_budget(jobs: int, trials: int) -> None:
+    """Measuring winners is part of what is promised: half as much as the search, or four measurements of a workload,
+    and never more than all candidates in all rounds.
+    """
+    [winners] = estimate([lane("a", jobs, "x")], BudgetSpec(trials=trials), CORES).winners
+    assert winners <= max(trials / 2, 4 * min(jobs, trials))
+    assert winners <= 16 * 4 * jobs
+    assert winners >= 2 * min(jobs, trials)
 
 
 def test_nothing_is_promised_without_boards() -> None:

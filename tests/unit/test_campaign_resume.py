@@ -17,6 +17,7 @@ from farm.campaign.running.order import (
     TypeOrder,
     WorkloadOrder,
 )
+from farm.campaign.running.orders import _to_search_budget
 from farm.campaign.running.progress import find_latencies, sum_latencies, to_progress, to_rows
 from farm.campaign.running.resume import list_tasks, to_added
 from farm.search.candidates import Candidate
@@ -100,6 +101,23 @@ def test_progress_tells_models_apart() -> None:
     assert find_latencies(active.order, progress["tasks"]) == progress["models"]
     assert sum_latencies(active, progress["tasks"]) == pytest.approx({"nano@default": 2.6, "tx2@default": 1.0})
     assert progress["wall_clock_s"] == pytest.approx(60.0)
+
+
+def test_measuring_winners_is_part_of_the_time_that_is_left() -> None:
+    """Before the search is over, by what its trials took; then by what is left of the winners' measurements."""
+    active, state = begin([row(0.5)] * 5)
+    # Five of ten trials in 60 s; then five tasks take four measurements each, of 2.4 s, on two boards.
+    boards = [{"board": "n-1"}, {"board": "n-2"}]
+    assert to_progress(active, state, boards, "running", 130.0)["eta_s"] == pytest.approx(60 + 5 * 4 * 2.4 / 2)
+    winners = {"measured": 3, "at_most": 20, "eta_s": 99.0}
+    progress = to_progress(active, state, boards, "verifying", 130.0, winners)
+    assert (progress["eta_s"], progress["winners"]) == (99.0, {"measured": 3, "at_most": 20})
+
+
+def test_board_hours_leave_room_for_winners() -> None:
+    """Of limited board-hours the search gets what measuring its winners leaves."""
+    whole = _to_search_budget({"trials": 9, "board_s": 3600.0, "wall_clock_s": None, "per_workload": None})
+    assert (whole.trials, whole.board_s) == (9, 2400.0)
 
 
 def test_progress_outlives_the_search() -> None:

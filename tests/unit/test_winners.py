@@ -237,6 +237,27 @@ def test_the_fastest_becomes_a_record_with_evidence(store: Store) -> None:
     assert {row["candidate"] for row in rack.winner_trials(campaign)} == {"a", "b", "c"}
 
 
+@pytest.mark.parametrize("trials", [1, 8, 40, 64])
+def test_winners_take_a_share_of_the_budget(store: Store, trials: int) -> None:
+    """Half of what the search had, and four measurements where that is less; what is left is known at all times, and
+    never less than what comes.
+    """
+    world = Rack(store, make_order(), FOUR)
+    world.noise = 0.05
+    campaign = world.search("c", FOUR)
+    verification = Verification(campaign, world.order, store, Settings(), trials=trials)
+    verification.add()
+    verification.expect({NANO: len(world.boards)})
+    _, most = verification.left
+    assert most <= max(trials / 2, 4)
+    while not world.drive(verification, stop_after=world.answers + 1):
+        _, left = verification.left
+        assert verification.measured + left <= most
+    assert len(world.winner_trials(campaign)) == verification.measured <= most
+    assert verification.left == (0, 0)
+    assert world.record() is not None
+
+
 def test_rounds_alternate_and_rotate(store: Store) -> None:
     """In a round each candidate is measured once on one board, and each is first, second and third equally often."""
     rack = Rack(store, make_order(), dict.fromkeys("abc", 1e-3))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from farm.campaign import fleet_values as v
@@ -20,6 +20,7 @@ from farm.campaign.running.resume import list_tasks, to_added
 from farm.campaign.running.roster import Roster
 from farm.campaign.running.searches import Known, Searches, SearchPlan
 from farm.campaign.running.verifying import Verifying
+from farm.campaign.winner_share import leave_room
 from farm.errors import FarmError
 from farm.settings import Settings
 from farm.store import Store
@@ -114,7 +115,8 @@ class Orders:
         self._report_at = now + _REPORT_S
         for active in list(self.active.values()):
             phase = "verifying" if verifying.is_open(active.name) else str(state.campaigns[active.name].status)
-            progress = to_progress(active, state, roster.list_boards(active, state), phase, now)
+            boards, winners = roster.list_boards(active, state), verifying.to_winners(active)
+            progress = to_progress(active, state, boards, phase, now, winners)
             active.note_history(progress["counted"], sum_latencies(active, progress["tasks"]))
             progress["verdict"] = verifying.to_verdict(active)
             if active.name in ended:
@@ -160,7 +162,7 @@ class Orders:
             events.append(v.CampaignResumed(row.name))
         if dict(row.budget) != self._budgets.get(row.name) and known.status not in v.OVER:
             self._budgets[row.name] = dict(row.budget)
-            events.append(v.BudgetChanged(row.name, v.Budget(**row.budget)))
+            events.append(v.BudgetChanged(row.name, _to_search_budget(row.budget)))
         return events
 
     def _begin(self, row: FleetCampaign) -> v.Event:
@@ -181,7 +183,7 @@ class Orders:
         self._note(f"{row.name}: {len(list_tasks(order))} workloads to search, {len(counted)} trials made already")
         breakers = self._store.fetch_board_breakers(row.id, v.Settings().max_losses)
         board_s = self._store.fetch_board_seconds(row.id)
-        added = to_added(order, v.Budget(**row.budget), counted, board_s, used_s, breakers)
+        added = to_added(order, _to_search_budget(row.budget), counted, board_s, used_s, breakers)
         active.tasks = to_rows(order, added.done)
         return added
 
@@ -229,3 +231,9 @@ class Orders:
     def _leave(self, active: Active) -> None:
         self.active.pop(active.name, None)
         self._searches.close(active.name)
+
+
+def _to_search_budget(budget: Mapping[str, Any]) -> v.Budget:
+    """What of a budget is the search's: of board-hours winners need their part."""
+    whole = v.Budget(**budget)
+    return dataclasses.replace(whole, board_s=leave_room(whole.board_s))

@@ -14,14 +14,22 @@ from farm.campaign.fleet_values import Budget, Done, TaskKey
 from farm.campaign.running import resume
 from farm.campaign.running.active import Active
 from farm.campaign.running.order import Order
+from farm.campaign.winner_share import LOOKS, plan_allowance
 from farm.store import Store
 from farm.values import SEARCH_TRIAL, FleetCampaign
 
 
 def to_progress(
-    active: Active, state: FleetState, boards: Sequence[Mapping[str, str]], phase: str, now_s: float
+    active: Active,
+    state: FleetState,
+    boards: Sequence[Mapping[str, str]],
+    phase: str,
+    now_s: float,
+    winners: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The document. `boards` are those that the campaign may use, with what they are doing; `now_s` is monotonic."""
+    """The document. `boards` are those that the campaign may use, with what they are doing; `now_s` is monotonic,
+    `winners` what `Verifying.to_winners` says.
+    """
     campaign = state.campaigns.get(active.name)
     tasks = list_tasks(active, state)
     counted = campaign.counted if campaign else sum(task["counted"] for task in tasks)
@@ -34,7 +42,10 @@ def to_progress(
         "faults": dict(active.faults),
         "board_s": campaign.board_s if campaign else 0.0,
         "wall_clock_s": wall_clock_s,
-        "eta_s": _find_eta_s(campaign, counted, wall_clock_s),
+        "eta_s": _find_eta_s(campaign, counted, wall_clock_s, len(tasks), active.order.measure.verify_top, len(boards))
+        if winners is None
+        else winners["eta_s"],
+        "winners": None if winners is None else {key: winners[key] for key in ("measured", "at_most")},
         "boards": [dict(each) for each in boards],
         "tasks": tasks,
         "models": find_latencies(active.order, tasks),
@@ -147,8 +158,12 @@ def _find_wall_clock_s(campaign: Campaign | None, active: Active, now_s: float) 
     return max(active.used_s, now_s - campaign.began_s - campaign.pauses_s)
 
 
-def _find_eta_s(campaign: Campaign | None, counted: int, used_s: float) -> float | None:
-    """When the trials are made at the pace so far, or the wall clock is over; None while that cannot be said."""
+def _find_eta_s(
+    campaign: Campaign | None, counted: int, used_s: float, tasks: int, top: int, boards: int
+) -> float | None:
+    """When the trials are made at the pace so far, or the wall clock is over, and winners are measured after that; None
+    while that cannot be said.
+    """
     if campaign is None:
         return None
     budget = campaign.budget
@@ -157,4 +172,11 @@ def _find_eta_s(campaign: Campaign | None, counted: int, used_s: float) -> float
         times.append((budget.trials - counted) * used_s / counted)
     if budget.board_s is not None and campaign.board_s:
         times.append((budget.board_s - campaign.board_s) * used_s / campaign.board_s)
-    return max(0.0, min(times)) if times else None
+    if not times:
+        return None
+    search_s = max(0.0, min(times))
+    if not counted or not tasks:
+        return search_s
+    expected = counted * (1 + search_s / used_s) if used_s else counted
+    usual = plan_allowance(expected / tasks, top, LOOKS).usual
+    return search_s + tasks * usual * campaign.board_s / counted / max(1, boards)

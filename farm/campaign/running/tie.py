@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy.special
 
+from farm.campaign.winner_share import LOOKS
+
 # Least of a board's rounds for which its own opinion is asked: with two, one odd sample is half of it.
 _OWN_OPINION = 3
 # A fifth of the ratios at each end is trimmed: withstands that many wild rounds and costs little where none is (Wilcox
@@ -34,7 +36,7 @@ class TieRule:
     often as they say; with five or ten, where trimming has just begun, half as often again.
     """
 
-    looks: tuple[int, ...] = (4, 8, 16)
+    looks: tuple[int, ...] = LOOKS
     confidence: float = 0.95
     band: float = 0.02
 

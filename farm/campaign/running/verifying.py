@@ -70,8 +70,10 @@ class Verifying:
         return bool(self._open or self._ended or self._events)
 
     def begin(self, active: Active) -> None:
-        """Find the winners of a campaign whose search is over."""
-        verification = Verification(active.id, active.order, self._store, self._settings)
+        """Find the winners of a campaign whose search is over, with a share of what that had."""
+        counted = sum(int(task["counted"]) for task in active.tasks)
+        trials = max(active.order.budget.trials or 0, counted) / max(1, len(active.tasks))
+        verification = Verification(active.id, active.order, self._store, self._settings, trials=trials)
         verification.add()
         self._open[active.name] = _Open(active, verification)
 
@@ -116,6 +118,17 @@ class Verifying:
             return self._ended.pop(active.name)
         each = self._open.get(active.name)
         return None if each is None else each.verification.verdict.to_document()
+
+    def to_winners(self, active: Active) -> dict[str, Any] | None:
+        """How many measurements of a campaign's winners were made and are left, and how long the rest takes (s)."""
+        each = self._open.get(active.name)
+        if each is None:
+            return None
+        verification = each.verification
+        usual, most = verification.left
+        mean_s = verification.measured_s / verification.measured if verification.measured else None
+        eta_s = None if mean_s is None else usual * mean_s / max(1, len(each.boards))
+        return {"measured": verification.measured, "at_most": verification.measured + most, "eta_s": eta_s}
 
     # Answers; those that say whether it was theirs
 

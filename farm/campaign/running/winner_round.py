@@ -101,6 +101,15 @@ class Contest:
             return 0
         return self._rule.looks[self._look] - len(tie.complete(self.rounds, self.alive)) - len(self._running)
 
+    @property
+    def left(self) -> tuple[int, int]:
+        """Measurements that are still to be made of who takes part: until the next look, and until the last."""
+        if self.is_over or not self.alive:
+            return 0, 0
+        made = len(tie.complete(self.rounds, self.alive))
+        looks = self._rule.looks
+        return tuple(max(0, look - made) * len(self.alive) for look in (looks[self._look], looks[-1]))  # type: ignore[return-value]
+
     def count_wanted(self, held: Collection[str], boards: int) -> int:
         """How many boards should be there for it, beside those that are and are left out; `boards` may be had."""
         usable = min(BOARDS, boards, max(0, self.missing) + len(self._running))

@@ -30,6 +30,7 @@ from farm.campaign.running.winner_requests import (
     WinnerKey,
 )
 from farm.campaign.running.winner_task import Result, WinnerTask, read_result
+from farm.campaign.winner_share import Allowance, plan_allowance
 from farm.errors import InternalError
 from farm.settings import Settings
 from farm.store import Store
@@ -49,11 +50,24 @@ class Verification:
     """
 
     def __init__(
-        self, campaign: int, order: Order, store: Store, settings: Settings, rule: TieRule | None = None
+        self,
+        campaign: int,
+        order: Order,
+        store: Store,
+        settings: Settings,
+        rule: TieRule | None = None,
+        trials: float | None = None,
     ) -> None:
-        """Read from the store what was done already."""
+        """Read from the store what was done already. `trials` of the search for each task bound what its winners take;
+        None: nothing does.
+        """
         self._campaign, self._order, self._settings = campaign, order, settings
-        self._rule = rule or TieRule()
+        rule = rule or TieRule()
+        self._allowance = Allowance(order.measure.verify_top, rule.looks)
+        if trials is not None:
+            self._allowance = plan_allowance(trials, order.measure.verify_top, rule.looks)
+        self._rule = dataclasses.replace(rule, looks=self._allowance.looks)
+        self.measured, self.measured_s = 0, 0.0
         self._journal = WinnerJournal(campaign, order, store)
         self._types = {each.board_type: each for each in order.types}
         self._workloads = self._journal.fetch_workloads()
@@ -148,7 +162,7 @@ class Verification:
                 self._campaign,
                 self._workloads[key.board_type, key.workload],
                 self._types[key.board_type],
-                self._order.measure.verify_top,
+                self._allowance.top,
                 self._order.search.seed,
                 self._rule,
             )
@@ -259,6 +273,7 @@ class Verification:
         task, run, program = asked.task, asked.run, asked.program
         if not outcome.board:
             outcome = dataclasses.replace(outcome, board=asked.board)
+        self.measured, self.measured_s = self.measured + 1, self.measured_s + board_s
         median_s = self._journal.write_measurement(task.key, program, run.number, outcome, board_s)
         task.contest.on_measured(run, program.candidate or "", outcome.status, outcome.message, median_s)
         self._ledger.release(asked)
@@ -280,6 +295,16 @@ class Verification:
     def done(self) -> bool:
         """Whether every task that was added has a winner, or none for good."""
         return not self._pending and not self._active
+
+    @property
+    def left(self) -> tuple[int, int]:
+        """Measurements that are still to be made: where each next look decides, and at most."""
+        usual = most = 0
+        for task in self._active.values():
+            soon, late = task.contest.left
+            usual, most = usual + (soon or self._allowance.usual), most + (late or self._allowance.most)
+        waiting = len(self._pending)
+        return usual + waiting * self._allowance.usual, most + waiting * self._allowance.most
 
     @property
     def verdict(self) -> WinnersVerdict:
