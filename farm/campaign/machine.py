@@ -52,9 +52,14 @@ def _is_abandoned(settings: Mapping[str, Any]) -> bool:
     return is_gone(settings.get("process"))
 
 
+def is_here(identity: Mapping[str, Any]) -> bool:
+    """Whether a process (`process_identity`) is, or was, one of this machine, going by the machine's name."""
+    return bool(identity["host"] == socket.gethostname())
+
+
 def is_gone(identity: Mapping[str, Any] | None) -> bool:
     """Whether a process (`process_identity`) was one of this machine and is no more; False for None."""
-    if not identity or identity["host"] != socket.gethostname():
+    if not identity or not is_here(identity):
         return False
     try:
         process = psutil.Process(identity["pid"])
@@ -83,8 +88,8 @@ def machine_lock() -> Iterator[None]:
                 "Two at once would spoil each other's results; wait for it to end.",
             ) from None
         file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        with contextlib.suppress(OSError):  # a full disk: it holds, without a name
+            os.pwrite(file.fileno(), str(os.getpid()).encode(), 0)
         try:
             yield
         finally:

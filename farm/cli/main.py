@@ -22,6 +22,7 @@ from farm.cli import (
     quickstart,
     record,
     services,
+    store,
     sweep,
     sweep_report,
     tune,
@@ -43,6 +44,9 @@ app.command("doctor")(doctor.doctor)
 app.command("up")(services.up)
 app.command("down")(services.down)
 app.command("status")(services.status)
+app.command("backup")(store.backup)
+app.command("restore")(store.restore)
+app.add_typer(store.app, name="db")
 board.app.command("probe")(services.probe)
 board_remote.register(board.app)
 board.app.command("trust")(board_trust.trust)

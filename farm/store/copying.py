@@ -1,4 +1,4 @@
-"""A store's file copied whole while others write, and looked over. Whose file it is, and when, is decided elsewhere."""
+"""A store's file copied whole while others write. Whose file it is, and when, is decided elsewhere."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from pathlib import Path
 
 # Another command's transaction is waited for this long.
 _BUSY_TIMEOUT_S = 30.0
-# A damaged file has as many errors as one likes to read.
-_MOST_PROBLEMS = 20
 
 
 def copy_store(source: Path, target: Path) -> None:
@@ -35,18 +33,3 @@ def copy_store(source: Path, target: Path) -> None:
     finally:
         for suffix in ("", "-journal", "-wal", "-shm"):
             part.with_name(part.name + suffix).unlink(missing_ok=True)
-
-
-def find_damage(path: Path) -> list[str]:
-    """What is wrong with a SQLite file: its pages, its indexes, rows that refer to rows that are gone. Reads all of it.
-
-    Raises sqlite3.Error where it cannot be read at all.
-    """
-    with contextlib.closing(
-        sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
-    ) as connection:
-        said = [str(row[0]) for row in connection.execute(f"PRAGMA integrity_check({_MOST_PROBLEMS})")]
-        problems = [] if said == ["ok"] else said
-        orphans = connection.execute("PRAGMA foreign_key_check").fetchmany(_MOST_PROBLEMS)
-        problems += [f"row {row[1]} of {row[0]} refers to a row of {row[2]} that is gone" for row in orphans]
-    return problems[:_MOST_PROBLEMS]

@@ -212,6 +212,19 @@ def test_an_engine_that_a_full_disk_ended_was_not_killed(settings: Settings, sto
         assert read_last_words(home, process_identity()) == ""
 
 
+def test_an_engine_interrupts_what_it_did_not_begin(settings: Settings, store: Store) -> None:
+    """A campaign that says it runs on a host that nobody knows any more can be resumed once an engine has begun."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    store.note_campaign(1, CampaignState.RUNNING, "", process_identity() | {"host": "as-it-was-called"})
+    try:
+        with engine_lock(settings.home_path):
+            serve(settings, store, lambda *_: pytest.fail("nothing is left to carry out"))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert store.fetch_fleet_campaign("c").state is CampaignState.INTERRUPTED
+
+
 def test_a_campaign_that_an_engine_cannot_begin_does_not_keep_it_busy(settings: Settings, store: Store) -> None:
     """An engine whose loop gives up at once over and over ends, and says so where it had the campaign."""
     runs = []

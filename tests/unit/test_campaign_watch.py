@@ -113,6 +113,25 @@ def test_what_a_killed_engine_left_can_be_resumed(store: Store) -> None:
     assert control.close_abandoned(store) == []
 
 
+def test_an_engine_of_a_host_that_was_renamed_is_noticed(store: Store, tmp_path: pathlib.Path) -> None:
+    """Another host's campaign is left alone while anybody holds the engine's lock, and is nobody's when none does."""
+    store.note_campaign(1, CampaignState.RUNNING, "", process_identity() | {"host": "as-it-was-called"})
+    with engine_lock(tmp_path):
+        assert control.close_abandoned(store) == []
+    assert control.close_abandoned(store) == ["c"]
+    assert store.fetch_fleet_campaign("c").state is CampaignState.INTERRUPTED
+
+
+def test_whoever_holds_the_engines_lock_owns_what_runs(store: Store) -> None:
+    """The engine leaves its own campaigns alone, and takes over whatever another left, wherever that ran."""
+    me = process_identity()
+    store.note_campaign(1, CampaignState.RUNNING, "", me)
+    assert control.close_abandoned(store, me) == []
+    for other in ({"host": "elsewhere"}, {"created": 1.0}):
+        store.note_campaign(1, CampaignState.RUNNING, "", me | other)
+        assert control.close_abandoned(store, me) == ["c"]
+
+
 def test_a_paused_campaign_whose_engine_left_in_order_can_be_resumed(store: Store) -> None:
     """An engine that ends leaves paused campaigns paused, with nobody to carry them out."""
     store.want_campaign("c", "pause", "op")

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from farm.campaign.fleet_values import Budget
-from farm.campaign.machine import is_gone
+from farm.campaign.machine import is_gone, is_here
 from farm.campaign.running import progress
-from farm.campaign.running.state import engine_lock, find_engine, read_last_words
+from farm.campaign.running.state import engine_lock, find_engine, is_held, read_last_words
 from farm.errors import UnavailableError, UsageError
 from farm.settings import Settings
 from farm.store import Store
@@ -32,13 +32,23 @@ def needs_engine(campaign: FleetCampaign) -> bool:
     return campaign.wanted != PAUSE or campaign.state not in (CampaignState.PAUSED, CampaignState.SUBMITTED)
 
 
-def close_abandoned(store: Store) -> list[str]:
-    """Note as interrupted what engines of this machine that were killed have left; returns the campaigns' names.
+def close_abandoned(store: Store, me: Mapping[str, Any] | None = None) -> list[str]:
+    """Note as interrupted what engines that were killed have left; returns the campaigns' names.
 
+    One is known to be gone that was of this machine, or of another host name and does not hold the engine's lock: that
+    may have been this machine before it was renamed. For the engine itself, which holds the lock, `me` names it, and
+    what is not its own is nobody's.
     Their counts are brought up to the trials that were written. To be called before campaigns are shown or changed.
     """
     home = store.path.parent
-    names = store.interrupt_campaigns(is_gone, lambda engine: read_last_words(home, engine))
+
+    def is_abandoned(engine: Mapping[str, Any]) -> bool:
+        if me is not None:
+            return engine != me
+        # Asked after the campaign was read: whoever wrote itself there had the lock before.
+        return is_gone(engine) or (not is_here(engine) and not is_held(home))
+
+    names = store.interrupt_campaigns(is_abandoned, lambda engine: read_last_words(home, engine))
     for name in names:
         recount_campaign(store, name)
     return names

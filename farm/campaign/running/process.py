@@ -74,7 +74,7 @@ def serve(settings: Settings, store: Store, run: Run) -> None:
     """
     told = Told()
     home, me = settings.home_path, process_identity()
-    for name in close_abandoned(store):
+    for name in close_abandoned(store, me):
         _log.warning("campaign %s was left by an engine that is gone", name)
     reason = ""
     try:

@@ -1,0 +1,67 @@
+"""`farm backup`, `farm restore`, `farm db check`: the store kept safe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farm import settings as farm_settings
+from farm.campaign import safekeeping
+from farm.cli import options, output
+from farm.errors import PermanentError
+
+app = typer.Typer(help="Look after the store.", no_args_is_help=True)
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the copy goes.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
+    debug: options.Debug = False,
+) -> None:
+    """Copy the farm's store into FILE, whole and consistent, while services and campaigns go on."""
+
+    def work() -> None:
+        safekeeping.back_up(farm_settings.load().home_path, file, force)
+        output.stderr.print(f"the store is copied to {file}", markup=False, soft_wrap=True)
+
+    output.run(work, debug)
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `farm backup` wrote.")],
+    debug: options.Debug = False,
+) -> None:
+    """Make FILE the farm's store. What is there now is kept beside it; nothing of the farm may be running."""
+
+    def work() -> None:
+        home = farm_settings.load().home_path
+        safekeeping.put_back(home, file)
+        kept = f"; the one before it is {home / safekeeping.REPLACED_FILE}"
+        there = kept if (home / safekeeping.REPLACED_FILE).exists() else ""
+        output.stderr.print(f"the store is as {file} has it{there}", markup=False, soft_wrap=True)
+
+    output.run(work, debug)
+
+
+@app.command("check")
+def check(json: options.Json = False, debug: options.Debug = False) -> None:
+    """Look for damage: pages, indexes, tables, values that no farm writes. Exit code 1 where there is any."""
+
+    def work() -> None:
+        home = farm_settings.load().home_path
+        problems = safekeeping.check(home)
+        if json:
+            output.print_json({"store": str(home / safekeeping.STORE_FILE), "problems": problems})
+        for problem in [] if json else problems:
+            output.stdout.print(problem, markup=False, soft_wrap=True)
+        if problems:
+            raise PermanentError(
+                f"the store has {len(problems)} problems",
+                "Put a backup in its place: farm restore FILE",
+            )
+        if not json:
+            output.stderr.print("the store is whole")
+
+    output.run(work, debug)

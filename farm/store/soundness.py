@@ -1,0 +1,105 @@
+"""Whether a file is a whole store: its pages, its tables, its rows. Nothing is changed, and nothing is mended, here."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from farm.store import schema
+
+# Another command's transaction is waited for this long.
+_BUSY_TIMEOUT_S = 30.0
+# A damaged file has more errors than anybody reads.
+MOST_PROBLEMS = 20
+# What SQLite may hold in a column of ours; a whole number is a fine float.
+_TYPES: tuple[tuple[type[Any], tuple[str, ...]], ...] = (
+    (sa.JSON, ("text",)),
+    (sa.Boolean, ("integer",)),
+    (sa.Integer, ("integer",)),
+    (sa.Float, ("real", "integer")),
+    (sa.Text, ("text",)),
+)
+# Without them trials could be changed or deleted.
+_TRIGGERS = frozenset(f"{table}_no_{action}" for table in ("trials", "sweep_points") for action in ("update", "delete"))
+
+
+def find_problems(path: Path) -> list[str]:
+    """What is wrong with a store of the current schema, in words; empty where nothing is. Reads all of it.
+
+    Raises sqlite3.Error where it cannot be read at all.
+    """
+    with _reading(path) as connection:
+        problems = _find_damage(connection)
+        if not problems:
+            missing = [*_find_missing(connection)]
+            problems = missing or [*_find_impossible(connection)]
+    return problems[:MOST_PROBLEMS]
+
+
+def find_damage(path: Path) -> list[str]:
+    """What is wrong with a SQLite file, whatever its schema: pages, indexes, rows whose rows are gone.
+
+    Raises sqlite3.Error where it cannot be read at all.
+    """
+    with _reading(path) as connection:
+        return _find_damage(connection)
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S)) as connection:
+        # What is no UTF-8 is looked at here, not refused by the driver.
+        connection.text_factory = bytes
+        yield connection
+
+
+def _find_damage(connection: sqlite3.Connection) -> list[str]:
+    try:
+        said = _ask_integrity(connection)
+    except UnicodeDecodeError:  # in SQLite's own words about what it met
+        return ["its pages hold what is no database"]
+    problems = [] if said == ["ok"] else said
+    for table, row, parent, _ in connection.execute("PRAGMA foreign_key_check").fetchmany(MOST_PROBLEMS):
+        problems.append(f"row {row} of {table.decode()} refers to a row of {parent.decode()} that is gone")
+    return problems[:MOST_PROBLEMS]
+
+
+def _ask_integrity(connection: sqlite3.Connection) -> list[str]:
+    rows = connection.execute(f"PRAGMA integrity_check({MOST_PROBLEMS})")
+    return [row[0].decode(errors="replace") for row in rows]
+
+
+def _find_missing(connection: sqlite3.Connection) -> Iterator[str]:
+    for table in schema.metadata.sorted_tables:
+        there = {row[1].decode() for row in connection.execute(f'PRAGMA table_info("{table.name}")')}
+        if not there:
+            yield f"the table {table.name} is missing"
+        elif missing := sorted({column.name for column in table.c} - there):
+            yield f"the table {table.name} has no {', '.join(missing)}"
+    triggers = {row[0].decode() for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")}
+    for name in sorted(_TRIGGERS - triggers):
+        yield f"the trigger {name} is missing"
+
+
+def _find_impossible(connection: sqlite3.Connection) -> Iterator[str]:
+    """Values that no farm writes: of another type, no JSON, no finite number, no UTF-8."""
+    for table in schema.metadata.sorted_tables:
+        for column in table.c:
+            kinds = next(names for kind, names in _TYPES if isinstance(column.type, kind))
+            allowed = ", ".join(f"'{name}'" for name in kinds)
+            name = f'"{column.name}"'
+            wrong = f"typeof({name}) NOT IN ({allowed})"
+            if isinstance(column.type, sa.JSON):
+                wrong += f" OR NOT json_valid({name})"
+            elif isinstance(column.type, sa.Float):
+                wrong += f" OR abs({name}) >= 9e999"  # how SQLite writes what is infinite
+            query = f'SELECT count(*), min(rowid) FROM "{table.name}" WHERE {name} IS NOT NULL AND ({wrong})'  # noqa: S608
+            count, first = connection.execute(query).fetchone()
+            if count:
+                yield f"{table.name}.{column.name} cannot be right in {count} rows, the first of them {first}"
