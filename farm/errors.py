@@ -73,7 +73,12 @@ class UnavailableError(PermanentError):
 
 
 class LeaseOverError(PermanentError):
-    """A lease was not renewed in time, ended by force, or followed by a later one: let go of the board."""
+    """A lease was not renewed in time, ended by force, or followed by a later one: let go of the board.
+
+    `greatest` is the greatest token of the store that the board knows, where it was the board that refused.
+    """
+
+    greatest = 0
 
 
 class BoardUnsafeError(FarmError):

@@ -133,6 +133,12 @@ class FleetSite:
             return False
         return True
 
+    def note_refusal(self, error: LeaseOverError) -> None:
+        """See `Site`."""
+        self._store.raise_token(error.greatest)
+        if self._keeper is not None:
+            self._leave(error.message)
+
     def observe(self, kind: Kind, detail: str) -> None:
         """See `Site`. What makes the board unfit has it given up at the next look."""
         decide = decide_by(Observation(kind, detail), Limits())

@@ -15,7 +15,14 @@ from device_agent.protocol import MeasureSpec, Outcome, Status
 from farm.campaign.engine_blame import Blame
 from farm.campaign.fleet_site import FleetSite
 from farm.dropin.children import Parent, StoppedError
-from farm.errors import BoardBusyError, BoardNonsenseError, BoardUnsafeError, FarmError, TransientError
+from farm.errors import (
+    BoardBusyError,
+    BoardNonsenseError,
+    BoardUnsafeError,
+    FarmError,
+    LeaseOverError,
+    TransientError,
+)
 from farm.fleet.tracker import Tracker
 from farm.measure.session import BoardSession
 from farm.store import Store
@@ -137,6 +144,8 @@ class HeldBoard:
         self.close()
         if isinstance(error, BoardUnsafeError | BoardNonsenseError):
             return self._blame.judge_error(error)
+        if isinstance(error, LeaseOverError):
+            self._site.note_refusal(error)
         # That another client has it is not the board's fault.
         is_boards = isinstance(error, TransientError) and not isinstance(error, BoardBusyError)
         status = Status.BOARD_LOST if is_boards else Status.FARM_ERROR

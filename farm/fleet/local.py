@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from farm.errors import DeadlineError, UnavailableError
+from farm.errors import DeadlineError, LeaseOverError, UnavailableError
 from farm.fleet import processes
 from farm.fleet.health import Kind
 from farm.fleet.tracker import Tracker
@@ -68,6 +68,9 @@ class LocalFarm:
     def confirm(self) -> bool:
         """Whether the board is still ours: always."""
         return True
+
+    def note_refusal(self, error: LeaseOverError) -> None:
+        """See `Site`. There are no leases here."""
 
     def observe(self, kind: Kind, detail: str) -> None:
         """Keep nothing: this machine is judged by whoever sits at it."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from farm.errors import LeaseOverError
 from farm.fleet.health import Kind
 from farm.fleet.tracker import Tracker
 from farm.values import Lease
@@ -46,6 +47,9 @@ class Site(Protocol):
 
     def confirm(self) -> bool:
         """Whether the board is still ours, asked anew: what went wrong on one that is not says nothing about it."""
+
+    def note_refusal(self, error: LeaseOverError) -> None:
+        """A board knows a later lease than ours: leave it, and see that the next lease is later than that."""
 
     def observe(self, kind: Kind, detail: str) -> None:
         """Keep what a run saw of its board, where the farm keeps such things."""

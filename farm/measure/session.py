@@ -223,7 +223,9 @@ class BoardSession:
 
     def _require_latest(self, report: ClaimReport) -> ClaimReport:
         if report.status is ClaimStatus.REFUSED:
-            raise LeaseOverError(f"the board {self.key} refused us: {report.message}", "Take the board anew.")
+            error = LeaseOverError(f"the board {self.key} refused us: {report.message}", "Take the board anew.")
+            error.greatest = report.greatest
+            raise error
         return report
 
     def _connect(self, match_key: str) -> Any:

@@ -204,6 +204,8 @@ class _Visit:
             report = fences.send_fence(address, claim)
             holder = report.holder
             if report.status is ClaimStatus.REFUSED:
+                with _our_side():
+                    self._store.raise_token(report.greatest)
                 raise _SkippedError(f"a later lease of the board is in force: {report.message}", busy=True)
         except UnavailableError as error:  # of another version: connecting says more
             _log.info("%s", error)

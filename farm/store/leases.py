@@ -154,6 +154,8 @@ class LeaseQueries(BoardQueries):
 
         A board is not trusted: one refusal raises them by `MAX_RAISE` at most, so that none can use them up.
         """
+        if greatest <= 0:
+            return
         with self._writing(durably=True) as connection:
             last = connection.execute(_LAST_TOKEN).scalar()
             wanted = min(greatest, (last or 0) + MAX_RAISE)

@@ -93,6 +93,8 @@ class HeldBoard:
                 raise
             except (TransientError, LeaseOverError) as error:
                 self.check_running()
+                if isinstance(error, LeaseOverError):
+                    self.site.note_refusal(error)
                 if isinstance(error, DeadlineError) and time.monotonic() < deadline:
                     continue  # another client has it: that is nobody's fault
                 self._lose(error)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import pickle
 import signal
 import socket
 import struct
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +22,7 @@ import pytest
 
 from device_agent import protocol
 from device_agent.protocol import ClaimReport, ClaimStatus, LeaseClaim, OperatingPoint, PinStatus, Status
+from farm.campaign.fleet_site import FleetSite
 from farm.errors import BoardBusyError, BoardLostError, LeaseOverError, PermanentError, UnavailableError
 from farm.fleet import fences
 from farm.fleet.lease_keeper import LeaseKeeper
@@ -27,6 +30,7 @@ from farm.fleet.tracker import Tracker
 from farm.measure.session import BoardSession, Direct
 from farm.search import tvm_env
 from farm.store import Store
+from farm.store.copying import copy_store
 from farm.values import Board, Lease
 from tests.integration import coordinator
 from tests.integration.conftest import ROOT, Agent, find_free_port, wait_until
@@ -271,8 +275,37 @@ def test_a_fence_ends_the_session_of_an_earlier_lease_alone(client: Tracker, age
             session.unpin()
     report = fences.send_fence(address, LeaseClaim("fenced", 5, "left"))
     assert (report.status, report.greatest, report.owner) == (ClaimStatus.REFUSED, 6, "right")
-    with pytest.raises(LeaseOverError, match="right has had the board since, under lease 6"):
+    with pytest.raises(LeaseOverError, match="right has had the board since, under lease 6") as caught:
         BoardSession(client, agent.key, lease=make_lease(agent, 5, "fenced", "left"))
+    assert pickle.loads(pickle.dumps(caught.value)).greatest == 6
+
+
+def test_a_store_that_was_put_back_gets_its_boards_again(client: Tracker, agent: Agent, tmp_path: pathlib.Path) -> None:
+    """A site whose lease's number was given before is refused, leaves the board, and has it with the next lease."""
+    before, path = tmp_path / "before.db", tmp_path / "farm.db"
+    kind, _, name = agent.key.partition("/")
+    address = wait_until(lambda: fences.find_agent(client, agent.key), "the agent")
+    with Store(path) as store:
+        store.save_board(Board(name, kind, simulated=False))
+        copy_store(path, before)
+        for _ in range(5):  # what is forgotten afterwards
+            lease = store.acquire_lease(name, "left", "tuning")
+            fences.send_fence(address, fences.to_claim(lease))
+            store.release_lease(lease)
+    notes: list[str] = []
+    with (
+        Store(before) as restored,
+        FleetSite(types.SimpleNamespace(tracker=client), restored, kind, name, "tune", 10.0, notes.append) as site,
+    ):
+        with pytest.raises(LeaseOverError) as caught:
+            BoardSession(client, agent.key, lease=site.lease)
+        site.note_refusal(caught.value)
+        while not site.has_board:
+            site.ensure_alive()
+            time.sleep(0.05)
+        assert site.lease is not None
+        assert site.lease.token > lease.token
+        BoardSession(client, agent.key, lease=site.lease).close()
 
 
 def test_a_session_whose_lease_is_over_gets_nothing_done(client: Tracker, agent: Agent, matmul: bytes) -> None:

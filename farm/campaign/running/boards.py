@@ -271,7 +271,10 @@ class BoardCrew(BoardKeeping):
             reason, pause_s = error.message, _MISFIT_PAUSE_S
         except TransientError as error:
             reason = held.blame.judge(Outcome(Status.BOARD_LOST, error.message), True).message
-        except (LeaseOverError, FarmError) as error:
+        except LeaseOverError as error:
+            reason = error.message
+            self._store.raise_token(error.greatest)
+        except FarmError as error:
             reason = error.message
         if reason:
             self._leave(held, reason, pause_s)
