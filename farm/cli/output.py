@@ -28,6 +28,8 @@ from farm.report.progress import Progress
 # Without a terminal, one line of progress this often.
 _PLAIN_INTERVAL_S = 10.0
 INTERRUPTED = 130
+# Seconds; a store of gigabytes is looked over when somebody asks for it.
+_QUICKLY_CHECKED_BYTES = 256 << 20
 
 # Files and pipes have no width of their own: wide enough that no table is folded there.
 _PIPE_WIDTH = 200
@@ -160,6 +162,9 @@ def run(work: Callable[[], None], debug: bool) -> None:
         _drop_stdout()
         _fail(f"{error}\n  Is FARM_HOME, --out or the output on a full or read-only disk?", 3, debug)
     except Exception as error:  # noqa: BLE001 - edge of the process: a bug of ours; say so, and where to look
+        if problem := _find_store_problem():
+            hint = "`farm db check` lists what is; `farm restore FILE` puts a backup in its place."
+            _fail(f"the store holds what no farm wrote: {problem}\n  {hint}", 3, debug)
         where = "" if debug else "\n  This is a bug of tvm-farm. Run again with --debug for the traceback."
         _fail(f"{type(error).__name__}: {error}{where}", 1, debug, "internal error")
 
@@ -169,6 +174,18 @@ def _fail(text: str, code: int, debug: bool, kind: str = "error") -> NoReturn:
         traceback.print_exc()
     _print(f"[bold red]{kind}:[/] {markup.escape(text)}")
     raise SystemExit(code) from None
+
+
+def _find_store_problem() -> str:
+    """What is wrong with the store, looked at only now: a damaged one makes any command fail in any way."""
+    from farm import settings
+    from farm.campaign import safekeeping
+
+    with contextlib.suppress(FarmError, OSError):
+        home = settings.load().home_path
+        if (home / safekeeping.STORE_FILE).stat().st_size <= _QUICKLY_CHECKED_BYTES:
+            return next(iter(safekeeping.check(home)), "")
+    return ""
 
 
 def _print(text: str) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from device_agent.protocol import Status
 from farm.store import schema
+from farm.values import Health
 
 # Another command's transaction is waited for this long.
 _BUSY_TIMEOUT_S = 30.0
@@ -24,6 +26,13 @@ _TYPES: tuple[tuple[type[Any], tuple[str, ...]], ...] = (
     (sa.Float, ("real", "integer")),
     (sa.Text, ("text",)),
 )
+# What JSON columns hold; one that may be empty holds SQL's null or JSON's.
+_LISTS, _OBJECTS, _NOTHING = "'array'", "'object'", ", 'null'"
+_LIST_COLUMNS = frozenset({"arguments", "samples_s"})
+_WORDS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("boards", "health"): tuple(map(str, Health)),
+    ("trials", "status"): tuple(map(str, Status)),
+}
 # Without them trials could be changed or deleted.
 _TRIGGERS = frozenset(f"{table}_no_{action}" for table in ("trials", "sweep_points") for action in ("update", "delete"))
 
@@ -96,7 +105,12 @@ def _find_impossible(connection: sqlite3.Connection) -> Iterator[str]:
             name = f'"{column.name}"'
             wrong = f"typeof({name}) NOT IN ({allowed})"
             if isinstance(column.type, sa.JSON):
-                wrong += f" OR NOT json_valid({name})"
+                shapes = _LISTS if column.name in _LIST_COLUMNS else _OBJECTS
+                shapes += _NOTHING if column.nullable else ""
+                wrong += f" OR NOT json_valid({name}) OR json_type({name}) NOT IN ({shapes})"
+            elif (table.name, column.name) in _WORDS:
+                words = ", ".join(f"'{word}'" for word in _WORDS[table.name, column.name])
+                wrong += f" OR {name} NOT IN ({words})"
             elif isinstance(column.type, sa.Float):
                 wrong += f" OR abs({name}) >= 9e999"  # how SQLite writes what is infinite
             query = f'SELECT count(*), min(rowid) FROM "{table.name}" WHERE {name} IS NOT NULL AND ({wrong})'  # noqa: S608

@@ -1,0 +1,137 @@
+"""A store that anything was done to: commands work or say what is wrong, and none takes it for a bug of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import random
+import shutil
+import sqlite3
+
+import pytest
+
+from device_agent.protocol import Outcome, Status
+from farm.store import Store, schema
+from farm.sweep import stored
+from farm.sweep.values import Goal, Objective, PointMeasurement
+from farm.values import Record, Trial
+from tests.fleet_store import Clocks, open_fleet, take
+from tests.unit.campaign_orders import make_order, submit
+from tests.unit.fuzzing import TOKENS, run_command
+from tests.unit.test_sweep_goal import FAST, GRID, SLOW, estimate
+
+COUNT = 12
+COMMANDS = (
+    ("board", "list"),
+    ("board", "show", "nano-01", "--json"),
+    ("campaign", "list"),
+    ("campaign", "show", "c"),
+    ("record", "list", "--json"),
+    ("sweep", "list"),
+    ("sweep", "show", "1"),
+    ("db", "check"),
+)
+VALUES: tuple[object, ...] = (*TOKENS[:10], "{}", "[]", '{"kind": []}', "[" * 2000, b"\xff\xfe", -1, 2**62, 9e999, None)
+
+
+@pytest.fixture
+def good(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A store with a row in most tables."""
+    path = tmp_path / "good.db"
+    with open_fleet(path, Clocks()) as store:
+        take(store)
+        submit(store, make_order("c"))
+        outcome = Outcome(Status.OK, latency_s=(0.5,), board="nano-01", simulated=True)
+        store.add_trial(Trial(1, "w1", "c1", "default", 1, outcome, "[]", board_type="jetson-nano"))
+        store.save_progress(1, {"counted": 1, "tasks": [], "history": []})
+        store.save_record(
+            Record(
+                workload="w1",
+                workload_name="dense",
+                board_type="jetson-nano",
+                operating_point="default",
+                simulated=True,
+                candidate="c1",
+                median_s=0.5,
+                max_abs_error=0.0,
+                max_rel_error=0.0,
+                trace_json="[]",
+                pipeline="graph/1",
+                flop=1e6,
+            )
+        )
+        store.add_event("kind", "c", "message")
+        store.add_doubt("nano-01", 0, "it was slow")
+        sweep = store.start_sweep(
+            command="sweep run",
+            model="mlp",
+            model_sha256="00",
+            board_type="jetson-nano",
+            simulated=True,
+            request={"variants": ["untuned"], "batches": [1], "exhaustive": True, "budget_points": None, "seed": 0},
+            goal=stored.goal_to_dict(Goal(Objective.ENERGY)),
+            grid=stored.grid_to_dict(GRID),
+            settings={},
+        )
+        for visit, key in enumerate((SLOW, FAST)):
+            latency, power, energy = estimate(0.01), estimate(2.0), estimate(0.02)
+            measured = PointMeasurement(
+                key, latency, float(visit), latency.value, power, energy, energy, board="nano-01"
+            )
+            measurement = stored.measurement_to_dict(measured)
+            about = {"variant": "untuned", "batch": 1, "key": key, "board": "nano-01", "outcome": {}}
+            store.add_sweep_point(sweep, visit=visit, measurement=measurement, **about)
+        store.finish_sweep(sweep, "finished", {})
+    return path
+
+
+def spoil(path: pathlib.Path, random_: random.Random) -> str:
+    """Change one value to anything, or some bytes; returns what was done."""
+    if random_.random() < 0.3:
+        data = bytearray(path.read_bytes())
+        place = random_.randrange(len(data))
+        data[place : place + 16] = random_.randbytes(16)
+        path.write_bytes(data)
+        return f"16 bytes at {place}"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        for (trigger,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            connection.execute(f"DROP TRIGGER {trigger}")
+        table = random_.choice(schema.metadata.sorted_tables)
+        column, value = random_.choice(list(table.c)), random_.choice(VALUES)
+        with contextlib.suppress(sqlite3.Error, UnicodeEncodeError):
+            connection.execute(f'UPDATE {table.name} SET "{column.name}" = ?', (value,))  # noqa: S608
+        connection.commit()
+    return f"{table.name}.{column.name} = {str(value)[:40]!r}"
+
+
+def test_a_spoilt_store_is_said_to_be_spoilt(
+    good: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seeded damage of values and bytes, each looked at by commands that read every table."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("FARM_HOME", str(home))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    complaints = []
+    for seed in range(COUNT):
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir()
+        shutil.copy(good, home / "farm.db")
+        random_ = random.Random(seed)
+        done = spoil(home / "farm.db", random_)
+        for command in random_.sample(COMMANDS, 3):
+            if text := run_command(*command):
+                complaints.append(f"{seed}: {done}: {text}")
+    assert not complaints, "\n".join(complaints)
+    assert not list((tmp_path / "here").iterdir())
+
+
+def test_a_sound_store_is_not_accused(
+    good: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands that the damage is shown to work on a store that has none."""
+    monkeypatch.setenv("FARM_HOME", str(tmp_path))
+    good.rename(tmp_path / "farm.db")
+    assert [run_command(*command) for command in COMMANDS] == [""] * len(COMMANDS)
+    with Store(tmp_path / "farm.db") as store:
+        assert store.count_statuses() == {"ok": 1}
