@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 from typing import Any
+
+from farm.search.families import expressions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +25,10 @@ class Contraction:
     """A function around one block that sums products of two operands, `data` and `weight`.
 
     `pixels` are loops that only the data follow, `channels` those that only the weight follows, `batch` those that both
-    do, `sums` the reduction. `pad` is the block that writes the padded data, None where there is none; `last` the block
-    that writes the result, `main` itself where nothing follows it; `between` all others after `main`, in order.
+    do, `sums` the reduction. Where both follow the last loop (a convolution in groups), `group` is over how many of its
+    steps the data stand still: 1 in a depthwise convolution, 0 where only the weight follows it.
+    `pad` is the block that writes the padded data, None where there is none; `last` the block that writes the result,
+    `main` itself where nothing follows it; `between` all others after `main`, in order.
     `stride` and `reach` are, by pixel loop, how far the data move with it, and over how many elements the kernel goes.
     `packed` says whether the weight may be stored in another order. Sizes of an element in bytes.
     """
@@ -45,6 +48,7 @@ class Contraction:
     data_bytes: int
     weight_bytes: int
     result_bytes: int
+    group: int = 0
 
     @property
     def channel(self) -> int:
@@ -74,7 +78,7 @@ def read_contraction(schedule: Any) -> Contraction | None:
     if len(set(names)) < len(names):
         return None
     blocks = {name: schedule.get(schedule.get_sblock(name)) for name in names}
-    mains = [name for name in names if any(_is_sum(v) for v in blocks[name].iter_vars)]
+    mains = [name for name in names if any(is_sum(v) for v in blocks[name].iter_vars)]
     if len(mains) != 1:
         return None
     main = mains[0]
@@ -84,12 +88,13 @@ def read_contraction(schedule: Any) -> Contraction | None:
     return _read(schedule, blocks, main, before[0] if before else None, tuple(after))
 
 
-def _is_sum(variable: Any) -> bool:
+def is_sum(variable: Any) -> bool:
+    """Whether a block's variable is one of a reduction."""
     return int(variable.iter_type) == 2
 
 
 def _has_sums(block: Any) -> bool:
-    return any(_is_sum(v) for v in block.iter_vars)
+    return any(is_sum(v) for v in block.iter_vars)
 
 
 def _read(
@@ -101,15 +106,20 @@ def _read(
         return None
     variables = [v.var for v in block.iter_vars]
     axes = {v.var: Axis(at, int(v.dom.extent)) for at, v in enumerate(block.iter_vars)}
-    sums = [v.var for v in block.iter_vars if _is_sum(v)]
+    sums = [v.var for v in block.iter_vars if is_sum(v)]
     store = block.body
     final = list(store.indices)[-1]
     used = [_used(load.indices, variables) for load in operands]
-    # The weight is the operand that the last dimension of the result follows alone.
-    ends = [v for v in variables if _mentions(final, v)]
+    # The weight is the operand that the last dimension of the result follows alone, or the one without pixels.
+    ends = [v for v in variables if expressions.mentions(final, v)]
     if len(ends) != 1 or ends[0] in sums:
         return None
     owners = [which for which in (0, 1) if ends[0] in used[which]]
+    group = 0
+    if len(owners) == 2:
+        owners = [which for which in owners if used[which] - set(sums) < used[1 - which] - set(sums)]
+        if len(owners) == 1:
+            group = _standstill(operands[1 - owners[0]].indices, ends[0], axes[ends[0]].extent)
     if len(owners) != 1:
         return None
     weight, data = operands[owners[0]], operands[1 - owners[0]]
@@ -138,10 +148,11 @@ def _read(
         stride=tuple(strides),
         reach=tuple(reaches),
         packed=weight.source.name in free,
-        element_bytes=_bytes(store.buffer.dtype),
-        data_bytes=_size(data.source),
-        weight_bytes=_size(weight.source),
-        result_bytes=_size(written),
+        element_bytes=bytes_of(store.buffer.dtype),
+        data_bytes=size_of(data.source),
+        weight_bytes=size_of(weight.source),
+        result_bytes=size_of(written),
+        group=group,
     )
 
 
@@ -169,61 +180,38 @@ def _operands(block: Any) -> tuple[Any, Any] | None:
 
 
 def _used(indices: Any, variables: list[Any]) -> set[Any]:
-    return {v for v in variables if any(_mentions(index, v) for index in indices)}
-
-
-def _mentions(expression: Any, variable: Any) -> bool:
-    if expression.same_as(variable):
-        return True
-    parts = [getattr(expression, name, None) for name in ("a", "b", "value", "condition")]
-    parts += list(getattr(expression, "args", None) or ())
-    return any(part is not None and hasattr(part, "same_as") and _mentions(part, variable) for part in parts)
+    return {v for v in variables if any(expressions.mentions(index, v) for index in indices)}
 
 
 def _movement(indices: Any, pixel: Any, sums: list[Any], axes: dict[Any, Axis]) -> tuple[int, int]:
     """How far the data move with one step of a pixel loop, and over how many elements the kernel goes along it."""
     for index in indices:
-        if _mentions(index, pixel):
-            within = [v for v in sums if _mentions(index, v)]
-            return _slope(index, pixel), 1 + sum(abs(_slope(index, v)) * (axes[v].extent - 1) for v in within)
+        if expressions.mentions(index, pixel):
+            within = [v for v in sums if expressions.mentions(index, v)]
+            return expressions.slope(index, pixel), 1 + sum(
+                abs(expressions.slope(index, v)) * (axes[v].extent - 1) for v in within
+            )
     return 1, 1
 
 
-def _slope(index: Any, variable: Any) -> int:
-    """By how much an index grows with the first step of a variable, all others at zero."""
-    return _evaluate(index, variable) - _evaluate(index, None)
+def _standstill(indices: Any, variable: Any, extent: int) -> int:
+    """After how many steps of a variable an operand's indices change first."""
+    for step in range(1, extent):
+        if any(expressions.evaluate(index, variable, step) != expressions.evaluate(index, None) for index in indices):
+            return step
+    return extent
 
 
-def _evaluate(expression: Any, one: Any) -> int:
-    """An index where `one` is 1 and every other variable 0."""
-    from tvm import tirx
-
-    if isinstance(expression, tirx.IntImm):
-        return int(expression)
-    if expression.same_as(one):
-        return 1
-    if isinstance(expression, tirx.Cast):
-        return _evaluate(expression.value, one)
-    for kind, combine in (
-        (tirx.Add, operator.add),
-        (tirx.Sub, operator.sub),
-        (tirx.Mul, operator.mul),
-        (tirx.FloorDiv, operator.floordiv),
-        (tirx.FloorMod, operator.mod),
-    ):
-        if isinstance(expression, kind):
-            return int(combine(_evaluate(expression.a, one), _evaluate(expression.b, one)))
-    return 0
-
-
-def _bytes(dtype: Any) -> int:
+def bytes_of(dtype: Any) -> int:
+    """Size of an element."""
     from tvm_ffi import dtype as ffi_dtype
 
     return max(1, int(ffi_dtype(str(dtype)).itemsize))
 
 
-def _size(buffer: Any) -> int:
-    return math.prod(int(d) for d in buffer.shape) * _bytes(buffer.dtype)
+def size_of(buffer: Any) -> int:
+    """Size of a buffer in bytes."""
+    return math.prod(int(d) for d in buffer.shape) * bytes_of(buffer.dtype)
 
 
 def is_copy(schedule: Any, name: str) -> bool:
@@ -236,3 +224,16 @@ def is_copy(schedule: Any, name: str) -> bool:
         return False
     same_shape = [int(d) for d in value.source.shape] == [int(d) for d in store.buffer.shape]
     return same_shape and all(a.same_as(b) for a, b in zip(value.indices, store.indices, strict=True))
+
+
+def is_plain(schedule: Any, name: str) -> bool:
+    """Whether a block stores one element for each step of its own loops, in their order, and sums nothing up."""
+    from tvm import tirx
+
+    block = schedule.get(schedule.get_sblock(name))
+    if not isinstance(block.body, tirx.BufferStore) or any(is_sum(v) for v in block.iter_vars):
+        return False
+    indices, variables = list(block.body.indices), [v.var for v in block.iter_vars]
+    return len(indices) == len(variables) == len(schedule.get_loops(schedule.get_sblock(name))) and all(
+        index.same_as(variable) for index, variable in zip(indices, variables, strict=True)
+    )

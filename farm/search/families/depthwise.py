@@ -1,0 +1,139 @@
+"""Depthwise convolutions: a register tile of `rows` x `pixels` results by `vectors` x `lanes` channels.
+
+Each product is used once, so loads are what counts: the kernel's loops are unrolled, and neighbouring pixels of a tile
+share what they read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from farm.search.cores import Core
+from farm.search.families import facts as reading
+from farm.search.families import loops
+from farm.search.families.facts import Contraction
+from farm.search.families.family import Plan, Prediction
+
+# Options of `pad`: a copy of all data first, or of the rows that are needed next.
+PAD_COPY, PAD_ROWS = 0, 1
+# Options of `unroll`: the kernel's columns, or all of it, which shares loads among rows and needs registers for it.
+UNROLL_COLUMNS, UNROLL_KERNEL = 0, 1
+# Share of the registers that a tile may take: the compiler keeps what neighbouring pixels share in others, and spills
+# where there are none (measured: twice the time from 0.75 on).
+_MOST_FILLED = 0.6
+
+
+class Depthwise:
+    """Convolutions whose channels are not summed over."""
+
+    name = "depthwise"
+
+    def read(self, schedule: Any) -> Contraction | None:
+        found = reading.read_contraction(schedule)
+        if found is None or found.group != 1 or found.channels or len(found.batch) != 1 or not found.pixels:
+            return None
+        return found
+
+    def options(self, facts: Contraction, core: Core) -> Mapping[str, tuple[int, ...]]:
+        width, height = _extents(facts)
+        return {
+            "lanes": loops.vector_lengths(facts.batch[-1].extent, core.lanes(facts.element_bytes)),
+            "vectors": (1, 2, 3),
+            "pixels": tuple(p for p in loops.divisors(width) if p <= 14),
+            "rows": tuple(r for r in loops.divisors(height) if r <= 14),
+            "pad": (PAD_ROWS, PAD_COPY) if facts.pad else (PAD_COPY,),
+            "unroll": (UNROLL_COLUMNS, UNROLL_KERNEL),
+        }
+
+    def predict(self, facts: Contraction, plan: Plan, core: Core) -> Prediction | None:
+        lanes, vectors, pixels, rows = plan["lanes"], plan["vectors"], plan["pixels"], plan["rows"]
+        channels = facts.batch[-1].extent
+        width, height = _extents(facts)
+        full = core.lanes(facts.element_bytes)
+        registers = math.ceil(lanes / full) * vectors
+        tile = rows * pixels * registers
+        kernel = facts.depth
+        if channels % (lanes * vectors) or tile > core.vector_registers * _MOST_FILLED:
+            return None
+        across, down = facts.stride[-1], facts.stride[-2] if len(facts.stride) > 1 else 1
+        wide = (pixels - 1) * across + facts.reach[-1]
+        high = (rows - 1) * down + (facts.reach[-2] if len(facts.reach) > 1 else 1)
+        if plan["unroll"] == UNROLL_KERNEL and tile + wide * registers > core.vector_registers * 0.75:
+            return None
+        # Pixels of a row share their loads, and all of the tile where everything is unrolled; weights come once.
+        lines = high if plan["unroll"] == UNROLL_KERNEL else rows * facts.sums[0].extent
+        loads = (min(wide * lines, rows * pixels * kernel) + kernel) * registers
+        products = tile * kernel
+        bits = core.vector_bits
+        inner = max(products / core.fma_per_cycle(bits), loads / core.loads_per_cycle(bits), kernel * core.fma_latency)
+        inner = max(inner, (products + loads) / core.issue_width)
+        tiles = math.prod(a.extent for a in facts.pixels) // (rows * pixels) * (channels // (lanes * vectors))
+        compute = tiles * (inner + tile * 2 / core.issue_width + 10)
+        pad = 0.0
+        moved = float(facts.data_bytes)
+        vector_bytes = core.vector_bits / 8
+        if facts.pad and plan["pad"] == PAD_ROWS:
+            moved *= high / (rows * down)
+            strip = high * ((width - 1) * across + facts.reach[-1]) * lanes * vectors * facts.element_bytes
+            again = 3.0 if strip <= core.l1_bytes * 0.75 else 3.0 + vector_bytes / core.l2_bytes_per_cycle
+            pad = moved / vector_bytes * again
+        elif facts.pad:
+            pad = moved / vector_bytes * 2.0 + 2 * moved / core.l2_bytes_per_cycle
+        far = (moved + facts.result_bytes) / core.l2_bytes_per_cycle
+        parallel = (channels // (lanes * vectors)) * (height // rows)
+        balance = math.ceil(parallel / core.threads) * core.threads / parallel
+        cycles = (compute + pad + far) * balance / core.threads
+        regions = 1 + (1 if facts.pad and plan["pad"] == PAD_COPY else 0)
+        seconds = cycles / core.freq_hz + regions * core.region_s * (core.threads > 1)
+        return Prediction(seconds, {"compute": compute, "pad": pad, "far": far, "balance": balance})
+
+    def apply(self, schedule: Any, facts: Contraction, plan: Plan) -> None:
+        lanes, vectors = plan["lanes"], plan["vectors"]
+        main = schedule.get_sblock(facts.main)
+        for name in facts.between:
+            schedule.compute_inline(schedule.get_sblock(name))
+        last = schedule.cache_write(main, 0, "local") if facts.last == facts.main else schedule.get_sblock(facts.last)
+        *outer, channel = schedule.get_loops(last)
+        block, vector, lane = schedule.split(channel, [None, vectors, lanes])
+        column, pixel = schedule.split(outer.pop(), [None, plan["pixels"]])
+        tile = [pixel]
+        if len(facts.pixels) > 1 and outer:
+            line, row = schedule.split(outer.pop(), [None, plan["rows"]])
+            outer, tile = [*outer, line], [row, pixel]
+        schedule.reorder(*outer, block, column, *tile, vector, lane)
+        parallel = schedule.fuse(*outer, block)
+        schedule.compute_at(main, column, preserve_unit_loops=True)
+        if facts.last != facts.main:
+            schedule.set_scope(main, 0, "local")
+        rank = len(facts.batch) + len(facts.pixels) + len(facts.sums)
+        own = schedule.get_loops(main)[-rank:]
+        sums = [own[axis.at] for axis in facts.sums]
+        spatial = [own[axis.at] for axis in facts.pixels]
+        inner, own_lane = schedule.split(own[facts.batch[-1].at], [None, lanes])
+        schedule.reorder(*sums, *spatial, inner, own_lane)
+        for loop in (own_lane, lane):
+            schedule.vectorize(loop)
+        for loop in (*sums[plan["unroll"] == UNROLL_COLUMNS :], *spatial, inner, *tile, vector):
+            schedule.unroll(loop)
+        schedule.parallel(parallel)
+        schedule.decompose_reduction(main, sums[0])
+        if facts.pad:
+            _schedule_pad(schedule, facts.pad, plan, parallel, column)
+
+
+def _schedule_pad(schedule: Any, name: str, plan: Plan, parallel: Any, column: Any) -> None:
+    pad = schedule.get_sblock(name)
+    if plan["pad"] == PAD_COPY:
+        schedule.parallel(schedule.fuse(*schedule.get_loops(pad)[:-2]))
+        loops.vectorise(schedule, schedule.get_loops(pad)[-1], plan["lanes"])
+        return
+    schedule.compute_at(pad, parallel if plan["pad"] == PAD_ROWS else column, preserve_unit_loops=True)
+    loops.vectorise(schedule, schedule.get_loops(pad)[-1], plan["lanes"])
+
+
+def _extents(facts: Contraction) -> tuple[int, int]:
+    """Width and height of the result; one row where there is but one dimension."""
+    pixels = [axis.extent for axis in facts.pixels]
+    return pixels[-1], pixels[-2] if len(pixels) > 1 else 1

@@ -1,0 +1,216 @@
+"""Functions that sum nothing up: element-wise ones, broadcasts, concatenations, transpositions, slices, pads, gathers.
+
+All is computed as it is written. The compiler makes vectors of a contiguous innermost loop by itself, of any length, so
+what is left to choose is what that loop is, where it is cut, and whether threads are worth their start.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from farm.search.cores import Core
+from farm.search.families import expressions, loops
+from farm.search.families import facts as reading
+from farm.search.families.facts import Axis
+from farm.search.families.family import Plan, Prediction
+
+# More cuts of a loop than these make too much code of it.
+_MOST_CUTS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """A function that writes each result from a few elements of its arguments.
+
+    `inlined` are the blocks computed where they are read, `last` those that write results. `extents` are the loops of
+    the final one; its innermost `flat` loops are one contiguous run in all that is read and written. `across` is the
+    loop along which something is read contiguously though the innermost moves through it, None where there is none.
+    `cuts` are the steps of the innermost loop where another argument begins. Sizes in bytes.
+    """
+
+    inlined: tuple[str, ...]
+    last: tuple[str, ...]
+    extents: tuple[int, ...]
+    flat: int
+    across: int | None
+    cuts: tuple[int, ...]
+    element_bytes: int
+    moved_bytes: int
+
+
+class Elementwise:
+    """Functions that are one write of each result."""
+
+    name = "elementwise"
+
+    def read(self, schedule: Any) -> Stream | None:
+        return read_stream(schedule)
+
+    def options(self, facts: Stream, core: Core) -> Mapping[str, tuple[int, ...]]:
+        write: tuple[int, ...] = (1,)
+        read: tuple[int, ...] = (1,)
+        if facts.across is not None:
+            # Measured: tiles of one vector by half as many are shuffled in registers, larger ones are not.
+            write = tuple(loops.divisors(facts.extents[-1], core.lanes(facts.element_bytes))[-2:])
+            read = tuple(loops.divisors(facts.extents[facts.across], core.lanes(facts.element_bytes))[-2:])
+        return {
+            "pieces": loops.pieces(_outside(facts), _run(facts) if facts.across is None else 1, core.threads),
+            "cut": (1, 0) if facts.cuts else (0,),
+            "write": write,
+            "read": read,
+        }
+
+    def predict(self, facts: Stream, plan: Plan, core: Core) -> Prediction | None:
+        elements = math.prod(facts.extents)
+        lanes = core.lanes(facts.element_bytes)
+        if facts.across is not None:
+            tile = plan["read"] * plan["write"]
+            compute = elements * (0.3 + 8.0 / tile + 0.1 * max(0, tile * 2 - lanes * lanes) / lanes)
+        elif facts.cuts and not plan["cut"]:
+            compute = elements * 2.0
+        else:
+            compute = elements / lanes * 2.0 + elements / _run(facts) * 4.0 * max(1, plan["pieces"] // _outside(facts))
+        far = loops.moving_cycles(facts.moved_bytes, core)
+        return loops.predict_shares(plan["pieces"], compute, far, core)
+
+    def apply(self, schedule: Any, facts: Stream, plan: Plan) -> None:
+        for name in facts.inlined:
+            schedule.compute_inline(schedule.get_sblock(name))
+        for name in facts.last[:-1]:
+            outer = schedule.get_loops(schedule.get_sblock(name))[:-1]
+            if plan["pieces"] and outer:
+                schedule.parallel(schedule.fuse(*outer))
+        own = schedule.get_loops(schedule.get_sblock(facts.last[-1]))
+        if not own:
+            return
+        outer, inner = _order(schedule, own, facts, plan)
+        if plan["pieces"]:
+            if facts.across is None:
+                piece, inner = schedule.split(inner, [plan["pieces"] // _outside(facts), None])
+                outer = [*outer, piece]
+            if outer:
+                schedule.parallel(schedule.fuse(*outer))
+        if plan["cut"]:
+            steps = [b - a for a, b in zip((0, *facts.cuts), facts.cuts, strict=False)]
+            schedule.loop_partition(inner, [*steps, None])
+
+
+def _order(schedule: Any, own: list[Any], facts: Stream, plan: Plan) -> tuple[list[Any], Any]:
+    """Bring the loops in order; returns those outside, and the innermost where it is not a tile's."""
+    if facts.across is None:
+        at = len(own) - facts.flat
+        return own[:at], schedule.fuse(*own[at:])
+    wrote, write = schedule.split(own[-1], [None, plan["write"]])
+    was_read, read = schedule.split(own[facts.across], [None, plan["read"]])
+    rest = [loop for at, loop in enumerate(own[:-1]) if at != facts.across]
+    schedule.reorder(*rest, was_read, wrote, write, read)
+    schedule.unroll(write)
+    schedule.vectorize(read)
+    return [*rest, was_read], wrote
+
+
+def _run(facts: Stream) -> int:
+    return math.prod(facts.extents[len(facts.extents) - facts.flat :])
+
+
+def _outside(facts: Stream) -> int:
+    if facts.across is None:
+        return math.prod(facts.extents[: len(facts.extents) - facts.flat])
+    return math.prod(facts.extents[:-1])
+
+
+def read_stream(schedule: Any) -> Stream | None:
+    """The function as a stream; None where a block of it sums up, or is anything else than one store."""
+    names = reading.list_blocks(schedule)
+    if not names or len(set(names)) < len(names) or not all(reading.is_plain(schedule, name) for name in names):
+        return None
+    trial = schedule.copy()
+    inlined = loops.inline(trial, names[:-1])
+    final = trial.get(trial.get_sblock(names[-1]))
+    axes = {v.var: Axis(at, int(v.dom.extent)) for at, v in enumerate(final.iter_vars)}
+    extents = tuple(axis.extent for axis in axes.values())
+    loads, conditions = expressions.read_value(final.body.value)
+    element_bytes = reading.bytes_of(final.body.buffer.dtype)
+    moved = math.prod(extents) * element_bytes + sum(
+        {load.source: reading.size_of(load.source) for load in loads}.values()
+    )
+    variables = list(axes)
+    flat = across = None
+    cuts: tuple[int, ...] = ()
+    if variables:
+        across = _find_across(loads, variables)
+        flat = _count_flat(loads, conditions, variables, axes)
+        cuts = _find_cuts(conditions, variables[-1], extents[-1]) if across is None else ()
+    return Stream(
+        inlined=inlined,
+        last=tuple(name for name in names if name not in inlined),
+        extents=extents,
+        flat=flat or 0,
+        across=across,
+        cuts=cuts,
+        element_bytes=element_bytes,
+        moved_bytes=moved,
+    )
+
+
+def _find_across(loads: list[Any], variables: list[Any]) -> int | None:
+    """The loop that a load is contiguous along, where the innermost loop moves through it by more than one element."""
+    found = None
+    for load in loads:
+        indices = list(load.indices)
+        if not indices or not any(expressions.mentions(index, variables[-1]) for index in indices):
+            continue
+        ends = [at for at, v in enumerate(variables) if expressions.mentions(indices[-1], v)]
+        if len(variables) - 1 in ends or len(ends) != 1 or not indices[-1].same_as(variables[ends[0]]):
+            return None
+        found = ends[0]
+    return found
+
+
+def _count_flat(loads: list[Any], conditions: list[Any], variables: list[Any], axes: dict[Any, Axis]) -> int:
+    """How many of the innermost loops are one run in everything that is read; at least one."""
+
+    def fits(load: Any, count: int) -> bool:
+        run, indices = variables[-count:], list(load.indices)
+        if not any(expressions.mentions(index, v) for index in indices for v in run):
+            return True
+        rest, own = indices[:-count], indices[-count:]
+        shape = [int(d) for d in load.source.shape][-count:]
+        return (
+            len(own) == count
+            and all(index.same_as(v) for index, v in zip(own, run, strict=True))
+            and not any(expressions.mentions(index, v) for index in rest for v in run)
+            and shape[1:] == [axes[v].extent for v in run[1:]]
+        )
+
+    count = 1
+    while count < len(variables):
+        more = count + 1
+        if any(expressions.mentions(c, v) for c in conditions for v in variables[-more:]):
+            break
+        if not all(fits(load, more) for load in loads):
+            break
+        count = more
+    return count
+
+
+def _find_cuts(conditions: list[Any], variable: Any, extent: int) -> tuple[int, ...]:
+    """The steps of a loop at which comparisons of its variable alone turn from one answer to the other."""
+    cuts = set()
+    for condition in conditions:
+        if not expressions.mentions(condition, variable):
+            continue
+        answers = [expressions.compare(condition, variable, step) for step in (0, extent - 1)]
+        if answers[0] == answers[1]:
+            continue
+        low, high = 0, extent - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (
+                (middle, high) if expressions.compare(condition, variable, middle) == answers[0] else (low, middle)
+            )
+        cuts.add(high)
+    return tuple(sorted(cuts)) if len(cuts) <= _MOST_CUTS else ()

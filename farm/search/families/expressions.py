@@ -1,0 +1,75 @@
+"""What TVM's expressions mention, load, compare, and come to. Reads, and changes nothing."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+
+def parts(expression: Any) -> list[Any]:
+    """The expressions that an expression is made of directly."""
+    names = ("a", "b", "value", "condition", "true_value", "false_value")
+    found = [getattr(expression, name, None) for name in names]
+    found += [*(getattr(expression, "args", None) or ()), *(getattr(expression, "indices", None) or ())]
+    return [part for part in found if part is not None and hasattr(part, "same_as")]
+
+
+def mentions(expression: Any, variable: Any) -> bool:
+    """Whether a variable occurs in an expression."""
+    return bool(expression.same_as(variable)) or any(mentions(part, variable) for part in parts(expression))
+
+
+def read_value(value: Any) -> tuple[list[Any], list[Any]]:
+    """All loads from buffers in an expression, and all comparisons, indices included."""
+    from tvm import tirx
+    from tvm.ir.expr import TensorLoad
+
+    loads, comparisons = [], []
+    left = [value]
+    while left:
+        part = left.pop()
+        if isinstance(part, TensorLoad):
+            loads.append(part)
+        if isinstance(part, (tirx.LT, tirx.LE, tirx.GT, tirx.GE)):
+            comparisons.append(part)
+        left += parts(part)
+    return loads, comparisons
+
+
+def slope(index: Any, variable: Any) -> int:
+    """By how much an index grows with the first step of a variable, all others at zero."""
+    return evaluate(index, variable) - evaluate(index, None)
+
+
+def evaluate(expression: Any, variable: Any, step: int = 1) -> int:
+    """An index where `variable` is at `step` and every other one at 0; what is no plain arithmetic counts as 0."""
+    from tvm import tirx
+
+    if isinstance(expression, tirx.IntImm):
+        return int(expression)
+    if expression.same_as(variable):
+        return step
+    if isinstance(expression, tirx.Cast):
+        return evaluate(expression.value, variable, step)
+    for kind, combine in (
+        (tirx.Add, operator.add),
+        (tirx.Sub, operator.sub),
+        (tirx.Mul, operator.mul),
+        (tirx.FloorDiv, operator.floordiv),
+        (tirx.FloorMod, operator.mod),
+    ):
+        if isinstance(expression, kind):
+            return int(combine(evaluate(expression.a, variable, step), evaluate(expression.b, variable, step)))
+    return 0
+
+
+def compare(comparison: Any, variable: Any, step: int) -> bool:
+    """What a comparison of indices says where `variable` is at `step` and every other one at 0."""
+    from tvm import tirx
+
+    left, right = evaluate(comparison.a, variable, step), evaluate(comparison.b, variable, step)
+    if isinstance(comparison, tirx.LT):
+        return left < right
+    if isinstance(comparison, tirx.LE):
+        return left <= right
+    return left > right if isinstance(comparison, tirx.GT) else left >= right

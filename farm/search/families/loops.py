@@ -1,0 +1,106 @@
+"""Small steps that several families take: lengths of vectors, shares of threads, what is computed where it is read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from farm.search.cores import Core
+from farm.search.families.family import Prediction
+
+# Elements of an innermost loop under which it is not shared out among threads.
+_LEAST_RUN = 256
+# Shares of a parallel loop that each thread should find.
+_SHARES = 4
+
+
+def divisors(number: int, most: int | None = None) -> list[int]:
+    """All divisors up to `most`, the least first."""
+    return [d for d in range(1, min(number, most or number) + 1) if number % d == 0]
+
+
+def vector_lengths(extent: int, lanes: int) -> tuple[int, ...]:
+    """Numbers of elements to treat as one vector: divisors of an extent, those that waste the fewest lanes first.
+
+    LLVM makes several registers of a long one, the last of them smaller or partly empty. One lane is left where a
+    prime is too long.
+    """
+    if extent % lanes == 0:
+        return (lanes,)
+    found = [d for d in divisors(extent, 4 * lanes) if d > 1] or [1]
+
+    def cost(length: int) -> tuple[float, int]:
+        return -(-length // lanes) / length, abs(length - lanes)
+
+    return tuple(sorted(found, key=cost)[:2])
+
+
+def vectorise(schedule: Any, loop: Any, lanes: int) -> None:
+    """Make whole vectors of a loop, as many as there are; one that is short and odd becomes one vector."""
+    extent = int(schedule.get(loop).extent)
+    length = vector_lengths(extent, lanes)[0]
+    if length > 1:
+        if length < extent:
+            _, loop = schedule.split(loop, [None, length])
+        schedule.vectorize(loop)
+
+
+def pieces(outside: int, run: int, threads: int) -> tuple[int, ...]:
+    """Into how many shares loops may be cut: the steps outside times pieces of the innermost run; 0 for no threads."""
+    if threads == 1:
+        return (0,)
+    finer = [d for d in divisors(run) if run // d >= _LEAST_RUN and outside * d <= threads * _SHARES * 2]
+    count = outside * max(finer, default=1)
+    return (count, 0) if count > 1 else (0,)
+
+
+def moving_cycles(moved_bytes: float, core: Core) -> float:
+    """Cycles of one core that it takes to read and write so many bytes in all."""
+    near = moved_bytes <= core.l2_bytes * 0.75
+    return moved_bytes / (core.l2_bytes_per_cycle if near else core.far_bytes_per_cycle)
+
+
+def predict_shares(shares: int, compute: float, far: float, core: Core) -> Prediction:
+    """What cycles of one core come to as so many shares of a parallel loop; 0 shares for no threads."""
+    threads = min(core.threads, shares) if shares else 1
+    balance = math.ceil(shares / threads) * threads / shares if shares else 1.0
+    seconds = max(compute, far) * balance / threads / core.freq_hz + (core.region_s if threads > 1 else 0.0)
+    return Prediction(seconds, {"compute": compute, "far": far, "balance": balance})
+
+
+def inline(schedule: Any, names: list[str]) -> tuple[str, ...]:
+    """Compute blocks where they are read, all that TVM lets; returns their names in order."""
+    import tvm
+
+    done = []
+    for name in names:
+        try:
+            schedule.compute_inline(schedule.get_sblock(name))
+        except tvm.s_tir.ScheduleError:
+            continue
+        done.append(name)
+    return tuple(done)
+
+
+def split_sums(schedule: Any, name: str, sums: int, length: int) -> Any:
+    """Give a block whose innermost `sums` loops sum up a partial sum for each lane; returns the block that makes them.
+
+    What remains of the block adds these up. To be done before anything else: TVM cannot factor a block that was moved.
+    """
+    run = schedule.get_loops(schedule.get_sblock(name))[-sums:]
+    _, lane = schedule.split(schedule.fuse(*run), [None, length])
+    partial = schedule.rfactor(lane, 0)
+    schedule.set_scope(partial, 0, "local")
+    return partial
+
+
+def vectorise_partial(schedule: Any, partial: Any, at: Any | None) -> None:
+    """Compute what `split_sums` returned at a loop, its lanes as one vector."""
+    if at is None:
+        *_, steps, lane = schedule.get_loops(partial)
+    else:
+        schedule.compute_at(partial, at, preserve_unit_loops=True)
+        _, lane, *_, steps = schedule.get_loops(partial)
+    schedule.reorder(steps, lane)
+    schedule.vectorize(lane)
+    schedule.decompose_reduction(partial, steps)

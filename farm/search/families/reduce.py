@@ -1,0 +1,209 @@
+"""Pools, means and other reductions: one block that sums up, what is read computed on the way, what follows fused.
+
+Either neighbouring results lie in one vector, or, where the summed elements are the contiguous ones, neighbouring
+summands do, whose partial sums are added up last. Products of two operands are other families' business, unless they
+leave them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from farm.search.cores import Core
+from farm.search.families import expressions, loops
+from farm.search.families import facts as reading
+from farm.search.families.family import Plan, Prediction
+
+# Kernels of no more than so many elements are unrolled.
+_MOST_UNROLLED = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Reduction:
+    """A function around one block that sums up, by whatever operation.
+
+    `before` are computed where they are read, `between` where the `last` block, which may be `main` itself, reads them.
+    `pad` is a block before main that must be written first, since what it does differs within a vector. `spatial` and
+    `sums` are the extents of main's loops, in this order. `rows` says whether the summands are what is contiguous.
+    `taps` are the loads for one summand. Sizes in bytes.
+    """
+
+    main: str
+    before: tuple[str, ...]
+    pad: str | None
+    between: tuple[str, ...]
+    last: str
+    spatial: tuple[int, ...]
+    sums: tuple[int, ...]
+    rows: bool
+    taps: int
+    element_bytes: int
+    moved_bytes: int
+
+
+class Reduce:
+    """Functions around one reduction."""
+
+    name = "reduce"
+
+    def read(self, schedule: Any) -> Reduction | None:
+        return _read(schedule)
+
+    def options(self, facts: Reduction, core: Core) -> Mapping[str, tuple[int, ...]]:
+        lanes = core.lanes(facts.element_bytes)
+        if facts.rows:
+            run = math.prod(facts.sums)
+            lengths = tuple(d for d in loops.divisors(run, 8 * lanes) if d > 1 or run == 1)[-6:] or (1,)
+            return {
+                "pieces": loops.pieces(math.prod(facts.spatial), 1, core.threads),
+                "lanes": lengths,
+                "vectors": (1,),
+                "pixels": (1,),
+            }
+        width = facts.spatial[-2] if len(facts.spatial) > 1 else 1
+        return {
+            "pieces": (1, 0) if core.threads > 1 else (0,),
+            "lanes": loops.vector_lengths(facts.spatial[-1], lanes),
+            "vectors": (1, 2, 4, 8),
+            "pixels": tuple(p for p in loops.divisors(width) if p <= 8),
+        }
+
+    def predict(self, facts: Reduction, plan: Plan, core: Core) -> Prediction | None:
+        lanes, vectors, pixels = plan["lanes"], plan["vectors"], plan["pixels"]
+        full = core.lanes(facts.element_bytes)
+        depth, results = math.prod(facts.sums), math.prod(facts.spatial)
+        far = loops.moving_cycles(facts.moved_bytes, core)
+        registers = math.ceil(lanes / full)
+        latency = core.fma_latency
+        if facts.rows:
+            steps = depth // lanes * max(latency, registers / core.loads_per_cycle(core.vector_bits))
+            compute = results * (steps + lanes * latency / 2 + 10)
+            return loops.predict_shares(plan["pieces"], compute, far, core)
+        tile = registers * vectors * pixels
+        if facts.spatial[-1] % (lanes * vectors) or tile > core.vector_registers // 2:
+            return None
+        # Neighbouring pixels of an unrolled kernel share what they read.
+        shared = 0.7 if pixels > 1 and depth <= _MOST_UNROLLED else 1.0
+        loads = tile * facts.taps * shared / core.loads_per_cycle(core.vector_bits)
+        inner = depth * max(loads, tile / core.fma_per_cycle(core.vector_bits), latency / 2)
+        tiles = results // (lanes * vectors * pixels)
+        compute = tiles * (inner + tile * 2 + 8 + (0 if depth <= _MOST_UNROLLED else 4 * depth))
+        shares = tiles if plan["pieces"] else 0
+        if plan["pieces"] and tiles < 2:
+            return None
+        return loops.predict_shares(shares, compute, far, core)
+
+    def apply(self, schedule: Any, facts: Reduction, plan: Plan) -> None:
+        for name in (*facts.before, *facts.between):
+            schedule.compute_inline(schedule.get_sblock(name))
+        if facts.pad and plan["pieces"]:
+            schedule.parallel(schedule.fuse(*schedule.get_loops(schedule.get_sblock(facts.pad))[:-1]))
+        if facts.rows:
+            _sum_rows(schedule, facts, plan)
+        else:
+            _sum_beside(schedule, facts, plan)
+
+
+def _sum_beside(schedule: Any, facts: Reduction, plan: Plan) -> None:
+    """Vectors of results: a tile of them in registers while the reduction runs around it."""
+    lanes = plan["lanes"]
+    main = schedule.get_sblock(facts.main)
+    own_last = facts.last == facts.main
+    last = schedule.cache_write(main, 0, "local") if own_last else schedule.get_sblock(facts.last)
+    *outer, channel = schedule.get_loops(last)
+    block, vector, lane = schedule.split(channel, [None, plan["vectors"], lanes])
+    tile = []
+    if outer:
+        column, pixel = schedule.split(outer.pop(), [None, plan["pixels"]])
+        outer, tile = [*outer, column], [pixel]
+    schedule.reorder(*outer, block, *tile, vector, lane)
+    at = schedule.fuse(*outer, block)
+    schedule.compute_at(main, at, preserve_unit_loops=True)
+    if not own_last:
+        schedule.set_scope(main, 0, "local")
+    own = schedule.get_loops(main)[1:]
+    spatial, sums = own[: len(facts.spatial)], own[len(facts.spatial) :]
+    inner, own_lane = schedule.split(spatial.pop(), [None, lanes])
+    schedule.reorder(*sums, *spatial, inner, own_lane)
+    if lanes > 1:
+        schedule.vectorize(own_lane)
+        schedule.vectorize(lane)
+    if math.prod(facts.sums) <= _MOST_UNROLLED:
+        for loop in sums[1:]:
+            schedule.unroll(loop)
+    for loop in (*spatial, inner, *tile, vector):
+        schedule.unroll(loop)
+    if plan["pieces"]:
+        schedule.parallel(at)
+    schedule.decompose_reduction(main, sums[0])
+
+
+def _sum_rows(schedule: Any, facts: Reduction, plan: Plan) -> None:
+    """Vectors of summands: partial sums by lane, added up last."""
+    main = schedule.get_sblock(facts.main)
+    partial = loops.split_sums(schedule, facts.main, len(facts.sums), plan["lanes"])
+    at = None
+    if facts.spatial:
+        own = schedule.get_loops(schedule.get_sblock(facts.last))[: len(facts.spatial)]
+        at = schedule.fuse(*own)
+        if facts.last != facts.main:
+            schedule.compute_at(main, at, preserve_unit_loops=True)
+            schedule.set_scope(main, 0, "local")
+        if plan["pieces"]:
+            schedule.parallel(at)
+    loops.vectorise_partial(schedule, partial, at)
+
+
+def _read(schedule: Any) -> Reduction | None:
+    from tvm import tirx
+
+    names = reading.list_blocks(schedule)
+    if len(set(names)) < len(names):
+        return None
+    blocks = {name: schedule.get(schedule.get_sblock(name)) for name in names}
+    mains = [name for name in names if any(reading.is_sum(v) for v in blocks[name].iter_vars)]
+    if len(mains) != 1 or not isinstance(blocks[mains[0]].body, tirx.BufferStore):
+        return None
+    main = mains[0]
+    before, after = names[: names.index(main)], names[names.index(main) + 1 :]
+    if not all(reading.is_plain(schedule, name) for name in (*before, *after)):
+        return None
+    kinds = [reading.is_sum(v) for v in blocks[main].iter_vars]
+    if kinds != sorted(kinds) or len(kinds) != len(schedule.get_loops(schedule.get_sblock(main))):
+        return None
+    trial = schedule.copy()
+    if loops.inline(trial, before) != tuple(before) or loops.inline(trial, after[:-1]) != tuple(after[:-1]):
+        return None
+    block = trial.get(trial.get_sblock(main))
+    extents = [int(v.dom.extent) for v in block.iter_vars]
+    spatial = [v.var for v in block.iter_vars if not reading.is_sum(v)]
+    sums = [v.var for v in block.iter_vars if reading.is_sum(v)]
+    last = after[-1] if after else main
+    written = trial.get(trial.get_sblock(last))
+    if after and [int(v.dom.extent) for v in written.iter_vars] != extents[: len(spatial)]:
+        return None
+    loads = [load for load in expressions.read_value(block.body.value)[0] if not load.source.same_as(block.body.buffer)]
+    wide = [v for v, extent in zip(spatial, extents, strict=False) if extent > 1]
+    ends = [list(load.indices)[-1] for load in loads if len(load.indices)]
+    beside = bool(wide) and wide[-1].same_as(spatial[-1]) and any(expressions.mentions(end, wide[-1]) for end in ends)
+    rows = not beside and any(expressions.mentions(end, v) for end in ends for v in sums)
+    comparisons = expressions.read_value(block.body.value)[1]
+    uneven = sums[-1] if rows or not spatial else spatial[-1]
+    pad = before[-1] if before and any(expressions.mentions(c, uneven) for c in comparisons) else None
+    result = written.body.buffer
+    return Reduction(
+        main=main,
+        before=tuple(before) if pad is None else tuple(before[:-1]),
+        pad=pad,
+        between=tuple(after[:-1]),
+        last=last,
+        spatial=tuple(extents[: len(spatial)]),
+        sums=tuple(extents[len(spatial) :]),
+        rows=rows or not spatial,
+        taps=max(1, len(loads)),
+        element_bytes=reading.bytes_of(block.body.buffer.dtype),
+        moved_bytes=reading.size_of(result) + sum({d.source: reading.size_of(d.source) for d in loads}.values()),
+    )

@@ -1,0 +1,139 @@
+"""Every schedule family on small functions of all kinds: what is computed stays the same, for every kind of core."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farm.search import canonical, cores, target, tvm_env, workloads
+from farm.search.families import FAMILIES
+from farm.search.families.rule import Outlook
+
+AVX512 = {"mtriple": "x86_64-linux-gnu", "mcpu": "znver4", "num-cores": 2}
+AVX2 = {"mtriple": "x86_64-linux-gnu", "mcpu": "haswell", "num-cores": 2}
+NEON = {"mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a57", "num-cores": 4}
+
+Build = Callable[[Any, Any], Any]
+Shape = tuple[int, ...]
+
+
+def _depthwise(kernel: int, channels: int, **options: Any) -> Build:
+    return lambda op, x, w: op.nn.relu(
+        op.nn.conv2d(x, w, groups=channels, padding=kernel // 2, data_layout="NHWC", kernel_layout="HWIO", **options)
+    )
+
+
+CASES: dict[str, tuple[str, tuple[Any, ...], Callable[..., Any]]] = {
+    "depthwise 3x3": ("depthwise", ((1, 9, 12, 32), (3, 3, 1, 32)), _depthwise(3, 32)),
+    "depthwise 5x5/2, odd channels": ("depthwise", ((2, 11, 11, 30), (5, 5, 1, 30)), _depthwise(5, 30, strides=2)),
+    "depthwise 3x3, dilated": ("depthwise", ((1, 8, 8, 8), (3, 3, 1, 8)), _depthwise(3, 8, dilation=2)),
+    "max pool": ("reduce", ((1, 9, 9, 24),), lambda op, x: op.nn.max_pool2d(x, 3, 2, 1, layout="NHWC")),
+    "max pool, channels first": ("reduce", ((1, 5, 9, 9),), lambda op, x: op.nn.max_pool2d(x, 3, 1, 1)),
+    "mean pool": ("reduce", ((1, 8, 8, 20),), lambda op, x: op.nn.avg_pool2d(x, 3, 1, 1, layout="NHWC")),
+    "global pool": ("reduce", ((2, 7, 7, 48),), lambda op, x: op.nn.adaptive_avg_pool2d(x, 1, layout="NHWC")),
+    "global pool, channels first": ("reduce", ((2, 20, 7, 7),), lambda op, x: op.nn.adaptive_avg_pool2d(x, 1)),
+    "mean of rows": ("reduce", ((6, 40),), lambda op, x: op.mean(x, -1)),
+    "maximum of columns": ("reduce", ((40, 6, 18),), lambda op, x: op.max(x, 0)),
+    "sum of all": ("reduce", ((3, 40),), lambda op, x: op.sum(x)),
+    "sum of a prime": ("reduce", ((5, 131),), lambda op, x: op.sum(x, -1)),
+    "sum of integers": ("reduce", (((6, 40), "int32"),), lambda op, x: op.sum(x, -1)),
+    "residual": ("elementwise", ((1, 7, 7, 40), (1, 7, 7, 40)), lambda op, x, y: op.nn.relu(op.add(x, y))),
+    "broadcast": ("elementwise", ((1, 12, 7, 7), (1, 12, 1, 1)), lambda op, x, y: op.multiply(x, y)),
+    "concatenation": ("elementwise", ((1, 5, 5, 24), (1, 5, 5, 13)), lambda op, x, y: op.concat([x, y], -1)),
+    "concatenation of rows": ("elementwise", ((3, 40), (5, 40)), lambda op, x, y: op.concat([x, y], 0)),
+    "transposition": ("elementwise", ((1, 24, 12, 12),), lambda op, x: op.permute_dims(x, [0, 2, 3, 1])),
+    "transposition of few": ("elementwise", ((1, 3, 16, 18),), lambda op, x: op.permute_dims(x, [0, 2, 3, 1])),
+    "reshape": ("elementwise", ((1, 12, 48),), lambda op, x: op.reshape(x, (1, 12, 4, 12))),
+    "slice": ("elementwise", ((1, 9, 9, 24),), lambda op, x: op.strided_slice(x, [1, 3], [1, 8], [8, 20], [2, 1])),
+    "pad": ("elementwise", ((1, 5, 5, 17),), lambda op, x: op.nn.pad(x, (0, 0, 1, 2, 1, 0, 3, 3))),
+    "resize": ("elementwise", ((1, 6, 6, 16),), lambda op, x: op.image.resize2d(x, (12, 12), layout="NHWC")),
+    "gather": ("elementwise", ((20, 48), ((7,), "int64")), lambda op, x, i: op.take(x, i, axis=0)),
+    "half precision": ("elementwise", (((3, 70), "float16"),), lambda op, x: op.add(x, x)),
+    "bytes": ("elementwise", (((3, 70), "int8"),), lambda op, x: op.nn.relu(x)),
+    "comparison": ("elementwise", (((3, 70), "int64"), ((3, 70), "int64")), lambda op, x, y: op.greater(x, y)),
+}
+
+
+@pytest.fixture(scope="module")
+def host() -> Any:
+    """The target that is this machine."""
+    return target.make_target(target.host_target(2))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_family_computes_what_the_function_says(name: str, host: Any) -> None:
+    """The first plan and one drawn of each kind of core give the unscheduled function's results."""
+    family_name, shapes, build = CASES[name]
+    function = _build(shapes, build, host)
+    tvm = tvm_env.load()
+    functions = {"reference": function}
+    draw = random.Random(name)
+    for label, config in (("avx512", AVX512), ("avx2", AVX2), ("neon", NEON)):
+        outlook = _read(function, config)
+        assert outlook is not None
+        assert outlook.family.name == family_name
+        plans = [plan for _, plan in outlook.plans()]
+        for kind, plan in (("first", plans[0]), ("drawn", draw.choice(plans))):
+            schedule = tvm.s_tir.Schedule(tvm.IRModule({"main": function}))
+            outlook.apply(schedule, plan)
+            again = tvm.s_tir.Schedule(tvm.IRModule({"main": function}))
+            tvm.s_tir.schedule.Trace.apply_json_to_schedule(schedule.trace.as_json(), again)
+            functions[f"{label}_{kind}"] = again.mod["main"]
+    module = tvm.IRModule({key: f.with_attr("global_symbol", key) for key, f in functions.items()})
+    results = _run(tvm.compile(module, target=host), function, list(functions))
+    exact = results["reference"].dtype.kind != "f"
+    for key, result in results.items():
+        np.testing.assert_allclose(
+            result, results["reference"], rtol=0 if exact else 1e-4, atol=0 if exact else 1e-4, err_msg=key
+        )
+
+
+def _build(shapes: tuple[Any, ...], build: Callable[..., Any], host: Any) -> Any:
+    """The only function that a graph of these arguments becomes, canonical as the search sees it."""
+    tvm = tvm_env.load()
+    from tvm import relax
+
+    typed = [shape if shape and isinstance(shape[0], tuple) else (shape, "float32") for shape in shapes]
+    arguments = [relax.Var(f"x{at}", relax.TensorType(shape, dtype)) for at, (shape, dtype) in enumerate(typed)]
+    builder = relax.BlockBuilder()
+    with builder.function("main", arguments):
+        with builder.dataflow():
+            result = builder.emit_output(builder.normalize(build(relax.op, *arguments)))
+        builder.emit_func_output(result)
+    with host:
+        module = relax.get_pipeline("zero")(builder.get())
+    (workload,) = workloads.extract(module, host, {}, "graph/1")
+    return canonical.canonicalise(tvm.ir.load_json(workload.module_json)["main"])
+
+
+def _read(function: Any, config: dict[str, Any]) -> Outlook | None:
+    tvm = tvm_env.load()
+    core = cores.core_of(config)
+    schedule = tvm.s_tir.Schedule(tvm.IRModule({"main": function}))
+    for family in FAMILIES:
+        facts = family.read(schedule)
+        if facts is not None:
+            return Outlook(family, facts, core, family.options(facts, core))
+    return None
+
+
+def _run(library: Any, function: Any, names: list[str]) -> dict[str, np.ndarray]:
+    tvm = tvm_env.load()
+    from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+
+    draw = np.random.default_rng(0)
+    arguments = []
+    for info in ArgInfo.from_entry_func(tvm.IRModule({"main": function}), remove_preproc=False):
+        shape, dtype = [int(d) for d in info.shape], str(info.dtype)
+        values = draw.integers(0, 5, shape) if "int" in dtype else draw.standard_normal(shape)
+        arguments.append(np.asarray(values).astype(dtype))
+    results = {}
+    for name in names:
+        tensors = [tvm.runtime.tensor(a, tvm.cpu()) for a in arguments]
+        library[name](*tensors)
+        results[name] = tensors[-1].numpy()
+    return results
