@@ -5,11 +5,22 @@ A function belongs to the first family that reads it.
 
 from __future__ import annotations
 
+from farm.search.families.batched import Batched, Grouped
 from farm.search.families.dense import Dense
 from farm.search.families.depthwise import Depthwise
 from farm.search.families.elementwise import Elementwise
 from farm.search.families.family import Family
+from farm.search.families.norm import Norms
 from farm.search.families.reduce import Reduce
 from farm.search.families.winograd import Winograd
 
-FAMILIES: tuple[Family, ...] = (Dense(), Winograd(), Depthwise(), Reduce(), Elementwise())
+FAMILIES: tuple[Family, ...] = (
+    Dense(),
+    Winograd(),
+    Depthwise(),
+    Grouped(),
+    Batched(),
+    Reduce(),
+    Norms(),
+    Elementwise(),
+)

@@ -1,0 +1,178 @@
+"""Softmax, layer, group and root-mean-square norms: several reductions in a row over the same loops.
+
+Everything for one row, or for a vector of neighbouring rows, is computed at one place while it lies in the first cache.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from farm.search.cores import Core
+from farm.search.families import expressions, loops
+from farm.search.families import facts as reading
+from farm.search.families.family import Plan, Prediction
+
+
+@dataclasses.dataclass(frozen=True)
+class Norm:
+    """A function of two or more reductions, or one whose result is spread over what it summed up.
+
+    `inlined` are computed where they are read, `blocks` at a loop of the `last` one, in order; `sums` says by block how
+    many of its loops sum up, 0 where none does. `kept` are the loops of the last block that the reductions keep, of
+    `extents`. `rows` says whether what is summed up is contiguous, `run` how much of it comes to one result, 1 where
+    reductions differ. Sizes in bytes.
+    """
+
+    inlined: tuple[str, ...]
+    blocks: tuple[str, ...]
+    sums: tuple[int, ...]
+    last: str
+    extents: tuple[int, ...]
+    kept: tuple[int, ...]
+    rows: bool
+    run: int
+    element_bytes: int
+    moved_bytes: int
+
+
+class Norms:
+    """Functions of several reductions over the same loops."""
+
+    name = "norm"
+
+    def read(self, schedule: Any) -> Norm | None:
+        return _read(schedule)
+
+    def options(self, facts: Norm, core: Core) -> Mapping[str, tuple[int, ...]]:
+        lanes = core.lanes(facts.element_bytes)
+        outside = math.prod(facts.extents[at] for at in facts.kept)
+        if facts.rows:
+            lengths = tuple(d for d in loops.divisors(facts.run, 4 * lanes) if d > 1)[-4:] or (1,)
+        else:
+            lengths = loops.vector_lengths(facts.extents[-1], lanes)
+            outside //= lengths[0]
+        return {"pieces": loops.pieces(outside, 1, core.threads), "lanes": lengths}
+
+    def predict(self, facts: Norm, plan: Plan, core: Core) -> Prediction | None:
+        lanes = plan["lanes"]
+        elements = math.prod(facts.extents)
+        rows = elements // facts.run
+        far = loops.moving_cycles(facts.moved_bytes, core)
+        latency = core.fma_latency
+        if facts.rows:
+            compute = 0.0
+            for sums in facts.sums:
+                steps = facts.run / lanes * max(latency, math.ceil(lanes / core.lanes(facts.element_bytes)))
+                compute += rows * (steps + (lanes * latency / 2 if sums else 0))
+        else:
+            compute = elements / lanes * latency * len(facts.blocks)
+        return loops.predict_shares(plan["pieces"], compute, far, core)
+
+    def apply(self, schedule: Any, facts: Norm, plan: Plan) -> None:
+        for name in facts.inlined:
+            schedule.compute_inline(schedule.get_sblock(name))
+        lanes = plan["lanes"]
+        partials = {}
+        for name, sums in zip(facts.blocks, facts.sums, strict=True):
+            if facts.rows and sums and lanes > 1:
+                partials[name] = loops.split_sums(schedule, name, sums, lanes)
+        last = schedule.get_sblock(facts.last)
+        own = schedule.get_loops(last)
+        kept = [own[at] for at in facts.kept]
+        rest = [loop for at, loop in enumerate(own) if at not in facts.kept]
+        lane = None
+        if not facts.rows:
+            block, lane = schedule.split(kept.pop(), [None, lanes])
+            kept.append(block)
+        schedule.reorder(*kept, *rest, *([lane] if lane is not None else []))
+        at = schedule.fuse(*kept)
+        if plan["pieces"]:
+            schedule.parallel(at)
+        for name in reversed(facts.blocks):
+            schedule.compute_at(schedule.get_sblock(name), at, preserve_unit_loops=True)
+            if name in partials:
+                loops.vectorise_partial(schedule, partials[name], at)
+            elif lane is not None:
+                _vectorise_beside(schedule, name, lanes)
+        if lane is not None:
+            schedule.vectorize(lane)
+
+
+def _vectorise_beside(schedule: Any, name: str, lanes: int) -> None:
+    """Make vectors of the neighbouring rows that a block computes at a loop."""
+    block = schedule.get_sblock(name)
+    variables = schedule.get(block).iter_vars
+    own = schedule.get_loops(block)[1:]
+    sums = [loop for loop, v in zip(own, variables, strict=True) if reading.is_sum(v)]
+    spatial = [loop for loop, v in zip(own, variables, strict=True) if not reading.is_sum(v)]
+    lane = next((loop for loop in reversed(spatial) if int(schedule.get(loop).extent) == lanes), None)
+    if lane is None:
+        return
+    spatial = [loop for loop in spatial if not loop.same_as(lane)]
+    schedule.reorder(*sums, *spatial, lane)
+    schedule.vectorize(lane)
+    if sums:
+        schedule.decompose_reduction(block, sums[0])
+
+
+def _read(schedule: Any) -> Norm | None:
+    names = reading.list_blocks(schedule)
+    if len(set(names)) < len(names) or len(names) < 2 or not reading.is_plain(schedule, names[-1]):
+        return None
+    trial = schedule.copy()
+    blocks = {name: trial.get(trial.get_sblock(name)) for name in names}
+    summing = [name for name in names if any(reading.is_sum(v) for v in blocks[name].iter_vars)]
+    if not summing:
+        return None
+    # A reduction's own element-wise inputs are computed twice at no cost, unless they call functions.
+    cheap = [name for name in names[:-1] if name not in summing and not _calls(blocks[name])]
+    inlined = loops.inline(trial, cheap)
+    left = [name for name in names[:-1] if name not in inlined]
+    final = trial.get(trial.get_sblock(names[-1]))
+    variables = [v.var for v in final.iter_vars]
+    extents = tuple(int(v.dom.extent) for v in final.iter_vars)
+    # The loops of the last block by which it reads what was summed up, and what follows from that.
+    written = {write.source for name in left for write in trial.get(trial.get_sblock(name)).writes}
+    wide = {at for at, extent in enumerate(extents) if extent > 1}
+    kept: set[int] = set()
+    for load in expressions.read_value(final.body.value)[0]:
+        followed = {at for at in wide if any(expressions.mentions(i, variables[at]) for i in load.indices)}
+        if load.source in written and followed != wide:
+            kept |= followed
+    kept |= {at for at in range(max(kept, default=0)) if extents[at] == 1}
+    if not kept and wide and 0 not in wide:
+        kept = {0}
+    if not kept or wide <= kept:
+        return None
+    rows = len(variables) - 1 not in kept
+    runs = {math.prod(int(v.dom.extent) for v in blocks[name].iter_vars if reading.is_sum(v)) for name in summing}
+    return Norm(
+        inlined=inlined,
+        blocks=tuple(left),
+        sums=tuple(sum(reading.is_sum(v) for v in blocks[name].iter_vars) for name in left),
+        last=names[-1],
+        extents=extents,
+        kept=tuple(sorted(kept)),
+        rows=rows,
+        run=runs.pop() if len(runs) == 1 else 1,
+        element_bytes=reading.bytes_of(final.body.buffer.dtype),
+        moved_bytes=reading.size_of(final.body.buffer) * 2,
+    )
+
+
+def _calls(block: Any) -> bool:
+    """Whether a block computes more than arithmetic: exponentials, roots and such."""
+    from tvm.ir.expr import Call
+
+    left = [getattr(block.body, "value", None)]
+    while left:
+        part = left.pop()
+        if part is None:
+            continue
+        if isinstance(part, Call) and part.op.name not in ("tirx.if_then_else", "tirx.likely"):
+            return True
+        left += expressions.parts(part)
+    return False
