@@ -43,6 +43,7 @@ CASES: dict[str, tuple[str, tuple[Any, ...], Callable[..., Any]]] = {
     ),
     "batched product": ("batched", ((3, 14, 20), (3, 20, 24)), lambda op, x, y: op.matmul(x, y)),
     "attention": ("batched", ((1, 2, 10, 8), (1, 2, 8, 10)), lambda op, x, y: op.nn.relu(op.matmul(x, y))),
+    "softmax of one row": ("norm", ((1, 40),), lambda op, x: op.nn.softmax(x)),
     "softmax": ("norm", ((6, 40),), lambda op, x: op.nn.softmax(x)),
     "softmax of a prime": ("norm", ((2, 3, 31),), lambda op, x: op.nn.softmax(x)),
     "softmax over channels": ("norm", ((1, 5, 8, 24),), lambda op, x: op.nn.softmax(x, axis=1)),

@@ -82,6 +82,21 @@ def inline(schedule: Any, names: list[str]) -> tuple[str, ...]:
     return tuple(done)
 
 
+def fold(schedule: Any, name: str) -> bool:
+    """Let the block before one that only copies write the copy itself; says whether TVM does it."""
+    import tvm
+    from tvm.ir.expr import TensorLoad
+
+    block = schedule.get_sblock(name)
+    if not isinstance(schedule.get(block).body.value, TensorLoad):
+        return False
+    try:
+        schedule.reverse_compute_inline(block)
+    except tvm.s_tir.ScheduleError:
+        return False
+    return True
+
+
 def split_sums(schedule: Any, name: str, sums: int, length: int) -> Any:
     """Give a block whose innermost `sums` loops sum up a partial sum for each lane; returns the block that makes them.
 
@@ -90,7 +105,8 @@ def split_sums(schedule: Any, name: str, sums: int, length: int) -> Any:
     run = schedule.get_loops(schedule.get_sblock(name))[-sums:]
     _, lane = schedule.split(schedule.fuse(*run), [None, length])
     partial = schedule.rfactor(lane, 0)
-    schedule.set_scope(partial, 0, "local")
+    for at in range(len(schedule.get(partial).writes)):
+        schedule.set_scope(partial, at, "local")
     return partial
 
 

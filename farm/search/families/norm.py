@@ -20,12 +20,13 @@ from farm.search.families.family import Plan, Prediction
 class Norm:
     """A function of two or more reductions, or one whose result is spread over what it summed up.
 
-    `inlined` are computed where they are read, `blocks` at a loop of the `last` one, in order; `sums` says by block how
+    `folded` is a block that only writes the result in another shape, which the one before does itself then. `inlined` are computed where they are read, `blocks` at a loop of the `last` one, in order; `sums` says by block how
     many of its loops sum up, 0 where none does. `kept` are the loops of the last block that the reductions keep, of
     `extents`. `rows` says whether what is summed up is contiguous, `run` how much of it comes to one result, 1 where
     reductions differ. Sizes in bytes.
     """
 
+    folded: str | None
     inlined: tuple[str, ...]
     blocks: tuple[str, ...]
     sums: tuple[int, ...]
@@ -72,6 +73,8 @@ class Norms:
         return loops.predict_shares(plan["pieces"], compute, far, core)
 
     def apply(self, schedule: Any, facts: Norm, plan: Plan) -> None:
+        if facts.folded:
+            schedule.reverse_compute_inline(schedule.get_sblock(facts.folded))
         for name in facts.inlined:
             schedule.compute_inline(schedule.get_sblock(name))
         lanes = plan["lanes"]
@@ -123,6 +126,9 @@ def _read(schedule: Any) -> Norm | None:
     if len(set(names)) < len(names) or len(names) < 2 or not reading.is_plain(schedule, names[-1]):
         return None
     trial = schedule.copy()
+    folded = names[-1] if loops.fold(trial, names[-1]) else None
+    if folded:
+        names = names[:-1]
     blocks = {name: trial.get(trial.get_sblock(name)) for name in names}
     summing = [name for name in names if any(reading.is_sum(v) for v in blocks[name].iter_vars)]
     if not summing:
@@ -143,13 +149,14 @@ def _read(schedule: Any) -> Norm | None:
         if load.source in written and followed != wide:
             kept |= followed
     kept |= {at for at in range(max(kept, default=0)) if extents[at] == 1}
-    if not kept and wide and 0 not in wide:
+    if not kept and extents[0] == 1:
         kept = {0}
     if not kept or wide <= kept:
         return None
     rows = len(variables) - 1 not in kept
     runs = {math.prod(int(v.dom.extent) for v in blocks[name].iter_vars if reading.is_sum(v)) for name in summing}
     return Norm(
+        folded=folded,
         inlined=inlined,
         blocks=tuple(left),
         sums=tuple(sum(reading.is_sum(v) for v in blocks[name].iter_vars) for name in left),
