@@ -13,6 +13,7 @@ from typing import Any
 
 from farm.search.cores import Core
 from farm.search.families import facts as reading
+from farm.search.families import loops as steps
 from farm.search.families.facts import Contraction
 from farm.search.families.family import Plan, Prediction
 
@@ -50,8 +51,8 @@ class Dense:
             "vectors": tuple(
                 v for v in range(1, _MOST_VECTORS + 1) if any(facts.channel % (v * size) == 0 for size in sizes)
             ),
-            "pixels": tuple(p for p in divisors(facts.pixels[-1].extent) if p < core.vector_registers),
-            "rows": tuple(r for r in divisors(height) if r <= _MOST_ROWS),
+            "pixels": tuple(p for p in steps.divisors(facts.pixels[-1].extent) if p < core.vector_registers),
+            "rows": tuple(r for r in steps.divisors(height) if r <= _MOST_ROWS),
             "order": (ROWS_OUTSIDE, CHANNELS_OUTSIDE),
             "pad": (PAD_ALL, PAD_ROWS) if facts.pad else (PAD_ALL,),
         }
@@ -115,7 +116,7 @@ class Dense:
         if self._pads_rows(facts, plan):
             pad = schedule.get_sblock(facts.pad)
             schedule.compute_at(pad, parallel, preserve_unit_loops=True)
-            vectorise(schedule, schedule.get_loops(pad)[-1], plan["lanes"])
+            steps.vectorise(schedule, schedule.get_loops(pad)[-1], plan["lanes"])
         if facts.last != facts.main:
             schedule.set_scope(main, 0, "local")
         own = schedule.get_loops(main)[-(len(facts.pixels) + 1 + len(facts.sums)) :]
@@ -132,7 +133,7 @@ class Dense:
             loops = schedule.get_loops(schedule.get_sblock(facts.pad))
             if len(loops) > 2:
                 schedule.parallel(schedule.fuse(*loops[:-2]))
-            vectorise(schedule, loops[-1], plan["lanes"])
+            steps.vectorise(schedule, loops[-1], plan["lanes"])
 
     @staticmethod
     def _pads_rows(facts: Contraction, plan: Plan) -> bool:
@@ -178,17 +179,3 @@ def step_cycles(core: Core, bits: int, tile: int, vectors: int) -> float:
     loads = vectors / core.loads_per_cycle(bits) + factors / core.load_pipes
     issued = (multiply + vectors + factors) / core.issue_width
     return max(multiply / core.fma_per_cycle(bits), loads, issued, core.fma_latency)
-
-
-def vectorise(schedule: Any, loop: Any, lanes: int) -> None:
-    """Make vectors of a loop: whole ones where its extent allows, all of a short one, else leave it."""
-    extent = int(schedule.get(loop).extent)
-    if extent > lanes and extent % lanes == 0:
-        schedule.vectorize(schedule.split(loop, [None, lanes])[1])
-    elif 1 < extent <= lanes:
-        schedule.vectorize(loop)
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors, the smallest first."""
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

@@ -20,7 +20,8 @@ from farm.search.families.family import Plan, Prediction
 class Norm:
     """A function of two or more reductions, or one whose result is spread over what it summed up.
 
-    `folded` is a block that only writes the result in another shape, which the one before does itself then. `inlined` are computed where they are read, `blocks` at a loop of the `last` one, in order; `sums` says by block how
+    `folded` is a block that only writes the result in another shape, which the one before does itself then.
+    `inlined` are computed where they are read, `blocks` at a loop of the `last` one, in order; `sums` says by block how
     many of its loops sum up, 0 where none does. `kept` are the loops of the last block that the reductions keep, of
     `extents`. `rows` says whether what is summed up is contiguous, `run` how much of it comes to one result, 1 where
     reductions differ. Sizes in bytes.
