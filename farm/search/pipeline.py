@@ -11,7 +11,7 @@ import dataclasses
 from typing import Any
 
 from farm.errors import UsageError
-from farm.search import canonical, constants, gathering, joins, spelling, transposes, tvm_env, widening
+from farm.search import canonical, constants, gathering, joins, spelling, transposes, tvm_env, vector_math, widening
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
             layouts |= {"relax.nn.conv1d": ["NWC", "WIO"], "relax.nn.conv3d": ["NDHWC", "DHWIO"]}
         passes += [transform.ConvertLayout(layouts), constants.fold_shapes()]
     if pipeline.canonical:
-        passes += [transposes.sink(), widening.widen(target), joins.mark()]
+        passes += [transposes.sink(), widening.widen(target), joins.mark(), vector_math.legalise()]
     passes.append(relax.get_pipeline("zero"))
     if pipeline.canonical:
         passes += [joins.split(), gathering.gather()]

@@ -1,0 +1,77 @@
+"""Exponentials as arithmetic: close to the library's, and only where they are exact enough."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farm.search import target, tvm_env, vector_math
+
+SQUARES = np.concatenate([np.linspace(-12, 12, 1999), [0.0]]).astype("float32").reshape(20, 100)
+
+
+def _compute(operators: dict[str, Any], values: np.ndarray) -> dict[str, np.ndarray]:
+    """What each operator makes of the values, legalised as the graph pipeline does."""
+    tvm = tvm_env.load()
+    from tvm import relax
+
+    x = relax.Var("x", relax.TensorType(values.shape, str(values.dtype)))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            results = [builder.emit(operator(x)) for operator in operators.values()]
+            output = builder.emit_output(relax.Tuple(results))
+        builder.emit_func_output(output)
+    config = target.host_target(1)
+    module = vector_math.legalise()(builder.get())
+    machine = relax.VirtualMachine(relax.build(module, target=target.make_target(config)), tvm.cpu())
+    results = machine["main"](tvm.runtime.tensor(values))
+    return {name: result.numpy() for name, result in zip(operators, results, strict=True)}
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("float32", 2e-6), ("float64", 1e-13)])
+def test_functions_are_as_exact_as_their_type_asks(dtype: str, error: float) -> None:
+    """Each function is near the exact one over the range where results are told apart."""
+    from tvm.relax import op
+
+    values = SQUARES.astype(dtype)
+    exact = SQUARES.astype("float64")
+    sigmoid = 1 / (1 + np.exp(-exact))
+    erf = np.vectorize(math.erf)
+    softmax = np.exp(exact - exact.max(-1, keepdims=True))
+    expected = {
+        "exp": np.exp(exact),
+        "tanh": np.tanh(exact),
+        "erf": erf(exact),
+        "sigmoid": sigmoid,
+        "silu": exact * sigmoid,
+        "gelu": exact * 0.5 * (1 + erf(exact * 0.5**0.5)),
+        "softmax": softmax / softmax.sum(-1, keepdims=True),
+    }
+    operators = {
+        "exp": op.exp,
+        "tanh": op.tanh,
+        "erf": op.erf,
+        "sigmoid": op.sigmoid,
+        "silu": op.nn.silu,
+        "gelu": op.nn.gelu,
+        "softmax": op.nn.softmax,
+    }
+    for name, result in _compute(operators, values).items():
+        assert result.dtype == dtype
+        np.testing.assert_allclose(result, expected[name], rtol=error, atol=error, err_msg=name)
+
+
+def test_no_function_leaves_its_range() -> None:
+    """What is far out comes to the limit, and a masked element of a softmax to nothing."""
+    from tvm.relax import op
+
+    values = np.array([[-1e30, -200.0, 0.0, 80.0], [-np.inf, 0.0, 1.0, 2.0]], "float32")
+    results = _compute({"sigmoid": op.sigmoid, "tanh": op.tanh, "softmax": op.nn.softmax}, values)
+    np.testing.assert_allclose(results["sigmoid"][0], [0, 0, 0.5, 1], atol=1e-6)
+    np.testing.assert_allclose(results["tanh"][0], [-1, -1, 0, 1], atol=1e-6)
+    np.testing.assert_allclose(results["softmax"].sum(-1), [1, 1], atol=1e-6)
+    assert results["softmax"][1, 0] < 1e-30
