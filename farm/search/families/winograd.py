@@ -14,8 +14,9 @@ from typing import Any
 from farm.search import winograd
 from farm.search.cores import Core
 from farm.search.families import facts as reading
-from farm.search.families.dense import CHANNELS_OUTSIDE, ROWS_OUTSIDE, divisors, step_cycles
+from farm.search.families.dense import CHANNELS_OUTSIDE, ROWS_OUTSIDE, step_cycles
 from farm.search.families.family import Plan, Prediction
+from farm.search.families.loops import divisors
 
 _FLOAT = 4
 _MOST_VECTORS = 6
