@@ -113,27 +113,41 @@ class Winograd:
         inner = max(facts.depth * step, near) + 0.15 * near + 2 * tile * vectors / core.loads_per_cycle(bits)
         products = facts.alpha**2 * blocks * units * (together / tile) * (inner + _TILE_CYCLES)
         transforms = self._transforms(facts, core, lanes)
-        # What passes the second cache: streams, which are fetched ahead while there is something to compute, and
-        # transformed data that weights have driven out before the next block of channels needs them.
         held = facts.alpha**2 * together * facts.depth * _FLOAT
-        stream = facts.batch * facts.tall * facts.wide * facts.m**2 * (facts.depth + facts.channels) * _FLOAT
-        if plan["order"] == ROWS_OUTSIDE:
-            parts = units
-            fits = facts.weight_bytes <= core.l2_bytes * _SHARE
-            stream += facts.weight_bytes * (min(units, core.threads) if fits else units)
-            driven = held * units * blocks if held > core.l2_bytes * _HELD else 0
-        else:
-            parts = units * blocks
-            fits = panel * facts.alpha**2 <= core.l2_bytes * _SHARE
-            stream += facts.weight_bytes * (1 if fits else units) + held * units
-            driven = held * units * (blocks if held * units > core.l2_bytes * _HELD else core.threads - 1)
+        far, driven = self._traffic(facts, plan, core, held, panel)
+        parts = units if plan["order"] == ROWS_OUTSIDE else units * blocks
         balance = math.ceil(parts / core.threads) * core.threads / parts
-        fetched = stream / core.far_bytes_per_cycle
+        # Streams are fetched ahead while there is something to compute.
+        fetched = far / core.far_bytes_per_cycle
         cycles = max((products + transforms) * balance, fetched) + 0.15 * fetched + driven / core.far_bytes_per_cycle
         regions = (1 if plan["order"] == ROWS_OUTSIDE else 2) if core.threads > 1 else 0
         seconds = cycles / core.threads / core.freq_hz + regions * core.region_s
-        terms = {"compute": products, "transforms": transforms, "far": stream + driven, "balance": balance}
+        terms = {"compute": products, "transforms": transforms, "far": far + driven, "balance": balance}
         return Prediction(seconds, terms)
+
+    @staticmethod
+    def _traffic(facts: WinogradFacts, plan: Plan, core: Core, held: int, panel: int) -> tuple[float, float]:
+        """Bytes beyond the second cache: streams; and what is waited for: buffers, and data that weights drove out.
+
+        A unit's transformed data are `held` bytes, weights of a block of channels for one product `panel`.
+        """
+        block = plan["lanes"] * plan["vectors"]
+        units, blocks = facts.batch * facts.tall // plan["unit"], facts.channels // block
+        # Products of a block of channels, written and read again; both buffers are cold when the function begins.
+        made = held * block // facts.depth
+        stream = facts.batch * facts.tall * facts.wide * facts.m**2 * (facts.depth + facts.channels) * _FLOAT
+        driven = (held + made) * core.threads
+        if held + made > core.l2_bytes * _SHARE:
+            driven += 2 * made * units * blocks
+        if plan["order"] == ROWS_OUTSIDE:
+            fits = facts.weight_bytes <= core.l2_bytes * _SHARE
+            stream += facts.weight_bytes * (min(units, core.threads) if fits else units)
+            driven += held * units * blocks if held > core.l2_bytes * _HELD else 0
+        else:
+            fits = panel * facts.alpha**2 <= core.l2_bytes * _SHARE
+            stream += facts.weight_bytes * (1 if fits else units) + held * units
+            driven += held * units * (blocks if held * units > core.l2_bytes * _HELD else core.threads - 1)
+        return float(stream), float(driven)
 
     @staticmethod
     def _transforms(facts: WinogradFacts, core: Core, lanes: int) -> float:
