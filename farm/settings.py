@@ -36,6 +36,9 @@ class Settings:
     ssh_key: str = _setting(
         "", "FARM_SSH_KEY", "private key shown to boards registered without one; default: OpenSSH's usual files"
     )
+    ssh_config: str = _setting(
+        "~/.ssh/config", "FARM_SSH_CONFIG", "OpenSSH's configuration: aliases, ProxyJump, users, ports, keys; default"
+    )
     isolation: str = _setting(
         "exclusive",
         "FARM_ISOLATION",

@@ -17,10 +17,12 @@ from farm.cli import board_show, board_types, options, output
 from farm.cli.board_show import holder, moment
 from farm.errors import UsageError
 from farm.fleet.health import Kind, Limits, Observation, decide_by
+from farm.fleet.host_keys import FILE_NAME, KnownHosts, require_fingerprint
 from farm.inventory import fleet_addresses, fleet_ranges
 from farm.inventory.board_types import load_board_types, require_board_type
 from farm.inventory.fleet_document import check_labels
 from farm.services.state import is_held
+from farm.store.standing import parse_transport
 from farm.values import Direct, Ssh, State, Transport, Virtual
 
 app = typer.Typer(
@@ -84,7 +86,12 @@ def list_types(json: options.Json = False, debug: options.Debug = False) -> None
 def add(
     name: Annotated[str, typer.Argument(metavar="NAME")],
     board_type: Annotated[str | None, typer.Option("--type", metavar="TYPE", help="The board's type.")] = None,
-    ssh: Annotated[str | None, typer.Option("--ssh", metavar="USER@HOST[:PORT]", help="How it is reached.")] = None,
+    ssh: Annotated[
+        str | None,
+        typer.Option(
+            "--ssh", metavar="[USER@]HOST[:PORT]", help="How it is reached; HOST may be an alias of ~/.ssh/config."
+        ),
+    ] = None,
     virtual: Annotated[str | None, typer.Option("--virtual", metavar="TYPE", help="A virtual board instead.")] = None,
     count: Annotated[int, typer.Option("--count", metavar="N", help="So many virtual ones, NAME-1 to NAME-N.")] = 1,
     key_file: Annotated[str, typer.Option("--key-file", metavar="PATH", help="Private key for --ssh.")] = "",
@@ -148,6 +155,50 @@ def remove(names: Names, debug: options.Debug = False) -> None:
             store.remove_board(*chosen, by=name_user())
         for name in chosen:
             output.stdout.print(f"removed {name}")
+
+    output.run(work, debug)
+
+
+@app.command("replace")
+def replace(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    ssh: Annotated[
+        str | None, typer.Option("--ssh", metavar="USER@HOST[:PORT]", help="Where the new machine is, if elsewhere.")
+    ] = None,
+    host_key: Annotated[str, typer.Option("--host-key", metavar="SHA256:…", help="The new host's fingerprint.")] = "",
+    serial: Annotated[str, typer.Option("--serial", metavar="TEXT", help="Its number, kept as the label serial.")] = "",
+    reason: Reason = "",
+    debug: options.Debug = False,
+) -> None:
+    """Another machine takes a board's name and place: its host key is new, and nothing of the old one counts for it.
+
+    Trials and events of the old one stay, with an event between the two. A probe decides about the new one.
+    """
+
+    def work() -> None:
+        known_hosts = KnownHosts(settings.load().home_path / FILE_NAME)
+        with options.open_store() as store:
+            board = store.require_board(name)
+            before = parse_transport(board["transport"])
+            after = before
+            if isinstance(before, Ssh):
+                key = require_fingerprint(host_key) if host_key else ""
+                after = dataclasses.replace(before, host_key=key)
+                if ssh is not None:
+                    where = _read_ssh(ssh, before.identity_file, key)
+                    after = dataclasses.replace(after, host=where.host, user=where.user, port=where.port)
+            elif ssh is not None or host_key:
+                raise UsageError(
+                    f"{name} is not reached over SSH: it has no host key", "Leave --ssh and --host-key out."
+                )
+            labels = check_labels(board["labels"] | {"serial": serial}) if serial else None
+            told = "; ".join(part for part in (f"serial {serial}" if serial else "", reason) if part)
+            store.replace_board(name, transport=after, labels=labels, reason=told, by=name_user())
+        if isinstance(before, Ssh):
+            known_hosts.remove(before.host, before.port)
+        output.stdout.print(f"{name} is another machine now: suspect until it has been probed", markup=False)
+        if isinstance(after, Ssh) and not host_key:
+            output.stdout.print(f"its host key is to be confirmed: farm board trust {name}", markup=False)
 
     output.run(work, debug)
 
@@ -239,7 +290,7 @@ def _read_labels(texts: list[str]) -> dict[str, str]:
 
 
 def _read_ssh(text: str, key_file: str, host_key: str) -> Ssh:
-    """`user@host[:port]`, an IPv6 address in brackets."""
+    """`[user@]host[:port]`, an IPv6 address in brackets; without a user the OpenSSH configuration says who."""
     user, at, where = text.rpartition("@")
     host, port = where, "22"
     if where.startswith("["):
@@ -248,8 +299,8 @@ def _read_ssh(text: str, key_file: str, host_key: str) -> Ssh:
     elif where.count(":") == 1:
         host, _, port = where.partition(":")
     try:
-        if not at or not user:
-            raise ValueError(f"{text!r} lacks the user")
+        if at and not user:
+            raise ValueError(f"{text!r} lacks the user before the @")
         return Ssh(
             host=fleet_addresses.parse_address(host),
             user=user,
@@ -258,4 +309,4 @@ def _read_ssh(text: str, key_file: str, host_key: str) -> Ssh:
             host_key=host_key,
         )
     except ValueError as error:
-        raise UsageError(f"--ssh: {error}", "It is USER@HOST or USER@HOST:PORT.") from error
+        raise UsageError(f"--ssh: {error}", "It is HOST, USER@HOST or USER@HOST:PORT.") from error

@@ -78,7 +78,7 @@ def _compare_pinned(
         pins = [address.host_key] if address.host_key else []
         pins = pins or [key.fingerprint for key in known_hosts.find(address.host, address.port)]
         try:
-            key = fetch_host_key(address.host, address.port, wanted=pins)
+            key = fetch_host_key(address, wanted=pins, known_hosts=known_hosts)
         except FarmError as error:
             return error
         return changed(str(address), [key], sorted(given)) if given and key.fingerprint not in given else None

@@ -7,6 +7,7 @@ about.
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import sys
 from collections.abc import Callable, Collection, Mapping
 
@@ -38,11 +39,14 @@ def confirm_host_keys(
     for board, address in addresses.items():
         if not address.host_key and not known_hosts.find(address.host, address.port):
             unpinned.setdefault((address.host, address.port), []).append(board)
-    refused: dict[str, FarmError] = {}
+    refused = _confirm_ways(addresses, known_hosts, accept, ask)
+    unpinned = {end: left for end, boards in unpinned.items() if (left := [b for b in boards if b not in refused])}
     if not unpinned:
         return refused
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE, "farm-host-keys") as pool:
-        shown = {end: pool.submit(_fetch, *end, accepted) for end in unpinned}
+        shown = {
+            end: pool.submit(_fetch, addresses[boards[0]], known_hosts, accepted) for end, boards in unpinned.items()
+        }
     for end, boards in unpinned.items():
         try:
             key = shown[end].result()
@@ -59,14 +63,29 @@ def find_asker() -> Ask | None:
     return _ask_terminal if sys.stdin.isatty() and sys.stderr.isatty() else None
 
 
-def _fetch(host: str, port: int, accepted: Collection[str]) -> HostKey:
+def _confirm_ways(
+    addresses: Mapping[str, SshAddress], known_hosts: KnownHosts, accept: Collection[str], ask: Ask | None
+) -> dict[str, FarmError]:
+    """Confirm the hosts on the way to boards, the nearest first: nobody can look past one that is not known."""
+    ways = {
+        f"{jump}, on the way to {board},": (board, dataclasses.replace(jump, jumps=address.jumps[:number]))
+        for board, address in addresses.items()
+        for number, jump in enumerate(address.jumps)
+    }
+    if not ways:
+        return {}
+    refused = confirm_host_keys({name: jump for name, (_, jump) in ways.items()}, known_hosts, accept, ask)
+    return {ways[name][0]: error for name, error in refused.items()}
+
+
+def _fetch(address: SshAddress, known_hosts: KnownHosts, accepted: Collection[str]) -> HostKey:
     """The key to be confirmed: one that is accepted, if the board has such a one, else what it shows first."""
     if accepted:
         try:
-            return fetch_host_key(host, port, wanted=accepted)
+            return fetch_host_key(address, wanted=accepted, known_hosts=known_hosts)
         except HostKeyError:
             pass
-    return fetch_host_key(host, port)
+    return fetch_host_key(address, known_hosts=known_hosts)
 
 
 def _require_confirmed(

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import paramiko
 
-from farm.errors import DeadlineError, PermanentError, TransientError
+from farm.errors import DeadlineError, FarmError, PermanentError, TransientError
 from farm.fleet import host_keys
 from farm.fleet.host_keys import HostKey, KnownHosts
-from farm.fleet.ssh_socket import WatchedSocket, open_socket
-from farm.fleet.user_keys import load_user_key
+from farm.fleet.ssh_carry import carry
+from farm.fleet.ssh_socket import TCP_TIMEOUT_S, WatchedSocket, open_socket
+from farm.fleet.user_keys import MOST_KEYS, UserKey, load_user_keys
 
 # A thirtieth of a second between two processes here; not measured on a busy board, so generous.
 CONNECT_TIMEOUT_S = 15.0
@@ -43,13 +44,23 @@ logging.getLogger(_LOG).propagate = False
 
 @dataclasses.dataclass(frozen=True)
 class SshAddress:
-    """Where a board's sshd is and who we are there. `host_key`: the pinned fingerprint, or empty for the file's."""
+    """Where a board's sshd is and who we are there. `host_key`: the pinned fingerprint, or empty for the file's.
+
+    `host` is the name that the user gave and that keys are pinned by, `endpoint` the address behind it where that is
+    another; `jumps` are the hosts on the way, the nearest first. Besides `key_file` there are `more_keys` and those of
+    the `agent` whose socket that is, of the latter with `only_these_keys` none but the halves of the files.
+    """
 
     host: str
     user: str
     key_file: Path
     port: int = 22
     host_key: str = ""
+    more_keys: tuple[Path, ...] = ()
+    agent: str = ""
+    only_these_keys: bool = False
+    endpoint: str = ""
+    jumps: tuple[SshAddress, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
@@ -77,11 +88,11 @@ class Transport(paramiko.Transport):
 def log_in(address: SshAddress, known_hosts: KnownHosts | None, timeout_s: float) -> tuple[Transport, WatchedSocket]:
     """Connect, check the host key, log in. Raises what `SshConnection.connect` says."""
     deadline = time.monotonic() + timeout_s
-    user_key = load_user_key(address.key_file)
+    keys = load_user_keys((address.key_file, *address.more_keys), address.agent, address.only_these_keys)
     pins, kinds = _read_pins(address, known_hosts)
-    transport, sock = _open_pinned(address, pins, kinds, deadline)
+    transport, sock = _open_pinned(address, pins, kinds, deadline, known_hosts)
     try:
-        _show_user_key(transport, address, user_key, deadline)
+        _show_user_keys(transport, address, keys, deadline)
     except BaseException:
         _discard(transport, sock)
         raise
@@ -89,18 +100,22 @@ def log_in(address: SshAddress, known_hosts: KnownHosts | None, timeout_s: float
 
 
 def fetch_host_key(
-    host: str, port: int = 22, timeout_s: float = CONNECT_TIMEOUT_S, wanted: Collection[str] = ()
+    address: SshAddress,
+    timeout_s: float = CONNECT_TIMEOUT_S,
+    wanted: Collection[str] = (),
+    known_hosts: KnownHosts | None = None,
 ) -> HostKey:
-    """The key that a board shows to somebody who knows none: for a person to confirm. Nobody logs in.
+    """The key that a board shows to somebody who knows none: for a person to confirm. Nobody logs in there.
 
     With fingerprints `wanted` it is asked for each type of key until one of those is shown; raises HostKeyError where
-    none is.
+    none is. Hosts on the way are logged in to; `known_hosts` has their keys.
     """
-    address = SshAddress(host, "", Path(), port)
+    deadline = time.monotonic() + timeout_s
     if wanted:
-        transport, sock = _open_pinned(address, list(wanted), set(), time.monotonic() + timeout_s)
+        transport, sock = _open_pinned(address, list(wanted), set(), deadline, known_hosts)
     else:
-        transport, sock = _exchange_keys(address, [kind for family in _FAMILIES for kind in family], timeout_s)
+        kinds = [kind for family in _FAMILIES for kind in family]
+        transport, sock = _exchange_keys(address, kinds, timeout_s, known_hosts)
     try:
         return _shown_key(transport)
     finally:
@@ -116,7 +131,7 @@ def _read_pins(address: SshAddress, known_hosts: KnownHosts | None) -> tuple[lis
 
 
 def _open_pinned(
-    address: SshAddress, pins: list[str], kinds: set[str], deadline: float
+    address: SshAddress, pins: list[str], kinds: set[str], deadline: float, known_hosts: KnownHosts | None
 ) -> tuple[Transport, WatchedSocket]:
     """A transport whose host key is one of the pinned. A server has several keys and shows the type asked for."""
     # A known RSA key is of type ssh-rsa, whose signatures are named otherwise (RFC 8332).
@@ -125,7 +140,7 @@ def _open_pinned(
     shown: list[HostKey] = []
     for family in families if pins else [tuple(kind for one in _FAMILIES for kind in one)]:
         try:
-            transport, sock = _exchange_keys(address, family, deadline - time.monotonic())
+            transport, sock = _exchange_keys(address, family, deadline - time.monotonic(), known_hosts)
         except paramiko.ssh_exception.IncompatiblePeer:
             continue
         key = _shown_key(transport)
@@ -140,10 +155,12 @@ def _open_pinned(
     raise host_keys.changed(str(address), shown, pins)
 
 
-def _exchange_keys(address: SshAddress, kinds: Sequence[str], timeout_s: float) -> tuple[Transport, WatchedSocket]:
+def _exchange_keys(
+    address: SshAddress, kinds: Sequence[str], timeout_s: float, known_hosts: KnownHosts | None
+) -> tuple[Transport, WatchedSocket]:
     """Connect and agree on keys; nobody is logged in yet. Raises IncompatiblePeer where no host key is of `kinds`."""
     deadline = time.monotonic() + max(0.01, timeout_s)
-    sock = open_socket(address.host, address.port, max(0.01, timeout_s), SILENCE_S)
+    sock = _open_way(address, deadline, known_hosts)
     left_s = max(0.1, deadline - time.monotonic())
     transport = Transport(sock)
     options = transport.get_security_options()
@@ -180,23 +197,65 @@ def _shown_key(transport: Transport) -> HostKey:
     return HostKey(key.get_name(), key.asbytes())
 
 
-def _show_user_key(transport: Transport, address: SshAddress, key: paramiko.PKey, deadline: float) -> None:
-    """Public key only: no agent, no password, no question is ever tried."""
-    transport.auth_timeout = max(0.1, deadline - time.monotonic())
-    fingerprint = host_keys.fingerprint(key.asbytes())
+def _show_user_keys(transport: Transport, address: SshAddress, keys: Sequence[UserKey], deadline: float) -> None:
+    """Public keys only, one after the other: no password, no question is ever tried."""
+    refusal: Exception | None = None
+    for key in keys[:MOST_KEYS]:
+        transport.auth_timeout = max(0.1, deadline - time.monotonic())
+        try:
+            further = transport.auth_publickey(address.user, key.key)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            if deadline - time.monotonic() < 0.2:
+                raise DeadlineError(f"{address} did not answer the login of {address.user!r} in time") from error
+            if not transport.is_active():
+                raise TransientError(f"{address} hung up during the login of {address.user!r}") from error
+            refusal = error
+            continue
+        if further:
+            raise PermanentError(f"{address} wants more than a key from {address.user!r}: {', '.join(further)}")
+        return
+    what = " and ".join(f"{key.name} ({host_keys.fingerprint(key.key.asbytes())})" for key in keys[:MOST_KEYS])
+    way = f" -J {','.join(f'{each.user}@{each}' for each in address.jumps)}" if address.jumps else ""
+    raise PermanentError(
+        f"{address} refuses the key {what} for the user {address.user!r}",
+        f"Put it there: ssh-copy-id -i {address.key_file} -p {address.port}{way} {address.user}@{address.host}",
+    ) from refusal
+
+
+def open_first(address: SshAddress, timeout_s: float) -> WatchedSocket:
+    """A TCP connection to the first host on the way. Raises DeadlineError, TransientError."""
+    first = address.jumps[0] if address.jumps else address
+    return open_socket(first.endpoint or first.host, first.port, max(0.01, timeout_s), SILENCE_S)
+
+
+def _open_way(address: SshAddress, deadline: float, known_hosts: KnownHosts | None) -> WatchedSocket:
+    """A connection to the board's sshd, over the hosts on the way, each of which is logged in to with a pinned key."""
+    if not address.jumps:
+        return open_first(address, deadline - time.monotonic())
+    *before, last = address.jumps
+    jump = dataclasses.replace(last, jumps=tuple(before))
     try:
-        further = transport.auth_publickey(address.user, key)
+        carrier, sock = log_in(jump, known_hosts, max(0.1, deadline - time.monotonic()))
+    except FarmError as error:
+        raise type(error)(f"on the way to {address}: {error.message}", error.hint) from error
+    try:
+        carrier.set_keepalive(int(SILENCE_S))
+        channel = carrier.open_channel(
+            "direct-tcpip",
+            (address.endpoint or address.host, address.port),
+            ("127.0.0.1", 0),
+            timeout=max(0.1, deadline - time.monotonic()),
+        )
+        near, far = socket.socketpair()
     except (paramiko.SSHException, EOFError, OSError) as error:
-        if deadline - time.monotonic() < 0.2:
-            raise DeadlineError(f"{address} did not answer the login of {address.user!r} in time") from error
-        if not transport.is_active():
-            raise TransientError(f"{address} hung up during the login of {address.user!r}") from error
-        raise PermanentError(
-            f"{address} refuses the key {address.key_file} ({fingerprint}) for the user {address.user!r}",
-            f"Put it there: ssh-copy-id -i {address.key_file} -p {address.port} {address.user}@{address.host}",
+        _discard(carrier, sock)
+        raise TransientError(
+            f"{jump} cannot connect to {address}: {error or type(error).__name__}",
+            "Is the board powered, and AllowTcpForwarding not forbidden on the host between?",
         ) from error
-    if further:
-        raise PermanentError(f"{address} wants more than a key from {address.user!r}: {', '.join(further)}")
+    near.settimeout(TCP_TIMEOUT_S)
+    carry(far, channel, lambda: _discard(carrier, sock))
+    return WatchedSocket(near, SILENCE_S)
 
 
 def hang_up(sock: socket.socket) -> None:

@@ -1,10 +1,14 @@
-"""The private key that the farm shows to boards: read from a file that only its owner may read."""
+"""The keys that the farm shows to boards: from files that only their owner may read, and from the running agent."""
 
 from __future__ import annotations
 
+import base64
 import os
 import stat
+import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import paramiko
 from paramiko.pkey import UnknownKeyType
@@ -12,6 +16,67 @@ from paramiko.pkey import UnknownKeyType
 from farm.errors import UsageError
 
 _MAX_BYTES = 1 << 16
+# sshd takes six at most (MaxAuthTries) and counts those that it refuses.
+MOST_KEYS = 5
+_environment = threading.Lock()
+
+
+class UserKey(NamedTuple):
+    """A key to be shown, and where it is from, for people."""
+
+    key: paramiko.PKey
+    name: str
+
+
+def load_user_keys(files: Sequence[Path], agent: str = "", only_these: bool = False) -> list[UserKey]:
+    """The keys of the files, then those of the agent whose socket is at `agent`, if any; one at least.
+
+    With `only_these` the agent's count only where a file has their public half. A file that cannot be used, as for its
+    passphrase, is left out where there is another key. Raises UsageError where there is none.
+    """
+    found: list[UserKey] = []
+    error: UsageError | None = None
+    for path in files:
+        try:
+            found.append(UserKey(load_user_key(path), str(path)))
+        except UsageError as refusal:
+            error = error or refusal
+    public = {_read_public(path) for path in files}
+    known = {each.key.asbytes() for each in found}
+    for key in _ask_agent(agent):
+        blob = key.asbytes()
+        if blob not in known and (blob in public or not only_these):
+            found.append(UserKey(key, f"of the agent {agent}"))
+    if not found:
+        raise error or UsageError("there is no SSH key to show", "Name one with --key-file or FARM_SSH_KEY.")
+    return found
+
+
+def _ask_agent(path: str) -> list[paramiko.PKey]:
+    """What the agent holds; nothing where none answers."""
+    if not path:
+        return []
+    # paramiko finds it by the variable alone.
+    before = os.environ.get("SSH_AUTH_SOCK")
+    with _environment:
+        os.environ["SSH_AUTH_SOCK"] = path
+        try:
+            return list(paramiko.Agent().get_keys())
+        except (paramiko.SSHException, OSError):
+            return []
+        finally:
+            if before is None:
+                del os.environ["SSH_AUTH_SOCK"]
+            else:
+                os.environ["SSH_AUTH_SOCK"] = before
+
+
+def _read_public(path: Path) -> bytes:
+    """The public half that lies beside a private key; empty where there is none."""
+    try:
+        return base64.b64decode(path.with_name(f"{path.name}.pub").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return b""
 
 
 def load_user_key(path: Path) -> paramiko.PKey:

@@ -40,8 +40,6 @@ _ONLY_FOR = {
 _ASKS = {
     "transport": "ssh, direct or virtual",
     "type": "a board type",
-    "user": "who logs in",
-    "key_file": "the private key's path",
 }
 
 
@@ -78,7 +76,7 @@ def describe_transport(transport: Transport) -> str:
         case Direct(port):
             return "direct" if port is None else f"direct, port {port}"
         case Ssh(host, user, port):
-            return f"ssh {user}@{addresses.join(host, port)}"
+            return f"ssh {user}{'@' if user else ''}{addresses.join(host, port)}"
 
 
 def read_fleet(path: pathlib.Path, types: Mapping[str, BoardType] | None = None) -> Fleet:
@@ -184,9 +182,9 @@ class _Reading:
         for address, port in zip(_spread(given, "address", names, names), ports, strict=True):
             yield Ssh(
                 host=_parse(addresses.parse_address, address, given.get("address"), place),
-                user=_take(given, "user", pattern, place),
+                user=given["user"].value if "user" in given else "",
                 port=port or SSH_PORT,
-                identity_file=self._key_path(_take(given, "key_file", pattern, place)),
+                identity_file=self._key_path(given["key_file"].value) if "key_file" in given else "",
                 host_key=given["host_key"].value if "host_key" in given else "",
                 agent_port=given["agent_port"].value if "agent_port" in given else AGENT_PORT,
                 tracker_port=given["tracker_port"].value if "tracker_port" in given else TRACKER_PORT,

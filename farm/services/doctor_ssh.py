@@ -17,7 +17,7 @@ from farm.fleet.board_logs import AGENT_UNIT, HELPER_UNIT, PREFIXES, plan_log_co
 from farm.fleet.host_keys import KnownHosts
 from farm.fleet.ssh import SshConnection
 from farm.fleet.ssh_handshake import SshAddress, fetch_host_key
-from farm.fleet.user_keys import load_user_key
+from farm.fleet.user_keys import load_user_keys
 from farm.services.checks import Doubt, Work
 from farm.values import Ssh
 
@@ -74,42 +74,45 @@ class SshHops:
         return ""
 
     def _key(self) -> str:
-        key = load_user_key(self._address.key_file)
-        return f"{self._address.key_file}, {host_keys.fingerprint(key.asbytes())}"
+        address = self._address
+        keys = load_user_keys((address.key_file, *address.more_keys), address.agent, address.only_these_keys)
+        return "; ".join(f"{each.name}, {host_keys.fingerprint(each.key.asbytes())}" for each in keys)
 
     def _tcp(self) -> str:
-        host, port = self._address.host, self._address.port
+        # Behind other hosts, the first of them is as far as TCP goes; the login shows the rest of the way.
+        first = self._address.jumps[0] if self._address.jumps else self._address
+        host, port = first.endpoint or first.host, first.port
         began = time.monotonic()
         try:
             with socket.create_connection((host, port), timeout=_TCP_TIMEOUT_S) as sock:
                 peer = sock.getpeername()[0]
         except TimeoutError:
             raise DeadlineError(
-                f"{self._address} did not answer within {_TCP_TIMEOUT_S:g} s",
+                f"{first} did not answer within {_TCP_TIMEOUT_S:g} s",
                 "Is it switched on, and on this network? A firewall that drops looks the same.",
             ) from None
         except ConnectionRefusedError:
             raise TransientError(
-                f"{self._address} refuses connections",
+                f"{first} refuses connections",
                 "The machine is up and no SSH server listens there: check the port, and sshd on the board.",
             ) from None
         except OSError as error:
             raise TransientError(
-                f"{self._address} cannot be reached: {error.strerror or error}", "Check the address and the network."
+                f"{first} cannot be reached: {error.strerror or error}", "Check the address and the network."
             ) from error
-        return f"{self._address}{'' if peer == host else f' ({peer})'} in {(time.monotonic() - began) * 1e3:.0f} ms"
+        return f"{first}{'' if peer == host else f' ({peer})'} in {(time.monotonic() - began) * 1e3:.0f} ms"
 
     def _host_key(self) -> str:
         pins = [self._address.host_key] if self._address.host_key else []
         where = "the registration" if pins else str(self._known_hosts.path)
         pins = pins or [key.fingerprint for key in self._known_hosts.find(self._address.host, self._address.port)]
         if not pins:
-            key = fetch_host_key(self._address.host, self._address.port)
+            key = fetch_host_key(self._address, known_hosts=self._known_hosts)
             raise PermanentError(
                 f"nobody has confirmed the key that it shows: {key.fingerprint} ({key.kind})",
                 f"Compare it with what the board itself prints, then: farm board trust {self._name}",
             )
-        key = fetch_host_key(self._address.host, self._address.port, wanted=pins)
+        key = fetch_host_key(self._address, wanted=pins, known_hosts=self._known_hosts)
         return f"{key.fingerprint} ({key.kind}), as in {where}"
 
     def _login(self) -> str:

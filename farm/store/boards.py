@@ -121,6 +121,46 @@ class BoardQueries(Base):
                 was = f"was a {row['board_type']}"
                 self._add_board_event(connection, name, "removed", row["health"], None, was, by)
 
+    def replace_board(
+        self,
+        name: str,
+        *,
+        transport: Transport | None = None,
+        labels: Mapping[str, str] | None = None,
+        reason: str = "",
+        by: str = "operator",
+    ) -> None:
+        """Note that another machine has a board's name from now on: nothing of the old one is held against it.
+
+        Description, golden-kernel history, faults and calibration are forgotten; trials and events stay, with the
+        event `replaced` between the two. The board is offline and suspect. Raises UsageError for an unknown board,
+        TransientError while it is leased.
+        """
+        samples, now = schema.golden_samples, self._wall_clock()
+        with self._writing() as connection:
+            row = require_row(connection, name)
+            self._require_free(row, "be replaced")
+            connection.execute(samples.delete().where(samples.c.board == name))
+            text = f"another machine has its name now{f': {reason}' if reason else ''}"
+            changes: dict[str, Any] = {
+                "description": {},
+                "seen_at": None,
+                "reachable": False,
+                "state_reason": text,
+                "state_since": now,
+                "health": str(Health.SUSPECT),
+                "health_reason": text,
+                "health_since": now,
+                "history": {},
+                "history_clock": self._clock().clock,
+            }
+            if transport is not None:
+                changes |= {"transport": to_document(transport), "simulated": isinstance(transport, Virtual)}
+            if labels is not None:
+                changes["labels"] = dict(labels)
+            self._update_board(connection, name, changes)
+            self._add_board_event(connection, name, "replaced", row["health"], str(Health.SUSPECT), text, by)
+
     def save_board(self, board: Board) -> None:
         """Note that a board was seen and what it says of itself now; one that is not registered is added as good.
 

@@ -55,6 +55,23 @@ def test_orders_are_kept_with_who_gave_them_and_why(home: Home) -> None:
     assert "nobody holds b1" in home.run("board", "release", "b1").out
 
 
+def test_a_board_is_replaced_under_its_name(home: Home) -> None:
+    """The old host key is forgotten, the new one taken; where there is none yet, what to do is said."""
+    old, new = ("SHA256:" + letter * 43 for letter in "AB")
+    key = ("--type", "jetson-nano", "--ssh", "root@10.0.0.5", "--host-key", old)
+    assert home.run("board", "add", "nano-01", *key).code == 0
+    done = home.run("board", "replace", "nano-01", "--host-key", new, "--serial", "1421", "--reason", "burnt out")
+    assert done.code == 0, done.err
+    document = home.run("board", "show", "nano-01", "--json").json()
+    assert (document["transport"]["host_key"], document["labels"]["serial"]) == (new, "1421")
+    assert document["events"][-1]["kind"] == "replaced"
+    done = home.run("board", "replace", "nano-01", "--ssh", "root@10.0.0.6:2222")
+    assert "farm board trust nano-01" in done.out
+    transport = home.run("board", "show", "nano-01", "--json").json()["transport"]
+    assert (transport["host"], transport["port"], transport["host_key"]) == ("10.0.0.6", 2222, "")
+    assert home.run("board", "replace", "nano-02").code == 2
+
+
 @pytest.fixture(scope="module")
 def one_board() -> Iterator[Home]:
     """A home with one registered board; nothing of what is tried on it may work."""
@@ -69,7 +86,7 @@ def one_board() -> Iterator[Home]:
         pytest.param("add x", "how the board is reached", id="no-way-to-it"),
         pytest.param("add x --ssh a@b", "--type", id="no-type"),
         pytest.param("add x --type jetson-nan --ssh a@b", "jetson-nano", id="unknown-type"),
-        pytest.param("add x --type jetson-nano --ssh host", "lacks the user", id="no-user"),
+        pytest.param("add x --type jetson-nano --ssh @host", "lacks the user", id="no-user"),
         pytest.param("add x --type jetson-nano --ssh a@b:99999", "port", id="bad-port"),
         pytest.param("add x --type jetson-nano --ssh a@b --count 3", "fleet apply", id="count-of-real-boards"),
         pytest.param("add x --virtual local", "virtual", id="type-without-a-model"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import sqlite3
@@ -13,7 +14,7 @@ import pytest
 from farm.errors import InternalError, TransientError, UsageError
 from farm.fleet.health import Kind, Limits, Observation, decide_by, transition
 from farm.store import Store, golden, parse_transport
-from farm.values import Board, Direct, GoldenSample, Health, HealthHistory, Standing, Virtual
+from farm.values import DEFAULT_POINT, Board, Direct, GoldenSample, Health, HealthHistory, Standing, Virtual
 from tests.fleet_store import SSH, Clocks, kinds, observe, open_fleet, take
 
 
@@ -107,6 +108,31 @@ def test_a_board_that_a_command_wrote_is_on_demand(store: Store, tmp_path: pathl
         assert store.require_board("desk")["state"] == "offline"
         with sqlite3.connect(tmp_path / "farm.sqlite") as connection:
             connection.execute('UPDATE boards SET transport = \'{"kind": "direct", "port": null}\'')
+
+
+def test_a_replaced_board_keeps_its_name_and_nothing_else(store: Store) -> None:
+    """What the old machine was found to be does not count for the new one; what happened stays, with a line between."""
+    store.add_golden_sample(sample(1.0))
+    store.save_description("nano-01", {"cpu_model": "old"}, simulated=False)
+    observe(store, Kind.FAULT)
+    observe(store, Kind.QUARANTINE)
+    lease = store.acquire_lease("nano-01", "left", "tuning", allowed=frozenset(Health))
+    with pytest.raises(TransientError, match="cannot be replaced: left holds it"):
+        store.replace_board("nano-01")
+    store.release_lease(lease)
+    events = len(store.fetch_board_events("nano-01"))
+    new = dataclasses.replace(SSH, host_key="SHA256:BBBB")
+    store.replace_board("nano-01", transport=new, labels={"serial": "42"}, reason="serial 42", by="op")
+    shown = store.require_board("nano-01")
+    assert (shown["state"], shown["health"], shown["description"], shown["seen_at"]) == ("offline", "suspect", {}, None)
+    assert (parse_transport(shown["transport"]), shown["labels"]) == (new, {"serial": "42"})
+    assert store.fetch_golden_samples("jetson-nano", "golden/1", DEFAULT_POINT, simulated=False) == {}
+    happened = store.fetch_board_events("nano-01")
+    assert len(happened) == events + 1
+    assert (happened[-1]["kind"], happened[-1]["by"]) == ("replaced", "op")
+    assert "serial 42" in happened[-1]["reason"]
+    observe(store, Kind.FAULT)  # the first of the new one
+    assert store.require_board("nano-01")["health"] == "suspect"
 
 
 def test_a_retired_board_is_not_idle(store: Store) -> None:

@@ -56,6 +56,15 @@ class HostSshd(Sshd):
 
     namespace: str = ""
     host: str = ""
+    # Nobody out here has a way to it.
+    is_hidden: bool = False
+
+    def _listens(self) -> bool:
+        if not self.is_hidden:
+            return super()._listens()
+        assert self.process is not None
+        assert self.process.poll() is None, (self.folder / "log").read_text()
+        return "Server listening" in (self.folder / "log").read_text()
 
     def command(self, path: str, config: pathlib.Path) -> list[str]:
         """See `Sshd`."""

@@ -110,7 +110,7 @@ def test_the_first_contact_asks_for_the_key_to_be_confirmed(sshd: Sshd, tmp_path
     with pytest.raises(UnknownHostKeyError) as caught:
         SshConnection.connect(sshd.address, known)
     key = pickle.loads(pickle.dumps(caught.value)).key
-    assert key == sshd.host_key() == fetch_host_key("127.0.0.1", sshd.port)
+    assert key == sshd.host_key() == fetch_host_key(sshd.address)
     assert key.fingerprint in caught.value.message
     known.add("127.0.0.1", sshd.port, key)
     with SshConnection.connect(sshd.address, known) as connection:

@@ -323,8 +323,6 @@ def test_example_is_good(types: dict[str, BoardType]) -> None:
         (("      tx2:\n", "      t[1:2000]:\n"), r"line 18: 't\[1:2000\]' stands for 2000; at most 1000"),
         (("      tx2:\n", "      -tx2:\n"), r"line 18: '-tx2' cannot be a board's name"),
         (("      tx2:\n", "      tx2/1:\n"), r"line 18: 'tx2/1' cannot be a board's name"),
-        (("user: farm, ", ""), r"line 8: nano-1 has no user, nor has a group around it"),
-        (("key_file: ~/.ssh/farm, ", ""), r"line 8: nano-1 has no key_file"),
         (("transport: ssh, ", ""), r"line 8: nano-1 has no transport"),
         (("      type: jetson-tx2\n", ""), r"line 17: tx2 has no type"),
     ],
