@@ -15,9 +15,10 @@ from farm.store import Store, schema
 from farm.sweep import stored
 from farm.sweep.values import Goal, Objective, PointMeasurement
 from farm.values import Record, Trial
+from tests import fuzzing
 from tests.fleet_store import Clocks, open_fleet, take
+from tests.fuzzing import WORDS, run_command
 from tests.unit.campaign_orders import make_order, submit
-from tests.unit.fuzzing import TOKENS, run_command
 from tests.unit.test_sweep_goal import FAST, GRID, SLOW, estimate
 
 COUNT = 12
@@ -31,7 +32,7 @@ COMMANDS = (
     ("sweep", "show", "1"),
     ("db", "check"),
 )
-VALUES: tuple[object, ...] = (*TOKENS[:10], "{}", "[]", '{"kind": []}', "[" * 2000, b"\xff\xfe", -1, 2**62, 9e999, None)
+VALUES: tuple[object, ...] = (*WORDS[:10], "{}", "[]", '{"kind": []}', "[" * 2000, b"\xff\xfe", -1, 2**62, 9e999, None)
 
 
 @pytest.fixture
@@ -113,11 +114,10 @@ def test_a_spoilt_store_is_said_to_be_spoilt(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     complaints = []
-    for seed in range(COUNT):
+    for seed, random_ in enumerate(fuzzing.each(COUNT)):
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir()
         shutil.copy(good, home / "farm.db")
-        random_ = random.Random(seed)
         done = spoil(home / "farm.db", random_)
         for command in random_.sample(COMMANDS, 3):
             if text := run_command(*command):
