@@ -93,7 +93,8 @@ def read_arrays(data: bytes) -> Arrays:
         return {}
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-            return {name: np.ascontiguousarray(archive[name]) for name in archive.files}
+            # Not `ascontiguousarray`: it makes a vector of a scalar.
+            return {name: np.asarray(archive[name], order="C") for name in archive.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         raise protocol.ProtocolError(f"the inputs are not an npz of plain arrays: {error}") from error
 

@@ -15,6 +15,9 @@ DEFAULT_POINT = "default"
 SEARCH_TRIAL = "search"
 WINNER_TRIAL = "winner"
 
+# The name under which code without a record takes part where winners are measured. It has no trace.
+UNTUNED = "untuned"
+
 
 @dataclasses.dataclass(frozen=True)
 class Board:

@@ -34,7 +34,9 @@ class WorkloadState:
 
 @dataclasses.dataclass(frozen=True)
 class SchedulerSettings:
-    """`warmup` trials are given to every workload that matters before gains are compared; `batch` after that."""
+    """`warmup` trials are given to every workload that matters before gains are compared, where there are enough of
+    them; at most `batch` at a time after that.
+    """
 
     warmup: int = 4
     batch: int = 8
@@ -47,24 +49,23 @@ def decide_next(states: Sequence[WorkloadState], remaining: int, settings: Sched
         return None
     total = sum(state.flop * state.weight for state in states) or 1.0
     fresh = [i for i in open_ if states[i].asked == 0]
-    if fresh:
+    if fresh and remaining >= 2 * settings.warmup * len(fresh):
         heaviest = max(fresh, key=lambda i: states[i].flop * states[i].weight)
         light = states[heaviest].flop * states[heaviest].weight < _LIGHT_SHARE * total
-        # With fewer trials than workloads times `warmup`, breadth goes before depth: an untouched workload runs scalar.
-        fair = (
-            max(1, remaining // (2 * len(fresh))) if remaining < 2 * settings.warmup * len(fresh) else settings.warmup
-        )
-        return heaviest, min(remaining, 1 if light else min(settings.warmup, fair))
+        return heaviest, 1 if light else settings.warmup
+    # Too few for a warm-up of all: one that was never tried competes with those that were, from the first trial on. Who
+    # had few gets few, so that one bad first schedule does not take what is left.
     gains = {i: _expected_gain(i, states) for i in open_}
     best = max(open_, key=lambda i: gains[i])
-    return best, min(remaining, settings.batch)
+    return best, min(remaining, settings.batch, max(1, states[best].asked))
 
 
 def _expected_gain(index: int, states: Sequence[WorkloadState]) -> float:
     """Seconds of model latency that one more round is expected to save."""
     state = states[index]
     if not state.best_s:
-        # Nothing has worked yet, so nothing is known to be lost by waiting; more tries make it less promising.
+        # Untuned code does about 1e9 operations in a second. Nothing has worked yet, so nothing is known to be lost by
+        # waiting; more tries make it less promising.
         return state.weight * state.flop / 1e9 / (1 + state.asked)
     latency = state.best_s[-1]
     window = min(_WINDOW, len(state.best_s) - 1)

@@ -97,6 +97,7 @@ def _document(model: str, board: Any, tuned: Any) -> dict[str, Any]:
             "new": tuned.verdict.records,
             "unchanged": tuned.verdict.unchanged,
             "rejected": tuned.verdict.rejected,
+            "slower_than_untuned": tuned.verdict.slower,
         },
         "workloads": [
             {

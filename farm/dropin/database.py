@@ -80,6 +80,18 @@ class FarmDatabase(ms.database.PyDatabase):
         self._strangers = 0
         atexit.register(self.close)
 
+    @property
+    def target(self) -> Any:
+        """What code for the board type is compiled for, as `farm tune` does. Raises UsageError, UnavailableError.
+
+        Of several that are in the store, that of the boards there are now.
+        """
+        if self._targets is None:
+            self._targets = self._fetch_targets()
+        if not self._targets:
+            raise UsageError(f"nothing was tuned for {self._require_type()} and none of its boards is known")
+        return make_target(self._targets[-1])
+
     def has_workload(self, mod: Any) -> bool:
         """Whether the store, or this script so far, has anything about a workload."""
         mod = _without_notes(mod)

@@ -3,8 +3,8 @@
 Nothing outside this package (and `farm.artifacts`, `farm.dropin`, `farm.measure.session`) imports tvm. Which workload
 gets the next trial, and where it runs, is decided in `farm.campaign`.
 
-`FarmBuilder`, `FarmRunner` and `FarmDatabase`, for stock MetaSchedule scripts, are found here too; they live in
-`farm.dropin` and are loaded with TVM when they are first asked for.
+`FarmBuilder`, `FarmRunner` and `FarmDatabase`, for stock MetaSchedule scripts, are found here too, and so are
+`import_model` and `farm_pipeline`; they live in `farm.dropin` and are loaded with TVM when they are first asked for.
 """
 
 import importlib
@@ -14,6 +14,8 @@ _FOR_SCRIPTS = {
     "FarmBuilder": "farm.dropin.builder",
     "FarmRunner": "farm.dropin.runner",
     "FarmDatabase": "farm.dropin.database",
+    "farm_pipeline": "farm.dropin.models",
+    "import_model": "farm.dropin.models",
 }
 
 

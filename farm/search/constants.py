@@ -42,7 +42,7 @@ def fold_shapes() -> Any:
             if not isinstance(data, tvm.ir.GenericConst):
                 return call
             result = evaluate(data.value.numpy(), call)
-            return call if result is None else relax.const(np.ascontiguousarray(result), data.ty.dtype)
+            return call if result is None else relax.const(np.asarray(result, order="C"), data.ty.dtype)
 
     def fold(module: Any, _: Any) -> Any:
         folder = Folder(module)

@@ -2,7 +2,8 @@
 
 TVM's own Clip becomes opaque functions, its HardSwish and HardSigmoid a `clip` without a layout rule: the convolution
 before each is then followed by a transpose there and back and fused with nothing (MobileNet v2: 34 transposes). Its
-Sum, Mean, Max and Min stack their inputs along a fifth dimension, for which no convolution layout exists.
+Sum, Mean, Max and Min stack their inputs along a fifth dimension, for which no convolution layout exists. Layer
+normalisation over several dimensions is turned without its weights behind a convolution, and computes something else.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import functools
 import math
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from farm.search import tvm_env
 
@@ -26,7 +29,13 @@ def importer_class() -> Any:
             convert = _CONVERTERS.get(op_name)
             converted = convert(inputs, attrs) if convert else None
             if converted is None:
-                return super()._convert_operator(op_name, inputs, attrs, opset)
+                converted = super()._convert_operator(op_name, inputs, attrs, opset)
+                if op_name != "OneHot":
+                    return converted
+                # TVM makes 64-bit numbers of whatever its two values are.
+                from tvm import relax
+
+                converted = relax.op.astype(converted, inputs[2].ty.dtype)
             return self.bb.normalize(converted)
 
     return Importer
@@ -120,13 +129,69 @@ def _convert_mean(inputs: Any, _: dict[str, Any]) -> Any:
     return relax.op.multiply(total, relax.const(1 / len(inputs), inputs[0].ty.dtype))
 
 
+def _convert_is_inf(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """One sign alone, which TVM's converter does not look at; None where both count."""
+    from tvm import relax
+
+    data, signs = inputs[0], [attributes.get(f"detect_{sign}", 1) for sign in ("positive", "negative")]
+    if all(signs):
+        return None
+    if not any(signs):
+        return relax.op.zeros_like(data, "bool")
+    return relax.op.equal(data, relax.const(math.inf if signs[0] else -math.inf, data.ty.dtype))
+
+
+def _convert_layer_norm(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Over several dimensions: over one that holds them all. None over one, which TVM does well."""
+    from tvm import relax
+
+    flat = _flatten(inputs[0], attributes)
+    if flat is None:
+        return None
+    data, shape, size = flat
+    scale = relax.op.reshape(inputs[1], (size,))
+    zero = relax.const(np.zeros(size), data.ty.dtype)
+    offset = zero if inputs[2] is None else relax.op.reshape(inputs[2], (size,))
+    found = relax.op.nn.layer_norm(data, scale, offset, [-1], attributes.get("epsilon", 1e-5))
+    # The mean and the deviation are further outputs, which `farm.search.importer` refuses.
+    return relax.Tuple([relax.op.reshape(found, shape), zero, zero])
+
+
+def _convert_rms_norm(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Over several dimensions: over one that holds them all. None over one, which TVM does well."""
+    from tvm import relax
+
+    flat = _flatten(inputs[0], attributes)
+    if flat is None:
+        return None
+    data, shape, size = flat
+    scale = relax.op.reshape(inputs[1], (size,))
+    return relax.op.reshape(relax.op.nn.rms_norm(data, scale, [-1], attributes.get("epsilon", 1e-5)), shape)
+
+
+def _flatten(data: Any, attributes: dict[str, Any]) -> tuple[Any, tuple[int, ...], int] | None:
+    """Data as rows of what is normalised together, with its own shape and a row's length; None where it is that."""
+    from tvm import relax
+
+    shape = tuple(int(size) for size in data.ty.shape)
+    axis = int(attributes.get("axis", -1)) % len(shape)
+    if axis == len(shape) - 1 or str(data.ty.dtype) != "float32":
+        return None
+    size = math.prod(shape[axis:])
+    rows = relax.BlockBuilder.current().normalize(relax.op.reshape(data, (math.prod(shape[:axis]), size)))
+    return rows, shape, size
+
+
 _CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
     "Clip": _convert_clip,
     "HardSwish": _convert_hard_swish,
     "HardSigmoid": _convert_hard_sigmoid,
+    "IsInf": _convert_is_inf,
+    "LayerNormalization": _convert_layer_norm,
     "Max": functools.partial(_convert_variadic, "maximum"),
     "Mean": _convert_mean,
     "Min": functools.partial(_convert_variadic, "minimum"),
     "Pad": _convert_pad,
+    "RMSNormalization": _convert_rms_norm,
     "Sum": functools.partial(_convert_variadic, "add"),
 }

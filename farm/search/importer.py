@@ -50,6 +50,7 @@ def import_onnx(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -
     model = _rewrite_for_tvm(model)
     _refuse_text(model.graph)
     _refuse_foreign_operators(model.graph)
+    _refuse_misread_operators(model.graph)
     opset = next((o.version for o in model.opset_import if o.domain in _STANDARD_DOMAINS), 1)
     try:
         # TVM prints the operator it stumbled over; standard output belongs to the caller's results.
@@ -223,6 +224,27 @@ def _refuse_foreign_operators(graph: onnx.GraphProto) -> None:
             f"{domain or 'ai.onnx'}::{op} (node {_node_name(node)})" for (domain, op), node in sorted(strangers.items())
         )
         raise UsageError(f"TVM cannot import the operator {listed}", _HINT)
+
+
+def _refuse_misread_operators(graph: onnx.GraphProto) -> None:
+    """Refuse what TVM imports without a word and computes wrongly (TVM 0.27)."""
+    read = _names_read(graph) | {value.name for value in graph.output}
+    for node in _nodes(graph):
+        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        reason = {
+            "BatchNormalization": "training mode" if attributes.get("training_mode") else "",
+            # `_drop_dropout` has left those alone that are, or may be, in training.
+            "Dropout": "training mode",
+            "ConvTranspose": "the attribute output_shape" if "output_shape" in attributes else "",
+            "LayerNormalization": "a second output" if read.intersection(node.output[1:]) else "",
+            "RoiAlign": "mode max" if attributes.get("mode") == b"max" else "",
+            "SpaceToDepth": "mode CRD" if attributes.get("mode") == b"CRD" else "",
+        }.get(node.op_type, "")
+        if reason and node.domain in _STANDARD_DOMAINS:
+            raise UsageError(
+                f"TVM cannot import the operator {node.op_type} (node {_node_name(node)}): it does not do {reason}",
+                _HINT,
+            )
 
 
 def _unsupported(graph: onnx.GraphProto, message: str) -> UsageError:

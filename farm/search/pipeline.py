@@ -11,7 +11,19 @@ import dataclasses
 from typing import Any
 
 from farm.errors import UsageError
-from farm.search import canonical, constants, gathering, joins, spelling, transposes, tvm_env, vector_math, widening
+from farm.search import (
+    canonical,
+    constants,
+    gathering,
+    joins,
+    spelling,
+    transposes,
+    tvm_env,
+    uncompiled,
+    vector_math,
+    widening,
+)
+from farm.search.tvm_errors import find_reason
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,16 +62,27 @@ def require_pipeline(name: str) -> GraphPipeline:
 def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, GraphPipeline]:
     """Bring an imported module to the form whose functions are tuned. Returns it with the pipeline really used.
 
-    Where TVM cannot convert a model's layout, the NCHW pipeline is used instead; its name tells.
+    Where TVM cannot convert a model's layout, or that leaves an operator without code, the NCHW pipeline is used
+    instead; its name tells. Raises UsageError naming the operators for which that does not help either.
     """
     tvm = tvm_env.load_compiler()
-    try:
-        return _run(module, target, pipeline), pipeline
-    except (tvm.error.InternalError, ValueError, RuntimeError):
-        if pipeline.layout is None:
-            raise
-        fallback = PIPELINES["graph/1-nchw"]
-        return _run(module, target, fallback), fallback
+    tried = [pipeline] if pipeline.layout is None else [pipeline, PIPELINES["graph/1-nchw"]]
+    operators: list[str] = []
+    reason = ""
+    for each in tried:
+        try:
+            prepared = _run(module, target, each)
+        except (tvm.error.InternalError, ValueError, RuntimeError, TypeError) as error:
+            operators, reason = uncompiled.find_culprits(module, target), find_reason(error)
+            continue
+        operators, reason = uncompiled.find_operators(prepared, target), ""
+        if not operators:
+            return prepared, each
+    named = f" the operator {', '.join(operators)}" if operators else " this model"
+    raise UsageError(
+        f"TVM cannot compile{named}" + (f": {reason}" if reason else ""),
+        "Replace the operator in the model (onnx-simplifier or a newer export often does), or leave that part out.",
+    )
 
 
 def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
@@ -105,7 +128,30 @@ def finish(module: Any, target: Any, database: Any | None, pipeline: GraphPipeli
         if database is not None:
             passes.append(transform.MetaScheduleApplyDatabase(enable_warning=False))
         if pipeline.prepack:
-            passes += [transform.SplitLayoutRewritePreproc(), transform.LiftTransformParams(), transform.FoldConstant()]
+            passes += [_split_preprocessing(), transform.LiftTransformParams(), transform.FoldConstant()]
         if pipeline.canonical:
             passes.append(joins.share())
         return tvm.transform.Sequential(passes)(module) if passes else module
+
+
+def _split_preprocessing() -> Any:
+    """`SplitLayoutRewritePreproc`, shown scheduled functions alone: there is nothing to split in any other, and it
+    fails on those without a block of their own, as ScatterElements has none.
+    """
+    tvm = tvm_env.load_compiler()
+    from tvm import tirx
+    from tvm.relax import transform
+
+    def split(module: Any, _: Any) -> Any:
+        apart = {
+            variable: function
+            for variable, function in module.functions_items()
+            if isinstance(function, tirx.PrimFunc) and "tirx.is_scheduled" not in (function.attrs or {})
+        }
+        done = transform.SplitLayoutRewritePreproc()(
+            tvm.IRModule({v: f for v, f in module.functions_items() if v not in apart}, attrs=module.attrs)
+        )
+        done.update(tvm.IRModule(apart))
+        return done
+
+    return tvm.transform.module_pass(split, opt_level=0, name="SplitScheduledPreprocessing")

@@ -201,7 +201,15 @@ class ScheduleSpace:
         return None
 
     def replay(self, trace_json: str) -> str:
-        """The scheduled function of a trace recorded for this very workload, in TVM's JSON. Raises InternalError."""
+        """The scheduled function of a trace recorded for this very workload, in TVM's JSON. Raises InternalError.
+
+        Without a trace, what the workload is compiled to without a record. Where that is a schedule of its family, it
+        is refused: a search measures that one first, so it is a candidate as it is.
+        """
+        if not trace_json:
+            if self.ranked:
+                raise InternalError("what it is compiled to without a record is among its candidates")
+            return self.workload.module_json
         return str(self._tvm.ir.save_json(traces.restore(trace_json, self._entry, self._target).sch.mod))
 
     @functools.cached_property

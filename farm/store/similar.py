@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from device_agent.protocol import Status
 from farm.store import database, schema
 from farm.store.base import Base
+from farm.values import UNTUNED
 
 # SQLite takes 32766 values in one statement; older builds of it take 999.
 _AT_ONCE = 500
@@ -102,7 +103,7 @@ def _select_good() -> sa.Select[Any]:
     task = (table.c.workload, table.c.board_type, table.c.operating_point)
     return (
         sa.select(*task, table.c.candidate, table.c.id)
-        .where(schema.is_sound(table.c.median_s))
+        .where(schema.is_sound(table.c.median_s), table.c.candidate != UNTUNED)
         .order_by(*task, table.c.median_s, table.c.candidate)
     )
 

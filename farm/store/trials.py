@@ -15,7 +15,7 @@ from device_agent.protocol import FaultSide, Status
 from farm.errors import InternalError
 from farm.store import schema
 from farm.store.base import Base
-from farm.values import SEARCH_TRIAL, WINNER_TRIAL, Trial
+from farm.values import SEARCH_TRIAL, UNTUNED, WINNER_TRIAL, Trial
 
 
 class TrialQueries(Base):
@@ -218,6 +218,7 @@ class TrialQueries(Base):
                 trials.c.board_type == board_type,
                 trials.c.operating_point == operating_point,
                 trials.c.simulated == simulated,
+                trials.c.candidate != UNTUNED,
                 sa.or_(schema.is_sound(trials.c.median_s), trials.c.fault_side == str(FaultSide.CANDIDATE)),
             )
             .group_by(trials.c.candidate)

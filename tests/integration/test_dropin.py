@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import signal
@@ -24,7 +25,7 @@ from farm.fleet.health import Kind, Observation, decide_by
 from farm.fleet.health import Limits as HealthLimits
 from farm.search import probe, tvm_env
 from farm.store import Store
-from farm.values import Board
+from farm.values import DEFAULT_POINT, Board, Trial
 from tests.integration import candidates
 from tests.integration.conftest import Agent, wait_until
 
@@ -254,6 +255,52 @@ def test_a_model_is_compiled_from_the_database(tmp_path: pathlib.Path) -> None:
     computed = machine["main"](tvm.runtime.tensor(value)).numpy()
     np.testing.assert_allclose(computed, np.maximum(value @ weights, 0), rtol=1e-5)
     database.close()
+
+
+def test_a_whole_model_is_compiled_from_what_farm_tune_found(tmp_path: pathlib.Path) -> None:
+    """In a plain script every function of a model is found, in the flow that Relax's own pipelines have."""
+    import numpy as np
+
+    tvm = tvm_env.load()
+    from farm.models import inputs, source
+    from farm.search import FarmDatabase, farm_pipeline, import_model, target
+    from farm.search.prepared import prepare_model
+    from farm.search.schedule_space import ScheduleSpace
+
+    config = target.host_target(1)
+    model = source.resolve_model("tiny-cnn").load()
+    [spec] = inputs.read_inputs(model)
+    found = prepare_model(model, {spec.name: spec.static_shape}, config, "graph/1").workloads
+    with Store(tmp_path / "farm.db") as store:
+        campaign = store.start_campaign("tune", "tiny-cnn", "", TYPE, 0, {"target": config})
+        store.save_workloads(campaign, [dataclasses.asdict(workload) for workload in found])
+        for workload in found:
+            space = ScheduleSpace(workload)
+            [schedule] = space.evaluate([(space.undecided(0), 3)])
+            assert schedule is not None
+            candidate = space.describe(schedule)
+            outcome = Outcome(Status.OK, latency_s=(1e-4,), board="nano-01")
+            store.add_trial(
+                Trial(
+                    campaign, workload.hash, candidate.hash, DEFAULT_POINT, 1, outcome, candidate.trace_json,
+                    board_type=TYPE,
+                )
+            )  # fmt: skip
+
+    module = import_model("tiny-cnn")
+    with contextlib.closing(FarmDatabase(tmp_path / "farm.db", board_type=TYPE, pipeline="graph/1")) as database:
+        with database.target, database:
+            tuned = farm_pipeline("graph/1")(module)
+        with database.target:
+            untuned = farm_pipeline("graph/1")(module)
+        scheduled = [f for _, f in tuned.functions_items() if "tirx.is_scheduled" in (f.attrs or {})]
+        assert len(scheduled) >= len(found)
+        value = np.random.default_rng(1).standard_normal(spec.static_shape).astype("float32")
+        results = []
+        for each in (tuned, untuned):
+            machine = tvm.relax.VirtualMachine(tvm.compile(each, target=database.target), tvm.cpu())
+            results.append(machine["main"](tvm.runtime.tensor(value)).numpy())
+    np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-5)
 
 
 def test_strangers_results_stay_out_of_the_store(record: tuple[Store, Any, Callable[[float], Any]]) -> None:

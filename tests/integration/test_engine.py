@@ -278,15 +278,15 @@ def test_wrong_code_is_seen(bench: Bench) -> None:
     assert "differs" in verdict.reason
 
 
-def product_module(factor: float) -> str:
-    """`main(a, b, c)` with c = factor * a @ b, in TVM's JSON."""
+def product_module(factor: float, times: int = 1) -> str:
+    """`main(a, b, c)` with c = factor * a @ b, in TVM's JSON; summed up so many times over, and divided by it."""
     tvm = tvm_env.load()
     from tvm import te
 
     a, b = (te.placeholder((candidates.SIZE, candidates.SIZE), "float32", name=name) for name in "ab")
-    k = te.reduce_axis((0, candidates.SIZE), name="k")
-    scale = tvm.tirx.const(factor, "float32")
-    c = te.compute(a.shape, lambda i, j: te.sum(scale * a[i, k] * b[k, j], axis=k), name="c")
+    k, again = te.reduce_axis((0, candidates.SIZE), name="k"), te.reduce_axis((0, times), name="again")
+    scale = tvm.tirx.const(factor / times, "float32")
+    c = te.compute(a.shape, lambda i, j: te.sum(scale * a[i, k] * b[k, j], axis=[k, again]), name="c")
     function = te.create_prim_func([a, b, c]).with_attr("global_symbol", "main")
     return str(tvm.ir.save_json(tvm.IRModule({"main": function})))
 
@@ -324,6 +324,38 @@ def test_a_wrong_winner_never_becomes_a_record(bench: Bench) -> None:
         bench.parts.search = search
     [record] = bench.store.fetch_records(workloads=[workload.hash])
     assert record.candidate == "right"
+
+
+def test_a_winner_that_is_slower_than_untuned_code_is_not_taken(bench: Bench) -> None:
+    """It computes the right thing in fifty times the time: no record, and no fault of the candidate."""
+    shape = (candidates.SIZE, candidates.SIZE)
+    workload = Workload(
+        "b" * 16, "product", 2.0 * candidates.SIZE**3, 1, ((shape, "float32"),) * 3, product_module(1.0), {}, "graph/1"
+    )
+    traces = {"": product_module(1.0), "slow": product_module(1.0, 50)}
+
+    @ray.remote(num_cpus=0)
+    class Replaying:
+        """Answers like the search; without a trace, what there is without a record."""
+
+        def replay(self, workload: str, trace_json: str) -> str:
+            return traces[trace_json]
+
+    number = bench.campaign()
+    bench.store.save_workloads(number, [_row(workload)])
+    outcome = Outcome(Status.OK, latency_s=(1.0,), board=bench.board.name)
+    bench.store.add_trial(Trial(number, workload.hash, "slow", DEFAULT_POINT, 1, outcome, trace_json="slow"))
+    bench.parts.target()
+    search, bench.parts.search = bench.parts.search, Replaying.remote()
+    said: list[str] = []
+    try:
+        verdict = engine_verify.verify_winners(bench.parts, bench.store, number, "local", [workload], said.append)
+    finally:
+        ray.kill(bench.parts.search)
+        bench.parts.search = search
+    assert verdict == engine_verify.Verdict(records=0, unchanged=0, rejected=0, slower=1)
+    assert "slower than untuned code" in said[-1]
+    assert bench.store.fetch_records(workloads=[workload.hash]) == []
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from device_agent import agent, arguments, engines, linking, processes
 from device_agent.protocol import ProtocolError
+from farm.measure.session import pack_arrays
 
 
 @given(st.integers(0, 300_000), st.integers(0, 1 << 20))
@@ -59,6 +60,15 @@ def test_inputs_keep_their_order() -> None:
     assert engines.read_arrays(b"") == {}
     with pytest.raises(ProtocolError, match="npz"):
         engines.read_arrays(b"PK rubbish")
+
+
+def test_a_scalar_stays_one() -> None:
+    """A function that takes a number without dimensions refuses a vector of one."""
+    scalar = np.array(3, "int64")
+    turned = np.ones((2, 3)).T
+    arrays = engines.read_arrays(pack_arrays({"index": scalar, "turned": turned}))
+    assert arrays["index"].shape == ()
+    assert arrays["turned"].flags.c_contiguous
 
 
 def test_a_library_is_loaded_as_it_is(tmp_path: pathlib.Path) -> None:

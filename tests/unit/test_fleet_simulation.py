@@ -53,7 +53,7 @@ def test_a_bad_day_loses_no_trial(seed: int) -> None:
 
 def test_a_bad_day_has_everything() -> None:
     """What is played does happen: late and repeated answers, doubled stragglers, bans, candidates given up."""
-    books = play(2, trials=2000).books
+    books = play(1, trials=2000).books
     assert min(books.late, books.doubled, books.banned, books.discarded, books.switches) > 0
 
 

@@ -45,9 +45,10 @@ def test_a_decision_stays_within_budget_and_space(states: list[WorkloadState], r
 
 @given(st.lists(workload_states, min_size=1, max_size=12), st.integers(1, 500))
 def test_breadth_comes_before_depth(states: list[WorkloadState], remaining: int) -> None:
-    """While a workload was never tried, no other one gets a second round."""
+    """Where there is enough for it, no workload gets a second round while another was never tried."""
     decision = scheduler.decide_next(states, remaining, SETTINGS)
-    if any(s.asked == 0 and not s.exhausted for s in states):
+    fresh = sum(s.asked == 0 and not s.exhausted for s in states)
+    if fresh and remaining >= 2 * SETTINGS.warmup * fresh:
         assert decision is not None
         assert states[decision[0]].asked == 0
 
@@ -70,8 +71,40 @@ def test_a_light_workload_starts_with_one_trial() -> None:
     assert scheduler.decide_next(states, 100, SETTINGS) == (1, 1)
 
 
+def test_with_fewer_trials_than_workloads_the_heaviest_get_them() -> None:
+    """Three trials for six workloads: one each for the three with most work."""
+    states = [state(flop=flop) for flop in (1e6, 5e8, 1e7, 3e8, 4e8, 1e5)]
+    given = []
+    for remaining in (3, 2, 1):
+        decision = scheduler.decide_next(states, remaining, SETTINGS)
+        assert decision is not None
+        index, count = decision
+        assert count == 1
+        given.append(index)
+        best_s = (states[index].flop / 30e9,)
+        states[index] = dataclasses.replace(states[index], asked=1, best_s=best_s)
+    assert given == [1, 4, 3]
+
+
+def test_a_few_trials_go_where_they_gain_most() -> None:
+    """A pool whose first schedule was bad gets a few more, not all; nothing of weight is left with a single trial."""
+    pool = state(kind="max_pool2d", flop=1e6)
+    states = [pool, *(state(flop=flop) for flop in (4e8, 3e8, 2e8, 1e8)), *(state(flop=1e5) for _ in range(12))]
+    remaining = 30
+    while decision := scheduler.decide_next(states, remaining, SETTINGS):
+        index, count = decision
+        each = states[index]
+        asked = each.asked + count
+        start_s = 2e-2 if each is states[0] and asked == 1 else 5e-4 if index == 0 else each.flop / 20e9
+        best_s = (*each.best_s, start_s * (1 + 1 / asked) / 2)
+        states[index] = dataclasses.replace(each, asked=asked, best_s=best_s)
+        remaining -= count
+    assert states[0].asked <= 4
+    assert all(s.asked >= 3 for s in states[1:4])
+
+
 def test_a_small_budget_is_spread() -> None:
-    """With fewer trials than a warm-up for all, every workload still gets at least one."""
+    """Of equal workloads every one gets its trial before any gets two."""
     states = [state() for _ in range(6)]
     remaining = 7
     while (decision := scheduler.decide_next(states, remaining, SETTINGS)) and remaining:

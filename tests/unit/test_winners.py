@@ -17,6 +17,7 @@ import pytest
 
 from device_agent.protocol import OperatingPoint, Outcome, Status
 from farm.campaign.fleet_values import Budget
+from farm.campaign.running import winner_check
 from farm.campaign.running.order import MeasureOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
 from farm.campaign.running.tie import TieRule
 from farm.campaign.running.winner_requests import (
@@ -32,7 +33,7 @@ from farm.campaign.running.winners import Verification
 from farm.errors import InternalError
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import DEFAULT_POINT, WINNER_TRIAL, Record, Trial
+from farm.values import DEFAULT_POINT, UNTUNED, WINNER_TRIAL, Record, Trial
 
 NANO = "jetson-nano"
 KEY = WinnerKey(NANO, "w1", DEFAULT_POINT)
@@ -95,6 +96,8 @@ class Rack:
         self.fault: Callable[[str, str, int], Status | None] = lambda board, candidate, count: None
         self.run_fault = self.fault
         self.wrong: set[str] = set()
+        # What unscheduled code takes in its one run, and where it takes part.
+        self.untuned_s = 1.0
         self.noise = 0.005
         self.rng = np.random.default_rng(11)
         self.seen: list[Request] = []
@@ -158,7 +161,9 @@ class Rack:
     def answer(self, verification: Verification, request: Request) -> None:
         """What boards and compilers say."""
         if isinstance(request, ReplayWanted):
-            verification.on_replayed(request.token, json.loads(request.trace_json)[0])
+            verification.on_replayed(
+                request.token, json.loads(request.trace_json)[0] if request.trace_json else UNTUNED
+            )
         elif isinstance(request, BuildWanted):
             library = request.module_json.encode()
             verification.on_built(request.token, BuildResult(Status.OK, "", library, request.module_json))  # type: ignore[arg-type]
@@ -169,9 +174,11 @@ class Rack:
             good = status is Status.OK
             if isinstance(request, RunWanted):
                 outputs = {"out": np.array([1.0 if candidate in self.wrong else 0.0])} if good else {}
-                verification.on_ran(request.token, Outcome(status, simulated=True), outputs)
+                outcome = Outcome(status, latency_s=(self.untuned_s,) if good else (), simulated=True)
+                verification.on_ran(request.token, outcome, outputs)
                 return
-            latency_s = self.latency_s[candidate] * self.boards[request.board] * self.factor(request.board, candidate)
+            taken_s = self.untuned_s if candidate == UNTUNED else self.latency_s[candidate]
+            latency_s = taken_s * self.boards[request.board] * self.factor(request.board, candidate)
             samples = tuple(latency_s * math.exp(self.rng.normal(0, self.noise)) for _ in range(SAMPLES))
             outcome = Outcome(status, latency_s=samples if good else (), board=request.board, simulated=True)
             verification.on_measured(request.token, outcome, 0.1)
@@ -256,6 +263,31 @@ def test_winners_take_a_share_of_the_budget(store: Store, trials: int) -> None:
     assert len(world.winner_trials(campaign)) == verification.measured <= most
     assert verification.left == (0, 0)
     assert world.record() is not None
+
+
+def test_a_winner_that_is_slower_than_untuned_code_is_not_taken(store: Store) -> None:
+    """Untuned code that may be as fast is measured beside the candidates; where it leads there is no record."""
+    rack = Rack(store, make_order(), FOUR)
+    rack.untuned_s = 0.9e-3
+    campaign = rack.search("vision", FOUR)
+    verification = rack.open(campaign)
+    assert rack.drive(verification)
+    assert rack.record() is None
+    [reason] = verification.verdict.undecided.values()
+    assert "untuned code is as fast" in reason
+    assert UNTUNED in {row["candidate"] for row in rack.winner_trials(campaign)}
+    # It is no candidate of a later search.
+    assert UNTUNED not in {row["candidate"] for row in store.fetch_known_candidates("w1", NANO, DEFAULT_POINT, True)}
+
+
+def test_untuned_code_that_is_slower_is_a_rival_as_others(store: Store) -> None:
+    """Twice as slow: it takes part and loses, and the record says by how much."""
+    rack = Rack(store, make_order(), FOUR)
+    rack.untuned_s = 2e-3
+    assert rack.drive(rack.open(rack.search("vision", FOUR)))
+    rivals = {rival["candidate"]: rival for rival in rack.evidence()["rivals"]}
+    assert rack.evidence()["decided"] == "parted"
+    assert rivals[UNTUNED]["ratio"] == pytest.approx(2.0, rel=0.05)
 
 
 def test_rounds_alternate_and_rotate(store: Store) -> None:
@@ -671,3 +703,14 @@ def test_whatever_happens_it_ends_and_every_trial_is_written_once(store: Store, 
             assert verdict.undecided[WinnerKey(NANO, "w1", point)]
         elif not {each["candidate"] for each in (record.evidence or {})["failed"]} & {"b"}:
             assert record.candidate == "b"
+
+
+def test_values_that_may_be_indices_stay_within_what_they_index() -> None:
+    """A table of three rows and a number without dimensions that says which: never beyond the third."""
+    for seed in range(8):
+        table, index, _ = winner_check.make_inputs(
+            [((3, 8), "float32"), ((), "int64"), ((8,), "float32")], seed
+        ).values()
+        assert table.shape == (3, 8)
+        assert index.shape == ()
+        assert 0 <= int(index) < 3

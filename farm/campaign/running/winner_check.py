@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -65,12 +66,17 @@ def to_measure_spec(program: Program, order: Order, threads: int) -> MeasureSpec
 
 
 def make_inputs(arguments: Arguments, seed: int) -> Arrays:
-    """Values for all arguments of a function, the output's included; the same for the same seed."""
+    """Values for all arguments of a function, the output's included; the same for the same seed.
+
+    Whole numbers may be indices: they stay below the sizes of what they could be indices of.
+    """
     random = np.random.default_rng(seed)
     arrays: Arrays = {}
+    sizes = [size for shape, dtype in arguments if np.dtype(dtype).kind == "f" for size in shape if size > 1]
+    bound = min([10, *sizes])
     for index, (shape, dtype) in enumerate(arguments):
         kind = np.dtype(dtype).kind
-        values = random.integers(0, 10, shape) if kind in "iub" else random.standard_normal(shape)
+        values = random.integers(0, bound, shape) if kind in "iub" else random.standard_normal(shape)
         arrays[f"arg_{index:03d}"] = values.astype(dtype)
     return arrays
 
@@ -92,8 +98,9 @@ class Program:
     """A candidate, or with no candidate the unscheduled function, of one workload for one board type.
 
     `module_json` is what is compiled, `arguments` are what it takes when it is timed. `library` is what is timed, with
-    its hash and the compiler's time. `outputs` stay only for an unscheduled function; of a candidate only the
-    comparison is kept. `asked` are answers that are awaited, `checked_on` is the board of its last run.
+    its hash and the compiler's time. `outputs`, and the time of the run that gave them, stay only for an unscheduled
+    function; of a candidate only the comparison is kept. `asked` are answers that are awaited, `checked_on` says which
+    board ran it last.
     """
 
     board_type: str
@@ -107,6 +114,7 @@ class Program:
     build_s: float | None = None
     checking: bytes | None = None
     outputs: list[npt.NDArray[Any]] | None = None
+    latency_s: float | None = None
     comparison: Comparison | None = None
     failure: Failure | None = None
     asked: set[What] = dataclasses.field(default_factory=set)
@@ -152,10 +160,11 @@ class Program:
         if module_json is None:
             self.failure = Failure(None, f"its trace cannot be replayed: {message}")
             return
-        try:
-            self.arguments = read_arguments(self.trace_json)
-        except InternalError as error:
-            self.failure = Failure(None, error.message)
+        if self.trace_json:  # untuned code has none, and takes what its workload takes
+            try:
+                self.arguments = read_arguments(self.trace_json)
+            except InternalError as error:
+                self.failure = Failure(None, error.message)
         self.module_json = module_json
 
     def on_built(self, what: What, result: BuildResult) -> None:
@@ -176,6 +185,7 @@ class Program:
             self.checking = None
             if self is reference:
                 self.outputs = list(outputs.values())
+                self.latency_s = statistics.median(outcome.latency_s) if outcome.latency_s else None
                 return
             comparison = compare(list(outputs.values()), reference.outputs or [])
             self.comparison = comparison

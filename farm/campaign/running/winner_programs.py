@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from device_agent.protocol import TensorSpec
 from farm.campaign.running.winner_check import Program, What
 from farm.campaign.running.winner_requests import WinnerKey
+from farm.values import UNTUNED
 
 # Board type and workload.
 Place = tuple[str, str]
@@ -25,8 +27,12 @@ class Programs:
         """The program of a candidate; None: of the unscheduled function."""
         name = (key.board_type, key.workload, candidate)
         if name not in self._programs:
-            module_json = self._workloads[key.board_type, key.workload]["module_json"] if candidate is None else None
-            self._programs[name] = Program(key.board_type, key.workload, candidate, trace_json, module_json)
+            about = self._workloads[key.board_type, key.workload]
+            module_json = about["module_json"] if candidate is None else None
+            program = Program(key.board_type, key.workload, candidate, trace_json, module_json)
+            if candidate == UNTUNED:
+                program.arguments = tuple(TensorSpec(tuple(shape), dtype) for shape, dtype in about["arguments"])
+            self._programs[name] = program
         return self._programs[name]
 
     def find_reference(self, program: Program) -> Program:

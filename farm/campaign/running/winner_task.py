@@ -17,7 +17,7 @@ from farm.campaign.running.tie import Judgement, Round, TieRule
 from farm.campaign.running.winner_check import Program
 from farm.campaign.running.winner_requests import WinnerKey
 from farm.campaign.running.winner_round import Contest
-from farm.values import Record
+from farm.values import UNTUNED, Record
 
 # So many more than were asked for are tried in place of candidates that fail.
 _SPARES = 3
@@ -25,6 +25,8 @@ _SPARES = 3
 # then, so many take part besides.
 _LIE = 1.5
 _MOST_DOUBTED = 3
+# One cold run of untuned code that took so many times as long as a candidate does leaves no doubt which is faster.
+FAR_SLOWER = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +70,8 @@ class WinnerTask:
         self._spares = _SPARES
         # Who was compared with the record's holder, or with those before it, under equal conditions.
         self._settled: frozenset[str] = frozenset()
+        # The latencies that candidates were chosen for, in seconds.
+        self._known_s: dict[str, float] = {}
         # Failures that the store knows of.
         self._noted: set[str] = set()
 
@@ -106,6 +110,7 @@ class WinnerTask:
             (row for row in known if row["median_s"] is not None), key=lambda row: (row["median_s"], row["candidate"])
         )
         traces = {row["candidate"]: row["trace_json"] for row in good}
+        self._known_s = {str(row["candidate"]): float(row["median_s"]) for row in good}
         fresh = [
             name for name in traces if name not in self._settled and not (incumbent and name == incumbent.candidate)
         ]
@@ -139,11 +144,25 @@ class WinnerTask:
         if not self.contest.is_over and not self.contest.alive:
             self._let_in(make)
             live = self._live()
-            if not live:
+            if not set(live) - {UNTUNED}:
                 return Result(reason=_join(self.contest.failed))
             if all(self.programs[name].settled for name in live):
+                if UNTUNED not in self.programs and self._may_lose(live, reference):
+                    self.programs[UNTUNED] = make(UNTUNED, "")
+                    return None
                 self.contest.enter(live)
         return self._conclude() if self.contest.is_over else None
+
+    def _may_lose(self, live: Sequence[str], reference: Program) -> bool:
+        """Whether code without a record may be as fast as the candidates: then it is measured beside them.
+
+        Most of it is slower by far, and would cost a board minutes: its single run when it was checked tells. It takes
+        the place of a record's holder, which has beaten it before.
+        """
+        if self.incumbent is not None:
+            return False
+        known = [self._known_s[name] for name in live if name in self._known_s]
+        return reference.latency_s is None or not known or reference.latency_s < FAR_SLOWER * min(known)
 
     def take_failures(self) -> list[tuple[str, str]]:
         """Candidates that failed since it was asked last, with the reasons."""
@@ -170,6 +189,8 @@ class WinnerTask:
         if judgement is None:
             return Result(reason=f"{self.contest.spoilt} rounds were spoilt, by faults that are no candidate's")
         winner = judgement.leader
+        if winner == UNTUNED:
+            return Result(reason="untuned code is as fast as its candidates, or faster")
         if self.incumbent is not None and self.incumbent.candidate in judgement.tied:
             winner = self.incumbent.candidate  # a record is only replaced by what beats it
         rivals = sorted({*judgement.tied, *self.contest.beaten, judgement.leader} - {winner})

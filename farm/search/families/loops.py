@@ -64,9 +64,7 @@ def predict_shares(shares: int, compute: float, far: float, core: Core) -> Predi
     """What cycles of one core come to as so many shares of a parallel loop; 0 shares for no threads."""
     threads = min(core.threads, shares) if shares else 1
     balance = math.ceil(shares / threads) * threads / shares if shares else 1.0
-    # The two overlap, though never quite; which of the plans that memory bounds computes less still counts.
-    cycles = max(compute, far) + 0.1 * min(compute, far)
-    seconds = cycles * balance / threads / core.freq_hz + (core.region_s if threads > 1 else 0.0)
+    seconds = max(compute, far) * balance / threads / core.freq_hz + (core.region_s if threads > 1 else 0.0)
     return Prediction(seconds, {"compute": compute, "far": far, "balance": balance})
 
 
