@@ -25,10 +25,18 @@ from tests.integration.sshd import make_key
 BOARD = "192.0.2.10"
 
 
+class Gate(BoardHost):
+    """A host on the way: sshd and nothing else."""
+
+    def boot(self) -> None:
+        """Start sshd."""
+        self.sshd.start()
+
+
 class Lab:
     """A gate that this machine reaches, and a board that only the gate does; keys are in `home`."""
 
-    def __init__(self, gate: BoardHost, board: HostSshd, home: pathlib.Path) -> None:
+    def __init__(self, gate: Gate, board: HostSshd, home: pathlib.Path) -> None:
         self.gate, self.board, self.home = gate, board, home
         self.known_hosts = KnownHosts(home / "known_hosts")
 
@@ -52,7 +60,7 @@ def lab(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab
         monkeypatch.delenv(name, raising=False)
     ip = board_hosts._ip
     with contextlib.ExitStack() as stack:
-        gate = BoardHost("gate", tmp_path / "gate")
+        gate = Gate("gate", tmp_path / "gate")
         stack.callback(gate.remove)
         gate.start()
         hidden = f"{gate.namespace}b"
