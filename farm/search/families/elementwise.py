@@ -57,7 +57,7 @@ class Elementwise:
             write = tuple(loops.divisors(facts.extents[-1], core.lanes(facts.element_bytes))[-2:])
             read = tuple(loops.divisors(facts.extents[facts.across], core.lanes(facts.element_bytes))[-2:])
         return {
-            "pieces": loops.pieces(_outside(facts), _run(facts) if facts.across is None else 1, core.threads),
+            "pieces": loops.pieces(_outside(facts), _flat(facts) if facts.across is None else (), core.threads),
             "cut": (1, 0) if facts.cuts else (0,),
             "write": write,
             "read": read,
@@ -112,8 +112,12 @@ def _order(schedule: Any, own: list[Any], facts: Stream, plan: Plan) -> tuple[li
     return [*rest, was_read], wrote
 
 
+def _flat(facts: Stream) -> tuple[int, ...]:
+    return facts.extents[len(facts.extents) - facts.flat :]
+
+
 def _run(facts: Stream) -> int:
-    return math.prod(facts.extents[len(facts.extents) - facts.flat :])
+    return math.prod(_flat(facts))
 
 
 def _outside(facts: Stream) -> int:

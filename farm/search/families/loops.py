@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from farm.search.cores import Core
@@ -45,11 +46,17 @@ def vectorise(schedule: Any, loop: Any, lanes: int) -> None:
         schedule.vectorize(loop)
 
 
-def pieces(outside: int, run: int, threads: int) -> tuple[int, ...]:
-    """Into how many shares loops may be cut: the steps outside times pieces of the innermost run; 0 for no threads."""
+def pieces(outside: int, extents: Sequence[int], threads: int) -> tuple[int, ...]:
+    """Into how many shares loops may be cut: the steps outside times pieces of the innermost run; 0 for no threads.
+
+    A run of several loops is cut between steps of one of them: TVM cannot tell that others are contiguous, and their
+    code is ten times slower.
+    """
     if threads == 1:
         return (0,)
-    finer = [d for d in divisors(run) if run // d >= _LEAST_RUN and outside * d <= threads * _SHARES * 2]
+    run = math.prod(extents)
+    cuts = {math.prod(extents[:at]) * d for at, extent in enumerate(extents) for d in divisors(extent)}
+    finer = [d for d in cuts if run // d >= _LEAST_RUN and outside * d <= threads * _SHARES * 2]
     count = outside * max(finer, default=1)
     return (count, 0) if count > 1 else (0,)
 

@@ -56,7 +56,7 @@ class Norms:
         else:
             lengths = loops.vector_lengths(facts.extents[-1], lanes)
             outside //= lengths[0]
-        return {"pieces": loops.pieces(outside, 1, core.threads), "lanes": lengths}
+        return {"pieces": loops.pieces(outside, (), core.threads), "lanes": lengths}
 
     def predict(self, facts: Norm, plan: Plan, core: Core) -> Prediction | None:
         lanes = plan["lanes"]

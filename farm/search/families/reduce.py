@@ -58,7 +58,7 @@ class Reduce:
             run = math.prod(facts.sums)
             lengths = tuple(d for d in loops.divisors(run, 8 * lanes) if d > 1 or run == 1)[-6:] or (1,)
             return {
-                "pieces": loops.pieces(math.prod(facts.spatial), 1, core.threads),
+                "pieces": loops.pieces(math.prod(facts.spatial), (), core.threads),
                 "lanes": lengths,
                 "vectors": (1,),
                 "pixels": (1,),

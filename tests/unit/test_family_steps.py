@@ -1,0 +1,25 @@
+"""Small steps of schedule families: lengths of vectors, shares of threads."""
+
+from __future__ import annotations
+
+from farm.search.families import loops
+
+
+def test_whole_vectors_come_first() -> None:
+    """A vector fills its lanes where it can; else the divisor that wastes the fewest of them is taken."""
+    assert loops.vector_lengths(64, 16) == (16,)
+    assert loops.vector_lengths(40, 16)[0] == 40
+    assert loops.vector_lengths(131, 16) == (1,)
+
+
+def test_a_run_is_cut_between_steps_of_a_loop() -> None:
+    """56 x 56 x 64 is shared out by rows, never within one: 16 shares would end amid a row of the outermost loop."""
+    assert loops.pieces(1, (56, 56, 64), 2) == (14, 0)
+    assert loops.pieces(1, (1 << 16,), 2) == (16, 0)
+
+
+def test_short_runs_and_single_cores_are_not_shared_out() -> None:
+    """A thread's share is worth its start."""
+    assert loops.pieces(1, (100,), 4) == (0,)
+    assert loops.pieces(50, (100,), 4) == (50, 0)
+    assert loops.pieces(50, (100,), 1) == (0,)
