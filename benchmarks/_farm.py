@@ -25,7 +25,8 @@ from farm.models.inputs import InputSpec, make_inputs, read_inputs, resolve_inpu
 from farm.models.source import ModelSource, resolve_model
 from farm.report.progress import Progress, summary_line
 from farm.search import tvm_env
-from farm.search.target import host_target
+from farm.search.default_schedule import find_default
+from farm.search.target import host_target, make_target
 from farm.search.workloads import Workload
 from farm.settings import Settings
 from farm.store import Store
@@ -194,7 +195,12 @@ def builder(settings: Settings, board_type: BoardType, trials: int) -> Iterator[
 
 def schedule(workload: Workload) -> Any:
     """The module that the farm compiles for a workload without a record; the one place that says which schedule."""
-    return tvm_env.load().ir.load_json(workload.module_json)
+    tvm = tvm_env.load()
+    import tvm.s_tir.meta_schedule as ms
+
+    entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(workload.module_json))
+    found = find_default(workload, entry, make_target(workload.target))
+    return entry.mod if found is None else found.sch.mod
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ import typer
 
 from farm import settings as farm_settings
 from farm.errors import UsageError
+from farm.inventory.board_types import BoardType
 from farm.models.inputs import InputSpec, parse_shapes, read_inputs, resolve_inputs
 from farm.models.source import ModelSource, resolve_model
 from farm.settings import Settings
@@ -16,6 +17,9 @@ from farm.store import Store
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 Trials = Annotated[int, typer.Option("--trials", metavar="N", help="Candidates to measure.")]
+Exact = Annotated[
+    bool, typer.Option("--exact", help="No algorithm that rounds worse than the model as it stands (Winograd).")
+]
 Shapes = Annotated[
     list[str] | None,
     typer.Option(
@@ -29,6 +33,15 @@ def require_trials(trials: int) -> int:
     if trials <= 0:
         raise UsageError(f"--trials must be at least 1, not {trials}")
     return trials
+
+
+def make_exact(kind: BoardType, exact: bool) -> BoardType:
+    """A board type whose graph pipeline leaves out what rounds worse than the model as it stands, where `exact`."""
+    if not exact:
+        return kind
+    from farm.search import pipeline  # the farm's search is large, and most commands need none of it
+
+    return kind.model_copy(update={"pipeline": pipeline.exact(kind.pipeline)})
 
 
 def read_model(text: str, shapes: list[str] | None) -> tuple[ModelSource, tuple[InputSpec, ...]]:

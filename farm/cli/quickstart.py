@@ -23,6 +23,7 @@ def quickstart(
         "quickstart-report"
     ),
     fresh: Annotated[bool, typer.Option("--fresh", help="Do not start from what earlier runs measured.")] = False,
+    exact: options.Exact = False,
     sweep: Annotated[
         bool, typer.Option("--sweep/--no-sweep", help="Also sweep a virtual Jetson Nano's clocks.")
     ] = True,
@@ -46,7 +47,8 @@ def quickstart(
         with options.open_store(settings) as store:
             try:
                 request = job.Request(source, inputs, trials, out.absolute(), fresh, since, sweep)
-                document = job.run(request, settings, store, require_board_type("local"), screen)
+                kind = options.make_exact(require_board_type("local"), exact)
+                document = job.run(request, settings, store, kind, screen)
             finally:
                 screen.close()
         if json:

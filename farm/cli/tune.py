@@ -32,6 +32,7 @@ def tune(
     ] = "",
     shape: options.Shapes = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Do not start from what earlier runs measured.")] = False,
+    exact: options.Exact = False,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
@@ -46,7 +47,7 @@ def tune(
         wait_s = read_duration_s("--wait", wait)
         settings = farm_settings.load()
         with options.open_store(settings) as store:
-            kind = _choose_type(store, board_type, board)
+            kind = options.make_exact(_choose_type(store, board_type, board), exact)
             source, inputs = options.read_model(model, shape)
             screen = output.Screen()
             from farm.campaign.fleet_tuning import FleetTuning

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 from farm.errors import UsageError
 from farm.search import (
+    algorithms,
     canonical,
     constants,
+    cores,
     gathering,
     joins,
     spelling,
@@ -22,6 +24,7 @@ from farm.search import (
     uncompiled,
     vector_math,
     widening,
+    winograd,
 )
 from farm.search.tvm_errors import find_reason
 
@@ -30,20 +33,23 @@ from farm.search.tvm_errors import find_reason
 class GraphPipeline:
     """`layout`: data and kernel layout of convolutions, or None for the model's own. `prepack`: may weights move?
 
-    `canonical`: are functions brought to the form that schedule families are written for?
+    `canonical`: are functions brought to the form that schedule families are written for? `winograd`: may convolutions
+    be computed by Winograd's algorithm, `exact` ones only where that rounds no worse than a direct one?
     """
 
     name: str
     layout: tuple[str, str] | None
     prepack: bool
     canonical: bool = False
+    winograd: Literal["never", "exact", "any"] = "never"
 
 
 PIPELINES = {
     p.name: p
     for p in (
         # Measured best on x86 and expected best on Arm: see docs/performance.md.
-        GraphPipeline("graph/2", ("NHWC", "HWIO"), prepack=True, canonical=True),
+        GraphPipeline("graph/2", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="any"),
+        GraphPipeline("graph/2-exact", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="exact"),
         GraphPipeline("graph/1", ("NHWC", "HWIO"), prepack=True),
         GraphPipeline("graph/1-nchw", None, prepack=True),
         GraphPipeline("graph/1-plain", None, prepack=False),
@@ -57,6 +63,16 @@ def require_pipeline(name: str) -> GraphPipeline:
         return PIPELINES[name]
     except KeyError:
         raise UsageError(f"no graph pipeline {name!r}; known: {', '.join(PIPELINES)}") from None
+
+
+def exact(name: str) -> str:
+    """The pipeline that does what `name` does and leaves out what rounds worse than the model as it stands."""
+    pipeline = require_pipeline(name)
+    if pipeline.winograd != "any":
+        return name
+    return next(
+        each for each, p in PIPELINES.items() if p == dataclasses.replace(pipeline, name=each, winograd="exact")
+    )
 
 
 def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, GraphPipeline]:
@@ -106,7 +122,12 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
             layouts |= {"relax.nn.conv1d": ["NWC", "WIO"], "relax.nn.conv3d": ["NDHWC", "DHWIO"]}
         passes += [transform.ConvertLayout(layouts), constants.fold_shapes()]
     if pipeline.canonical:
-        passes += [transposes.sink(), widening.widen(target), joins.mark(), vector_math.legalise()]
+        passes += [transposes.sink(), widening.widen(target)]
+    if pipeline.winograd != "never":
+        core = cores.core_of(target.export())
+        passes.append(winograd.use_winograd(algorithms.choose_winograd(core, exact=pipeline.winograd == "exact")))
+    if pipeline.canonical:
+        passes += [joins.mark(), vector_math.legalise()]
     passes.append(relax.get_pipeline("zero"))
     if pipeline.canonical:
         passes += [joins.split(), gathering.gather()]
