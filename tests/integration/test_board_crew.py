@@ -351,12 +351,12 @@ def test_a_board_that_becomes_slow_is_found_out(bench: Bench, matmul: bytes) -> 
         for number in [bench.measure(name, matmul) for name in bench.agents]:
             bench.measured(number)
     hardware = bench.hardware(liar)
-    harmed_at = time.time()
+    harmed_after = bench.store.fetch_mark()
     hardware.write("/sys/virtual/fault", "slow:1.3")
     left = bench.find_liar(liar, matmul)
     assert "slower than 2 other boards of its type" in left.reason
-    assert left.doubted_since is not None
-    assert left.doubted_since <= harmed_at
+    assert left.doubted_after is not None
+    assert left.doubted_after <= harmed_after
     assert bench.store.require_board(liar)["health"] == "suspect"
     bench.notes.clear()
     bench.observe(liar, Kind.PROBE_PASSED)
