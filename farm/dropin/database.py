@@ -94,15 +94,14 @@ class FarmDatabase(ms.database.PyDatabase):
 
     def has_workload(self, mod: Any) -> bool:
         """Whether the store, or this script so far, has anything about a workload."""
-        mod = _without_notes(mod)
-        if not self._memory.has_workload(mod) and self._find_known(mod):
+        bare = _without_notes(mod)
+        if not self._memory.has_workload(bare) and self._find_known(mod):
             self.commit_workload(mod)
-        return bool(self._memory.has_workload(mod))
+        return bool(self._memory.has_workload(bare))
 
     def commit_workload(self, mod: Any) -> Any:
         """MetaSchedule's handle of a workload; brings in what is known of it. Raises UsageError, UnavailableError."""
-        mod = _without_notes(mod)
-        entry = self._memory.commit_workload(mod)
+        entry = self._memory.commit_workload(_without_notes(mod))
         for key, config in self._plan_keys(mod):
             if key not in self._met:
                 self._met.add(key)
@@ -182,7 +181,13 @@ class FarmDatabase(ms.database.PyDatabase):
         """The names under which the store may know a workload, with the target of each: MetaSchedule tells us none."""
         if self._targets is None:
             self._targets = self._fetch_targets()
-        return [(workloads.workload_hash(mod, config, self._pipeline), config) for config in self._targets]
+        # With the fusion's notes too: `farm tune` keeps those of a pipeline that is done after the fusion.
+        forms = [mod, *([bare] if (bare := _without_notes(mod)) is not mod else [])]
+        return [
+            (workloads.workload_hash(form, config, self._pipeline), config)
+            for form in forms
+            for config in self._targets
+        ]
 
     def _find_known(self, mod: Any) -> bool:
         return any(self._fetch_known(key) for key, _ in self._plan_keys(mod))

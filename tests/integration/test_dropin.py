@@ -270,7 +270,7 @@ def test_a_whole_model_is_compiled_from_what_farm_tune_found(tmp_path: pathlib.P
     config = target.host_target(1)
     model = source.resolve_model("tiny-cnn").load()
     [spec] = inputs.read_inputs(model)
-    found = prepare_model(model, {spec.name: spec.static_shape}, config, "graph/1").workloads
+    found = prepare_model(model, {spec.name: spec.static_shape}, config, "graph/2").workloads
     with Store(tmp_path / "farm.db") as store:
         campaign = store.start_campaign("tune", "tiny-cnn", "", TYPE, 0, {"target": config})
         store.save_workloads(campaign, [dataclasses.asdict(workload) for workload in found])
@@ -288,11 +288,11 @@ def test_a_whole_model_is_compiled_from_what_farm_tune_found(tmp_path: pathlib.P
             )  # fmt: skip
 
     module = import_model("tiny-cnn")
-    with contextlib.closing(FarmDatabase(tmp_path / "farm.db", board_type=TYPE, pipeline="graph/1")) as database:
+    with contextlib.closing(FarmDatabase(tmp_path / "farm.db", board_type=TYPE, pipeline="graph/2")) as database:
         with database.target, database:
-            tuned = farm_pipeline("graph/1")(module)
+            tuned = farm_pipeline("graph/2")(module)
         with database.target:
-            untuned = farm_pipeline("graph/1")(module)
+            untuned = farm_pipeline("graph/2")(module)
         scheduled = [f for _, f in tuned.functions_items() if "tirx.is_scheduled" in (f.attrs or {})]
         assert len(scheduled) >= len(found)
         value = np.random.default_rng(1).standard_normal(spec.static_shape).astype("float32")
