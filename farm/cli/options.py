@@ -17,9 +17,7 @@ from farm.store import Store
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 Trials = Annotated[int, typer.Option("--trials", metavar="N", help="Candidates to measure.")]
-Exact = Annotated[
-    bool, typer.Option("--exact", help="No algorithm that rounds worse than the model as it stands (Winograd).")
-]
+Exact = Annotated[bool, typer.Option("--exact", help="No algorithm that rounds worse than the model as it stands.")]
 Shapes = Annotated[
     list[str] | None,
     typer.Option(

@@ -34,7 +34,8 @@ class GraphPipeline:
     """`layout`: data and kernel layout of convolutions, or None for the model's own. `prepack`: may weights move?
 
     `canonical`: are functions brought to the form that schedule families are written for? `winograd`: may convolutions
-    be computed by Winograd's algorithm, `exact` ones only where that rounds no worse than a direct one?
+    be computed by Winograd's algorithm, `exact` ones only where that rounds no worse than a direct one? `polynomials`:
+    may exponentials and their kin be polynomials in whole vectors in place of the C library's, element by element?
     """
 
     name: str
@@ -42,13 +43,14 @@ class GraphPipeline:
     prepack: bool
     canonical: bool = False
     winograd: Literal["never", "exact", "any"] = "never"
+    polynomials: bool = False
 
 
 PIPELINES = {
     p.name: p
     for p in (
         # Measured best on x86 and expected best on Arm: see docs/performance.md.
-        GraphPipeline("graph/2", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="any"),
+        GraphPipeline("graph/2", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="any", polynomials=True),
         GraphPipeline("graph/2-exact", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="exact"),
         GraphPipeline("graph/1", ("NHWC", "HWIO"), prepack=True),
         GraphPipeline("graph/1-nchw", None, prepack=True),
@@ -70,9 +72,8 @@ def exact(name: str) -> str:
     pipeline = require_pipeline(name)
     if pipeline.winograd != "any":
         return name
-    return next(
-        each for each, p in PIPELINES.items() if p == dataclasses.replace(pipeline, name=each, winograd="exact")
-    )
+    wanted = dataclasses.replace(pipeline, winograd="exact", polynomials=False)
+    return next(each for each, p in PIPELINES.items() if p == dataclasses.replace(wanted, name=each))
 
 
 def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, GraphPipeline]:
@@ -127,7 +128,9 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
         core = cores.core_of(target.export())
         passes.append(winograd.use_winograd(algorithms.choose_winograd(core, exact=pipeline.winograd == "exact")))
     if pipeline.canonical:
-        passes += [joins.mark(), vector_math.legalise()]
+        passes.append(joins.mark())
+    if pipeline.polynomials:
+        passes.append(vector_math.legalise())
     passes.append(relax.get_pipeline("zero"))
     if pipeline.canonical:
         passes += [joins.split(), gathering.gather()]

@@ -1,0 +1,29 @@
+"""Names of graph pipelines and what they stand for."""
+
+from __future__ import annotations
+
+import pytest
+
+from farm.errors import UsageError
+from farm.inventory.board_types import load_board_types
+from farm.search import pipeline
+
+
+def test_exact_leaves_out_what_rounds_worse() -> None:
+    """The exact pipeline differs in nothing but Winograd's larger tiles and polynomials; older ones are exact."""
+    plain, exact = (pipeline.require_pipeline(name) for name in ("graph/2", pipeline.exact("graph/2")))
+    assert (exact.winograd, exact.polynomials) == ("exact", False)
+    assert (exact.layout, exact.prepack, exact.canonical) == (plain.layout, plain.prepack, plain.canonical)
+    assert pipeline.exact("graph/1") == "graph/1"
+
+
+def test_every_board_type_names_a_pipeline_that_exists() -> None:
+    """A misspelt name would stop the first command that tunes."""
+    for kind in load_board_types().values():
+        assert pipeline.require_pipeline(kind.pipeline).canonical
+
+
+def test_an_unknown_pipeline_is_refused() -> None:
+    """The error lists the known ones."""
+    with pytest.raises(UsageError, match="graph/2-exact"):
+        pipeline.require_pipeline("graph/9")
