@@ -200,7 +200,7 @@ def schedule(workload: Workload) -> Any:
 
     entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(workload.module_json))
     found = find_default(workload, entry, make_target(workload.target))
-    return entry.mod if found is None else found.sch.mod
+    return entry.mod if found is None else found.candidate.sch.mod
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,8 +69,9 @@ def compile_model(
             except (InternalError, tvm.error.InternalError, ValueError) as error:
                 _log.warning("the record of %s cannot be applied: %s", record.workload_name, error)
         if item is None and used.canonical:
-            item = default_schedule.find_default(workload, entry, compile_target)
-            if item is not None:
+            default = default_schedule.find_default(workload, entry, compile_target)
+            if default is not None:
+                item = default.candidate
                 by_rule.append(workload.hash)
         if item is not None:
             database.commit_tuning_record(traces.as_record(item, entry, compile_target, latency_s))

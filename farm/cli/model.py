@@ -67,8 +67,10 @@ def show(
         source, inputs = options.read_model(model, shape)
         # Imported here: TVM takes a second that wrong usage should not wait for.
         from farm.campaign.survey import survey_model
+        from farm.search.default_schedule import describe_default
 
         workloads, pipeline = survey_model(source, inputs, kind)
+        families = [describe_default(workload) for workload in workloads]
         total = math.fsum(w.flop * w.weight for w in workloads)
         if json:
             output.print_json(
@@ -79,8 +81,15 @@ def show(
                     "pipeline": pipeline,
                     "flop": total,
                     "workloads": [
-                        {"hash": w.hash, "name": w.name, "kind": w.kind, "flop": w.flop, "weight": w.weight}
-                        for w in workloads
+                        {
+                            "hash": w.hash,
+                            "name": w.name,
+                            "kind": w.kind,
+                            "family": family,
+                            "flop": w.flop,
+                            "weight": w.weight,
+                        }
+                        for w, family in zip(workloads, families, strict=True)
                     ],
                 }
             )
@@ -91,18 +100,18 @@ def show(
                 f"input {spec.name}: {_shape(spec.static_shape)} {spec.dtype}", soft_wrap=True, markup=False
             )
         output.print_table(
-            ("ID", "Name", "Operator", "FLOP", "Weight", "Share", "Workload"),
+            ("ID", "Name", "Schedule family", "FLOP", "Weight", "Share", "Workload"),
             [
                 (
                     i,
                     w.name,
-                    w.kind,
+                    family,
                     f"{w.flop:,.0f}",
                     w.weight,
                     f"{100 * w.flop * w.weight / total:.1f} %" if total else None,
                     w.hash,
                 )
-                for i, w in enumerate(workloads)
+                for i, (w, family) in enumerate(zip(workloads, families, strict=True))
             ],
             left=(1, 2, 6),
             empty="no tunable workloads",

@@ -78,8 +78,9 @@ def _require_writable(out: Path) -> None:
 
 def _print(document: dict[str, Any]) -> None:
     rows: list[tuple[str | None, ...]] = []
-    labels = {"untuned": "TVM, untuned", "tuned": "TVM, tuned", "onnxruntime": "ONNX Runtime"}
-    for name, label in labels.items():
+    from farm.campaign.quickstart import LABELS
+
+    for name, label in LABELS.items():
         figures = document["latency_ms"][name]
         if figures is None:
             rows.append((label, "not timed", None, None, None, None, None))

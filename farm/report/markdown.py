@@ -10,7 +10,12 @@ from typing import Any, TypedDict
 
 from farm.report import foreign
 
-_VARIANTS = {"untuned": "untuned TVM", "tuned": "tuned TVM", "onnxruntime": "ONNX Runtime"}
+_VARIANTS = {
+    "untuned": "untuned TVM",
+    "predicted": "predicted, no trial",
+    "tuned": "tuned TVM",
+    "onnxruntime": "ONNX Runtime",
+}
 _SIDES = {
     "candidate_faults": "candidate: the schedule was at fault; the cost model learns from it",
     "board_faults": "board: measured again, the schedule not blamed",

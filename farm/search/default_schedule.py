@@ -5,11 +5,15 @@ What families are and how they predict is `farm.search.families`' business.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import Any
 
 from farm.search import cores, traces, tvm_env
 from farm.search.families import rule
+from farm.search.families.family import Plan
+from farm.search.pipeline import PIPELINES
+from farm.search.target import make_target
 from farm.search.workloads import Workload
 
 _log = logging.getLogger(__name__)
@@ -18,23 +22,52 @@ _log = logging.getLogger(__name__)
 _MOST_TRIED = 8
 
 
-def find_default(workload: Workload, entry: Any, target: Any) -> Any | None:
-    """A measure candidate of the workload `entry` (MetaSchedule's), scheduled by the rule; None where none fits."""
+@dataclasses.dataclass(frozen=True)
+class Default:
+    """The schedule by prediction as MetaSchedule's measure candidate, its family and plan.
+
+    `refused` are families that know the function and none of whose plans TVM took.
+    """
+
+    candidate: Any
+    family: str
+    plan: Plan
+    refused: tuple[str, ...] = ()
+
+
+def find_default(workload: Workload, entry: Any, target: Any) -> Default | None:
+    """How the rule schedules the workload `entry` (MetaSchedule's); None where no family does."""
     tvm = tvm_env.load()
     import tvm.s_tir.meta_schedule as ms
 
-    outlook = rule.read_outlook(entry.mod, cores.core_of(workload.target))
-    if outlook is None:
-        return None
     context = traces.make_context(entry.mod, target)
-    for _, plan in outlook.plans()[:_MOST_TRIED]:
-        schedule = tvm.s_tir.Schedule(entry.mod, error_render_level="none")
-        try:
-            outlook.apply(schedule, plan)
-            traces.finish(schedule, context)
-        except (RuntimeError, ValueError, TypeError) as error:
-            _log.debug("%s: %s refuses %s: %s", workload.name, outlook.family.name, dict(plan), error)
-            continue
-        arguments = ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
-        return ms.search_strategy.MeasureCandidate(schedule, arguments)
+    refused: list[str] = []
+    for outlook in rule.list_outlooks(entry.mod, cores.core_of(workload.target)):
+        for _, plan in outlook.plans()[:_MOST_TRIED]:
+            schedule = tvm.s_tir.Schedule(entry.mod, error_render_level="none")
+            try:
+                outlook.apply(schedule, plan)
+                traces.finish(schedule, context)
+            except (RuntimeError, ValueError, TypeError) as error:
+                _log.debug("%s: %s refuses %s: %s", workload.name, outlook.family.name, dict(plan), error)
+                continue
+            arguments = ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
+            candidate = ms.search_strategy.MeasureCandidate(schedule, arguments)
+            return Default(candidate, outlook.family.name, plan, tuple(refused))
+        refused.append(outlook.family.name)
     return None
+
+
+def describe_default(workload: Workload) -> str:
+    """Which family serves a workload where nothing was tuned, and which ones TVM refused, for people."""
+    tvm = tvm_env.load()
+    import tvm.s_tir.meta_schedule as ms
+
+    pipeline = PIPELINES.get(workload.pipeline)
+    if pipeline is None or not pipeline.canonical:
+        return "none"
+    entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(workload.module_json))
+    found = find_default(workload, entry, make_target(workload.target))
+    if found is None:
+        return "none"
+    return found.family + (f" ({', '.join(found.refused)} refused)" if found.refused else "")

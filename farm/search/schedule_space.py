@@ -26,6 +26,8 @@ from farm.search.pipeline import PIPELINES
 from farm.search.target import make_target
 from farm.search.workloads import Workload
 
+# A family none of whose so many best plans TVM takes does not serve a function.
+_MOST_TRIED = 8
 # Evaluated schedules remembered per task: about 2 KB each.
 _REMEMBERED = 2048
 _SAMPLERS = ("SamplePerfectTile", "SampleCategorical", "SampleComputeLocation")
@@ -111,8 +113,11 @@ class ScheduleSpace:
         pipeline = PIPELINES.get(self.workload.pipeline)
         if pipeline is None or not pipeline.canonical:
             return None
-        outlook = rule.read_outlook(self._module, cores.core_of(self.workload.target))
-        return FamilySketch(outlook) if outlook is not None and outlook.plans() else None
+        for outlook in rule.list_outlooks(self._module, cores.core_of(self.workload.target)):
+            sketch = FamilySketch(outlook)
+            if any(self._make(sketch, decisions, 0) for decisions in sketch.ranked[:_MOST_TRIED]):
+                return sketch
+        return None
 
     @functools.cached_property
     def ranked(self) -> list[Genome]:
@@ -222,13 +227,19 @@ class ScheduleSpace:
 
         None where TVM refuses.
         """
+        made = self._make(self._sketches[genome.sketch], genome.decisions, seed)
+        return None if made is None else (made[0], Genome(genome.sketch, made[1]))
+
+    def _make(
+        self, sketch: _Sketch, decisions: tuple[Decision, ...], seed: int
+    ) -> tuple[Any, tuple[Decision, ...]] | None:
         schedule = self._tvm.s_tir.Schedule(self._module, seed=seed + 1, error_render_level="none")
         try:
-            decisions = self._sketches[genome.sketch].apply(schedule, genome.decisions, seed)
+            taken = sketch.apply(schedule, decisions, seed)
             traces.finish(schedule, self._context)
         except (RuntimeError, ValueError, TypeError):  # what TVM raises where decisions do not go together
             return None
-        return schedule, Genome(genome.sketch, decisions)
+        return schedule, taken
 
 
 def _read_sketch(trace: Any) -> _StockSketch:

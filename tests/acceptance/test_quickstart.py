@@ -97,7 +97,7 @@ def test_the_document_holds_what_was_promised(first: dict[str, Any]) -> None:
     assert trials["ok"] + trials["candidate_faults"] == TRIALS
     assert {"board_faults", "farm_faults"} <= trials.keys()
     assert 0 < first["seconds_to_first_trial"] < first["seconds_total"]
-    for name in ("untuned", "tuned", "onnxruntime"):
+    for name in ("untuned", "predicted", "tuned", "onnxruntime"):
         figures = first["latency_ms"][name]
         assert 0 < figures["min"] <= figures["median"] <= figures["max"]
         assert figures["mean"] > 0
@@ -170,7 +170,8 @@ def test_a_taken_port_is_passed_over(home: Home, second: Done) -> None:
 
 def test_without_json_a_table_is_printed(second: Done) -> None:
     """The table compares the three; notes about progress stay on stderr."""
-    for text in ("TVM, untuned", "TVM, tuned", "ONNX Runtime", "report: ", "good trials", "matches the reference"):
+    shown = ("TVM, untuned", "tvm-farm, no trial", "tvm-farm, tuned", "ONNX Runtime")
+    for text in (*shown, "report: ", "good trials", "matches the reference"):
         assert text in second.out
     assert "trials 8/8" not in second.out
     assert "trials 8/8" in second.err

@@ -47,16 +47,18 @@ class Outlook:
         schedule.annotate(schedule.get_sblock("root"), MARK, " ".join(words))
 
 
-def read_outlook(module: Any, core: Core) -> Outlook | None:
-    """The first family that knows the only function of a module, None where none does."""
+def list_outlooks(module: Any, core: Core) -> list[Outlook]:
+    """The only function of a module as each family sees it that knows it, in the order of the families."""
     import tvm
 
     schedule = tvm.s_tir.Schedule(module, error_render_level="none")
-    for family in FAMILIES:
-        facts = family.read(schedule)
-        if facts is not None:
-            return Outlook(family, facts, core, family.options(facts, core))
-    return None
+    read = ((family, family.read(schedule)) for family in FAMILIES)
+    return [Outlook(family, facts, core, family.options(facts, core)) for family, facts in read if facts is not None]
+
+
+def read_outlook(module: Any, core: Core) -> Outlook | None:
+    """The first family's that knows the only function of a module and has plans for it, None where none has."""
+    return next((outlook for outlook in list_outlooks(module, core) if outlook.plans()), None)
 
 
 def read_mark(instructions: Any) -> tuple[str, Plan] | None:
