@@ -10,6 +10,7 @@ from typing import Any
 
 from farm.search import joins, names, tvm_env
 from farm.search import pipeline as graph_pipeline
+from farm.search.families.winograd import count_direct_flop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +109,8 @@ def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline
             Workload(
                 hash=workload_hash(mod, target_config, pipeline),
                 name=readable_name(str(task.task_name), [shape for shape, _ in arguments], kernel_layout),
-                flop=float(estimate_tir_flops(mod)),
+                # What a model is said to take does not depend on the algorithm.
+                flop=count_direct_flop(mod) or float(estimate_tir_flops(mod)),
                 weight=int(task.weight),
                 arguments=arguments,
                 module_json=names.canonical_json(mod),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from farm.search import algorithms, cores, pipeline, tvm_env, winograd, workloads
 from farm.search.families import rule
+from farm.search.families.winograd import count_direct_flop
 from farm.search.families.dense import CHANNELS_OUTSIDE, ROWS_OUTSIDE
 from farm.search.pipeline import PIPELINES
 from farm.search.schedule_space import ScheduleSpace
@@ -207,3 +208,15 @@ def test_the_choice_follows_the_prediction() -> None:
     assert choose((1, 56, 56, 64), 64, ONES) in (4, 6)
     assert exact((1, 56, 56, 64), 64, ONES) == 2
     assert choose((1, 3, 3, 1), 4, (0, 0, 0, 0)) == 0
+
+
+def test_a_models_flop_do_not_depend_on_the_algorithm() -> None:
+    """A Winograd function counts as the direct convolution that it stands for; any other is not its business."""
+    shape = (1, 13, 13, 8)
+    function = winograd.make_function(shape, 16, (1, 1, 1, 1), 4)
+    assert count_direct_flop(tvm.IRModule({"main": function})) == 2 * 9 * 8 * 13 * 13 * 16
+    from tvm import te
+
+    data = te.placeholder((4,), name="data")
+    twice = te.compute((4,), lambda i: data[i] * 2.0, name="twice")
+    assert count_direct_flop(tvm.IRModule({"main": te.create_prim_func([data, twice])})) is None

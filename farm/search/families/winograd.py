@@ -57,6 +57,18 @@ class WinogradFacts:
         return self.alpha**2 * self.depth * self.channels * _FLOAT
 
 
+def count_direct_flop(module: Any) -> float | None:
+    """FLOP of the convolution that a Winograd function computes, as a direct one would take; None for any other."""
+    import tvm
+
+    schedule = tvm.s_tir.Schedule(module)
+    facts = Winograd().read(schedule)
+    if facts is None:
+        return None
+    results = math.prod(_extents(schedule.get(schedule.get_sblock(facts.blocks[-1]))))
+    return 2.0 * winograd.KERNEL**2 * facts.depth * results
+
+
 class Winograd:
     """See the module."""
 
