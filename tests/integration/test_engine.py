@@ -272,8 +272,10 @@ def test_wrong_code_is_seen(bench: Bench) -> None:
     workload = types.SimpleNamespace(name="product", arguments=((shape, "float32"),) * 3)
     programs = [(product_module(factor), True) for factor in (1.0, 1.0, 1.01)]
     right, same, wrong = bench.parts.build_all(programs, bench.parts.target())
-    assert engine_verify._check(bench.parts, workload, right, same).matches
-    verdict = engine_verify._check(bench.parts, workload, right, wrong)
+    verdict, reference_s = engine_verify._check(bench.parts, workload, right, same)
+    assert verdict.matches
+    assert reference_s > 0
+    verdict, _ = engine_verify._check(bench.parts, workload, right, wrong)
     assert not verdict.matches
     assert "differs" in verdict.reason
 
