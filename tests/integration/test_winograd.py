@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from farm.search import algorithms, cores, pipeline, tvm_env, winograd, workloads
 from farm.search.families import rule
-from farm.search.families.winograd import count_direct_flop
 from farm.search.families.dense import CHANNELS_OUTSIDE, ROWS_OUTSIDE
+from farm.search.families.winograd import count_direct_flop
 from farm.search.pipeline import PIPELINES
 from farm.search.schedule_space import ScheduleSpace
 from farm.search.winograd import Padding, Shape
