@@ -57,6 +57,7 @@ def ray_running(cores: int) -> Iterator[None]:
             raise UnavailableError(f"Ray cannot work here: {_first_line(error)}", "Try `farm doctor`.") from error
         finally:
             ray.shutdown()
+            _forget_token()  # another Ray of this process, a cluster say, has one of its own
             _end_stragglers(folder)
 
 
@@ -99,13 +100,17 @@ def _with_token() -> Iterator[None]:
     wanted = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_AUTH_TOKEN_PATH": None}
     before = {name: os.environ.get(name) for name in wanted}
     _set_environment(wanted)
-    # Both are read once by a process, which may have run another Ray before.
-    ray._raylet.Config.initialize("")
-    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
+    _forget_token()
     try:
         yield
     finally:
         _set_environment(before)
+
+
+def _forget_token() -> None:
+    """Have this process read from its environment anew how Ray lets it in, which Ray reads once."""
+    ray._raylet.Config.initialize("")
+    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _set_environment(values: Mapping[str, str | None]) -> None:

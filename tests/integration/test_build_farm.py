@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import secrets
 import signal
 import socket
 import time
@@ -16,6 +17,7 @@ import yaml
 from ray.cluster_utils import Cluster
 
 from device_agent.protocol import Status
+from farm.campaign import engine_ray
 from farm.campaign.engine_ray import ray_running
 from farm.campaign.running import ray_nodes
 from farm.campaign.running.builds import BuildFarm, Built
@@ -166,9 +168,12 @@ _NODE: dict[str, Any] = {"object_store_memory": 100 << 20}
 
 @pytest.fixture(scope="module")
 def cluster(_own_ray: None) -> Iterator[Cluster]:
-    """A cluster on loopback whose head is this machine's own node. Its token is the one that a Ray of our own made."""
+    """A cluster on loopback whose head is this machine's own node. Its token is in the environment."""
     ray.shutdown()
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        engine_ray._forget_token()
         # Or Ray takes 127.0.0.1 for this machine's address in some network, and listens there.
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         patch.setattr(ray._private.ray_constants, "ENABLE_RAY_CLUSTER", False)
@@ -181,6 +186,7 @@ def cluster(_own_ray: None) -> Iterator[Cluster]:
         finally:
             ray.shutdown()
             cluster.shutdown()
+            engine_ray._forget_token()
 
 
 def test_a_machine_joins_and_dies_in_the_middle_of_a_build(
