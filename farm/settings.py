@@ -46,7 +46,9 @@ class Settings:
     )
     batch: int = _setting(8, "FARM_BATCH", "candidates given to one workload at a time")
     warmup: int = _setting(4, "FARM_WARMUP", "trials that every workload gets before gains are compared")
-    population: int = _setting(64, "FARM_POPULATION", "schedules that evolve for one batch")
+    population: int = _setting(
+        64, "FARM_POPULATION", "schedules that evolve for one batch where no prediction orders them"
+    )
     generations: int = _setting(3, "FARM_GENERATIONS", "generations that they evolve for")
     seed: int = _setting(0, "FARM_SEED", "seed of the search, the cost model and the inputs")
     build_workers: int = _setting(0, "FARM_BUILD_WORKERS", "compiler processes; 0: one per core")
