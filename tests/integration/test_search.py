@@ -261,7 +261,12 @@ def test_a_trace_leads_back_to_its_function(tiny_cnn: list[Workload]) -> None:
             assert tvm_ffi.structural_equal(replayed, tvm.ir.load_json(candidate.module_json))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '[[[["Fuse"]], []], null, {}, []]'])
+def test_without_a_trace_there_is_the_unscheduled_function(conv: Workload) -> None:
+    """That is what a workload without a record is compiled to where no family knows it."""
+    assert OneSearch(conv).replay("") == conv.module_json
+
+
+@pytest.mark.parametrize("text", [" ", "[]", "{}", '[[[["Fuse"]], []], null, {}, []]'])
 def test_a_trace_that_fits_no_more_is_left_out(conv: Workload, text: str) -> None:
     """A damaged record of an earlier run teaches nothing and stops nothing; its candidate is still not proposed."""
     with pytest.raises(InternalError, match="does not fit"):
