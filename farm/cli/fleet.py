@@ -98,7 +98,7 @@ def _carry_out(todo: FleetPlan, store: Store) -> None:
             new = change.board
             store.update_board(new.name, board_type=new.board_type, transport=new.transport, labels=new.labels, by=_BY)
         for name in todo.removed:
-            store.remove_board(name, _BY)
+            store.remove_board(name, by=_BY)
     except UsageError as error:
         # The plan came from this store: a name that is taken or gone now was not when it was made.
         raise TransientError(

@@ -127,8 +127,8 @@ class BoardSession:
 
     @property
     def name(self) -> str:
-        """The board's name, as it has to name itself."""
-        return self.key.partition("/")[2]
+        """The board's name, as it has to name itself, without what a tracker puts behind a key for one match."""
+        return self.key.partition("/")[2].partition(":")[0]
 
     def measure(self, spec: MeasureSpec, library: bytes) -> Outcome:
         """Time a candidate on the board (see `device_agent.protocol`). Raises DeadlineError, BoardLostError.

@@ -25,7 +25,7 @@ from farm.models.source import resolve_model
 from farm.report.progress import Progress
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import DEFAULT_POINT, Board
+from farm.values import DEFAULT_POINT, Board, Virtual
 from tests.integration.conftest import Agent, find_free_port
 
 BUDGET = 4
@@ -202,7 +202,9 @@ def test_waiting_in_vain_says_for_what(bench: Bench, tracker: Any, tmp_path: pat
     """Without a board within the time given, the error has each board's reason; where nothing can help, at once."""
     with Store(tmp_path / "farm.db") as store:
         for name in ("a", "b"):
-            store.save_board(Board(name, TYPE, simulated=True))
+            store.register_board(name, TYPE, Virtual())
+            observe(store, name, Kind.BACK)
+            observe(store, name, Kind.PROBE_PASSED)
         store.acquire_lease("a", "ann", "sweep")
         observe(store, "b", Kind.LOST)
         notes: list[str] = []
