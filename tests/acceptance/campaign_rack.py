@@ -175,7 +175,7 @@ def _make_head() -> bytes:
     """A small model of our own: two dense layers over four vectors."""
     builder = GraphBuilder(5)
     hidden = builder.relu(builder.dense(builder.input("x", (4, 192)), 320, gain=2.0))
-    return builder.finish("head", builder.dense(hidden, 10), "scores", (4, 10))
+    return builder.finish("head", {"scores": (builder.dense(hidden, 10), (4, 10))})
 
 
 def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
