@@ -31,6 +31,8 @@ from farm.inventory.hardware import (
 
 # Names a folder with more board types, one YAML file each.
 EXTRA_FOLDER_VARIABLE = "FARM_BOARD_TYPES"
+# Names a graph pipeline for all types in place of their own, such as `graph/1`, to go on with records of version 0.1.
+PIPELINE_VARIABLE = "FARM_GRAPH_PIPELINE"
 HOST = "host"
 
 Feature = Annotated[str, pydantic.Field(pattern=r"^[+-][a-z0-9.-]+$")]
@@ -155,6 +157,8 @@ def load_board_types(extra_folder: pathlib.Path | None = None) -> dict[str, Boar
             )
         types |= extra
     _require_distinct(types)
+    if pipeline := os.environ.get(PIPELINE_VARIABLE):
+        types = {name: kind.model_copy(update={"pipeline": pipeline}) for name, kind in types.items()}
     return types
 
 

@@ -27,3 +27,9 @@ def test_an_unknown_pipeline_is_refused() -> None:
     """The error lists the known ones."""
     with pytest.raises(UsageError, match="graph/2-exact"):
         pipeline.require_pipeline("graph/9")
+
+
+def test_another_pipeline_can_be_had_for_all_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has records of an older pipeline goes on with it."""
+    monkeypatch.setenv("FARM_GRAPH_PIPELINE", "graph/1")
+    assert {kind.pipeline for kind in load_board_types().values()} == {"graph/1"}
