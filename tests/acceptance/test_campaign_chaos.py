@@ -22,7 +22,7 @@ groups:
 """
 CAMPAIGN = f"""\
 name: chaos
-models: mlp
+models: tiny-cnn
 boards: {{ types: jetson-nano }}
 budget: {{ trials: {BUDGET} }}
 search: {{ tuner: xgb, ops: dense, warm_start: false }}

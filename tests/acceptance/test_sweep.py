@@ -143,7 +143,9 @@ def test_what_a_board_does_not_have_is_refused(rack: Home) -> None:
 
 def test_without_a_sensor_the_sweep_is_of_latency(rack: Home) -> None:
     """Energy is null, not zero, which is said; a deadline that nothing meets names the best possible."""
-    document = sweep(rack, "--board", PIS[0], "--window", "0.2s", "--deadline", "0.001ms", *SIX).json()
+    done = sweep(rack, "--board", PIS[0], "--window", "0.2s", "--deadline", "0.001ms", *SIX, code=1)
+    assert "the fastest takes" in done.err
+    document = done.json()
     assert document["goal"]["objective"] == "latency"
     assert any("no power sensor" in note for note in document["notes"])
     [series] = document["series"]
