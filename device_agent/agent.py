@@ -106,7 +106,7 @@ def _put_together(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Bo
     types = load_board_types()
     if chosen.fault and not chosen.virtual:
         raise ProtocolError("--fault harms virtual boards only; give --virtual TYPE")
-    root, socket_path = chosen.root, chosen.clock_helper
+    root, socket_path, work_folder = chosen.root, chosen.clock_helper, chosen.work_folder
     if chosen.virtual:
         if chosen.virtual not in types or not types[chosen.virtual].simulation:
             known = ", ".join(name for name, facts in types.items() if facts.simulation)
@@ -114,6 +114,7 @@ def _put_together(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Bo
         beside = stack.enter_context(rig.Rig())
         root = chosen.root = beside.start_simulator(chosen.virtual, chosen.seed, chosen.fault)
         socket_path = socket_path or beside.start_helper(root)
+        work_folder = work_folder or beside.folder / "work"
     elif socket_path is None and root == "/" and Path(rig.SERVICE_SOCKET).exists():
         socket_path = rig.SERVICE_SOCKET
     elif socket_path is None and (os.geteuid() == 0 or root != "/") and _writes_clocks(chosen):
@@ -130,6 +131,7 @@ def _put_together(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Bo
         access,
         getattr(chosen, "max_library_bytes", 0),
         types,
+        work_folder,
     )
 
 

@@ -5,11 +5,13 @@ What one client asks of it goes through here; how a candidate is measured is in 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from device_agent import board_types, describe, evidence, limits, protocol
 from device_agent.clocks.client import HelperClient
@@ -33,7 +35,8 @@ _SENSOR_LOOK_S = 2.0
 class Board:
     """Who this agent is and what it allows. `board_type` None: what the device tree says, else `local`.
 
-    `access` writes clocks; without one nothing can be pinned.
+    `access` writes clocks; without one nothing can be pinned. `work_folder` is where a virtual board keeps what work
+    costs (`virtual/work.py`).
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Board:
         access: HelperClient | None = None,
         max_library_bytes: int = 512 << 20,
         types: Mapping[str, board_types.BoardType] | None = None,
+        work_folder: Path | None = None,
     ) -> None:
         """Read what the board is. Raises ProtocolError for a broken board-type file."""
         known = board_types.load_board_types() if types is None else types
@@ -71,6 +75,9 @@ class Board:
         self.marks = Marks()
         self.point: OperatingPoint | None = None
         self._machine = describe.Machine(tree)
+        self._work_folder = work_folder
+        # How often each content has been run: sessions are forked from here, so each counts for itself.
+        self._runs: collections.Counter[str] = collections.Counter()
 
     @property
     def key(self) -> str:
@@ -146,13 +153,16 @@ class Board:
         cpus = self.platform.affinity(cluster)
         return () if not cluster and set(cpus) >= set(self.platform.hotplug.read_online()) else cpus
 
-    def pace(self, allowed: protocol.Limits) -> Pace:
-        """How time passes on this board."""
+    def pace(self, spec: protocol.MeasureSpec | protocol.RunSpec, content: Sequence[bytes]) -> Pace:
+        """How time passes on this board while it does what `spec` says with `content`."""
         if not self.tree.simulated:
             return HostPace()
-        from device_agent.virtual.pace import Pace as VirtualPace
+        from device_agent.virtual import pace
 
-        return VirtualPace(self.tree, allowed.cluster, min(limits.thread_count(allowed), len(os.sched_getaffinity(0))))
+        host_cores = min(limits.thread_count(spec.limits), len(os.sched_getaffinity(0)))
+        key = pace.name_content(spec, content, host_cores)
+        self._runs[key] += 1
+        return pace.Pace(self.tree, spec.limits, host_cores, self._work_folder, key, self._runs[key])
 
     def pinned_hz(self) -> dict[int, int]:
         """Cores that are held at a clock, in Hz."""

@@ -53,27 +53,30 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
     result: Any = None
 
     def call() -> float:
-        nonlocal result
+        nonlocal result, payload, collecting_s
         result = None  # two results at a time may be too much for the board's memory
         begun = time.perf_counter()
         result = run()
-        return time.perf_counter() - begun
+        ended = time.perf_counter()
+        if spec.return_outputs and not payload:
+            payload = write_arrays(collect(result))
+            collecting_s = time.perf_counter() - ended
+        return ended - begun
+
+    def repeat(calls: int) -> float:
+        return statistics.fmean(call() for _ in range(calls))
 
     done, total, block = 0, spec.warmup + spec.runs, 1
     while done < total:
-        took_s = plan.paced_each(call, block)
+        took_s = [plan.pace.take(repeat, 1) for _ in range(block)]
         # Warm-up runs are forgotten, also where a block begins with them.
         latency_s += took_s[max(0, spec.warmup - done) :]
-        if done == 0 and spec.return_outputs:
-            ended = time.perf_counter()
-            payload = write_arrays(collect(result))
-            collecting_s = time.perf_counter() - ended
         done += block
         block = min(total - done, max(1, round(_BLOCK_S / max(took_s[-1], 1e-9))))
     plan.pace.settle()
     timing_s = time.perf_counter() - started - collecting_s
     plan.marks.set("timing_end_s")
-    plan.fill_window(lambda calls: statistics.median(call() for _ in range(calls)), statistics.median(latency_s))
+    plan.fill_window(repeat, statistics.median(latency_s))
     plan.pace.end()
     plan.marks.set("cpu_s", time.process_time() - cpu_started_s)
     outcome = Outcome(

@@ -18,10 +18,14 @@ from device_agent.protocol import MeasureSpec, Outcome, RunSpec, Status
 class Measurement:
     """Everything around one worker. `refusal` is the outcome where it may not start at all."""
 
-    def __init__(self, board: Board, spec: MeasureSpec | RunSpec) -> None:
-        """Wait for the start conditions and lay out the plan. Never raises for what the board lacks."""
+    def __init__(self, board: Board, spec: MeasureSpec | RunSpec, content: tuple[bytes, ...]) -> None:
+        """Wait for the start conditions and lay out the plan. Never raises for what the board lacks.
+
+        `content` is what came beside `spec`.
+        """
         self._board = board
         self._spec = spec
+        self._content = content
         self._observer = Observer(board.power, board.sensor_infos)
         self.beside = self._observer.beside
         self.refusal = self._find_refusal()
@@ -44,7 +48,7 @@ class Measurement:
         except BadPointError as error:
             self.refusal = Outcome(Status.FARM_ERROR, str(error))
             return
-        self.plan.pace = self._board.pace(self._spec.limits)
+        self.plan.pace = self._board.pace(self._spec, self._content)
         if not self._board.tree.simulated:
             self.plan.cpus = cpus
         if self._spec.energy is not None:

@@ -69,6 +69,13 @@ def _common_options() -> argparse.ArgumentParser:
         "--fault", action="append", default=[], metavar="KIND[:ARG][@SECONDS]", help="harm the virtual board"
     )
     parser.add_argument(
+        "--work-folder",
+        type=Path,
+        metavar="DIR",
+        help="where virtual boards keep what each program costs this machine, so that later runs take it from there "
+        "(default: only as long as this process runs)",
+    )
+    parser.add_argument(
         "--clock-helper",
         metavar="SOCKET",
         help="the clock helper's socket (default: the service's, else one of our own)",

@@ -124,7 +124,7 @@ def _register(board: Board, sock: socket.socket, folder: Path, claimant: Claiman
             return board.sign(protocol.Outcome(protocol.Status.FARM_ERROR, reason)).to_json()
         checked(library, "library")
         arguments.prepare(spec.arguments, spec.seed)  # before the fork, so that only the first call pays
-        run = Measurement(board, spec)
+        run = Measurement(board, spec, (library,))
         return run.finish(run.refusal or worker.measure(spec, library, folder, run.plan, run.beside)).to_json()
 
     def run_model(spec_json: str, program: bytes, inputs: bytes) -> bytes:
@@ -135,7 +135,7 @@ def _register(board: Board, sock: socket.socket, folder: Path, claimant: Claiman
             return protocol.pack_frame(refused.to_json(), b"")
         checked(inputs, "inputs")
         checked(program, "program")
-        run = Measurement(board, spec)
+        run = Measurement(board, spec, (program, inputs))
         outcome, outputs = run.refusal, b""
         if outcome is None:
             outcome, outputs = worker.run_model(spec, program, inputs, folder, run.plan, run.beside)

@@ -63,7 +63,8 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Out
     plan.marks.set("timing_start_s")
     started, cpu_started_s = time.perf_counter(), time.process_time()
     set_s = plan.pace.begin()
-    for _ in range(spec.warmup - 1):
+    real = isinstance(plan.pace, HostPace)
+    for _ in range(spec.warmup - 1 if real else 0):
         function(*tensors)
 
     def evaluate(number: int, repeat: int) -> list[float]:
@@ -76,10 +77,15 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Out
         )
         return list(evaluator(*tensors).results)
 
+    def run(calls: int) -> float:
+        if spec.flush_cache:
+            return statistics.fmean(evaluate(1, 1)[0] for _ in range(calls))
+        return evaluate(calls, 1)[0]
+
     def sample(number: int, repeat: int) -> list[float]:
-        if isinstance(plan.pace, HostPace):
+        if real:
             return evaluate(number, repeat)
-        return [plan.paced(lambda: evaluate(number, 1)[0], number, _CALLS_BESIDE) for _ in range(repeat)]
+        return [plan.pace.take(run, number, _CALLS_BESIDE) for _ in range(repeat)]
 
     number = 1 if set_s else spec.number
     samples = sample(number, spec.repeat)
@@ -95,7 +101,7 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Out
     time.sleep(max(0.0, started + set_s - time.perf_counter()))
     timing_s = time.perf_counter() - started
     plan.marks.set("timing_end_s")
-    plan.fill_window(lambda calls: evaluate(calls, 1)[0], statistics.median(samples), _CALLS_BESIDE)
+    plan.fill_window(run, statistics.median(samples), _CALLS_BESIDE)
     plan.pace.end()
     plan.marks.set("cpu_s", time.process_time() - cpu_started_s)
     return Outcome(

@@ -1,7 +1,7 @@
-"""How fast a virtual board is: code runs on the host, and its time is stretched by the board's clocks and cores.
+"""How fast a virtual board is: what a call costs (`work.py`), stretched by the board's clocks and cores.
 
-Host time for the same work is known; the board takes `slowdown` times as long at its highest clocks, a share of which
-goes with the core clock and the rest with the memory clock. What ran in parallel is spread over the board's cores.
+The board takes `slowdown` times as long as this machine at its highest clocks, a share of which goes with the core
+clock and the rest with the memory clock. What ran in parallel is spread over the board's cores.
 """
 
 from __future__ import annotations
@@ -9,41 +9,61 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from device_agent.protocol import Limits, MeasureSpec, RunSpec
 from device_agent.sysfs import Tree
+from device_agent.virtual import work
 from device_agent.virtual.tree import CLOCKS, LOAD, PACE
 
 # What a kernel draws from the memory's bandwidth, per busy share of the board's cores.
 _TRAFFIC = 0.5
 # A load that changed by less is not told to the board again.
 _SAME_LOAD = 0.05
-# The board's time is slept in blocks of at least this: a sleep after each run of a millisecond or less would cool the
-# host's caches and let its clocks fall, and the next run would be slower for it.
+# The board's time passes in blocks of at least this: asking the simulator costs more than a short run.
 _BLOCK_S = 0.02
-# A host that is busy with something else may take longer than the board would: what follows sleeps less then, up to so
-# much, so that a window holds as many calls as the board's time has.
+# A sleep that lasts too long lets what follows sleep less, up to so much, so that a window holds as many calls as the
+# board's time has.
 _CREDIT_S = 0.5
+_ESTABLISHING = 0.5
+
+
+def name_content(spec: MeasureSpec | RunSpec, content: Sequence[bytes], host_cores: int) -> str:
+    """The key of what `spec` runs: everything that decides what one call costs this machine."""
+    if isinstance(spec, MeasureSpec):
+        how = [spec.arguments, spec.entry, spec.seed, spec.flush_cache]
+    else:
+        how = [str(spec.engine), spec.entry]
+    return work.make_key(repr(how), str(host_cores), *content)
 
 
 class Pace:
-    """The pace of one worker on `cluster` ("": all open to the scheduler), which uses `host_cores` cores of the host.
+    """The pace of one worker on its cluster ("": all open to the scheduler), which uses `host_cores` cores of the host.
 
+    It runs what `key` names, for the `draw`th time: noise depends on these and on the board's seed, on nothing else.
     Every method raises OSError when the simulator is gone.
     """
 
-    def __init__(self, tree: Tree, cluster: str, host_cores: int) -> None:
+    def __init__(
+        self, tree: Tree, allowed: Limits, host_cores: int, folder: Path | None, key: str, draw: int = 1
+    ) -> None:
+        """`folder` keeps what work costs; None: nothing is kept."""
         self._tree = tree
-        self._cluster = cluster
+        self._cluster = allowed.cluster
+        # Of a worker's time, so that finding out what a call costs does not look like a candidate that hangs.
+        self._limit_s = _ESTABLISHING * allowed.timeout_s
         self._host_cores = max(1, host_cores)
+        self._book, self._key, self._draw = work.WorkBook(folder), key, draw
         self._facts: dict[str, Any] | None = None
+        self._work: work.Work | None = None
         self._told = -1.0
         self._owed_s = 0.0
         self._clocks: tuple[float, int] | None = None
-        self._clocks_s = 0.0
 
     def begin(self) -> float:
-        """The board starts to compute: as much as the host's cores say, until a measurement knows better."""
+        """The board starts to compute: as much as the host's cores say, until the work is known."""
         timing_s = float(self._read_facts()["timing_s"])
         cores = self._read_clocks()[1]
         self._tell(float(cores if self._host_cores > 1 else 1), cores)
@@ -55,23 +75,34 @@ class Pace:
         self._told = -1.0
         self._tree.write(LOAD, "{}")
 
-    def board_seconds(self, host_s: float, cpu_s: float) -> float:
-        """How long the board takes for what took the host `host_s` with `cpu_s` of CPU time, at its clocks now."""
-        facts = self._read_facts()
-        stretch, cores = self._read_clocks()
-        alone_s, shared_s = split_work(host_s, cpu_s, self._host_cores)
-        work_s = alone_s + shared_s
-        base_s = alone_s + shared_s / cores
-        if self._told >= 0 and base_s > 0:
-            self._tell(work_s / base_s, cores)
-        noise = 1 + float(facts["noise"]) * self._dice.gauss(0, 1)
-        return base_s * stretch * max(0.5, noise)
+    def take(self, run: Callable[[int], float], calls: int, calls_beside: int = 0) -> float:
+        """Let the board make so many calls; return its seconds per call. Really run is only what has to be.
 
-    def sleep_out(self, board_s: float, host_s: float) -> None:
-        """Owe what the board takes longer than the host did; slept in blocks. Whoever has a deadline kills us in it."""
-        self._owed_s = max(self._owed_s + board_s - host_s, -_CREDIT_S)
+        That is one call, for whether it comes to an end; more where nobody has established yet what it costs.
+        """
+        if self._work is None:
+            self._work = self._book.find(self._key)
+            if self._work is not None:
+                run(1)
+            else:
+                found = work.establish(run, calls_beside, self._host_cores, self._limit_s)
+                self._work = self._book.keep(self._key, found)
+        board_s = self.board_seconds(self._work)
+        self._owed_s += board_s * (calls + calls_beside)
         if self._owed_s >= _BLOCK_S:
             self.settle()
+        return board_s
+
+    def board_seconds(self, done: work.Work) -> float:
+        """How long the board takes for this work at its clocks now."""
+        facts = self._read_facts()
+        stretch, cores = self._read_clocks()
+        base_s = done.base_s(cores)
+        if self._told >= 0:
+            self._tell((done.alone_s + done.shared_s) / base_s, cores)
+            stretch, cores = self._read_clocks()
+        noise = 1 + float(facts["noise"]) * self._dice.gauss(0, 1)
+        return done.base_s(cores) * stretch * max(0.5, noise)
 
     def settle(self) -> None:
         """Sleep what is owed; what the host sleeps too long counts for the next block."""
@@ -79,7 +110,8 @@ class Pace:
             return
         begun = time.monotonic()
         time.sleep(self._owed_s)
-        self._owed_s -= time.monotonic() - begun
+        self._owed_s = max(self._owed_s - (time.monotonic() - begun), -_CREDIT_S)
+        self._clocks = None  # heat may have changed them
 
     def _tell(self, busy: float, cores: int) -> None:
         if abs(busy - self._told) > _SAME_LOAD * max(busy, self._told):
@@ -91,14 +123,13 @@ class Pace:
     def _read_facts(self) -> dict[str, Any]:
         if self._facts is None:
             facts = self._facts = json.loads(self._tree.read(PACE))
-            self._dice = random.Random(f"{facts['seed']} {facts['draw']}")
+            self._dice = random.Random(f"{facts['seed']} {self._key} {self._draw}")
         return self._facts
 
     def _read_clocks(self) -> tuple[float, int]:
         """(board time over host time for one core, cores online) now; the slowest of the clusters in use counts."""
-        # Asking the simulator costs more than a short run: once per block will do, throttling takes longer than that.
-        if self._clocks is None or time.monotonic() - self._clocks_s >= _BLOCK_S:
-            self._clocks, self._clocks_s = self._fetch_clocks(), time.monotonic()
+        if self._clocks is None:
+            self._clocks = self._fetch_clocks()
         return self._clocks
 
     def _fetch_clocks(self) -> tuple[float, int]:
@@ -125,16 +156,3 @@ class Pace:
             for name in chosen
         ]
         return max(stretches), sum(now["clusters"][name]["online"] for name in chosen)
-
-
-def split_work(host_s: float, cpu_s: float, host_cores: int) -> tuple[float, float]:
-    """CPU seconds (on one core, on all of them) of work that took `host_s` with `cpu_s` of CPU time on `host_cores`.
-
-    CPU time below the wall time was spent waiting, mostly for other processes of the host: that is not the board's.
-    CPU time beyond what its cores could have given in that time was not the call's.
-    """
-    cpu_s = min(cpu_s, host_s * host_cores)
-    if host_cores == 1 or cpu_s <= host_s:
-        return max(cpu_s, 1e-9), 0.0
-    shared_s = min((cpu_s - host_s) * host_cores / (host_cores - 1), cpu_s)
-    return cpu_s - shared_s, shared_s

@@ -48,7 +48,6 @@ class Hardware:
         self._built: dict[frozenset[int], Files] = {}
         self.chips = make_chips(board)
         self.faults = Faults(board, lambda: self.chips)
-        self._paces = 0
 
     @staticmethod
     def of(board: VirtualBoard) -> Hardware:
@@ -85,9 +84,8 @@ class Hardware:
         return files
 
     def _describe_pace(self) -> str:
-        """What does not change; `draw` counts, so that every asker gets noise of its own."""
+        """What does not change while a worker runs."""
         board = self.board
-        self._paces += 1
         latency = board.parameters.latency
         slowdown = dict(latency.slowdown)
         highest = max(slowdown.values(), default=1.0)
@@ -103,7 +101,6 @@ class Hardware:
         return json.dumps(
             {
                 "seed": board.seed,
-                "draw": self._paces,
                 "clusters": clusters,
                 "memory_reference_hz": board.memory.table[-1] if board.memory else 0,
                 "core_share": latency.core_share,

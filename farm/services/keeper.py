@@ -254,7 +254,8 @@ class Keeper:
             if kept is not None:
                 kept.way.close()
             tracker = (self.tracker.host, self.tracker.port)
-            way = make_way(name, row["board_type"], transport, tracker, self._known_hosts, self._logs)
+            work = self._settings.home_path / "cache" / "work"
+            way = make_way(name, row["board_type"], transport, tracker, self._known_hosts, self._logs, work)
             if isinstance(way, VirtualWay):
                 way.may_start = self._may_start
             untried = WayState(False, time.monotonic(), "not tried yet")

@@ -143,8 +143,11 @@ class VirtualWay:
         tracker: tuple[str, int],
         folder: Path,
         faults: tuple[str, ...] = (),
+        work: Path | None = None,
     ) -> None:
-        """`folder` takes its log, `faults` harm it from each start on. Nothing starts before `look`."""
+        """`folder` takes its log, `faults` harm it from each start on; in `work` boards of one home keep what programs
+        cost this machine. Nothing starts before `look`.
+        """
         self._ready_file = folder / f"{name}.ready"
         self._log = folder / f"{name}.log"
         self._command = [
@@ -152,6 +155,7 @@ class VirtualWay:
             *("--name", name, "--tracker", f"{tracker[0]}:{tracker[1]}", "--exit-with-parent"),
             *("--port", str(_FIRST_PORT), "--port-end", str(_LAST_PORT), "--ready-file", str(self._ready_file)),
             *(word for fault in faults for word in ("--fault", fault)),
+            *(("--work-folder", str(work)) if work else ()),
         ]
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0.0
@@ -232,13 +236,19 @@ class DirectWay:
 
 
 def make_way(
-    name: str, board_type: str, transport: Transport, tracker: tuple[str, int], known_hosts: KnownHosts, logs: Path
+    name: str,
+    board_type: str,
+    transport: Transport,
+    tracker: tuple[str, int],
+    known_hosts: KnownHosts,
+    logs: Path,
+    work: Path,
 ) -> Way:
     """The way that a transport asks for. Starts nothing yet."""
     match transport:
         case Ssh():
             return SshWay(transport, f"{board_type}/{name}", tracker, known_hosts)
         case Virtual(seed, faults):
-            return VirtualWay(name, board_type, seed, tracker, logs / "boards", faults)
+            return VirtualWay(name, board_type, seed, tracker, logs / "boards", faults, work)
         case Direct():
             return DirectWay()

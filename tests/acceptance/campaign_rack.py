@@ -42,14 +42,15 @@ class CampaignRack:
     """A home with the fleet and the campaign's file."""
 
     def __init__(self, home: Home, built: pathlib.Path | None = None) -> None:
-        """`built` is a home whose compiled candidates are taken over."""
+        """`built` is a home whose compiled candidates are taken over, and what each costs this machine."""
         self.home = home
         self._agents: dict[str, psutil.Process] = {}
         (home.path / "fleet.yaml").write_text(FLEET)
         (home.path / "vision.yaml").write_text(CAMPAIGN)
         (home.path / "head.onnx").write_bytes(_make_head())
         if built is not None:
-            shutil.copytree(built / "cache" / "builds", self.store / "cache" / "builds")
+            for name in ("builds", "work"):
+                shutil.copytree(built / "cache" / name, self.store / "cache" / name)
         applied = home.run("fleet", "apply", "fleet.yaml")
         assert applied.code == 0, applied.err
 
@@ -160,8 +161,6 @@ def campaign_rack(built: pathlib.Path | None = None) -> Iterator[CampaignRack]:
     """The fleet in service, all boards good."""
     with new_home() as home:
         home.environment["FARM_BATCH"] = str(PER_WORKLOAD)
-        # Schedules of its families take microseconds, which virtual boards cannot tell apart.
-        home.environment["FARM_GRAPH_PIPELINE"] = "graph/1"
         rack = CampaignRack(home, built)
         try:
             up = home.run("up")

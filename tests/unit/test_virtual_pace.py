@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
-import resource
 import statistics
 import time
+from pathlib import Path
 
 import pytest
 
 from device_agent.evidence import Sensors
 from device_agent.plan import Plan
+from device_agent.protocol import Limits
 from device_agent.virtual.board import TOTAL, VirtualBoard
-from device_agent.virtual.pace import Pace, split_work
+from device_agent.virtual.pace import Pace
 from device_agent.virtual.tree import CLOCKS, FAULT, VirtualTree
+from device_agent.virtual.work import Work, WorkBook
 from tests.unit.virtual_boards import make_board
 
+SECOND = Work(1.0, 0.0)
 
-def measure(board: VirtualBoard, cluster: str = "", cpu_s: float = 1.0, host_cores: int = 1) -> float:
-    """Board seconds for one second of the host, noise averaged out."""
-    pace = Pace(VirtualTree(board, privileged=False), cluster, host_cores)
-    return statistics.fmean(pace.board_seconds(1.0, cpu_s) for _ in range(200))
+
+def make_pace(
+    board: VirtualBoard,
+    cluster: str = "",
+    host_cores: int = 1,
+    folder: Path | None = None,
+    key: str = "k",
+    draw: int = 1,
+) -> Pace:
+    """The pace of a worker on `cluster`."""
+    tree = VirtualTree(board, privileged=False)
+    return Pace(tree, Limits(cluster=cluster, timeout_s=60), host_cores, folder, key, draw)
+
+
+def measure(board: VirtualBoard, cluster: str = "", work: Work = SECOND) -> float:
+    """Board seconds for the work, noise averaged out."""
+    pace = make_pace(board, cluster)
+    return statistics.fmean(pace.board_seconds(work) for _ in range(200))
 
 
 def hold(board: VirtualBoard, cpu_hz: int, memory_hz: int | None = None) -> None:
@@ -75,14 +92,14 @@ def test_a_slow_board_takes_longer_and_shows_nothing() -> None:
 
 
 def test_parallel_work_is_spread_over_the_boards_cores() -> None:
-    """Two busy host cores for a second are two core-seconds: four cores of a Nano take a quarter each."""
+    """Two core-seconds that can be shared: four cores of a Nano take a quarter each."""
     board, _ = make_board()
     hold(board, 1_479_000_000, 1_600_000_000)
-    assert measure(board, cpu_s=2.0, host_cores=2) == pytest.approx(6.0 * 2 / 4, rel=0.01)
+    assert measure(board, work=Work(0.0, 2.0)) == pytest.approx(6.0 * 2 / 4, rel=0.01)
     with board.change():
         for cpu in (2, 3):
             board.set_online(cpu, False)
-    assert measure(board, cpu_s=2.0, host_cores=2) == pytest.approx(6.0, rel=0.01)
+    assert measure(board, work=Work(0.0, 2.0)) == pytest.approx(6.0, rel=0.01)
 
 
 def test_a_cluster_has_a_pace_of_its_own() -> None:
@@ -95,69 +112,51 @@ def test_a_cluster_has_a_pace_of_its_own() -> None:
     assert measure(board, "") == pytest.approx(measure(board, "a57"), rel=0.01)
 
 
-def test_waiting_for_the_host_is_not_the_boards_time() -> None:
-    """A host that was busy with something else half of the time makes no difference."""
-    assert split_work(2.0, 1.0, 1) == split_work(1.0, 1.0, 1) == (1.0, 0.0)
-    assert split_work(1.0, 2.0, 2) == (0.0, 2.0)
-    assert split_work(1.0, 1.5, 2) == (0.5, 1.0)
-
-
 def test_the_board_is_busy_from_begin_to_end() -> None:
-    """Its load follows what was measured, and ends."""
+    """Its load follows the work, and ends."""
     board, _ = make_board()
-    pace = Pace(VirtualTree(board, privileged=False), "a57", 2)
+    pace = make_pace(board, "a57", 2)
     pace.begin()
     assert board.clusters["a57"].busy == 4
-    pace.board_seconds(1.0, 1.0)
+    pace.board_seconds(SECOND)
     assert board.clusters["a57"].busy == pytest.approx(1)
-    pace.board_seconds(1.0, 2.0)
+    pace.board_seconds(Work(0.0, 2.0))
     assert board.clusters["a57"].busy == pytest.approx(4)
     pace.end()
     assert board.clusters["a57"].busy == 0
 
 
-def test_two_workers_do_not_have_the_same_noise() -> None:
-    """Noise is seeded by the board and by how many asked before; a new board of the same seed repeats it."""
-    runs = []
-    for _ in range(2):
-        board, _ = make_board()
-        tree = VirtualTree(board)
-        runs.append([Pace(tree, "", 1).board_seconds(1.0, 1.0) for _ in range(5)])
-    assert len(set(runs[0])) == 5
-    assert runs[0] == runs[1]
+def test_noise_depends_on_board_content_and_count_alone() -> None:
+    """The same content for the same time on the same board has the same noise; another has another."""
+
+    def draw(seed: int, key: str, count: int) -> tuple[float, ...]:
+        board, _ = make_board(seed=seed)
+        pace = make_pace(board, key=key, draw=count)
+        return tuple(pace.board_seconds(SECOND) for _ in range(5))
+
+    assert draw(0, "k", 1) == draw(0, "k", 1)
+    assert len(set(draw(0, "k", 1))) == 5
+    assert len({draw(0, "k", 1), draw(0, "k", 2), draw(0, "l", 1), draw(1, "k", 1)}) == 4
 
 
-def test_short_runs_do_not_sleep_each() -> None:
-    """Time that is owed is slept in blocks: until there is enough of it the worker never gives the core away."""
-    board, _ = make_board()
-    pace = Pace(VirtualTree(board, privileged=False), "a57", 1)
-    before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
-    for _ in range(15):
-        pace.sleep_out(0.001, 0.0)
-    assert resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw == before
-    started = time.monotonic()
-    pace.settle()
-    assert time.monotonic() - started >= 0.0149
-
-
-def test_all_of_the_boards_time_passes_before_it_is_idle() -> None:
+def test_all_of_the_boards_time_passes_before_it_is_idle(tmp_path: Path) -> None:
     """What is still owed when work ends is slept then, and no more than that over many runs."""
     board, _ = make_board()
-    pace = Pace(VirtualTree(board, privileged=False), "a57", 1)
+    WorkBook(tmp_path).keep("k", Work(2e-4, 0.0))
+    pace = make_pace(board, folder=tmp_path)
     started = time.monotonic()
     pace.begin()
-    for _ in range(70):
-        pace.sleep_out(0.0015, 0.0005)
+    taken_s = sum(pace.take(lambda calls: 0.0, 1) for _ in range(70))
     pace.end()
-    assert time.monotonic() - started >= 0.0699
+    assert time.monotonic() - started >= 0.99 * taken_s
 
 
 def test_the_governor_has_raised_the_clocks_when_the_first_run_is_timed() -> None:
     """A board that was idle is timed at the clocks that its governor gives a busy one, from the first run on."""
     board, _ = make_board()
-    pace = Pace(VirtualTree(board, privileged=False), "", 1)
+    pace = make_pace(board)
     pace.begin()
-    first = statistics.fmean(pace.board_seconds(1.0, 1.0) for _ in range(100))
+    first = statistics.fmean(pace.board_seconds(SECOND) for _ in range(100))
     hold(board, 1_479_000_000)
     assert first == pytest.approx(measure(board), rel=0.05)
 
@@ -171,15 +170,14 @@ def compute(seconds: float) -> float:
 
 
 def test_energy_of_a_call_is_the_power_for_as_long_as_the_call_takes() -> None:
-    """A window holds as many calls as fit into the board's time, also where its host has got much slower since then."""
+    """A window holds as many calls as fit into the board's time."""
     board_type = make_board()[0].board_type
     board = VirtualBoard(board_type)
     hold(board, 1_479_000_000, 1_600_000_000)
-    tree = VirtualTree(board, privileged=False)
-    plan = Plan(Sensors(tree), pace=Pace(tree, "", 1), busy_s=0.4)
+    plan = Plan(Sensors(VirtualTree(board, privileged=False)), pace=make_pace(board), busy_s=0.4)
     plan.pace.begin()
     plan.marks.set("timing_start_s")
-    latency_s = statistics.median(plan.paced_each(lambda: compute(0.001), 15))
+    latency_s = statistics.median(plan.pace.take(lambda calls: compute(0.001 * calls) / calls, 1) for _ in range(15))
     plan.pace.settle()
     plan.fill_window(lambda calls: compute(0.02 * calls), latency_s)
     phases = plan.marks.read()

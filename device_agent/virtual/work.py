@@ -1,0 +1,139 @@
+"""What a call costs, in CPU seconds of this machine: established once by content and kept, never measured again.
+
+What a board makes of it at its clocks is in `pace.py`. Docs: adr/0022.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+# Long enough that neither the clock's resolution nor the call beside the counted ones shows.
+_BATCH_S = 0.002
+# The least of several batches is the work: whatever else the machine does only adds to it. It is believed once three
+# batches came that close to it; after so many it is taken as it is, and so are fewer where calls take long.
+_BATCHES, _MOST_BATCHES = 5, 40
+_CONFIRMED, _CLOSE = 3, 0.01
+_FEWEST, _LONG_S = 3, 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """CPU seconds of one call: on one core, and spread over all."""
+
+    alone_s: float
+    shared_s: float
+
+    def base_s(self, cores: int) -> float:
+        """How long it takes where so many cores share what can be shared."""
+        return self.alone_s + self.shared_s / cores
+
+
+def make_key(*parts: bytes | str) -> str:
+    """The name of what is run: a hash over the parts and their lengths."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+class WorkBook:
+    """Work by key, a small file each. Many processes may use one folder; the first to keep a key decides it."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """None keeps nothing."""
+        self._folder = folder
+
+    def find(self, key: str) -> Work | None:
+        """What is kept of `key`; None also for what cannot be read."""
+        if self._folder is None:
+            return None
+        try:
+            value = json.loads(_path(self._folder, key).read_text())
+            work = Work(float(value["alone_s"]), float(value["shared_s"]))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        return work if 0 <= work.alone_s < math.inf and 0 <= work.shared_s < math.inf and work.base_s(1) > 0 else None
+
+    def keep(self, key: str, work: Work) -> Work:
+        """Keep it, unless somebody was first; return what counts from now on. A folder that is full keeps nothing."""
+        if self._folder is None:
+            return work
+        path = _path(self._folder, key)
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+            new = Path(name)
+            try:
+                os.write(descriptor, json.dumps(dataclasses.asdict(work)).encode())
+                os.close(descriptor)
+                try:
+                    os.link(new, path)  # unlike a rename it never takes the place of what is there
+                except FileExistsError:
+                    if (kept := self.find(key)) is not None:
+                        return kept
+                    new.replace(path)  # half a file: this machine lost its power
+            finally:
+                new.unlink(missing_ok=True)
+        return work
+
+
+def _path(folder: Path, key: str) -> Path:
+    return folder / key[:2] / f"{key}.json"
+
+
+def establish(run: Callable[[int], float], calls_beside: int, host_cores: int, limit_s: float = math.inf) -> Work:
+    """What one call costs: the least of several batches. `run(n)` makes n calls, and `calls_beside` more.
+
+    `run` returns the host's seconds per call. The first call of all counts only where `limit_s` leaves time for no
+    other: it loads code and data.
+    """
+    began = time.monotonic()
+    seen: list[Work] = []
+    number = 1
+    least = _measure(run, 1, calls_beside, host_cores)
+    while time.monotonic() - began < limit_s:
+        took = _measure(run, number, calls_beside, host_cores)
+        if number * took.base_s(host_cores) < _BATCH_S / 2:
+            number = max(2 * number, math.ceil(_BATCH_S / took.base_s(host_cores)))
+            continue
+        seen.append(took)
+        least = min(seen, key=lambda work: work.base_s(host_cores))
+        if len(seen) >= _MOST_BATCHES or (len(seen) >= _FEWEST and time.monotonic() - began > _LONG_S):
+            break
+        if len(seen) >= _BATCHES and _is_confirmed([each.base_s(host_cores) for each in seen]):
+            break
+    return least
+
+
+def _measure(run: Callable[[int], float], number: int, calls_beside: int, host_cores: int) -> Work:
+    cpu_s = time.process_time()
+    host_s = run(number)
+    return split_work(host_s, (time.process_time() - cpu_s) / (number + calls_beside), host_cores)
+
+
+def _is_confirmed(costs_s: list[float]) -> bool:
+    return sorted(costs_s)[_CONFIRMED - 1] <= (1 + _CLOSE) * min(costs_s)
+
+
+def split_work(host_s: float, cpu_s: float, host_cores: int) -> Work:
+    """The work of a call that took `host_s` with `cpu_s` of CPU time on `host_cores`.
+
+    CPU time below the wall time was spent waiting, mostly for other processes of the host: that is not the board's.
+    CPU time beyond what its cores could have given in that time was not the call's.
+    """
+    cpu_s = min(cpu_s, host_s * host_cores)
+    if host_cores == 1 or cpu_s <= host_s:
+        return Work(max(cpu_s, 1e-9), 0.0)
+    shared_s = min((cpu_s - host_s) * host_cores / (host_cores - 1), cpu_s)
+    return Work(cpu_s - shared_s, shared_s)
