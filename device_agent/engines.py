@@ -40,7 +40,7 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
     arguments. Raises LoadError, ProtocolError for inputs that are no npz, MemoryError, and what the engine raises.
     """
     arrays = read_arrays(inputs)
-    run, collect = _LOADERS[spec.engine](spec, program, arrays)
+    run, collect = load_program(spec, program, arrays)
     plan.marks.set("loaded_s")
     plan.rest()
     before = plan.sensors.read()
@@ -88,6 +88,14 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
         after=plan.sensors.read(),
     )
     return protocol.pack_frame(outcome.to_json(), payload)
+
+
+def load_program(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, Collector]:
+    """What runs the program in the file `program` once on `arrays`, and what copies the outputs.
+
+    Raises LoadError, MemoryError, and what the engine raises.
+    """
+    return _LOADERS[spec.engine](spec, program, arrays)
 
 
 def read_arrays(data: bytes) -> Arrays:

@@ -24,6 +24,10 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parents[2]
 QEMU = "qemu-aarch64-static"
 QEMU_PACKAGE = "qemu-user-static"
+# The same emulator with plug-ins, of which the instruction counter is one. In 7.2 it ends processes of several threads
+# that are forked by another such process, as the agent's are ("qemu_plugin_vcpu_init_hook: assertion failed").
+COUNTING_QEMU = "qemu-aarch64"
+COUNTING_QEMU_PACKAGE = "qemu-user"
 
 # The release, its Python and its glibc belong together; JetPack 4 boards need a Python of their own as well.
 CODENAME = "bookworm"
@@ -51,6 +55,22 @@ root=${{self%/{INTERPRETER}}}
 unset LD_PRELOAD LD_LIBRARY_PATH PYTHONHOME
 exec {QEMU} -L "$root" -0 "$self" "$root/usr/bin/python{PYTHON_VERSION}" "$@"
 """
+# A Nano's (JetPack 4). QEMU shows programs what the root has under a path before what the host has; without this one
+# ONNX Runtime finds an x86 processor there, and crashes.
+CPUINFO = "".join(
+    f"""processor\t: {number}
+model name\t: ARMv8 Processor rev 1 (v8l)
+BogoMIPS\t: 38.40
+Features\t: fp asimd evtstrm aes pmull sha1 sha2 crc32
+CPU implementer\t: 0x41
+CPU architecture: 8
+CPU variant\t: 0x1
+CPU part\t: 0xd07
+CPU revision\t: 1
+
+"""
+    for number in range(4)
+)
 # Importing fills the bytecode caches as well, so that the agent's first start is as quick as the next.
 CHECK = """
 import platform, sys
@@ -69,14 +89,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     parser = argparse.ArgumentParser(prog="build", description="Make the root of an emulated aarch64 board.")
     parser.add_argument("--root", type=Path, metavar="DIR", help="where (default: a cache folder of the user)")
-    parser.add_argument("--install-qemu", action="store_true", help=f"install {QEMU_PACKAGE} if it is missing; as root")
+    parser.add_argument("--install-qemu", action="store_true", help="install the emulator if it is missing; as root")
     parser.add_argument("--check", action="store_true", help="build nothing: print the root, or fail saying what lacks")
     options = parser.parse_args(argv)
     try:
         if options.check:
             print(require_root(options.root))
             return 0
-        if options.install_qemu and shutil.which(QEMU) is None:
+        if options.install_qemu and None in (shutil.which(QEMU), shutil.which(COUNTING_QEMU)):
             install_qemu()
         require_qemu()
         print(build(options.root))
@@ -144,6 +164,8 @@ def build(folder: Path | None = None) -> Path:
             (Path(folder) / "wheels").mkdir()
             packages = unpack_packages(new, Path(folder) / "apt")
             wheels = unpack_wheels(new, Path(folder) / "wheels")
+            (new / "proc").mkdir()
+            (new / "proc" / "cpuinfo").write_text(CPUINFO)
             interpreter = new / INTERPRETER
             interpreter.write_text(INTERPRETER_TEXT)
             interpreter.chmod(0o755)
@@ -315,8 +337,9 @@ def install_qemu() -> None:
     """Install the emulator with the system's own apt. Raises BuildError."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise BuildError(f"{QEMU_PACKAGE} can be installed by root on Debian only")
-    _say(f"installing {QEMU_PACKAGE}")
-    install = ["apt-get", "-qq", "-y", "--no-install-recommends", "install", QEMU_PACKAGE]
+    _say(f"installing {QEMU_PACKAGE} and {COUNTING_QEMU_PACKAGE}")
+    install = ["apt-get", "-qq", "-y", "--no-install-recommends", "install"]
+    install += [QEMU_PACKAGE, COUNTING_QEMU_PACKAGE]
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
     try:
         _run(install, "", FETCH_TIMEOUT_S, **quiet)

@@ -27,6 +27,7 @@ from device_agent import protocol
 from tests.integration import candidates
 
 ROOT = pathlib.Path(__file__).parents[2]
+EMULATED_BOARD = ROOT / "deploy" / "emulated-board"
 
 # Generous: a busy machine must not fail a test that waits for something to happen.
 PATIENCE_S = 30.0
@@ -226,3 +227,17 @@ def matmul(library_folder: pathlib.Path) -> bytes:
 def bad(library_folder: pathlib.Path) -> bytes:
     """A library of functions that misbehave, see `candidates.build_bad`."""
     return candidates.build_bad(library_folder)
+
+
+@pytest.fixture(scope="session")
+def emulated_root() -> str:
+    """The emulated board's root. Without it tests are skipped; with FARM_REQUIRE_EMULATED_BOARD=1 they fail."""
+    checked = subprocess.run(
+        [EMULATED_BOARD / "build", "--check"], capture_output=True, text=True, timeout=60, check=False
+    )
+    if checked.returncode != 0:
+        reason = checked.stderr.strip().removeprefix("error: ") or "deploy/emulated-board/build --check failed"
+        if os.environ.get("FARM_REQUIRE_EMULATED_BOARD") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return checked.stdout.strip()

@@ -1,7 +1,6 @@
 """An aarch64 agent under user-mode emulation, given what the farm itself cross-compiles for a Jetson Nano.
 
-Without the emulator or the root the tests are skipped, saying what is missing; FARM_REQUIRE_EMULATED_BOARD=1, as CI
-sets it, makes that a failure.
+Needs the emulator and its root, as the fixture `emulated_root` says.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -36,11 +36,10 @@ from farm.measure.session import BoardSession
 from farm.models.zoo import ZOO
 from farm.search import builder, tvm_env
 from tests.integration import candidates
-from tests.integration.conftest import PATIENCE_S, Agent, wait_until
+from tests.integration.conftest import EMULATED_BOARD, PATIENCE_S, Agent, wait_until
 
 tvm = tvm_env.load()
 
-FOLDER = pathlib.Path(__file__).parents[2] / "deploy/emulated-board"
 # Everything takes some ten times as long as on the machine itself, and two cores may have more to do.
 START_TIMEOUT_S = 120.0
 LIMITS = Limits(timeout_s=60.0, threads=2)
@@ -63,23 +62,20 @@ int __tvm_ffi_reserves_memory(void *self, void *args, int count, void *result) {
 
 
 @pytest.fixture(scope="module")
-def root() -> str:
-    """The emulated board's root, if it is here."""
-    checked = subprocess.run([FOLDER / "build", "--check"], capture_output=True, text=True, timeout=60, check=False)
-    if checked.returncode != 0:
-        reason = checked.stderr.strip().removeprefix("error: ") or "deploy/emulated-board/build --check failed"
-        if os.environ.get("FARM_REQUIRE_EMULATED_BOARD") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return checked.stdout.strip()
-
-
-@pytest.fixture(scope="module")
-def agent(root: str, tracker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
+def agent(emulated_root: str, tracker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
     """An emulated agent, registered with the tracker."""
     folder = tmp_path_factory.mktemp("emulated")
     ready, log_path = folder / "ready.json", folder / "log"
-    command = [str(FOLDER / "start"), "--root", root, "--", "--name", "emulated", "--ready-file", str(ready)]
+    command = [
+        str(EMULATED_BOARD / "start"),
+        "--root",
+        emulated_root,
+        "--",
+        "--name",
+        "emulated",
+        "--ready-file",
+        str(ready),
+    ]
     command += ["--tracker", f"{tracker.host}:{tracker.port}"]
     with log_path.open("wb") as log:
         process = subprocess.Popen(command, stderr=log, env=os.environ | {"TMPDIR": str(folder)})
@@ -117,7 +113,7 @@ def target(board_type: BoardType) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def kernel(root: str, nano: BoardType) -> bytes:
+def kernel(emulated_root: str, nano: BoardType) -> bytes:
     """A matmul that the farm's builder compiled for the Nano; it stands alone."""
     from tvm import te
 
@@ -131,7 +127,7 @@ def kernel(root: str, nano: BoardType) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def bad(root: str, nano: BoardType, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def bad(emulated_root: str, nano: BoardType, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A library for the Nano whose functions misbehave."""
     path = tmp_path_factory.mktemp("bad") / "bad.so"
     return candidates.compile_c(_BAD_SOURCE, path, "-target", str(nano.link_triple))
@@ -207,3 +203,39 @@ def test_it_has_the_clocks_of_a_nano(board: BoardSession, kernel: bytes) -> None
     assert outcome.point is not None
     assert outcome.point.cpu_freq_hz == {"a57": 921_600_000}
     assert board.unpin().status is PinStatus.OK
+
+
+# Rounds of five instructions: two multiply-adds, of full vectors and of half ones, one load, two of the loop.
+_COUNTED = """
+import ctypes, os, sys
+sys.path.insert(0, sys.argv[1])
+import counter
+spin, reader = ctypes.CDLL(sys.argv[2]).spin, counter.Reader(counter.Path(os.environ[counter.VARIABLE]))
+marks = [reader.read()]
+for rounds in (1, 1_000_000, 2_000_000):
+    spin(ctypes.c_long(rounds))
+    marks.append(reader.read())
+print(*(getattr(after - before, name) for before, after in zip(marks[1:], marks[2:])
+        for name in ("instructions", "vector_fmas", "loads_stores")))
+"""
+_SPIN = r"""
+void spin(long rounds) {
+  __asm__ volatile("1: fmla v0.4s, v1.4s, v2.s[3]\n fmla v0.2s, v1.2s, v2.2s\n ldr w9, [sp]\n subs %0, %0, #1\n b.ne 1b"
+                   : "+r"(rounds) : : "v0", "w9", "cc");
+}
+"""
+
+
+def test_executed_instructions_are_counted(emulated_root: str, nano: BoardType, tmp_path: pathlib.Path) -> None:
+    """A million rounds of five instructions more are five million instructions more, a million of each kind."""
+    if shutil.which("qemu-aarch64") is None and os.environ.get("FARM_REQUIRE_EMULATED_BOARD") != "1":
+        pytest.skip("qemu-aarch64 is not installed")
+    library = tmp_path / "spin.so"
+    candidates.compile_c(_SPIN, library, "-target", str(nano.link_triple))
+    command = [EMULATED_BOARD / "count", "--root", emulated_root, "--", "-c", _COUNTED, EMULATED_BOARD, library]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    once, twice = np.reshape([int(word) for word in done.stdout.split()], (2, 3))
+    assert twice - once == pytest.approx([5e6, 1e6, 1e6], rel=1e-3)
+    assert twice[1] == 2_000_000
+    assert json.loads(done.stderr.splitlines()[-1])["vector_fmas"] >= 3_000_000
