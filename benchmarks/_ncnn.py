@@ -50,26 +50,26 @@ class Environment:
 def require_environment() -> Environment:
     """Make the environment or find it. Raises UnavailableError."""
     numpy = importlib.metadata.version("numpy")
-    folder = _cache() / f"ncnn-{NCNN}-{PNNX}-numpy-{numpy}-python-{sys.version_info[0]}.{sys.version_info[1]}"
+    folder = cache_folder() / f"ncnn-{NCNN}-{PNNX}-numpy-{numpy}-python-{sys.version_info[0]}.{sys.version_info[1]}"
     if not folder.exists():
         _machine.say(f"installing ncnn {NCNN} and pnnx {PNNX} into {folder}")
-        with _appearing(folder) as part:
-            _run([sys.executable, "-m", "venv", str(part)], _INSTALL_S)
+        with appearing(folder) as part:
+            run_command([sys.executable, "-m", "venv", str(part)], _INSTALL_S)
             pip = [str(part / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
             wheels = [f"ncnn=={NCNN}", f"pnnx=={PNNX}", f"numpy=={numpy}"]
-            _run([*pip, "--no-input", "--no-deps", "--only-binary=:all:", *wheels], _INSTALL_S)
+            run_command([*pip, "--no-input", "--no-deps", "--only-binary=:all:", *wheels], _INSTALL_S)
     return Environment(folder)
 
 
 def convert(environment: Environment, model: _farm.Model) -> Path:
     """The folder with the model as `model.ncnn.param` and `model.ncnn.bin`, in float32. Raises UnavailableError."""
-    folder = _cache() / f"networks-{PNNX}" / model.source.sha256[:32]
+    folder = cache_folder() / f"networks-{PNNX}" / model.source.sha256[:32]
     if not folder.exists():
-        with _appearing(folder) as part:
+        with appearing(folder) as part:
             part.mkdir()
             (part / "model.onnx").write_bytes(model.source.onnx_bytes)
             shapes = ",".join(str(list(spec.static_shape)).replace(" ", "") for spec in model.inputs)
-            _run([str(environment.pnnx), "model.onnx", f"inputshape={shapes}", "fp16=0"], _CONVERT_S, part)
+            run_command([str(environment.pnnx), "model.onnx", f"inputshape={shapes}", "fp16=0"], _CONVERT_S, part)
             for kind in ("param", "bin"):
                 if not (part / f"model.ncnn.{kind}").exists():
                     raise UnavailableError(f"pnnx left no model.ncnn.{kind} of {model.source.name}")
@@ -130,12 +130,12 @@ def _answer(process: subprocess.Popen[bytes], timeout_s: float) -> str:
     return line.decode()
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tvm-farm-benchmarks"
 
 
 @contextlib.contextmanager
-def _appearing(folder: Path) -> Iterator[Path]:
+def appearing(folder: Path) -> Iterator[Path]:
     """A folder that gets its name when it is complete. Raises UnavailableError for what the system refuses."""
     part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     try:
@@ -150,7 +150,7 @@ def _appearing(folder: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _run(command: Sequence[str], timeout_s: float, folder: Path | None = None) -> None:
+def run_command(command: Sequence[str], timeout_s: float, folder: Path | None = None) -> None:
     try:
         subprocess.run(command, cwd=folder, capture_output=True, timeout=timeout_s, check=True)
     except subprocess.TimeoutExpired as error:

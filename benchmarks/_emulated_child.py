@@ -1,0 +1,79 @@
+"""On the emulated board: `python _emulated_child.py ORDER.json`, started by `_emulated.py`; writes ORDER.results.
+
+For each job the counts of some runs and of twice as many, after one that is not counted and whose outputs are kept.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def main() -> None:
+    path = Path(sys.argv[1])
+    order = json.loads(path.read_text())
+    sys.path[:0] = order["paths"]
+    import counter
+
+    gc.disable()
+    reader = counter.Reader(Path(os.environ[counter.VARIABLE]))
+    results = []
+    for job in order["jobs"]:
+        arrays = read_inputs(job["inputs"])
+        run, collect = load_ncnn(job, arrays) if job["engine"] == "ncnn" else load_program(job, arrays)
+        outputs = run()
+        if job["outputs"]:
+            np.savez(job["outputs"], *collect(outputs))
+        before, counted = reader.read(), []
+        for calls in (order["runs"], 2 * order["runs"]):
+            for _ in range(calls):
+                run()
+            after = reader.read()
+            spent, before = after - before, after
+            counted.append([spent.instructions, spent.vector_fmas, spent.loads_stores])
+        results.append(counted)
+    path.with_suffix(".results").write_text(json.dumps(results))
+
+
+def read_inputs(given: Any) -> dict[str, Any]:
+    if isinstance(given, str):
+        with np.load(given) as arrays:
+            return dict(arrays)
+    draw = np.random.default_rng(0)
+    return {f"arg_{at:03}": draw.standard_normal(shape).astype(dtype) for at, (shape, dtype) in enumerate(given)}
+
+
+def load_program(job: Any, arrays: dict[str, Any]) -> Any:
+    """As the agent runs it."""
+    from device_agent import engines
+    from device_agent.protocol import Engine, Limits, RunSpec
+
+    return engines.load_program(RunSpec(Engine(job["engine"]), limits=Limits(threads=1)), Path(job["files"][0]), arrays)
+
+
+def load_ncnn(job: Any, arrays: dict[str, Any]) -> Any:
+    """As `_ncnn.py` runs it on this machine."""
+    import _ncnn_child
+    import ncnn
+
+    net = _ncnn_child.load(ncnn, *job["files"], 1)
+    ((values),) = arrays.values()
+    kept = np.ascontiguousarray(values[0])
+    image = ncnn.Mat(kept)
+
+    def run() -> list[Any]:
+        extractor = net.create_extractor()
+        extractor.input(net.input_names()[0], image)
+        return [extractor.extract(name)[1] for name in net.output_names()]
+
+    return run, lambda outputs: [np.array(output)[None] for output in (outputs, kept)[0]]
+
+
+if __name__ == "__main__":
+    main()
