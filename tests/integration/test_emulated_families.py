@@ -1,0 +1,238 @@
+"""Every schedule family's code for cortex-a57, run on the emulated board, computes what NumPy does."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import random
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from farm.inventory.board_types import require_board_type
+from farm.search import canonical, cores, linker, target, tvm_env, winograd, workloads
+from farm.search.families import FAMILIES
+from farm.search.families.rule import read_outlook
+
+# The best predicted, and others drawn at random.
+PLANS = 3
+TIMEOUT_S = 240.0
+
+# Runs there: calls each function of a library on its inputs, the last argument being its result.
+_SCRIPT = """
+import json, sys
+import numpy as np
+import tvm.runtime
+library, order, inputs, outputs = sys.argv[1:]
+module, arrays = tvm.runtime.load_module(library), np.load(inputs)
+results = {}
+for function, names, shape in json.load(open(order)):
+    arguments = [*(arrays[name] for name in names), np.full(shape, np.nan, "float32")]
+    tensors = [tvm.runtime.tensor(argument, tvm.runtime.cpu()) for argument in arguments]
+    module[function](*tensors)
+    results[function] = tensors[-1].numpy()
+np.savez(outputs, **results)
+"""
+
+Array = np.ndarray
+LAYOUT = {"data_layout": "NHWC", "kernel_layout": "HWIO"}
+
+
+def convolve(x: Array, w: Array, stride: int = 1, pad: int = 0, groups: int = 1, dilation: int = 1) -> Array:
+    """NHWC and HWIO, in float64."""
+    x = np.pad(x.astype("float64"), ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    rows, columns = (
+        (size - dilation * (k - 1) - 1) // stride + 1 for size, k in zip(x.shape[1:3], w.shape, strict=False)
+    )
+    parts = []
+    for data, weights in zip(np.split(x, groups, -1), np.split(w.astype("float64"), groups, -1), strict=True):
+        windows = (
+            data[:, a * dilation :: stride, b * dilation :: stride][:, :rows, :columns] @ weights[a, b]
+            for a in range(w.shape[0])
+            for b in range(w.shape[1])
+        )
+        parts.append(sum(windows))
+    return np.concatenate(parts, -1)
+
+
+def pool(x: Array, reduce: Callable[..., Array]) -> Array:
+    """3x3, stride 2."""
+    windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (1, 2))[:, ::2, ::2]
+    return reduce(windows, axis=(-1, -2))
+
+
+def softmax(x: Array) -> Array:
+    """Over the last axis."""
+    powers = np.exp(x - x.max(-1, keepdims=True))
+    return np.asarray(powers / powers.sum(-1, keepdims=True))
+
+
+def layer_norm(x: Array, a: Array, b: Array) -> Array:
+    """Over the last axis, with the usual epsilon."""
+    return np.asarray((x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * a + b)
+
+
+def relu(x: Array) -> Array:
+    """Nothing below zero."""
+    return np.maximum(x, 0)
+
+
+# Family, shapes, the function in Relax's words, and in NumPy's.
+CASES: dict[str, tuple[str, tuple[tuple[int, ...], ...], Callable[..., Any], Callable[..., Array]]] = {
+    "dense": (
+        "dense",
+        ((1, 9, 14, 8), (3, 3, 8, 24)),
+        lambda op, x, w: op.nn.relu(op.nn.conv2d(x, w, padding=1, **LAYOUT)),
+        lambda x, w: relu(convolve(x, w, pad=1)),
+    ),
+    "dense_odd": (
+        "dense",
+        ((2, 11, 8, 5), (3, 3, 5, 10)),
+        lambda op, x, w: op.nn.conv2d(x, w, strides=2, dilation=2, **LAYOUT),
+        lambda x, w: convolve(x, w, 2, dilation=2),
+    ),
+    "matmul": ("dense", ((12, 40), (40, 36)), lambda op, x, y: op.matmul(x, y), lambda x, y: x @ y),
+    "grouped": (
+        "grouped",
+        ((1, 7, 7, 32), (3, 3, 8, 48)),
+        lambda op, x, w: op.nn.conv2d(x, w, groups=4, padding=1, **LAYOUT),
+        lambda x, w: convolve(x, w, pad=1, groups=4),
+    ),
+    "depthwise": (
+        "depthwise",
+        ((1, 9, 12, 32), (3, 3, 1, 32)),
+        lambda op, x, w: op.nn.relu(op.nn.conv2d(x, w, groups=32, padding=1, **LAYOUT)),
+        lambda x, w: relu(convolve(x, w, pad=1, groups=32)),
+    ),
+    "depthwise_odd": (
+        "depthwise",
+        ((2, 11, 11, 30), (5, 5, 1, 30)),
+        lambda op, x, w: op.nn.conv2d(x, w, groups=30, padding=2, strides=2, **LAYOUT),
+        lambda x, w: convolve(x, w, 2, 2, groups=30),
+    ),
+    "batched": ("batched", ((3, 14, 20), (3, 20, 24)), lambda op, x, y: op.matmul(x, y), lambda x, y: x @ y),
+    "max_pool": (
+        "reduce",
+        ((1, 9, 9, 24),),
+        lambda op, x: op.nn.max_pool2d(x, 3, 2, layout="NHWC"),
+        lambda x: pool(x, np.max),
+    ),
+    "mean_pool": (
+        "reduce",
+        ((1, 9, 9, 20),),
+        lambda op, x: op.nn.avg_pool2d(x, 3, 2, layout="NHWC"),
+        lambda x: pool(x, np.mean),
+    ),
+    "sum": ("reduce", ((5, 131),), lambda op, x: op.sum(x, -1), lambda x: x.sum(-1)),
+    "layer_norm": (
+        "norm",
+        ((1, 6, 48), (48,), (48,)),
+        lambda op, x, a, b: op.nn.layer_norm(x, a, b, axes=[-1]),
+        layer_norm,
+    ),
+    "softmax": ("norm", ((6, 40),), lambda op, x: op.nn.softmax(x), softmax),
+    "residual": (
+        "elementwise",
+        ((1, 7, 7, 40), (1, 7, 7, 40)),
+        lambda op, x, y: op.nn.relu(op.add(x, y)),
+        lambda x, y: relu(x + y),
+    ),
+    "concatenation": (
+        "elementwise",
+        ((1, 5, 5, 24), (1, 5, 5, 13)),
+        lambda op, x, y: op.concat([x, y], -1),
+        lambda x, y: np.concatenate([x, y], -1),
+    ),
+    "transposition": (
+        "elementwise",
+        ((1, 24, 12, 12),),
+        lambda op, x: op.permute_dims(x, [0, 2, 3, 1]),
+        lambda x: x.transpose(0, 2, 3, 1),
+    ),
+}
+
+
+def test_every_family_computes_on_cortex_a57_what_numpy_does(emulated_root: str, tmp_path: pathlib.Path) -> None:
+    """The best predicted plan and some drawn at random, of each family, all in one library."""
+    tvm = tvm_env.load()
+    board_type = require_board_type("jetson-nano")
+    assert board_type.target is not None
+    nano = board_type.target.to_tvm()
+    draw, values = random.Random(0), np.random.default_rng(0)
+    functions, order, arrays, expected, seen = {}, [], {}, {}, set()
+
+    def add(case: str, family: str, function: Any, arguments: list[Array], result: Array) -> None:
+        module = tvm.IRModule({"main": function})
+        outlook = read_outlook(module, cores.core_of(nano))
+        assert outlook is not None
+        assert outlook.family.name == family
+        seen.add(family)
+        best, *others = [plan for _, plan in outlook.plans()]
+        arrays.update({f"{case}_{at}": argument for at, argument in enumerate(arguments)})
+        for number, plan in enumerate([best, *draw.sample(others, min(len(others), PLANS - 1))]):
+            schedule = tvm.s_tir.Schedule(module)
+            outlook.apply(schedule, plan)
+            name = f"{case}__{number}"
+            functions[name] = schedule.mod["main"].with_attr("global_symbol", name)
+            order.append([name, [f"{case}_{at}" for at in range(len(arguments))], result.shape])
+            expected[name] = (result, plan)
+
+    for case, (family, shapes, build, reference) in CASES.items():
+        arguments = [values.standard_normal(shape).astype("float32") for shape in shapes]
+        add(case, family, build_function(shapes, build, nano), arguments, reference(*arguments))
+    for m in (2, 4, 6):
+        shape = (1, 10, 13, 8)
+        data, weights = (values.standard_normal(size).astype("float32") for size in (shape, (3, 3, 8, 16)))
+        function = canonical.canonicalise(winograd.make_function(shape, 16, (1, 1, 1, 1), m))
+        transformed = winograd.transform_weights(weights, m)
+        add(f"winograd{m}", "winograd", function, [data, transformed], convolve(data, weights, pad=1))
+    assert seen == {family.name for family in FAMILIES}
+
+    results = run_there(emulated_root, tvm.IRModule(functions), nano, order, arrays, tmp_path)
+    assert set(results) == set(expected)
+    for name, (result, plan) in expected.items():
+        error = np.abs(results[name] - result).max() / np.abs(result).max()
+        assert error < 2e-5, f"{name} {plan}: {error}"
+
+
+def build_function(shapes: tuple[Any, ...], build: Callable[..., Any], config: Any) -> Any:
+    """The only function that a graph of these arguments becomes, canonical as the search sees it."""
+    tvm = tvm_env.load()
+    from tvm import relax
+
+    arguments = [relax.Var(f"x{at}", relax.TensorType(shape, "float32")) for at, shape in enumerate(shapes)]
+    builder = relax.BlockBuilder()
+    with builder.function("main", arguments):
+        with builder.dataflow():
+            result = builder.emit_output(builder.normalize(build(relax.op, *arguments)))
+        builder.emit_func_output(result)
+    made = target.make_target(config)
+    with made:
+        module = relax.get_pipeline("zero")(builder.get())
+    (workload,) = workloads.extract(module, made, {}, "graph/1")
+    return canonical.canonicalise(tvm.ir.load_json(workload.module_json)["main"])
+
+
+def run_there(
+    root: str, module: Any, config: Any, order: list[Any], arrays: dict[str, Array], folder: pathlib.Path
+) -> dict[str, Array]:
+    """Each function's result, by name."""
+    tvm = tvm_env.load()
+
+    def link(output: str, objects: list[str] | str, options: list[str] | None = None, **_: Any) -> None:
+        linker.link_candidate(pathlib.Path(output), [pathlib.Path(o) for o in np.atleast_1d(objects)])
+
+    library, steps, inputs, outputs = (folder / name for name in ("all.so", "order.json", "inputs.npz", "outputs.npz"))
+    tvm.compile(module, target=target.make_target(config)).export_library(str(library), fcompile=link)
+    steps.write_text(json.dumps(order))
+    np.savez(inputs, **arrays)
+    python = str(pathlib.Path(root) / "usr/bin/board-python")
+    environment = {**os.environ, "QEMU_CPU": "cortex-a57", "TVM_USE_RUNTIME_LIB": "1", "PYTHONPATH": ""}
+    command = [python, "-c", _SCRIPT, *map(str, (library, steps, inputs, outputs))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    with np.load(outputs) as found:
+        return dict(found)
