@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -145,3 +146,20 @@ def test_functions_of_older_pipelines_keep_metaschedules_space() -> None:
     module = make_convolution((1, 14, 14, 16), 32, (3, 3))
     older = make_workload(module, NANO).__class__("1", "older", 1.0, 1, (), tvm.ir.save_json(module), NANO, "graph/1")
     assert ScheduleSpace(older).ranked == []
+
+
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])
+def test_lanes_are_factors_of_multiply_adds(kernel: tuple[int, int]) -> None:
+    """On Arm the data of four steps of the reduction are loaded as one vector, and little but multiply-adds is left."""
+    module = make_convolution((1, 16, 16, 64), 64, kernel)
+    outlook = rule.read_outlook(module, cores.core_of(NANO))
+    assert outlook is not None
+    _, plan = outlook.plans()[0]
+    assert plan["steps"] == 4
+    schedule = tvm.s_tir.Schedule(module)
+    outlook.apply(schedule, plan)
+    listing = tvm.compile(schedule.mod, target=tvm.target.Target(NANO)).mod.inspect_source("asm")
+    blocks = [block.split("\n") for block in re.split(r"(?m)^\.L\w+:.*$|^\tb\.\w+\t.*$", listing)]
+    inner = [line.split()[0] for line in max(blocks, key=lambda b: "".join(b).count("fmla")) if line[:1] == "\t"]
+    share = inner.count("fmla") / len(inner)
+    assert share > 0.7, share

@@ -28,6 +28,11 @@ _SHARE = 0.75
 # Parts of a transfer from the second cache that are waited for: weights lie in order and are fetched ahead; data of a
 # tile's pixels lie apart by a power of two and push each other out (13x13x512>1000 on Zen 4: 80 GFLOPS of 110).
 _HIDDEN, _SCATTERED = 0.15, 1.0
+# Where lanes are factors: share of the issue's cycles that count although multiply-adds hide them, so that among tiles
+# which are equal otherwise the one with the fewest instructions is taken.
+_ISSUED = 0.15
+# Instructions of the innermost loop itself: its counter, its branch, two addresses.
+_LOOP = 4
 # Cycles that a tile costs besides its multiply-adds: loop ends, addresses, the first loads.
 _TILE_CYCLES = 14.0
 
@@ -45,7 +50,10 @@ class Dense:
         return found
 
     def options(self, facts: Contraction, core: Core) -> Mapping[str, tuple[int, ...]]:
-        """`lanes`, `vectors`, `pixels`, `rows` of a tile; `order` of the loops; `pad`."""
+        """`lanes`, `vectors`, `pixels`, `rows` of a tile; `order` of the loops; `pad`.
+
+        Where a multiply-add takes a lane as its factor also `steps`: of the reduction, with their data in one vector.
+        """
         full = core.lanes(facts.element_bytes)
         sizes = [size for size in (full, full // 2, full // 4) if size > 1 and facts.channel % size == 0] or [1]
         height = facts.pixels[-2].extent if len(facts.pixels) > 1 else 1
@@ -58,20 +66,21 @@ class Dense:
             "rows": tuple(r for r in steps.divisors(height) if r <= _MOST_ROWS),
             "order": (ROWS_OUTSIDE, CHANNELS_OUTSIDE),
             "pad": (PAD_ALL, PAD_ROWS) if facts.pad else (PAD_ALL,),
+            **list_steps(core, facts.line, facts.element_bytes),
         }
 
     def predict(self, facts: Contraction, plan: Plan, core: Core) -> Prediction | None:
         """Cycles of the tiles' inner loops, and what comes from further away than the second cache."""
         lanes, vectors, tile = plan["lanes"], plan["vectors"], plan["pixels"] * plan["rows"]
-        block = lanes * vectors
-        if facts.channel % block or tile * vectors + vectors + 1 > core.vector_registers:
+        block, joint = lanes * vectors, plan.get("steps", 1)
+        if facts.channel % block or count_registers(tile, vectors, joint) > core.vector_registers:
             return None
         if plan["pad"] == PAD_ROWS and (plan["order"] == CHANNELS_OUTSIDE or len(facts.pixels) == 1):
             return None
         blocks = facts.channel // block
         area = math.prod(axis.extent for axis in facts.pixels)
         tiles = area // tile * blocks
-        step = step_cycles(core, lanes * facts.element_bytes * 8, tile, vectors)
+        step = step_cycles(core, lanes * facts.element_bytes * 8, tile, vectors, joint)
         inner = facts.depth * step
         inner += self._reloads(facts, plan, core) / core.l2_bytes_per_cycle
         written = tile * vectors * 2 / core.loads_per_cycle(lanes * facts.element_bytes * 8)
@@ -128,7 +137,7 @@ class Dense:
         main = schedule.get_sblock(facts.main)
         for name in facts.between:
             schedule.compute_inline(schedule.get_sblock(name))
-        last = schedule.cache_write(main, 0, "local") if facts.last == facts.main else schedule.get_sblock(facts.last)
+        last = schedule.cache_write(main, 0, "global") if facts.last == facts.main else schedule.get_sblock(facts.last)
         parallel, at, tile = self._tile(schedule, schedule.get_loops(last), plan, by_rows=self._pads_rows(facts, plan))
         schedule.compute_at(main, at, preserve_unit_loops=True)
         if self._pads_rows(facts, plan):
@@ -136,14 +145,20 @@ class Dense:
             schedule.compute_at(pad, parallel, preserve_unit_loops=True)
             steps.vectorise(schedule, schedule.get_loops(pad)[-1], plan["lanes"])
         if facts.last != facts.main:
-            schedule.set_scope(main, 0, "local")
+            schedule.set_scope(main, 0, "global")
         own = schedule.get_loops(main)[-(len(facts.pixels) + 1 + len(facts.sums)) :]
         sums, pixels = [own[axis.at] for axis in facts.sums], [own[axis.at] for axis in facts.pixels]
         vector, lane = schedule.split(own[facts.channels[0].at], [None, plan["lanes"]])
-        schedule.reorder(*sums, *pixels, vector, lane)
+        inside = [*pixels, vector]
+        if plan.get("steps", 1) > 1:
+            sums[-1], step = schedule.split(sums[-1], [None, plan["steps"]])
+            inside = [step, *inside]
+        schedule.reorder(*sums, *inside, lane)
+        if plan.get("steps", 1) > 1:
+            hold_data(schedule, main, facts.data_at, sums[-1])
         schedule.vectorize(lane)
         schedule.vectorize(tile[-1])
-        for loop in (*pixels, vector, *tile[:-1]):
+        for loop in (*inside, *tile[:-1]):
             schedule.unroll(loop)
         schedule.parallel(parallel)
         schedule.decompose_reduction(main, sums[0])
@@ -186,14 +201,36 @@ class Dense:
         return parallel, parallel, tile
 
 
-def step_cycles(core: Core, bits: int, tile: int, vectors: int) -> float:
+def list_steps(core: Core, line: int, element_bytes: int) -> dict[str, tuple[int, ...]]:
+    """The knob `steps` where lanes can be factors and `line` data in a row fill vectors, else none."""
+    full = core.lanes(element_bytes)
+    return {"steps": (full, 1)} if core.lane_fma and full > 1 and line % full == 0 else {}
+
+
+def count_registers(tile: int, vectors: int, steps: int) -> int:
+    """What a tile takes: its sums, weights of one step, and a factor or a vector of them for each pixel."""
+    return tile * vectors + vectors + (tile if steps > 1 else 1)
+
+
+def hold_data(schedule: Any, main: Any, data_at: int, loop: Any) -> None:
+    """Load what one step of a loop of sums reads of the data into registers first, each row of it as a vector."""
+    held = schedule.cache_read(main, data_at, "global")
+    schedule.compute_at(held, loop, preserve_unit_loops=True)
+    *own, row = schedule.get_loops(held)[-len(schedule.get(held).iter_vars) :]
+    for each in own:
+        schedule.unroll(each)
+    schedule.vectorize(row)
+
+
+def step_cycles(core: Core, bits: int, tile: int, vectors: int, steps: int = 1) -> float:
     """Cycles of one step of the reduction for a tile of `tile` pixels by `vectors` vectors of so many bits.
 
-    The most of: multiply-adds, loads (a vector of weights, and a factor for each pixel or, with lanes as factors, a
-    vector of them for several steps), instructions issued, and the wait for the sum of the step before.
+    The most of: multiply-adds, loads (a vector of weights, and a factor for each pixel, or one vector of them for so
+    many `steps`), instructions issued, and the wait for the sum of the step before.
     """
     multiply = tile * vectors
-    factors = tile / (core.vector_bits / 32 if core.lane_fma else 1)
+    factors = tile / steps
     loads = vectors / core.loads_per_cycle(bits) + factors / core.load_pipes
     issued = (multiply + vectors + factors) / core.issue_width
-    return max(multiply / core.fma_per_cycle(bits), loads, issued, core.fma_latency)
+    cycles = max(multiply / core.fma_per_cycle(bits), loads, issued, core.fma_latency)
+    return cycles + (_ISSUED * (issued + _LOOP / steps / core.issue_width) if core.lane_fma else 0.0)

@@ -94,7 +94,7 @@ class Depthwise:
         main = schedule.get_sblock(facts.main)
         for name in facts.between:
             schedule.compute_inline(schedule.get_sblock(name))
-        last = schedule.cache_write(main, 0, "local") if facts.last == facts.main else schedule.get_sblock(facts.last)
+        last = schedule.cache_write(main, 0, "global") if facts.last == facts.main else schedule.get_sblock(facts.last)
         *outer, channel = schedule.get_loops(last)
         block, vector, lane = schedule.split(channel, [None, vectors, lanes])
         column, pixel = schedule.split(outer.pop(), [None, plan["pixels"]])
@@ -106,7 +106,7 @@ class Depthwise:
         parallel = schedule.fuse(*outer, block)
         schedule.compute_at(main, column, preserve_unit_loops=True)
         if facts.last != facts.main:
-            schedule.set_scope(main, 0, "local")
+            schedule.set_scope(main, 0, "global")
         rank = len(facts.batch) + len(facts.pixels) + len(facts.sums)
         own = schedule.get_loops(main)[-rank:]
         sums = [own[axis.at] for axis in facts.sums]

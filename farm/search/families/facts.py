@@ -30,7 +30,8 @@ class Contraction:
     `pad` is the block that writes the padded data, None where there is none; `last` the block that writes the result,
     `main` itself where nothing follows it; `between` all others after `main`, in order.
     `stride` and `reach` are, by pixel loop, how far the data move with it, and over how many elements the kernel goes.
-    `packed` says whether the weight may be stored in another order. Sizes of an element in bytes.
+    `packed` says whether the weight may be stored in another order. Sizes of an element in bytes. `data_at` is the
+    place of the data among what `main` reads, `line` over how many in a row the last loop of the reduction goes.
     """
 
     main: str
@@ -49,6 +50,8 @@ class Contraction:
     weight_bytes: int
     result_bytes: int
     group: int = 0
+    data_at: int = 0
+    line: int = 1
 
     @property
     def channel(self) -> int:
@@ -153,6 +156,8 @@ def _read(
         weight_bytes=size_of(weight.source),
         result_bytes=size_of(written),
         group=group,
+        data_at=next(at for at, region in enumerate(block.reads) if region.source.same_as(data.source)),
+        line=axes[sums[-1]].extent if list(data.indices)[-1].same_as(sums[-1]) else 1,
     )
 
 

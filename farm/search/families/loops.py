@@ -113,7 +113,7 @@ def split_sums(schedule: Any, name: str, sums: int, length: int) -> Any:
     _, lane = schedule.split(schedule.fuse(*run), [None, length])
     partial = schedule.rfactor(lane, 0)
     for at in range(len(schedule.get(partial).writes)):
-        schedule.set_scope(partial, at, "local")
+        schedule.set_scope(partial, at, "global")
     return partial
 
 

@@ -112,7 +112,7 @@ def _sum_beside(schedule: Any, facts: Reduction, plan: Plan) -> None:
     lanes = plan["lanes"]
     main = schedule.get_sblock(facts.main)
     own_last = facts.last == facts.main
-    last = schedule.cache_write(main, 0, "local") if own_last else schedule.get_sblock(facts.last)
+    last = schedule.cache_write(main, 0, "global") if own_last else schedule.get_sblock(facts.last)
     *outer, channel = schedule.get_loops(last)
     block, vector, lane = schedule.split(channel, [None, plan["vectors"], lanes])
     tile = []
@@ -123,7 +123,7 @@ def _sum_beside(schedule: Any, facts: Reduction, plan: Plan) -> None:
     at = schedule.fuse(*outer, block)
     schedule.compute_at(main, at, preserve_unit_loops=True)
     if not own_last:
-        schedule.set_scope(main, 0, "local")
+        schedule.set_scope(main, 0, "global")
     own = schedule.get_loops(main)[1:]
     spatial, sums = own[: len(facts.spatial)], own[len(facts.spatial) :]
     inner, own_lane = schedule.split(spatial.pop(), [None, lanes])
@@ -151,7 +151,7 @@ def _sum_rows(schedule: Any, facts: Reduction, plan: Plan) -> None:
         at = schedule.fuse(*own)
         if facts.last != facts.main:
             schedule.compute_at(main, at, preserve_unit_loops=True)
-            schedule.set_scope(main, 0, "local")
+            schedule.set_scope(main, 0, "global")
         if plan["pieces"]:
             schedule.parallel(at)
     loops.vectorise_partial(schedule, partial, at)

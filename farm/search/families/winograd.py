@@ -14,7 +14,14 @@ from typing import Any
 from farm.search import winograd
 from farm.search.cores import Core
 from farm.search.families import facts as reading
-from farm.search.families.dense import CHANNELS_OUTSIDE, ROWS_OUTSIDE, step_cycles
+from farm.search.families.dense import (
+    CHANNELS_OUTSIDE,
+    ROWS_OUTSIDE,
+    count_registers,
+    hold_data,
+    list_steps,
+    step_cycles,
+)
 from farm.search.families.family import Plan, Prediction
 from farm.search.families.loops import divisors
 
@@ -94,7 +101,7 @@ class Winograd:
     def options(self, facts: WinogradFacts, core: Core) -> Mapping[str, tuple[int, ...]]:
         """`lanes`, `vectors`, `pixels`, `rows` of a register tile of products; `unit`: rows of tiles together; `order`.
 
-        Pixels and rows of the products are tiles of the result.
+        `steps` as in `dense`. Pixels and rows of the products are tiles of the result.
         """
         full = core.lanes(_FLOAT)
         sizes = [size for size in (full, full // 2, full // 4) if size > 1 and facts.channels % size == 0] or [1]
@@ -107,13 +114,16 @@ class Winograd:
             "rows": tuple(r for r in divisors(facts.tall) if r < core.vector_registers),
             "unit": tuple(divisors(facts.tall)),
             "order": (ROWS_OUTSIDE, CHANNELS_OUTSIDE),
+            **list_steps(core, facts.depth, _FLOAT),
         }
 
     def predict(self, facts: WinogradFacts, plan: Plan, core: Core) -> Prediction | None:
         """Cycles of the products' inner loops, of the transforms, and what comes from beyond the second cache."""
         lanes, vectors, tile, unit = plan["lanes"], plan["vectors"], plan["pixels"] * plan["rows"], plan["unit"]
-        block, bits = lanes * vectors, lanes * _FLOAT * 8
-        if facts.channels % block or unit % plan["rows"] or tile * vectors + vectors + 1 > core.vector_registers:
+        block, bits, joint = lanes * vectors, lanes * _FLOAT * 8, plan.get("steps", 1)
+        if facts.channels % block or unit % plan["rows"]:
+            return None
+        if count_registers(tile, vectors, joint) > core.vector_registers:
             return None
         blocks, units = facts.channels // block, facts.batch * facts.tall // unit
         together = unit * facts.wide
@@ -121,7 +131,7 @@ class Winograd:
         panel = facts.depth * block * _FLOAT
         shared = together / tile if panel <= core.l1_bytes * _SHARE else 1
         near = (tile * facts.depth * _FLOAT + panel / shared) / core.l2_bytes_per_cycle
-        step = step_cycles(core, bits, tile, vectors)
+        step = step_cycles(core, bits, tile, vectors, joint)
         inner = max(facts.depth * step, near) + 0.15 * near + 2 * tile * vectors / core.loads_per_cycle(bits)
         products = facts.alpha**2 * blocks * units * (together / tile) * (inner + _TILE_CYCLES)
         transforms = self._transforms(facts, core, lanes)
@@ -194,7 +204,7 @@ class Winograd:
         schedule.reorder(*outer, line, column, vector, y, x, lane)
         parallel = schedule.fuse(*outer[:2]) if rows_first else schedule.fuse(*outer)
         schedule.compute_at(lines, vector, preserve_unit_loops=True)
-        schedule.set_scope(lines, 0, "local")
+        schedule.set_scope(lines, 0, "global")
         _unroll(schedule, (y, x, lane))
         _unroll(schedule, schedule.get_loops(lines)[-6:])
         depth = self._tile_products(schedule, products, block if rows_first else parallel, plan)
@@ -207,7 +217,7 @@ class Winograd:
     @staticmethod
     def _tile_products(schedule: Any, products: Any, at: Any, plan: Plan) -> Any:
         """Compute all products of a block of channels there, a register tile at a time; returns the loop of sums."""
-        written = schedule.cache_write(products, 0, "local")
+        written = schedule.cache_write(products, 0, "global")
         schedule.compute_at(written, at, preserve_unit_loops=True)
         i, j, image, line, column, channel = schedule.get_loops(written)[-6:]
         line, row = schedule.split(line, [None, plan["rows"]])
@@ -218,8 +228,14 @@ class Winograd:
         _unroll(schedule, (row, pixel, vector, lane))
         row, pixel, channel, depth = schedule.get_loops(products)[-4:]
         vector, lane = schedule.split(channel, [None, plan["lanes"]])
-        schedule.reorder(depth, row, pixel, vector, lane)
-        _unroll(schedule, (row, pixel, vector, lane))
+        if plan.get("steps", 1) == 1:
+            schedule.reorder(depth, row, pixel, vector, lane)
+            _unroll(schedule, (row, pixel, vector, lane))
+            return depth
+        depth, step = schedule.split(depth, [None, plan["steps"]])
+        schedule.reorder(depth, step, row, pixel, vector, lane)
+        hold_data(schedule, products, 0, depth)
+        _unroll(schedule, (step, row, pixel, vector, lane))
         return depth
 
     @staticmethod
@@ -238,7 +254,7 @@ class Winograd:
         schedule.reorder(column, i, lane)
         _unroll(schedule, (i, lane))
         schedule.compute_at(pad, column, preserve_unit_loops=True)
-        schedule.set_scope(pad, 0, "local")
+        schedule.set_scope(pad, 0, "global")
         _unroll(schedule, schedule.get_loops(pad)[-4:])
 
 
