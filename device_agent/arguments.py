@@ -71,6 +71,33 @@ def fill(destination: NDArray[Any], source: NDArray[Any], start: int) -> None:
         filled += step
 
 
+# Arguments between the first (what the layer before has just written) and the last (the output) are weights where they
+# are larger than a first-level cache and shared second-level caches have room for. A model has come through so much
+# other data when it meets them again that the copies have to exceed the caches of boards: 4 MiB on the largest Jetson.
+_LARGE_BYTES, _COLD_BYTES = 256 << 10, 16 << 20
+
+
+def copy_weights(specs: Any, tensors: list[Any]) -> list[list[Any]]:
+    """Further sets of arguments in which the large weights are copies, so many that calls which take turns among all
+    sets find them in no cache. None where there are no large weights.
+    """
+    import tvm.runtime
+
+    large = [
+        index
+        for index, spec in enumerate(specs)
+        if 0 < index < len(specs) - 1 and math.prod(spec.shape) * _numpy_dtype(spec.dtype).itemsize >= _LARGE_BYTES
+    ]
+    total = sum(math.prod(specs[index].shape) * _numpy_dtype(specs[index].dtype).itemsize for index in large)
+    found = []
+    for _ in range(math.ceil(_COLD_BYTES / total) if total else 0):
+        found.append(list(tensors))
+        for index in large:
+            found[-1][index] = tvm.runtime.empty(specs[index].shape, specs[index].dtype, tvm.runtime.cpu())
+            tensors[index].copyto(found[-1][index])
+    return found
+
+
 # What `prepare` made last: the tensors of one spec, so that a session never keeps more than one set.
 _inherited: dict[tuple[tuple[Any, ...], int], list[Any]] = {}
 _MOST_INHERITED_BYTES = 64 << 20

@@ -16,7 +16,7 @@ from device_agent.protocol import Outcome, Status
 _GROWTH_MARGIN = 1.2
 # A kernel may be lazily paged in: one sample may mislead about the number of calls, three rounds do not.
 _MAX_ROUNDS = 8
-# TVM's evaluator makes one call of its own before it counts.
+# TVM's evaluator makes one call of its own before it counts, and so does our own.
 _CALLS_BESIDE = 1
 
 
@@ -50,13 +50,13 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Out
     """Measure; the process this runs in may well not survive it. Raises LoadError, MemoryError, TVM's errors.
 
     At least one call is made before the first sample, even with `warmup` 0: TVM's evaluator always drops one. With
-    `flush_cache` the caches are emptied before each sample and `number` does not grow, since only the first call of
-    a sample meets cold caches.
+    `cold_weights` calls take turns among copies of the large arguments (`arguments.copy_weights`).
     """
     import tvm.runtime
 
     module, function = load(library, spec.entry)
     tensors = arguments.allocate(spec.arguments, spec.seed)
+    turns = [tensors, *(arguments.copy_weights(spec.arguments, tensors) if spec.cold_weights else ())]
     plan.marks.set("loaded_s")
     plan.rest()
     before = plan.sensors.read()
@@ -67,19 +67,20 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Out
     for _ in range(spec.warmup - 1 if real else 0):
         function(*tensors)
 
+    def run_in_turns(calls: int) -> float:
+        function(*turns[-1])
+        begun = time.perf_counter()
+        for call in range(calls):
+            function(*turns[call % len(turns)])
+        return (time.perf_counter() - begun) / calls
+
     def evaluate(number: int, repeat: int) -> list[float]:
-        evaluator = module.time_evaluator(
-            spec.entry,
-            tvm.runtime.cpu(),
-            number=number,
-            repeat=repeat,
-            f_preproc="cache_flush_cpu_non_first_arg" if spec.flush_cache else "",
-        )
+        if len(turns) > 1:
+            return [run_in_turns(number) for _ in range(repeat)]
+        evaluator = module.time_evaluator(spec.entry, tvm.runtime.cpu(), number=number, repeat=repeat)
         return list(evaluator(*tensors).results)
 
     def run(calls: int) -> float:
-        if spec.flush_cache:
-            return statistics.fmean(evaluate(1, 1)[0] for _ in range(calls))
         return evaluate(calls, 1)[0]
 
     def sample(number: int, repeat: int) -> list[float]:
@@ -89,7 +90,7 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Out
 
     number = 1 if set_s else spec.number
     samples = sample(number, spec.repeat)
-    if spec.min_repeat_s > 0 and not spec.flush_cache and not set_s:
+    if spec.min_repeat_s > 0 and not set_s:
         for _ in range(_MAX_ROUNDS):
             call_s = statistics.median(samples)
             if call_s * number >= spec.min_repeat_s:

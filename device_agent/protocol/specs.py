@@ -65,8 +65,9 @@ class MeasureSpec(Message):
     """How to time one candidate whose library travels beside this message.
 
     A sample is the mean of `number` calls; there are `repeat` samples. `number` grows until a sample takes
-    `min_repeat_s`. Arguments are filled with seeded values, the same on every board. Samples that spread further than
-    `max_spread` (interquartile range over median) make the outcome `noisy`. Energy is measured where `energy` asks.
+    `min_repeat_s`. Arguments are filled with seeded values, the same on every board; with `cold_weights` calls take
+    turns among copies of the large ones, so that they meet them as a model's kernels do. Samples that spread further
+    than `max_spread` (interquartile range over median) make the outcome `noisy`. Where `energy` asks, it is measured.
     """
 
     arguments: tuple[TensorSpec, ...]
@@ -74,7 +75,7 @@ class MeasureSpec(Message):
     repeat: int = 3
     min_repeat_s: float = 0.0
     warmup: int = 1
-    flush_cache: bool = False
+    cold_weights: bool = False
     seed: int = 0
     entry: str = "main"
     device: str = "cpu"

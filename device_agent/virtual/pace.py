@@ -33,7 +33,7 @@ _ESTABLISHING = 0.5
 def name_content(spec: MeasureSpec | RunSpec, content: Sequence[bytes], host_cores: int) -> str:
     """The key of what `spec` runs: everything that decides what one call costs this machine."""
     if isinstance(spec, MeasureSpec):
-        how = [spec.arguments, spec.entry, spec.seed, spec.flush_cache]
+        how = [spec.arguments, spec.entry, spec.seed, spec.cold_weights]
     else:
         how = [str(spec.engine), spec.entry]
     return work.make_key(repr(how), str(host_cores), *content)

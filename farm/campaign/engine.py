@@ -186,6 +186,7 @@ class Engine:
             number=settings.measure_number,
             repeat=settings.measure_repeat,
             min_repeat_s=settings.measure_min_repeat_s,
+            cold_weights=True,
             seed=settings.seed,
             limits=Limits(
                 timeout_s=settings.measure_timeout_s,

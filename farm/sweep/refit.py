@@ -126,6 +126,7 @@ def _time(bench: Bench, rival: Rival) -> float | None:
         number=settings.measure_number,
         repeat=settings.measure_repeat,
         min_repeat_s=settings.measure_min_repeat_s,
+        cold_weights=True,
         seed=settings.seed,
         limits=Limits(settings.measure_timeout_s, settings.measure_memory_bytes, threads=bench.threads),
     )

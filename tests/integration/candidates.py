@@ -122,14 +122,14 @@ def build_hang_when_loaded(folder: pathlib.Path) -> bytes:
     return compile_c(_BAD_SOURCE, folder / "hang_when_loaded.so", "-DHANG_WHEN_LOADED")
 
 
-def build_matmul(folder: pathlib.Path, name: str = "matmul.so") -> bytes:
-    """A parallel `main(A, B, C)` for `SIZE` x `SIZE` float32 matrices: a linked `.so`, or a `.tar` of objects."""
+def build_matmul(folder: pathlib.Path, name: str = "matmul.so", size: int = SIZE) -> bytes:
+    """A parallel `main(A, B, C)` for `size` x `size` float32 matrices: a linked `.so`, or a `.tar` of objects."""
     import tvm
     from tvm import te
 
-    a, b = (te.placeholder((SIZE, SIZE), name=name) for name in "AB")
-    k = te.reduce_axis((0, SIZE), name="k")
-    c = te.compute((SIZE, SIZE), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="C")
+    a, b = (te.placeholder((size, size), name=name) for name in "AB")
+    k = te.reduce_axis((0, size), name="k")
+    c = te.compute((size, size), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="C")
     schedule = tvm.s_tir.Schedule(te.create_prim_func([a, b, c]))
     schedule.parallel(schedule.get_loops(schedule.get_sblock("C"))[0])
     library = tvm.compile(schedule.mod, target=_target())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pathlib
+import statistics
 
 import psutil
 import pytest
 
-from device_agent import protocol
+from device_agent import arguments, protocol
 from device_agent.protocol import Limits, Status, TensorSpec
 from tests.integration import candidates
 from tests.integration.conftest import Agent, Board
@@ -39,11 +40,26 @@ def test_number_grows_until_a_sample_is_long_enough(board: Board, matmul: bytes)
     assert lengths[1] >= 0.02
 
 
-def test_flushed_caches_are_timed_call_by_call(board: Board, matmul: bytes) -> None:
-    """With flush_cache the number of calls per sample stays as asked for."""
-    outcome = board.measure(matmul, flush_cache=True, min_repeat_s=0.02)
+def test_calls_take_turns_among_copies_of_large_weights() -> None:
+    """Every set has weights of its own with the same values, more of them than caches hold; all else is shared."""
+    shapes = ((1, 512), (512, 512), (512,), (1, 512))
+    specs = tuple(TensorSpec(shape, "float32") for shape in shapes)
+    tensors = arguments.allocate(specs, 0)
+    sets = [tensors, *arguments.copy_weights(specs, tensors)]
+    assert len({each[1].data_ptr() for each in sets}) == len(sets) == 17
+    assert all((each[1].numpy() == tensors[1].numpy()).all() for each in sets)
+    assert all(len({each[index].data_ptr() for each in sets}) == 1 for index in (0, 2, 3))
+    assert arguments.copy_weights(specs[2:], tensors[2:]) == []
+
+
+def test_cold_weights_are_timed_like_all_others(board: Board, tmp_path: pathlib.Path) -> None:
+    """Where the arguments are large, too, samples are as long as was asked for."""
+    large = candidates.build_matmul(tmp_path, size=256)
+    matrices = (TensorSpec((256, 256), "float32"),) * 3
+    outcome = board.measure(large, arguments=matrices, cold_weights=True, repeat=3, min_repeat_s=0.05)
     assert outcome.status is Status.OK, outcome.message
-    assert outcome.calls_per_sample == 1
+    assert len(outcome.latency_s) == 3
+    assert statistics.median(outcome.latency_s) * outcome.calls_per_sample >= 0.05
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def test_outcomes_survive_the_wire(outcome: Outcome) -> None:
     [
         MeasureSpec(arguments=()),
         MeasureSpec(arguments=(TensorSpec((1, 3, 224, 224), "float32"), TensorSpec((), "int8")), min_repeat_s=0.1),
-        MeasureSpec(arguments=(), limits=Limits(timeout_s=1.5, memory_bytes=1, threads=4), flush_cache=True),
+        MeasureSpec(arguments=(), limits=Limits(timeout_s=1.5, memory_bytes=1, threads=4), cold_weights=True),
         RunSpec(Engine.ONNXRUNTIME, runs=50, warmup=5, return_outputs=False),
         RunSpec(Engine.KERNEL, energy=EnergySpec(), start=StartConditions(max_temperature_c=40.0)),
         PowerSpec(seconds=0.5, rate_hz=1000.0),

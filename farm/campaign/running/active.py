@@ -112,6 +112,7 @@ def to_measure_spec(active: Active, work: Work, best_s: float | None) -> Measure
         number=order.number,
         repeat=order.repeat,
         min_repeat_s=order.min_repeat_s,
+        cold_weights=True,
         seed=active.order.search.seed,
         limits=Limits(
             timeout_s=timeout_s,

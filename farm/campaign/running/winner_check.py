@@ -60,6 +60,7 @@ def to_measure_spec(program: Program, order: Order, threads: int) -> MeasureSpec
         number=measure.number,
         repeat=measure.repeat,
         min_repeat_s=measure.min_repeat_s,
+        cold_weights=True,
         seed=order.search.seed,
         limits=Limits(timeout_s=measure.timeout_s, memory_bytes=measure.memory_bytes, threads=threads),
     )
