@@ -14,6 +14,8 @@ import numpy as np
 from farm.errors import UsageError
 from farm.search import bindings
 from farm.search.cores import Core, core_of
+from farm.search.families.dense import MOST_ROWS, MOST_VECTORS, step_cycles
+from farm.search.families.loops import divisors
 
 _LAST = ("NWC", "NHWC", "NDHWC")
 _CONVOLUTIONS = tuple(f"relax.nn.conv{n}d" for n in (1, 2, 3))
@@ -44,26 +46,40 @@ def widen(target: Any) -> Any:
     return bindings.rewriting_pass(run, "WidenChannels")
 
 
-def widened(channels: int, core: Core, element_bytes: int) -> int:
-    """How many channels to compute so that `channels` are had soonest: as many, or some more."""
+def widened(channels: int, core: Core, element_bytes: int, pixels: Sequence[int] = (1,)) -> int:
+    """How many channels to compute so that `channels` are had soonest: as many, or some more.
+
+    `pixels`: in how many rows and columns they are had, which limits the tiles.
+    """
     full = core.lanes(element_bytes)
-    own = _cycles(channels, core, element_bytes)
+    own = _cycles(channels, core, element_bytes, pixels)
     best = channels
     for lanes in (full // 2, full):
         more = -(-channels // lanes) * lanes if lanes > 1 else channels
-        gain = own / _cycles(more, core, element_bytes)
+        gain = own / _cycles(more, core, element_bytes, pixels)
         if gain < (1.05 if more - channels <= channels * _MOST_MORE else _MUCH):
             continue
-        if _cycles(more, core, element_bytes) < _cycles(best, core, element_bytes):
+        if _cycles(more, core, element_bytes, pixels) < _cycles(best, core, element_bytes, pixels):
             best = more
     return best
 
 
-def _cycles(channels: int, core: Core, element_bytes: int) -> float:
-    """Of one core, for one multiply-add of every channel, in the longest vectors that divide their number."""
+def _cycles(channels: int, core: Core, element_bytes: int, pixels: Sequence[int]) -> float:
+    """Of one core, for one multiply-add of every channel of a pixel, in the best of its tiles (`families.dense`)."""
+    rows, columns = (1, *pixels)[-2:]
+    if rows == columns == 1:  # bound by the memory that weights come from: loads of factors do not matter
+        rows, columns = 1, core.vector_registers // 2
+    tiles = {row * column for row in divisors(rows) if row <= MOST_ROWS for column in divisors(columns)}
     full = core.lanes(element_bytes)
-    lanes = next((n for n in (full, full // 2, full // 4) if n > 1 and channels % n == 0), 1)
-    return channels / lanes / core.fma_per_cycle(lanes * element_bytes * 8)
+    found = []
+    for lanes in {full, full // 2, full // 4, 1}:
+        blocks = channels // lanes if lanes and channels % lanes == 0 else 0
+        for vectors in divisors(blocks)[:MOST_VECTORS] if blocks else ():
+            for tile in tiles:
+                if vectors <= MOST_VECTORS and tile * vectors + vectors < core.vector_registers:
+                    cycles = step_cycles(core, lanes * element_bytes * 8, tile, vectors)
+                    found.append(blocks / vectors * cycles / tile)
+    return min(found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +173,8 @@ class _Widening:
         array = weight.value.numpy()
         if array.ndim < 2 or array.shape[-1] != channels:
             return None
-        wanted = widened(channels, self._core, array.dtype.itemsize)
+        shape = bindings.static_shape(binding.var.ty) or (1,)
+        wanted = widened(channels, self._core, array.dtype.itemsize, shape[-3:-1] if array.ndim == 4 else shape[-2:-1])
         source = self._wide.get(data)
         if source is not None and source.channels > array.shape[-2] * (1 + _MOST_MORE):
             source = None

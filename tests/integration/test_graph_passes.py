@@ -216,16 +216,21 @@ def test_global_means_leave_nothing_but_a_change_of_shape(host: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mcpu", "channels", "wanted"),
+    ("mcpu", "channels", "pixels", "wanted"),
     [
-        ("znver4", 1000, 1000), ("skylake-avx512", 1000, 1008), ("znver4", 24, 24), ("skylake-avx512", 24, 24),
-        ("znver4", 255, 256), ("x86-64-v3", 3, 4), ("skylake-avx512", 3, 8), ("znver4", 1, 1),
+        ("znver4", 1000, (1,), 1000), ("znver4", 1000, (13, 13), 1008), ("skylake-avx512", 1000, (1,), 1008),
+        ("znver4", 24, (56, 56), 24), ("skylake-avx512", 24, (56, 56), 24), ("znver4", 255, (13, 13), 256),
+        ("x86-64-v3", 3, (8, 8), 4), ("skylake-avx512", 3, (8, 8), 8), ("znver4", 1, (8, 8), 1),
     ],
 )  # fmt: skip
-def test_channels_are_filled_up_where_the_core_gains(mcpu: str, channels: int, wanted: int) -> None:
-    """A vector in halves costs nothing where the core computes it in halves; a scalar loop costs much everywhere."""
+def test_channels_are_filled_up_where_the_core_gains(
+    mcpu: str, channels: int, pixels: tuple[int, ...], wanted: int
+) -> None:
+    """A vector in halves costs nothing where the core computes it in halves and tiles of it load no more; a scalar loop
+    costs much everywhere.
+    """
     core = cores.core_of({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu})
-    assert widening.widened(channels, core, 4) == wanted
+    assert widening.widened(channels, core, 4, pixels) == wanted
 
 
 def weights_of(model: onnx.ModelProto) -> list[tuple[int, ...]]:

@@ -22,7 +22,7 @@ from farm.search.families.family import Plan, Prediction
 ROWS_OUTSIDE, CHANNELS_OUTSIDE = 0, 1
 # Options of `pad`, when padded data are written: all of them first, or the rows that a part needs next.
 PAD_ALL, PAD_ROWS = 0, 1
-_MOST_VECTORS, _MOST_ROWS = 8, 4
+MOST_VECTORS, MOST_ROWS = 8, 4
 # Share of a cache that one kind of data can count on beside the others.
 _SHARE = 0.75
 # Parts of a transfer from the second cache that are waited for: weights lie in order and are fetched ahead; data of a
@@ -60,10 +60,10 @@ class Dense:
         return {
             "lanes": tuple(sizes),
             "vectors": tuple(
-                v for v in range(1, _MOST_VECTORS + 1) if any(facts.channel % (v * size) == 0 for size in sizes)
+                v for v in range(1, MOST_VECTORS + 1) if any(facts.channel % (v * size) == 0 for size in sizes)
             ),
             "pixels": tuple(p for p in steps.divisors(facts.pixels[-1].extent) if p < core.vector_registers),
-            "rows": tuple(r for r in steps.divisors(height) if r <= _MOST_ROWS),
+            "rows": tuple(r for r in steps.divisors(height) if r <= MOST_ROWS),
             "order": (ROWS_OUTSIDE, CHANNELS_OUTSIDE),
             "pad": (PAD_ALL, PAD_ROWS) if facts.pad else (PAD_ALL,),
             **list_steps(core, facts.line, facts.element_bytes),
