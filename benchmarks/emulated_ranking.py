@@ -2,7 +2,7 @@
 
 Fifty schedules of each of three workloads of mobilenet_v2, drawn from all that their families offer, compiled for a
 Jetson Nano as trials are. Each ranking is a process of its own with one thread. Also told: how far apart the counts
-are, and how the family's prediction ranks the same candidates. Default budget: about 6 minutes.
+are, and how the family's prediction ranks the same candidates. Default budget: about 3 minutes.
 """
 
 from __future__ import annotations
