@@ -70,7 +70,8 @@ class Depthwise:
         inner = max(products / core.fma_per_cycle(bits), loads / core.loads_per_cycle(bits), kernel * core.fma_latency)
         inner = max(inner, (products + loads) / core.issue_width)
         tiles = math.prod(a.extent for a in facts.pixels) // (rows * pixels) * (channels // (lanes * vectors))
-        compute = tiles * (inner + tile * 2 / core.issue_width + 10)
+        pool = loops.pool_cycles(rows * pixels * lanes * vectors * facts.element_bytes)
+        compute = tiles * (inner + tile * 2 / core.issue_width + 10 + pool)
         pad = 0.0
         moved = float(facts.data_bytes)
         vector_bytes = core.vector_bits / 8
