@@ -112,7 +112,7 @@ def _put_together(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Bo
             known = ", ".join(name for name, facts in types.items() if facts.simulation)
             raise ProtocolError(f"no virtual board of type {chosen.virtual!r}; there are: {known}")
         beside = stack.enter_context(rig.Rig())
-        root = chosen.root = beside.start_simulator(chosen.virtual, chosen.seed, chosen.fault)
+        root = chosen.root = beside.start_simulator(chosen.virtual, chosen.seed, chosen.fault, chosen.time == "live")
         socket_path = socket_path or beside.start_helper(root)
         work_folder = work_folder or beside.folder / "work"
     elif socket_path is None and root == "/" and Path(rig.SERVICE_SOCKET).exists():

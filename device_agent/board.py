@@ -9,11 +9,11 @@ import collections
 import contextlib
 import dataclasses
 import os
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from device_agent import board_types, describe, evidence, limits, protocol
+from device_agent.board_time import BoardTime, HostTime
 from device_agent.clocks.client import HelperClient
 from device_agent.clocks.controller import Controller
 from device_agent.errors import AgentError
@@ -63,7 +63,14 @@ class Board:
         self.platform = Platform.discover(tree, facts, access)
         self.access = access
         self.controller = Controller(self.platform, access) if access is not None else None
-        self.power = find_sensors(tree, facts, access)
+        self.time: BoardTime = HostTime()
+        sensor_tree = tree
+        if tree.simulated:
+            from device_agent.virtual import lapse
+
+            sensor_tree = files = lapse.LookBack(tree)  # type: ignore[arg-type]
+            self.time = lapse.find_time(tree, files)
+        self.power = find_sensors(sensor_tree, facts, access)
         self.sensor_infos = self.power.infos
         gpu, memory = self.platform.gpu, self.platform.memory
         self.evidence = evidence.Sensors(
@@ -86,7 +93,8 @@ class Board:
 
     def measure_sensors(self) -> None:
         """Find out each power sensor's real update period and step; takes up to 2 s, nothing without a sensor."""
-        self.sensor_infos = measure_sensors(self.power, _SENSOR_LOOK_S)
+        with self.time.look(_SENSOR_LOOK_S) as ticker:
+            self.sensor_infos = measure_sensors(self.power, _SENSOR_LOOK_S, ticker, ticker.sleep)
 
     def describe(self) -> protocol.Description:
         """What the board says of itself, read from the machine now."""
@@ -153,8 +161,8 @@ class Board:
         cpus = self.platform.affinity(cluster)
         return () if not cluster and set(cpus) >= set(self.platform.hotplug.read_online()) else cpus
 
-    def pace(self, spec: protocol.MeasureSpec | protocol.RunSpec, content: Sequence[bytes]) -> Pace:
-        """How time passes on this board while it does what `spec` says with `content`."""
+    def pace(self, spec: protocol.MeasureSpec | protocol.RunSpec, content: Sequence[bytes], limit_s: float) -> Pace:
+        """How fast this board does what `spec` says with `content`, in `limit_s` of its time at most."""
         if not self.tree.simulated:
             return HostPace()
         from device_agent.virtual import pace
@@ -162,7 +170,9 @@ class Board:
         host_cores = min(limits.thread_count(spec.limits), len(os.sched_getaffinity(0)))
         key = pace.name_content(spec, content, host_cores)
         self._runs[key] += 1
-        return pace.Pace(self.tree, spec.limits, host_cores, self._work_folder, key, self._runs[key])
+        return pace.Pace(
+            self.tree, self.time, spec.limits.cluster, host_cores, limit_s, self._work_folder, key, self._runs[key]
+        )
 
     def pinned_hz(self) -> dict[int, int]:
         """Cores that are held at a clock, in Hz."""
@@ -179,8 +189,10 @@ class Board:
         if self.power.rails:
             # Sensors answer late: what belongs to the window's edges is seen a little before and after.
             margin_s = energy.plan_margin(self.sensor_infos)
-            start_s = time.monotonic() + margin_s
-            trace = sampler.collect(self.power, spec.seconds + 2 * margin_s, spec.rate_hz)
+            look_s = spec.seconds + 2 * margin_s
+            with self.time.look(look_s) as ticker:
+                start_s = ticker() + margin_s
+                trace = sampler.collect(self.power, look_s, spec.rate_hz, ticker, ticker.sleep)
             window = energy.integrate(trace, start_s, start_s + spec.seconds, self.power, self.sensor_infos)
             samples = trace.updates(start_s)
         return PowerTrace(window, samples, before, self.evidence.read(), self.name, self.tree.simulated)

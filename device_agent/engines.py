@@ -41,11 +41,12 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
     """
     arrays = read_arrays(inputs)
     run, collect = load_program(spec, program, arrays)
-    plan.marks.set("loaded_s")
+    plan.marks.set("loaded_s", time.monotonic())
     plan.rest()
     before = plan.sensors.read()
-    plan.marks.set("timing_start_s")
-    started, cpu_started_s = time.perf_counter(), time.process_time()
+    plan.marks.set("running_s", time.monotonic())
+    started_s = plan.mark("timing_start_s")
+    cpu_started_s = time.process_time()
     plan.pace.begin()
     payload = b""
     latency_s: list[float] = []
@@ -57,25 +58,25 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
         result = None  # two results at a time may be too much for the board's memory
         begun = time.perf_counter()
         result = run()
-        ended = time.perf_counter()
+        took_s = time.perf_counter() - begun
         if spec.return_outputs and not payload:
+            ended_s = plan.time.now_s()
             payload = write_arrays(collect(result))
-            collecting_s = time.perf_counter() - ended
-        return ended - begun
+            collecting_s = plan.time.now_s() - ended_s
+        return took_s
 
     def repeat(calls: int) -> float:
         return statistics.fmean(call() for _ in range(calls))
 
     done, total, block = 0, spec.warmup + spec.runs, 1
     while done < total:
-        took_s = [plan.pace.take(repeat, 1) for _ in range(block)]
+        taken_s = [plan.pace.take(repeat, 1) for _ in range(block)]
         # Warm-up runs are forgotten, also where a block begins with them.
-        latency_s += took_s[max(0, spec.warmup - done) :]
+        latency_s += taken_s[max(0, spec.warmup - done) :]
         done += block
-        block = min(total - done, max(1, round(_BLOCK_S / max(took_s[-1], 1e-9))))
+        block = min(total - done, max(1, round(_BLOCK_S / max(taken_s[-1], 1e-9))))
     plan.pace.settle()
-    timing_s = time.perf_counter() - started - collecting_s
-    plan.marks.set("timing_end_s")
+    timing_s = plan.mark("timing_end_s") - started_s - collecting_s
     plan.fill_window(repeat, statistics.median(latency_s))
     plan.pace.end()
     plan.marks.set("cpu_s", time.process_time() - cpu_started_s)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import mmap
 import struct
-import time
 
 # Enough for every field of `Phases`, one double each.
 _BYTES = 4096
@@ -17,7 +16,7 @@ _BYTES = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Phases:
-    """Moments in monotonic seconds, 0 where a phase did not happen; CPU time and calls of the worker."""
+    """Moments on the board's clock in s, 0 where a phase did not happen; CPU time and calls of the worker."""
 
     idle_start_s: float = 0.0
     idle_end_s: float = 0.0
@@ -28,6 +27,7 @@ class Phases:
     busy_calls: float = 0.0
     cpu_s: float = 0.0  # CPU time of the worker from `timing_start_s` to the last phase's end
     loaded_s: float = 0.0  # from then on the worker reads sensors, and calls the candidate
+    running_s: float = 0.0  # as `timing_start_s`, but on this machine's clock, as deadlines are
 
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Phases))
@@ -43,9 +43,9 @@ class Marks:
         """Forget the last worker's notes."""
         self._memory[: 8 * len(_FIELDS)] = bytes(8 * len(_FIELDS))
 
-    def set(self, name: str, value: float | None = None) -> None:
-        """Note `value`, by default the time now."""
-        struct.pack_into("<d", self._memory, 8 * _FIELDS.index(name), time.monotonic() if value is None else value)
+    def set(self, name: str, value: float) -> None:
+        """Note `value`."""
+        struct.pack_into("<d", self._memory, 8 * _FIELDS.index(name), value)
 
     def read(self) -> Phases:
         """The notes so far."""

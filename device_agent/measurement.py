@@ -12,7 +12,7 @@ from device_agent.board import Board
 from device_agent.errors import BadPointError
 from device_agent.observe import Observer
 from device_agent.plan import Plan
-from device_agent.protocol import MeasureSpec, Outcome, RunSpec, Status
+from device_agent.protocol import MeasureSpec, Outcome, RunSpec, StartConditions, Status
 
 
 class Measurement:
@@ -26,7 +26,7 @@ class Measurement:
         self._board = board
         self._spec = spec
         self._content = content
-        self._observer = Observer(board.power, board.sensor_infos)
+        self._observer = Observer(board.power, board.sensor_infos, board.time)
         self.beside = self._observer.beside
         self.refusal = self._find_refusal()
         self.plan = Plan(board.evidence, board.marks)
@@ -38,9 +38,13 @@ class Measurement:
             return Outcome(Status.CLOCK_DRIFTED, f"the board is unsafe: {reason}")
         if moved := self._board.reassert():
             return Outcome(Status.CLOCK_DRIFTED, f"the operating point does not hold: {moved}")
-        if self._spec.start is not None and (problem := start.wait(self._spec.start, self._board.evidence)):
+        if self._spec.start is not None and (problem := self._wait_for_start(self._spec.start)):
             return Outcome(Status.NOISY, problem)
         return None
+
+    def _wait_for_start(self, conditions: StartConditions) -> str:
+        time = self._board.time
+        return start.wait(conditions, self._board.evidence, time.now_s, time.sleep)
 
     def _lay_out(self) -> None:
         try:
@@ -48,12 +52,13 @@ class Measurement:
         except BadPointError as error:
             self.refusal = Outcome(Status.FARM_ERROR, str(error))
             return
-        self.plan.pace = self._board.pace(self._spec, self._content)
+        self.plan.time = self._board.time
         if not self._board.tree.simulated:
             self.plan.cpus = cpus
         if self._spec.energy is not None:
             windows = self._observer.plan_window(self._spec.energy)
             self.plan.idle_s, self.plan.busy_s, self.plan.margin_s = windows
+        self.plan.pace = self._board.pace(self._spec, self._content, self._spec.limits.timeout_s + self.plan.extra_s)
 
     def finish(self, outcome: Outcome) -> Outcome:
         """The outcome with power, energy and the board's name, judged by its own evidence."""

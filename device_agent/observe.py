@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from device_agent.board_time import BoardTime
 from device_agent.errors import SensorError
 from device_agent.marks import Phases
 from device_agent.power import energy
-from device_agent.power.sampler import Sampler, Trace
 from device_agent.power.sensors import PowerSensors
+from device_agent.power.trace import Trace
 from device_agent.protocol import Energy, EnergySpec, PowerWindow, SensorInfo
 
 # Often enough for sensors that refresh every 6.6 ms to miss little, at <= 2 % of a core.
@@ -22,9 +23,12 @@ RATE_HZ = 100.0
 class Observer:
     """Samples every rail beside a worker. `infos` are the sensors as measured at the agent's start."""
 
-    def __init__(self, sensors: PowerSensors, infos: tuple[SensorInfo, ...], rate_hz: float = RATE_HZ) -> None:
+    def __init__(
+        self, sensors: PowerSensors, infos: tuple[SensorInfo, ...], time: BoardTime, rate_hz: float = RATE_HZ
+    ) -> None:
         self._sensors = sensors
         self._infos = infos
+        self._time = time
         self._rate_hz = rate_hz
         self._trace: Trace | None = None
 
@@ -43,15 +47,15 @@ class Observer:
         if not self._sensors.rails:
             yield
             return
-        sampler = Sampler(self._sensors, self._rate_hz)
-        sampler.start()
+        watch = self._time.make_watch(self._sensors, self._rate_hz)
+        watch.start()
         try:
             yield
         finally:
             # A driver that hangs keeps its thread; power is then unknown for this measurement.
             with contextlib.suppress(SensorError):
-                sampler.stop()
-                self._trace = sampler.trace()
+                watch.stop()
+                self._trace = watch.trace()
 
     def read_power(self, phases: Phases) -> PowerWindow | None:
         """Power while the samples were taken; None without a sensor or a single value in that time."""

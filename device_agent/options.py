@@ -69,6 +69,13 @@ def _common_options() -> argparse.ArgumentParser:
         "--fault", action="append", default=[], metavar="KIND[:ARG][@SECONDS]", help="harm the virtual board"
     )
     parser.add_argument(
+        "--time",
+        choices=("lapsed", "live"),
+        default="lapsed",
+        help="whether a virtual board's time passes as fast as it can be computed, or as this machine's does "
+        "(default: lapsed)",
+    )
+    parser.add_argument(
         "--work-folder",
         type=Path,
         metavar="DIR",

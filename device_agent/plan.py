@@ -6,10 +6,10 @@ Made by the session before the fork, carried out in the worker by `timing.py` an
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
 from typing import Protocol
 
+from device_agent.board_time import BoardTime, HostTime
 from device_agent.evidence import Sensors
 from device_agent.marks import Marks
 
@@ -18,6 +18,10 @@ _PIECE_S = 0.05
 # Of the margin, before the idle baseline: only values that belong to it as a whole are used, so this is for sensors
 # that are later than they say. Loading the library is a small load beside what follows.
 _SETTLING = 1 / 3
+
+
+class OverrunError(Exception):
+    """A simulated board would not have finished in the time that the worker was given."""
 
 
 class Pace(Protocol):
@@ -32,7 +36,10 @@ class Pace(Protocol):
         ...
 
     def take(self, run: Callable[[int], float], calls: int, calls_beside: int = 0) -> float:
-        """Make so many calls; return the board's seconds per call. `run(n)` makes n, and `calls_beside` more."""
+        """Make so many calls; return the board's seconds per call. `run(n)` makes n, and `calls_beside` more.
+
+        Raises OverrunError.
+        """
         ...
 
     def settle(self) -> None:
@@ -66,6 +73,7 @@ class Plan:
     sensors: Sensors
     marks: Marks = dataclasses.field(default_factory=Marks)
     pace: Pace = dataclasses.field(default_factory=HostPace)
+    time: BoardTime = dataclasses.field(default_factory=HostTime)
     idle_s: float = 0.0
     busy_s: float = 0.0
     margin_s: float = 0.0  # sensors answer late: how long the kernel is to have run when its window begins
@@ -79,10 +87,16 @@ class Plan:
     def rest(self) -> None:
         """Take the idle baseline: do nothing, at the clocks in force."""
         if self.busy_s and self.idle_s:
-            time.sleep(_SETTLING * self.margin_s)
-            self.marks.set("idle_start_s")
-            time.sleep(self.idle_s)
-            self.marks.set("idle_end_s")
+            self.time.sleep(_SETTLING * self.margin_s)
+            self.mark("idle_start_s")
+            self.time.sleep(self.idle_s)
+            self.mark("idle_end_s")
+
+    def mark(self, phase: str) -> float:
+        """Note that a phase begins or ends now; returns the board's time."""
+        now_s = self.time.now_s()
+        self.marks.set(phase, now_s)
+        return now_s
 
     def fill_window(self, run: Callable[[int], float], call_s: float, calls_beside: int = 0) -> None:
         """Repeat a kernel for `busy_s`. `run(n)` makes n calls, and `calls_beside` more, and returns seconds per call.
@@ -94,8 +108,8 @@ class Plan:
         number = max(1, round(_PIECE_S / max(call_s, 1e-9)))
 
         def repeat(seconds: float) -> int:
-            calls, started = 0, time.monotonic()
-            while time.monotonic() - started < seconds:
+            calls, started = 0, self.time.now_s()
+            while self.time.now_s() - started < seconds:
                 self.pace.take(run, number, calls_beside)
                 calls += number + calls_beside
             self.pace.settle()
@@ -103,9 +117,9 @@ class Plan:
 
         # The kernel already runs when the window begins, so that late values are of it: while it was timed, mostly.
         # What comes after the window does not matter, since only values are used that belong to it as a whole.
-        ran_s = time.monotonic() - self.marks.read().timing_start_s
+        ran_s = self.time.now_s() - self.marks.read().timing_start_s
         repeat(self.margin_s - ran_s)
-        self.marks.set("busy_start_s")
+        self.mark("busy_start_s")
         calls = repeat(self.busy_s)
-        self.marks.set("busy_end_s")
+        self.mark("busy_end_s")
         self.marks.set("busy_calls", calls)

@@ -35,12 +35,17 @@ class Rig:
         self._stack = contextlib.ExitStack()
         self.folder = self._stack.enter_context(workspace.work_folder("device-rig-"))
 
-    def start_simulator(self, board_type: str, seed: int, faults: Sequence[str]) -> str:
-        """Start a virtual board; return the `--root` that names it. Raises HelperUnavailableError."""
+    def start_simulator(self, board_type: str, seed: int, faults: Sequence[str], live: bool = False) -> str:
+        """Start a virtual board, `live` or in a time of its own; return the `--root` that names it.
+
+        Raises HelperUnavailableError.
+        """
         path = str(self.folder / "board.sock")
         command = ["-m", "device_agent.virtual.server", board_type, "--seed", str(seed), "--socket", path]
         for fault in faults:
             command += ["--fault", fault]
+        if live:
+            command.append("--live")
         self._start([*command, "--exit-with-parent"], lambda: Path(path).exists() and Path(path + ".root").exists())
         return VIRTUAL_PREFIX + path
 

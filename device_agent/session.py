@@ -6,6 +6,7 @@ functions runs right here, and its crash ends this session only.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -66,6 +67,8 @@ def serve(board: Board, sock: socket.socket, folder: Path, claimant: Claimant) -
     if board.access is not None:
         # The listener ends a session whose client has gone; should it be stopped itself, clocks go all the same.
         board.access.is_wanted = functools.partial(_is_connected, sock)
+    with contextlib.suppress(OSError):  # a board that does not answer says so when it is asked for something
+        board.time.begin()
     _register(board, sock, folder, claimant)
     rpc_api.ServerLoop(sock.fileno())
 

@@ -16,7 +16,7 @@ def wait(
     conditions: StartConditions,
     sensors: Sensors,
     clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
+    sleep: Callable[[float], object] = time.sleep,
 ) -> str:
     """Wait until every condition holds; return "", or at the deadline which one does not.
 

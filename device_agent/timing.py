@@ -57,11 +57,12 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Out
     module, function = load(library, spec.entry)
     tensors = arguments.allocate(spec.arguments, spec.seed)
     turns = [tensors, *(arguments.copy_weights(spec.arguments, tensors) if spec.cold_weights else ())]
-    plan.marks.set("loaded_s")
+    plan.marks.set("loaded_s", time.monotonic())
     plan.rest()
     before = plan.sensors.read()
-    plan.marks.set("timing_start_s")
-    started, cpu_started_s = time.perf_counter(), time.process_time()
+    plan.marks.set("running_s", time.monotonic())
+    started_s = plan.mark("timing_start_s")
+    cpu_started_s, host_started_s = time.process_time(), time.monotonic()
     set_s = plan.pace.begin()
     real = isinstance(plan.pace, HostPace)
     for _ in range(spec.warmup - 1 if real else 0):
@@ -99,9 +100,9 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Out
             number = max(math.ceil(wanted), number + 1)
             samples = sample(number, spec.repeat)
     plan.pace.settle()
-    time.sleep(max(0.0, started + set_s - time.perf_counter()))
-    timing_s = time.perf_counter() - started
-    plan.marks.set("timing_end_s")
+    time.sleep(max(0.0, host_started_s + set_s - time.monotonic()))  # a set time is this machine's
+    plan.time.sleep(max(0.0, started_s + set_s - plan.time.now_s()))
+    timing_s = plan.mark("timing_end_s") - started_s
     plan.fill_window(run, statistics.median(samples), _CALLS_BESIDE)
     plan.pace.end()
     plan.marks.set("cpu_s", time.process_time() - cpu_started_s)

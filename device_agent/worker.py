@@ -19,7 +19,7 @@ from typing import Literal
 
 from device_agent import arguments, engines, limits, processes, protocol, timing
 from device_agent.marks import Phases
-from device_agent.plan import Plan
+from device_agent.plan import OverrunError, Plan
 from device_agent.protocol import Limits, Outcome, Status
 
 # Runs in the session while a worker runs: the power sampler.
@@ -203,7 +203,7 @@ class _Watch:
     def _goes_on(self) -> bool:
         """Whether it was the deadline for loading that passed, and the worker had kept it."""
         run_s, self.run_s = self.run_s, None
-        started_s = self._read_phases().timing_start_s
+        started_s = self._read_phases().running_s
         if run_s is None or self._end.crashing or not started_s:
             return False
         self._deadline = started_s + run_s
@@ -274,7 +274,7 @@ def _close_all_but(kept: set[int]) -> None:
 
 def _find_stage(phases: Phases) -> _Stage:
     """What a worker with these notes is doing."""
-    if phases.timing_start_s and not phases.cpu_s:
+    if phases.running_s and not phases.cpu_s:
         return "running"
     return "sensing" if phases.loaded_s else "loading"
 
@@ -284,6 +284,8 @@ def _judge_exception(error: Exception) -> Outcome:
     text = str(error)[:_OUTPUT_BYTES]
     if isinstance(error, timing.LoadError):
         return Outcome(Status.LOAD_FAILED, text)
+    if isinstance(error, OverrunError):
+        return Outcome(Status.RUN_TIMEOUT, text)
     if isinstance(error, MemoryError) or "bad_alloc" in text:
         return Outcome(Status.OUT_OF_MEMORY, f"an allocation failed at the worker's limit: {text}")
     if isinstance(error, arguments.UnknownDtypeError | protocol.ProtocolError | OSError):

@@ -30,6 +30,9 @@ _LEAK_REFERENCE_C = 25.0
 _TOLERANCE_C = 1e-6
 _LOAD_AVERAGE_S = 60.0
 _FOREVER = math.inf
+# Where a clock of the board's own begins, and for how long the board has been idle then: longer than any sensor looks
+# back. Never 0, which stands for a moment that did not come.
+START_S, _BEFORE_S = 1000.0, 100.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +44,16 @@ class Load:
     memory: float = 0.0
     gpu: float = 0.0
     expires_s: float = _FOREVER
+
+
+class OwnClock:
+    """Seconds that pass when somebody lets them."""
+
+    def __init__(self) -> None:
+        self.now_s = START_S
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 class VirtualBoard:
@@ -76,6 +89,8 @@ class VirtualBoard:
         self._throttled_until_s = self._over_current_until_s = -_FOREVER
         self.fan_pwm = 0
         self._next_event_s = _FOREVER
+        self._moment_s: float | None = None
+        self._holds_until_s = _FOREVER
         self.boot_s = clock()
         self._boot()
         self._begin_piece(self.boot_s, self._settled_temperature_c())
@@ -148,10 +163,27 @@ class VirtualBoard:
         """The cluster's cores that are online."""
         return tuple(cpu for cpu in cluster.cpus if cpu in self.online)
 
-    def exact_power_w(self, rail: str) -> float:
-        """What a rail, or TOTAL, draws now."""
-        self.advance()
-        return self._piece.power_w(self._columns[rail], self._piece.end_s)
+    def exact_power_w(self, rail: str, at_s: float | None = None) -> float:
+        """What a rail, or TOTAL, draws now, or drew then. Raises ValueError for a time not known."""
+        now_s = self.advance()
+        return self.history.power_w(self._columns[rail], now_s if at_s is None else at_s)
+
+    @contextlib.contextmanager
+    def look_back(self, at_s: float) -> Iterator[Callable[[], float]]:
+        """Within it sensors show what they did then. Yields until when they went on showing what was asked of them."""
+        self._moment_s, self._holds_until_s = min(at_s, self.advance()), _FOREVER
+        try:
+            yield lambda: self._holds_until_s
+        finally:
+            self._moment_s = None
+
+    def moment_s(self) -> float:
+        """The moment that sensors show: now, but within `look_back`."""
+        return self.advance() if self._moment_s is None else self._moment_s
+
+    def holds_until(self, until_s: float) -> None:
+        """What is being read changes then."""
+        self._holds_until_s = min(self._holds_until_s, until_s)
 
     def exact_energy_j(self, rail: str, start_s: float, end_s: float) -> float:
         """The exact integral of a rail's power, or of TOTAL's. Raises KeyError, ValueError for a time not known."""
@@ -163,6 +195,42 @@ class VirtualBoard:
         return self.history.drawn_j(self._columns[rail], self.advance())
 
     # What others do to it.
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its time passes by itself."""
+        return not isinstance(self._clock, OwnClock)
+
+    def let_pass(self, seconds: float) -> None:
+        """Let time pass at once. Raises ValueError where it passes by itself."""
+        self._require_own_clock().now_s += seconds
+        self.advance()
+
+    def begin_anew(self) -> None:
+        """Put the clock back to its start, the board as warm as it gets in the state it is in; nothing before counts.
+
+        What will happen at a later time stays as far away. Raises ValueError where time passes by itself.
+        """
+        clock = self._require_own_clock()
+        back_s = self.advance() - START_S
+        clock.now_s = START_S
+        self._schedule = [(when_s - back_s, action) for when_s, action in self._schedule]
+        self._loads = {
+            owner: dataclasses.replace(load, expires_s=load.expires_s - back_s) for owner, load in self._loads.items()
+        }
+        self._throttled_until_s -= back_s
+        self._over_current_until_s -= back_s
+        self._throttled = False
+        self._busy_core_s = self._load_average = 0.0
+        self.history = History()
+        self.boot_s = START_S - _BEFORE_S
+        self._begin_piece(self.boot_s, self._settled_temperature_c())
+        self._settle(START_S)
+
+    def _require_own_clock(self) -> OwnClock:
+        if isinstance(self._clock, OwnClock):
+            return self._clock
+        raise ValueError("the board's time passes by itself")
 
     def set_load(self, owner: Hashable, load: Load | None) -> None:
         """What `owner` computes from now on; None: nothing."""

@@ -40,6 +40,10 @@ class SimulatedTree:
     def read(self, path: str) -> str:
         return str(self._ask("read", path))
 
+    def past(self, path: str, at_s: float) -> list[object]:
+        """What the file of a sensor showed then, and until when it went on to."""
+        return list(self._ask("past", path, at_s))
+
     def write(self, path: str, text: str) -> None:
         self._ask("write", path, text)
 

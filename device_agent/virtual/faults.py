@@ -46,6 +46,8 @@ class Faults:
         self._board = board
         self._chips = chips
         self._active: list[tuple[str, str]] = []
+        # What harmed sensors from when on: they are also read as they were.
+        self._log: list[tuple[float, list[tuple[str, str]]]] = []
         self._answers = 0
 
     @property
@@ -88,7 +90,7 @@ class Faults:
 
     def check_read(self, paths: tuple[str, ...]) -> None:
         """Raises OSError for a file that has vanished, or a sensor that gives errors."""
-        for kind, argument in self._active:
+        for kind, argument in self._at_the_moment():
             if kind == "file_vanish" and _matches(argument, paths):
                 raise refuse(errno.ENOENT, paths[0])
             if kind == "sensor_vanish" and self._is_sensor(argument, paths):
@@ -108,15 +110,28 @@ class Faults:
 
     def distort(self, paths: tuple[str, ...], text: str) -> str:
         """What is read instead."""
-        if any(kind == "sensor_garbage" and self._is_sensor(arg, paths) for kind, arg in self._active) and _is_value(
-            paths
-        ):
+        faults = self._at_the_moment()
+        if any(kind == "sensor_garbage" and self._is_sensor(arg, paths) for kind, arg in faults) and _is_value(paths):
             self._answers += 1
+            self._board.holds_until(0.0)
             return _GARBAGE[self._answers % len(_GARBAGE)]
         return text
 
+    def begin_anew(self) -> None:
+        """The board's clock begins anew; what harms it goes on."""
+        self._log.clear()
+
+    def _at_the_moment(self) -> list[tuple[str, str]]:
+        """What is active at the moment that sensors show."""
+        moment_s = self._board.moment_s()
+        if later := [at_s for at_s, _ in self._log if at_s > moment_s]:
+            self._board.holds_until(later[0])
+            return next(active for at_s, active in self._log if at_s == later[0])
+        return self._active
+
     def _begin(self, kind: str, argument: str) -> None:
         board = self._board
+        self._log.append((board.history.pieces[-1].end_s, list(self._active)))
         if kind == "clear":
             self._end_all()
             return

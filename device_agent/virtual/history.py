@@ -76,11 +76,18 @@ class History:
         if len(self.pieces) > _MAX_PIECES:
             del self.pieces[: _MAX_PIECES // 4], self._starts[: _MAX_PIECES // 4]
 
+    def power_w(self, rail: int, at_s: float) -> float:
+        """What a rail drew then. Raises ValueError for a time that is not known."""
+        return self._find(at_s).power_w(rail, at_s)
+
+    def _find(self, at_s: float) -> Piece:
+        if at_s < self.start_s or at_s > self.pieces[-1].end_s + 1e-9:
+            raise ValueError(f"known from {self.start_s:g} to {self.pieces[-1].end_s:g} s, not {at_s:g}")
+        return self.pieces[bisect.bisect_right(self._starts, at_s) - 1]
+
     def drawn_j(self, rail: int, until_s: float) -> float:
         """What a rail has drawn from the beginning until then. Raises ValueError for a time that is not known."""
-        if until_s < self.start_s or until_s > self.pieces[-1].end_s + 1e-9:
-            raise ValueError(f"known from {self.start_s:g} to {self.pieces[-1].end_s:g} s, not {until_s:g}")
-        piece = self.pieces[bisect.bisect_right(self._starts, until_s) - 1]
+        piece = self._find(until_s)
         return piece.drawn_j[rail] + piece.energy_j(rail, piece.start_s, until_s)
 
     def energy_j(self, rail: int, start_s: float, end_s: float) -> float:

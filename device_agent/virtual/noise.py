@@ -15,6 +15,10 @@ class Noise:
         self._seed = seed
         self._asked: dict[tuple[str, str], int] = {}
 
+    def begin_anew(self) -> None:
+        """Give the same numbers again."""
+        self._asked.clear()
+
     def share(self, purpose: str, name: str) -> float:
         """The next number in [0, 1) for this purpose."""
         key = (purpose, name)

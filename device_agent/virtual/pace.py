@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from device_agent.protocol import Limits, MeasureSpec, RunSpec
+from device_agent.board_time import BoardTime
+from device_agent.plan import OverrunError
+from device_agent.protocol import MeasureSpec, RunSpec
 from device_agent.sysfs import Tree
 from device_agent.virtual import work
 from device_agent.virtual.tree import CLOCKS, LOAD, PACE
@@ -27,6 +28,7 @@ _BLOCK_S = 0.02
 # A sleep that lasts too long lets what follows sleep less, up to so much, so that a window holds as many calls as the
 # board's time has.
 _CREDIT_S = 0.5
+# Of a worker's time, so that finding out what a call costs does not look like a candidate that hangs.
 _ESTABLISHING = 0.5
 
 
@@ -47,14 +49,21 @@ class Pace:
     """
 
     def __init__(
-        self, tree: Tree, allowed: Limits, host_cores: int, folder: Path | None, key: str, draw: int = 1
+        self,
+        tree: Tree,
+        time: BoardTime,
+        cluster: str,
+        host_cores: int,
+        limit_s: float,
+        folder: Path | None,
+        key: str,
+        draw: int = 1,
     ) -> None:
-        """`folder` keeps what work costs; None: nothing is kept."""
-        self._tree = tree
-        self._cluster = allowed.cluster
-        # Of a worker's time, so that finding out what a call costs does not look like a candidate that hangs.
-        self._limit_s = _ESTABLISHING * allowed.timeout_s
+        """`limit_s` is all of the board's time there is; `folder` keeps what work costs, None: nothing is kept."""
+        self._tree, self._time = tree, time
+        self._cluster = cluster
         self._host_cores = max(1, host_cores)
+        self._limit_s, self._used_s = limit_s, 0.0
         self._book, self._key, self._draw = work.WorkBook(folder), key, draw
         self._facts: dict[str, Any] | None = None
         self._work: work.Work | None = None
@@ -78,16 +87,20 @@ class Pace:
     def take(self, run: Callable[[int], float], calls: int, calls_beside: int = 0) -> float:
         """Let the board make so many calls; return its seconds per call. Really run is only what has to be.
 
-        That is one call, for whether it comes to an end; more where nobody has established yet what it costs.
+        That is one call, for whether it comes to an end; more where nobody has established yet what it costs. Raises
+        OverrunError, as soon as the board would not be done in time.
         """
         if self._work is None:
             self._work = self._book.find(self._key)
             if self._work is not None:
                 run(1)
             else:
-                found = work.establish(run, calls_beside, self._host_cores, self._limit_s)
+                found = work.establish(run, calls_beside, self._host_cores, _ESTABLISHING * self._limit_s)
                 self._work = self._book.keep(self._key, found)
         board_s = self.board_seconds(self._work)
+        self._used_s += board_s * (calls + calls_beside)
+        if self._used_s > self._limit_s:
+            raise OverrunError(f"not finished after {self._limit_s:g} s of the simulated board's time")
         self._owed_s += board_s * (calls + calls_beside)
         if self._owed_s >= _BLOCK_S:
             self.settle()
@@ -105,12 +118,10 @@ class Pace:
         return done.base_s(cores) * stretch * max(0.5, noise)
 
     def settle(self) -> None:
-        """Sleep what is owed; what the host sleeps too long counts for the next block."""
+        """Let pass what is owed; what the host sleeps too long counts for the next block."""
         if self._owed_s <= 0:
             return
-        begun = time.monotonic()
-        time.sleep(self._owed_s)
-        self._owed_s = max(self._owed_s - (time.monotonic() - begun), -_CREDIT_S)
+        self._owed_s = max(self._owed_s - self._time.sleep(self._owed_s), -_CREDIT_S)
         self._clocks = None  # heat may have changed them
 
     def _tell(self, busy: float, cores: int) -> None:

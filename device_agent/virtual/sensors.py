@@ -44,6 +44,13 @@ class Chip:
         """From one value to the next: both quantities of every channel, `samples` times."""
         return self.samples * 2 * self.conversion_s * CHANNELS
 
+    def begin_anew(self) -> None:
+        """The board's clock begins anew; a value that is frozen is one of its beginning."""
+        self._values.clear()
+        self._triggers = 0
+        if self.stale_since_s is not None:
+            self.stale_since_s = self._board.moment_s()
+
     def shunt_of(self, rail: Rail) -> float:
         """The shunt in ohm."""
         return self.shunt_ohm or rail.shunt_ohm
@@ -53,9 +60,14 @@ class Chip:
         rail = self.rails[channel]
         if rail is None:
             raise LookupError(channel)
-        now_s = self._board.advance()
-        if self.stale_since_s is not None:
+        now_s = self._board.moment_s()
+        if self.stale_since_s is not None and now_s >= self.stale_since_s:
             now_s = self.stale_since_s
+        elif not self.triggered:
+            period_s = self.update_period_s
+            self._board.holds_until((math.floor(now_s / period_s - self.phase) + 1 + self.phase) * period_s)
+        else:
+            self._board.holds_until(now_s)
         if self.triggered:
             self._triggers += 1
             return self._convert(rail, now_s - _TRIGGERED_S, now_s, self._triggers)
@@ -75,7 +87,7 @@ class Chip:
         if end_s > start_s:
             power_w = self._board.exact_energy_j(rail.name, start_s, end_s) / (end_s - start_s)
         else:
-            power_w = self._board.exact_power_w(rail.name)
+            power_w = self._board.exact_power_w(rail.name, max(end_s, history.start_s))
         sensor = self._board.parameters.sensor
         volt = rail.volt - sensor.supply_ohm * power_w / rail.volt
         ampere = self._board.individual.sensor_gain * power_w / volt

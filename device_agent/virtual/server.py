@@ -25,7 +25,7 @@ from typing import Any
 from device_agent import processes
 from device_agent.board_types import load_board_types
 from device_agent.protocol import ProtocolError
-from device_agent.virtual.board import VirtualBoard
+from device_agent.virtual.board import OwnClock, VirtualBoard
 from device_agent.virtual.client import MAX_BYTES, SIZE
 from device_agent.virtual.faults import KINDS
 from device_agent.virtual.tree import FAULT, Hardware, VirtualTree
@@ -92,7 +92,7 @@ class Server:
         """Until something happens by itself: the board's next event, or an answer that is due."""
         due = [self._late[0][0] - time.monotonic()] if self._late else []
         event_s = self.board.find_next_event_s()
-        if event_s is not None:
+        if event_s is not None and self.board.is_live:
             due.append(event_s - time.monotonic())
         return max(0.0, min(due)) if due else None
 
@@ -189,7 +189,14 @@ class Server:
             user.tree.close()
 
 
-_ARGUMENTS: dict[str, list[type]] = {"read": [str], "write": [str, str], "names": [str], "exists": [str], "run": [list]}
+_ARGUMENTS: dict[str, list[type]] = {
+    "read": [str],
+    "past": [str, float],
+    "write": [str, str],
+    "names": [str],
+    "exists": [str],
+    "run": [list],
+}
 
 
 def _check(operation: object, arguments: list[Any]) -> None:
@@ -228,6 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="which of the boards of this type (default: 0)")
     kinds = ", ".join(f"{kind}:{argument}" if argument else kind for kind, argument in KINDS.items())
     parser.add_argument("--fault", action="append", default=[], metavar="KIND[:ARG][@SECONDS]", help=f"one of {kinds}")
+    parser.add_argument("--live", action="store_true", help="time passes by itself (default: when it is let pass)")
     parser.add_argument("--exit-with-parent", action="store_true", help="end when the process that started this ends")
     parser.add_argument("--ready-fd", type=int, metavar="N", help="write a line to this descriptor once it serves")
     chosen = parser.parse_args(arguments)
@@ -239,7 +247,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if chosen.type not in types:
             known = ", ".join(name for name, board_type in types.items() if board_type.simulation)
             raise ProtocolError(f"no board type {chosen.type!r}; there are {known}")
-        server = Server(VirtualBoard(types[chosen.type], chosen.seed), chosen.socket)
+        clock = time.monotonic if chosen.live else OwnClock()
+        board = VirtualBoard(types[chosen.type], chosen.seed, clock)
+        if not board.is_live:
+            board.begin_anew()
+        server = Server(board, chosen.socket)
     except (ProtocolError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return _USAGE_ERROR

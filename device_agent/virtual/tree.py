@@ -7,6 +7,8 @@ files, which an unprivileged user may use as well unless said otherwise:
   "ttl_s": SECONDS}`, everything optional; `{}` is idle. It ends with the user's connection.
 - `/sys/virtual/fault` (write: root): see `faults.py`. Reading lists what is active.
 - `/sys/virtual/pace` and `/sys/virtual/clocks` (read): for `pace.py`.
+- `/sys/virtual/time` (read): the board's time in s, and whether it passes by itself; where it does not (write):
+  `{"pass_s": SECONDS}` lets it pass, `{"begin": true}` puts it back to its start (`VirtualBoard.begin_anew`).
 - `/sys/virtual/energy` (read): the time in s and what every rail has drawn since the model began, in J, exactly.
 """
 
@@ -35,6 +37,11 @@ FAULT = "/sys/virtual/fault"
 PACE = "/sys/virtual/pace"
 CLOCKS = "/sys/virtual/clocks"
 ENERGY = "/sys/virtual/energy"
+TIME = "/sys/virtual/time"
+# A day: nothing that is asked of a board takes longer.
+_LONGEST_S = 86400.0
+# In place of infinity, which JSON lacks.
+_NEVER_S = 1e12
 _DEBUG = "/sys/kernel/debug"
 
 
@@ -81,6 +88,7 @@ class Hardware:
         files.add(PACE, self._describe_pace)
         files.add(CLOCKS, self._describe_clocks)
         files.add(ENERGY, self._describe_energy)
+        files.add(TIME, self._describe_time, lambda text: None)
         return files
 
     def _describe_pace(self) -> str:
@@ -119,6 +127,27 @@ class Hardware:
         drawn = {name: board.drawn_j(name) for name in (*board.rail_names, TOTAL)}
         return json.dumps({"time_s": board.advance(), "drawn_j": drawn})
 
+    def _describe_time(self) -> str:
+        return json.dumps({"now_s": self.board.advance(), "live": self.board.is_live})
+
+    def pass_time(self, text: str) -> None:
+        """Do what was written to `TIME`. Raises OSError (EINVAL)."""
+        try:
+            value = json.loads(text)
+            if value == {"begin": True}:
+                self.board.begin_anew()
+                self.noise.begin_anew()
+                self.faults.begin_anew()
+                for chip in self.chips:
+                    chip.begin_anew()
+                return
+            seconds = value["pass_s"]
+            if len(value) != 1 or not isinstance(seconds, int | float) or not 0 <= seconds <= _LONGEST_S:
+                raise ValueError(f"pass_s is 0 to {_LONGEST_S:g}")
+            self.board.let_pass(seconds)
+        except (ValueError, TypeError, KeyError) as error:
+            raise OSError(errno.EINVAL, f"not a time to pass: {error}", TIME) from error
+
 
 class VirtualTree:
     """A `device_agent.sysfs.Tree` over a virtual board. `owner` is whose load it is: by default this tree's."""
@@ -149,6 +178,9 @@ class VirtualTree:
         if path == LOAD:
             self.board.set_load(self._owner, read_load(text, self.board))
             return
+        if path == TIME:
+            self.hardware.pass_time(text)
+            return
         file = files.file(real)
         if file.write is None or not self.privileged:
             raise refuse(errno.EACCES, path)
@@ -158,6 +190,11 @@ class VirtualTree:
                 file.write(text.strip())
             except OSError as error:
                 raise OSError(error.errno, error.strerror, path) from None
+
+    def past(self, path: str, at_s: float) -> list[Any]:
+        """What the file of a sensor showed then, and until when it went on to. Raises what `read` raises, then."""
+        with self.board.look_back(at_s) as until:
+            return [self.read(path), min(until(), _NEVER_S)]
 
     def names(self, folder: str) -> list[str]:
         self._answer()

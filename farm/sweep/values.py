@@ -100,7 +100,7 @@ class Grid:
 
 @dataclasses.dataclass(frozen=True)
 class PointMeasurement:
-    """One visit to a grid point. `at_s` is seconds since the sweep began, on one clock for all visits.
+    """One visit to a grid point. `at_s` is seconds since the sweep began; a simulated board counts those it measured.
 
     Power and energy are null without a sensor: `power` the total in W, `energy` J per inference, `energy_above_idle`
     the same without the idle power at these clocks, `rail_power_w` W by rail. `invalid` says why the visit counts for

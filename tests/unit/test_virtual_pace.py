@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from device_agent.board_time import HostTime
 from device_agent.evidence import Sensors
 from device_agent.plan import Plan
-from device_agent.protocol import Limits
 from device_agent.virtual.board import TOTAL, VirtualBoard
 from device_agent.virtual.pace import Pace
 from device_agent.virtual.tree import CLOCKS, FAULT, VirtualTree
@@ -30,7 +30,7 @@ def make_pace(
 ) -> Pace:
     """The pace of a worker on `cluster`."""
     tree = VirtualTree(board, privileged=False)
-    return Pace(tree, Limits(cluster=cluster, timeout_s=60), host_cores, folder, key, draw)
+    return Pace(tree, HostTime(), cluster, host_cores, 60.0, folder, key, draw)
 
 
 def measure(board: VirtualBoard, cluster: str = "", work: Work = SECOND) -> float:
@@ -176,7 +176,7 @@ def test_energy_of_a_call_is_the_power_for_as_long_as_the_call_takes() -> None:
     hold(board, 1_479_000_000, 1_600_000_000)
     plan = Plan(Sensors(VirtualTree(board, privileged=False)), pace=make_pace(board), busy_s=0.4)
     plan.pace.begin()
-    plan.marks.set("timing_start_s")
+    plan.mark("timing_start_s")
     latency_s = statistics.median(plan.pace.take(lambda calls: compute(0.001 * calls) / calls, 1) for _ in range(15))
     plan.pace.settle()
     plan.fill_window(lambda calls: compute(0.02 * calls), latency_s)

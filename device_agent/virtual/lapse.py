@@ -1,0 +1,151 @@
+"""Simulated time that is not waited for: a board's clock jumps, and its sensors are read afterwards as they were then.
+
+The clock itself is the model's (`board.py`); over its file any user may let it go on (`tree.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Protocol
+
+from device_agent.board_time import BoardTime, HostTime, Ticker, Watch
+from device_agent.errors import SensorError
+from device_agent.power.sampler import collect
+from device_agent.power.sensors import PowerSensors
+from device_agent.power.trace import Trace
+from device_agent.sysfs import Tree
+from device_agent.virtual.tree import TIME
+
+
+class SimulatedFiles(Tree, Protocol):
+    """A virtual board's files, here or behind a socket."""
+
+    def past(self, path: str, at_s: float) -> list[object]:
+        """What a sensor's file showed then, and until when. Raises OSError."""
+        ...
+
+
+class LookBack:
+    """A virtual board's files as they are, or, within `review`, sensors' files as they were."""
+
+    simulated = True
+
+    def __init__(self, tree: SimulatedFiles) -> None:
+        self._tree = tree
+        self._ticker: _PastTicker | None = None
+        self._known: dict[str, tuple[float, float, str]] = {}
+
+    def read(self, path: str) -> str:
+        if self._ticker is None:
+            return self._tree.read(path)
+        now_s = self._ticker()
+        from_s, until_s, text = self._known.get(path, (now_s, now_s, ""))
+        if not from_s <= now_s < until_s:
+            answer = self._tree.past(path, now_s)
+            text, until_s = str(answer[0]), float(str(answer[1]))
+            self._known[path] = now_s, until_s, text
+        return text
+
+    def write(self, path: str, text: str) -> None:
+        self._tree.write(path, text)
+
+    def names(self, folder: str) -> list[str]:
+        return self._tree.names(folder)
+
+    def exists(self, path: str) -> bool:
+        return self._tree.exists(path)
+
+    def run(self, command: list[str]) -> str:
+        return self._tree.run(command)
+
+    @contextlib.contextmanager
+    def review(self, since_s: float) -> Iterator[Ticker]:
+        """Read files as they were, from then on; whoever reads moves on by sleeping."""
+        self._known.clear()
+        self._ticker = _PastTicker(since_s)
+        try:
+            yield self._ticker
+        finally:
+            self._ticker = None
+
+
+class _PastTicker:
+    def __init__(self, now_s: float) -> None:
+        self._now_s = now_s
+
+    def __call__(self) -> float:
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        self._now_s += seconds
+
+
+class LapsedTime:
+    """The time of a simulated board that jumps. `files` are what its power sensors are read through.
+
+    Every method raises OSError when the simulator is gone.
+    """
+
+    def __init__(self, tree: Tree, files: LookBack) -> None:
+        self._tree, self._files = tree, files
+
+    def now_s(self) -> float:
+        return float(json.loads(self._tree.read(TIME))["now_s"])
+
+    def sleep(self, seconds: float) -> float:
+        if seconds <= 0:
+            return 0.0
+        self._tree.write(TIME, json.dumps({"pass_s": seconds}))
+        return seconds
+
+    def begin(self) -> None:
+        """The board is as if it had been idle for long, and its clock begins anew: what was before does not matter."""
+        self._tree.write(TIME, json.dumps({"begin": True}))
+
+    @contextlib.contextmanager
+    def look(self, seconds: float) -> Iterator[Ticker]:
+        """All of the time passes first, then is looked back at."""
+        since_s = self.now_s()
+        self.sleep(seconds)
+        with self._files.review(since_s) as ticker:
+            yield ticker
+
+    def make_watch(self, sensors: PowerSensors, rate_hz: float) -> Watch:
+        """Looks back when it is stopped."""
+        return _Review(self, self._files, sensors, rate_hz)
+
+
+class _Review:
+    def __init__(self, time: LapsedTime, files: LookBack, sensors: PowerSensors, rate_hz: float) -> None:
+        self._time, self._files, self._sensors, self._rate_hz = time, files, sensors, rate_hz
+        self._since_s: float | None = None
+        self._trace = Trace(())
+
+    def start(self) -> None:
+        self._trace = Trace(())
+        with contextlib.suppress(OSError):
+            self._since_s = self._time.now_s()
+
+    def stop(self) -> None:
+        since_s, self._since_s = self._since_s, None
+        if since_s is None:
+            return
+        try:
+            seconds = self._time.now_s() - since_s
+        except OSError as error:
+            raise SensorError(f"the board's time cannot be told: {error.strerror or error}") from error
+        with self._files.review(since_s) as ticker:
+            self._trace = collect(self._sensors, seconds, self._rate_hz, ticker, ticker.sleep)
+
+    def trace(self) -> Trace:
+        return self._trace
+
+
+def find_time(tree: Tree, files: LookBack) -> BoardTime:
+    """The time of the simulated board behind `tree`: its own, or this machine's where it is played live."""
+    live = True
+    with contextlib.suppress(OSError, ValueError):
+        live = bool(json.loads(tree.read(TIME))["live"])
+    return HostTime() if live else LapsedTime(tree, files)
