@@ -69,12 +69,14 @@ class Ssh:
 class Virtual:
     """A virtual board that the farm itself starts on this machine; `seed` tells individuals of one type apart.
 
-    `faults` harm it from its start on, as `device-agent serve --fault` says them.
+    `faults` harm it from its start on, as `device-agent serve --fault` says them. `live`: its time passes as this
+    machine's does, instead of as fast as it can be computed.
     """
 
     kind: ClassVar[str] = "virtual"
     seed: int = 0
     faults: tuple[str, ...] = ()
+    live: bool = False
 
 
 # How a board is reached. None of its fields is a secret.

@@ -7,7 +7,7 @@ Registering and ordering only: nothing here connects to a board. What an order m
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -93,6 +93,10 @@ def add(
         ),
     ] = None,
     virtual: Annotated[str | None, typer.Option("--virtual", metavar="TYPE", help="A virtual board instead.")] = None,
+    time: Annotated[
+        Literal["lapsed", "live"],
+        typer.Option("--time", help="Whether a virtual board's time jumps or passes as this machine's does."),
+    ] = "lapsed",
     count: Annotated[int, typer.Option("--count", metavar="N", help="So many virtual ones, NAME-1 to NAME-N.")] = 1,
     key_file: Annotated[str, typer.Option("--key-file", metavar="PATH", help="Private key for --ssh.")] = "",
     host_key: Annotated[str, typer.Option("--host-key", metavar="SHA256:…", help="The host's fingerprint.")] = "",
@@ -123,7 +127,7 @@ def add(
             if not 1 <= count <= fleet_ranges.MAX_EXPANDED:
                 raise UsageError(f"--count must be 1 to {fleet_ranges.MAX_EXPANDED}, not {count}")
             names = [name] if count == 1 else fleet_ranges.number(name, count)
-            wanted = [(each, Virtual(seed)) for seed, each in enumerate(names)]
+            wanted = [(each, Virtual(seed, live=time == "live")) for seed, each in enumerate(names)]
         else:
             if count != 1:
                 raise UsageError(

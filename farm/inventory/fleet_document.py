@@ -69,6 +69,8 @@ class Variables(documents.StrictModel):
     seed: Annotated[int, pydantic.Field(strict=True, ge=0, lt=1 << 31)] | None = None
     # What harms a virtual board, for tests and demonstrations; its agent says which there are.
     faults: list[Annotated[str, pydantic.Field(pattern=r"^[a-z_]+([:@][!-~]+)?$", max_length=200)]] | None = None
+    # Whether a virtual board's time jumps, or passes as this machine's does.
+    time: Literal["lapsed", "live"] | None = None
     labels: dict[LabelName, Label] | None = None
 
 

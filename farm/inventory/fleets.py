@@ -36,6 +36,7 @@ _ONLY_FOR = {
     "tracker_port": ("ssh",),
     "seed": ("virtual",),
     "faults": ("virtual",),
+    "time": ("virtual",),
 }
 _ASKS = {
     "transport": "ssh, direct or virtual",
@@ -69,8 +70,8 @@ class Fleet:
 def describe_transport(transport: Transport) -> str:
     """How a board is reached, in a few words."""
     match transport:
-        case Virtual(seed, faults):
-            return ", ".join((f"virtual, seed {seed}", *(f"fault {fault}" for fault in faults)))
+        case Virtual(seed, faults, live):
+            return ", ".join((f"virtual, seed {seed}", *["live"] * live, *(f"fault {fault}" for fault in faults)))
         case Direct(on_demand=True):
             return "this machine, while a command uses it"
         case Direct(port):
@@ -170,7 +171,8 @@ class _Reading:
         if kind == "virtual":
             first = given["seed"].value if "seed" in given else 0
             faults = tuple(given["faults"].value) if "faults" in given else ()
-            yield from (Virtual(first + index, faults) for index in range(len(names)))
+            live = "time" in given and given["time"].value == "live"
+            yield from (Virtual(first + index, faults, live) for index in range(len(names)))
             return
         ports = [
             None if port is None else _parse(addresses.parse_port, port, given.get("port"), place)

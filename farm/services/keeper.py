@@ -38,7 +38,7 @@ _LEASES_PERIOD_S = 5.0
 _TIDY_PERIOD_S = 600.0
 # Agents come back to a tracker that was started again within 2 s (`device_agent/tracker.py`).
 _REGISTRATION_GRACE_S = 6.0
-# Each virtual board that starts computes for over a second and then watches its sensors for two.
+# Each virtual board that starts computes for over a second, and waits for its simulator and its helper meanwhile.
 _STARTING_PER_CORE = 4
 _SUMMARY_TIMEOUT_S = 2.0
 # A machine that has no room for the tracker is asked again after these.

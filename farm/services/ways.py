@@ -144,6 +144,7 @@ class VirtualWay:
         folder: Path,
         faults: tuple[str, ...] = (),
         work: Path | None = None,
+        live: bool = False,
     ) -> None:
         """`folder` takes its log, `faults` harm it from each start on; in `work` boards of one home keep what programs
         cost this machine. Nothing starts before `look`.
@@ -156,6 +157,7 @@ class VirtualWay:
             *("--port", str(_FIRST_PORT), "--port-end", str(_LAST_PORT), "--ready-file", str(self._ready_file)),
             *(word for fault in faults for word in ("--fault", fault)),
             *(("--work-folder", str(work)) if work else ()),
+            *(("--time", "live") if live else ()),
         ]
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0.0
@@ -248,7 +250,7 @@ def make_way(
     match transport:
         case Ssh():
             return SshWay(transport, f"{board_type}/{name}", tracker, known_hosts)
-        case Virtual(seed, faults):
-            return VirtualWay(name, board_type, seed, tracker, logs / "boards", faults, work)
+        case Virtual(seed, faults, live):
+            return VirtualWay(name, board_type, seed, tracker, logs / "boards", faults, work, live)
         case Direct():
             return DirectWay()

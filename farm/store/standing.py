@@ -121,7 +121,7 @@ def to_document(transport: Transport) -> dict[str, Any]:
     document = {"kind": transport.kind, **dataclasses.asdict(transport)}
     # Boards that were registered before there were these have none, and must stay equal to what they were; JSON has no
     # tuples.
-    for key in ("faults", "on_demand"):
+    for key in ("faults", "live", "on_demand"):
         if value := document.pop(key, None):
             document[key] = list(value) if key == "faults" else value
     return document

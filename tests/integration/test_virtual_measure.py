@@ -137,6 +137,7 @@ def test_a_limit_that_somebody_moves_meanwhile_is_found_out(
 ) -> None:
     """Another root process (nvpmodel's service) lowers a limit while a candidate runs."""
     pin(board, FAST)
+    hardware.write("/sys/virtual/fault", "slow_read:0.01")  # so that it runs for long enough to be met
 
     def meddle() -> None:
         with contextlib.suppress(psutil.Error):
@@ -148,10 +149,36 @@ def test_a_limit_that_somebody_moves_meanwhile_is_found_out(
     meddler.start()
     outcome = measure(board, matmul, repeat=30, min_repeat_s=0.05)
     meddler.join()
+    hardware.write("/sys/virtual/fault", "clear")
     assert outcome.status is Status.CLOCK_DRIFTED, outcome.message
     # Before the next measurement the point is put back.
     assert measure(board, matmul).status is Status.OK
     assert hardware.read(f"{POLICY}/scaling_max_freq") == str(FAST // 1000)
+
+
+def test_what_takes_the_board_too_long_is_a_timeout(board: BoardSession, matmul: bytes, bad: bytes) -> None:
+    """By the board's clock, which is not waited for, and by this machine's, for a candidate that hangs."""
+    began = time.monotonic()
+    outcome = measure(board, matmul, repeat=9, min_repeat_s=60.0, limits=Limits(timeout_s=100.0, threads=1))
+    assert (outcome.status, time.monotonic() - began < 30) == (Status.RUN_TIMEOUT, True), outcome.message
+    assert "100 s" in outcome.message
+    outcome = measure(board, bad, entry="loops", limits=Limits(timeout_s=1.0, threads=1))
+    assert outcome.status is Status.RUN_TIMEOUT
+
+
+def test_a_measurement_again_in_another_session_is_the_same(nano: Agent, matmul: bytes) -> None:
+    """To the digit, with power and energy, whatever the board did in between; within a session noise differs."""
+    key = f"jetson-nano/{nano.key.partition('/')[2]}"
+    seen = []
+    for _ in range(2):
+        with BoardSession(Direct("127.0.0.1", nano.port), key) as session:
+            pin(session, FAST)
+            spec = EnergySpec(min_updates=4, limit_s=20.0, idle_s=1.0)
+            first, second = (measure(session, matmul, repeat=5, energy=spec) for _ in range(2))
+            seen.append([(each.latency_s, each.energy, each.power) for each in (first, second)])
+    assert seen[0] == seen[1]
+    assert seen[0][0][0] != seen[0][1][0]
+    assert seen[0][0][1] is not None
 
 
 def test_samples_that_spread_are_noisy(board: BoardSession, matmul: bytes) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from device_agent.virtual.client import SimulatedTree
-from device_agent.virtual.tree import CLOCKS, ENERGY, FAULT, LOAD
+from device_agent.virtual.tree import CLOCKS, ENERGY, FAULT, LOAD, TIME
 from tests.integration.conftest import PATIENCE_S, wait_until
 
 _CUR = "/sys/devices/system/cpu/cpufreq/policy0/scaling_cur_freq"
@@ -181,7 +181,7 @@ def test_a_board_that_hangs_times_out_and_can_be_freed(start: Start) -> None:
 
 def test_a_reboot_hangs_up_and_forgets(start: Start) -> None:
     """At its time, with nobody asking: connections end, limits and loads are as at boot."""
-    simulator = start("--fault", "reboot@0.5")
+    simulator = start("--live", "--fault", "reboot@0.5")
     root, user = simulator.root, simulator.user
     boot_id = user.read("/proc/sys/kernel/random/boot_id")
     root.write(_MAX, "921600")
@@ -243,11 +243,18 @@ def test_a_simulator_that_is_gone_is_no_device(start: Start, tmp_path: Path) -> 
 
 
 def test_energy_and_clocks_can_be_asked_for(start: Start) -> None:
-    """The exact integral grows with time on every rail that draws anything."""
+    """The exact integral grows with time on every rail that draws anything: by itself, or as time is let pass."""
+    user = start("--live").user
+    first_s = json.loads(user.read(ENERGY))["time_s"]
+    wait_until(lambda: json.loads(user.read(ENERGY))["time_s"] > first_s + 0.1, "time to pass")
     user = start().user
     first = json.loads(user.read(ENERGY))
-    wait_until(lambda: json.loads(user.read(ENERGY))["time_s"] > first["time_s"] + 0.1, "time to pass")
+    user.write(TIME, '{"pass_s": 50}')
     last = json.loads(user.read(ENERGY))
+    assert last["time_s"] == first["time_s"] + 50
+    text, until_s = user.past(_RAIL, first["time_s"] + 25)
+    assert str(text).isdecimal()
+    assert first["time_s"] + 25 < float(str(until_s)) < first["time_s"] + 26
     power_w = (last["drawn_j"]["total"] - first["drawn_j"]["total"]) / (last["time_s"] - first["time_s"])
     assert 1.0 < power_w < 2.0
     assert last["drawn_j"]["POM_5V_GPU"] == 0

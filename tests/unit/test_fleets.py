@@ -249,6 +249,16 @@ def test_virtual_boards_may_be_harmed(tmp_path: pathlib.Path, types: dict[str, B
     assert to_document(Virtual(1)) == {"kind": "virtual", "seed": 1}
 
 
+def test_the_time_of_a_virtual_board_may_pass_as_this_machines_does(
+    tmp_path: pathlib.Path, types: dict[str, BoardType]
+) -> None:
+    """Live boards are shown as such and come back from the store; lapsed ones, the default, need no word."""
+    live, lapsed, default = read(tmp_path, hosts("a: {time: live}, b: {time: lapsed}, c: "), types).boards
+    assert (live.transport, live.where) == (Virtual(0, live=True), "virtual, seed 0, live")
+    assert parse_transport(to_document(live.transport)) == live.transport
+    assert lapsed.transport == default.transport == Virtual(0)
+
+
 def test_direct_board(tmp_path: pathlib.Path, types: dict[str, BoardType]) -> None:
     """A board on this machine needs no more than its agent's port, and not even that where the tracker says it."""
     text = hosts("here: {port: 9091}, there: ", "transport: direct, type: local")

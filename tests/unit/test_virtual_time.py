@@ -28,7 +28,7 @@ def find_current(tree: VirtualTree) -> str:
     return f"{folder}/{device}/iio:device0/in_current0_input"
 
 
-def test_time_passes_when_it_is_let(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_passes_when_it_is_let() -> None:
     """By as much as was asked for, with everything that happens on the way."""
     tree = make_tree()
     passing = LapsedTime(tree, LookBack(tree))
