@@ -1,5 +1,4 @@
 """Runs the whole suite as two pytest processes side by side: most tests wait, and two waits fit on one machine.
-Those that compare how fast boards are come after them, alone.
 
 `python tests/run_shards.py [pytest options]`; the options go to both. What a shard prints comes line by line behind its
 name, and once more in a few lines at the end. Which folder tests what is in CONTRIBUTING.md.
@@ -22,9 +21,7 @@ SHARDS: Mapping[str, Sequence[str]] = {
     "acceptance": (
         "tests/acceptance",
         "--ignore=tests/acceptance/test_campaign_chaos.py",
-        "--ignore=tests/acceptance/test_campaign_faults.py",
         "--ignore=tests/acceptance/test_provision.py",
-        "--ignore=tests/acceptance/test_sweep.py",
     ),
     # Integration first: its candidates load TVM's compiler, which cannot follow the runtime alone into a process.
     # Whatever provisions boards is here, one after the other: this machine's accounts are theirs.
@@ -35,11 +32,6 @@ SHARDS: Mapping[str, Sequence[str]] = {
         "tests/acceptance/test_provision.py",
         "tests/acceptance/test_campaign_chaos.py",
     ),
-}
-# Virtual boards are as fast as this machine lets them: which one is 30 % slower, and whether one drifts during a sweep,
-# shows where little else runs.
-ALONE: Mapping[str, Sequence[str]] = {
-    "alone": ("tests/acceptance/test_campaign_faults.py", "tests/acceptance/test_sweep.py")
 }
 # What pytest and its fixtures may take to stop everything that runs; then they are killed.
 STOP_TIMEOUT_S = 60.0
@@ -98,12 +90,8 @@ class Shard:
         return [line for line in self.lines[start:] if line.startswith(_SAID_AT_THE_END) or line == self.lines[-1]]
 
 
-def main(
-    options: Sequence[str], shards: Mapping[str, Sequence[str]] = SHARDS, alone: Mapping[str, Sequence[str]] = ALONE
-) -> int:
-    """Run all shards to their ends, then those that run alone, one by one; the exit code is 0 where every one passed,
-    else the first failure's.
-    """
+def main(options: Sequence[str], shards: Mapping[str, Sequence[str]] = SHARDS) -> int:
+    """Run all shards to their ends; the exit code is 0 where every one passed, else the first failure's."""
     began = time.monotonic()
     signal.signal(signal.SIGTERM, _interrupt)
     running: list[Shard] = []
@@ -111,9 +99,6 @@ def main(
         for index, (name, folders) in enumerate(shards.items()):
             running.append(Shard(index, name, folders, options))
         codes = [shard.wait() for shard in running]
-        for name, folders in alone.items():
-            running.append(Shard(len(running), name, folders, options))
-            codes.append(running[-1].wait())
     except KeyboardInterrupt:
         print("stopping the tests", file=sys.stderr, flush=True)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it has a deadline

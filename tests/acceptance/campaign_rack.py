@@ -20,8 +20,9 @@ from device_agent.virtual.tree import FAULT
 from farm.models.onnx_builder import GraphBuilder
 from tests.acceptance.conftest import Home, new_home, wait_until
 
+# Live, so that there is a measurement to meet when something is done to a board.
 FLEET = """\
-vars: { transport: virtual }
+vars: { transport: virtual, time: live }
 groups:
   nanos: { vars: { type: jetson-nano }, hosts: { nano: { count: 3 } } }
   tx2s: { vars: { type: jetson-tx2 }, hosts: { tx2: { count: 3 } } }

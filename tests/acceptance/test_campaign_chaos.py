@@ -16,7 +16,7 @@ SEED, BUDGET = 17, 150
 _PATIENCE_S = 900.0
 _OPERATOR_S = 0.25
 FLEET = """\
-vars: { transport: virtual }
+vars: { transport: virtual, time: live }
 groups:
   nanos: { vars: { type: jetson-nano }, hosts: { nano: { count: 3 } } }
 """

@@ -21,7 +21,7 @@ from tests.acceptance.conftest import wait_until
 
 TASKS = 7 * 2 * 2
 LIAR = "nano-3"
-# How far medians of one candidate, taken on two boards of a type while this machine is busy, may lie apart.
+# How far medians of one candidate, taken on two boards of a type, may lie apart.
 NOISE = 0.15
 RUN_S = 400.0
 
@@ -117,9 +117,9 @@ def test_the_liar_is_found_out(faulty: Run) -> None:
     """The board that is silently slower was left, with a reason that says by how much; what it measured is doubted."""
     reasons = faulty.rack.reasons(LIAR, "drifted")
     assert reasons, faulty.rack.log()
-    found = re.search(r"it is (\d+)\s?% slower than 2 other boards of its type", reasons[0])
+    found = re.search(r"it is (\d+)\s?% slower than [12] other boards? of its type", reasons[0])
     assert found is not None, reasons
-    assert 15 <= int(found.group(1)) <= 70
+    assert 20 <= int(found.group(1)) <= 40  # boards of a type differ by up to 6 %
     assert "nothing else shows it" in reasons[0]
     doubts = faulty.rack.home.rows("SELECT subject, message FROM events WHERE kind = 'board_lied'")
     assert any(board == LIAR and re.match(r"\d+ trials are doubted", text) for board, text in doubts), doubts

@@ -24,30 +24,18 @@ def test_it():
 """
 
 
-def start(folder: pathlib.Path, first: str, second: str, *options: str, alone: str = "") -> subprocess.Popen[str]:
-    """Run two shards of one test each, and maybe one that comes after them."""
-    for name, text in (("test_first.py", first), ("test_second.py", second), ("test_third.py", alone)):
+def start(folder: pathlib.Path, first: str, second: str, *options: str) -> subprocess.Popen[str]:
+    """Run two shards of one test each."""
+    for name, text in (("test_first.py", first), ("test_second.py", second)):
         (folder / name).write_text(text)
-    after = {"third": [str(folder / "test_third.py")]} if alone else {}
     shards = {name: [str(folder / f"test_{name}.py")] for name in ("first", "second")}
     code = (
         f"import sys, runpy; run = runpy.run_path({str(RUNNER)!r}); "
-        f"sys.exit(run['main']({['-p', 'no:cacheprovider', '-c', '/dev/null', *options]!r}, {shards!r}, {after!r}))"
+        f"sys.exit(run['main']({['-p', 'no:cacheprovider', '-c', '/dev/null', *options]!r}, {shards!r}))"
     )
     return subprocess.Popen(
         [sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-
-
-def test_one_that_runs_alone_comes_last_and_counts(tmp_path: pathlib.Path) -> None:
-    """It finds the others ended, and its failure is the run's."""
-    alone = "import pathlib\ndef test_it(): assert not pathlib.Path(__file__).with_name('done').exists()\n"
-    done = "import pathlib\ndef test_it(): pathlib.Path(__file__).with_name('done').touch()\n"
-    process = start(tmp_path, _PASSES, done, alone=alone)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "second: exit code 0" in out
-    assert "third: exit code 1" in out
 
 
 @pytest.mark.parametrize(
