@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -68,11 +69,13 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Out
     for _ in range(spec.warmup - 1 if real else 0):
         function(*tensors)
 
+    following = itertools.cycle(turns)
+
     def run_in_turns(calls: int) -> float:
-        function(*turns[-1])
+        function(*next(following))
         begun = time.perf_counter()
-        for call in range(calls):
-            function(*turns[call % len(turns)])
+        for _ in range(calls):
+            function(*next(following))
         return (time.perf_counter() - begun) / calls
 
     def evaluate(number: int, repeat: int) -> list[float]:

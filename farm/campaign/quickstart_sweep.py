@@ -30,7 +30,8 @@ BOARD, BOARD_TYPE = "quickstart-nano", "jetson-nano"
 _CPU_FREQS = "710.4,921.6,1224,1479"
 _WINDOW_S = 2.0
 _WAIT_S = 120.0
-# A virtual Nano takes some six times as long as this machine. Above this the step would take longer than all others.
+# Every visit runs the program here once, the first ones a few times. Above this the step would take longer than all
+# others.
 SLOWEST_S = 0.6
 
 

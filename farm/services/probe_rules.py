@@ -17,9 +17,9 @@ from farm.fleet.calibration import find_drift as find_drift_of_runs
 from farm.fleet.health import Kind
 from farm.search import golden
 
-# What the golden kernel costs this machine, of which a virtual board's time is made, is established anew where the cache
-# was deleted, maybe beside other programs. A board is to be found out when its own clocks are not what they were, and
-# those differ by more.
+# What the golden kernel costs this machine, of which a virtual board's time is made, is established anew where the
+# cache was deleted, maybe beside other programs. A board is to be found out when its own clocks are not what they were,
+# and those differ by more.
 SIMULATED_TOLERANCE = 0.30
 # So much above what the type says is another setting of the chip or a driver that answers late, not chance; and below
 # 0.1 s a second holds ten values, whatever the type says.

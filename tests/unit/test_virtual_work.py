@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,18 +17,21 @@ from device_agent.virtual.work import Work, WorkBook, establish, split_work
 class Machine:
     """A machine on which a call costs `call_s`, and batches wait for other programs as `busy` says (factors)."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, call_s: float, busy: Iterator[float]) -> None:
-        self._call_s, self._busy = call_s, busy
-        self._wall_s = self._cpu_s = 0.0
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, call_s: float, busy: Iterator[float], helpers: int = 0) -> None:
+        """`helpers` threads each compute as much as the calling one."""
+        self._call_s, self._busy, self._helpers = call_s, busy, helpers
+        self._wall_s = self._cpu_s = self._helpers_s = 0.0
         self.calls = 0
         monkeypatch.setattr(time, "monotonic", lambda: self._wall_s)
-        monkeypatch.setattr(time, "process_time", lambda: self._cpu_s)
+        monkeypatch.setattr(time, "process_time", lambda: self._cpu_s + self._helpers_s)
+        monkeypatch.setattr(time, "thread_time", lambda: self._cpu_s)
 
     def run(self, calls: int) -> float:
         """One batch; other programs cost cache misses too, so CPU time beside the waiting."""
         factor = next(self._busy, 1.0)
         self.calls += calls
         self._cpu_s += calls * self._call_s * (1 + (factor - 1) / 10)
+        self._helpers_s += calls * self._call_s * self._helpers
         self._wall_s += calls * self._call_s * factor
         return self._call_s * factor
 
@@ -43,6 +47,12 @@ def test_the_least_of_several_batches_counts(monkeypatch: pytest.MonkeyPatch) ->
     """Of a machine that is mostly busy, what came three times close to the least is believed."""
     machine = Machine(monkeypatch, 1e-3, iter([9.0, 4.0, 3.0, 1.0, 5.0, 2.5, 1.005, 8.0, 7.0, 1.001, 9.0]))
     assert establish(machine.run, 0, 1).alone_s == pytest.approx(1e-3)
+
+
+def test_shared_work_is_told_from_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads that share a call are seen to do so on a machine that keeps them waiting all the time."""
+    machine = Machine(monkeypatch, 1e-3, itertools.repeat(1.9), helpers=1)
+    assert establish(machine.run, 0, 2).shared_s == pytest.approx(2e-3, rel=0.1)
 
 
 def test_batches_of_short_calls_are_long_enough_for_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
