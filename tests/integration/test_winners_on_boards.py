@@ -50,13 +50,13 @@ class Boards:
     def answer(self, verification: Verification, request: RunWanted | MeasureWanted) -> None:
         """Do what is wanted; a board that is lost is taken from the verification, as an engine would."""
         try:
-            session = self._session(request.board)
-            session.pin(request.point)
+            asked = self._session(request.board)
+            asked.pin(request.point)
             if isinstance(request, RunWanted):
-                outcome, outputs = session.run_model(request.spec, request.program, request.inputs)
+                outcome, outputs = asked.run_model(request.spec, request.program, request.inputs)
                 verification.on_ran(request.token, outcome, outputs)
             else:
-                verification.on_measured(request.token, session.measure(request.spec, request.library), 0.1)
+                verification.on_measured(request.token, asked.measure(request.spec, request.library), 0.1)
         except TransientError as error:
             outcome = Outcome(Status.BOARD_LOST, error.message, board=request.board, simulated=True)
             if isinstance(request, RunWanted):
@@ -65,7 +65,8 @@ class Boards:
                 verification.on_measured(request.token, outcome, 0.1)
             verification.take(request.board)
             verification.expect({NANO: 1})
-            self.sessions.pop(request.board).close()
+            if (session := self.sessions.pop(request.board, None)) is not None:  # it was asked for two things at once
+                session.close()
 
     def measure(self, board: str, spec: MeasureSpec, library: bytes) -> Outcome:
         """Time a library at the test's point."""

@@ -11,7 +11,8 @@ import pytest
 from device_agent.board_time import HostTime
 from device_agent.evidence import Sensors
 from device_agent.plan import Plan
-from device_agent.virtual.board import TOTAL, VirtualBoard
+from device_agent.virtual.board import TOTAL, OwnClock, VirtualBoard
+from device_agent.virtual.lapse import LapsedTime, LookBack
 from device_agent.virtual.pace import Pace
 from device_agent.virtual.tree import CLOCKS, FAULT, VirtualTree
 from device_agent.virtual.work import Work, WorkBook
@@ -171,10 +172,11 @@ def compute(seconds: float) -> float:
 
 def test_energy_of_a_call_is_the_power_for_as_long_as_the_call_takes() -> None:
     """A window holds as many calls as fit into the board's time."""
-    board_type = make_board()[0].board_type
-    board = VirtualBoard(board_type)
+    board = VirtualBoard(make_board()[0].board_type, 0, OwnClock())
     hold(board, 1_479_000_000, 1_600_000_000)
-    plan = Plan(Sensors(VirtualTree(board, privileged=False)), pace=make_pace(board), busy_s=0.4)
+    tree = VirtualTree(board, privileged=False)
+    passing = LapsedTime(tree, LookBack(tree))
+    plan = Plan(Sensors(tree), pace=Pace(tree, passing, "", 1, 60.0, None, "k"), time=passing, busy_s=2.0)
     plan.pace.begin()
     plan.mark("timing_start_s")
     latency_s = statistics.median(plan.pace.take(lambda calls: compute(0.001 * calls) / calls, 1) for _ in range(15))
@@ -183,4 +185,4 @@ def test_energy_of_a_call_is_the_power_for_as_long_as_the_call_takes() -> None:
     phases = plan.marks.read()
     energy_j = board.exact_energy_j(TOTAL, phases.busy_start_s, phases.busy_end_s)
     power_w = board.exact_power_w(TOTAL)
-    assert energy_j / phases.busy_calls == pytest.approx(power_w * latency_s, rel=0.1)
+    assert energy_j / phases.busy_calls == pytest.approx(power_w * latency_s, rel=0.02)
