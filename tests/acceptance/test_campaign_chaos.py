@@ -25,7 +25,7 @@ name: chaos
 models: tiny-cnn
 boards: {{ types: jetson-nano }}
 budget: {{ trials: {BUDGET} }}
-search: {{ tuner: xgb, ops: conv2d, warm_start: false }}
+search: {{ tuner: xgb, warm_start: false }}
 measure: {{ repeat: 2, min_repeat: 5ms, verify_top: 1 }}
 """
 
