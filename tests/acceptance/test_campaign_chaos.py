@@ -97,7 +97,10 @@ def test_no_trial_is_lost_and_none_is_made_twice(home: Home) -> None:
     trials = table.check()
     assert (table.state(), trials.pop("counted")) == ("finished", BUDGET)
     assert sum(trials.values()) <= killed, f"more attempts failed than processes were killed: {trials}"
-    assert len(home.rows("SELECT workload FROM records")) == 3
+    # A workload whose candidates do not gain on untuned code has none.
+    recorded = {row[0] for row in home.rows("SELECT workload FROM records")}
+    assert recorded
+    assert recorded <= {row[0] for row in home.rows("SELECT workload FROM trials WHERE counted IS NOT NULL")}
     wait_until(lambda: not scene.is_held(), "the engine to end")
     assert home.run("down").code == 0
     wait_until(lambda: not home.processes(), f"all processes to end: {home.processes()}")
