@@ -172,12 +172,16 @@ def tracker() -> Iterator[Tracker]:
 def start_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Agent]]:
     """Start an agent with the given options, wait until it is ready; it is stopped after the last test."""
     agents: list[Agent] = []
+    # Boards of one farm agree on what a program costs; each for itself would find something else on a busy machine.
+    work = tmp_path_factory.mktemp("work")
 
     def start(*options: str, folder: pathlib.Path | None = None, wait: bool = True) -> Agent:
         name = f"board-{len(agents)}"
         folder = folder or tmp_path_factory.mktemp(name)
         ready, log_path = folder / f"{name}.json", folder / f"{name}.log"
         command = [sys.executable, "-m", "device_agent", "serve", "--name", name, "--ready-file", str(ready), *options]
+        if "--virtual" in options:
+            command += ["--work-folder", str(work)]
         with log_path.open("wb") as log:
             process = subprocess.Popen(command, cwd=ROOT, stderr=log, env=os.environ | {"TMPDIR": str(folder)})
         agent = Agent(process, f"local/{name}", 0, folder, log_path)
