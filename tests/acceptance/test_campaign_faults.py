@@ -67,6 +67,7 @@ def faulty(clean: Run) -> Iterator[Run]:
         rack.wait_count(24)
         # Away for seconds only: it takes two others to say that one of three lies.
         rack.reboot("nano-2")
+        rack.wait_measuring("tx2-3")  # a board that has nothing to do is not doubted
         rack.harm("tx2-3", "hang")
         with contextlib.ExitStack() as mending:
             mending.callback(rack.harm, "tx2-3", "clear")

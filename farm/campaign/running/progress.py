@@ -62,6 +62,7 @@ def recount(store: Store, campaign: FleetCampaign) -> dict[str, Any]:
     tasks = to_rows(order, added.done)
     counts = store.count_trials(campaign.id, purpose=SEARCH_TRIAL)
     fresh = {
+        "at": time.time(),
         "phase": str(campaign.state),
         "counted": sum(task["counted"] for task in tasks),
         "faults": {side: count for side, count in counts.items() if side != "ok"},
@@ -71,7 +72,7 @@ def recount(store: Store, campaign: FleetCampaign) -> dict[str, Any]:
         "tasks": tasks,
         "models": find_latencies(order, tasks),
     }
-    empty = {"at": time.time(), "wall_clock_s": 0.0, "history": [], "warm_start": {}, "verdict": None}
+    empty = {"wall_clock_s": 0.0, "history": [], "warm_start": {}, "verdict": None}
     return empty | dict(campaign.progress or {}) | fresh
 
 
