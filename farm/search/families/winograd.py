@@ -23,7 +23,7 @@ from farm.search.families.dense import (
     step_cycles,
 )
 from farm.search.families.family import Plan, Prediction
-from farm.search.families.loops import divisors, pool_cycles
+from farm.search.families.loops import divisors
 
 _FLOAT = 4
 _MOST_VECTORS = 6
@@ -133,8 +133,7 @@ class Winograd:
         near = (tile * facts.depth * _FLOAT + panel / shared) / core.l2_bytes_per_cycle
         step = step_cycles(core, bits, tile, vectors, joint)
         inner = max(facts.depth * step, near) + 0.15 * near + 2 * tile * vectors / core.loads_per_cycle(bits)
-        pool = pool_cycles(tile * block * _FLOAT)
-        products = facts.alpha**2 * blocks * units * (together / tile) * (inner + _TILE_CYCLES + pool)
+        products = facts.alpha**2 * blocks * units * (together / tile) * (inner + _TILE_CYCLES)
         transforms = self._transforms(facts, core, lanes)
         held = facts.alpha**2 * together * facts.depth * _FLOAT
         far, driven = self._traffic(facts, plan, core, held, panel)
