@@ -57,6 +57,11 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
         return kind
 
 
+def _count_bytes(spec: Any) -> int:
+    """What a tensor takes. Raises UnknownDtypeError."""
+    return int(math.prod(spec.shape)) * _numpy_dtype(spec.dtype).itemsize
+
+
 def fill(destination: NDArray[Any], source: NDArray[Any], start: int) -> None:
     """Fill the flat `destination` with `source`, from position `start` of it on, again and again."""
     start %= len(source)
@@ -83,12 +88,9 @@ def copy_weights(specs: Any, tensors: list[Any]) -> list[list[Any]]:
     """
     import tvm.runtime
 
-    large = [
-        index
-        for index, spec in enumerate(specs)
-        if 0 < index < len(specs) - 1 and math.prod(spec.shape) * _numpy_dtype(spec.dtype).itemsize >= _LARGE_BYTES
-    ]
-    total = sum(math.prod(specs[index].shape) * _numpy_dtype(specs[index].dtype).itemsize for index in large)
+    sizes = [_count_bytes(spec) for spec in specs]
+    large = [index for index in range(1, len(specs) - 1) if sizes[index] >= _LARGE_BYTES]
+    total = sum(sizes[index] for index in large)
     found = []
     for _ in range(math.ceil(_COLD_BYTES / total) if total else 0):
         found.append(list(tensors))
@@ -137,6 +139,5 @@ def prepare(specs: Any, seed: int) -> None:
         return
     _inherited.clear()
     with contextlib.suppress(UnknownDtypeError):
-        size = sum(math.prod(spec.shape) * _numpy_dtype(spec.dtype).itemsize for spec in specs)
-        if size <= _MOST_INHERITED_BYTES:
+        if sum(map(_count_bytes, specs)) <= _MOST_INHERITED_BYTES:
             _inherited[tuple(specs), seed] = _make(specs, seed)

@@ -52,15 +52,14 @@ def widened(channels: int, core: Core, element_bytes: int, pixels: Sequence[int]
     `pixels`: in how many rows and columns they are had, which limits the tiles.
     """
     full = core.lanes(element_bytes)
-    own = _cycles(channels, core, element_bytes, pixels)
+    own = least = _cycles(channels, core, element_bytes, pixels)
     best = channels
     for lanes in (full // 2, full):
         more = -(-channels // lanes) * lanes if lanes > 1 else channels
-        gain = own / _cycles(more, core, element_bytes, pixels)
-        if gain < (1.05 if more - channels <= channels * _MOST_MORE else _MUCH):
-            continue
-        if _cycles(more, core, element_bytes, pixels) < _cycles(best, core, element_bytes, pixels):
-            best = more
+        cycles = _cycles(more, core, element_bytes, pixels)
+        gain = own / cycles
+        if gain >= (1.05 if more - channels <= channels * _MOST_MORE else _MUCH) and cycles < least:
+            best, least = more, cycles
     return best
 
 

@@ -18,6 +18,7 @@ _SHARES = 4
 # TVM puts a buffer of fewer bytes on the stack, where LLVM makes registers of it (kMaxStackAlloca, src/runtime); one of
 # more comes from a pool and is written and read in memory. What that costs was measured on Zen 4: 270 cycles for 1 KiB
 # and 520 for 1.75 KiB (56x56x24>144 and 112x112x16>96, tiles of 16 and 28 vectors beside tiles of 14).
+# Winograd's products do not count it: their large tiles save more in the second cache than that.
 _STACK_BYTES, _POOL_CYCLES_PER_BYTE = 1024, 0.28
 
 
