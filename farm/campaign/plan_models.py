@@ -14,9 +14,9 @@ from farm.campaign.spec import CampaignFile, ModelSpec
 from farm.errors import UsageError
 from farm.inventory import document_lines
 from farm.inventory.document_lines import Place
+from farm.models.batches import set_batch
 from farm.models.inputs import InputSpec, parse_shapes, read_inputs, resolve_inputs
 from farm.models.source import ModelSource, resolve_model
-from farm.sweep.programs import set_batch
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,6 +57,7 @@ def show(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a name from `farm model zoo`.")],
     board_type: Annotated[str, typer.Option("--board-type", metavar="TYPE", help="Whose target to use.")] = "local",
     shape: options.Shapes = None,
+    batch: options.Batch = None,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
@@ -64,7 +65,7 @@ def show(
 
     def work() -> None:
         kind = require_board_type(board_type)
-        source, inputs = options.read_model(model, shape)
+        source, inputs = options.read_model(model, shape, batch)
         # Imported here: TVM takes a second that wrong usage should not wait for.
         from farm.campaign.survey import survey_model
         from farm.search.default_schedule import describe_default

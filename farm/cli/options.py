@@ -9,6 +9,7 @@ import typer
 from farm import settings as farm_settings
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
+from farm.models import batches
 from farm.models.inputs import InputSpec, parse_shapes, read_inputs, resolve_inputs
 from farm.models.source import ModelSource, resolve_model
 from farm.settings import Settings
@@ -22,6 +23,12 @@ Shapes = Annotated[
     list[str] | None,
     typer.Option(
         "--shape", metavar="NAME=1,3,224,224", help="Shape of an input that the model leaves open; repeatable."
+    ),
+]
+Batch = Annotated[
+    int | None,
+    typer.Option(
+        "--batch", metavar="N", min=1, help="So many inputs at once: the first dimension, where the model has 1."
     ),
 ]
 
@@ -42,10 +49,18 @@ def make_exact(kind: BoardType, exact: bool) -> BoardType:
     return kind.model_copy(update={"pipeline": pipeline.exact(kind.pipeline)})
 
 
-def read_model(text: str, shapes: list[str] | None) -> tuple[ModelSource, tuple[InputSpec, ...]]:
-    """The model that the user named, with every input's shape settled. Raises UsageError."""
+def read_model(
+    text: str, shapes: list[str] | None, batch: int | None = None
+) -> tuple[ModelSource, tuple[InputSpec, ...]]:
+    """The model that the user named, with every input's shape settled, the first dimension to `batch` where given.
+
+    Raises UsageError.
+    """
     given = parse_shapes(shapes or [])
     source = resolve_model(text)
+    if batch is not None:
+        model, inputs = batches.set_batch(source, shapes or [], batch)
+        return source.changed(model), inputs
     return source, resolve_inputs(read_inputs(source.load()), given)
 
 

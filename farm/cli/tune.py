@@ -31,6 +31,7 @@ def tune(
         str, typer.Option("--ops", metavar="conv2d,dense", help="Tune workloads of these operators only.")
     ] = "",
     shape: options.Shapes = None,
+    batch: options.Batch = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Do not start from what earlier runs measured.")] = False,
     exact: options.Exact = False,
     json: options.Json = False,
@@ -48,7 +49,7 @@ def tune(
         settings = farm_settings.load()
         with options.open_store(settings) as store:
             kind = options.make_exact(_choose_type(store, board_type, board), exact)
-            source, inputs = options.read_model(model, shape)
+            source, inputs = options.read_model(model, shape, batch)
             screen = output.Screen()
             from farm.campaign.fleet_tuning import FleetTuning
             from farm.campaign.tuning import LocalTuning, Tuning, find_failure

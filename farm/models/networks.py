@@ -1,7 +1,7 @@
 """The zoo's networks, layer by layer as published. Weights come from `onnx_builder.py`, names from `zoo.py`.
 
 Each function builds on (1, 3, H, W) or (1, features) and returns the tensor that holds the scores, before any softmax:
-a softmax would hide small errors and saturate on large ones. Inception and YOLO are in modules of their own.
+a softmax would hide small errors and saturate on large ones. Inception, YOLO and transformers have their own modules.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ _FIRES: tuple[tuple[int, int] | str, ...] = (
     *((32, 128), (32, 128), "M"),
     *((48, 192), (48, 192), (64, 256), (64, 256)),
 )
+
+# Channels of VGG11's convolutions (configuration A of arXiv 1409.1556); "M" is a pooling step.
+_VGG11: tuple[int | str, ...] = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")
 
 # (expansion, channels, repeats, stride) of MobileNet v2, table 2 of arXiv 1801.04381.
 _INVERTED_RESIDUALS = (
@@ -56,9 +59,18 @@ def _basic_block(g: GraphBuilder, x: str, channels: int, stride: int) -> str:
 
 def resnet50(g: GraphBuilder, x: str) -> str:
     """ResNet-50, 1000 classes; as torchvision's, whose stages shrink in their 3x3 and not in their first 1x1."""
+    return _bottlenecks(g, x, (3, 4, 6, 3))
+
+
+def resnet152(g: GraphBuilder, x: str) -> str:
+    """ResNet-152, 1000 classes; as torchvision's."""
+    return _bottlenecks(g, x, (3, 8, 36, 3))
+
+
+def _bottlenecks(g: GraphBuilder, x: str, stages: tuple[int, ...]) -> str:
     x = g.relu(g.batch_norm(g.conv(x, 64, 7, stride=2, pad=3, bias=False)))
     x = g.max_pool(x, 3, stride=2, pad=1)
-    for stage, (channels, blocks) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3))):
+    for stage, (channels, blocks) in enumerate(zip((64, 128, 256, 512), stages, strict=True)):
         for block in range(blocks):
             x = _bottleneck(g, x, channels, stride=2 if stage and not block else 1)
     return g.dense(g.global_average(x), 1000)
@@ -71,6 +83,25 @@ def _bottleneck(g: GraphBuilder, x: str, channels: int, stride: int) -> str:
     if stride != 1 or g.channels(x) != 4 * channels:
         x = g.batch_norm(g.conv(x, 4 * channels, 1, stride=stride, bias=False, gain=1.0))
     return g.relu(g.add(y, x))
+
+
+def cifar_resnet20(g: GraphBuilder, x: str) -> str:
+    """ResNet-20 for CIFAR-10 (section 4.2 of arXiv 1512.03385) with projections where a stage begins; 10 classes."""
+    x = g.relu(g.batch_norm(g.conv(x, 16, 3, pad=1, bias=False)))
+    for stage, channels in enumerate((16, 32, 64)):
+        for block in range(3):
+            x = _basic_block(g, x, channels, stride=2 if stage and not block else 1)
+    return g.dense(g.global_average(x), 10)
+
+
+def vgg11(g: GraphBuilder, x: str) -> str:
+    """VGG11, 1000 classes; 123 of its 133 million weights are dense layers'."""
+    for channels in _VGG11:
+        x = g.max_pool(x, 2, stride=2) if isinstance(channels, str) else g.relu(g.conv(x, channels, 3, pad=1))
+    x = g.flatten(x, g.channels(x) * 7 * 7)
+    for _ in range(2):
+        x = g.relu(g.dense(x, 4096, gain=2.0))
+    return g.dense(x, 1000)
 
 
 def mobilenet_v2(g: GraphBuilder, x: str) -> str:
@@ -101,6 +132,14 @@ def tiny_cnn(g: GraphBuilder, x: str) -> str:
     x = g.add(x, g.conv(y, 8, 1, gain=1.0))
     x = g.relu(g.conv(x, 16, 3, stride=2, pad=1))
     return g.dense(g.global_average(x), 10)
+
+
+def mnist_cnn(g: GraphBuilder, x: str) -> str:
+    """The network of PyTorch's MNIST example, without dropout; 10 digits."""
+    x = g.relu(g.conv(x, 32, 3))
+    x = g.max_pool(g.relu(g.conv(x, 64, 3)), 2, stride=2)
+    x = g.relu(g.dense(g.flatten(x, 64 * 12 * 12), 128, gain=2.0))
+    return g.dense(x, 10)
 
 
 def mlp(g: GraphBuilder, x: str) -> str:

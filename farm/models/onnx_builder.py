@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from farm.errors import InternalError
 OPSET = 17
 # The IR version that belongs to opset 17; onnx would write its newest, which older ONNX Runtimes refuse.
 IR_VERSION = 8
+# Weights that are drawn at once.
+_PIECE = 2**20
 
 
 class GraphBuilder:
@@ -23,20 +25,21 @@ class GraphBuilder:
 
     Weights are He-scaled normals, so that activations neither vanish nor explode with depth, and biases and
     batch-norm statistics vary per channel: a permuted, dropped or repeated channel changes the output.
+    Without a seed the weights have shapes and no values: enough to count and to infer with, not to run.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | None) -> None:
         # RandomState and not Generator: only its stream is promised to stay the same in every NumPy, and the bytes
         # of a zoo model are its identity.
-        self._random = np.random.RandomState(seed)
+        self._random = None if seed is None else np.random.RandomState(seed)
         self._nodes: list[onnx.NodeProto] = []
         self._weights: list[onnx.TensorProto] = []
         self._channels: dict[str, int] = {}
         self.parameters = 0
 
-    def input(self, name: str, shape: Sequence[int]) -> str:
+    def input(self, name: str, shape: Sequence[int], dtype: str = "float32") -> str:
         """Declare the model's input; its second dimension counts the channels (or features)."""
-        self._input = helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape))
+        self._input = helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), list(shape))
         self._channels[name] = shape[1]
         return name
 
@@ -63,9 +66,9 @@ class GraphBuilder:
         rows, columns = _pair(kernel)
         fan_in = self.channels(x) // groups * rows * columns
         shape = (out_channels, self.channels(x) // groups, rows, columns)
-        inputs = [x, self._weight(self._normal(shape, math.sqrt(gain / fan_in)))]
+        inputs = [x, self.weight(shape, math.sqrt(gain / fan_in))]
         if bias:
-            inputs.append(self._weight(self._normal((out_channels,), 0.1)))
+            inputs.append(self.weight((out_channels,), 0.1))
         return self._node(
             "Conv",
             inputs,
@@ -82,23 +85,62 @@ class GraphBuilder:
         `scale` is the mean of gamma; below 1 it keeps the sum of a residual block from growing with depth.
         """
         n = self.channels(x)
-        gamma = scale * self._random.uniform(0.8, 1.2, n)
-        beta = self._normal((n,), 0.1)
-        inputs = [x, self._weight(gamma), self._weight(beta)]
-        mean, variance = self._normal((n,), 0.1), self._random.uniform(0.5, 1.5, n)
-        inputs += [self._weight(mean, trained=False), self._weight(variance, trained=False)]
+        inputs = [x, self._uniform((n,), scale, 0.8, 1.2), self.weight((n,), 0.1)]
+        inputs += [self.weight((n,), 0.1, trained=False), self._uniform((n,), 1.0, 0.5, 1.5, trained=False)]
         return self._node("BatchNormalization", inputs, n, epsilon=epsilon)
+
+    def layer_norm(self, x: str, *, epsilon: float) -> str:
+        """Normalisation over the features, the last dimension."""
+        n = self.channels(x)
+        inputs = [x, self._uniform((n,), 1.0, 0.8, 1.2), self.weight((n,), 0.1)]
+        return self._node("LayerNormalization", inputs, n, axis=-1, epsilon=epsilon)
 
     def dense(self, x: str, out_features: int, *, gain: float = 1.0) -> str:
         """A fully connected layer with bias, on a 2-D tensor."""
         n = self.channels(x)
-        weight = self._weight(self._normal((out_features, n), math.sqrt(gain / n)))
-        bias = self._weight(self._normal((out_features,), 0.1))
+        weight = self.weight((out_features, n), math.sqrt(gain / n))
+        bias = self.weight((out_features,), 0.1)
         return self._node("Gemm", [x, weight, bias], out_features, transB=1)
+
+    def linear(self, x: str, out_features: int, *, gain: float = 1.0) -> str:
+        """A fully connected layer with bias on the last dimension of any tensor, as exporters write it."""
+        n = self.channels(x)
+        product = self.matmul(x, self.weight((n, out_features), math.sqrt(gain / n)), out_features)
+        return self._node("Add", [product, self.weight((out_features,), 0.1)], out_features)
+
+    def matmul(self, a: str, b: str, features: int) -> str:
+        """A product of matrices with so many columns."""
+        return self._node("MatMul", [a, b], features)
+
+    def rows(self, table: str, indices: str | int | Sequence[int], features: int, *, axis: int = 0) -> str:
+        """Rows of a table (an embedding) by numbers, a tensor or constant ones; a single one drops `axis`."""
+        if not isinstance(indices, str):
+            indices = self._constant(np.array(indices, np.int64))
+        return self._node("Gather", [table, indices], features, axis=axis)
 
     def relu(self, x: str) -> str:
         """max(x, 0)."""
         return self._node("Relu", [x], self.channels(x))
+
+    def unary(self, operator: str, x: str, **attributes: Any) -> str:
+        """An operator that changes neither shape nor number of channels, such as Tanh or Softmax."""
+        return self._node(operator, [x], self.channels(x), **attributes)
+
+    def silu(self, x: str) -> str:
+        """`x` times its sigmoid."""
+        return self._node("Mul", [x, self.unary("Sigmoid", x)], self.channels(x))
+
+    def gelu(self, x: str) -> str:
+        """`x` times its normal distribution, by the error function."""
+        error = self.unary("Erf", self.scale(x, 1 / math.sqrt(2)))
+        one = self._constant(np.array(1.0, np.float32))
+        return self.scale(
+            self._node("Mul", [x, self._node("Add", [error, one], self.channels(x))], self.channels(x)), 0.5
+        )
+
+    def scale(self, x: str, factor: float) -> str:
+        """A tensor times a number."""
+        return self._node("Mul", [x, self._constant(np.array(factor, np.float32))], self.channels(x))
 
     def leaky_relu(self, x: str, slope: float) -> str:
         """`x` where it is positive, else `slope` times `x`."""
@@ -106,7 +148,7 @@ class GraphBuilder:
 
     def relu6(self, x: str) -> str:
         """min(max(x, 0), 6)."""
-        bounds = [self._weight(np.float32(value), trained=False) for value in (0.0, 6.0)]
+        bounds = [self._constant(np.array(value, np.float32)) for value in (0.0, 6.0)]
         return self._node("Clip", [x, *bounds], self.channels(x))
 
     def max_pool(self, x: str, kernel: int, *, stride: int, pad: int = 0, ceil: bool = False) -> str:
@@ -124,13 +166,34 @@ class GraphBuilder:
         pooled = self._node("GlobalAveragePool", [x], self.channels(x))
         return self._node("Flatten", [pooled], self.channels(x), axis=1)
 
+    def flatten(self, x: str, features: int) -> str:
+        """All but the batch in one dimension, which has so many elements."""
+        return self._node("Flatten", [x], features, axis=1)
+
+    def reshape(self, x: str, shape: Sequence[int], features: int) -> str:
+        """The same elements in another shape; 0 keeps the dimension at that place."""
+        return self._node("Reshape", [x, self._constant(np.array(shape, np.int64))], features)
+
+    def transpose(self, x: str, order: Sequence[int], features: int) -> str:
+        """The dimensions in another order."""
+        return self._node("Transpose", [x], features, perm=list(order))
+
+    def pad(self, x: str, before: Sequence[int], after: Sequence[int]) -> str:
+        """Zeros around a tensor, none along its channels."""
+        return self._node("Pad", [x, self._constant(np.array([*before, *after], np.int64))], self.channels(x))
+
     def add(self, a: str, b: str) -> str:
-        """Elementwise sum of two tensors of one shape."""
+        """Elementwise sum of two tensors of one shape, or with a weight that is repeated."""
         return self._node("Add", [a, b], self.channels(a))
 
     def concat(self, *tensors: str) -> str:
         """Join along channels."""
         return self._node("Concat", tensors, sum(map(self.channels, tensors)), axis=1)
+
+    def every_second(self, x: str, row: int, column: int) -> str:
+        """Every second pixel along height and width, from `row` and `column` on."""
+        bounds = [[row, column], [2**31 - 1] * 2, [2, 3], [2, 2]]
+        return self._node("Slice", [x, *(self._constant(np.array(b, np.int64)) for b in bounds)], self.channels(x))
 
     def take_channels(self, x: str, begin: int, end: int) -> str:
         """Channels `begin` to `end`, the last left out."""
@@ -169,13 +232,37 @@ class GraphBuilder:
         data: bytes = model.SerializeToString(deterministic=True)
         return data
 
-    def _normal(self, shape: tuple[int, ...], std: float) -> npt.NDArray[np.float64]:
-        return self._random.standard_normal(shape) * std
+    def weight(self, shape: tuple[int, ...], std: float, *, trained: bool = True) -> str:
+        """A tensor of normal values, which layers without a method here may read. Untrained: not a parameter."""
+        return self._fill(shape, lambda random, count: random.standard_normal(count) * std, trained)
 
-    def _weight(self, values: npt.ArrayLike, *, trained: bool = True) -> str:
-        array = np.asarray(values, dtype=np.float32)
-        self.parameters += array.size if trained else 0
-        return self._constant(array)
+    def _uniform(self, shape: tuple[int, ...], scale: float, low: float, high: float, *, trained: bool = True) -> str:
+        return self._fill(shape, lambda random, count: scale * random.uniform(low, high, count), trained)
+
+    def _fill(
+        self,
+        shape: tuple[int, ...],
+        draw: Callable[[np.random.RandomState, int], npt.NDArray[np.float64]],
+        trained: bool,
+    ) -> str:
+        size = math.prod(shape)
+        self.parameters += size if trained else 0
+        if self._random is None:
+            name = f"w{len(self._weights)}"
+            # Said to lie elsewhere, which nobody looks up: a tensor with a shape and no data is no ONNX.
+            self._weights.append(
+                TensorProto(name=name, dims=shape, data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
+            )
+            self._channels[name] = shape[-1]
+            return name
+        values = np.empty(size, np.float32)
+        # Piece by piece: a large layer in float64, twice, would take more memory than the model.
+        for begin in range(0, size, _PIECE):
+            end = min(size, begin + _PIECE)
+            values[begin:end] = draw(self._random, end - begin)
+        name = self._constant(values.reshape(shape))
+        self._channels[name] = shape[-1]
+        return name
 
     def _constant(self, array: npt.NDArray[Any]) -> str:
         name = f"w{len(self._weights)}"

@@ -47,6 +47,11 @@ class ModelSource:
         """A fresh copy of the parsed model; the caller may change it."""
         return onnx.load_model_from_string(self.onnx_bytes)
 
+    def changed(self, model: onnx.ModelProto) -> ModelSource:
+        """What the model was made into, under the same name and origin."""
+        data = model.SerializeToString(deterministic=True)
+        return dataclasses.replace(self, onnx_bytes=data, sha256=hashlib.sha256(data).hexdigest())
+
 
 def resolve_model(text: str) -> ModelSource:
     """Find the model that `text` names: a zoo name, else a file.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from farm.models import inception, networks, yolo
+from farm.models import inception, networks, transformers, yolo, yolox
 from farm.models.onnx_builder import GraphBuilder
 
 DEFAULT = "squeezenet1.1"
@@ -15,8 +15,8 @@ DEFAULT = "squeezenet1.1"
 class ZooModel:
     """One entry. `parameters` counts trained weights as the literature does: running statistics left out.
 
-    `flop` is that of convolutions and dense layers, a multiply-add counted as two. `published` says what others count
-    and where. All inputs and outputs are float32. Outputs are scores before softmax, by name.
+    `flop` is that of convolutions and matrix products, a multiply-add counted as two. `published` says what others
+    count and where. Inputs are of `input_dtype`, outputs float32. Outputs are scores before softmax, by name.
     """
 
     name: str
@@ -27,12 +27,19 @@ class ZooModel:
     flop: int
     network: Callable[[GraphBuilder, str], str | tuple[str, ...]]
     published: str = ""
+    input_dtype: str = "float32"
 
     def build(self, seed: int = 0) -> bytes:
         """The model as ONNX: the same bytes for the same seed, on every machine and NumPy."""
+        return self._write(GraphBuilder(seed))
+
+    def outline(self) -> bytes:
+        """The same graph, its weights with shapes and without values: quick however large it is; nothing can run it."""
+        return self._write(GraphBuilder(None))
+
+    def _write(self, builder: GraphBuilder) -> bytes:
         ((name, shape),) = self.input_shapes.items()
-        builder = GraphBuilder(seed)
-        made = self.network(builder, builder.input(name, shape))
+        made = self.network(builder, builder.input(name, shape, self.input_dtype))
         ends = (made,) if isinstance(made, str) else made
         return builder.finish(
             self.name,
@@ -77,6 +84,26 @@ ZOO: Mapping[str, ZooModel] = {
             "torchvision, ResNet50_Weights: 25,557,032 parameters, 4.09 G multiply-adds",
         ),
         ZooModel(
+            "resnet152",
+            "ResNet-152: fifty bottlenecks; deep",
+            _IMAGE,
+            _CLASSES,
+            60_192_808,
+            23_027_253_248,
+            networks.resnet152,
+            "torchvision, ResNet152_Weights: 60,192,808 parameters, 11.51 G multiply-adds",
+        ),
+        ZooModel(
+            "vgg11",
+            "VGG11: eight 3x3 convolutions and dense layers of 123 million weights",
+            _IMAGE,
+            _CLASSES,
+            132_863_336,
+            15_218_180_096,
+            networks.vgg11,
+            "torchvision, VGG11_Weights: 132,863,336 parameters, 7.61 G multiply-adds",
+        ),
+        ZooModel(
             "mobilenet_v2",
             "MobileNet v2: depthwise and 1x1 convolutions",
             _IMAGE,
@@ -107,6 +134,58 @@ ZOO: Mapping[str, ZooModel] = {
             yolo.yolov4_tiny,
             "AlexeyAB/darknet, README: 6.9 GFLOP; Open Model Zoo, yolo-v4-tiny-tf: 6.0535 M parameters, batch norm "
             "folded",
+        ),
+        ZooModel(
+            "yolox_s",
+            "YOLOX-s: a detector without anchors, three heads, undecoded",
+            {"data": (1, 3, 640, 640)},
+            {"stride8": (1, 85, 80, 80), "stride16": (1, 85, 40, 40), "stride32": (1, 85, 20, 20)},
+            8_968_255,
+            26_685_542_400,
+            yolox.yolox_s,
+            "Megvii YOLOX, README: 9.0 M parameters, 26.8 GFLOP",
+        ),
+        ZooModel(
+            "vit_b16",
+            "ViT-B/16: a transformer over 196 patches of an image",
+            _IMAGE,
+            _CLASSES,
+            86_567_656,
+            35_127_656_448,
+            transformers.vit_b16,
+            "torchvision, ViT_B_16_Weights: 86,567,656 parameters, 17.56 G multiply-adds",
+        ),
+        ZooModel(
+            "bert_base",
+            "BERT base, uncased: a transformer over 128 words, one text without padding",
+            {"input_ids": (1, 128)},
+            {"last_hidden_state": (1, 128, 768), "pooled": (1, 768)},
+            109_482_240,
+            22_348_431_360,
+            transformers.bert_base,
+            "Hugging Face, BertModel of bert-base-uncased: 109,482,240 parameters; TinyBERT (arXiv 1909.10351): 22.5 "
+            "GFLOP with 128 words, element-wise operators counted too",
+            "int64",
+        ),
+        ZooModel(
+            "cifar_resnet20",
+            "ResNet-20 on 32x32 pixels",
+            {"data": (1, 3, 32, 32)},
+            {"scores": (1, 10)},
+            272_474,
+            81_626_368,
+            networks.cifar_resnet20,
+            "chenyaofo/pytorch-cifar-models, README: 0.27 M parameters, 40.81 M multiply-adds",
+        ),
+        ZooModel(
+            "mnist_cnn",
+            "two convolutions and two dense layers on 28x28 pixels",
+            {"data": (1, 1, 28, 28)},
+            {"scores": (1, 10)},
+            1_199_882,
+            23_984_896,
+            networks.mnist_cnn,
+            "pytorch/examples, mnist: the layers; 1,199,882 parameters, FLOP are not said",
         ),
         ZooModel(
             "tiny-cnn",

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farm.errors import InternalError, PermanentError
+from farm.models.batches import set_batch
 from farm.search import traces
 from farm.search.builder import build_candidate
 from farm.search.prepared import prepare_model
-from farm.sweep.programs import Recipe, set_batch
+from farm.sweep.programs import Recipe
 
 _log = logging.getLogger(__name__)
 

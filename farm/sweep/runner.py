@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from farm.campaign.machine import close_abandoned_sweeps, process_identity
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
+from farm.models.batches import set_batch
 from farm.models.source import ModelSource, resolve_model
 from farm.settings import Settings
 from farm.store import Store
-from farm.sweep import order, programs, stored
+from farm.sweep import order, stored
 from farm.sweep.order import Order, Where
 from farm.sweep.programs import Program
 from farm.sweep.session import SweepSession
@@ -114,4 +115,4 @@ def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: G
 def _check_batches(wanted: Order, source: ModelSource) -> None:
     """What needs no board to be refused. Raises UsageError."""
     for batch in wanted.batches:
-        programs.set_batch(source, wanted.shapes, batch)
+        set_batch(source, wanted.shapes, batch)

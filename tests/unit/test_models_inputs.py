@@ -11,8 +11,10 @@ import onnx
 import pytest
 
 from farm.errors import UsageError
-from farm.models import inputs
+from farm.models import inputs, zoo
+from farm.models.batches import set_batch
 from farm.models.inputs import InputSpec
+from farm.models.source import ModelSource, resolve_model
 
 LIGHT = pathlib.Path(onnx.__file__).parent / "backend/test/data/light"
 IMAGE = InputSpec("data", ("batch", 3, "?", "?"), "float32")
@@ -148,6 +150,28 @@ def test_open_input_cannot_be_filled() -> None:
     """Filling an input with open dimensions is refused, not guessed."""
     with pytest.raises(UsageError, match="open dimensions"):
         inputs.make_inputs([IMAGE])
+
+
+def test_the_batch_is_the_first_dimension() -> None:
+    """A first dimension of 1 becomes the batch in a copy; --shape that says otherwise is refused."""
+    source = resolve_model("mlp")
+    model, inputs = set_batch(source, (), 4)
+    assert inputs[0].static_shape == (4, 64)
+    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 4
+    assert set_batch(source, (), 1)[1][0].static_shape == (1, 64)
+    assert source.load().graph.input[0].type.tensor_type.shape.dim[0].dim_value == 1
+    with pytest.raises(UsageError, match="--shape disagree"):
+        set_batch(source, ("data=1,64",), 4)
+
+
+@pytest.mark.parametrize("model", zoo.ZOO.values(), ids=lambda m: m.name)
+def test_zoo_models_have_any_batch_size(model: zoo.ZooModel) -> None:
+    """Nothing inside a network fixes the batch: with three inputs at once there are three outputs."""
+    data = model.outline()
+    proto, _ = set_batch(ModelSource(model.name, data, "", f"zoo:{model.name}"), (), 3)
+    graph = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True).graph
+    shapes = {value.name: tuple(d.dim_value for d in value.type.tensor_type.shape.dim) for value in graph.output}
+    assert shapes == {name: (3, *shape[1:]) for name, shape in model.output_shapes.items()}
 
 
 @hypothesis.given(st.text(max_size=30))

@@ -14,18 +14,35 @@ import pytest
 from farm.models import inputs, onnx_builder, zoo
 
 SMALL = ("tiny-cnn", "mlp", "squeezenet1.1")
+# Larger ones take seconds and half a gigabyte each; what is asked of their outlines says as much about them.
+RUN = [model for model in zoo.ZOO.values() if model.parameters < 30_000_000]
 
 
 @pytest.mark.parametrize("model", zoo.ZOO.values(), ids=lambda m: m.name)
 def test_is_valid_onnx_with_the_published_parameter_count(model: zoo.ZooModel) -> None:
     """Every network is checker-clean and has as many trained weights as its paper's reference code."""
-    builder = onnx_builder.GraphBuilder(0)
+    builder = onnx_builder.GraphBuilder(None)
     ((name, shape),) = model.input_shapes.items()
-    model.network(builder, builder.input(name, shape))
+    model.network(builder, builder.input(name, shape, model.input_dtype))
     assert builder.parameters == model.parameters
-    proto = onnx.load_model_from_string(built(model.name))
+    proto = onnx.load_model_from_string(model.outline())
+    (spec,) = inputs.read_inputs(proto)
+    assert (spec.name, spec.shape, spec.dtype) == (name, shape, model.input_dtype)
+    # The checker takes no weight without data; an input needs none.
+    bare = [t for t in proto.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
+    proto.graph.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in bare)
+    kept = [t for t in proto.graph.initializer if t.data_location != onnx.TensorProto.EXTERNAL]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(kept)
     onnx.checker.check_model(proto, full_check=True)
-    assert {spec.name: spec.shape for spec in inputs.read_inputs(proto)} == dict(model.input_shapes)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_outline_is_the_model_without_its_numbers(name: str) -> None:
+    """Nodes, and the names and shapes of weights, are the same."""
+    full, bare = (onnx.load_model_from_string(data).graph for data in (built(name), zoo.ZOO[name].outline()))
+    assert list(full.node) == list(bare.node)
+    assert [(t.name, t.dims) for t in full.initializer] == [(t.name, t.dims) for t in bare.initializer]
 
 
 @functools.cache
@@ -34,44 +51,54 @@ def built(name: str) -> bytes:
     return zoo.ZOO[name].build()
 
 
-# Parameters as documented, and thousand millions of multiply-adds to as many digits: torchvision's tables of weights.
-# Inception's there has an auxiliary classifier (768>128 1x1, 128>768 5x5, each with batch norm, dense 768>1000).
-# Darknet's README counts YOLOv4-tiny's FLOP; its file of weights holds 6,062,814 numbers, of which two per channel of
-# its 3,104 with batch norm are running statistics.
+# Parameters and thousand millions of multiply-adds as documented, and how far off the latter may be: torchvision's
+# tables of weights give two digits. Inception's there has an auxiliary classifier (768>128 1x1, 128>768 5x5, each with
+# batch norm, dense 768>1000). Darknet's README counts YOLOv4-tiny's FLOP; its file of weights holds 6,062,814 numbers,
+# of which two per channel of its 3,104 with batch norm are running statistics. YOLOX's README and TinyBERT's paper
+# count element-wise operators too, which are less than one part in a hundred.
 AUXILIARY = 768 * 128 + 2 * 128 + 128 * 768 * 25 + 2 * 768 + 768 * 1000 + 1000
 PUBLISHED = {
-    "squeezenet1.1": (1_235_496, 0.35, 2),
-    "resnet18": (11_689_512, 1.81, 2),
-    "resnet50": (25_557_032, 4.09, 2),
-    "mobilenet_v2": (3_504_872, 0.30, 2),
-    "inception_v3": (27_161_264 - AUXILIARY, 5.71, 2),
-    "yolov4-tiny": (6_062_814 - 2 * 3_104, 6.9 / 2, 1),
+    "squeezenet1.1": (1_235_496, 0.35, 0.005),
+    "resnet18": (11_689_512, 1.81, 0.005),
+    "resnet50": (25_557_032, 4.09, 0.005),
+    "resnet152": (60_192_808, 11.51, 0.005),
+    "vgg11": (132_863_336, 7.61, 0.005),
+    "mobilenet_v2": (3_504_872, 0.30, 0.005),
+    "inception_v3": (27_161_264 - AUXILIARY, 5.71, 0.005),
+    "vit_b16": (86_567_656, 17.56, 0.005),
+    "yolov4-tiny": (6_062_814 - 2 * 3_104, 6.9 / 2, 0.05),
+    "yolox_s": (pytest.approx(9.0e6, abs=5e4), 26.8 / 2, 0.134),
+    "bert_base": (109_482_240, 22.5 / 2, 0.1125),
+    "cifar_resnet20": (pytest.approx(0.27e6, abs=5e3), 0.04081, 0.000005),
 }
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_and_flop_are_the_published_ones(name: str) -> None:
     """The table says what others count, to the digit that they give, and where."""
-    parameters, multiply_adds, digits = PUBLISHED[name]
+    parameters, multiply_adds, tolerance = PUBLISHED[name]
     model = zoo.ZOO[name]
     assert model.parameters == parameters
-    assert model.flop / 2e9 == pytest.approx(multiply_adds, abs=0.5 * 10**-digits)
+    assert model.flop / 2e9 == pytest.approx(multiply_adds, abs=tolerance)
     assert model.published
 
 
 @pytest.mark.parametrize("model", zoo.ZOO.values(), ids=lambda m: m.name)
 def test_flop_are_those_of_the_graph(model: zoo.ZooModel) -> None:
-    """The table's FLOP are what the convolutions and dense layers of the ONNX file come to."""
-    graph = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(built(model.name))).graph
+    """The table's FLOP are what the convolutions and matrix products of the ONNX file come to."""
+    outline = onnx.load_model_from_string(model.outline())
+    graph = onnx.shape_inference.infer_shapes(outline, data_prop=True).graph
     shapes = {t.name: tuple(t.dims) for t in graph.initializer}
     for value in (*graph.value_info, *graph.output):
         shapes[value.name] = tuple(d.dim_value for d in value.type.tensor_type.shape.dim)
-    # Both operators keep the output's channels in their weight's first dimension.
-    per_output = {n.output[0]: shapes[n.input[1]][1:] for n in graph.node if n.op_type in ("Conv", "Gemm")}
-    assert model.flop == sum(2 * math.prod(shapes[name]) * math.prod(rest) for name, rest in per_output.items())
+    # Convolutions and Gemm keep the output's channels in their weight's first dimension.
+    depths = {n.output[0]: shapes[n.input[1]][1:] for n in graph.node if n.op_type in ("Conv", "Gemm")}
+    depths |= {n.output[0]: shapes[n.input[0]][-1:] for n in graph.node if n.op_type == "MatMul"}
+    assert model.flop == sum(2 * math.prod(shapes[name]) * math.prod(depth) for name, depth in depths.items())
+    assert {output.name: shapes[output.name] for output in graph.output} == dict(model.output_shapes)
 
 
-@pytest.mark.parametrize("model", zoo.ZOO.values(), ids=lambda m: m.name)
+@pytest.mark.parametrize("model", RUN, ids=lambda m: m.name)
 def test_output_is_finite_and_spread(model: zoo.ZooModel) -> None:
     """Outputs have the declared names and shapes, a spread of order one, and depend on the input."""
     session = onnxruntime.InferenceSession(built(model.name), providers=["CPUExecutionProvider"])
@@ -103,7 +130,7 @@ def test_bytes_are_the_same_on_every_machine() -> None:
     assert digest == "5f911f63634259486b01e3440aa7bfe7102080a48c071cf92bdcd4f7da73326a"
 
 
-@pytest.mark.parametrize("model", zoo.ZOO.values(), ids=lambda m: m.name)
+@pytest.mark.parametrize("model", RUN, ids=lambda m: m.name)
 def test_no_weight_is_constant(model: zoo.ZooModel) -> None:
     """No weight tensor repeats one value: a swapped or broadcast weight must change the result."""
     graph = onnx.load_model_from_string(built(model.name)).graph

@@ -9,11 +9,10 @@ import pytest
 
 from device_agent.protocol import Clocks, DomainClocks, OperatingPoint
 from farm.errors import UsageError
-from farm.models.source import resolve_model
 from farm.sweep import order, stored
 from farm.sweep.grid import NO_COUPLING
 from farm.sweep.order import Order
-from farm.sweep.programs import read_batches, read_variants, set_batch
+from farm.sweep.programs import read_batches, read_variants
 from farm.sweep.values import Estimate, Goal, Objective, PointMeasurement
 
 MHZ = 1_000_000
@@ -112,15 +111,3 @@ def test_variants_and_batches_are_read() -> None:
     for wrong in ("", "0", "x", "1,-2"):
         with pytest.raises(UsageError):
             read_batches(wrong)
-
-
-def test_the_batch_is_the_first_dimension() -> None:
-    """A first dimension of 1 becomes the batch in a copy; --shape that says otherwise is refused."""
-    source = resolve_model("mlp")
-    model, inputs = set_batch(source, (), 4)
-    assert inputs[0].static_shape == (4, 64)
-    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 4
-    assert set_batch(source, (), 1)[1][0].static_shape == (1, 64)
-    assert source.load().graph.input[0].type.tensor_type.shape.dim[0].dim_value == 1
-    with pytest.raises(UsageError, match="--shape disagree"):
-        set_batch(source, ("data=1,64",), 4)
