@@ -64,22 +64,23 @@ def resnet50(g: GraphBuilder, x: str) -> str:
 
 def resnet152(g: GraphBuilder, x: str) -> str:
     """ResNet-152, 1000 classes; as torchvision's."""
-    return _bottlenecks(g, x, (3, 8, 36, 3))
+    return _bottlenecks(g, x, (3, 8, 36, 3), added=0.2)
 
 
-def _bottlenecks(g: GraphBuilder, x: str, stages: tuple[int, ...]) -> str:
+def _bottlenecks(g: GraphBuilder, x: str, stages: tuple[int, ...], added: float = 0.5) -> str:
+    """`added` scales what a block adds to the sum, which grows with depth."""
     x = g.relu(g.batch_norm(g.conv(x, 64, 7, stride=2, pad=3, bias=False)))
     x = g.max_pool(x, 3, stride=2, pad=1)
     for stage, (channels, blocks) in enumerate(zip((64, 128, 256, 512), stages, strict=True)):
         for block in range(blocks):
-            x = _bottleneck(g, x, channels, stride=2 if stage and not block else 1)
+            x = _bottleneck(g, x, channels, 2 if stage and not block else 1, added)
     return g.dense(g.global_average(x), 1000)
 
 
-def _bottleneck(g: GraphBuilder, x: str, channels: int, stride: int) -> str:
+def _bottleneck(g: GraphBuilder, x: str, channels: int, stride: int, added: float) -> str:
     y = g.relu(g.batch_norm(g.conv(x, channels, 1, bias=False)))
     y = g.relu(g.batch_norm(g.conv(y, channels, 3, stride=stride, pad=1, bias=False)))
-    y = g.batch_norm(g.conv(y, 4 * channels, 1, bias=False, gain=1.0), scale=0.5)
+    y = g.batch_norm(g.conv(y, 4 * channels, 1, bias=False, gain=1.0), scale=added)
     if stride != 1 or g.channels(x) != 4 * channels:
         x = g.batch_norm(g.conv(x, 4 * channels, 1, stride=stride, bias=False, gain=1.0))
     return g.relu(g.add(y, x))

@@ -47,7 +47,7 @@ def _head(g: GraphBuilder, x: str) -> str:
     classes = _conv(g, _conv(g, x, _HIDDEN), _HIDDEN)
     boxes = _conv(g, _conv(g, x, _HIDDEN), _HIDDEN)
     ends = [(boxes, 4), (boxes, 1), (classes, _CLASSES)]
-    return g.concat(*(g.conv(end, channels, 1, gain=1.0) for end, channels in ends))
+    return g.concat(*(g.conv(end, channels, 1, gain=0.2) for end, channels in ends))
 
 
 def _cross_stage(g: GraphBuilder, x: str, channels: int, blocks: int, *, shortcut: bool = False) -> str:
