@@ -1,9 +1,14 @@
-"""Compile a model for a board type from the records there are, into one linked library with a Relax VM executable."""
+"""Compile a model for a board type from the records there are, into one linked library with a Relax VM executable.
+
+Which record serves a workload is `choice`'s business.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,8 +16,9 @@ from typing import Any
 
 import onnx
 
+from farm.artifacts.choice import Choice, Records
 from farm.errors import InternalError, PermanentError
-from farm.search import default_schedule, linker, pipeline, traces, tvm_env
+from farm.search import default_schedule, linker, pipeline, traces, tvm_env, workloads
 from farm.search.prepared import prepare_model
 from farm.search.tvm_errors import find_reason
 from farm.values import Record
@@ -24,10 +30,25 @@ UNTUNED_PIPELINE = "graph/1-plain"
 
 
 @dataclasses.dataclass(frozen=True)
+class Served:
+    """How one workload was scheduled: by the record of `choice`, by prediction (`by_rule`), or as TVM comes.
+
+    `latency_s` is one call's: the record's where there is one, else what the rule predicts; None where neither knows.
+    """
+
+    workload: workloads.Workload = dataclasses.field(repr=False)
+    choice: Choice | None = None
+    by_rule: bool = False
+    latency_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Compiled:
     """`library` is a linked shared object.
 
-    Of the model's `workloads` distinct functions, `applied` are from records and `by_rule` scheduled by prediction.
+    Of the model's `workloads` distinct functions, `applied` are from records and `by_rule` scheduled by prediction;
+    `served` has all of them. `outputs` are shapes and NumPy's names of element types. `activations_bytes` is what the
+    program allocates for one inference.
     """
 
     library: bytes = dataclasses.field(repr=False)
@@ -35,6 +56,9 @@ class Compiled:
     applied: int
     pipeline: str
     by_rule: int = 0
+    served: tuple[Served, ...] = dataclasses.field(default=(), repr=False)
+    outputs: tuple[tuple[tuple[int, ...], str], ...] = ()
+    activations_bytes: int = 0
 
 
 def compile_model(
@@ -42,12 +66,13 @@ def compile_model(
     shapes: Mapping[str, tuple[int, ...]],
     target_config: Mapping[str, Any],
     pipeline_name: str,
-    records: Sequence[Record],
+    records: Records | Sequence[Record],
     link_triple: str | None,
 ) -> Compiled:
     """Compile `model`. A function without a record is scheduled by the best prediction where the pipeline has families.
 
-    `link_triple` is Zig's name of the board's system, None for this machine. Raises UsageError, PermanentError.
+    A sequence of records is of the board type and point compiled for, whatever they say. `link_triple` is Zig's name
+    of the board's system, None for this machine. Raises UsageError, PermanentError.
     """
     tvm = tvm_env.load()
     import tvm.s_tir.meta_schedule as ms
@@ -55,44 +80,85 @@ def compile_model(
 
     prepared = prepare_model(model, shapes, target_config, pipeline_name)
     module, compile_target, used, found = prepared.module, prepared.target, prepared.pipeline, prepared.workloads
-    best = {record.workload: record for record in records}
+    book = records if isinstance(records, Records) else Records(records)
     database = ms.database.MemoryDatabase()
-    applied: list[str] = []
-    by_rule: list[str] = []
+    served: list[Served] = []
     for workload in found:
         entry = database.commit_workload(tvm.ir.load_json(workload.module_json))
-        item, latency_s = None, 1.0
-        if (record := best.get(workload.hash)) is not None:
-            try:
-                item, latency_s = traces.restore(record.trace_json, entry, compile_target), record.median_s
-                applied.append(workload.hash)
-            except (InternalError, tvm.error.InternalError, ValueError) as error:
-                _log.warning("the record of %s cannot be applied: %s", record.workload_name, error)
-        if item is None and used.canonical:
-            default = default_schedule.find_default(workload, entry, compile_target)
-            if default is not None:
-                item = default.candidate
-                by_rule.append(workload.hash)
+        item, one = _schedule(workload, entry, compile_target, book, used.canonical)
+        served.append(one)
         if item is not None:
+            latency_s = one.choice.record.median_s if one.choice else 1.0
             database.commit_tuning_record(traces.as_record(item, entry, compile_target, latency_s))
+    applied, by_rule = (sum(bool(getattr(one, name)) for one in served) for name in ("choice", "by_rule"))
     finished = pipeline.finish(module, compile_target, database if applied or by_rule else None, used)
     # TVM leaves out, without a word, a schedule that it cannot apply.
     scheduled = _count_scheduled(finished)
-    _log.info("%d of %d functions from records, %d by the rule", len(applied), len(found), len(by_rule))
+    _log.info("%d of %d functions from records, %d by the rule", applied, len(found), by_rule)
 
     def link(output: str, objects: list[str] | str, options: list[str] | None = None, **_: Any) -> None:
         linker.link_artifact(output, [objects] if isinstance(objects, str) else list(objects), link_triple, options)
 
     try:
-        executable = relax.build(finished, compile_target)
+        outputs = _read_outputs(finished)
+        with compile_target:
+            lowered = relax.get_pipeline("default")(finished)
+        executable = relax.build(lowered, compile_target, relax_pipeline=None)
         with tempfile.TemporaryDirectory(prefix="farm-compile-") as folder:
             path = Path(folder) / "model.so"
             executable.export_library(str(path), fcompile=link)
             return Compiled(
-                path.read_bytes(), len(found), min(len(applied), scheduled), used.name, min(len(by_rule), scheduled)
+                path.read_bytes(),
+                len(found),
+                min(applied, scheduled),
+                used.name,
+                min(by_rule, scheduled),
+                tuple(served),
+                outputs,
+                _sum_storage(lowered),
             )
     except (tvm.error.InternalError, RuntimeError, ValueError, TypeError) as error:
         raise PermanentError(f"the model does not compile: {find_reason(error)}") from error
+
+
+def _schedule(
+    workload: workloads.Workload, entry: Any, target: Any, book: Records, canonical: bool
+) -> tuple[Any, Served]:
+    """The scheduled candidate of a workload (None: TVM's own code), and where it is from."""
+    tvm = tvm_env.load()
+    for choice in book.find(workload.hash, functools.partial(workloads.hash_for, workload)):
+        try:
+            item = traces.restore(choice.record.trace_json, entry, target)
+        except (InternalError, tvm.error.InternalError, ValueError) as error:
+            _log.warning("the record of %s cannot be applied: %s", choice.record.workload_name, error)
+            continue
+        return item, Served(workload, choice, latency_s=choice.record.median_s)
+    default = default_schedule.find_default(workload, entry, target) if canonical else None
+    if default is None:
+        return None, Served(workload)
+    latency_s = default.seconds if math.isfinite(default.seconds) else None
+    return default.candidate, Served(workload, None, True, latency_s)
+
+
+def _read_outputs(module: Any) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """Shape and element type of every output of the model's main function, in order."""
+    ty = module["main"].ret_ty
+    return tuple((tuple(int(d) for d in each.shape), str(each.dtype)) for each in (getattr(ty, "fields", None) or [ty]))
+
+
+def _sum_storage(module: Any) -> int:
+    """Bytes that a lowered program allocates for one inference; what it shares is counted once."""
+    from tvm import relax
+
+    total = 0
+
+    def look(expression: Any) -> None:
+        nonlocal total
+        if isinstance(expression, relax.Call) and "alloc_storage" in str(getattr(expression.op, "name", "")):
+            total += math.prod(int(d) for d in expression.args[0].values)
+
+    relax.analysis.post_order_visit(module["main"], look)
+    return total
 
 
 def _count_scheduled(module: Any) -> int:

@@ -25,13 +25,15 @@ class Comparison:
     reason: str = ""
 
 
-def compare(outputs: Sequence[npt.NDArray[Any]], reference: Sequence[npt.NDArray[Any]]) -> Comparison:
-    """Compare arrays pairwise; integers must be equal, floats within their type's tolerance."""
+def compare(
+    outputs: Sequence[npt.NDArray[Any]], reference: Sequence[npt.NDArray[Any]], factor: float = 1.0
+) -> Comparison:
+    """Compare arrays pairwise; integers must be equal, floats within `factor` times their type's tolerance."""
     if len(outputs) != len(reference):
         return Comparison(False, float("inf"), float("inf"), f"{len(outputs)} outputs, {len(reference)} expected")
     worst = Comparison(True, 0.0, 0.0)
     for index, (output, wanted) in enumerate(zip(outputs, reference, strict=True)):
-        one = _compare_one(output, wanted, f"output {index}")
+        one = _compare_one(output, wanted, f"output {index}", factor)
         worst = Comparison(
             worst.matches and one.matches,
             max(worst.max_abs_error, one.max_abs_error),
@@ -41,7 +43,7 @@ def compare(outputs: Sequence[npt.NDArray[Any]], reference: Sequence[npt.NDArray
     return worst
 
 
-def _compare_one(output: npt.NDArray[Any], wanted: npt.NDArray[Any], name: str) -> Comparison:
+def _compare_one(output: npt.NDArray[Any], wanted: npt.NDArray[Any], name: str, factor: float) -> Comparison:
     if output.shape != wanted.shape:
         return Comparison(False, float("inf"), float("inf"), f"{name} has shape {output.shape}, not {wanted.shape}")
     if wanted.size == 0:
@@ -52,6 +54,6 @@ def _compare_one(output: npt.NDArray[Any], wanted: npt.NDArray[Any], name: str) 
     error = float(np.nanmax(np.abs(np.where(np.isfinite(b), a - b, 0.0))))
     peak = float(np.max(np.abs(b[np.isfinite(b)]), initial=0.0))
     relative = error / peak if peak > 0 else error
-    tolerance = _TOLERANCE.get(str(wanted.dtype), 0.0)
+    tolerance = factor * _TOLERANCE.get(str(wanted.dtype), 0.0)
     matches = relative <= tolerance
     return Comparison(matches, error, relative, "" if matches else f"{name} differs by {relative:.1e} of its peak")

@@ -15,14 +15,15 @@ import numpy as np
 
 import farm
 from device_agent.protocol import Engine as Runner
-from device_agent.protocol import Limits, RunSpec, Status
+from device_agent.protocol import Limits
 from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled, compile_model
+from farm.artifacts.timing import ROUNDS, WARMUP_RUNS, Timed, Variant, ordered, time_in_turns
 from farm.artifacts.verify import compare
 from farm.campaign import quickstart_sweep
 from farm.campaign.tuning import Listener, LocalTuning, Tuned
-from farm.errors import FarmError, PermanentError
+from farm.errors import FarmError
 from farm.inventory.board_types import BoardType
-from farm.measure.statistics import Summary, summarise
+from farm.measure.statistics import Summary
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.source import ModelSource
 from farm.report import markdown, plots
@@ -30,9 +31,6 @@ from farm.settings import Settings
 from farm.store import Store
 from farm.values import DEFAULT_POINT, Board, Record
 
-# The variants take turns in this many rounds, so that a drifting machine treats them alike.
-_ROUNDS = 3
-_WARMUP_RUNS = 5
 # A compiled model this much slower than the sum of its parts was not made of what was measured.
 _SUSPICIOUS = 1.5
 
@@ -96,54 +94,23 @@ LABELS = {
 }
 
 
-@dataclasses.dataclass
-class _Timed:
-    samples: dict[str, list[float]]
-    outputs: dict[str, list[Any]]
-    missing: dict[str, str]
-
-    def summary(self, name: str) -> Summary | None:
-        return summarise(self.samples[name]) if self.samples.get(name) else None
-
-
 def _time_variants(
     local: LocalTuning, settings: Settings, request: Request, programs: Mapping[str, Compiled], threads: int
-) -> _Timed:
+) -> Timed:
     """Run all of them and ONNX Runtime on the board, in turns, with the same inputs and threads."""
     inputs = make_inputs(request.inputs, settings.seed)
-    ordered = {f"arg_{index:03d}": array for index, array in enumerate(inputs.values())}
-    variants: list[tuple[str, Runner, bytes, Mapping[str, Any]]] = [
-        *((name, Runner.RELAX_VM, program.library, ordered) for name, program in programs.items()),
-        ("onnxruntime", Runner.ONNXRUNTIME, request.source.onnx_bytes, inputs),
+    variants = [
+        Variant(name, Runner.RELAX_VM, program.library, ordered(inputs), needed=name == "tuned")
+        for name, program in programs.items()
     ]
-    timed = _Timed({}, {}, {})
-    if str(Runner.ONNXRUNTIME) not in local.parts.connect()["engines"]:
-        timed.missing["onnxruntime"] = "ONNX Runtime is not installed on the board"
-        variants.pop()
-    runs = -(-settings.model_runs // _ROUNDS)
-    for _ in range(_ROUNDS):
-        for name, engine, program, arrays in variants:
-            if name in timed.missing:
-                continue
-            spec = RunSpec(
-                engine,
-                runs=runs,
-                warmup=_WARMUP_RUNS,
-                limits=Limits(
-                    timeout_s=settings.model_timeout_s, memory_bytes=settings.model_memory_bytes, threads=threads
-                ),
-            )
-            outcome, outputs = local.parts.run(spec, program, dict(arrays))
-            if outcome.status is not Status.OK:
-                if name == "tuned":
-                    raise PermanentError(
-                        f"the tuned model does not run on the board: {outcome.status} {outcome.message}"
-                    )
-                timed.missing[name] = f"{outcome.status}: {outcome.message}"
-                timed.samples.pop(name, None)
-                continue
-            timed.samples.setdefault(name, []).extend(outcome.latency_s)
-            timed.outputs[name] = [np.asarray(value) for value in outputs.values()]
+    missing = {}
+    if str(Runner.ONNXRUNTIME) in local.parts.connect()["engines"]:
+        variants.append(Variant("onnxruntime", Runner.ONNXRUNTIME, request.source.onnx_bytes, inputs))
+    else:
+        missing["onnxruntime"] = "ONNX Runtime is not installed on the board"
+    limits = Limits(timeout_s=settings.model_timeout_s, memory_bytes=settings.model_memory_bytes, threads=threads)
+    timed = time_in_turns(local.parts.run, variants, settings.model_runs, limits)
+    timed.missing |= missing
     return timed
 
 
@@ -153,7 +120,7 @@ def _sweep(
     store: Store,
     listener: Listener,
     compiled: Mapping[str, Compiled],
-    timed: _Timed,
+    timed: Timed,
 ) -> dict[str, Any] | None:
     """Both variants over the clocks of a virtual board; None where that was not wanted or not possible, and noted."""
     if not request.sweep:
@@ -164,11 +131,10 @@ def _sweep(
         timed.missing["clocks"] = f"no sweep of a virtual board: {why}; see `farm sweep run`"
         return None
     listener.note(f"sweeping both over the CPU clocks of a virtual {quickstart_sweep.BOARD_TYPE} (simulated)")
-    arrays = make_inputs(request.inputs, settings.seed).values()
-    ordered = {f"arg_{index:03d}": array for index, array in enumerate(arrays)}
+    arrays = ordered(make_inputs(request.inputs, settings.seed))
     try:
         return quickstart_sweep.sweep_virtual_board(
-            request.source, ordered, compiled, settings, store, listener, request.out / "sweep"
+            request.source, arrays, compiled, settings, store, listener, request.out / "sweep"
         )
     except FarmError as error:  # the job itself is done
         timed.missing["clocks"] = f"the sweep of a virtual board failed: {error.message}"
@@ -182,7 +148,7 @@ def _document(
     target: Mapping[str, Any],
     tuned: Tuned,
     compiled: Compiled,
-    timed: _Timed,
+    timed: Timed,
     workloads: Sequence[Any],
     records: Sequence[Record],
 ) -> dict[str, Any]:
@@ -225,8 +191,8 @@ def _document(
             for line in tuned.progress.workloads
         ],
         "measurement": {
-            "runs": f"{settings.model_runs} timed runs per variant in {_ROUNDS} alternating blocks, "
-            f"{_WARMUP_RUNS} warm-up runs dropped before each",
+            "runs": f"{settings.model_runs} timed runs per variant in {ROUNDS} alternating blocks, "
+            f"{WARMUP_RUNS} warm-up runs dropped before each",
             "threads": int(target["num-cores"]),
             "interval": "95 % bootstrap confidence interval of the median",
             "untuned": f"TVM's own default schedules, graph pipeline {UNTUNED_PIPELINE}",
@@ -287,7 +253,7 @@ def _gflop(workloads: Sequence[Any]) -> float:
     return float(sum(workload.flop * workload.weight for workload in workloads)) / 1e9
 
 
-def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: Compiled, timed: _Timed) -> None:
+def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: Compiled, timed: Timed) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "model.so").write_bytes(compiled.library)
     board = document["board"]

@@ -7,11 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from farm.cli import options, output
+from farm.cli import model_artifacts, model_board, options, output
 from farm.inventory.board_types import require_board_type
 from farm.models import zoo
 
 app = typer.Typer(help="Models: the zoo, and what is in one.", no_args_is_help=True)
+model_artifacts.register(app)
+model_board.register(app)
 
 
 @app.command("zoo")

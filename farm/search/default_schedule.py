@@ -24,7 +24,7 @@ _MOST_TRIED = 8
 
 @dataclasses.dataclass(frozen=True)
 class Default:
-    """The schedule by prediction as MetaSchedule's measure candidate, its family and plan.
+    """The schedule by prediction as MetaSchedule's measure candidate, its family, plan and predicted time of a call.
 
     `refused` are families that know the function and none of whose plans TVM took.
     """
@@ -32,6 +32,7 @@ class Default:
     candidate: Any
     family: str
     plan: Plan
+    seconds: float
     refused: tuple[str, ...] = ()
 
 
@@ -43,7 +44,7 @@ def find_default(workload: Workload, entry: Any, target: Any) -> Default | None:
     context = traces.make_context(entry.mod, target)
     refused: list[str] = []
     for outlook in rule.list_outlooks(entry.mod, cores.core_of(workload.target)):
-        for _, plan in outlook.plans()[:_MOST_TRIED]:
+        for prediction, plan in outlook.plans()[:_MOST_TRIED]:
             schedule = tvm.s_tir.Schedule(entry.mod, error_render_level="none")
             try:
                 outlook.apply(schedule, plan)
@@ -53,7 +54,7 @@ def find_default(workload: Workload, entry: Any, target: Any) -> Default | None:
                 continue
             arguments = ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
             candidate = ms.search_strategy.MeasureCandidate(schedule, arguments)
-            return Default(candidate, outlook.family.name, plan, tuple(refused))
+            return Default(candidate, outlook.family.name, plan, prediction.seconds, tuple(refused))
         refused.append(outlook.family.name)
     return None
 

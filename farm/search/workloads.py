@@ -131,6 +131,12 @@ def _with_unique_names(found: list[Workload]) -> list[Workload]:
     return unique
 
 
+def hash_for(workload: Workload, target_config: Mapping[str, Any]) -> str:
+    """The hash that the same function has for another target."""
+    tvm = tvm_env.load_compiler()
+    return workload_hash(tvm.ir.load_json(workload.module_json), target_config, workload.pipeline)
+
+
 def workload_hash(module: Any, target_config: Mapping[str, Any], pipeline: str) -> str:
     """16 hexadecimal digits over the function's structure, which is without names, the target and the pipeline's."""
     tvm_env.load_compiler()

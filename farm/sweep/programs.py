@@ -11,6 +11,7 @@ import numpy.typing as npt
 import onnx
 
 from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled, compile_model
+from farm.artifacts.make import to_config
 from farm.artifacts.verify import compare
 from farm.campaign.board_choice import TargetPlan
 from farm.errors import PermanentError, UsageError
@@ -18,7 +19,6 @@ from farm.inventory.board_types import BoardType
 from farm.models.batches import set_batch
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.source import ModelSource
-from farm.search.target import host_target
 from farm.values import Record
 
 UNTUNED, TUNED = "untuned", "tuned"
@@ -96,7 +96,7 @@ class Recipe:
     @property
     def target_config(self) -> Mapping[str, Any]:
         """What TVM compiles for. Loads TVM's compiler, so not for a process that talks to boards."""
-        return host_target(self.target.cores) if self.target.config is None else self.target.config
+        return to_config(self.target)
 
     def _compile(self, model: onnx.ModelProto, inputs: Sequence[InputSpec], variant: str, batch: int) -> Compiled:
         target, kind = self.target, self.board_type

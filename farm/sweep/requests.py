@@ -1,11 +1,14 @@
-"""Reading what users type for a sweep: frequencies, cores, deadlines. What a board has is `grid`'s business."""
+"""Reading what users type for a sweep: frequencies, cores, points. What a board has is `grid`'s business."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
+from device_agent.protocol import OperatingPoint
 from farm.errors import UsageError
+from farm.sweep.grid import GPU, MEMORY
+from farm.values import DEFAULT_POINT
 
 ALL = "all"
 _UNITS = {"hz": 1, "khz": 10**3, "mhz": 10**6, "ghz": 10**9}
@@ -59,3 +62,23 @@ def parse_cores(text: str) -> tuple[int, ...]:
             raise UsageError(f"{text.strip()!r} names no CPUs", hint="write 0-3 or 0,3-5; divide sets by /")
         cores |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
     return tuple(sorted(cores))
+
+
+def parse_point(text: str) -> OperatingPoint:
+    """A point as `grid.format_point` writes it: `mode=MAXN`, `cores=0-3 a57=921.6MHz gpu=921.6MHz`, or `default`.
+
+    Raises UsageError.
+    """
+    given: dict[str, str] = {}
+    for word in [] if text.strip() == DEFAULT_POINT else text.split():
+        name, equals, value = word.partition("=")
+        if not (name and equals and value):
+            raise UsageError(
+                f"{text!r} is no operating point: {word!r} is not NAME=VALUE",
+                "Examples: default; mode=MAXN; cores=0-3 a57=921.6MHz. `farm record list` shows those of records.",
+            )
+        given[name] = value
+    mode, cores = given.pop("mode", None), given.pop("cores", None)
+    clocks = {name: parse_freq(value) for name, value in given.items()}
+    gpu, memory = clocks.pop(GPU, None), clocks.pop(MEMORY, None)
+    return OperatingPoint(mode, None if cores is None else parse_cores(cores), clocks, gpu, memory)

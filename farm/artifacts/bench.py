@@ -1,0 +1,185 @@
+"""Time models on a board beside what else could run there: ONNX Runtime, code by prediction alone, untuned code.
+
+All on one board, at one operating point, with the same threads and inputs, in turns; outputs are compared, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from device_agent.protocol import Engine
+from farm.artifacts import make
+from farm.artifacts.checking import find_tolerance_factor, run_reference
+from farm.artifacts.compile import UNTUNED_PIPELINE, compile_model
+from farm.artifacts.manifest import Artifact
+from farm.artifacts.on_board import HeldForModels
+from farm.artifacts.running import read_energy
+from farm.artifacts.timing import ROUNDS, WARMUP_RUNS, Timed, Variant, ordered, time_in_turns
+from farm.artifacts.verify import compare
+from farm.campaign.board_choice import TargetPlan, plan_target
+from farm.errors import UsageError
+from farm.inventory.board_types import BoardType
+from farm.models.inputs import InputSpec, make_inputs
+from farm.models.source import ModelSource
+from farm.report import plots
+from farm.settings import Settings
+from farm.store import Store
+from farm.sweep.compile_apart import compile_apart
+from farm.sweep.visits import plan_window
+
+OURS, ONNXRUNTIME, RULE, UNTUNED = "tvm-farm", "onnxruntime", "rule", "untuned"
+RIVALS = (ONNXRUNTIME, RULE, UNTUNED)
+LABELS = {OURS: "tvm-farm", ONNXRUNTIME: "ONNX Runtime", RULE: "tvm-farm, no record", UNTUNED: "TVM, untuned"}
+_ROLES = {OURS: plots.Role.OURS, RULE: plots.Role.OURS, ONNXRUNTIME: plots.Role.RIVAL, UNTUNED: plots.Role.BASELINE}
+_WINDOW_S = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A model to time. `artifact` is what was compiled of it already, None to compile it from the records there are."""
+
+    source: ModelSource
+    inputs: tuple[InputSpec, ...]
+    artifact: Artifact | None = None
+
+
+def read_rivals(text: str) -> tuple[str, ...]:
+    """`onnxruntime,rule,untuned`, in that order whatever was typed. Raises UsageError."""
+    wanted = [word.strip() for word in text.split(",") if word.strip()]
+    if unknown := [word for word in wanted if word not in RIVALS]:
+        raise UsageError(f"--against: there is no {unknown[0]!r}", f"Known: {', '.join(RIVALS)}.")
+    return tuple(name for name in RIVALS if name in wanted)
+
+
+def bench(
+    subjects: Sequence[Subject],
+    board: HeldForModels,
+    board_type: BoardType,
+    rivals: Sequence[str],
+    settings: Settings,
+    store: Store,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Compile what is missing while the board waits, then time; returns the document that `--json` prints."""
+    os.environ.setdefault("FARM_ZIG_CACHE", str(settings.home_path / "cache" / "zig"))
+    about = board.description
+    target = plan_target(board_type, about.to_dict(), len(os.sched_getaffinity(0)))
+    limits = board.limits(target.threads)
+    models = []
+    for subject in subjects:
+        name = subject.source.name
+        if subject.artifact is not None:
+            board.require_fit(subject.artifact.manifest)
+        say(f"{name}: compiling")
+        order = make.Order(subject.source, subject.inputs, board_type, simulated=about.simulated)
+        records, relatives = make.fetch_candidates(order, store)
+        wanted = [each for each in (OURS, *rivals) if each != ONNXRUNTIME and not (each == OURS and subject.artifact)]
+        job = functools.partial(_compile, order, target, wanted, records, relatives)
+        programs, algorithms = compile_apart(job, name) if wanted else ({}, set())
+        if subject.artifact is not None:
+            programs[OURS] = subject.artifact.read_library()
+            algorithms |= {each.algorithm for each in subject.artifact.manifest.workloads}
+        factor = find_tolerance_factor(algorithms)
+        inputs = make_inputs(subject.inputs, settings.seed)
+        variants = [
+            Variant(each, Engine.RELAX_VM, programs[each], ordered(inputs), needed=each == OURS)
+            for each in (OURS, *rivals)
+            if each in programs
+        ]
+        missing = {}
+        if ONNXRUNTIME in rivals and str(Engine.ONNXRUNTIME) in about.engines:
+            variants.insert(1, Variant(ONNXRUNTIME, Engine.ONNXRUNTIME, subject.source.onnx_bytes, inputs))
+        elif ONNXRUNTIME in rivals:
+            missing[ONNXRUNTIME] = f"ONNX Runtime is not installed on {board.name}"
+        say(f"{name}: timing {', '.join(LABELS[each.name] for each in variants)}, {settings.model_runs} runs each")
+        energy = plan_window(about, _WINDOW_S).to_energy()
+        timed = time_in_turns(board.run, variants, settings.model_runs, limits, energy=energy)
+        timed.missing |= missing
+        (reference,) = run_reference(subject.source, [("", inputs)])
+        models.append(_describe(subject.source, timed, reference, rivals, factor))
+    return {
+        "board": {"name": board.name, "type": about.board_type, "simulated": about.simulated},
+        "operating_point": board.point,
+        "threads": limits.threads,
+        "runs": f"{settings.model_runs} timed runs per variant in {ROUNDS} alternating blocks, "
+        f"{WARMUP_RUNS} warm-up runs dropped before each",
+        "models": models,
+    }
+
+
+def _compile(
+    order: make.Order, target: TargetPlan, wanted: Sequence[str], records: Any, relatives: Any
+) -> tuple[dict[str, bytes], set[str]]:
+    """The libraries of our variants, and the algorithms in them; in a process of its own."""
+    config = make.to_config(target)
+    kind = order.board_type
+    triple = None if target.config is None else kind.link_triple
+    shapes = {spec.name: spec.static_shape for spec in order.inputs}
+    book = make.make_book(order, records, relatives)
+    model = order.source.load()
+    made: dict[str, tuple[str, Any]] = {
+        OURS: (kind.pipeline, book),
+        RULE: (kind.pipeline, []),
+        UNTUNED: (UNTUNED_PIPELINE, []),
+    }
+    done = {each: compile_model(model, shapes, config, *made[each], triple) for each in wanted}
+    served = [one for compiled in done.values() for one in compiled.served]
+    return {each: compiled.library for each, compiled in done.items()}, {
+        make.find_algorithm(one.workload.name) for one in served
+    }
+
+
+def _describe(
+    source: ModelSource, timed: Timed, reference: Sequence[Any], rivals: Sequence[str], factor: float
+) -> dict[str, Any]:
+    ours = timed.summary(OURS)
+    assert ours is not None  # `time_in_turns` raises otherwise
+    rows: dict[str, dict[str, Any]] = {}
+    for name in (OURS, *rivals):
+        summary = timed.summary(name)
+        if summary is None:
+            rows[name] = {"label": LABELS[name], "latency_s": None, "reason": timed.missing.get(name, "")}
+            continue
+        verdict = compare(timed.outputs[name], reference, factor)
+        energy_j, power_w = read_energy(timed.outcomes[name])
+        rows[name] = {
+            "label": LABELS[name],
+            "latency_s": dataclasses.asdict(summary),
+            "ratio": summary.median / ours.median,
+            "matches": verdict.matches,
+            "reason": verdict.reason,
+            "energy_j": energy_j,
+            "power_w": power_w,
+        }
+    return {"model": source.name, "sha256": source.sha256, "variants": rows}
+
+
+def write_report(document: dict[str, Any], folder: Path) -> list[str]:
+    """One chart of latencies for each model, and the document; returns the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    board, paths = document["board"], [str(folder / "bench.json")]
+    (folder / "bench.json").write_text(json.dumps(document, indent=2) + "\n")
+    for model in document["models"]:
+        rows = [
+            plots.LatencyRow(
+                each["label"],
+                each["latency_s"]["median"],
+                _ROLES[name],
+                each["latency_s"]["ci_low"],
+                each["latency_s"]["ci_high"],
+            )
+            for name, each in model["variants"].items()
+            if each["latency_s"]
+        ]
+        path = folder / f"latency-{model['model']}.png"
+        subtitle = f"{document['operating_point']} clocks, {document['threads']} threads"
+        title = f"{model['model']} on {board['type']}/{board['name']}"
+        plots.plot_latency(path, rows, title, subtitle, simulated=board["simulated"])
+        paths.append(str(path))
+    return paths

@@ -1,0 +1,141 @@
+"""Verify an artifact: its outputs on a board against ONNX Runtime's for the same inputs. The verdict goes into it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from device_agent.protocol import Engine, RunSpec
+from farm.artifacts import runtime
+from farm.artifacts.manifest import Artifact, Manifest, Verified
+from farm.artifacts.on_board import HeldForModels, require_ok
+from farm.artifacts.runtime.inputs import check_inputs
+from farm.artifacts.timing import ordered
+from farm.artifacts.verify import Comparison, compare
+from farm.errors import PermanentError, UnavailableError, UsageError
+from farm.models.inputs import InputSpec, make_inputs
+from farm.models.source import ModelSource, resolve_model
+
+# Besides those that the user gives.
+SEEDS = (0, 1)
+# How much less exact a convolution by Winograd's algorithm is than a direct one: the table in `farm.search.winograd`.
+_FACTORS = {"winograd F(4, 3)": 2.0, "winograd F(6, 3)": 8.0}
+
+Arrays = Mapping[str, Any]
+
+
+def find_model(manifest: Manifest, given: str | None) -> ModelSource:
+    """The model that an artifact was compiled from: where it came from, or `given`. Raises UsageError."""
+    origin = manifest.model.origin
+    try:
+        source = resolve_model(given or origin.removeprefix("zoo:"))
+    except UsageError as error:
+        raise UsageError(f"the model of this artifact is needed to verify it: {error.message}", _MODEL_HINT) from error
+    if source.sha256 != manifest.model.sha256:
+        raise UsageError(
+            f"{source.origin} is not the model that {manifest.name} was compiled from (SHA-256 "
+            f"{manifest.model.sha256[:12]}…): it was changed since",
+            _MODEL_HINT,
+        )
+    return source
+
+
+_MODEL_HINT = "Give its file with --model, or compile the model again."
+
+
+def make_cases(manifest: Manifest, given: Sequence[tuple[str, Arrays]]) -> list[tuple[str, Arrays]]:
+    """Names and inputs to verify with: seeded ones, and those given. Raises UsageError where the model takes others."""
+    specs = [InputSpec(each.name, each.shape, each.dtype) for each in manifest.inputs]
+    cases: list[tuple[str, Arrays]] = [(f"seed {seed}", make_inputs(specs, seed)) for seed in SEEDS]
+    return cases + [(name, take_inputs(manifest, arrays)) for name, arrays in given]
+
+
+def take_inputs(manifest: Manifest, arrays: Any) -> Arrays:
+    """Arrays in the order in which the model takes them. Raises UsageError saying what it takes and what was given."""
+    try:
+        return check_inputs([each.model_dump() for each in manifest.inputs], arrays)
+    except runtime.InputError as error:
+        raise UsageError(str(error)) from error
+
+
+def find_tolerance_factor(algorithms: Iterable[str]) -> float:
+    """How much more than a direct computation's rounding is let pass, by the least exact algorithm among a model's."""
+    return max((_FACTORS.get(each, 1.0) for each in algorithms), default=1.0)
+
+
+def run_reference(source: ModelSource, cases: Sequence[tuple[str, Arrays]]) -> list[list[Any]]:
+    """ONNX Runtime's outputs for every case, on this machine. Raises UnavailableError, PermanentError."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise UnavailableError("ONNX Runtime is not installed, so there is no reference to verify against") from error
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(source.onnx_bytes, options, providers=["CPUExecutionProvider"])
+        return [[np.asarray(each) for each in session.run(None, dict(arrays))] for _, arrays in cases]
+    except Exception as error:  # its exceptions have no base class of their own
+        raise PermanentError(f"ONNX Runtime does not run the model: {error}") from error
+
+
+def verify_artifact(
+    artifact: Artifact, board: HeldForModels, source: ModelSource, cases: Sequence[tuple[str, Arrays]]
+) -> Verified:
+    """Run every case on the board, compare, and keep the verdict in the artifact, whatever it is."""
+    manifest, library = artifact.manifest, artifact.read_library()
+    board.require_fit(manifest)
+    factor = find_tolerance_factor(each.algorithm for each in manifest.workloads)
+    worst = Comparison(True, 0.0, 0.0)
+    for (name, arrays), reference in zip(cases, run_reference(source, cases), strict=True):
+        spec = RunSpec(Engine.RELAX_VM, limits=board.limits(manifest.threads))
+        outcome, outputs = board.run(spec, library, ordered(arrays))
+        require_ok(outcome, manifest.name, board.name)
+        one = compare([np.asarray(each) for each in outputs.values()], reference, factor)
+        worst = Comparison(
+            worst.matches and one.matches,
+            max(worst.max_abs_error, one.max_abs_error),
+            max(worst.max_rel_error, one.max_rel_error),
+            worst.reason or (f"{name}: {one.reason}" if one.reason else ""),
+        )
+    verified = Verified(
+        at=time.time(),
+        matches=worst.matches,
+        reason=worst.reason,
+        board=board.name,
+        board_type=board.description.board_type,
+        simulated=board.description.simulated,
+        reference=f"ONNX Runtime {importlib.metadata.version('onnxruntime')}",
+        inputs=tuple(name for name, _ in cases),
+        max_abs_error=_finite(worst.max_abs_error),
+        max_rel_error=_finite(worst.max_rel_error),
+        tolerance_factor=factor,
+        library_sha256=manifest.library.sha256,
+    )
+    artifact.update(verified=verified)
+    return verified
+
+
+def require_verified(artifact: Artifact) -> None:
+    """Refuse an artifact that was not found right, or was changed since. Raises PermanentError."""
+    verified, folder = artifact.manifest.verified, artifact.folder
+    if verified is None:
+        raise PermanentError(
+            f"{folder} was never verified, so it is not packaged", f"`farm model verify {folder} --board NAME` does."
+        )
+    if not verified.matches:
+        raise PermanentError(
+            f"{folder} computes something else than {verified.reference}: {verified.reason}",
+            "It is not packaged. Compile it again, with --exact where a little less rounding would do.",
+        )
+    artifact.require_whole()
+    if verified.library_sha256 != artifact.manifest.library.sha256:
+        raise PermanentError(f"{folder} was verified with another library", "Verify it again.")
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

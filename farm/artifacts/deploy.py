@@ -1,0 +1,92 @@
+"""Put an artifact on a board as a Python package that the board's own TVM runtime runs, without an installer.
+
+It lies in a folder of its own below the login's home; a link with the package's name leads to the one in use.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import posixpath
+import shlex
+import tempfile
+from pathlib import Path
+
+from farm.artifacts import manifest as manifests
+from farm.artifacts.checking import require_verified
+from farm.artifacts.manifest import Artifact
+from farm.artifacts.package import find_name, list_members
+from farm.errors import PermanentError
+from farm.fleet.provision.layout import HOME_PREFIX, ROOT_PREFIX
+from farm.fleet.ssh import SshConnection
+from farm.fleet.ssh_files import put
+
+# Below the login's home, or below FARM_HOME for boards on this machine.
+FOLDER = "tvm-farm-models"
+_COMMAND_TIMEOUT_S = 15.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Deployed:
+    """Where the package is: `folder` is to be on Python's path there; `command` runs it. `sent_bytes` went over."""
+
+    package: str
+    folder: str
+    command: str
+    sent_bytes: int
+
+
+def deploy_here(artifact: Artifact, folder: Path) -> Deployed:
+    """For a board on this machine. Raises PermanentError for an artifact that was not verified."""
+    require_verified(artifact)
+    package, members = find_name(artifact.manifest.name), list_members(artifact)
+    with manifests.new_folder(folder / package) as partial:
+        for name, data in members.items():
+            (partial / name).write_bytes(data)
+    command = f"PYTHONPATH={shlex.quote(str(folder))} python -m {package}"
+    return Deployed(package, str(folder), command, 0)
+
+
+def deploy_over_ssh(artifact: Artifact, connection: SshConnection, home: str = ".") -> Deployed:
+    """For a board elsewhere: what is there is not sent again, and the old package serves until the new one is whole.
+
+    Raises PermanentError, TransientError, DeadlineError, BoardLostError.
+    """
+    require_verified(artifact)
+    package, members = find_name(artifact.manifest.name), list_members(artifact)
+    folder = posixpath.join(home, FOLDER)
+    versions = posixpath.join(folder, ".versions")
+    version = posixpath.join(versions, f"{package}-{artifact.manifest.library.sha256[:12]}")
+    _require(connection, f"mkdir -p {shlex.quote(version)}")
+    sent = 0
+    with tempfile.TemporaryDirectory(prefix="farm-deploy-") as local:
+        for name, data in members.items():
+            path = Path(local) / name
+            path.write_bytes(data)
+            moved = put(connection, path, posixpath.join(version, name))
+            sent += moved.size if moved.moved else 0
+    link = posixpath.join(folder, package)
+    target = posixpath.relpath(version, folder)
+    # `ln -sfn` unlinks first: for a moment there would be none.
+    _require(
+        connection,
+        f"ln -sfn {shlex.quote(target)} {shlex.quote(link)}.new && mv -T {shlex.quote(link)}.new {shlex.quote(link)}",
+    )
+    where = _require(connection, f"cd {shlex.quote(folder)} && pwd").strip()
+    return Deployed(package, where, f"PYTHONPATH={shlex.quote(where)} {_find_python(connection)} -m {package}", sent)
+
+
+def _find_python(connection: SshConnection) -> str:
+    """The interpreter that `farm board provision` brought, which has TVM's runtime; else whatever is called python3."""
+    places = [f"{ROOT_PREFIX}/current/bin/python", f'"$HOME"/{HOME_PREFIX}/current/bin/python']
+    found = _require(
+        connection, f'for p in {" ".join(places)}; do if [ -x "$p" ]; then echo "$p"; exit; fi; done; echo python3'
+    )
+    return shlex.quote(found.strip())
+
+
+def _require(connection: SshConnection, command: str) -> str:
+    done = connection.exec(command, _COMMAND_TIMEOUT_S)
+    if done.code:
+        said = done.err.decode(errors="replace").strip().splitlines()
+        raise PermanentError(f"{connection.address} refuses: {said[-1] if said else f'exit code {done.code}'}")
+    return done.out.decode(errors="replace")

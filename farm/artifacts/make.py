@@ -1,0 +1,217 @@
+"""Make an artifact: choose a target and records, compile in a process of its own, write the folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.metadata
+import math
+import os
+import platform
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import farm
+from farm.artifacts import manifest as manifests
+from farm.artifacts.choice import Records, Relative
+from farm.artifacts.compile import Compiled, Served, compile_model
+from farm.artifacts.manifest import Artifact, Manifest, RecordUsed, Tensor, WorkloadServed
+from farm.artifacts.task import find_task
+from farm.campaign.board_choice import TargetPlan, plan_target
+from farm.errors import UsageError
+from farm.inventory.board_types import BoardType, load_board_types
+from farm.inventory.core_types import find_core_type
+from farm.models.inputs import InputSpec
+from farm.models.source import ModelSource
+from farm.search.target import host_target
+from farm.settings import Settings
+from farm.store import Store
+from farm.sweep.compile_apart import compile_apart
+from farm.values import DEFAULT_POINT, Record
+
+RULE, TUNE, REFUSE = "rule", "tune", "refuse"
+MISSING = (RULE, TUNE, REFUSE)
+_PACKAGES = ("apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "ziglang")
+# What Python, NumPy and TVM's runtime take before a model is loaded: 95 MB on aarch64, rounded up.
+_RUNTIME_BYTES = 128 << 20
+# Names of workloads that are named in an error.
+_MOST_NAMED = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """What is compiled, for which boards: those of a type that are, or are not, `simulated`, at an operating point."""
+
+    source: ModelSource
+    inputs: tuple[InputSpec, ...]
+    board_type: BoardType
+    operating_point: str = DEFAULT_POINT
+    simulated: bool = False
+    missing: str = RULE
+    labels: bytes | None = dataclasses.field(default=None, repr=False)
+
+
+def make_artifact(order: Order, out: Path, settings: Settings, store: Store) -> Artifact:
+    """Compile and write. Raises UsageError, PermanentError, and what `compile_apart` raises."""
+    manifests.require_place(out)
+    os.environ.setdefault("FARM_ZIG_CACHE", str(settings.home_path / "cache" / "zig"))
+    target = find_target(order.board_type, order.simulated)
+    records, relatives = fetch_candidates(order, store)
+    job = functools.partial(_compile, order, target, records, relatives)
+    compiled, config = compile_apart(job, order.source.name)
+    if order.missing == REFUSE:
+        _require_records(order, compiled.served)
+    files = {manifests.LIBRARY: compiled.library}
+    if order.labels is not None:
+        files["labels.txt"] = order.labels
+    return manifests.write_artifact(out, _describe(order, target, config, compiled, files), files)
+
+
+def find_missing(served: Sequence[Served]) -> list[str]:
+    """The names of the workloads that no record serves, the heaviest first."""
+    return [each.workload.name for each in served if each.choice is None]
+
+
+def find_target(board_type: BoardType, simulated: bool) -> TargetPlan:
+    """What to compile for. Virtual boards run this machine's code, whatever they play."""
+    machine = platform.machine()
+    if board_type.target is not None and not simulated:
+        machine = board_type.target.mtriple.partition("-")[0]
+    about = {"name": board_type.name, "architecture": machine, "simulated": simulated}
+    return plan_target(board_type, about, len(os.sched_getaffinity(0)))
+
+
+def fetch_candidates(order: Order, store: Store) -> tuple[list[Record], list[tuple[str, TargetPlan]]]:
+    """The records of the board type and of those with cores of the same kind, and the targets of the latter.
+
+    Raises UsageError for an operating point that none was measured at.
+    """
+    own, kind = order.board_type, _core(order.board_type)
+    types = load_board_types().values() if kind is not None else ()
+    relatives = [
+        (each.name, find_target(each, order.simulated))
+        for each in types
+        if each.name != own.name and _core(each) == kind
+    ]
+    wanted = {own.name, *(name for name, _ in relatives)}
+    records = [r for r in store.fetch_records(simulated=order.simulated) if r.board_type in wanted]
+    points = sorted({r.operating_point for r in records if r.board_type == own.name})
+    if order.operating_point != DEFAULT_POINT and order.operating_point not in points:
+        raise UsageError(
+            f"no record of {own.name} was made at the operating point {order.operating_point!r}",
+            f"There are records at: {', '.join(points) or 'none'}.",
+        )
+    return records, relatives
+
+
+def _core(board_type: BoardType) -> str | None:
+    """The kind of the cores that a type's code is made for; None where only the machine knows."""
+    if board_type.target is None:
+        return None
+    found = find_core_type(board_type.target.mcpu, board_type.target.mtriple.partition("-")[0])
+    return found.name if found else None
+
+
+def make_book(order: Order, records: Sequence[Record], relatives: Sequence[tuple[str, TargetPlan]]) -> Records:
+    """The records as `compile_model` takes them. Loads TVM's compiler."""
+    known = [Relative(name, to_config(plan)) for name, plan in relatives]
+    return Records(records, order.board_type.name, order.operating_point, known)
+
+
+def to_config(plan: TargetPlan) -> dict[str, Any]:
+    """What TVM compiles for. Loads TVM's compiler, so not for a process that talks to boards."""
+    return host_target(plan.cores) if plan.config is None else dict(plan.config)
+
+
+def _compile(
+    order: Order, target: TargetPlan, records: Sequence[Record], relatives: Sequence[tuple[str, TargetPlan]]
+) -> tuple[Compiled, dict[str, Any]]:
+    """The part that loads TVM's compiler, in a process of its own."""
+    config = to_config(target)
+    shapes = {spec.name: spec.static_shape for spec in order.inputs}
+    triple = None if target.config is None else order.board_type.link_triple
+    book = make_book(order, records, relatives)
+    return compile_model(order.source.load(), shapes, config, order.board_type.pipeline, book, triple), config
+
+
+def _require_records(order: Order, served: Sequence[Served]) -> None:
+    if missing := find_missing(served):
+        named = ", ".join(missing[:_MOST_NAMED]) + (", …" if len(missing) > _MOST_NAMED else "")
+        kind = order.board_type.name
+        raise UsageError(
+            f"{len(missing)} of {len(served)} workloads of {order.source.name} have no record for {kind}: {named}",
+            f"`farm tune {order.source.name} --board-type {kind}` makes some; --missing rule schedules by prediction.",
+        )
+
+
+def _describe(
+    order: Order, target: TargetPlan, config: dict[str, Any], compiled: Compiled, files: dict[str, bytes]
+) -> Manifest:
+    source = order.source
+    inputs = tuple(Tensor(name=i.name, shape=i.static_shape, dtype=i.dtype) for i in order.inputs)
+    names = [output.name for output in source.load().graph.output]
+    outputs = tuple(
+        Tensor(name=name, shape=shape, dtype=dtype)
+        for name, (shape, dtype) in zip(names, compiled.outputs, strict=True)
+    )
+    latencies = [each.latency_s for each in compiled.served]
+    predicted = None
+    if all(latency is not None for latency in latencies):
+        predicted = math.fsum(each.workload.weight * (each.latency_s or 0.0) for each in compiled.served)
+    return Manifest(
+        name=source.name,
+        model=manifests.Model(name=source.name, sha256=source.sha256, origin=source.origin),
+        inputs=inputs,
+        outputs=outputs,
+        board_type=order.board_type.name,
+        operating_point=order.operating_point,
+        simulated=order.simulated,
+        architecture=str(config["mtriple"]).partition("-")[0],
+        target=config,
+        link_triple=None if target.config is None else order.board_type.link_triple,
+        threads=target.threads,
+        pipeline=compiled.pipeline,
+        workloads=tuple(_describe_workload(each) for each in compiled.served),
+        # The file's bytes pass through a buffer before they are loaded.
+        memory_bytes=_RUNTIME_BYTES + 2 * len(compiled.library) + compiled.activations_bytes,
+        predicted_latency_s=predicted,
+        task=find_task(inputs, outputs),
+        files={name: manifests.describe_file(data) for name, data in files.items()},
+        versions={"tvm-farm": farm.__version__} | {name: importlib.metadata.version(name) for name in _PACKAGES},
+        created_at=time.time(),
+    )
+
+
+def find_algorithm(workload: str) -> str:
+    """How a convolution is computed, by its workload's name; "" for what is none."""
+    winograd = re.match(r"winograd(\d)", workload)
+    return f"winograd F({winograd[1]}, 3)" if winograd else "direct" if "conv2d" in workload else ""
+
+
+def _describe_workload(served: Served) -> WorkloadServed:
+    workload, choice = served.workload, served.choice
+    used = None
+    if choice is not None:
+        record = choice.record
+        used = RecordUsed(
+            fit=choice.fit,
+            candidate=record.candidate,
+            board_type=record.board_type,
+            operating_point=record.operating_point,
+            latency_s=record.median_s,
+            simulated=record.simulated,
+            verified_at=record.verified_at,
+        )
+    return WorkloadServed(
+        hash=workload.hash,
+        name=workload.name,
+        flop=workload.flop,
+        weight=workload.weight,
+        algorithm=find_algorithm(workload.name),
+        source="record" if choice else "rule" if served.by_rule else "none",
+        latency_s=served.latency_s,
+        record=used,
+    )

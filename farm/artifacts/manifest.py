@@ -1,0 +1,293 @@
+"""The manifest of an artifact: what was compiled, from what, how it is called, and what is known of it.
+
+An artifact is a folder with `manifest.json` and the files that it lists. Written whole or not at all; what was changed
+since is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from farm.errors import PermanentError, UsageError
+from farm.inventory.documents import StrictModel, check_document
+
+NAME = "manifest.json"
+LIBRARY = "model.so"
+FORMAT = "tvm-farm artifact"
+# Raised with every change that an older reader would misunderstand.
+VERSION = 1
+
+
+class Tensor(StrictModel):
+    """An input or output: `dtype` is NumPy's name."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({', '.join(map(str, self.shape))}) {self.dtype}"
+
+
+class Model(StrictModel):
+    """The model compiled; `origin` is the path of its file, or `zoo:NAME`."""
+
+    name: str
+    sha256: str
+    origin: str
+
+
+class RecordUsed(StrictModel):
+    """The record that serves a workload: its trial's `candidate` and where it was measured. See `choice.Fit`."""
+
+    fit: str
+    candidate: str
+    board_type: str
+    operating_point: str
+    latency_s: float
+    simulated: bool
+    verified_at: float
+
+
+class WorkloadServed(StrictModel):
+    """One function. `source`: record, rule, or none (TVM's own code). `latency_s`: one call, measured or predicted."""
+
+    hash: str
+    name: str
+    flop: float
+    weight: int
+    algorithm: str
+    source: str
+    latency_s: float | None
+    record: RecordUsed | None = None
+
+
+class File(StrictModel):
+    """A file of the artifact."""
+
+    sha256: str
+    bytes: int
+
+
+class Verified(StrictModel):
+    """What came of comparing outputs with the reference's. `inputs` says which inputs; errors are the largest."""
+
+    at: float
+    matches: bool
+    reason: str
+    board: str
+    board_type: str
+    simulated: bool
+    reference: str
+    inputs: tuple[str, ...]
+    max_abs_error: float | None
+    max_rel_error: float | None
+    tolerance_factor: float
+    library_sha256: str
+
+
+class Measured(StrictModel):
+    """Latency of one inference in seconds (`latency` as `Summary` has it), energy where the board has a sensor."""
+
+    at: float
+    board: str
+    board_type: str
+    simulated: bool
+    operating_point: str
+    threads: int
+    latency: dict[str, float]
+    energy_j: float | None = None
+    power_w: float | None = None
+
+
+class Manifest(StrictModel):
+    """All that is known of an artifact.
+
+    `architecture` is as `uname -m` says it. `link_triple` is Zig's name of the system linked for, None for the machine
+    that compiled it. `memory_bytes` is about what a process needs to run it. `predicted_latency_s` sums its workloads,
+    None where some have no time. `simulated` artifacts run on virtual boards of the type, with this machine's code.
+    """
+
+    format: str = FORMAT
+    version: int = VERSION
+    name: str
+    model: Model
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    board_type: str
+    operating_point: str
+    simulated: bool
+    architecture: str
+    target: dict[str, Any]
+    link_triple: str | None
+    threads: int
+    pipeline: str
+    workloads: tuple[WorkloadServed, ...]
+    memory_bytes: int
+    predicted_latency_s: float | None
+    task: dict[str, Any]
+    files: dict[str, File]
+    versions: dict[str, str]
+    created_at: float
+    verified: Verified | None = None
+    measured: tuple[Measured, ...] = ()
+
+    @property
+    def library(self) -> File:
+        """The linked library."""
+        return self.files[LIBRARY]
+
+    def count(self, source: str) -> int:
+        """How many workloads are served so."""
+        return sum(each.source == source for each in self.workloads)
+
+    def to_json(self) -> str:
+        """The file's text. Its own digest makes a change by hand visible."""
+        document = self.model_dump(mode="json")
+        return json.dumps({**document, "manifest_sha256": _digest(document)}, indent=2) + "\n"
+
+
+class Artifact:
+    """An artifact in its folder: `folder`, and the `manifest` as it was read."""
+
+    def __init__(self, folder: pathlib.Path, manifest: Manifest) -> None:
+        self.folder, self.manifest = folder, manifest
+
+    def read_library(self) -> bytes:
+        """The library's bytes. Raises PermanentError where they are not those that were compiled."""
+        return self.read_file(LIBRARY)
+
+    def read_file(self, name: str) -> bytes:
+        """A file's bytes. Raises PermanentError where it is missing or was changed."""
+        wanted, path = self.manifest.files[name], self.folder / name
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise PermanentError(f"{path} cannot be read: {error.strerror}", "Compile the artifact again.") from error
+        if len(data) != wanted.bytes or hashlib.sha256(data).hexdigest() != wanted.sha256:
+            raise PermanentError(
+                f"{path} is not the file that was compiled: its SHA-256 is not the manifest's",
+                "It was changed, or cut short while it was copied. Compile the artifact again.",
+            )
+        return data
+
+    def require_whole(self) -> None:
+        """Refuse an artifact with a file that is missing or was changed. Raises PermanentError."""
+        for name in self.manifest.files:
+            self.read_file(name)
+
+    def update(self, **changes: Any) -> None:
+        """Write the manifest anew with some fields changed."""
+        self.manifest = self.manifest.model_copy(update=changes)
+        partial = self.folder / f".{NAME}.partial"
+        partial.write_text(self.manifest.to_json())
+        partial.replace(self.folder / NAME)
+
+
+def open_artifact(folder: pathlib.Path) -> Artifact:
+    """Read an artifact's manifest. Raises UsageError where it is none, or of another version; see also `Artifact`."""
+    path = folder / NAME if folder.name != NAME else folder
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{folder} is no artifact: {path} cannot be read: {error.strerror}",
+            "`farm model compile MODEL --board-type TYPE --out DIR` makes one.",
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is no manifest: it is not UTF-8 text") from error
+    try:
+        document = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UsageError(f"{path} is no manifest: it is not JSON ({error})") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise UsageError(f"{path} is no manifest of an artifact", "`farm model compile` writes them.")
+    if (version := document.get("version")) != VERSION:
+        older = isinstance(version, int) and version < VERSION
+        raise UsageError(
+            f"{path} is a manifest of version {version}; this farm reads version {VERSION}",
+            "Compile the model again." if older else "Update the farm, or compile the model again.",
+        )
+    digest = document.pop("manifest_sha256", None)
+    if digest != _digest(document):
+        raise UsageError(f"{path} was changed after it was written: its digest is wrong", "Compile the model again.")
+    manifest = check_document(document, Manifest, path)
+    if LIBRARY not in manifest.files or any(pathlib.PurePath(name).name != name for name in manifest.files):
+        raise UsageError(f"{path} lists files that no artifact has", "Compile the model again.")
+    return Artifact(path.parent, manifest)
+
+
+def is_artifact(path: pathlib.Path) -> bool:
+    """Whether a path is meant as an artifact: a folder with a manifest."""
+    return (path / NAME).is_file()
+
+
+def write_artifact(folder: pathlib.Path, manifest: Manifest, files: Mapping[str, bytes]) -> Artifact:
+    """Write an artifact; `files` are those that the manifest lists. Takes the place of an artifact that is there."""
+    with new_folder(folder) as partial:
+        for name, data in files.items():
+            (partial / name).write_bytes(data)
+        (partial / NAME).write_text(manifest.to_json())
+    return Artifact(folder, manifest)
+
+
+def require_place(folder: pathlib.Path) -> None:
+    """Refuse to write an artifact where something else is. Raises UsageError."""
+    if folder.is_dir():
+        if any(folder.iterdir()) and not is_artifact(folder):
+            raise UsageError(f"{folder} holds something that is no artifact", "Give another folder with --out.")
+    elif folder.exists():
+        raise UsageError(f"{folder} is a file", "Give a folder with --out.")
+
+
+@contextlib.contextmanager
+def new_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A folder to fill that gets its name when the block ends well, and is gone otherwise."""
+    require_place(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
+    try:
+        yield partial
+        partial.chmod(0o755)
+        if folder.exists():
+            before = pathlib.Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".old", dir=folder.parent))
+            folder.replace(before)
+            partial.replace(folder)
+            shutil.rmtree(before)
+        else:
+            partial.replace(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def new_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A file to write that gets its name when the block ends well, and is gone otherwise."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    os.close(handle)
+    partial = pathlib.Path(name)
+    try:
+        yield partial
+        partial.chmod(0o644)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def describe_file(data: bytes) -> File:
+    """A file's entry in the manifest."""
+    return File(sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
+
+
+def _digest(document: Mapping[str, Any]) -> str:
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,100 @@
+"""A board held while a model runs on it: this machine, or a leased board of the fleet, as a sweep holds one.
+
+What is asked of it here: descriptions, clocks, programs on inputs. What the answers mean is the callers' business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from device_agent.protocol import Description, Limits, OperatingPoint, Outcome, RunSpec, Status
+from farm.artifacts.manifest import Manifest
+from farm.errors import PermanentError, UsageError
+from farm.inventory.board_types import BoardType, require_board_type
+from farm.settings import Settings
+from farm.store import Store
+from farm.store.standing import is_on_demand
+from farm.sweep.crew import BoardThread, open_crew, wait_for
+
+LOCAL = "local"
+Arrays = Mapping[str, Any]
+
+
+class HeldForModels:
+    """One board, held; `description` is its own. From the main thread, where signals are heard."""
+
+    def __init__(self, thread: BoardThread, description: Description, settings: Settings) -> None:
+        self._thread, self.description, self._settings = thread, description, settings
+        self.point = "default"
+
+    @property
+    def name(self) -> str:
+        """The board's name."""
+        return self.description.name
+
+    def pin(self, point: OperatingPoint, called: str) -> None:
+        """Hold its clocks at a point until the board is given back. Raises what `HeldBoard.pin` raises."""
+        wait_for(self._thread.submit(lambda board, _: board.pin(point)))
+        self.point = called
+
+    def run(self, spec: RunSpec, program: bytes, inputs: Arrays) -> tuple[Outcome, dict[str, Any]]:
+        """Run a program; inputs in the order of its arguments. Raises what `HeldBoard.run` raises."""
+        return wait_for(self._thread.submit(lambda board, _: board.run(spec, program, inputs)))
+
+    def limits(self, threads: int) -> Limits:
+        """What a model may use here: no more threads than there are cores online."""
+        settings, cores = self._settings, len(self.description.cores_online)
+        return Limits(
+            timeout_s=settings.model_timeout_s,
+            memory_bytes=settings.model_memory_bytes,
+            threads=min(threads, cores) if cores else threads,
+        )
+
+    def require_fit(self, manifest: Manifest) -> None:
+        """Refuse an artifact that cannot run here, before it travels. Raises UsageError, PermanentError."""
+        require_architecture(manifest, self.name, self.description)
+        has = self.description.memory_bytes
+        if 0 < has < manifest.memory_bytes:
+            raise PermanentError(
+                f"{self.name} has {has >> 20} MiB of memory; {manifest.name} needs about "
+                f"{manifest.memory_bytes >> 20} MiB",
+                "Take a board with more memory, or a smaller model.",
+            )
+
+
+def require_architecture(manifest: Manifest, name: str, description: Description) -> None:
+    """Raise UsageError where an artifact is made for another kind of processor than a board's, naming both."""
+    if description.architecture != manifest.architecture:
+        raise UsageError(
+            f"{manifest.name} is compiled for {manifest.architecture} ({manifest.board_type}); "
+            f"board {name} is {description.architecture} ({description.board_type})",
+            f"`farm model compile {manifest.name} --board-type {description.board_type}` compiles it for that board.",
+        )
+
+
+def require_ok(outcome: Outcome, what: str, board: str) -> None:
+    """Raise PermanentError where a program did not run."""
+    if not outcome.latency_s or outcome.status in (Status.CRASHED, Status.OUT_OF_MEMORY, Status.LOAD_FAILED):
+        raise PermanentError(f"{what} does not run on {board}: {outcome.status} {outcome.message}".rstrip())
+
+
+def find_board(store: Store, name: str) -> tuple[BoardType, str | None]:
+    """The type of a board, and its name at the farm; None for this machine, whose agent is started for the purpose."""
+    if name == LOCAL and not any(row["name"] == LOCAL for row in store.fetch_boards()):
+        return require_board_type(LOCAL), None
+    row = store.require_board(name)
+    kind = require_board_type(str(row["board_type"]))
+    return kind, None if is_on_demand(row) and kind.host_is_board else name
+
+
+@contextlib.contextmanager
+def hold_board(
+    settings: Settings, store: Store, name: str, wait_s: float, purpose: str, say: Callable[[str], None]
+) -> Iterator[HeldForModels]:
+    """Hold the board for a block. Raises what `open_crew` raises."""
+    kind, known = find_board(store, name)
+    with open_crew(settings, store, kind, known, wait_s, purpose, say) as (crew, _):
+        thread = crew.boards[0]
+        yield HeldForModels(thread, wait_for(thread.submit(lambda board, _: board.open())), settings)

@@ -1,0 +1,95 @@
+"""Run an artifact on a board as users do: on inputs of theirs, some number of times, with figures and outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from device_agent.protocol import Engine, Outcome
+from farm.artifacts.checking import take_inputs
+from farm.artifacts.manifest import Artifact, Manifest, Measured, new_file
+from farm.artifacts.on_board import HeldForModels
+from farm.artifacts.runtime import images
+from farm.artifacts.runtime.inputs import InputError, read_arrays
+from farm.artifacts.timing import Variant, ordered, time_in_turns
+from farm.errors import UsageError
+from farm.measure.statistics import summarise
+from farm.sweep.visits import plan_window
+
+# How long power is looked at; slower sensors get longer.
+_WINDOW_S = 2.0
+# Kept of the latest runs, the latest last.
+_MOST_KEPT = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """What came of it: outputs by name, and the figures that the artifact keeps."""
+
+    outputs: Mapping[str, Any]
+    measured: Measured
+
+
+def read_input(manifest: Manifest, path: Path) -> Mapping[str, Any]:
+    """A model's inputs from an .npz, or from an image where it classifies images. Raises UsageError."""
+    try:
+        if path.suffix.lower() == ".npz":
+            return take_inputs(manifest, read_arrays(path))
+        if manifest.task.get("kind") != "classifier":
+            takes = ", ".join(map(str, manifest.inputs))
+            raise UsageError(f"{manifest.name} takes no image but an .npz with {takes}")
+        return images.prepare(images.read_image(path, len(manifest.task["mean"])), manifest.task)
+    except InputError as error:
+        raise UsageError(str(error)) from error
+
+
+def run_artifact(artifact: Artifact, board: HeldForModels, inputs: Mapping[str, Any], repeat: int) -> Ran:
+    """Run it `repeat` times after a warm-up; energy where the board has a sensor. Raises PermanentError, UsageError."""
+    manifest, library = artifact.manifest, artifact.read_library()
+    board.require_fit(manifest)
+    window = plan_window(board.description, _WINDOW_S)
+    limits = board.limits(manifest.threads)
+    variant = Variant(manifest.name, Engine.RELAX_VM, library, ordered(inputs), needed=True)
+    timed = time_in_turns(board.run, [variant], repeat, limits, rounds=1, energy=window.to_energy())
+    figures = {key: float(value) for key, value in dataclasses.asdict(summarise(timed.samples[manifest.name])).items()}
+    energy_j, power_w = read_energy(timed.outcomes[manifest.name])
+    measured = Measured(
+        at=time.time(),
+        board=board.name,
+        board_type=board.description.board_type,
+        simulated=board.description.simulated,
+        operating_point=board.point,
+        threads=limits.threads or 0,
+        latency=figures,
+        energy_j=energy_j,
+        power_w=power_w,
+    )
+    artifact.update(measured=(*manifest.measured, measured)[-_MOST_KEPT:])
+    names = [output.name for output in manifest.outputs]
+    return Ran(dict(zip(names, timed.outputs[manifest.name], strict=True)), measured)
+
+
+def read_energy(outcome: Outcome) -> tuple[float | None, float | None]:
+    """Joules of one inference and watts while running; None where the board has no sensor."""
+    if outcome.energy is None:
+        return None, None
+    total = outcome.energy.busy.total
+    return outcome.energy.per_call_j, None if total is None else total.power_w
+
+
+def write_outputs(outputs: Mapping[str, Any], path: Path) -> None:
+    """An .npz of outputs by name, whole or not at all."""
+    with new_file(path) as partial, partial.open("wb") as file:
+        np.savez(file, allow_pickle=False, **outputs)
+
+
+def list_top(manifest: Manifest, outputs: Mapping[str, Any], labels: str, count: int) -> list[tuple[int, str, float]]:
+    """A classifier's best classes; nothing for other models."""
+    if manifest.task.get("kind") != "classifier":
+        return []
+    return images.rank(outputs[manifest.task["output"]], labels.splitlines(), count)

@@ -1,0 +1,10 @@
+"""A compiled model and what runs it: `Model().run({...})`, or `python -m` this package.
+
+This folder is copied into every wheel that `farm model package` writes, with the model beside it. It needs NumPy and
+TVM's runtime, and Pillow for images; nothing of the farm.
+"""
+
+from .inputs import InputError
+from .runner import Model
+
+__all__ = ["InputError", "Model"]

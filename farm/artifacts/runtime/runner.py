@@ -1,0 +1,83 @@
+"""One compiled model on this machine: TVM's runtime, the library beside this file, and what its manifest says.
+
+Not called `model`: Python would take `model.so` for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .inputs import check_inputs
+
+# TVM's AffinityMode (include/tvm/runtime/threading_backend.h): the fast cores first.
+_FAST_CORES_FIRST = 1
+
+
+class Model:
+    """The model of this package. Not thread-safe; TVM's threads belong to the process."""
+
+    def __init__(self, threads: int | None = None, folder: str | Path | None = None) -> None:
+        """Load the library. `threads`: by default as many as it was compiled for; `folder`: of another artifact.
+
+        Raises OSError where the library is missing or made for another machine, ImportError without TVM's runtime.
+        """
+        self.folder = Path(folder) if folder is not None else Path(__file__).parent
+        self.manifest: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
+        self.inputs: list[dict[str, Any]] = self.manifest["inputs"]
+        self.outputs: list[dict[str, Any]] = self.manifest["outputs"]
+        if (here := platform.machine()) != self.manifest["architecture"]:
+            raise OSError(f"{self.manifest['name']} is compiled for {self.manifest['architecture']}; this is {here}")
+        self.last_latency_s: float | None = None
+        tvm = _import_runtime()
+        self._tensor, self._device = tvm.runtime.tensor, tvm.runtime.cpu()
+        count = threads or min(int(self.manifest["threads"]), len(os.sched_getaffinity(0)))
+        self.threads = count
+        os.environ["TVM_NUM_THREADS"] = str(count)
+        tvm.get_global_func("runtime.config_threadpool")(_FAST_CORES_FIRST, count)
+        module = tvm.runtime.load_module(str(self.folder / "model.so"))
+        self._function = tvm.runtime.vm.VirtualMachine(module, self._device)["main"]
+
+    def run(self, inputs: Mapping[str, npt.NDArray[Any]] | npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+        """One inference: arrays by input name, or the only input's array; returns arrays by output name.
+
+        Raises InputError where they are not what the model takes. `last_latency_s` is then the time of the model
+        alone, without what is done to arrays before and after.
+        """
+        arrays = check_inputs(self.inputs, inputs)
+        tensors = [self._tensor(array, self._device) for array in arrays.values()]
+        begun = time.perf_counter()
+        result = self._function(*tensors)
+        self.last_latency_s = time.perf_counter() - begun
+        found = _collect(result)
+        return {each["name"]: array for each, array in zip(self.outputs, found, strict=True)}
+
+
+def _import_runtime() -> Any:
+    """TVM with its runtime library alone, which is all that a board may have, unless the process has more already."""
+    chosen = os.environ.get("TVM_USE_RUNTIME_LIB")
+    if "tvm" not in sys.modules:
+        os.environ["TVM_USE_RUNTIME_LIB"] = chosen or "1"
+    try:
+        import tvm
+        import tvm.runtime.vm
+    finally:
+        if chosen is None:
+            os.environ.pop("TVM_USE_RUNTIME_LIB", None)
+    return tvm
+
+
+def _collect(result: Any) -> list[npt.NDArray[Any]]:
+    """Copies of the tensors in a result, which may be one, or nested tuples of them."""
+    if hasattr(result, "numpy"):
+        return [np.asarray(result.numpy())]
+    return [array for item in result for array in _collect(item)]

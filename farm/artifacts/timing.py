@@ -1,0 +1,85 @@
+"""Time whole models on one board: one of them, or several in turns, so that a drifting board treats them alike.
+
+Where the board is, and who holds it, is the callers' business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from device_agent.protocol import EnergySpec, Engine, Limits, Outcome, RunSpec, Status
+from farm.errors import PermanentError
+from farm.measure.statistics import Summary, summarise
+
+# The variants take turns in this many rounds.
+ROUNDS = 3
+WARMUP_RUNS = 5
+
+# Runs a program on inputs in the order of its arguments.
+Run = Callable[[RunSpec, bytes, dict[str, Any]], "tuple[Outcome, dict[str, Any]]"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A program to time. One that is `needed` ends everything where it does not run."""
+
+    name: str
+    engine: Engine
+    program: bytes = dataclasses.field(repr=False)
+    inputs: Mapping[str, Any] = dataclasses.field(repr=False)
+    needed: bool = False
+
+
+@dataclasses.dataclass
+class Timed:
+    """Latencies in seconds and outputs by variant, the last outcome of each, and why a variant has none."""
+
+    samples: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    outputs: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
+    outcomes: dict[str, Outcome] = dataclasses.field(default_factory=dict)
+    missing: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def summary(self, name: str) -> Summary | None:
+        """Of a variant's latencies."""
+        return summarise(self.samples[name]) if self.samples.get(name) else None
+
+
+def time_in_turns(
+    run: Run,
+    variants: Sequence[Variant],
+    runs: int,
+    limits: Limits,
+    *,
+    rounds: int = ROUNDS,
+    energy: EnergySpec | None = None,
+) -> Timed:
+    """Time every variant `runs` times in all. Raises PermanentError where a needed one does not run."""
+    timed = Timed()
+    for _ in range(rounds):
+        for variant in variants:
+            name = variant.name
+            if name in timed.missing:
+                continue
+            spec = RunSpec(variant.engine, runs=-(-runs // rounds), warmup=WARMUP_RUNS, limits=limits, energy=energy)
+            outcome, outputs = run(spec, variant.program, dict(variant.inputs))
+            if outcome.status is not Status.OK:
+                if variant.needed:
+                    raise PermanentError(
+                        f"the {name} model does not run on the board: {outcome.status} {outcome.message}".rstrip()
+                    )
+                timed.missing[name] = f"{outcome.status}: {outcome.message}"
+                timed.samples.pop(name, None)
+                continue
+            timed.samples.setdefault(name, []).extend(outcome.latency_s)
+            timed.outputs[name] = [np.asarray(value) for value in outputs.values()]
+            timed.outcomes[name] = outcome
+    return timed
+
+
+def ordered(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs named after their place in the call: what the models call them need not be fit for a file's name."""
+    return {f"arg_{index:03d}": array for index, array in enumerate(arrays.values())}

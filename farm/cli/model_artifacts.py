@@ -1,0 +1,245 @@
+"""`farm model compile`, `verify` and `package`: from records to a library that can be shipped."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from farm import settings as farm_settings
+from farm.artifacts.manifest import Artifact, Manifest, open_artifact, require_place
+from farm.cli import options, output
+from farm.cli.durations import read_duration_s
+from farm.errors import PermanentError, UsageError
+from farm.inventory.board_types import BoardType, require_board_type
+from farm.settings import Settings
+from farm.store import Store
+
+Folder = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="A folder that `farm model compile` wrote.")]
+Wait = Annotated[str, typer.Option("--wait", metavar="10m", help="How long to wait for a board.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `farm model`."""
+    app.command("compile")(compile_)
+    app.command("verify")(verify)
+    app.command("package")(package)
+
+
+def compile_(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a name from `farm model zoo`.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The artifact's folder; it is made.")],
+    board_type: Annotated[str, typer.Option("--board-type", metavar="TYPE", help="What to compile for.")] = "local",
+    operating_point: Annotated[
+        str,
+        typer.Option(
+            "--operating-point", metavar="POINT", help="Prefer records made there, as `farm record list` says."
+        ),
+    ] = "default",
+    missing: Annotated[
+        str,
+        typer.Option("--missing", metavar="rule|tune|refuse", help="What to do about workloads without a record."),
+    ] = "rule",
+    trials: options.Trials = 128,
+    simulated: Annotated[
+        bool, typer.Option("--simulated", help="For virtual boards of the type, from what was measured on them.")
+    ] = False,
+    exact: options.Exact = False,
+    labels: Annotated[
+        Path | None, typer.Option("--labels", metavar="FILE", help="Names of a classifier's classes, one a line.")
+    ] = None,
+    shape: options.Shapes = None,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Compile a model for a board type with the best records there are: a folder with a library and its manifest."""
+    since = time.monotonic()
+
+    def work() -> None:
+        from farm.artifacts import make
+
+        if missing not in make.MISSING:
+            raise UsageError(f"--missing {missing!r} is unknown", f"Known: {', '.join(make.MISSING)}.")
+        options.require_trials(trials)
+        settings = farm_settings.load()
+        kind = options.make_exact(require_board_type(board_type), exact)
+        require_place(out)
+        source, inputs = options.read_model(model, shape)
+        order = make.Order(source, inputs, kind, operating_point, simulated, missing, _read_labels(labels))
+        with options.open_store(settings) as store:
+            if missing == make.TUNE:
+                _tune(order, settings, store, kind, trials, since)
+            artifact = make.make_artifact(order, out, settings, store)
+        _show(artifact, json, since)
+
+    output.run(work, debug)
+
+
+def verify(
+    folder: Folder,
+    board: Annotated[str, typer.Option("--board", metavar="NAME", help="A board, or local: this machine.")] = "local",
+    inputs: Annotated[
+        list[Path] | None,
+        typer.Option("--input", metavar="X.npz", help="Inputs besides the seeded ones; repeatable."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="MODEL", help="The model, where it is not where it was.")
+    ] = None,
+    wait: Wait = "60s",
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Compare an artifact's outputs on a board with ONNX Runtime's. Exit code 1 where they differ."""
+
+    def work() -> None:
+        from farm.artifacts import checking, on_board
+        from farm.artifacts.runtime.inputs import InputError, read_arrays
+
+        artifact = open_artifact(folder)
+        artifact.require_whole()
+        wait_s = read_duration_s("--wait", wait)
+        source = checking.find_model(artifact.manifest, model)
+        try:
+            given = [(str(path), read_arrays(path)) for path in inputs or ()]
+        except InputError as error:
+            raise UsageError(str(error)) from error
+        cases = checking.make_cases(artifact.manifest, given)
+        settings = farm_settings.load()
+        screen = output.Screen()
+        with (
+            options.open_store(settings) as store,
+            on_board.hold_board(
+                settings, store, board, wait_s, f"verify {artifact.manifest.name}", screen.note
+            ) as held,
+        ):
+            verified = checking.verify_artifact(artifact, held, source, cases)
+        if json:
+            output.print_json(verified.model_dump(mode="json"))
+        else:
+            off = "no number" if verified.max_rel_error is None else f"{verified.max_rel_error:.1e} of the peak"
+            said = "agrees with" if verified.matches else "DOES NOT AGREE with"
+            output.stdout.print(
+                f"{artifact.manifest.name} on {verified.board} {said} {verified.reference}: largest error {off}, "
+                f"{len(verified.inputs)} inputs",
+                soft_wrap=True,
+                markup=False,
+            )
+        if not verified.matches:
+            raise PermanentError(
+                f"{artifact.manifest.name} computes something else on {verified.board}: {verified.reason}",
+                "It cannot be packaged. Compile it again, with --exact where it is a matter of rounding.",
+            )
+
+    output.run(work, debug)
+
+
+def package(
+    folder: Folder,
+    form: Annotated[str, typer.Option("--format", metavar="tar|wheel", help="What to write.")] = "wheel",
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="PATH", help="A folder, or the file; default: here.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="The Python package's; default: the model's.")
+    ] = None,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Pack a verified artifact into one file. One that was not verified, or was changed since, is refused."""
+
+    def work() -> None:
+        from farm.artifacts.package import write_package
+
+        path = write_package(open_artifact(folder), form, out, name)
+        if json:
+            output.print_json({"package": str(path), "format": form, "bytes": path.stat().st_size})
+        else:
+            output.stdout.print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)", soft_wrap=True, markup=False)
+
+    output.run(work, debug)
+
+
+def _read_labels(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return "\n".join(path.read_text(encoding="utf-8").splitlines()).encode() + b"\n"
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text") from error
+
+
+def _tune(order: Any, settings: Settings, store: Store, kind: BoardType, trials: int, since: float) -> None:
+    """Tune what has no record of its own board type, as `farm tune` does."""
+    from farm.campaign.fleet_tuning import FleetTuning
+    from farm.campaign.tuning import LocalTuning, Tuning
+    from farm.values import DEFAULT_POINT
+
+    screen = output.Screen()
+    tuning: Tuning
+    if kind.host_is_board:
+        tuning = LocalTuning(settings, store, kind, screen)
+    else:
+        tuning = FleetTuning(settings, store, kind, screen, purpose=f"tune {order.source.name}")
+    try:
+        with tuning:
+            workloads = tuning.load(order.source, order.inputs, [])
+            known = {
+                record.workload
+                for record in store.fetch_records(
+                    board_type=kind.name, operating_point=DEFAULT_POINT, simulated=order.simulated
+                )
+            }
+            if wanted := [each for each in workloads if each.hash not in known]:
+                screen.note(f"tuning {len(wanted)} of {len(workloads)} workloads, which have no record")
+                tuning.tune("compile", order.source, wanted, trials, False, since)
+    finally:
+        screen.close()
+
+
+def _show(artifact: Artifact, json: bool, since: float) -> None:
+    manifest = artifact.manifest
+    if json:
+        output.print_json({"artifact": str(artifact.folder), **manifest.model_dump(mode="json")})
+        return
+    output.print_table(
+        ("Workload", "Algorithm", "Weight", "Scheduled by", "Latency (us)"),
+        [
+            (
+                each.name,
+                each.algorithm or None,
+                each.weight,
+                _say_source(manifest, each),
+                None if each.latency_s is None else f"{each.latency_s * 1e6:,.1f}",
+            )
+            for each in manifest.workloads
+        ],
+        left=(0, 1, 3),
+        empty="no workloads",
+    )
+    summed = "unknown" if manifest.predicted_latency_s is None else f"{manifest.predicted_latency_s * 1e3:.3f} ms"
+    lines = [
+        f"{manifest.name} for {manifest.board_type}{' (simulated)' if manifest.simulated else ''}: "
+        f"{manifest.count('record')} of {len(manifest.workloads)} workloads from records, "
+        f"{manifest.count('rule')} by the rule; latency summed over them {summed}",
+        f"{artifact.folder}: {manifest.library.bytes / 1e6:.1f} MB, {time.monotonic() - since:.0f} s",
+        f"`farm model verify {artifact.folder}` checks what it computes",
+    ]
+    for line in lines:
+        output.stdout.print(line, soft_wrap=True, markup=False)
+
+
+def _say_source(manifest: Manifest, workload: Any) -> str:
+    used = workload.record
+    if used is None:
+        return {"rule": "rule (predicted)"}.get(workload.source, "TVM's own code")
+    if used.fit == "exact":
+        return "record"
+    return (
+        f"record at {used.operating_point}"
+        if used.board_type == manifest.board_type
+        else f"record of {used.board_type}"
+    )

@@ -1,0 +1,257 @@
+"""`farm model deploy`, `run` and `bench`: artifacts on boards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from farm import settings as farm_settings
+from farm.artifacts.manifest import is_artifact, open_artifact
+from farm.cli import options, output
+from farm.cli.durations import read_duration_s
+from farm.cli.model_artifacts import Folder, Wait
+from farm.errors import PermanentError, UsageError
+
+Board = Annotated[str, typer.Option("--board", metavar="NAME", help="A board, or local: this machine.")]
+Point = Annotated[
+    str,
+    typer.Option("--operating-point", metavar="POINT", help="Hold these clocks, such as mode=MAXN or a57=921.6MHz."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `farm model`."""
+    app.command("deploy")(deploy)
+    app.command("run")(run)
+    app.command("bench")(bench)
+
+
+def deploy(
+    folder: Folder, board: Board = "local", wait: Wait = "60s", json: options.Json = False, debug: options.Debug = False
+) -> None:
+    """Put a verified artifact on a board, as a Python package that the board's TVM runtime runs."""
+
+    def work() -> None:
+        from farm.artifacts import checking, on_board
+        from farm.artifacts.deploy import deploy_here, deploy_over_ssh
+        from farm.cli.board_remote import fetch_transport
+        from farm.fleet.addresses import to_ssh_address
+        from farm.fleet.host_keys import FILE_NAME, KnownHosts
+        from farm.fleet.ssh import SshConnection
+        from farm.values import Ssh
+
+        artifact = open_artifact(folder)
+        checking.require_verified(artifact)
+        wait_s = read_duration_s("--wait", wait)
+        settings = farm_settings.load()
+        purpose = f"deploy {artifact.manifest.name}"
+        with (
+            options.open_store(settings) as store,
+            on_board.hold_board(settings, store, board, wait_s, purpose, output.Screen().note) as held,
+        ):
+            held.require_fit(artifact.manifest)
+            _, known = on_board.find_board(store, board)
+            transport = fetch_transport(store, known) if known else None
+            if isinstance(transport, Ssh):
+                known_hosts = KnownHosts(settings.home_path / FILE_NAME)
+                with SshConnection.connect(to_ssh_address(transport), known_hosts) as connection:
+                    done = deploy_over_ssh(artifact, connection)
+            else:
+                done = deploy_here(artifact, settings.home_path / "models" / held.name)
+            name = held.name
+        if json:
+            output.print_json(
+                {
+                    "board": name,
+                    "package": done.package,
+                    "folder": done.folder,
+                    "command": done.command,
+                    "sent_bytes": done.sent_bytes,
+                }
+            )
+            return
+        for line in (
+            f"{done.package} is on {name} in {done.folder} ({done.sent_bytes / 1e6:.1f} MB sent)",
+            f"there: {done.command} INPUT",
+        ):
+            output.stdout.print(line, soft_wrap=True, markup=False)
+
+    output.run(work, debug)
+
+
+def run(
+    folder: Folder,
+    inputs: Annotated[Path, typer.Option("--input", metavar="X.npz|CAT.jpg", help="Arrays by name, or an image.")],
+    board: Board = "local",
+    repeat: Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="Timed runs.")] = 10,
+    out: Annotated[Path | None, typer.Option("--out", metavar="Y.npz", help="Write the outputs there.")] = None,
+    operating_point: Point = "default",
+    wait: Wait = "60s",
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Run an artifact on a board, on an input of yours: latency, energy, and for a classifier the best classes."""
+
+    def work() -> None:
+        from farm.artifacts import on_board, running
+        from farm.sweep.requests import parse_point
+
+        artifact = open_artifact(folder)
+        artifact.require_whole()
+        manifest = artifact.manifest
+        arrays = running.read_input(manifest, inputs)
+        point = parse_point(operating_point)
+        wait_s = read_duration_s("--wait", wait)
+        settings = farm_settings.load()
+        screen = output.Screen()
+        with (
+            options.open_store(settings) as store,
+            on_board.hold_board(settings, store, board, wait_s, f"run {manifest.name}", screen.note) as held,
+        ):
+            held.require_fit(manifest)
+            held.pin(point, operating_point)
+            ran = running.run_artifact(artifact, held, arrays, repeat)
+        if out is not None:
+            running.write_outputs(ran.outputs, out)
+        labels = artifact.read_file("labels.txt").decode() if "labels.txt" in manifest.files else ""
+        top = running.list_top(manifest, ran.outputs, labels, 5)
+        document: dict[str, Any] = {
+            "artifact": str(folder),
+            **ran.measured.model_dump(mode="json"),
+            "outputs": {name: list(array.shape) for name, array in ran.outputs.items()},
+            "out": str(out) if out else None,
+            "top": [{"class": index, "label": label, "share": share} for index, label, share in top],
+        }
+        if json:
+            output.print_json(document)
+        else:
+            _print_run(document)
+
+    output.run(work, debug)
+
+
+def bench(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL|ARTIFACT…", help="Models, or compiled ones.")],
+    board: Board = "local",
+    against: Annotated[
+        str, typer.Option("--against", metavar="onnxruntime,rule,untuned", help="What to compare with.")
+    ] = "onnxruntime,rule,untuned",
+    operating_point: Point = "default",
+    shape: options.Shapes = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write charts and figures there.")] = None,
+    wait: Wait = "60s",
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Time models on a board beside ONNX Runtime and untuned code, in turns. Exit code 1 where outputs are wrong."""
+
+    def work() -> None:
+        from farm.artifacts import bench as benching
+        from farm.artifacts import on_board
+        from farm.sweep.requests import parse_point
+
+        rivals = benching.read_rivals(against)
+        point = parse_point(operating_point)
+        wait_s = read_duration_s("--wait", wait)
+        subjects = [_read_subject(text, shape) for text in models]
+        settings = farm_settings.load()
+        screen = output.Screen()
+        with (
+            options.open_store(settings) as store,
+            on_board.hold_board(settings, store, board, wait_s, "bench", screen.note) as held,
+        ):
+            held.pin(point, operating_point)
+            kind, _ = on_board.find_board(store, board)
+            document = benching.bench(subjects, held, kind, rivals, settings, store, screen.note)
+        if out is not None:
+            document["report"] = benching.write_report(document, out)
+        if json:
+            output.print_json(document)
+        else:
+            _print_bench(document)
+        wrong = [
+            f"{model['model']}, {each['label']}: {each['reason']}"
+            for model in document["models"]
+            for each in model["variants"].values()
+            if each.get("matches") is False
+        ]
+        if wrong:
+            raise PermanentError(f"not all compute what ONNX Runtime does: {'; '.join(wrong)}")
+
+    output.run(work, debug)
+
+
+def _read_subject(text: str, shape: list[str] | None) -> Any:
+    from farm.artifacts import checking
+    from farm.artifacts.bench import Subject
+    from farm.models.inputs import InputSpec
+
+    if is_artifact(Path(text)):
+        artifact = open_artifact(Path(text))
+        artifact.require_whole()
+        specs = tuple(InputSpec(each.name, each.shape, each.dtype) for each in artifact.manifest.inputs)
+        return Subject(checking.find_model(artifact.manifest, None), specs, artifact)
+    if Path(text).is_dir():
+        raise UsageError(f"{text} is a folder without a manifest", "Give a model, or what `farm model compile` wrote.")
+    source, inputs = options.read_model(text, shape)
+    return Subject(source, inputs)
+
+
+def _print_run(document: dict[str, Any]) -> None:
+    figures = {key: value * 1e3 for key, value in document["latency"].items() if key != "count"}
+    output.print_table(
+        ("Latency (ms)", "Median", "95 % CI", "Mean", "Min", "Max", "Std", "Energy (mJ)"),
+        [
+            (
+                f"{document['board_type']}/{document['board']}",
+                f"{figures['median']:.3f}",
+                f"{figures['ci_low']:.3f} – {figures['ci_high']:.3f}",
+                *(f"{figures[key]:.3f}" for key in ("mean", "min", "max", "std")),
+                None if document["energy_j"] is None else f"{document['energy_j'] * 1e3:.2f}",
+            )
+        ],
+    )
+    simulated = "; simulated: nothing of it holds for a real board" if document["simulated"] else ""
+    runs, threads = document["latency"]["count"], document["threads"]
+    lines = [f"{runs:.0f} runs, {threads} threads, clocks: {document['operating_point']}{simulated}"]
+    lines += [f"{100 * each['share']:6.2f} %  {each['class']:5d}  {each['label']}" for each in document["top"]]
+    lines += [f"outputs: {document['out']}"] if document["out"] else []
+    for line in lines:
+        output.stdout.print(line, soft_wrap=True, markup=False)
+
+
+def _print_bench(document: dict[str, Any]) -> None:
+    rows: list[tuple[Any, ...]] = []
+    notes = []
+    for model in document["models"]:
+        for each in model["variants"].values():
+            figures = each["latency_s"]
+            if figures is None:
+                rows.append((model["model"], each["label"], "not timed", None, None, None, None))
+                notes.append(f"{model['model']}, {each['label']}: {each['reason']}")
+                continue
+            rows.append(
+                (
+                    model["model"],
+                    each["label"],
+                    f"{figures['median'] * 1e3:.3f}",
+                    f"{figures['ci_low'] * 1e3:.3f} – {figures['ci_high'] * 1e3:.3f}",
+                    f"{each['ratio']:.2f}",
+                    None if each["energy_j"] is None else f"{each['energy_j'] * 1e3:.2f}",
+                    "yes" if each["matches"] else "NO",
+                )
+            )
+    output.print_table(
+        ("Model", "Code", "Median (ms)", "95 % CI", "Times ours", "Energy (mJ)", "Right"), rows, left=(0, 1)
+    )
+    board = document["board"]
+    simulated = " (simulated: nothing of it holds for a real board)" if board["simulated"] else ""
+    notes.append(
+        f"{board['type']}/{board['name']}{simulated}, {document['threads']} threads, "
+        f"clocks: {document['operating_point']}; {document['runs']}"
+    )
+    notes += [f"report: {path}" for path in document.get("report", ())]
+    for note in notes:
+        output.stdout.print(note, soft_wrap=True, markup=False)

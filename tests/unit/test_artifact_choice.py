@@ -1,0 +1,70 @@
+"""Which record serves a workload that is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from farm.artifacts.choice import Fit, Records, Relative
+from farm.values import DEFAULT_POINT, Record
+
+FAST = "mode=MAXN"
+
+
+def record(board_type: str, point: str, median_s: float, workload: str = "aaaa") -> Record:
+    """A record that differs in what the choice looks at."""
+    return Record(
+        workload=workload,
+        workload_name="conv2d",
+        board_type=board_type,
+        operating_point=point,
+        pipeline="graph/2",
+        candidate=f"{board_type} {point}",
+        median_s=median_s,
+        flop=1.0,
+        max_abs_error=0.0,
+        max_rel_error=0.0,
+        simulated=False,
+        trace_json="[]",
+    )
+
+
+def hash_for(target: Mapping[str, Any]) -> str:
+    """As a workload is named for a target: by its cores."""
+    return {4: "aaaa", 6: "bbbb"}[target["num-cores"]]
+
+
+def found(records: list[Record], point: str = DEFAULT_POINT) -> list[tuple[str, Fit]]:
+    """The candidates in the order in which they are tried for a Nano, whose relative is an NX with six cores."""
+    book = Records(records, "nano", point, [Relative("nx", {"num-cores": 6})])
+    return [(choice.record.candidate, choice.fit) for choice in book.find("aaaa", hash_for)]
+
+
+def test_the_same_point_comes_before_a_faster_one_elsewhere() -> None:
+    """What was measured at the clocks asked for is taken, however fast other clocks are."""
+    assert found([record("nano", FAST, 1.0), record("nano", DEFAULT_POINT, 2.0)]) == [
+        (f"nano {DEFAULT_POINT}", Fit.EXACT),
+        (f"nano {FAST}", Fit.OTHER_POINT),
+    ]
+
+
+def test_the_own_type_comes_before_a_relative() -> None:
+    """Another point of the same type is nearer than the same point of another type."""
+    assert found([record("nx", DEFAULT_POINT, 1.0, "bbbb"), record("nano", FAST, 2.0)]) == [
+        (f"nano {FAST}", Fit.OTHER_POINT),
+        (f"nx {DEFAULT_POINT}", Fit.OTHER_TYPE),
+    ]
+
+
+def test_of_other_points_the_usual_clocks_come_first() -> None:
+    """Nothing was measured at the point asked for: the default is taken, not the fastest."""
+    wanted = "mode=5W"
+    assert found([record("nano", FAST, 1.0), record("nano", DEFAULT_POINT, 2.0)], wanted)[0] == (
+        f"nano {DEFAULT_POINT}",
+        Fit.OTHER_POINT,
+    )
+
+
+def test_a_type_that_is_no_relative_is_left_alone() -> None:
+    """Boards with other cores may have workloads of the same hash; their records do not count."""
+    assert found([record("xavier", DEFAULT_POINT, 1.0), record("nx", DEFAULT_POINT, 1.0, "cccc")]) == []

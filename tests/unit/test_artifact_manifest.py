@@ -1,0 +1,163 @@
+"""Artifacts on disk: written whole, read back, refused when they were changed or are of another version."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farm.artifacts import manifest as manifests
+from farm.artifacts.checking import find_tolerance_factor, require_verified, take_inputs
+from farm.artifacts.make import find_algorithm
+from farm.artifacts.manifest import Artifact, Manifest, Tensor, Verified
+from farm.artifacts.on_board import require_architecture
+from farm.artifacts.task import find_task
+from farm.errors import PermanentError, UsageError
+from tests.unit.artifacts import LIBRARY, make_manifest, verified, write
+
+
+def test_what_was_written_is_read_back(tmp_path: pathlib.Path) -> None:
+    """A manifest survives the way to disk, and the library is the one written."""
+    artifact = write(tmp_path / "a")
+    again = manifests.open_artifact(tmp_path / "a")
+    assert again.manifest == artifact.manifest
+    assert again.read_library() == LIBRARY
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_verdict_is_kept(tmp_path: pathlib.Path) -> None:
+    """What verification found is in the file afterwards, and the file still proves itself."""
+    write(tmp_path / "a").update(verified=verified(matches=False))
+    kept = manifests.open_artifact(tmp_path / "a").manifest.verified
+    assert kept is not None
+    assert not kept.matches
+
+
+def test_nothing_stays_of_a_failed_write(tmp_path: pathlib.Path) -> None:
+    """An artifact that cannot be finished leaves the one before, and no scrap."""
+    write(tmp_path / "a")
+    with pytest.raises(TypeError):
+        manifests.write_artifact(tmp_path / "a", make_manifest(), {manifests.LIBRARY: b"new", "more": None})  # type: ignore[dict-item]
+    assert manifests.open_artifact(tmp_path / "a").read_library() == LIBRARY
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_an_artifact_takes_the_place_of_one_and_of_nothing_else(tmp_path: pathlib.Path) -> None:
+    """Compiling again replaces; a folder of somebody's files is refused and untouched."""
+    write(tmp_path / "a")
+    write(tmp_path / "a", library=b"newer")
+    assert manifests.open_artifact(tmp_path / "a").read_library() == b"newer"
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter").write_text("one")
+    with pytest.raises(UsageError, match="no artifact"):
+        write(tmp_path / "thesis")
+    assert (tmp_path / "thesis" / "chapter").read_text() == "one"
+
+
+def test_a_changed_library_is_refused(tmp_path: pathlib.Path) -> None:
+    """One flipped byte is found, by verification and packaging alike."""
+    artifact = write(tmp_path / "a", verified=verified())
+    require_verified(artifact)
+    (tmp_path / "a" / manifests.LIBRARY).write_bytes(LIBRARY[:-1] + b"!")
+    with pytest.raises(PermanentError, match="SHA-256"):
+        require_verified(artifact)
+
+
+def test_a_changed_manifest_is_refused(tmp_path: pathlib.Path) -> None:
+    """A verdict that somebody wrote in by hand does not count."""
+    write(tmp_path / "a")
+    path = tmp_path / "a" / manifests.NAME
+    document = json.loads(path.read_text())
+    document["verified"] = verified().model_dump(mode="json")
+    path.write_text(json.dumps(document))
+    with pytest.raises(UsageError, match="changed"):
+        manifests.open_artifact(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "not JSON"),
+        ("[]", "no manifest"),
+        ('{"format": "tvm-farm artifact", "version": 0}', "version 0; this farm reads version 1"),
+        ('{"format": "tvm-farm artifact", "version": 2}', "version 2; this farm reads version 1"),
+    ],
+)
+def test_what_is_no_manifest_of_this_version_is_refused(tmp_path: pathlib.Path, text: str, match: str) -> None:
+    """Garbage, and manifests of older and newer farms, are named for what they are."""
+    (tmp_path / manifests.NAME).write_text(text)
+    with pytest.raises(UsageError, match=match):
+        manifests.open_artifact(tmp_path)
+
+
+def test_a_folder_without_manifest_is_no_artifact(tmp_path: pathlib.Path) -> None:
+    """The error says how to make one."""
+    with pytest.raises(UsageError, match="is no artifact") as caught:
+        manifests.open_artifact(tmp_path)
+    assert "farm model compile" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("verdict", "match"), [(None, "never verified"), (verified(matches=False), "computes something else")]
+)
+def test_only_what_was_verified_right_is_packaged(tmp_path: pathlib.Path, verdict: Verified | None, match: str) -> None:
+    """Neither an unverified artifact nor a wrong one passes."""
+    with pytest.raises(PermanentError, match=match):
+        require_verified(write(tmp_path / "a", verified=verdict))
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"image": np.zeros((1, 3, 8, 8), "float32")}, r"takes the inputs x .*; given: image \(1, 3, 8, 8\) float32"),
+        ({"x": np.zeros((1, 3, 9, 9), "float32")}, r"expected x \(1, 3, 8, 8\) float32; given: x \(1, 3, 9, 9\)"),
+        ({"x": np.zeros((1, 3, 8, 8))}, r"expected x .* float32; given: x \(1, 3, 8, 8\) float64"),
+        ({}, "given: none"),
+    ],
+)
+def test_wrong_inputs_are_named_with_the_right_ones(given: dict[str, Any], match: str) -> None:
+    """Names, shapes and element types: what is expected and what was given."""
+    with pytest.raises(UsageError, match=match):
+        take_inputs(make_manifest(), given)
+
+
+def test_an_artifact_for_another_architecture_is_refused() -> None:
+    """Both processors are named, before anything travels."""
+    from tests.unit.artifacts import description
+
+    with pytest.raises(UsageError, match=r"compiled for aarch64 \(jetson-nano\); board b is x86_64 \(local\)"):
+        require_architecture(make_manifest(), "b", description("x86_64", "local"))
+
+
+def test_the_least_exact_algorithm_sets_the_tolerance() -> None:
+    """A model with one convolution by F(6, 3) may differ by as much as that does."""
+    assert find_tolerance_factor(["direct", "winograd F(6, 3)", "winograd F(2, 3)"]) == 8.0
+    assert find_tolerance_factor([]) == 1.0
+    assert [find_algorithm(name) for name in ("winograd4_conv2d_add 3x3 8x8x8>8", "conv2d 1x1 8x8x8>8", "mean 8")] == [
+        "winograd F(4, 3)",
+        "direct",
+        "",
+    ]
+
+
+def test_classifiers_are_told_by_their_inputs_and_outputs() -> None:
+    """A picture in and a row of scores out is a classifier, in either layout; anything else takes arrays."""
+    scores = Tensor(name="y", shape=(1, 10), dtype="float32")
+    task = find_task([Tensor(name="x", shape=(1, 224, 224, 3), dtype="float32")], [scores])
+    assert (task["kind"], task["layout"], task["size"], task["resize"]) == ("classifier", "NHWC", [224, 224], 256)
+    digits = find_task([Tensor(name="x", shape=(1, 1, 28, 28), dtype="float32")], [scores])
+    assert (digits["resize"], digits["mean"]) == (28, [0.5])
+    words = Tensor(name="x", shape=(1, 128), dtype="int64")
+    assert find_task([words], [scores]) == {"kind": "arrays"}
+
+
+def test_an_artifact_knows_its_folder(tmp_path: pathlib.Path) -> None:
+    """The path of the manifest itself is taken as well."""
+    write(tmp_path / "a")
+    opened = manifests.open_artifact(tmp_path / "a" / manifests.NAME)
+    assert isinstance(opened, Artifact)
+    assert opened.folder == tmp_path / "a"
+    assert isinstance(opened.manifest, Manifest)

@@ -1,0 +1,118 @@
+"""Packages of an artifact: what is in a wheel and a tar, what they are called, and what reads images in them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import pathlib
+import sys
+import tarfile
+import zipfile
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farm.artifacts import package
+from farm.artifacts.runtime import images
+from farm.artifacts.runtime.inputs import InputError, read_arrays
+from farm.errors import PermanentError, UsageError
+from tests.unit.artifacts import make_manifest, verified, write
+
+
+def write_wheel(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A wheel of a verified artifact for a Jetson Nano."""
+    return package.write_package(write(tmp_path / "a", verified=verified()), package.WHEEL, tmp_path, None)
+
+
+def test_a_wheels_name_says_where_it_may_go(tmp_path: pathlib.Path) -> None:
+    """A library linked for glibc 2.27 on aarch64 is tagged so; one for this very machine as what this machine is."""
+    assert write_wheel(tmp_path).name.endswith("-py3-none-manylinux_2_27_aarch64.whl")
+    assert package.find_tag(make_manifest(link_triple=None, architecture="x86_64")) == "py3-none-linux_x86_64"
+
+
+def test_a_wheels_record_has_every_file(tmp_path: pathlib.Path) -> None:
+    """Each member is listed with its digest and size, as installers check."""
+    archive = zipfile.ZipFile(write_wheel(tmp_path))
+    (record,) = [name for name in archive.namelist() if name.endswith(".dist-info/RECORD")]
+    rows = [line.split(",") for line in archive.read(record).decode().splitlines()]
+    assert {row[0] for row in rows} == set(archive.namelist())
+    for name, digest, size in rows:
+        if name != record:
+            data = archive.read(name)
+            wanted = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            assert (digest, int(size)) == (f"sha256={wanted}", len(data))
+
+
+def test_equal_artifacts_give_equal_wheels(tmp_path: pathlib.Path) -> None:
+    """No date and no chance is in a wheel."""
+    (tmp_path / "b").mkdir()
+    assert write_wheel(tmp_path).read_bytes() == write_wheel(tmp_path / "b").read_bytes()
+
+
+def test_a_tar_is_the_artifact(tmp_path: pathlib.Path) -> None:
+    """One folder with the manifest and the files that it lists."""
+    path = package.write_package(write(tmp_path / "a", verified=verified()), package.TAR, tmp_path / "x.tar", None)
+    with tarfile.open(path) as archive:
+        names = archive.getnames()
+    assert {name.split("/")[1] for name in names} == {"manifest.json", "model.so"}
+    assert len({name.split("/")[0] for name in names}) == 1
+
+
+def test_nothing_is_written_of_what_was_not_verified(tmp_path: pathlib.Path) -> None:
+    """The refusal leaves no file behind."""
+    with pytest.raises(PermanentError, match="never verified"):
+        package.write_package(write(tmp_path / "a"), package.WHEEL, tmp_path, None)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_package_gets_a_name_that_python_imports() -> None:
+    """Dots, dashes and digits in front go; a name that was asked for is not bent but refused."""
+    assert package.find_name("squeezenet1.1") == "squeezenet1_1"
+    assert package.find_name("3d-net") == "model_3d_net"
+    with pytest.raises(UsageError, match="--name"):
+        package.require_name("my-net")
+    with pytest.raises(UsageError, match="--name"):
+        package.require_name("class")
+
+
+def test_a_wheel_is_not_called_what_pip_refuses(tmp_path: pathlib.Path) -> None:
+    """`--out model.whl` is answered with the name that a wheel must have."""
+    with pytest.raises(UsageError, match=r"pip does not install a wheel called model\.whl"):
+        package.write_package(write(tmp_path / "a", verified=verified()), package.WHEEL, tmp_path / "model.whl", None)
+
+
+def test_pixels_become_what_the_model_takes() -> None:
+    """White, normalised, in both layouts, as a batch of one."""
+    task: dict[str, Any] = {**make_manifest().task, "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.25, 0.125]}
+    white = np.full((8, 8, 3), 255, "uint8")
+    first = images.normalise(white, task)
+    assert first.shape == (1, 3, 8, 8)
+    assert first.dtype == np.float32
+    assert first[0, :, 0, 0].tolist() == [1.0, 2.0, 4.0]
+    assert images.normalise(white, {**task, "layout": "NHWC"})[0, 0, 0].tolist() == [1.0, 2.0, 4.0]
+
+
+def test_scores_are_ranked_as_shares() -> None:
+    """Logits go through a softmax; what is a distribution already stays; labels are used as far as they go."""
+    (best, second) = images.rank(np.array([[0.0, np.log(3.0)]]), ["cat"], 2)
+    assert best == (1, "class 1", pytest.approx(0.75))
+    assert second[1] == "cat"
+    assert images.rank(np.array([0.9, 0.1]), [], 1) == [(0, "class 0", pytest.approx(0.9))]
+
+
+def test_without_pillow_an_image_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names Pillow and the way around it."""
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(InputError, match=r"pip install pillow.*npz"):
+        images.read_image(pathlib.Path("cat.jpg"), 3)
+
+
+def test_an_image_that_is_none_is_refused(tmp_path: pathlib.Path) -> None:
+    """Text called .jpg is no image, and neither is text called .npz."""
+    (tmp_path / "cat.jpg").write_text("meow")
+    with pytest.raises(InputError, match="no image"):
+        images.read_image(tmp_path / "cat.jpg", 3)
+    (tmp_path / "x.npz").write_text("meow")
+    with pytest.raises(InputError, match="not an"):
+        read_arrays(tmp_path / "x.npz")
