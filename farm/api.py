@@ -231,13 +231,13 @@ class Campaign:
 
     @contextmanager
     def _open(self) -> Iterator[Store]:
-        with Store(self._settings.home_path / "farm.db") as store:
+        with Store(self._settings.store_location) as store:
             yield store
 
 
 def campaigns(home: str | pathlib.Path | None = None) -> list[Campaign]:
     """The campaigns in the store, the oldest first."""
-    with Store(_load_settings(home).home_path / "farm.db") as store:
+    with Store(_load_settings(home).store_location) as store:
         names = [each.name for each in store.fetch_fleet_campaigns()]
     return [Campaign._make(name, None, home) for name in names]
 

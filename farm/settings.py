@@ -5,11 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from farm.errors import UsageError
+
+# A SQLite file, or the URL of a PostgreSQL database.
+StoreLocation = Path | str
+
+STORE_FILE = "farm.db"
 
 
 def _setting(default: Any, env: str, meaning: str, zero: bool = False) -> Any:
@@ -23,6 +29,11 @@ class Settings:
 
     home: str = _setting(
         "", "FARM_HOME", "folder of the store, caches and reports; default: the platform's data folder"
+    )
+    store: str = _setting(
+        "",
+        "FARM_STORE",
+        "postgresql://USER@HOST/DATABASE, a store for several hosts; default: farm.db in FARM_HOME",
     )
     tracker_port: int = _setting(
         9190, "FARM_TRACKER_PORT", "first port tried for the local tracker; a busy one is skipped"
@@ -78,6 +89,45 @@ class Settings:
             return Path(self.home).expanduser().absolute()
         data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
         return Path(data).expanduser().absolute() / "tvm-farm"
+
+    @property
+    def store_location(self) -> StoreLocation:
+        """Where the store is. Raises UsageError."""
+        if not self.store:
+            return self.home_path / STORE_FILE
+        if isinstance(location := parse_store(self.store), Path):
+            raise UsageError(
+                f"FARM_STORE={self.store!r} is no URL of a PostgreSQL database",
+                "It is for postgresql://USER@HOST/DATABASE alone; a store in a file is farm.db in FARM_HOME.",
+            )
+        return location
+
+
+def parse_store(text: str) -> StoreLocation:
+    """The store that a path or a URL names: `sqlite:///PATH`, `postgresql://…`. Raises UsageError."""
+    scheme, found, rest = text.partition("://")
+    if not found or scheme == "sqlite":
+        path = Path(rest.removeprefix("/") if found else text).expanduser().absolute()
+        if not path.name or path.is_dir():
+            raise UsageError(
+                f"{text!r} names no file", "Give the path of a farm.db, or postgresql://USER@HOST/DATABASE."
+            )
+        return path
+    if scheme not in ("postgresql", "postgres"):
+        raise UsageError(f"a store cannot be at {scheme}://…", "Give a path, or postgresql://USER@HOST/DATABASE.")
+    try:
+        parts = urllib.parse.urlsplit(text)
+        secret = parts.password is not None or "password=" in parts.query
+        parts.port  # noqa: B018 - raises where there is none such
+    except ValueError as error:
+        raise UsageError(f"{text!r} is no URL: {error}") from error
+    if secret:
+        # Settings are kept with campaigns, and a URL is shown in many places.
+        raise UsageError(
+            "the URL of a store must not hold a password",
+            "Put it into ~/.pgpass, as HOST:PORT:DATABASE:USER:PASSWORD with mode 0600, or into PGPASSWORD.",
+        )
+    return f"postgresql://{rest}"
 
 
 _LAST_PORT = 65535

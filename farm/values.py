@@ -228,6 +228,7 @@ class Record:
 
     `max_abs_error` and `max_rel_error` are against the unscheduled function on the same inputs. `evidence` says how it
     was measured again (boards, samples, interval, tie), None where it was not: then `median_s` is a single trial's.
+    `origin` says which farm, campaign or file an imported record comes from, None where it was made here.
     """
 
     workload: str
@@ -244,6 +245,7 @@ class Record:
     trace_json: str = dataclasses.field(repr=False)
     verified_at: float = 0.0
     evidence: Mapping[str, Any] | None = dataclasses.field(default=None, repr=False)
+    origin: Mapping[str, Any] | None = dataclasses.field(default=None, repr=False)
 
 
 class CampaignState(StrEnum):

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Iterator
 
 import pytest
 
+from tests import postgresql
+
 _HERE = pathlib.Path(__file__).parent
 _KINDS = ("unit", "contract", "integration", "acceptance")
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[postgresql.Cluster]:
+    """A PostgreSQL server of this run's own; see `tests/postgresql.py`."""
+    with postgresql.running() as server:
+        yield server
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import pathlib
 from collections.abc import Iterator
 from typing import Any
 
 from farm.fleet.health import Kind, Limits, Observation, decide_by
+from farm.settings import StoreLocation
 from farm.store import Store
 from farm.store.clock import Instant
 from farm.values import Lease, Ssh, Transition
@@ -40,9 +40,9 @@ class Clocks:
 
 
 @contextlib.contextmanager
-def open_fleet(path: pathlib.Path, clocks: Clocks) -> Iterator[Store]:
+def open_fleet(place: StoreLocation, clocks: Clocks) -> Iterator[Store]:
     """A store with one good board, nano-01, that can be reached."""
-    with Store(path, clocks.read, clocks.read_wall) as store:
+    with Store(place, clocks.read, clocks.read_wall) as store:
         store.register_board("nano-01", "jetson-nano", SSH, {"rack": "2"})
         observe(store, Kind.BACK)
         observe(store, Kind.PROBE_PASSED)

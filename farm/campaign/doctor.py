@@ -42,8 +42,8 @@ def examine(settings: Settings, show: Callable[[Check], None]) -> None:
             return check.ok
 
         def store() -> str:
-            found["store"] = stack.enter_context(Store(settings.home_path / "farm.db"))
-            return f"{settings.home_path / 'farm.db'}, {len(found['store'].fetch_records())} records"
+            found["store"] = stack.enter_context(Store(settings.store_location))
+            return f"{settings.store_location}, {len(found['store'].fetch_records())} records"
 
         def boards() -> None:
             for check in check_boards(settings, found["store"]):

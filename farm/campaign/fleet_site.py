@@ -202,7 +202,7 @@ class FleetSite:
             except (TransientError, UnavailableError, BoardUnsafeError) as error:  # somebody was faster
                 choice = Choice((), {**choice.reasons, name: error.message})
                 continue
-            self._name, self._keeper = name, LeaseKeeper(functools.partial(Store, self._store.path), lease)
+            self._name, self._keeper = name, LeaseKeeper(functools.partial(Store, self._store.location), lease)
             self._store.add_event("board_taken", self.key, f"lease {lease.token}, {self._purpose}")
             self._note(f"working on {name}")
             self._noted = ""

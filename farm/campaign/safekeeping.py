@@ -13,9 +13,10 @@ from farm.campaign.machine import machine_lock
 from farm.campaign.running.state import engine_lock
 from farm.errors import PermanentError, TransientError, UnavailableError, UsageError
 from farm.services.state import services_lock
-from farm.store import Store, copying, soundness
+from farm.settings import STORE_FILE, Settings, StoreLocation
+from farm.store import Store, copying, database, soundness
 
-STORE_FILE = "farm.db"
+SCHEMA = database.HEAD
 # What was there before the last restore.
 REPLACED_FILE = "farm.db.replaced"
 _BACKUP_HINT = "Give a file that `farm backup` wrote."
@@ -92,6 +93,25 @@ def check(home: Path) -> list[str]:
         if stat.S_IMODE(path.stat().st_mode) & 0o007:
             problems.append(f"other users may read {path}: chmod o-rwx {path}")
         return problems
+
+
+def check_any(settings: Settings) -> list[str]:
+    """What is wrong with the farm's store, wherever it is; see `check` and `soundness.find_server_problems`."""
+    if isinstance(location := settings.store_location, str):
+        return soundness.find_server_problems(location)
+    return check(settings.home_path)
+
+
+def upgrade(location: StoreLocation) -> str | None:
+    """Make a store, or bring it to `SCHEMA`; returns what it had, None for nothing. Raises what `Store` does.
+
+    Nobody may be at work with it: whoever was is told that it cannot be used any more, if it is told at all.
+    """
+    opened = database.connect(location)
+    try:
+        return database.migrate(opened)
+    finally:
+        opened.close()
 
 
 @contextlib.contextmanager

@@ -53,7 +53,8 @@ def apply(
         fleet = read_fleet(file)
         settings = farm_settings.load()
         # A dry run makes nothing, not even an empty store.
-        is_new = not (settings.home_path / "farm.db").exists()
+        location = settings.store_location
+        is_new = isinstance(location, Path) and not location.exists()
         with contextlib.nullcontext() if dry_run and is_new else options.open_store(settings) as store:
             todo = plan(_fetch_registered(store) if store else [], fleet, prune)
             if not json:

@@ -65,5 +65,5 @@ def read_model(
 
 
 def open_store(settings: Settings | None = None) -> Store:
-    """The store under FARM_HOME. Raises UnavailableError."""
-    return Store((settings or farm_settings.load()).home_path / "farm.db")
+    """The farm's store. Raises UsageError for a location that cannot be one, UnavailableError."""
+    return Store((settings or farm_settings.load()).store_location)

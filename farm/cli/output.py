@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
@@ -182,9 +183,10 @@ def _find_store_problem() -> str:
     from farm.campaign import safekeeping
 
     with contextlib.suppress(FarmError, OSError):
-        home = settings.load().home_path
-        if (home / safekeeping.STORE_FILE).stat().st_size <= _QUICKLY_CHECKED_BYTES:
-            return next(iter(safekeeping.check(home)), "")
+        loaded = settings.load()
+        location = loaded.store_location
+        if isinstance(location, Path) and location.stat().st_size <= _QUICKLY_CHECKED_BYTES:
+            return next(iter(safekeeping.check(loaded.home_path)), "")
     return ""
 
 

@@ -1,4 +1,4 @@
-"""`farm backup`, `farm restore`, `farm db check`: the store kept safe."""
+"""`farm backup`, `farm restore`, `farm db check`, `farm db upgrade`: the store kept safe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from farm import settings as farm_settings
 from farm.campaign import safekeeping
 from farm.cli import options, output
-from farm.errors import PermanentError
+from farm.errors import PermanentError, UsageError
 
 app = typer.Typer(help="Look after the store.", no_args_is_help=True)
 
@@ -23,7 +23,7 @@ def backup(
     """Copy the farm's store into FILE, whole and consistent, while services and campaigns go on."""
 
     def work() -> None:
-        safekeeping.back_up(farm_settings.load().home_path, file, force)
+        safekeeping.back_up(_require_file(farm_settings.load(), "pg_dump --format=custom --file=FILE"), file, force)
         output.stderr.print(f"the store is copied to {file}", markup=False, soft_wrap=True)
 
     output.run(work, debug)
@@ -36,7 +36,7 @@ def restore(
     """Make FILE the farm's store. What is there now is kept beside it; nothing of the farm may be running."""
 
     def work() -> None:
-        home = farm_settings.load().home_path
+        home = _require_file(farm_settings.load(), "pg_restore --clean --if-exists FILE --dbname")
         safekeeping.put_back(home, file)
         kept = f"; the one before it is {home / safekeeping.REPLACED_FILE}"
         there = kept if (home / safekeeping.REPLACED_FILE).exists() else ""
@@ -50,18 +50,46 @@ def check(json: options.Json = False, debug: options.Debug = False) -> None:
     """Look for damage: pages, indexes, tables, values that no farm writes. Exit code 1 where there is any."""
 
     def work() -> None:
-        home = farm_settings.load().home_path
-        problems = safekeeping.check(home)
+        settings = farm_settings.load()
+        problems = safekeeping.check_any(settings)
         if json:
-            output.print_json({"store": str(home / safekeeping.STORE_FILE), "problems": problems})
+            output.print_json({"store": str(settings.store_location), "problems": problems})
         for problem in [] if json else problems:
             output.stdout.print(problem, markup=False, soft_wrap=True)
         if problems:
             raise PermanentError(
                 f"the store has {len(problems)} problems",
-                "Put a backup in its place: farm restore FILE",
+                "Put a backup in its place; docs/howto/run-the-farm.md says how.",
             )
         if not json:
             output.stderr.print("the store is whole")
 
     output.run(work, debug)
+
+
+@app.command("upgrade")
+def upgrade(json: options.Json = False, debug: options.Debug = False) -> None:
+    """Bring the store to this version's schema; everything on every host that uses it must have ended."""
+
+    def work() -> None:
+        location = farm_settings.load().store_location
+        before = safekeeping.upgrade(location)
+        after = safekeeping.SCHEMA
+        if json:
+            output.print_json({"store": str(location), "before": before, "after": after})
+        elif before == after:
+            output.stderr.print(f"the store has schema {after} already")
+        else:
+            output.stderr.print(f"the store has schema {after} now; it had {before or 'none'}")
+
+    output.run(work, debug)
+
+
+def _require_file(settings: farm_settings.Settings, tool: str) -> Path:
+    """The folder of a store that is a file. Raises UsageError for PostgreSQL, naming the tool that does it there."""
+    if isinstance(location := settings.store_location, str):
+        raise UsageError(
+            f"the store is a PostgreSQL database ({location}), which has tools of its own for this",
+            f"{tool} {location}",
+        )
+    return settings.home_path

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from device_agent.protocol import MeasureSpec, Outcome, Status
@@ -25,6 +24,7 @@ from farm.errors import (
 )
 from farm.fleet.tracker import Tracker
 from farm.measure.session import BoardSession
+from farm.settings import StoreLocation
 from farm.store import Store
 
 # A board that somebody else has without a lease, or whose agent starts anew.
@@ -41,7 +41,7 @@ COMMON = ("board_type", "architecture", "simulated")
 class BoardOrder:
     """Which board is wanted, and where things are. `name` None: any of the type."""
 
-    store: Path
+    store: StoreLocation
     tracker: tuple[str, int]
     board_type: str
     name: str | None

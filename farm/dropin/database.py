@@ -50,10 +50,10 @@ import tvm_ffi  # noqa: E402
 class FarmDatabase(ms.database.PyDatabase):
     """Tuning records of one board type at one operating point; give it to `tune_*` and `compile_*` as `database=`.
 
-    `url` is a path or `sqlite:///…` (default: the store of FARM_HOME). `board_type` is by default that of the script's
-    `FarmRunner`. Only what a `FarmRunner` measured is written: of anything else nobody could say which board it is
-    from. `pipeline` says what was done to the model before: `graph/1` finds what `farm tune` measured, where a script's
-    modules are like its own.
+    `url` is a path, `sqlite:///…` or `postgresql://…` (default: the farm's store). `board_type` is by default that of
+    the script's `FarmRunner`. Only what a `FarmRunner` measured is written: of anything else nobody could say which
+    board it is from. `pipeline` says what was done to the model before: `graph/1` finds what `farm tune` measured,
+    where a script's modules are like its own.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class FarmDatabase(ms.database.PyDatabase):
         point: str = DEFAULT_POINT,
         pipeline: str = SCRIPT_PIPELINE,
     ) -> None:
-        """Open the store. Raises UsageError for a URL of no SQLite file or an unknown board type, UnavailableError."""
+        """Open the store. Raises UsageError for what is no store's URL or an unknown board type, UnavailableError."""
         super().__init__()
         self._pid = os.getpid()
-        self._path = find_store(url)
+        self._location = find_store(url)
         if board_type is not None:
             require_board_type(board_type)
         self._board_type, self._point, self._pipeline = board_type, point, pipeline
-        self._store = Store(self._path)
+        self._store = Store(self._location)
         self._memory = ms.database.MemoryDatabase()
         self._met: set[str] = set()
         # By target, as JSON: the campaign that holds what this script measures for it.
@@ -119,7 +119,7 @@ class FarmDatabase(ms.database.PyDatabase):
             self._strangers += 1
             if self._strangers == 1:
                 _log.warning(
-                    "results that no FarmRunner measured are kept for this script alone, not in %s", self._path
+                    "results that no FarmRunner measured are kept for this script alone, not in %s", self._location
                 )
             return
         if measured.board_type != self._require_type():
@@ -240,18 +240,9 @@ class FarmDatabase(ms.database.PyDatabase):
         return self._campaigns[key]
 
 
-def find_store(url: str | Path | None) -> Path:
-    """The file that a database URL or a path names. Raises UsageError."""
-    if url is None:
-        return farm_settings.load().home_path / "farm.db"
-    text = str(url)
-    scheme, found, rest = text.partition("://")
-    if found and scheme != "sqlite":
-        raise UsageError(f"FarmDatabase cannot use {scheme}://…", "Give the path of a farm.db, or sqlite:///PATH.")
-    path = Path(rest.removeprefix("/") if found else text).expanduser().absolute()
-    if not path.name or path.is_dir():
-        raise UsageError(f"{text!r} names no file", "Give the path of a farm.db, or sqlite:///PATH.")
-    return path
+def find_store(url: str | Path | None) -> farm_settings.StoreLocation:
+    """The store that a database URL or a path names. Raises UsageError."""
+    return farm_settings.load().store_location if url is None else farm_settings.parse_store(str(url))
 
 
 def _without_notes(mod: Any) -> Any:

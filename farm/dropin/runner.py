@@ -103,7 +103,7 @@ class FarmRunner(ms.runner.PyRunner):
         if boards is not None and boards < 1:
             raise UsageError(f"boards must be at least 1, not {boards}")
         note = note or _say
-        with Store(settings.home_path / "farm.db") as store:
+        with Store(settings.store_location) as store:
             rows = store.fetch_boards()
         board_type = board_type or _find_type(rows, board)
         self.board_type = board_type
@@ -117,7 +117,7 @@ class FarmRunner(ms.runner.PyRunner):
         with contextlib.ExitStack() as stack:
             services = stack.enter_context(using_services(settings, pool, note))
             order = BoardOrder(
-                store=settings.home_path / "farm.db",
+                store=settings.store_location,
                 tracker=(services.tracker.host, services.tracker.port),
                 board_type=board_type,
                 name=board,

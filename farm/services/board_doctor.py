@@ -107,9 +107,9 @@ class _Examination:
             opened: list[tuple[Store, dict[str, Any]]] = []
 
             def open_store() -> str:
-                store = stack.enter_context(Store(self._settings.home_path / "farm.db"))
+                store = stack.enter_context(Store(self._settings.store_location))
                 opened.append((store, store.require_board(self._name)))
-                return str(store.path)
+                return str(store.location)
 
             first: list[tuple[str, Work]] = [
                 ("config", lambda: describe_home(self._settings)),

@@ -81,7 +81,7 @@ class Daemon:
         """Come up, serve, and leave nothing behind."""
         home = self._settings.home_path
         with contextlib.ExitStack() as stack:
-            store = stack.enter_context(Store(home / "farm.db"))
+            store = stack.enter_context(Store(self._settings.store_location))
             folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             cores = len(os.sched_getaffinity(0))

@@ -30,10 +30,11 @@ from farm.inventory.board_types import load_board_types
 from farm.search.golden import GoldenKernels
 from farm.services.probe import Prober, ProbeReport
 from farm.services.probe_plan import MOST_AT_ONCE
+from farm.settings import StoreLocation, parse_store
 from farm.store import Store
 
 # Under FARM_HOME.
-STORE_FILE, KERNEL_FOLDER = "farm.db", "cache/golden"
+KERNEL_FOLDER = "cache/golden"
 # What is under way when we are told to end may do so first; then its lease is given back without it.
 END_TIMEOUT_S = 4.0
 _MAX_LINE_BYTES = 1 << 16
@@ -48,10 +49,10 @@ class Worker:
     """Answers requests from a queue on a thread of its own, with a store of its own, one after the other."""
 
     def __init__(
-        self, prober: Prober, store: Path, requests: queue.SimpleQueue[Request | None], output: Answers
+        self, prober: Prober, store: StoreLocation, requests: queue.SimpleQueue[Request | None], output: Answers
     ) -> None:
-        """`store` is the path of the farm's store; None in `requests` is the end."""
-        self._prober, self._path, self._requests, self._output = prober, store, requests, output
+        """`store` is where the farm's store is; None in `requests` is the end."""
+        self._prober, self._location, self._requests, self._output = prober, store, requests, output
         self._store: Store | None = None
         self.thread = threading.Thread(target=self._work, name="farm-probe", daemon=True)
         self.thread.start()
@@ -62,7 +63,7 @@ class Worker:
                 number, name = request
                 try:
                     if self._store is None:
-                        self._store = stack.enter_context(Store(self._path))
+                        self._store = stack.enter_context(Store(self._location))
                     report = self._prober.probe(self._store, name)
                 except FarmError as error:  # the store cannot be opened, or not be read
                     report = ProbeReport(name, skipped=True, reason=str(error))
@@ -97,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Probe until stdin ends, the parent dies or SIGTERM comes. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m farm.services.prober")
     parser.add_argument("--home", type=Path, required=True, help="FARM_HOME")
+    parser.add_argument("--store", type=parse_store, required=True, help="path or URL of the store")
     parser.add_argument("--tracker", type=_address, required=True, metavar="HOST:PORT")
     parser.add_argument("--threads", type=int, default=MOST_AT_ONCE)
     options = parser.parse_args(argv)
@@ -116,15 +118,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
     answers = Answers(output)
-    workers = [
-        Worker(prober, options.home / STORE_FILE, requests, answers) for _ in range(max(1, min(options.threads, 16)))
-    ]
+    workers = [Worker(prober, options.store, requests, answers) for _ in range(max(1, min(options.threads, 16)))]
     with _told_to_end() as end:
         for line in _read_lines(sys.stdin.fileno(), end):
             if (request := _parse(line)) is not None:
                 requests.put(request)
     if not _finish(workers, requests):
-        _give_back(prober, options.home / STORE_FILE)
+        _give_back(prober, options.store)
         # A thread that waits in TVM's client would keep the interpreter from ending.
         logging.shutdown()
         os._exit(0)
@@ -144,10 +144,10 @@ def _finish(workers: Sequence[Worker], requests: queue.SimpleQueue[Request | Non
     return not any(worker.thread.is_alive() for worker in workers)
 
 
-def _give_back(prober: Prober, path: Path) -> None:
+def _give_back(prober: Prober, store_location: StoreLocation) -> None:
     """Give back the leases of probes that do not end; our own end hangs up on their boards."""
     try:
-        with Store(path) as store:
+        with Store(store_location) as store:
             for lease in list(prober.leases.values()):
                 store.release_lease(lease)
     except FarmError as error:

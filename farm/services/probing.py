@@ -33,6 +33,7 @@ class Probing:
         self.on_report: Callable[[Report], None] = lambda report: None
         self.worker = ProbeWorker(
             settings.home_path,
+            settings.store_location,
             tracker,
             logs / "prober.log",
             lambda name, report: defer(lambda: self._on_answer(name, report)),

@@ -21,6 +21,7 @@ from farm.errors import FarmError
 from farm.fleet import processes
 from farm.fleet.board_link import Backoff
 from farm.fleet.listening import start_thread
+from farm.settings import StoreLocation
 
 # Beyond every deadline of a probe's own (waiting for the board, connecting, measuring): then the child itself is stuck.
 PROBE_TIMEOUT_S = 180.0
@@ -41,12 +42,17 @@ class ProbeWorker:
     """The child and what it is busy with. Used by the keeper's main thread alone; answers come by `on_answer`."""
 
     def __init__(
-        self, home: Path, tracker: tuple[str, int], log: Path, on_answer: Callable[[str, Report], None]
+        self,
+        home: Path,
+        store: StoreLocation,
+        tracker: tuple[str, int],
+        log: Path,
+        on_answer: Callable[[str, Report], None],
     ) -> None:
         """`on_answer` is called on a thread of the worker's, with the board's name and the report. Starts nothing."""
         self._command = [
             *(sys.executable, "-m", "farm.services.prober"),
-            *("--home", str(home), "--tracker", f"{tracker[0]}:{tracker[1]}"),
+            *("--home", str(home), "--store", str(store), "--tracker", f"{tracker[0]}:{tracker[1]}"),
         ]
         self._log = log
         self._on_answer = on_answer

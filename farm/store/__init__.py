@@ -1,4 +1,4 @@
-"""The store: schema, migrations and queries over SQLite. Meaning lives with the callers; SQL lives here alone."""
+"""The store on SQLite or PostgreSQL: schema and queries. Meaning lives with its callers; SQL lives here alone."""
 
 from farm.store.leases import LEASE_TTL_S, PROBE, WORK
 from farm.store.standing import parse_transport

@@ -1,18 +1,17 @@
-"""What every group of queries stands on: one file, one transaction per write, and the two clocks."""
+"""What every group of queries stands on: one database, one transaction per write, and the two clocks."""
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from farm.settings import StoreLocation
 from farm.store import database
-from farm.store.clock import Instant, read_clock
+from farm.store.clock import Instant
 
 _Self = TypeVar("_Self", bound="Base")
 
@@ -22,22 +21,24 @@ class Base:
 
     def __init__(
         self,
-        path: Path,
-        clock: Callable[[], Instant] = read_clock,
-        wall_clock: Callable[[], float] = time.time,
+        location: StoreLocation,
+        clock: Callable[[], Instant] | None = None,
+        wall_clock: Callable[[], float] | None = None,
     ) -> None:
-        """Open, make or migrate the file. Raises UnavailableError (see `database.open_engine`).
+        """Open, make or migrate the store: a file, or a database by its URL. Raises what `open_database` does.
 
-        `clock` is what leases and cool-downs are judged on, `wall_clock` what people are shown.
+        `clock` is what leases and cool-downs are judged on, `wall_clock` what people are shown; both are by default the
+        database's, so that all its users agree on them.
         """
-        self.path = path
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._engine = database.open_engine(path)
+        self.location = location
+        self._given_clock, self._given_wall_clock = clock, wall_clock
+        self._database = database.open_database(location)
+        self._engine = self._database.engine
+        self._writer: sa.Connection | None = None
 
     def close(self) -> None:
-        """Let go of the file."""
-        self._engine.dispose()
+        """Let go of the database."""
+        self._database.close()
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -50,9 +51,30 @@ class Base:
     @contextlib.contextmanager
     def _writing(self, durably: bool = False) -> Iterator[sa.Connection]:
         """`durably`: what is written is on the disk, power cut or not, before this returns."""
-        with database.translated(self.path), database.writing(self._engine, durably) as connection:
-            yield connection
+        with database.translated(self._database), self._database.writing(durably) as connection:
+            self._writer = connection
+            try:
+                yield connection
+            finally:
+                self._writer = None
 
     def _rows(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
-        with database.translated(self.path), self._engine.connect() as connection:
+        with database.translated(self._database), self._engine.connect() as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
+
+    def _insert_new(self, connection: sa.Connection, table: sa.Table, row: dict[str, Any]) -> bool:
+        """Insert a row unless one like it is there, by whatever is unique in the table; returns whether it was."""
+        insert = self._database.insert(table).values(**row).on_conflict_do_nothing().inline()
+        return connection.execute(insert, execution_options={"preserve_rowcount": True}).rowcount == 1
+
+    def _clock(self) -> Instant:
+        if self._given_clock is not None:
+            return self._given_clock()
+        with database.translated(self._database):
+            return self._database.read_clock(self._writer)
+
+    def _wall_clock(self) -> float:
+        if self._given_wall_clock is not None:
+            return self._given_wall_clock()
+        with database.translated(self._database):
+            return self._database.read_wall_clock(self._writer)

@@ -21,10 +21,10 @@ class CampaignTotals(Base):
         table = schema.trials
         key = (table.c.board_type, table.c.board, table.c.purpose, table.c.status, table.c.fault_side)
         return self._rows(
-            sa.select(*key, sa.func.count().label("trials"), sa.func.total(table.c.held_s).label("held_s"))
+            sa.select(*key, sa.func.count().label("trials"), schema.total(table.c.held_s).label("held_s"))
             .where(table.c.campaign == campaign)
             .group_by(*key)
-            .order_by(*key)
+            .order_by(*(column.nulls_first() for column in key))
         )
 
     def fetch_course(self, campaign: int) -> list[dict[str, Any]]:

@@ -196,9 +196,10 @@ class CampaignQueries(WorkloadQueries):
     def save_progress(self, campaign: int, progress: Mapping[str, Any]) -> None:
         """Keep how far a campaign has come, in place of what was kept before."""
         table = schema.campaign_progress
-        insert = table.insert().prefix_with("OR REPLACE").values(campaign=campaign, progress=dict(progress))
+        values = {"progress": dict(progress)}
+        insert = self._database.insert(table).values(campaign=campaign, **values)
         with self._writing() as connection:
-            connection.execute(insert)
+            connection.execute(insert.on_conflict_do_update(index_elements=["campaign"], set_=values))
 
     def interrupt_campaigns(
         self,

@@ -1,123 +1,121 @@
-"""Open the database: pragmas, migration to the current schema, and SQL errors in the words of `farm.errors`."""
+"""A store's database, whichever it is: opened, migrated, and its errors in the words of `farm.errors`.
+
+What SQLite and PostgreSQL do differently is in `sqlite` and `postgresql`; why, in ADR 0023.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import sqlite3
-import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 
-from farm.errors import InternalError, PermanentError, TransientError, UnavailableError
-from farm.store import copying
+from farm.errors import FarmError, PermanentError, UnavailableError
+from farm.settings import StoreLocation
+from farm.store.clock import Instant
 
 # The newest revision under migrations/; checked by a test against Alembic's own idea of the head.
-HEAD = "0005"
-# Two commands may run at once; a writer waits this long for the other one's transaction.
+HEAD = "0006"
+# Another command's transaction is waited for this long.
 BUSY_TIMEOUT_S = 30.0
 
-_HOME_HINT = "Set FARM_HOME to a folder that you can write to and that has space."
+
+class Database(Protocol):
+    """One open database. Safe for several threads and processes."""
+
+    engine: sa.Engine
+    # What can be done where it cannot be used.
+    hint: str
+    # What its driver raises.
+    errors: tuple[type[Exception], ...]
+    # Whether opening it may change an older schema: nobody else is then at work with the old one.
+    migrates_itself: bool
+
+    @property
+    def location(self) -> StoreLocation:
+        """Where it is, as people are told."""
+        ...
+
+    def writing(self, durably: bool) -> contextlib.AbstractContextManager[sa.Connection]:
+        """One transaction that holds the write lock from its start: what it reads stays true until it writes."""
+        ...
+
+    def read_clock(self, connection: sa.Connection | None) -> Instant:
+        """The clock that all users of the database share; `connection` is that of `writing`, inside it."""
+        ...
+
+    def read_wall_clock(self, connection: sa.Connection | None) -> float:
+        """Seconds since the epoch, as people are shown them."""
+        ...
+
+    def insert(self, table: sa.Table) -> Any:
+        """An INSERT that knows `on_conflict_do_nothing` and `on_conflict_do_update`."""
+        ...
+
+    def fetch_last_token(self, connection: sa.Connection) -> int:
+        """The greatest lease token that was ever given; 0 where none was."""
+        ...
+
+    def set_last_token(self, connection: sa.Connection, token: int) -> None:
+        """Have the next lease get the token after this one."""
+        ...
+
+    def translate(self, error: BaseException) -> FarmError:
+        """The farm's own error for one of the driver's, or of a wait for a connection."""
+        ...
+
+    def keep_copy(self, revision: str) -> None:
+        """Keep what a migration is about to change, where the database can. Called inside `writing`."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
 
 
-def open_engine(path: Path) -> sa.Engine:
-    """An engine on the SQLite file at `path`, made and migrated as needed.
+def open_database(location: StoreLocation) -> Database:
+    """The database at `location`, made and migrated as needed.
 
-    Raises UnavailableError where the folder cannot be written or the disk is full, and where the file is no database
-    of ours or comes from a newer version; TransientError where another command holds it for `BUSY_TIMEOUT_S`.
+    Raises UnavailableError where it cannot be reached or made, is none of ours, or is newer, or is older and shared by
+    others; TransientError where another command holds it for `BUSY_TIMEOUT_S`.
     """
+    database = connect(location)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UnavailableError(f"cannot make the folder {path.parent}: {error.strerror}", _HOME_HINT) from error
-    _keep_private(path)
-    engine = sa.create_engine(
-        sa.URL.create("sqlite", database=str(path)), connect_args={"timeout": BUSY_TIMEOUT_S, "isolation_level": None}
-    )
-    sa.event.listen(engine, "connect", _set_pragmas)
-    sa.event.listen(engine, "begin", _begin)
-    try:
-        with translated(path):
-            with engine.connect() as connection:
-                current = _revision(connection, path)
-            if current != HEAD:
-                _migrate(engine, path)
+        current = fetch_revision(database)
+        if current != HEAD:
+            if current is not None and not database.migrates_itself and current < HEAD:
+                raise UnavailableError(
+                    f"{location} has schema {current}, and this version needs {HEAD}",
+                    "End what works with it on all hosts and update them, then once: farm db upgrade",
+                )
+            migrate(database)
     except BaseException:
-        engine.dispose()
+        database.close()
         raise
-    return engine
+    return database
 
 
-def _keep_private(path: Path) -> None:
-    """Nobody but its owner reads a new store; other users, but not a group that was let in, are kept out of an old one.
+def connect(location: StoreLocation) -> Database:
+    """The database at `location`, whatever its schema. Raises UnavailableError."""
+    if isinstance(location, Path):
+        from farm.store.sqlite import SqliteDatabase
 
-    SQLite gives the files beside it the same mode.
-    """
-    with contextlib.suppress(OSError):  # opening it says what is wrong
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    for suffix in ("", "-wal", "-shm"):
-        with contextlib.suppress(OSError):
-            file = path.with_name(path.name + suffix)
-            mode = stat.S_IMODE(file.stat().st_mode)
-            if mode & 0o007:
-                file.chmod(mode & ~0o007)
+        return SqliteDatabase(location)
+    from farm.store.postgresql import PostgresqlDatabase
+
+    return PostgresqlDatabase(location)
 
 
-@contextlib.contextmanager
-def writing(engine: sa.Engine, durably: bool = False) -> Iterator[sa.Connection]:
-    """One transaction that holds the write lock from its start, so that what it reads stays true until it writes.
-
-    `durably`: it is on the disk, not only in the kernel's hands, once this has returned.
-    """
-    options = {"farm_writes": True, "farm_durably": durably}
-    with engine.connect().execution_options(**options) as connection, connection.begin():
-        yield connection
+def fetch_revision(database: Database) -> str | None:
+    """The schema's revision, or None for an empty database. Raises UnavailableError for a stranger's database."""
+    with translated(database), database.engine.connect() as connection:
+        return _revision(connection, database)
 
 
-def _begin(connection: sa.Connection) -> None:
-    # Python's sqlite3 begins transactions late, and never for DDL; the driver is told not to, and this does instead.
-    options = connection.get_execution_options()
-    writes = options.get("farm_writes", False)
-    if writes:
-        connection.exec_driver_sql(f"PRAGMA synchronous={'FULL' if options.get('farm_durably') else 'NORMAL'}")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-def _set_pragmas(connection: Any, _: Any) -> None:
-    cursor = connection.cursor()
-    # Two commands that make the same file at once: SQLite does not let its busy time-out wait for this one change.
-    deadline = time.monotonic() + BUSY_TIMEOUT_S
-    while True:
-        try:
-            cursor.execute("PRAGMA journal_mode=WAL")
-            break
-        except sqlite3.OperationalError as error:
-            if not _is_busy(str(error)) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-    # With WAL, NORMAL never corrupts and can lose only what the last moments before a power cut wrote.
-    cursor.execute("PRAGMA synchronous=NORMAL")
-    cursor.execute("PRAGMA foreign_keys=ON")
-    cursor.close()
-
-
-def _revision(connection: sa.Connection, path: Path) -> str | None:
-    """The schema's revision, or None for an empty file. Raises UnavailableError for a stranger's database."""
-    tables = sa.inspect(connection).get_table_names()
-    if "alembic_version" in tables:
-        return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
-    if tables:
-        raise UnavailableError(
-            f"{path} is a database, but not one of tvm-farm: it holds {', '.join(tables[:3])}", _HOME_HINT
-        )
-    return None
-
-
-def _migrate(engine: sa.Engine, path: Path) -> None:
+def migrate(database: Database) -> str | None:
+    """Bring the schema up to `HEAD`, all or nothing; returns the revision that it had, None where there was nothing."""
     # Alembic takes 0.3 s to import, and nearly every command finds the schema current.
     from alembic import command
     from alembic.config import Config
@@ -128,44 +126,45 @@ def _migrate(engine: sa.Engine, path: Path) -> None:
     # ConfigParser reads %( as the start of a substitution.
     config.set_main_option("script_location", str(Path(__file__).with_name("migrations")).replace("%", "%%"))
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    # All or nothing, and by one command only: whoever comes second finds the work done.
-    with writing(engine) as connection:
-        current = _revision(connection, path)
+    # By one command only: whoever comes second finds the work done.
+    with translated(database), database.writing(durably=True) as connection:
+        current = _revision(connection, database)
         if current == HEAD:
-            return
+            return current
         if current is not None and current not in known:
             raise UnavailableError(
-                f"{path} has schema {current}, which this version does not know",
+                f"{database.location} has schema {current}, which this version does not know",
                 "A newer tvm-farm wrote it: update this one.",
             )
         if current is not None:
             # Within the write lock: what is kept is what is changed, and whoever comes second has nothing to do.
-            copying.copy_store(path, path.with_name(f"{path.name}.{current}"))
+            database.keep_copy(current)
         config.attributes["connection"] = connection
         try:
             command.upgrade(config, "head")
         except CommandError as error:
-            raise PermanentError(f"cannot migrate {path}: {error}") from error
+            raise PermanentError(f"cannot migrate {database.location}: {error}") from error
+        return current
+
+
+def _revision(connection: sa.Connection, database: Database) -> str | None:
+    tables = sa.inspect(connection).get_table_names()
+    if "alembic_version" in tables:
+        return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+    if tables:
+        raise UnavailableError(
+            f"{database.location} is a database, but not one of tvm-farm: it holds {', '.join(tables[:3])}",
+            database.hint,
+        )
+    return None
 
 
 @contextlib.contextmanager
-def translated(path: Path) -> Iterator[None]:
+def translated(database: Database) -> Iterator[None]:
     """Turn database errors inside the block into the farm's own."""
+    errors: tuple[type[Exception], ...] = (sa.exc.DatabaseError, sa.exc.TimeoutError, *database.errors)
     try:
         yield
-    except (sa.exc.IntegrityError, sqlite3.IntegrityError) as error:
-        raise InternalError(f"the store {path} refused a row: {_cause(error)}") from error
-    except (sa.exc.DatabaseError, sqlite3.DatabaseError) as error:
-        cause = _cause(error)
-        if _is_busy(cause):
-            raise TransientError(f"the store {path} was locked by another command for {BUSY_TIMEOUT_S:g} s") from error
-        raise UnavailableError(f"the store {path} cannot be used: {cause}", _HOME_HINT) from error
-
-
-def _cause(error: Exception) -> str:
-    # SQLAlchemy wraps what its cursors raise, not what a new connection's pragmas do.
-    return str(getattr(error, "orig", error))
-
-
-def _is_busy(cause: str) -> bool:
-    return "locked" in cause or "busy" in cause
+    except errors as error:
+        # SQLAlchemy wraps what its cursors raise, not what a new connection's first statements do.
+        raise database.translate(getattr(error, "orig", None) or error) from error

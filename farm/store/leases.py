@@ -28,7 +28,6 @@ PROBE = frozenset({Health.GOOD, Health.SUSPECT, Health.QUARANTINED})
 # A month of leases on a large fleet: a store that was put back by more catches up in some refusals.
 MAX_RAISE = 1_000_000
 _NONCE_BYTES = 8
-_LAST_TOKEN = sa.text("SELECT seq FROM sqlite_sequence WHERE name = 'leases'")
 
 
 class LeaseQueries(BoardQueries):
@@ -157,14 +156,9 @@ class LeaseQueries(BoardQueries):
         if greatest <= 0:
             return
         with self._writing(durably=True) as connection:
-            last = connection.execute(_LAST_TOKEN).scalar()
-            wanted = min(greatest, (last or 0) + MAX_RAISE)
-            if last is None:
-                connection.execute(sa.text("INSERT INTO sqlite_sequence (name, seq) VALUES ('leases', 0)"))
-            if wanted > (last or 0):
-                connection.execute(
-                    sa.text("UPDATE sqlite_sequence SET seq = :seq WHERE name = 'leases'"), {"seq": wanted}
-                )
+            last = self._database.fetch_last_token(connection)
+            if greatest > last:
+                self._database.set_last_token(connection, min(greatest, last + MAX_RAISE))
 
     def _find_held(self, connection: sa.Connection, lease: Lease) -> dict[str, Any] | None:
         leases = schema.leases

@@ -62,7 +62,7 @@ class SimilarQueries(Base):
         seen: set[tuple[str, str, str, str]] = set()
         for first in range(0, len(workloads), _AT_ONCE):
             some = list(workloads[first : first + _AT_ONCE])
-            with database.translated(self.path), self._engine.connect() as connection:
+            with database.translated(self._database), self._engine.connect() as connection:
                 wrong = {tuple(row) for row in connection.execute(_select_wrong().where(table.c.workload.in_(some)))}
                 found = connection.execute(
                     _select_good().where(table.c.workload.in_(some), table.c.simulated == simulated)

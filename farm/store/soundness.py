@@ -1,4 +1,4 @@
-"""Whether a file is a whole store: its pages, its tables, its rows. Nothing is changed, and nothing is mended, here."""
+"""Whether a store is whole: a file's pages, the tables, the rows. Nothing is changed, and nothing is mended, here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from device_agent.protocol import Status
-from farm.store import schema
+from farm.store import database, schema
 from farm.values import Health
 
 # Another command's transaction is waited for this long.
@@ -57,6 +57,53 @@ def find_damage(path: Path) -> list[str]:
     """
     with _reading(path) as connection:
         return _find_damage(connection)
+
+
+def find_server_problems(url: str) -> list[str]:
+    """What is wrong with a store of the current schema on PostgreSQL, which sees to pages and types itself.
+
+    Raises UnavailableError where it cannot be read, or has another schema.
+    """
+    opened = database.open_database(url)
+    try:
+        with database.translated(opened), opened.engine.connect() as connection:
+            problems = [*_find_missing_on_server(connection)] or [*_find_impossible_on_server(connection)]
+    finally:
+        opened.close()
+    return problems[:MOST_PROBLEMS]
+
+
+def _find_missing_on_server(connection: sa.Connection) -> Iterator[str]:
+    inspector = sa.inspect(connection)
+    there = set(inspector.get_table_names())
+    for table in schema.metadata.sorted_tables:
+        if table.name not in there:
+            yield f"the table {table.name} is missing"
+            continue
+        known = {column["name"] for column in inspector.get_columns(table.name)}
+        if missing := sorted({column.name for column in table.c} - known):
+            yield f"the table {table.name} has no {', '.join(missing)}"
+    triggers = connection.scalars(sa.text("SELECT tgname FROM pg_trigger WHERE tgenabled = 'O' AND NOT tgisinternal"))
+    for name in sorted(_TRIGGERS - set(triggers)):
+        yield f"the trigger {name} is missing or switched off"
+
+
+def _find_impossible_on_server(connection: sa.Connection) -> Iterator[str]:
+    for table in schema.metadata.sorted_tables:
+        for column in table.c:
+            wrong: sa.ColumnElement[bool] | None = None
+            if isinstance(column.type, sa.JSON):
+                kinds = ["array" if column.name in _LIST_COLUMNS else "object", *(["null"] if column.nullable else [])]
+                wrong = sa.func.json_typeof(column).not_in(kinds)
+            elif (table.name, column.name) in _WORDS:
+                wrong = column.not_in(_WORDS[table.name, column.name])
+            elif isinstance(column.type, sa.Float):
+                wrong = sa.func.abs(column) >= float("inf")  # what is no number counts as greater than all
+            if wrong is None:
+                continue
+            count = connection.scalar(sa.select(sa.func.count()).select_from(table).where(wrong))
+            if count:
+                yield f"{table.name}.{column.name} cannot be right in {count} rows"
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ class Store(
     CampaignTotals,
     PruningQueries,
 ):
-    """The farm's memory in one SQLite file. Safe for several processes; one thread per instance."""
+    """The farm's memory in one database. Safe for several processes; one thread per instance."""
 
     # Records
 
@@ -72,6 +72,7 @@ class Store(
                     trace_json=record.trace_json,
                     verified_at=self._wall_clock(),
                     evidence=None if record.evidence is None else dict(record.evidence),
+                    origin=None if record.origin is None else dict(record.origin),
                 )
             )
         return True

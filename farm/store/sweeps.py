@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import sqlite
 
 from farm.errors import InternalError, TransientError, UsageError
 from farm.store import schema
@@ -157,10 +156,8 @@ class SweepQueries(Base):
             "outcome": dict(outcome),
             "recorded_at": self._wall_clock(),
         }
-        identity = ["sweep", "variant", "batch", "visit"]
         with self._writing() as connection:
-            insert = sqlite.insert(schema.sweep_points).values(**row).on_conflict_do_nothing(index_elements=identity)
-            return connection.execute(insert).rowcount == 1
+            return self._insert_new(connection, schema.sweep_points, row)
 
     def fetch_sweep_points(self, sweep: int) -> list[dict[str, Any]]:
         """The visits of a sweep in the order in which they were written; none where there is no such sweep."""

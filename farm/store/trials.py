@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import sqlite
 
 from device_agent.protocol import FaultSide, Status
 from farm.errors import InternalError
@@ -54,12 +53,13 @@ class TrialQueries(Base):
         with self._writing() as connection:
             if not trial.board_type:
                 row["board_type"] = _require_type(connection, trial)
-            insert = sqlite.insert(schema.trials).values(**row).on_conflict_do_nothing()
-            if connection.execute(insert).rowcount != 1:
+            if not self._insert_new(connection, schema.trials, row):
                 return False
             counts = schema.trial_counts
-            more = sqlite.insert(counts).values(status=row["status"], trials=1)
-            connection.execute(more.on_conflict_do_update(["status"], set_={"trials": counts.c.trials + 1}))
+            more = self._database.insert(counts).values(status=row["status"], trials=1)
+            connection.execute(
+                more.on_conflict_do_update(index_elements=["status"], set_={"trials": counts.c.trials + 1})
+            )
             return True
 
     def count_trials(self, campaign: int, *, purpose: str | None = None) -> dict[str, int]:
@@ -163,7 +163,7 @@ class TrialQueries(Base):
     def fetch_board_seconds(self, campaign: int) -> float:
         """How long boards were held for the trials of a campaign, all together, in seconds."""
         table = schema.trials
-        [row] = self._rows(sa.select(sa.func.total(table.c.held_s).label("held_s")).where(table.c.campaign == campaign))
+        [row] = self._rows(sa.select(schema.total(table.c.held_s).label("held_s")).where(table.c.campaign == campaign))
         return float(row["held_s"])
 
     def add_doubt(self, board: str, after: int, reason: str) -> int:

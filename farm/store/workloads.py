@@ -35,32 +35,34 @@ class WorkloadQueries(Base):
             sa.select(about, member.c.board_type, member.c.weight)
             .join(member, member.c.workload == about.c.hash)
             .where(member.c.campaign == campaign)
-            .order_by(sa.literal_column("campaign_workloads.rowid"))
+            .order_by(member.c.position)
         )
         return self._rows(query)
 
     def fetch_workload_names(self) -> list[tuple[str, str]]:
         """Hash and name of every workload that the store has met, the oldest first."""
         table = schema.workloads
-        rows = self._rows(sa.select(table.c.hash, table.c.name).order_by(sa.literal_column("workloads.rowid")))
+        rows = self._rows(sa.select(table.c.hash, table.c.name).order_by(table.c.added_at, table.c.hash))
         return [(row["hash"], row["name"]) for row in rows]
 
     def _insert_workloads(
         self, connection: sa.Connection, campaign: int, workloads: Sequence[Mapping[str, Any]], board_type: str
     ) -> None:
-        for workload in workloads:
+        table, member = schema.workloads, schema.campaign_workloads
+        count = sa.select(sa.func.max(member.c.position)).where(member.c.campaign == campaign)
+        last = connection.execute(count).scalar() or 0
+        for position, workload in enumerate(workloads, last + 1):
             # What `fetch_workloads` gave may come back for another campaign.
             row = {key: value for key, value in workload.items() if key not in ("weight", "board_type", "added_at")}
-            connection.execute(
-                schema.workloads.insert().prefix_with("OR IGNORE").values(**row, added_at=self._wall_clock())
-            )
-            connection.execute(
-                schema.campaign_workloads.insert()
-                .prefix_with("OR IGNORE")
-                .values(
-                    campaign=campaign,
-                    board_type=workload.get("board_type") or board_type,
-                    workload=workload["hash"],
-                    weight=workload["weight"],
-                )
+            self._insert_new(connection, table, row | {"added_at": self._wall_clock()})
+            self._insert_new(
+                connection,
+                member,
+                {
+                    "campaign": campaign,
+                    "board_type": workload.get("board_type") or board_type,
+                    "workload": workload["hash"],
+                    "weight": workload["weight"],
+                    "position": position,
+                },
             )

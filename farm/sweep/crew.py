@@ -79,7 +79,7 @@ class BoardThread:
     def _live(self) -> None:
         try:
             with contextlib.ExitStack() as stack:
-                store = stack.enter_context(Store(self._settings.home_path / "farm.db"))
+                store = stack.enter_context(Store(self._settings.store_location))
                 site = stack.enter_context(self._open_site(store))
                 board = self._board = HeldBoard(site, self._stopping, self._note)
                 stack.callback(board.close)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pathlib
-import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,9 +11,11 @@ import pytest
 
 from farm.errors import InternalError, TransientError, UsageError
 from farm.fleet.health import Kind, Limits, Observation, decide_by, transition
+from farm.settings import StoreLocation
 from farm.store import Store, golden, parse_transport
 from farm.values import DEFAULT_POINT, Board, Direct, GoldenSample, Health, HealthHistory, Standing, Virtual
 from tests.fleet_store import SSH, Clocks, kinds, observe, open_fleet, take
+from tests.places import execute
 
 
 @pytest.fixture
@@ -25,9 +25,9 @@ def clocks() -> Clocks:
 
 
 @pytest.fixture
-def store(tmp_path: pathlib.Path, clocks: Clocks) -> Iterator[Store]:
+def store(place: StoreLocation, clocks: Clocks) -> Iterator[Store]:
     """A store with one good board, nano-01, that can be reached."""
-    with open_fleet(tmp_path / "farm.sqlite", clocks) as store:
+    with open_fleet(place, clocks) as store:
         yield store
 
 
@@ -93,7 +93,7 @@ def test_an_order_for_several_boards_is_all_or_none(store: Store) -> None:
     assert store.fetch_boards() == []
 
 
-def test_a_board_that_a_command_wrote_is_on_demand(store: Store, tmp_path: pathlib.Path) -> None:
+def test_a_board_that_a_command_wrote_is_on_demand(store: Store, place: StoreLocation) -> None:
     """Also where an older version wrote it and services missed it since; one that an operator registered is not."""
     store.save_board(Board("vm", "local", False, {}))
     store.register_board("desk", "local", Direct())
@@ -106,8 +106,7 @@ def test_a_board_that_a_command_wrote_is_on_demand(store: Store, tmp_path: pathl
         assert store.require_board("vm")["state"] == "idle"
         assert parse_transport(store.require_board("desk")["transport"]) == Direct()
         assert store.require_board("desk")["state"] == "offline"
-        with sqlite3.connect(tmp_path / "farm.sqlite") as connection:
-            connection.execute('UPDATE boards SET transport = \'{"kind": "direct", "port": null}\'')
+        execute(place, 'UPDATE boards SET transport = \'{"kind": "direct", "port": null}\'')
 
 
 def test_a_replaced_board_keeps_its_name_and_nothing_else(store: Store) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-import shutil
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -17,8 +15,10 @@ import pytest
 
 from device_agent.protocol import Outcome, Status
 from farm.errors import InternalError, UsageError
+from farm.settings import StoreLocation
 from farm.store import Store
 from farm.values import SEARCH_TRIAL, WINNER_TRIAL, CampaignState, Record, Trial
+from tests.places import Places, execute
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Until a child has begun; Python and SQLAlchemy take a second to load on a busy machine.
@@ -27,25 +27,11 @@ ENGINE = {"host": "here", "pid": 4711, "created": 1.5}
 NANO, TX2 = "jetson-nano", "jetson-tx2"
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A store's file with the one campaign; migrating a new one for every test would take most of the time."""
-    path = tmp_path_factory.mktemp("template") / "farm.sqlite"
-    with Store(path) as store:
-        assert submit(store) == 1
-    return path
-
-
 @pytest.fixture
-def path(tmp_path: pathlib.Path, template: pathlib.Path) -> pathlib.Path:
-    """The store's file."""
-    return pathlib.Path(shutil.copy(template, tmp_path))
-
-
-@pytest.fixture
-def store(path: pathlib.Path) -> Iterator[Store]:
+def store(place: StoreLocation) -> Iterator[Store]:
     """A store whose campaign 1, `fleet`, is for two board types; w1 is for both, w2 for jetson-nano alone."""
-    with Store(path) as store:
+    with Store(place) as store:
+        assert submit(store) == 1
         yield store
 
 
@@ -133,7 +119,7 @@ def test_a_name_is_used_once(store: Store) -> None:
     assert submit(store, "fleet-2") == 2
 
 
-def test_an_unknown_name_lists_those_that_there_are(store: Store, tmp_path: pathlib.Path) -> None:
+def test_an_unknown_name_lists_those_that_there_are(store: Store, places: Places) -> None:
     """The error helps whoever mistyped, also where there is no campaign at all."""
     submit(store, "another")
     calls: list[Callable[[], object]] = [
@@ -145,7 +131,7 @@ def test_an_unknown_name_lists_those_that_there_are(store: Store, tmp_path: path
         with pytest.raises(UsageError, match="no campaign 'flet'") as caught:
             call()
         assert "another, fleet" in caught.value.hint
-    with Store(tmp_path / "empty") as empty, pytest.raises(UsageError) as caught:
+    with Store(places.make()) as empty, pytest.raises(UsageError) as caught:
         empty.fetch_fleet_campaign("flet")
     assert "farm campaign run" in caught.value.hint
 
@@ -531,13 +517,13 @@ def test_a_measured_winner_replaces_a_lucky_trial(store: Store) -> None:
 
 
 @contextlib.contextmanager
-def engine_at(path: pathlib.Path, first: int = 0) -> Iterator[tuple[subprocess.Popen[str], Iterator[str]]]:
+def engine_at(place: StoreLocation, first: int = 0) -> Iterator[tuple[subprocess.Popen[str], Iterator[str]]]:
     """A process that writes trials `first`, `first + 1`, …, and the lines in which it says so; killed at the end.
 
     It is killed after `CHILD_TIMEOUT_S` at the latest, so that reading always comes to an end. All lines are read
     here: `communicate` would miss those that reading one line has taken along.
     """
-    engine = run_python(_ENGINE, path, first)
+    engine = run_python(_ENGINE, place, first)
     watchdog = threading.Timer(CHILD_TIMEOUT_S, engine.kill)
     watchdog.start()
     try:
@@ -552,9 +538,10 @@ def engine_at(path: pathlib.Path, first: int = 0) -> Iterator[tuple[subprocess.P
 _ENGINE = """
 import itertools, pathlib, sys
 from device_agent.protocol import Outcome, Status
+from farm.settings import parse_store
 from farm.store import Store
 from farm.values import Trial
-with Store(pathlib.Path(sys.argv[1])) as store:
+with Store(parse_store(sys.argv[1])) as store:
     store.note_campaign(1, "running", "", engine={"host": "here", "pid": 4711, "created": 1.5})
     for number in itertools.count(int(sys.argv[2])):
         outcome = Outcome(Status.OK, latency_s=(1.0,) * 100)
@@ -569,11 +556,11 @@ with Store(pathlib.Path(sys.argv[1])) as store:
 """
 
 
-def test_operators_and_an_engine_share_the_store(store: Store, path: pathlib.Path) -> None:
+def test_operators_and_an_engine_share_the_store(store: Store, place: StoreLocation) -> None:
     """While an engine writes trial after trial, others read and wish; every wish is kept, and it heeds the last."""
-    with engine_at(path) as (engine, lines):
+    with engine_at(place) as (engine, lines):
         announced = [next(lines)]
-        with Store(path) as operator:
+        with Store(place) as operator:
             for number in range(20):
                 campaign = operator.change_budget("fleet", {"trials": number}, "bob")
                 assert (campaign.state, campaign.budget) == ("running", {"trials": number})
@@ -590,11 +577,11 @@ def test_operators_and_an_engine_share_the_store(store: Store, path: pathlib.Pat
     assert len(wishes) == 20
 
 
-def test_a_killed_engine_loses_one_trial_at_most(store: Store, path: pathlib.Path) -> None:
+def test_a_killed_engine_loses_one_trial_at_most(store: Store, place: StoreLocation) -> None:
     """Killed while it writes, each time somewhere else: what it announced is there, whole, and can be gone on from."""
     expected = 0
     for count in (1, 2, 7):
-        with engine_at(path, expected) as (engine, lines):
+        with engine_at(place, expected) as (engine, lines):
             announced = [next(lines) for _ in range(count)]
             engine.kill()
             last = int([*announced, *lines][-1])
@@ -608,20 +595,20 @@ def test_a_killed_engine_loses_one_trial_at_most(store: Store, path: pathlib.Pat
         assert store.interrupt_campaigns(lambda _: True) == ["fleet"]
         store.want_campaign("fleet", "run", "ann")
         expected = len(counted)
-    connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
-    connection.close()
+    if isinstance(place, pathlib.Path):
+        assert execute(place, "PRAGMA integrity_check") == [("ok",)]
+        assert execute(place, "PRAGMA foreign_key_check") == []
     assert store.fetch_board_seconds(1) == expected
     assert max(store.fetch_attempts(1).values()) == 1
 
 
 _SUBMITTER = """
-import pathlib, sys
+import sys
 from farm.errors import UsageError
+from farm.settings import parse_store
 from farm.store import Store
 order = {"name": "same", "owner": sys.argv[2], "budget": {}, "models": [], "types": [{"board_type": "local"}]}
-with Store(pathlib.Path(sys.argv[1])) as store:
+with Store(parse_store(sys.argv[1])) as store:
     try:
         print(store.submit_campaign(order, "farm campaign run", []))
     except UsageError:
@@ -629,12 +616,13 @@ with Store(pathlib.Path(sys.argv[1])) as store:
 """
 
 
-def test_of_two_campaigns_of_one_name_one_is_taken(path: pathlib.Path) -> None:
+@pytest.mark.usefixtures("store")
+def test_of_two_campaigns_of_one_name_one_is_taken(place: StoreLocation) -> None:
     """Commands that submit the same file at once get one campaign and one refusal each, never two campaigns."""
-    submitters = [run_python(_SUBMITTER, path, who) for who in ("ann", "bob", "eve")]
+    submitters = [run_python(_SUBMITTER, place, who) for who in ("ann", "bob", "eve")]
     answers = [submitter.communicate(timeout=CHILD_TIMEOUT_S)[0].strip() for submitter in submitters]
     assert sorted(answers) == ["2", "refused", "refused"]
-    with Store(path) as store:
+    with Store(place) as store:
         assert store.fetch_fleet_campaign("same").owner in ("ann", "bob", "eve")
         assert len(store.fetch_campaigns()) == 2
 

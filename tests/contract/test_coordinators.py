@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from farm.errors import TransientError
+from farm.settings import StoreLocation
 from farm.store import Store
 from farm.store.clock import read_clock
 from farm.values import Board, Lease
@@ -35,15 +36,9 @@ def start(script: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 @pytest.fixture
-def path(tmp_path: pathlib.Path) -> pathlib.Path:
-    """Where the store of several processes is."""
-    return tmp_path / "farm.sqlite"
-
-
-@pytest.fixture
-def real(path: pathlib.Path) -> Iterator[Store]:
+def real(place: StoreLocation) -> Iterator[Store]:
     """A store on the real clocks with three good boards, b0 to b2."""
-    with Store(path) as store:
+    with Store(place) as store:
         for number in range(3):
             store.save_board(Board(f"b{number}", "local", simulated=False))
         yield store
@@ -53,18 +48,19 @@ def real(path: pathlib.Path) -> Iterator[Store]:
 _TAKER = """
 import os, pathlib, random, sys, time
 from farm.errors import TransientError
+from farm.settings import parse_store
 from farm.store import Store
-path, name, rounds = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+folder, name, rounds = pathlib.Path(sys.argv[4]), sys.argv[2], int(sys.argv[3])
 random.seed(name)
 tokens, deadline = [], time.monotonic() + 50
-with Store(path) as store:
+with Store(parse_store(sys.argv[1])) as store:
     while len(tokens) < rounds and time.monotonic() < deadline:
         board = f"b{random.randrange(3)}"
         try:
             lease = store.acquire_lease(board, name, "contract")
         except TransientError:
             continue
-        held = path.with_name(f"held-{board}")
+        held = folder / f"held-{board}"
         os.close(os.open(held, os.O_CREAT | os.O_EXCL))
         store.renew_lease(lease)
         held.unlink()
@@ -74,10 +70,10 @@ print(*tokens)
 """
 
 
-def test_two_coordinators_never_hold_one_board(real: Store, path: pathlib.Path) -> None:
+def test_two_coordinators_never_hold_one_board(real: Store, place: StoreLocation, tmp_path: pathlib.Path) -> None:
     """Processes that take and give back the same boards exclude each other every time, and every token is new."""
     rounds = 60
-    takers = [start(_TAKER, path, name, rounds) for name in ("left", "right", "third")]
+    takers = [start(_TAKER, place, name, rounds, tmp_path) for name in ("left", "right", "third")]
     tokens: list[str] = []
     for taker in takers:
         answer, complaints = taker.communicate(timeout=PATIENCE_S)
@@ -91,11 +87,11 @@ def test_two_coordinators_never_hold_one_board(real: Store, path: pathlib.Path) 
 
 
 _HOLDER = """
-import pathlib, sys
+import sys, time
+from farm.settings import parse_store
 from farm.store import Store
-from farm.store.clock import read_clock
-store = Store(pathlib.Path(sys.argv[1]))
-acquired_s = read_clock().seconds
+store = Store(parse_store(sys.argv[1]))
+acquired_s = time.clock_gettime(time.CLOCK_BOOTTIME)
 lease = store.acquire_lease("b0", "holder", "contract", ttl_s=float(sys.argv[2]))
 print(lease.token, acquired_s, flush=True)
 for line in sys.stdin:
@@ -118,9 +114,9 @@ def poll(attempt: Callable[[], Lease], timeout_s: float) -> Lease:
             threading.Event().wait(0.02)
 
 
-def test_a_killed_coordinators_lease_expires(real: Store, path: pathlib.Path) -> None:
+def test_a_killed_coordinators_lease_expires(real: Store, place: StoreLocation) -> None:
     """Nobody gave the board back, and it is free when the lease has run out, not before."""
-    holder = start(_HOLDER, path, 1.0)
+    holder = start(_HOLDER, place, 1.0)
     assert holder.stdout
     token, acquired_s = holder.stdout.readline().split()
     holder.kill()
@@ -130,9 +126,9 @@ def test_a_killed_coordinators_lease_expires(real: Store, path: pathlib.Path) ->
     assert read_clock().seconds - float(acquired_s) >= 1.0
 
 
-def test_a_stopped_coordinator_comes_back_to_nothing(real: Store, path: pathlib.Path) -> None:
+def test_a_stopped_coordinator_comes_back_to_nothing(real: Store, place: StoreLocation) -> None:
     """A holder that was presumed dead and wakes up cannot renew what another has meanwhile."""
-    holder = start(_HOLDER, path, 0.5)
+    holder = start(_HOLDER, place, 0.5)
     assert holder.stdin
     assert holder.stdout
     try:
@@ -150,28 +146,30 @@ def test_a_stopped_coordinator_comes_back_to_nothing(real: Store, path: pathlib.
 
 
 _OBSERVER = """
-import pathlib, sys
+import sys
 from farm.fleet.health import Kind, Limits, Observation, decide_by
+from farm.settings import parse_store
 from farm.store import Store
 decide = decide_by(Observation(Kind.FAULT), Limits(faults=1000, window_s=1e6))
-with Store(pathlib.Path(sys.argv[1])) as store:
+with Store(parse_store(sys.argv[1])) as store:
     for _ in range(50):
         store.observe_board("b0", "fault", sys.argv[2], decide)
 """
 
 
-def test_no_observation_of_two_is_lost(real: Store, path: pathlib.Path) -> None:
+def test_no_observation_of_two_is_lost(real: Store, place: StoreLocation) -> None:
     """Two health loops on one board: every fault is counted."""
-    for observer in [start(_OBSERVER, path, name) for name in ("left", "right")]:
+    for observer in [start(_OBSERVER, place, name) for name in ("left", "right")]:
         _, complaints = observer.communicate(timeout=PATIENCE_S)
         assert observer.returncode == 0, complaints
     assert "100 of 1000" in real.fetch_board_events("b0")[-1]["reason"]
 
 
 _KILLED = """
-import pathlib, sys
+import sys
+from farm.settings import parse_store
 from farm.store import Store
-store = Store(pathlib.Path(sys.argv[1]))
+store = Store(parse_store(sys.argv[1]))
 while True:
     lease = store.acquire_lease("b0", "victim", "contract", ttl_s=0.2)
     print(lease.token, flush=True)
@@ -179,10 +177,10 @@ while True:
 """
 
 
-def test_a_kill_in_the_middle_leaves_the_store_whole(real: Store, path: pathlib.Path) -> None:
+def test_a_kill_in_the_middle_leaves_the_store_whole(real: Store, place: StoreLocation) -> None:
     """Killed at any moment, a coordinator leaves a lease that is told by an event, or none; the next one works."""
     for steps in (1, 2, 3, 5, 8):
-        victim = start(_KILLED, path)
+        victim = start(_KILLED, place)
         assert victim.stdout
         tokens = [int(victim.stdout.readline()) for _ in range(steps)]
         victim.kill()

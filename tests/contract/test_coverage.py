@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Iterator
 
 import pytest
 
 from device_agent.protocol import Outcome, Status
+from farm.settings import StoreLocation
 from farm.store import Store
 from farm.store.coverage import TrialCosts
 from farm.values import Record, Trial
 
 
 @pytest.fixture
-def store(tmp_path: pathlib.Path) -> Iterator[Store]:
+def store(place: StoreLocation) -> Iterator[Store]:
     """A store with one campaign for jetson-nano and the workloads w1 and w2."""
-    with Store(tmp_path / "farm.db") as store:
+    with Store(place) as store:
         campaign = store.start_campaign("farm tune", "mlp", "00", "jetson-nano", 16, {})
         rows = [
             {"hash": name, "name": name, "flop": 1.0, "arguments": [], "target": {}, "pipeline": "graph/1"}

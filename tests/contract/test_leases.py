@@ -11,12 +11,13 @@ import sqlalchemy as sa
 
 from farm.errors import BoardUnsafeError, PermanentError, TransientError, UnavailableError, UsageError
 from farm.fleet.health import Kind, Limits
+from farm.settings import StoreLocation
 from farm.store import PROBE, Store
 from farm.store.clock import read_clock
-from farm.store.copying import copy_store
 from farm.store.leases import MAX_RAISE
 from farm.values import Board, Health
 from tests.fleet_store import SSH, Clocks, kinds, observe, open_fleet, take
+from tests.places import Places
 
 
 @pytest.fixture
@@ -26,9 +27,9 @@ def clocks() -> Clocks:
 
 
 @pytest.fixture
-def store(tmp_path: pathlib.Path, clocks: Clocks) -> Iterator[Store]:
+def store(place: StoreLocation, clocks: Clocks) -> Iterator[Store]:
     """A store with one good board, nano-01, that can be reached."""
-    with open_fleet(tmp_path / "farm.sqlite", clocks) as store:
+    with open_fleet(place, clocks) as store:
         yield store
 
 
@@ -62,19 +63,17 @@ def test_tokens_only_grow(store: Store, clocks: Clocks) -> None:
 
 def test_a_lease_is_on_the_disk_before_a_board_hears_of_it(store: Store) -> None:
     """Taking one waits for the disk, or a power cut would have its token given twice; other writes do not."""
-    levels: list[int] = []
-    sa.event.listen(
-        store._engine, "commit", lambda each: levels.append(each.exec_driver_sql("PRAGMA synchronous").scalar())
-    )
+    levels: list[object] = []
+    ask = "PRAGMA synchronous" if isinstance(store.location, pathlib.Path) else "SHOW synchronous_commit"
+    sa.event.listen(store._engine, "commit", lambda each: levels.append(each.exec_driver_sql(ask).scalar()))
     lease = take(store)
     store.renew_lease(lease)
-    assert levels == [2, 1]  # FULL, NORMAL: sqlite.org/pragma.html#pragma_synchronous
+    assert levels in ([2, 1], ["on", "off"])  # FULL, NORMAL: sqlite.org/pragma.html#pragma_synchronous
 
 
-def test_a_store_that_was_put_back_gives_no_token_away(store: Store, tmp_path: pathlib.Path, clocks: Clocks) -> None:
+def test_a_store_that_was_put_back_gives_no_token_away(store: Store, places: Places, clocks: Clocks) -> None:
     """The same number twice is two leases, and of neither's holder the other's is taken; a refusal raises the next."""
-    before = tmp_path / "before.sqlite"
-    copy_store(store.path, before)
+    before = places.copy(store.location)
     left = take(store, "left")
     with Store(before, clocks.read, lambda: clocks.wall) as restored:
         right = take(restored, "right")
@@ -98,9 +97,9 @@ def test_a_refusal_raises_tokens_within_bounds(store: Store) -> None:
     assert take(store).token == MAX_RAISE + 2
 
 
-def test_stores_are_told_apart(store: Store, tmp_path: pathlib.Path) -> None:
+def test_stores_are_told_apart(store: Store, places: Places) -> None:
     """Tokens of two stores mean nothing to each other, so a lease says whose it is."""
-    with Store(tmp_path / "other.sqlite") as other:
+    with Store(places.make()) as other:
         other.save_board(Board("b", "local", simulated=False))
         assert other.acquire_lease("b", "left", "tuning").store != take(store).store
 

@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 
+from farm.settings import StoreLocation
 from farm.store import Store, pruning, schema
 from farm.values import Board
 from tests.fleet_store import Clocks
@@ -34,9 +35,9 @@ def add_events(store: Store, count: int, *subjects: str) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_of_each_the_newest_are_kept(tmp_path: pathlib.Path, clocks: Clocks) -> None:
+def test_of_each_the_newest_are_kept(place: StoreLocation, clocks: Clocks) -> None:
     """One that has too many costs no other anything."""
-    with Store(tmp_path / "s", clocks.read, lambda: clocks.wall) as store:
+    with Store(place, clocks.read, lambda: clocks.wall) as store:
         add_events(store, 3, "quiet")
         add_events(store, 50, "loud")
         assert store.prune_events() == 30
@@ -46,9 +47,9 @@ def test_of_each_the_newest_are_kept(tmp_path: pathlib.Path, clocks: Clocks) -> 
 
 
 @pytest.mark.usefixtures("small")
-def test_what_is_old_goes_but_for_the_last(tmp_path: pathlib.Path, clocks: Clocks) -> None:
+def test_what_is_old_goes_but_for_the_last(place: StoreLocation, clocks: Clocks) -> None:
     """A season later the last few are left, and all that came since; a clock that was set far ahead costs no more."""
-    with Store(tmp_path / "s", clocks.read, lambda: clocks.wall) as store:
+    with Store(place, clocks.read, lambda: clocks.wall) as store:
         add_events(store, 10, "a", "b")
         clocks.wall += pruning.EVENTS_KEPT_S + DAY_S
         add_events(store, 4, "b")
@@ -58,9 +59,9 @@ def test_what_is_old_goes_but_for_the_last(tmp_path: pathlib.Path, clocks: Clock
 
 
 @pytest.mark.usefixtures("small")
-def test_boards_events_are_bounded_too(tmp_path: pathlib.Path, clocks: Clocks) -> None:
+def test_boards_events_are_bounded_too(place: StoreLocation, clocks: Clocks) -> None:
     """A board that is leased for every probe does not fill the disk."""
-    with Store(tmp_path / "s", clocks.read, lambda: clocks.wall) as store:
+    with Store(place, clocks.read, lambda: clocks.wall) as store:
         store.save_board(Board("b", "local", simulated=False))
         for _ in range(20):
             store.release_lease(store.acquire_lease("b", "me", "probe"))
@@ -69,10 +70,10 @@ def test_boards_events_are_bounded_too(tmp_path: pathlib.Path, clocks: Clocks) -
 
 
 @pytest.mark.usefixtures("small")
-def test_all_together_are_bounded(tmp_path: pathlib.Path, clocks: Clocks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_together_are_bounded(place: StoreLocation, clocks: Clocks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Subjects that come and go, a few events each, do not add up."""
     monkeypatch.setattr(pruning, "EVENTS_KEPT_IN_ALL", 30)
-    with Store(tmp_path / "s", clocks.read, lambda: clocks.wall) as store:
+    with Store(place, clocks.read, lambda: clocks.wall) as store:
         add_events(store, 1, *(f"s{number}" for number in range(50)))
         assert store.prune_events() == 20
 

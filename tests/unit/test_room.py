@@ -169,7 +169,7 @@ def test_a_virtual_board_that_cannot_be_started_is_tried_again(tmp_path: pathlib
 
 def test_a_probe_worker_that_cannot_be_started_is_tried_again(tmp_path: pathlib.Path) -> None:
     """Nobody's probe fails for it, and it is started later."""
-    worker = ProbeWorker(tmp_path, ("127.0.0.1", 1), tmp_path / "log", lambda board, report: None)
+    worker = ProbeWorker(tmp_path, tmp_path / "farm.db", ("127.0.0.1", 1), tmp_path / "log", lambda board, report: None)
     try:
         with no_descriptors():
             assert not worker.ask("a")

@@ -72,3 +72,20 @@ def test_home_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Pat
     assert settings.load({}).home_path == tmp_path / ".local/share/tvm-farm"
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     assert settings.load({}).home_path == tmp_path / "data/tvm-farm"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("postgresql://me:secret@host/farm", "must not hold a password"),
+        ("postgresql://me@host/farm?password=secret", "must not hold a password"),
+        ("postgresql://me@host:many/farm", "is no URL"),
+        ("mysql://me@host/farm", "cannot be at mysql"),
+        ("/somewhere/farm.db", "is no URL of a PostgreSQL database"),
+    ],
+)
+def test_a_store_that_cannot_be(text: str, words: str) -> None:
+    """The URL of a store is PostgreSQL's, and holds nothing secret; no error repeats a password."""
+    with pytest.raises(UsageError, match=words) as caught:
+        settings.load({"FARM_STORE": text}).store_location  # noqa: B018
+    assert "secret" not in str(caught.value)

@@ -70,7 +70,7 @@ class HeldBoard:
         self._like = {"board_type": self.board_type, "simulated": bool(row["simulated"])}
         self._tracker, self._store, self._purpose = tracker, store, purpose
         self._number = 0
-        self._keeper = LeaseKeeper(functools.partial(Store, store.path), lease)
+        self._keeper = LeaseKeeper(functools.partial(Store, store.location), lease)
         self.actor: Any = None
         self.start_actor()
 

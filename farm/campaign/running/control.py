@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from farm import settings as farm_settings
 from farm.campaign.fleet_values import Budget
 from farm.campaign.machine import is_gone, is_here
 from farm.campaign.running import progress
@@ -40,7 +41,7 @@ def close_abandoned(store: Store, me: Mapping[str, Any] | None = None) -> list[s
     what is not its own is nobody's.
     Their counts are brought up to the trials that were written. To be called before campaigns are shown or changed.
     """
-    home = store.path.parent
+    home = farm_settings.load().home_path if isinstance(store.location, str) else store.location.parent
 
     def is_abandoned(engine: Mapping[str, Any]) -> bool:
         if me is not None:

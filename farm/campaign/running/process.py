@@ -58,7 +58,7 @@ def main() -> int:
                 stack.enter_context(engine_lock(settings.home_path))
             except UnavailableError as error:
                 return _fail(str(error), ANOTHER_RUNS)
-            store = stack.enter_context(Store(settings.home_path / "farm.db"))
+            store = stack.enter_context(Store(settings.store_location))
             serve(settings, store, run_engine)
     except FarmError as error:
         return _fail(str(error), error.exit_code)

@@ -3,6 +3,9 @@
 import sqlalchemy as sa
 from alembic import op
 
+from farm.store.columns import Integer, Text
+from farm.store.migrations.portable import make_append_only
+
 revision = "0001"
 down_revision = None
 branch_labels = None
@@ -13,8 +16,8 @@ def upgrade() -> None:
     """Make the tables, and triggers that refuse to change or delete a trial."""
     op.create_table(
         "boards",
-        sa.Column("name", sa.Text, primary_key=True),
-        sa.Column("board_type", sa.Text, nullable=False),
+        sa.Column("name", Text, primary_key=True),
+        sa.Column("board_type", Text, nullable=False),
         sa.Column("simulated", sa.Boolean, nullable=False),
         sa.Column("description", sa.JSON, nullable=False),
         sa.Column("added_at", sa.Float, nullable=False),
@@ -22,50 +25,50 @@ def upgrade() -> None:
     )
     op.create_table(
         "workloads",
-        sa.Column("hash", sa.Text, primary_key=True),
-        sa.Column("name", sa.Text, nullable=False),
+        sa.Column("hash", Text, primary_key=True),
+        sa.Column("name", Text, nullable=False),
         sa.Column("flop", sa.Float, nullable=False),
         sa.Column("arguments", sa.JSON, nullable=False),
         sa.Column("target", sa.JSON, nullable=False),
-        sa.Column("pipeline", sa.Text, nullable=False),
-        sa.Column("module_json", sa.Text, nullable=False),
+        sa.Column("pipeline", Text, nullable=False),
+        sa.Column("module_json", Text, nullable=False),
         sa.Column("added_at", sa.Float, nullable=False),
     )
     op.create_table(
         "campaigns",
-        sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
-        sa.Column("command", sa.Text, nullable=False),
-        sa.Column("model", sa.Text, nullable=False),
-        sa.Column("model_sha256", sa.Text, nullable=False),
-        sa.Column("board_type", sa.Text, nullable=False),
-        sa.Column("trials_budget", sa.Integer, nullable=False),
+        sa.Column("id", Integer, primary_key=True, autoincrement=True),
+        sa.Column("command", Text, nullable=False),
+        sa.Column("model", Text, nullable=False),
+        sa.Column("model_sha256", Text, nullable=False),
+        sa.Column("board_type", Text, nullable=False),
+        sa.Column("trials_budget", Integer, nullable=False),
         sa.Column("settings", sa.JSON, nullable=False),
         sa.Column("started_at", sa.Float, nullable=False),
         sa.Column("finished_at", sa.Float),
-        sa.Column("state", sa.Text, nullable=False),
+        sa.Column("state", Text, nullable=False),
     )
     op.create_table(
         "campaign_workloads",
-        sa.Column("campaign", sa.Integer, sa.ForeignKey("campaigns.id"), primary_key=True),
-        sa.Column("workload", sa.Text, sa.ForeignKey("workloads.hash"), primary_key=True),
-        sa.Column("weight", sa.Integer, nullable=False),
+        sa.Column("campaign", Integer, sa.ForeignKey("campaigns.id"), primary_key=True),
+        sa.Column("workload", Text, sa.ForeignKey("workloads.hash"), primary_key=True),
+        sa.Column("weight", Integer, nullable=False),
     )
     op.create_table(
         "trials",
-        sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
-        sa.Column("campaign", sa.Integer, sa.ForeignKey("campaigns.id"), nullable=False),
-        sa.Column("workload", sa.Text, sa.ForeignKey("workloads.hash"), nullable=False),
-        sa.Column("candidate", sa.Text, nullable=False),
-        sa.Column("operating_point", sa.Text, nullable=False),
-        sa.Column("attempt", sa.Integer, nullable=False),
-        sa.Column("status", sa.Text, nullable=False),
-        sa.Column("fault_side", sa.Text),
+        sa.Column("id", Integer, primary_key=True, autoincrement=True),
+        sa.Column("campaign", Integer, sa.ForeignKey("campaigns.id"), nullable=False),
+        sa.Column("workload", Text, sa.ForeignKey("workloads.hash"), nullable=False),
+        sa.Column("candidate", Text, nullable=False),
+        sa.Column("operating_point", Text, nullable=False),
+        sa.Column("attempt", Integer, nullable=False),
+        sa.Column("status", Text, nullable=False),
+        sa.Column("fault_side", Text),
         sa.Column("median_s", sa.Float),
-        sa.Column("board", sa.Text),
+        sa.Column("board", Text),
         sa.Column("simulated", sa.Boolean, nullable=False),
         sa.Column("outcome", sa.JSON, nullable=False),
-        sa.Column("trace_json", sa.Text, nullable=False),
-        sa.Column("library_sha256", sa.Text),
+        sa.Column("trace_json", Text, nullable=False),
+        sa.Column("library_sha256", Text),
         sa.Column("build_s", sa.Float),
         sa.Column("held_s", sa.Float),
         sa.Column("recorded_at", sa.Float, nullable=False),
@@ -76,30 +79,26 @@ def upgrade() -> None:
     op.create_index("ix_trials_workload", "trials", ["workload", "operating_point", "median_s"])
     op.create_table(
         "records",
-        sa.Column("workload", sa.Text, sa.ForeignKey("workloads.hash"), primary_key=True),
-        sa.Column("board_type", sa.Text, primary_key=True),
-        sa.Column("operating_point", sa.Text, primary_key=True),
+        sa.Column("workload", Text, sa.ForeignKey("workloads.hash"), primary_key=True),
+        sa.Column("board_type", Text, primary_key=True),
+        sa.Column("operating_point", Text, primary_key=True),
         sa.Column("simulated", sa.Boolean, primary_key=True),
-        sa.Column("candidate", sa.Text, nullable=False),
+        sa.Column("candidate", Text, nullable=False),
         sa.Column("median_s", sa.Float, nullable=False),
         sa.Column("max_abs_error", sa.Float, nullable=False),
         sa.Column("max_rel_error", sa.Float, nullable=False),
-        sa.Column("trace_json", sa.Text, nullable=False),
+        sa.Column("trace_json", Text, nullable=False),
         sa.Column("verified_at", sa.Float, nullable=False),
     )
     op.create_table(
         "events",
-        sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+        sa.Column("id", Integer, primary_key=True, autoincrement=True),
         sa.Column("at", sa.Float, nullable=False),
-        sa.Column("kind", sa.Text, nullable=False),
-        sa.Column("subject", sa.Text, nullable=False),
-        sa.Column("message", sa.Text, nullable=False),
+        sa.Column("kind", Text, nullable=False),
+        sa.Column("subject", Text, nullable=False),
+        sa.Column("message", Text, nullable=False),
     )
-    for action in ("UPDATE", "DELETE"):
-        op.execute(
-            f"CREATE TRIGGER trials_no_{action.lower()} BEFORE {action} ON trials "
-            "BEGIN SELECT RAISE(ABORT, 'trials are append-only'); END"
-        )
+    make_append_only("trials", "trials")
 
 
 def downgrade() -> None:

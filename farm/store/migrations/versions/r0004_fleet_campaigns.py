@@ -3,6 +3,9 @@
 import sqlalchemy as sa
 from alembic import op
 
+from farm.store.columns import Integer, Text
+from farm.store.migrations.portable import go_on_counting, make_append_only, on_postgresql, put_aside
+
 revision = "0004"
 down_revision = "0003"
 branch_labels = None
@@ -21,11 +24,11 @@ def upgrade() -> None:
     """Make the new tables; give trials and the workloads of campaigns their board type, keeping every row."""
     op.create_table(
         "fleet_campaigns",
-        sa.Column("campaign", sa.Integer, sa.ForeignKey("campaigns.id"), primary_key=True),
-        sa.Column("name", sa.Text, nullable=False),
-        sa.Column("owner", sa.Text, nullable=False),
-        sa.Column("reason", sa.Text, nullable=False),
-        sa.Column("wanted", sa.Text, nullable=False),
+        sa.Column("campaign", Integer, sa.ForeignKey("campaigns.id"), primary_key=True),
+        sa.Column("name", Text, nullable=False),
+        sa.Column("owner", Text, nullable=False),
+        sa.Column("reason", Text, nullable=False),
+        sa.Column("wanted", Text, nullable=False),
         sa.Column("order", sa.JSON, nullable=False),
         sa.Column("budget", sa.JSON, nullable=False),
         sa.Column("engine", sa.JSON),
@@ -33,16 +36,16 @@ def upgrade() -> None:
     )
     op.create_table(
         "campaign_progress",
-        sa.Column("campaign", sa.Integer, sa.ForeignKey("campaigns.id"), primary_key=True),
+        sa.Column("campaign", Integer, sa.ForeignKey("campaigns.id"), primary_key=True),
         sa.Column("progress", sa.JSON, nullable=False),
     )
     op.create_table(
         "doubts",
-        sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
-        sa.Column("board", sa.Text, nullable=False),
+        sa.Column("id", Integer, primary_key=True, autoincrement=True),
+        sa.Column("board", Text, nullable=False),
         sa.Column("since", sa.Float, nullable=False),
         sa.Column("until", sa.Float, nullable=False),
-        sa.Column("reason", sa.Text, nullable=False),
+        sa.Column("reason", Text, nullable=False),
     )
     op.add_column("records", sa.Column("evidence", sa.JSON))
     op.create_index("ix_events_subject", "events", ["subject", "id"])
@@ -51,47 +54,48 @@ def upgrade() -> None:
 
 
 def _upgrade_campaign_workloads() -> None:
-    op.rename_table("campaign_workloads", "campaign_workloads_0003")
+    put_aside("campaign_workloads", "campaign_workloads_0003")
     op.create_table(
         "campaign_workloads",
-        sa.Column("campaign", sa.Integer, sa.ForeignKey("campaigns.id"), primary_key=True),
-        sa.Column("board_type", sa.Text, primary_key=True),
-        sa.Column("workload", sa.Text, sa.ForeignKey("workloads.hash"), primary_key=True),
+        sa.Column("campaign", Integer, sa.ForeignKey("campaigns.id"), primary_key=True),
+        sa.Column("board_type", Text, primary_key=True),
+        sa.Column("workload", Text, sa.ForeignKey("workloads.hash"), primary_key=True),
         sa.Column("weight", sa.Float, nullable=False),
     )
     op.execute(
-        "INSERT INTO campaign_workloads (campaign, board_type, workload, weight)"
+        "INSERT INTO campaign_workloads (campaign, board_type, workload, weight)"  # noqa: S608
         " SELECT old.campaign, campaigns.board_type, old.workload, old.weight"
-        " FROM campaign_workloads_0003 AS old JOIN campaigns ON campaigns.id = old.campaign ORDER BY old.rowid"
+        " FROM campaign_workloads_0003 AS old JOIN campaigns ON campaigns.id = old.campaign"
+        f" ORDER BY old.{_row()}"
     )
     op.drop_table("campaign_workloads_0003")
 
 
 def _upgrade_trials() -> None:
     # A new table and not ALTER TABLE: SQLite cannot change what is unique. Dropping the old one drops its triggers.
-    op.rename_table("trials", "trials_0003")
+    put_aside("trials", "trials_0003")
     op.create_table(
         "trials",
-        sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
-        sa.Column("campaign", sa.Integer, sa.ForeignKey("campaigns.id"), nullable=False),
-        sa.Column("board_type", sa.Text, nullable=False),
-        sa.Column("workload", sa.Text, sa.ForeignKey("workloads.hash"), nullable=False),
-        sa.Column("operating_point", sa.Text, nullable=False),
-        sa.Column("candidate", sa.Text, nullable=False),
-        sa.Column("purpose", sa.Text, nullable=False),
-        sa.Column("attempt", sa.Integer, nullable=False),
-        sa.Column("counted", sa.Integer),
-        sa.Column("status", sa.Text, nullable=False),
-        sa.Column("fault_side", sa.Text),
+        sa.Column("id", Integer, primary_key=True, autoincrement=True),
+        sa.Column("campaign", Integer, sa.ForeignKey("campaigns.id"), nullable=False),
+        sa.Column("board_type", Text, nullable=False),
+        sa.Column("workload", Text, sa.ForeignKey("workloads.hash"), nullable=False),
+        sa.Column("operating_point", Text, nullable=False),
+        sa.Column("candidate", Text, nullable=False),
+        sa.Column("purpose", Text, nullable=False),
+        sa.Column("attempt", Integer, nullable=False),
+        sa.Column("counted", Integer),
+        sa.Column("status", Text, nullable=False),
+        sa.Column("fault_side", Text),
         sa.Column("median_s", sa.Float),
-        sa.Column("board", sa.Text),
+        sa.Column("board", Text),
         sa.Column("simulated", sa.Boolean, nullable=False),
-        sa.Column("library_sha256", sa.Text),
+        sa.Column("library_sha256", Text),
         sa.Column("build_s", sa.Float),
         sa.Column("held_s", sa.Float),
         sa.Column("recorded_at", sa.Float, nullable=False),
         sa.Column("outcome", sa.JSON, nullable=False),
-        sa.Column("trace_json", sa.Text, nullable=False),
+        sa.Column("trace_json", Text, nullable=False),
         sa.UniqueConstraint(
             "campaign",
             "board_type",
@@ -114,6 +118,7 @@ def _upgrade_trials() -> None:
         f" {', '.join(f'old.{name.strip()}' for name in _TRIAL.split(','))}"
         " FROM trials_0003 AS old JOIN campaigns ON campaigns.id = old.campaign ORDER BY old.id"
     )
+    go_on_counting("trials")
     op.drop_table("trials_0003")
     op.create_index(
         "uq_trials_counted",
@@ -121,6 +126,7 @@ def _upgrade_trials() -> None:
         ["campaign", "board_type", "workload", "operating_point", "candidate"],
         unique=True,
         sqlite_where=sa.text("counted IS NOT NULL"),
+        postgresql_where=sa.text("counted IS NOT NULL"),
     )
     op.create_index(
         "ix_trials_workload",
@@ -132,29 +138,30 @@ def _upgrade_trials() -> None:
         "trials",
         ["workload", "candidate"],
         sqlite_where=sa.text("status = 'wrong_result'"),
+        postgresql_where=sa.text("status = 'wrong_result'"),
     )
-    _make_append_only()
+    make_append_only("trials", "trials")
 
 
 def downgrade() -> None:
     """Drop what campaigns over a fleet added, and of trials that only that tells apart all but the first."""
-    op.rename_table("trials", "trials_0004")
+    put_aside("trials", "trials_0004")
     op.create_table(
         "trials",
-        sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
-        sa.Column("campaign", sa.Integer, sa.ForeignKey("campaigns.id"), nullable=False),
-        sa.Column("workload", sa.Text, sa.ForeignKey("workloads.hash"), nullable=False),
-        sa.Column("candidate", sa.Text, nullable=False),
-        sa.Column("operating_point", sa.Text, nullable=False),
-        sa.Column("attempt", sa.Integer, nullable=False),
-        sa.Column("status", sa.Text, nullable=False),
-        sa.Column("fault_side", sa.Text),
+        sa.Column("id", Integer, primary_key=True, autoincrement=True),
+        sa.Column("campaign", Integer, sa.ForeignKey("campaigns.id"), nullable=False),
+        sa.Column("workload", Text, sa.ForeignKey("workloads.hash"), nullable=False),
+        sa.Column("candidate", Text, nullable=False),
+        sa.Column("operating_point", Text, nullable=False),
+        sa.Column("attempt", Integer, nullable=False),
+        sa.Column("status", Text, nullable=False),
+        sa.Column("fault_side", Text),
         sa.Column("median_s", sa.Float),
-        sa.Column("board", sa.Text),
+        sa.Column("board", Text),
         sa.Column("simulated", sa.Boolean, nullable=False),
         sa.Column("outcome", sa.JSON, nullable=False),
-        sa.Column("trace_json", sa.Text, nullable=False),
-        sa.Column("library_sha256", sa.Text),
+        sa.Column("trace_json", Text, nullable=False),
+        sa.Column("library_sha256", Text),
         sa.Column("build_s", sa.Float),
         sa.Column("held_s", sa.Float),
         sa.Column("recorded_at", sa.Float, nullable=False),
@@ -163,22 +170,24 @@ def downgrade() -> None:
         ),
     )
     op.execute(
-        f"INSERT OR IGNORE INTO trials (id, campaign, {_TRIAL})"  # noqa: S608
-        f" SELECT id, campaign, {_TRIAL} FROM trials_0004 ORDER BY id"
+        f"INSERT INTO trials (id, campaign, {_TRIAL})"  # noqa: S608
+        f" SELECT id, campaign, {_TRIAL} FROM trials_0004 WHERE true ORDER BY id ON CONFLICT DO NOTHING"
     )
+    go_on_counting("trials")
     op.drop_table("trials_0004")
     op.create_index("ix_trials_workload", "trials", ["workload", "operating_point", "median_s"])
-    _make_append_only()
-    op.rename_table("campaign_workloads", "campaign_workloads_0004")
+    make_append_only("trials", "trials")
+    put_aside("campaign_workloads", "campaign_workloads_0004")
     op.create_table(
         "campaign_workloads",
-        sa.Column("campaign", sa.Integer, sa.ForeignKey("campaigns.id"), primary_key=True),
-        sa.Column("workload", sa.Text, sa.ForeignKey("workloads.hash"), primary_key=True),
-        sa.Column("weight", sa.Integer, nullable=False),
+        sa.Column("campaign", Integer, sa.ForeignKey("campaigns.id"), primary_key=True),
+        sa.Column("workload", Text, sa.ForeignKey("workloads.hash"), primary_key=True),
+        sa.Column("weight", Integer, nullable=False),
     )
     op.execute(
-        "INSERT OR IGNORE INTO campaign_workloads (campaign, workload, weight)"
-        " SELECT campaign, workload, weight FROM campaign_workloads_0004 ORDER BY rowid"
+        "INSERT INTO campaign_workloads (campaign, workload, weight)"  # noqa: S608
+        f" SELECT campaign, workload, weight FROM campaign_workloads_0004 WHERE true ORDER BY {_row()}"
+        " ON CONFLICT DO NOTHING"
     )
     op.drop_table("campaign_workloads_0004")
     op.drop_index("ix_events_subject", "events")
@@ -187,9 +196,6 @@ def downgrade() -> None:
         op.drop_table(table)
 
 
-def _make_append_only() -> None:
-    for action in ("UPDATE", "DELETE"):
-        op.execute(
-            f"CREATE TRIGGER trials_no_{action.lower()} BEFORE {action} ON trials "
-            "BEGIN SELECT RAISE(ABORT, 'trials are append-only'); END"
-        )
+def _row() -> str:
+    """The order of rows in a table, as its database calls it."""
+    return "ctid" if on_postgresql() else "rowid"

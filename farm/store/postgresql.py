@@ -1,0 +1,199 @@
+"""The store in a PostgreSQL database, for coordinators on several hosts. The decisions are those of ADR 0023.
+
+Its clock is the server's, its write lock an advisory one, and its connections are shared by a process's threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+
+from farm.errors import FarmError, InternalError, TransientError, UnavailableError
+from farm.store import database
+from farm.store.clock import Instant
+
+try:
+    import psycopg
+    from psycopg.types.string import StrDumper
+except ImportError as error:  # an optional dependency
+    raise UnavailableError(
+        f"a store on PostgreSQL needs psycopg: {error}", "Install it: pip install 'tvm-farm[postgresql]'"
+    ) from error
+
+# What its instants are called: all users of the database read one clock, and a restart of the server makes no other.
+CLOCK = "postgresql"
+# Any number does that nothing else in the database locks: this spells "tvm-farm".
+_LOCK = int.from_bytes(b"tvm-farm", "big")
+_CONNECT_TIMEOUT_S = 10
+# A writer that was stopped, or whose host is gone, is thrown out before those that wait for its lock give up.
+_IDLE_WRITER_S = 10
+_IDLE_READER_S = 120
+# Reading millions of trials takes minutes.
+_STATEMENT_TIMEOUT_S = 900
+# Connections of one process: the server has about a hundred for all.
+_POOL, _OVERFLOW = 2, 6
+_BEGIN = sa.text(
+    "SELECT set_config('synchronous_commit', :commit, true),"  # noqa: S608
+    " set_config('lock_timeout', :patience, true),"
+    f" set_config('idle_in_transaction_session_timeout', '{_IDLE_WRITER_S}s', true),"
+    f" pg_advisory_xact_lock({_LOCK}), CAST(extract(epoch FROM clock_timestamp()) AS double precision) AS now"
+)
+_NOW = sa.text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
+_SEQUENCE = "pg_get_serial_sequence('leases', 'token')"
+
+_pools_lock = threading.Lock()
+# By process and URL, with how many use it: connections must not be used on both sides of a fork.
+_pools: dict[tuple[int, str], tuple[sa.Engine, int]] = {}
+
+
+class PostgresqlDatabase:
+    """A database that is ours alone, in UTF-8."""
+
+    migrates_itself = False
+    errors: tuple[type[Exception], ...] = (psycopg.Error,)
+    hint = "Is FARM_STORE right, does the server run, and may you connect? A new database is made with `createdb NAME`."
+
+    def __init__(self, url: str) -> None:
+        """Nothing is connected to yet. Raises UnavailableError without psycopg."""
+        self.location = url
+        self._key = (os.getpid(), url)
+        with _pools_lock:
+            engine, users = _pools.get(self._key) or (_make_engine(url), 0)
+            _pools[self._key] = (engine, users + 1)
+        self.engine = engine
+        self._open, self._reached = True, False
+
+    @contextlib.contextmanager
+    def writing(self, durably: bool) -> Iterator[sa.Connection]:
+        """See `Database`. One statement takes the lock and reads the clock; later ones see all that was committed."""
+        with (
+            self.engine.connect().execution_options(isolation_level="READ COMMITTED") as connection,
+            connection.begin(),
+        ):
+            self._reached = True
+            patience = f"{database.BUSY_TIMEOUT_S * 1000:.0f}ms"
+            row = connection.execute(_BEGIN, {"commit": "on" if durably else "off", "patience": patience}).one()
+            connection.info["farm_now"] = (float(row.now), time.monotonic())
+            yield connection
+
+    def read_clock(self, connection: sa.Connection | None) -> Instant:
+        """The server's."""
+        return Instant(CLOCK, self.read_wall_clock(connection))
+
+    def read_wall_clock(self, connection: sa.Connection | None) -> float:
+        """The server's, whatever hosts have set. In a transaction it goes on from when the lock was had."""
+        if connection is not None:
+            then, read_at = connection.info["farm_now"]
+            return float(then + time.monotonic() - read_at)
+        with self.engine.connect() as own:
+            return float(own.execute(_NOW).scalar_one())
+
+    def insert(self, table: sa.Table) -> Any:
+        """See `Database`."""
+        return postgresql.insert(table)
+
+    def fetch_last_token(self, connection: sa.Connection) -> int:
+        """Sequences give no number twice; with one transaction at a time they follow the order of leases too."""
+        name = connection.execute(sa.text(f"SELECT {_SEQUENCE}")).scalar_one()
+        row = connection.execute(sa.text(f"SELECT last_value, is_called FROM {name}")).one()  # noqa: S608
+        return int(row.last_value) if row.is_called else 0
+
+    def set_last_token(self, connection: sa.Connection, token: int) -> None:
+        """See `Database`."""
+        connection.execute(sa.text(f"SELECT setval({_SEQUENCE}, :token)"), {"token": token})
+
+    def translate(self, error: BaseException) -> FarmError:
+        """See `Database`. Classes of SQLSTATE: PostgreSQL's documentation, appendix A."""
+        state = getattr(error, "sqlstate", None) or ""
+        text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if state.startswith(("22", "23")):  # a value or a row that cannot be
+            return InternalError(f"the store {self.location} refused a row: {text}")
+        if state == "55P03":
+            return TransientError(
+                f"the store {self.location} was locked by another command for {database.BUSY_TIMEOUT_S:g} s"
+            )
+        if isinstance(error, sa.exc.TimeoutError):
+            return TransientError(f"all connections of this process to {self.location} were busy for too long")
+        # Deadlocks, time-outs, a server that shuts down, starts, or has no room, and connections that ended.
+        if state.startswith(("08", "40", "53", "57")) or state in ("25P03", "57014") or self._was_lost(error):
+            return TransientError(f"the store {self.location} failed just now: {text}", "It may work again soon.")
+        return UnavailableError(f"the store {self.location} cannot be used: {text}", self.hint)
+
+    def keep_copy(self, revision: str) -> None:
+        """Nothing: the server's own tools do that, and a migration that fails is rolled back."""
+
+    def close(self) -> None:
+        """Let go of the connections, where nobody else in the process has them."""
+        if not self._open:
+            return
+        self._open = False
+        with _pools_lock:
+            engine, users = _pools[self._key]
+            if users > 1:
+                _pools[self._key] = (engine, users - 1)
+                return
+            del _pools[self._key]
+        if os.getpid() == self._key[0]:
+            engine.dispose()
+
+    def _was_lost(self, error: BaseException) -> bool:
+        """Whether a connection ended, or cannot be made again; one that never was there is another matter."""
+        made = self._reached or not str(error).startswith(("connection failed", "connection timeout"))
+        return made and isinstance(error, psycopg.OperationalError) and error.sqlstate is None
+
+
+class _Text(StrDumper):
+    """PostgreSQL's texts hold any character but one."""
+
+    def dump(self, obj: str) -> Any:
+        return super().dump(obj.replace("\0", "\ufffd"))
+
+
+def _dump_json(value: Any) -> str:
+    """JSON as PostgreSQL takes it: what is no finite number is null, where SQLite keeps it as it is."""
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        return json.dumps(json.loads(json.dumps(value), parse_constant=lambda name: None))
+
+
+def _make_engine(url: str) -> sa.Engine:
+    parsed = sa.make_url(url).set(drivername="postgresql+psycopg")
+    wanted = {
+        "idle_in_transaction_session_timeout": f"{_IDLE_READER_S}s",
+        "statement_timeout": f"{_STATEMENT_TIMEOUT_S}s",
+        # A host that is gone is noticed within half a minute, on both sides.
+        "tcp_keepalives_idle": "10",
+        "tcp_keepalives_interval": "5",
+        "tcp_keepalives_count": "4",
+    }
+    given = parsed.query.get("options", "")
+    options = " ".join([*(f"-c {name}={value}" for name, value in wanted.items()), str(given)])
+    engine = sa.create_engine(
+        parsed.difference_update_query(["options"]),
+        isolation_level="REPEATABLE READ",  # what one block reads is of one moment
+        pool_size=_POOL,
+        max_overflow=_OVERFLOW,
+        pool_timeout=database.BUSY_TIMEOUT_S,
+        pool_pre_ping=True,
+        json_serializer=_dump_json,
+        connect_args={
+            "options": options.strip(),
+            "connect_timeout": _CONNECT_TIMEOUT_S,
+            "application_name": f"tvm-farm {os.uname().nodename}:{os.getpid()}",
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 4,
+            "tcp_user_timeout": 30_000,
+        },
+    )
+    sa.event.listen(engine, "connect", lambda connection, _: connection.adapters.register_dumper(str, _Text))
+    return engine

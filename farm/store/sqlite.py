@@ -1,0 +1,132 @@
+"""The store in a SQLite file: for one machine, with nothing to install. Who may read it, how its transactions begin."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import sqlite
+
+from farm.errors import FarmError, InternalError, TransientError, UnavailableError
+from farm.store import copying, database
+from farm.store.clock import Instant, read_clock
+
+
+class SqliteDatabase:
+    """A file in WAL mode. All its users share one kernel, and so its clocks."""
+
+    migrates_itself = True
+    errors: tuple[type[Exception], ...] = (sqlite3.DatabaseError,)
+    hint = "Set FARM_HOME to a folder that you can write to and that has space."
+
+    def __init__(self, path: Path) -> None:
+        """Make the file where there is none. Raises UnavailableError where its folder cannot be written."""
+        self.location = self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UnavailableError(f"cannot make the folder {path.parent}: {error.strerror}", self.hint) from error
+        _keep_private(path)
+        self.engine = sa.create_engine(
+            sa.URL.create("sqlite", database=str(path)),
+            connect_args={"timeout": database.BUSY_TIMEOUT_S, "isolation_level": None},
+        )
+        sa.event.listen(self.engine, "connect", _set_pragmas)
+        sa.event.listen(self.engine, "begin", _begin)
+
+    @contextlib.contextmanager
+    def writing(self, durably: bool) -> Iterator[sa.Connection]:
+        """See `Database`. `durably`: it is on the disk, not only in the kernel's hands, once this has returned."""
+        options = {"farm_writes": True, "farm_durably": durably}
+        with self.engine.connect().execution_options(**options) as connection, connection.begin():
+            yield connection
+
+    def read_clock(self, connection: sa.Connection | None) -> Instant:
+        """The kernel's; see `farm.store.clock`."""
+        return read_clock()
+
+    def read_wall_clock(self, connection: sa.Connection | None) -> float:
+        """The time that the machine has set."""
+        return time.time()
+
+    def insert(self, table: sa.Table) -> Any:
+        """See `Database`."""
+        return sqlite.insert(table)
+
+    def fetch_last_token(self, connection: sa.Connection) -> int:
+        """AUTOINCREMENT never gives a number twice; this is where it remembers them."""
+        return int(connection.execute(sa.text("SELECT seq FROM sqlite_sequence WHERE name = 'leases'")).scalar() or 0)
+
+    def set_last_token(self, connection: sa.Connection, token: int) -> None:
+        """See `Database`."""
+        there = sa.text("UPDATE sqlite_sequence SET seq = :token WHERE name = 'leases'")
+        if not connection.execute(there, {"token": token}).rowcount:
+            first = sa.text("INSERT INTO sqlite_sequence (name, seq) VALUES ('leases', :token)")
+            connection.execute(first, {"token": token})
+
+    def translate(self, error: BaseException) -> FarmError:
+        """See `Database`."""
+        if isinstance(error, sqlite3.IntegrityError):
+            return InternalError(f"the store {self.location} refused a row: {error}")
+        if isinstance(error, sa.exc.TimeoutError) or "locked" in str(error) or "busy" in str(error):
+            return TransientError(
+                f"the store {self.location} was locked by another command for {database.BUSY_TIMEOUT_S:g} s"
+            )
+        return UnavailableError(f"the store {self.location} cannot be used: {error}", self.hint)
+
+    def keep_copy(self, revision: str) -> None:
+        """Copy the file beside itself, under the name of its revision."""
+        copying.copy_store(self._path, self._path.with_name(f"{self._path.name}.{revision}"))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.engine.dispose()
+
+
+def _keep_private(path: Path) -> None:
+    """Nobody but its owner reads a new store; other users, but not a group that was let in, are kept out of an old one.
+
+    SQLite gives the files beside it the same mode.
+    """
+    with contextlib.suppress(OSError):  # opening it says what is wrong
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    for suffix in ("", "-wal", "-shm"):
+        with contextlib.suppress(OSError):
+            file = path.with_name(path.name + suffix)
+            mode = stat.S_IMODE(file.stat().st_mode)
+            if mode & 0o007:
+                file.chmod(mode & ~0o007)
+
+
+def _begin(connection: sa.Connection) -> None:
+    # Python's sqlite3 begins transactions late, and never for DDL; the driver is told not to, and this does instead.
+    options = connection.get_execution_options()
+    writes = options.get("farm_writes", False)
+    if writes:
+        connection.exec_driver_sql(f"PRAGMA synchronous={'FULL' if options.get('farm_durably') else 'NORMAL'}")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _set_pragmas(connection: Any, _: Any) -> None:
+    cursor = connection.cursor()
+    # Two commands that make the same file at once: SQLite does not let its busy time-out wait for this one change.
+    deadline = time.monotonic() + database.BUSY_TIMEOUT_S
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            break
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+    # With WAL, NORMAL never corrupts and can lose only what the last moments before a power cut wrote.
+    cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()

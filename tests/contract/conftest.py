@@ -1,0 +1,44 @@
+"""The databases that a store's contract is tested on: a file, and a database of a server of the tests' own."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from farm.settings import StoreLocation
+from farm.store import Store
+from tests.places import Files, Places, ServerDatabases
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """An empty store's file."""
+    path = tmp_path_factory.mktemp("template") / "farm.db"
+    Store(path).close()
+    return path
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> str:
+    """Which database the test runs on."""
+    return str(request.param)
+
+
+@pytest.fixture
+def places(database: str, request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[Places]:
+    """Where stores of this test can be, on its database."""
+    made: Places
+    if database == "sqlite":
+        made = Files(tmp_path, request.getfixturevalue("template"))
+    else:
+        made = ServerDatabases(request.getfixturevalue("cluster"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def place(places: Places) -> StoreLocation:
+    """Where the store of this test is; it is there, and empty."""
+    return places.make()
