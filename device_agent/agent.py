@@ -115,8 +115,8 @@ def _put_together(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Bo
         root = chosen.root = beside.start_simulator(chosen.virtual, chosen.seed, chosen.fault, chosen.time == "live")
         socket_path = socket_path or beside.start_helper(root)
         work_folder = work_folder or beside.folder / "work"
-    elif socket_path is None and root == "/" and Path(rig.SERVICE_SOCKET).exists():
-        socket_path = rig.SERVICE_SOCKET
+    elif socket_path is None and root == "/" and (service := rig.find_service_socket()):
+        socket_path = service
     elif socket_path is None and (os.geteuid() == 0 or root != "/") and _writes_clocks(chosen):
         socket_path = stack.enter_context(rig.Rig()).start_helper(root)
     access = None

@@ -213,7 +213,8 @@ def _power(chosen: argparse.Namespace, board: Board) -> int:
         print(json.dumps(trace.to_dict()))
     else:
         print(format_power(trace))
-    return 0
+    # Sensors of which none says anything are broken; a board without any has told all that it can.
+    return 1 if trace.window is not None and not trace.window.rails else 0
 
 
 def format_power(trace: PowerTrace) -> str:

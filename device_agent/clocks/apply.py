@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection
 
 from device_agent.clocks.access import ClockAccess
-from device_agent.clocks.bounds import format_hz
+from device_agent.clocks.bounds import TRUE_FREQ, format_hz
 from device_agent.clocks.hotplug import format_cpus
 from device_agent.clocks.point import Plan, require_listed
 from device_agent.clocks.power_mode import Mode
@@ -66,6 +66,7 @@ def apply(platform: Platform, access: ClockAccess, plan: Plan, deadline_s: float
         gpu_hz = platform.gpu.hold(access, plan.gpu_hz)
         notes += _explain_rounding("gpu", plan.gpu_hz, gpu_hz)
     rests = _settle(_list_targets(platform, plan, cpu_hz, gpu_hz, online), deadline_s, notes)
+    _require_true(platform, access, cpu_hz, online)
     memory_hz = rests.get("memory", plan.memory_hz)
     if memory and memory_hz is None:
         notes += _explain_drag(memory_before_hz, memory.read_hz())
@@ -173,6 +174,32 @@ def _settle(targets: list[_Target], deadline_s: float, notes: list[str]) -> dict
             stuck = (f"{t.name} stays at {format_hz(hz)} and does not come to {format_hz(t.hz)}" for t, hz in late)
             raise ClockError("; ".join(stuck))
         pending = [target for target, _ in late]
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _require_true(platform: Platform, access: ClockAccess, cpu_hz: dict[str, int], online: Collection[int]) -> None:
+    """Raise ClockError for a CPU whose hardware stays below what cpufreq says, as firmware that clamps it makes it do.
+
+    An idle core's measured clock may read anything for a moment: one look that agrees is enough.
+    """
+    started_s = time.monotonic()
+    pending = {name: hz for name, hz in cpu_hz.items() if platform.find_cluster(name).read_table_hz(online)}
+    while True:
+        low: dict[str, int] = {}
+        for name, hz in pending.items():
+            true_hz = platform.find_cluster(name).read_true_hz(access, online)
+            if true_hz and true_hz < (1 - TOLERANCE) * hz:
+                low[name] = true_hz
+        if not low:
+            return
+        if time.monotonic() - started_s > _REST_S:
+            said = (
+                f"{name} is set to {format_hz(cpu_hz[name])}, and its hardware runs at {format_hz(hz)} "
+                f"({TRUE_FREQ}): firmware or a limit that the kernel does not know of clamps it"
+                for name, hz in low.items()
+            )
+            raise ClockError("; ".join(said))
+        pending = {name: cpu_hz[name] for name in low}
         time.sleep(_LOOK_AGAIN_S)
 
 

@@ -36,6 +36,10 @@ CPUFREQ = BoundFiles(
 DEVFREQ = BoundFiles("min_freq", "max_freq", "cur_freq", "available_frequencies", "governor", 1)
 
 
+# What the hardware says of itself, in kHz, for root alone; `scaling_cur_freq` may only repeat what the kernel asked for.
+TRUE_FREQ = "cpuinfo_cur_freq"
+
+
 @dataclasses.dataclass(frozen=True)
 class BoundedClock:
     """One clock's files in `folder`. What cannot be read is None or empty: a core may go offline at any moment."""

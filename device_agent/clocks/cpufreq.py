@@ -6,11 +6,12 @@ of a cluster takes the policy; so files are looked for through a core that is on
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Sequence
 
 from device_agent.clocks.access import ClockAccess
-from device_agent.clocks.bounds import CPUFREQ, BoundedClock
-from device_agent.errors import ClockError
+from device_agent.clocks.bounds import CPUFREQ, TRUE_FREQ, BoundedClock
+from device_agent.errors import AgentError, ClockError
 from device_agent.protocol import DomainClocks
 from device_agent.sysfs import Tree, list_names, natural_key, parse_cpu_list, read_ints, read_text
 
@@ -95,6 +96,14 @@ class CpuCluster:
         """The clock now, in some boards a measurement; None if it cannot be read."""
         clocks = self.clocks(online)
         return clocks[0].read_now_hz() if clocks else None
+
+    def read_true_hz(self, access: ClockAccess, online: Collection[int]) -> int | None:
+        """What the hardware says that it runs at, of several policies the lowest; None where it does not say."""
+        found = []
+        for clock in self.clocks(online):
+            with contextlib.suppress(OSError, ValueError, AgentError):
+                found.append(int(access.read(f"{clock.folder}/{TRUE_FREQ}")) * CPUFREQ.unit_hz)
+        return min(found, default=None)
 
     def find_floor_hz(self, cpu_hz: int) -> int:
         """The lowest memory clock beside this CPU clock, as far as the board's type knows."""

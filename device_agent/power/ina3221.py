@@ -20,6 +20,8 @@ SHUNT_STEP_V, BUS_STEP_V = 40e-6, 8e-3
 # The slowest setting that a known driver has built in: 64 averages of 1.1 ms + 1.1 ms on three channels
 # (150balbes/Jetson-Nano, nvidia/drivers/staging/iio/meter/ina3221.c).
 LONGEST_PERIOD_S = 0.422
+# One conversion takes 8.244 ms at most: both quantities of three channels, without averaging (TI INA3221 data sheet).
+_LONGEST_UNAVERAGED_S = 3 * 2 * 8.244e-3
 _DEVICES = "/sys/bus/i2c/devices"
 _CHANNELS = 3
 _BY_PLACE = "its name may not be read: named by its place on the chip, as the board type says"
@@ -142,7 +144,7 @@ class _HwmonRail:
         self, tree: Tree, folder: str, channel: int, name: str, chip: str, note: str, shunt_ohm: float | None
     ) -> None:
         self.name, self.chip, self.note = name, chip, note
-        self._tree, self._interval = tree, f"{folder}/update_interval"
+        self._tree, self._interval, self._samples = tree, f"{folder}/update_interval", f"{folder}/samples"
         self._millivolts = open_reader(tree, f"{folder}/in{channel}_input")
         self._milliamps = open_reader(tree, f"{folder}/curr{channel}_input")
         self._step_a = SHUNT_STEP_V / shunt_ohm if shunt_ohm else None
@@ -168,5 +170,9 @@ class _HwmonRail:
         return self._step_a * self._voltage_v + BUS_STEP_V * self._highest_a
 
     def longest_period_s(self) -> float:
-        interval_ms = read_int(self._tree, self._interval)
-        return interval_ms / 1000 if interval_ms and interval_ms > 0 else LONGEST_PERIOD_S
+        # Some kernels leave averaging out of the interval (6.1 does), others do not; where it may be either, the longer.
+        interval_s = (read_int(self._tree, self._interval) or 0) / 1000
+        if interval_s <= 0:
+            return LONGEST_PERIOD_S
+        samples = read_int(self._tree, self._samples) or 1
+        return interval_s * max(1, samples) if interval_s <= _LONGEST_UNAVERAGED_S else interval_s

@@ -420,7 +420,7 @@ class VirtualBoard:
         if cluster := self.clusters.get(domain.name):
             units = len(self.online_in(cluster))
             powered = units / len(cluster.cpus)
-            busy, hz = (cluster.busy / units if units else 0.0), cluster.hz
+            busy, hz = (cluster.busy / units if units else 0.0), cluster.true_hz
         elif domain.name == GPU and self.gpu:
             if self.gpu.gated:
                 return domain.constant_w, 0.0

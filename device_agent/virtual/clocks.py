@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import errno
+import math
 import os
 from collections.abc import Sequence
 
@@ -34,6 +35,7 @@ class LimitedClock:
         self.governor = governor
         self.speed_hz = self.table[0]
         self.stuck_hz: int | None = None
+        self.cap_hz = math.inf  # firmware's; the kernel does not know of it
         self._strict = strict
         self._rounds = rounds
         self._min_hz, self._max_hz = self.table[0], self.table[-1]
@@ -146,6 +148,11 @@ class CpuCluster:
         self.clock = clock
         self.hz = clock.min_hz
         self.busy = 0.0
+
+    @property
+    def true_hz(self) -> int:
+        """What the hardware runs at; `hz` is what the kernel believes."""
+        return int(min(self.hz, self.clock.cap_hz))
 
     def floor_hz(self) -> int:
         """The memory clock that this CPU clock drags along."""

@@ -25,6 +25,7 @@ KINDS = {
     "write_refused": "PATTERN",
     "file_vanish": "PATTERN",
     "clock_stuck": "DOMAIN",
+    "clock_cap": "HZ",
     "throttle": "[SECONDS]",
     "overcurrent": "[SECONDS]",
     "slow_read": "SECONDS",
@@ -145,6 +146,9 @@ class Faults:
             board.raise_over_current(float(argument) if argument else _OVER_CURRENT_S)
         elif kind == "clock_stuck":
             self._stick(argument)
+        elif kind == "clock_cap":
+            for cluster in board.clusters.values():
+                cluster.clock.cap_hz = min(cluster.clock.cap_hz, float(argument))
         elif kind == "sensor_stale":
             for chip in self._chips():
                 if self._is_sensor(argument, (f"/sys/bus/i2c/devices/{chip.address}",)):
@@ -156,6 +160,8 @@ class Faults:
         self._board.throttle(0)
         for clock in self._domains().values():
             clock.stuck_hz = None
+            if isinstance(clock, LimitedClock):
+                clock.cap_hz = math.inf
         for chip in self._chips():
             chip.stale_since_s = None
 
@@ -204,6 +210,8 @@ def parse_fault(text: str) -> tuple[str, str, float]:
         raise ValueError(f"{kind} takes no argument")
     if "SECONDS" in wanted and argument and not 0 <= float(argument) < math.inf:
         raise ValueError(f"{kind}:{argument}: seconds must be >= 0")
+    if wanted == "HZ" and not 0 < float(argument) < math.inf:
+        raise ValueError(f"{kind}:{argument}: a clock in Hz must be > 0")
     if wanted == "FACTOR" and not 0 < float(argument) < math.inf:
         raise ValueError(f"{kind}:{argument}: a factor must be > 0")
     if delay_s < 0 or not math.isfinite(delay_s):

@@ -68,8 +68,8 @@ def _add_policy(board: VirtualBoard, files: Files, cluster: CpuCluster, policy: 
     files.add(f"{policy}/scaling_max_freq", lambda: str(clock.max_hz // 1000), lambda t: clock.set_max(_hz(t)))
     files.add(f"{policy}/scaling_governor", lambda: clock.governor, clock.set_governor)
 
-    def read_now() -> str:
-        khz = cluster.hz // 1000
+    def read_now(hz: Callable[[], int] = lambda: cluster.hz) -> str:
+        khz = hz() // 1000
         if not cluster.measured_clock:
             return str(khz)
         if not cluster.busy and noise.share("idle", cluster.name) < _IDLE_ZERO:
@@ -77,7 +77,7 @@ def _add_policy(board: VirtualBoard, files: Files, cluster: CpuCluster, policy: 
         return str(round(khz * (1 + _JITTER * (2 * noise.share("jitter", cluster.name) - 1))))
 
     files.add(f"{policy}/scaling_cur_freq", read_now)
-    files.add(f"{policy}/cpuinfo_cur_freq", read_now, private=True)
+    files.add(f"{policy}/cpuinfo_cur_freq", lambda: read_now(lambda: cluster.true_hz), private=True)
 
     def read_speed() -> str:
         return str(clock.speed_hz // 1000) if clock.governor == "userspace" else "<unsupported>"

@@ -119,7 +119,7 @@ class Hardware:
 
     def _describe_clocks(self) -> str:
         board = self.board
-        clusters = {c.name: {"hz": c.hz, "online": len(board.online_in(c))} for c in board.clusters.values()}
+        clusters = {c.name: {"hz": c.true_hz, "online": len(board.online_in(c))} for c in board.clusters.values()}
         return json.dumps({"clusters": clusters, "memory_hz": board.memory_hz})
 
     def _describe_energy(self) -> str:

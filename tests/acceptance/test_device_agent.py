@@ -112,10 +112,11 @@ def test_bad_input_is_refused(words: str, code: int, answer: tuple[str, ...]) ->
 
 @pytest.mark.parametrize("kind", ["sensor_error", "sensor_garbage", "sensor_vanish", "sensor_stale"])
 def test_a_sensor_that_fails_is_never_zero(kind: str) -> None:
-    """Without a good value there is no power; a stale value is flagged."""
+    """Without a good value there is no power, and the command says so by its code; a stale value is flagged."""
     result = agent("power", "--virtual", "jetson-nano", "--seconds", "0.5", "--json", "--fault", kind)
-    assert result.code == 0, result.err
     window = result.document["window"]
+    assert result.code == (1 if window is not None and not window["rails"] else 0), result.err
+    assert result.code == 1 or kind != "sensor_error"
     if window is not None:
         assert not window["enough"]
         assert window["note"]
@@ -123,6 +124,15 @@ def test_a_sensor_that_fails_is_never_zero(kind: str) -> None:
         assert all(rail["power_w"] > 0 for rail in window["rails"] if rail["rail"] == "POM_5V_IN")
         assert window["total"] is None or window["total"]["power_w"] > 0
     assert result.document["simulated"] is True
+
+
+def test_a_clock_that_firmware_clamps_is_not_held() -> None:
+    """cpufreq says what was asked for; the hardware's own word is asked, the pin fails and says both clocks."""
+    cap = ("--virtual", "jetson-nano", "--fault", "clock_cap:1224000000")
+    result = agent("clocks", "pin", "--cpu-freq", "1479MHz", "--for", "0.1", *cap)
+    assert result.code == 1, result.out + result.err
+    assert "set to 1479 MHz, and its hardware runs at 1224 MHz" in result.out
+    assert agent("clocks", "pin", "--cpu-freq", "921.6MHz", "--for", "0.1", *cap).code == 0
 
 
 def test_rails_that_may_not_be_named_are_taken_in_order(tmp_path: pathlib.Path) -> None:

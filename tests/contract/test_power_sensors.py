@@ -209,6 +209,21 @@ def test_values_are_watts(case: Case) -> None:
     assert window.note == ""
 
 
+@pytest.mark.parametrize(
+    ("interval_ms", "samples", "period_s"), [(7, 64, 0.448), (422, 64, 0.422), (7, 1, 0.007), (7, None, 0.007)]
+)
+def test_averaging_that_the_interval_leaves_out_is_counted(
+    tmp_path: Path, interval_ms: int, samples: int | None, period_s: float
+) -> None:
+    """Kernel 6.1 says 7 ms of a sensor that averages 64 times, others say 422 ms: until it is seen, the longer counts."""
+    case = make_hwmon(tmp_path, Clock())
+    folder = case.paths("VDD_IN")[0].parent
+    write(folder / "update_interval", str(interval_ms))
+    if samples is not None:
+        write(folder / "samples", str(samples))
+    assert case.find().rail("VDD_IN").longest_period_s() == pytest.approx(period_s)
+
+
 def test_sensors_are_measured(case: Case) -> None:
     """The update period as it is; what the kernel's tables say does not matter."""
     before = case.clock.passing

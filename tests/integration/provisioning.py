@@ -16,6 +16,8 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 
+import pytest
+
 from farm.fleet.provision.agent_wheel import find_agent_source, pack_agent
 from farm.fleet.provision.board import Job, Target
 from farm.fleet.provision.boards import provision_boards
@@ -25,7 +27,7 @@ from farm.fleet.provision.reports import BoardReport, StepStatus
 from farm.fleet.provision.service_files import AgentOptions
 from farm.fleet.ssh_files import hash_file
 from farm.fleet.ssh_handshake import SshAddress
-from tests.integration.conftest import find_free_port
+from tests.integration.conftest import find_free_port, wait_until
 
 # The Python that a board on this machine has, as its root finds it.
 SYSTEM_PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
@@ -100,6 +102,23 @@ def change_agent(bundle: Bundle, version: str, agent: str = "") -> Bundle:
     files = {str(path.relative_to(folder)): hash_file(path) for path in sorted(folder.rglob("*")) if path.is_file()}
     manifest = dataclasses.replace(bundle.manifest, version=version, files=files)
     return write_bundle(folder, manifest, bundle.path.with_name(f"{version}.tar"))
+
+
+@contextlib.contextmanager
+def made_user(home: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A user who is nobody special, with this home. Skips the test where users cannot be made."""
+    name = f"farm-test-{os.getpid()}"
+    home.mkdir(mode=0o755)
+    command = ["useradd", "--no-create-home", "--home-dir", str(home), "--shell", "/bin/sh"]
+    # sshd lets nobody in whose password is locked; this one only fits nothing.
+    if subprocess.run([*command, "--password", "*", name], check=False).returncode:
+        pytest.skip("users cannot be made here")
+    try:
+        shutil.chown(home, name, name)
+        yield home
+    finally:
+        remove = ["userdel", name]
+        wait_until(lambda: not subprocess.run(remove, check=False, capture_output=True).returncode, "the user's end")
 
 
 def make_target(name: str, address: SshAddress) -> Target:

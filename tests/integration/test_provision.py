@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -38,6 +37,7 @@ from tests.integration.provisioning import (
     list_tree,
     make_bundle,
     make_interpreter,
+    made_user,
     make_target,
     open_folder,
     provision,
@@ -388,18 +388,8 @@ def test_an_interpreter_is_fetched_from_a_mirror(tmp_path: pathlib.Path, monkeyp
 @pytest.fixture
 def login(room: pathlib.Path) -> Iterator[pathlib.Path]:
     """The home of a user who is nobody special."""
-    name, home = f"farm-test-{os.getpid()}", room / "home"
-    home.mkdir(mode=0o755)
-    command = ["useradd", "--no-create-home", "--home-dir", str(home), "--shell", "/bin/sh"]
-    # sshd lets nobody in whose password is locked; this one only fits nothing.
-    if subprocess.run([*command, "--password", "*", name], check=False).returncode:
-        pytest.skip("users cannot be made here")
-    try:
-        shutil.chown(home, name, name)
+    with made_user(room / "home") as home:
         yield home
-    finally:
-        remove = ["userdel", name]
-        wait_until(lambda: not subprocess.run(remove, check=False, capture_output=True).returncode, "the user's end")
 
 
 def test_a_login_that_is_not_root(

@@ -285,6 +285,21 @@ def test_a_clock_that_is_hard_to_read_is_no_failure(tmp_path: Path, now: str, no
     assert (report.status, report.notes) == (PinStatus.OK, notes)
 
 
+def test_the_hardwares_own_word_is_asked_for(tmp_path: Path) -> None:
+    """Firmware that clamps a clock tells cpufreq nothing: only a file of root's does, and the pin fails by its word."""
+    board = make_board(tmp_path)
+    true = f"{_POLICY}/cpuinfo_cur_freq"
+    board.kernel.put(true, _MID // 1000)
+    report = board.controller.pin(OperatingPoint(cpu_freq_hz={"little": _HIGH, "big": _HIGH}))
+    assert report.status is PinStatus.FAILED
+    assert "little is set to 2000 MHz, and its hardware runs at 1500 MHz (cpuinfo_cur_freq)" in report.message
+    assert "big" not in report.message
+    assert board.access.restored == 1
+    for harmless in (_HIGH // 1000, 1_990_000, 0, "<unknown>"):
+        board.kernel.put(true, harmless)
+        assert board.controller.pin(OperatingPoint(cpu_freq_hz={"little": _HIGH})).status is PinStatus.OK
+
+
 def test_a_driver_without_a_table_takes_what_is_in_its_range(tmp_path: Path) -> None:
     """Limits are verified; the clock itself is the hardware's own there."""
     board = make_board(tmp_path)

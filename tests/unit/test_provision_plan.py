@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -187,6 +188,23 @@ def test_filled_in_units_are_understood(tmp_path: pathlib.Path, prefix: str) -> 
         env=os.environ | {"SYSTEMD_UNIT_PATH": f"{tmp_path}:"},
     )
     assert not [line for line in done.stderr.splitlines() if "tvm-farm" in line]
+
+
+def test_a_clock_helper_that_is_started_anew_leaves_the_agent_alone() -> None:
+    """The agent wants the helper and comes after it; Requires= would have systemd end its sessions with the helper."""
+    helper, agent = render_files(ROOT, OPTIONS)[1:]
+    (wants,) = (line for line in agent.text.splitlines() if line.startswith("Wants="))
+    assert pathlib.Path(helper.path).name in wants
+    assert not {line.partition("=")[0] for line in agent.text.splitlines()} & {"Requires", "BindsTo", "PartOf"}
+
+
+def test_commands_of_the_docs_find_the_agents_program() -> None:
+    """It is not on a login's PATH: where a page runs it over SSH, it names the place where provisioning puts it."""
+    docs = pathlib.Path(__file__).parents[2] / "docs"
+    pattern = re.compile(r"farm board exec [^`\n]*-- (?:sudo )?(\S*device-agent)\b")
+    found = [program for page in docs.rglob("*.md") for program in pattern.findall(page.read_text())]
+    assert found
+    assert set(found) == {ROOT.below("current/bin/device-agent")}
 
 
 @LAYOUTS

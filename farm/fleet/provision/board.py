@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
-from farm.errors import FarmError
+from farm.errors import FarmError, PermanentError
 from farm.fleet.host_keys import KnownHosts
 from farm.fleet.provision import scripts
 from farm.fleet.provision.bundle import Bundle
 from farm.fleet.provision.bundle_build import BundleCache
-from farm.fleet.provision.layout import Layout, plan_layout
+from farm.fleet.provision.layout import ROOT_PREFIX, Layout, plan_layout
 from farm.fleet.provision.plan import Plan, check_board, choose_pythons, plan_removals, plan_steps
 from farm.fleet.provision.reports import BoardReport, Outcome, StepReport, StepStatus
 from farm.fleet.provision.service_files import AgentOptions, BoardFile, compute_digest, render_files
 from farm.fleet.provision.shell import BoardShell
-from farm.fleet.provision.survey import Survey, fetch_login, fetch_survey
+from farm.fleet.provision.survey import Login, Survey, fetch_login, fetch_survey
 from farm.fleet.ssh import SshConnection
 from farm.fleet.ssh_files import put
 from farm.fleet.ssh_handshake import SshAddress
@@ -144,7 +144,8 @@ class Provisioner:
             self._connection = SshConnection.connect(self.target.address, self._job.known_hosts)
             if self._stop.is_set():
                 raise Interrupted
-            login = fetch_login(BoardShell(self._connection))
+            login = fetch_login(BoardShell(self._connection), ROOT_PREFIX)
+            self._note_login(login)
             self._as_root, self._sudo = login.uid == 0 or login.may_sudo, login.uid != 0 and login.may_sudo
             layout = plan_layout(self._job.prefix, login.uid, login.may_sudo, login.systemd, login.home)
             who = f"{self.target.address.user}{' with sudo' if self._sudo else ''}"
@@ -152,6 +153,21 @@ class Provisioner:
             return (self._shell(), layout), StepStatus.OK, where
 
         return self._timed("connect", work)
+
+    def _note_login(self, login: Login) -> None:
+        """Say why sudo is not had. Raises PermanentError where an installation stands that only root may change."""
+        if login.uid == 0 or login.may_sudo:
+            return
+        if login.standing is not None and not self._job.prefix:
+            version = login.standing or "an unfinished version"
+            self._state = f"as before: {version} in {ROOT_PREFIX}"
+            raise PermanentError(
+                f"{version} is installed for the whole system in {ROOT_PREFIX}, and changing that takes sudo without a "
+                f"password, which {self.target.address.user} does not have: {login.refused}",
+                "Let the login use sudo without a password again, or log in as root. A second installation beside it "
+                "takes --prefix, and a port of its own.",
+            )
+        self._notes.append(f"sudo: {login.refused}")
 
     def _check(self, shell: BoardShell, layout: Layout, files: Sequence[BoardFile]) -> Survey:
         def work() -> tuple[Survey, StepStatus, str]:
@@ -275,7 +291,7 @@ class Provisioner:
                 self._state = f"as before: {self._version or 'no agent of ours'}"
                 return StepStatus.ALREADY, self._state
             self._version = "" if before == "none" else before
-            self._state = f"{before} runs again" if self._version else "no agent runs, as before"
+            self._state = f"{before} runs again" if self._version else f"no agent of {layout.prefix} runs, as before"
             return StepStatus.DONE, self._state
 
         with contextlib.suppress(FarmError):

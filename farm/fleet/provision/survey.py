@@ -18,12 +18,20 @@ from farm.fleet.provision.shell import BoardShell
 SURVEY_TIMEOUT_S = 60.0
 # The marker of a folder that is ours; what is in it is said by `scripts.py`.
 MARKER = "tvm-farm-board"
+# sudo lectures at the first time; what it refuses is in its first lines.
+_MAX_REFUSAL = 300
 TOOLS = ("awk", "df", "flock", "gzip", "readlink", "sed", "sha256sum", "tar", "timeout")
 
 _LOGIN = """
-printf 'uid=%s\\nhome=%s\\n' "$(id -u)" "${HOME:-/}"
-if [ "$(id -u)" != 0 ] && command -v sudo >/dev/null && sudo -n true 2>/dev/null; then echo sudo=1; fi
-if [ -d /run/systemd/system ]; then echo systemd=1; fi
+say() {{ printf '%s=%s\\n' "$1" "$2"; }}
+say uid "$(id -u)"; say home "${{HOME:-/}}"
+if [ "$(id -u)" != 0 ]; then
+  if ! command -v sudo >/dev/null; then say refused 'there is no sudo'
+  elif said=$(sudo -n true 2>&1); then say sudo 1
+  else say refused "$(printf %s "$said" | tr '\\n' ' ')"; fi
+fi
+if [ -d /run/systemd/system ]; then say systemd 1; fi
+if [ -f {prefix}/{marker} ]; then say standing "$(readlink {prefix}/current 2>/dev/null | sed 's,^versions/,,')"; fi
 """
 
 _SURVEY = """
@@ -63,12 +71,18 @@ if agent_listens; then say agent_pid "$pid"; fi
 
 @dataclasses.dataclass(frozen=True)
 class Login:
-    """Who we are on a board, and what it starts services with."""
+    """Who we are on a board, and what it starts services with.
+
+    `refused` is what sudo said to one who may not use it without a password. `standing` is the version installed for
+    the whole system at the usual place, empty where it is between two; None: there is none.
+    """
 
     uid: int
     home: str
     may_sudo: bool
     systemd: bool
+    refused: str = ""
+    standing: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,11 +117,19 @@ class Survey:
     agent_pid: int | None = None
 
 
-def fetch_login(shell: BoardShell) -> Login:
-    """Ask a board who we are there. Raises PermanentError, DeadlineError, BoardLostError."""
-    facts = _read(shell.run(_LOGIN, SURVEY_TIMEOUT_S, "asking who we are"))
+def fetch_login(shell: BoardShell, system_prefix: str) -> Login:
+    """Ask a board who we are there, and what is installed at `system_prefix`. Raises PermanentError, DeadlineError, BoardLostError."""
+    script = _LOGIN.format(prefix=shlex.quote(system_prefix), marker=MARKER)
+    facts = _read(shell.run(script, SURVEY_TIMEOUT_S, "asking who we are"))
     try:
-        return Login(int(facts["uid"][0]), facts["home"][0], "sudo" in facts, "systemd" in facts)
+        return Login(
+            int(facts["uid"][0]),
+            facts["home"][0],
+            "sudo" in facts,
+            "systemd" in facts,
+            " ".join(facts.get("refused", [""])[0].split())[:_MAX_REFUSAL],
+            facts["standing"][0] if "standing" in facts else None,
+        )
     except (KeyError, ValueError) as error:
         raise PermanentError(
             f"{shell.connection.address} has no shell that answers", "The login needs a POSIX shell, as sh is."

@@ -1,0 +1,54 @@
+"""What a login may do on a board decides where an agent goes: one that lost sudo, beside what stands already."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from farm.fleet.provision import board as provision_board
+from farm.fleet.provision.board import Job
+from farm.fleet.provision.boards import provision_boards
+from farm.fleet.provision.bundle_build import BundleCache
+from farm.fleet.provision.reports import Outcome
+from tests.integration.provisioning import find_failed, list_tree, made_user, make_target, open_folder
+from tests.integration.sshd import running_sshd
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a login of its own takes root")
+
+
+@pytest.fixture
+def room() -> Iterator[pathlib.Path]:
+    """Where everything goes; another user may look into it."""
+    with open_folder() as folder:
+        yield folder
+
+
+@pytest.mark.parametrize("wanted", [{"dry_run": True}, {}, {"uninstall": True}], ids=["plan", "provision", "uninstall"])
+def test_a_system_installation_and_a_login_without_sudo(
+    room: pathlib.Path, monkeypatch: pytest.MonkeyPatch, wanted: dict[str, bool]
+) -> None:
+    """It is said that one stands, and in sudo's own words why it cannot be changed; no second one is planned or made."""
+    system, programs = room / "system", room / "bin"
+    programs.mkdir(mode=0o755)
+    sudo = programs / "sudo"
+    sudo.write_text("#!/bin/sh\necho 'sudo: a password is required' >&2\nexit 1\n")
+    sudo.chmod(0o755)
+    system.mkdir(mode=0o755)
+    (system / "tvm-farm-board").touch()
+    (system / "current").symlink_to("versions/0.1.0-abc")
+    monkeypatch.setattr(provision_board, "ROOT_PREFIX", str(system))
+    with made_user(room / "home") as home:
+        before = list_tree(home)
+        with running_sshd(room / "sshd", f"SetEnv PATH={programs}:/usr/bin:/bin") as server:
+            (room / "sshd").chmod(0o755)
+            target = make_target("lost", dataclasses.replace(server.pinned, user=home.owner()))
+            (report,) = provision_boards([target], Job(BundleCache(room), lambda target: "", **wanted))
+        assert list_tree(home) == before
+    assert report.outcome is Outcome.FAILED
+    assert f"0.1.0-abc is installed for the whole system in {system}" in find_failed(report)
+    assert "sudo: a password is required" in find_failed(report)
+    assert report.state == f"as before: 0.1.0-abc in {system}"
