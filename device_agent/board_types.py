@@ -80,6 +80,8 @@ class Power(Message):
     total_scope: str = ""
     board_total: tuple[str, ...] = ()
     update_period_s: float | None = None  # what a healthy board's sensors do; here they are watched instead
+    idle_range_w: tuple[float, float] | None = None  # the farm's to compare with (`farm board certify`)
+    busy_range_w: tuple[float, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,7 +36,7 @@ CPUFREQ = BoundFiles(
 DEVFREQ = BoundFiles("min_freq", "max_freq", "cur_freq", "available_frequencies", "governor", 1)
 
 
-# What the hardware says of itself, in kHz, for root alone; `scaling_cur_freq` may only repeat what the kernel asked for.
+# What the hardware says of itself, in kHz, for root alone; `scaling_cur_freq` may only repeat what was asked for.
 TRUE_FREQ = "cpuinfo_cur_freq"
 
 

@@ -170,7 +170,7 @@ class _HwmonRail:
         return self._step_a * self._voltage_v + BUS_STEP_V * self._highest_a
 
     def longest_period_s(self) -> float:
-        # Some kernels leave averaging out of the interval (6.1 does), others do not; where it may be either, the longer.
+        # Some kernels leave averaging out of the interval (6.1), others do not; where it may be either, the longer.
         interval_s = (read_int(self._tree, self._interval) or 0) / 1000
         if interval_s <= 0:
             return LONGEST_PERIOD_S

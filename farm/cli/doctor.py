@@ -9,17 +9,12 @@ from rich import markup
 
 from farm import settings as farm_settings
 from farm.cli import options, output
+from farm.cli.checks_shown import print_check
 from farm.errors import UsageError
 from farm.services.checks import Check, Level
 from farm.store.standing import is_on_demand, require_kept
 from farm.values import Health
 
-_MARKS = {
-    Level.OK: "[green]ok  [/]",
-    Level.WARNING: "[yellow]warn[/]",
-    Level.FAILED: "[red]FAIL[/]",
-    Level.NOT_TRIED: "[dim]–   [/]",
-}
 # One of the hops failed: something that the farm needs is not there.
 _FAILED = 3
 
@@ -50,7 +45,7 @@ def doctor(
         def show(check: Check) -> None:
             checks.append(check)
             if not json:
-                _print(check)
+                print_check(check)
 
         examine(farm_settings.load(), show)
         if json:
@@ -88,7 +83,7 @@ def _examine_boards(names: list[str] | None, json: bool) -> None:
         if not json:
             if len(checks) > 1 and not checks[name]:
                 output.stdout.print(f"[bold]{markup.escape(name)}[/]")
-            _print(check)
+            print_check(check)
         checks[name].append(check)
 
     good = examine_boards(settings, names, show, output.stderr.print)
@@ -97,15 +92,6 @@ def _examine_boards(names: list[str] | None, json: bool) -> None:
         output.print_json(documents)
     if not good:
         raise SystemExit(_FAILED)
-
-
-def _print(check: Check) -> None:
-    seconds = f"  ({check.seconds:.1f} s)" if check.seconds >= 0.1 else ""
-    output.stdout.print(
-        f"{_MARKS[check.level]} {check.name:<12} {markup.escape(check.detail)}{seconds}", soft_wrap=True
-    )
-    if check.advice and check.level is not Level.OK:
-        output.stdout.print(f"  → {check.advice}", soft_wrap=True, markup=False)
 
 
 def _to_document(check: Check) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import typer
 import farm
 from farm.cli import (
     board,
+    board_certify,
     board_remote,
     board_trust,
     bundle,
@@ -52,6 +53,7 @@ board_remote.register(board.app)
 board.app.command("trust")(board_trust.trust)
 board.app.command("provision")(provision.provision)
 board.app.command("doctor")(doctor.board_doctor)
+board.app.command("certify")(board_certify.certify)
 app.add_typer(model.app, name="model")
 app.add_typer(record.app, name="record")
 app.add_typer(board.app, name="board")

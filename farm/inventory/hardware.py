@@ -39,6 +39,16 @@ Name = Annotated[str, pydantic.Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_lengt
 Text = Annotated[str, pydantic.Field(min_length=1)]
 Cpu = Annotated[int, pydantic.Field(strict=True, ge=0)]
 Hertz = Annotated[int, pydantic.Field(strict=True, gt=0)]
+Watt = Annotated[float, pydantic.Field(gt=0, lt=1000)]
+
+
+def _rises(ends: tuple[float, float]) -> tuple[float, float]:
+    if ends[0] >= ends[1]:
+        raise ValueError(f"a range goes up, not from {ends[0]:g} to {ends[1]:g}")
+    return ends
+
+
+Range = Annotated[tuple[Watt, Watt], pydantic.AfterValidator(_rises)]
 Table = Annotated[tuple[Hertz, ...], pydantic.AfterValidator(_ascends)]
 # The clock helper writes there as root, so a file may name nothing outside of sysfs.
 SysPath = Annotated[str, pydantic.Field(pattern=r"^(/sys(/[A-Za-z0-9@:+_-][A-Za-z0-9@:+_.-]*)+)?$")]
@@ -109,7 +119,8 @@ class PowerChip(StrictModel):
 class Power(StrictModel):
     """Power sensors. `total` rails sum to `total_scope`; with `board_total` too, where fitted, to the whole board.
 
-    `update_period_s` is how often a healthy board's sensors have a new value; None where nobody knows.
+    `update_period_s` is how often a healthy board's sensors have a new value; None where nobody knows. The total of
+    healthy boards lies within `idle_range_w` and, with one core busy, `busy_range_w`, both at the highest CPU clocks.
     """
 
     chips: tuple[PowerChip, ...] = ()
@@ -117,6 +128,8 @@ class Power(StrictModel):
     total_scope: str = ""
     board_total: tuple[Text, ...] = ()
     update_period_s: float | None = pydantic.Field(default=None, gt=0, lt=60)
+    idle_range_w: Range | None = None
+    busy_range_w: Range | None = None
 
     @pydantic.model_validator(mode="after")
     def _totals_are_rails(self) -> Power:

@@ -114,24 +114,36 @@ class _Examination:
             first: list[tuple[str, Work]] = [
                 ("config", lambda: describe_home(self._settings)),
                 ("store", open_store),
-                ("registered", lambda: _describe_board(opened[0][1])),
+                ("registered", lambda: describe_board(opened[0][1])),
             ]
             return run_chain(first, show) and run_chain(self._plan(*opened[0], stack), show)
 
     def _plan(self, store: Store, board: dict[str, Any], stack: contextlib.ExitStack) -> list[tuple[str, Work]]:
-        hops: list[tuple[str, Work]] = []
-        log = self._settings.home_path / "logs" / "boards" / f"{self._name}.log"
-        read_log_tail: Callable[[], str] = lambda: tail(log)  # noqa: E731 - replaced below
-        transport = parse_transport(board["transport"])
-        if isinstance(transport, Ssh):
-            known_hosts = KnownHosts(self._settings.home_path / FILE_NAME)
-            ssh = SshHops(self._name, transport, to_ssh_address(transport), known_hosts)
-            stack.callback(ssh.close)
-            hops += ssh.plan()
-            read_log_tail = ssh.read_log_tail
-        agent = AgentHops(self._settings, store, board, self._open_services, read_log_tail)
-        stack.callback(agent.close)
+        hops, agent = plan_way(self._settings, store, board, self._open_services, stack)
         return hops + agent.plan()
+
+
+def plan_way(
+    settings: Settings,
+    store: Store,
+    board: dict[str, Any],
+    open_services: Callable[[], Services],
+    stack: contextlib.ExitStack,
+) -> tuple[list[tuple[str, Work]], AgentHops]:
+    """The hops over SSH to a row of the store's, where it is reached so, and those beyond; `stack` closes both."""
+    hops: list[tuple[str, Work]] = []
+    name = str(board["name"])
+    log = settings.home_path / "logs" / "boards" / f"{name}.log"
+    read_log_tail: Callable[[], str] = lambda: tail(log)  # noqa: E731 - replaced below
+    transport = parse_transport(board["transport"])
+    if isinstance(transport, Ssh):
+        ssh = SshHops(name, transport, to_ssh_address(transport), KnownHosts(settings.home_path / FILE_NAME))
+        stack.callback(ssh.close)
+        hops += ssh.plan()
+        read_log_tail = ssh.read_log_tail
+    agent = AgentHops(settings, store, board, open_services, read_log_tail)
+    stack.callback(agent.close)
+    return hops, agent
 
 
 def describe_home(settings: Settings) -> str:
@@ -144,7 +156,8 @@ def describe_home(settings: Settings) -> str:
     return f"FARM_HOME {home}, {free >> 30} GiB free"
 
 
-def _describe_board(board: Mapping[str, Any]) -> str | Doubt:
+def describe_board(board: Mapping[str, Any]) -> str | Doubt:
+    """What the store says of a row of its boards. Raises PermanentError for one that is retired."""
     transport = parse_transport(board["transport"])
     where = f"ssh {transport.user}@{transport.host}:{transport.port}" if isinstance(transport, Ssh) else transport.kind
     simulated = " (simulated)" if board["simulated"] else ""

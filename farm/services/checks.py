@@ -63,6 +63,13 @@ def run_check(name: str, work: Work) -> Check:
     return Check(name, Level.OK, found, seconds=took_s)
 
 
+def run_each(hops: Sequence[tuple[str, Work]], show: Show, is_over: Callable[[], str]) -> None:
+    """Do hops none of which needs another; what is left is shown as not tried once `is_over` gives a reason."""
+    for name, work in hops:
+        reason = is_over()
+        show(Check(name, Level.NOT_TRIED, reason) if reason else run_check(name, work))
+
+
 def run_chain(hops: Sequence[tuple[str, Work]], show: Show) -> bool:
     """Do hops in order until one fails; the rest is shown as not tried. Returns whether none failed."""
     failed = ""

@@ -11,7 +11,7 @@ import os
 import socket
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import Description, Engine, OperatingPoint, PinStatus, RunSpec, Status
@@ -28,6 +28,7 @@ from farm.fleet.health import Limits, Observation, decide_by, find_kind
 from farm.fleet.lease_keeper import LeaseKeeper
 from farm.inventory.board_types import require_board_type
 from farm.measure.session import BoardSession
+from farm.search import golden
 from farm.services.checks import Doubt, Work
 from farm.services.client import Services
 from farm.settings import Settings
@@ -74,19 +75,51 @@ class AgentHops:
 
     def plan(self) -> list[tuple[str, Work]]:
         """The hops in their order; each needs those before it."""
-        hops: list[tuple[str, Work]] = [
-            ("tracker", self._tracker),
-            ("tunnel" if self._board["transport"]["kind"] == "ssh" else "way", self._way),
-            ("registration", self._registration),
-            ("lease", self._take_lease),
-            ("agent", self._agent),
-            ("protocol", self._protocol),
-            ("clocks", self._clocks),
-            ("board type", self._board_type),
-            ("sensors", self._sensors),
-            ("kernel", self._kernel),
-        ]
+        return self.plan_way() + self.plan_board()
+
+    def plan_way(self) -> list[tuple[str, Work]]:
+        """Up to a session with an agent that speaks our protocol."""
+        return self.guarded(
+            [
+                ("tracker", self._tracker),
+                ("tunnel" if self._board["transport"]["kind"] == "ssh" else "way", self._way),
+                ("registration", self._registration),
+                ("lease", self._take_lease),
+                ("agent", self._agent),
+                ("protocol", self._protocol),
+            ]
+        )
+
+    def plan_board(self) -> list[tuple[str, Work]]:
+        """What the board is and does, once a session stands."""
+        return self.guarded(
+            [
+                ("clocks", self._clocks),
+                ("board type", self._board_type),
+                ("sensors", self._sensors),
+                ("kernel", self._kernel),
+            ]
+        )
+
+    def guarded(self, hops: Sequence[tuple[str, Work]]) -> list[tuple[str, Work]]:
+        """The same hops; that the board attacked us on one is told to the farm."""
         return [(name, functools.partial(self._try, hop)) for name, hop in hops]
+
+    @property
+    def session(self) -> BoardSession:
+        """The session that the way led to. Raises what it was refused with."""
+        if self._refusal is not None:
+            raise self._refusal
+        assert self._session is not None
+        return self._session
+
+    def require_kernel(self) -> golden.GoldenKernel:
+        """The golden kernel for this board. Raises DeadlineError, UnavailableError."""
+        from farm.services.prober import KERNEL_FOLDER
+
+        kind = require_board_type(self._board["board_type"])
+        target = golden.plan_target(kind.target.to_tvm() if kind.target else None, self._about.architecture)
+        return golden.GoldenKernels(self._settings.home_path / KERNEL_FOLDER).require(target)
 
     def close(self) -> None:
         """Give the board back. Safe to call twice."""
@@ -174,10 +207,7 @@ class AgentHops:
 
     @property
     def _about(self) -> Description:
-        if self._refusal is not None:
-            raise self._refusal
-        assert self._session is not None
-        return self._session.description
+        return self.session.description
 
     def _protocol(self) -> str:
         if isinstance(self._refusal, BoardUnsafeError):
@@ -190,8 +220,7 @@ class AgentHops:
         highest = {one.name: max(one.available_hz) for one in clocks.clusters if one.available_hz and one.online}
         if not highest:
             return Doubt("it offers no clock to hold", "What it measures depends on what its kernel chooses.")
-        assert self._session is not None
-        report = self._session.pin(OperatingPoint(cpu_freq_hz=dict(highest)))
+        report = self.session.pin(OperatingPoint(cpu_freq_hz=dict(highest)))
         if report.status is PinStatus.UNAVAILABLE:
             return Doubt(
                 f"cannot be held: {report.message}",
@@ -199,7 +228,7 @@ class AgentHops:
             )
         if report.status is PinStatus.BUSY:
             return Doubt(f"held by somebody else: {report.message}", "On the board: device-agent clocks show")
-        restored = self._session.unpin()
+        restored = self.session.unpin()
         for one in (report, restored):
             if one.status is not PinStatus.OK:
                 raise PermanentError(f"{one.status}: {one.message}", "On the board: device-agent doctor --pin")
@@ -228,16 +257,9 @@ class AgentHops:
         return Doubt(f"{summary}; {'; '.join(slow)}") if slow else summary
 
     def _kernel(self) -> str:
-        from farm.search import golden
-        from farm.services.prober import KERNEL_FOLDER
-
-        about = self._about
-        kind = require_board_type(self._board["board_type"])
-        target = golden.plan_target(kind.target.to_tvm() if kind.target else None, about.architecture)
-        kernel = golden.GoldenKernels(self._settings.home_path / KERNEL_FOLDER).require(target)
-        assert self._session is not None
+        kernel = self.require_kernel()
         spec = RunSpec(Engine.KERNEL, entry=golden.ENTRY, runs=_RUNS, warmup=_WARMUP)
-        outcome, outputs = self._session.run_model(spec, kernel.library, golden.make_inputs())
+        outcome, outputs = self.session.run_model(spec, kernel.library, golden.make_inputs())
         if outcome.status is not Status.OK:
             raise PermanentError(f"the golden kernel failed: {outcome.status} {outcome.message}")
         if wrong := golden.find_mismatch(outputs):

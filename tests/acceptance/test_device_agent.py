@@ -127,7 +127,7 @@ def test_a_sensor_that_fails_is_never_zero(kind: str) -> None:
 
 
 def test_a_clock_that_firmware_clamps_is_not_held() -> None:
-    """cpufreq says what was asked for; the hardware's own word is asked, the pin fails and says both clocks."""
+    """Cpufreq says what was asked for; the hardware's own word is asked, the pin fails and says both clocks."""
     cap = ("--virtual", "jetson-nano", "--fault", "clock_cap:1224000000")
     result = agent("clocks", "pin", "--cpu-freq", "1479MHz", "--for", "0.1", *cap)
     assert result.code == 1, result.out + result.err

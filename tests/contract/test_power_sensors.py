@@ -215,7 +215,7 @@ def test_values_are_watts(case: Case) -> None:
 def test_averaging_that_the_interval_leaves_out_is_counted(
     tmp_path: Path, interval_ms: int, samples: int | None, period_s: float
 ) -> None:
-    """Kernel 6.1 says 7 ms of a sensor that averages 64 times, others say 422 ms: until it is seen, the longer counts."""
+    """Kernel 6.1 says 7 ms of a sensor that averages 64 times, others 422 ms: until it is seen, the longer counts."""
     case = make_hwmon(tmp_path, Clock())
     folder = case.paths("VDD_IN")[0].parent
     write(folder / "update_interval", str(interval_ms))

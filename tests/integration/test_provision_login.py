@@ -31,7 +31,7 @@ def room() -> Iterator[pathlib.Path]:
 def test_a_system_installation_and_a_login_without_sudo(
     room: pathlib.Path, monkeypatch: pytest.MonkeyPatch, wanted: dict[str, bool]
 ) -> None:
-    """It is said that one stands, and in sudo's own words why it cannot be changed; no second one is planned or made."""
+    """It is said that one stands, and in sudo's words why it cannot be changed; no second one is planned or made."""
     system, programs = room / "system", room / "bin"
     programs.mkdir(mode=0o755)
     sudo = programs / "sudo"

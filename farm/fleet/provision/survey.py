@@ -118,7 +118,10 @@ class Survey:
 
 
 def fetch_login(shell: BoardShell, system_prefix: str) -> Login:
-    """Ask a board who we are there, and what is installed at `system_prefix`. Raises PermanentError, DeadlineError, BoardLostError."""
+    """Ask a board who we are there, and what is installed at `system_prefix`.
+
+    Raises PermanentError, DeadlineError, BoardLostError.
+    """
     script = _LOGIN.format(prefix=shlex.quote(system_prefix), marker=MARKER)
     facts = _read(shell.run(script, SURVEY_TIMEOUT_S, "asking who we are"))
     try:

@@ -1,0 +1,377 @@
+"""What certifying asks of a board's hardware beyond the doctor: clocks, speed, rails, power and evidence, each watched.
+
+Every check holds what it needs and lets go of it again. Pure comparisons are functions; what is found out goes into
+`facts` as plain JSON. Which checks are made, and when they end, is decided in `board_certify.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from device_agent.protocol import (
+    Clocks,
+    DomainClocks,
+    EnergySpec,
+    Engine,
+    OperatingPoint,
+    Outcome,
+    PinReport,
+    PinStatus,
+    PowerSpec,
+    PowerWindow,
+    RailPower,
+    RunSpec,
+    Status,
+)
+from farm.errors import BoardUnsafeError, PermanentError
+from farm.inventory.board_types import BoardType
+from farm.measure.session import BoardSession
+from farm.search import golden
+from farm.services.checks import Doubt, Work
+
+# Entries held of each clock's table, its ends among them: enough to see a driver round, few enough to be done soon.
+_MOST_POINTS = 6
+# A clock that does not follow takes the agent's 5 s; two of them say it.
+_ENOUGH_FAILURES = 2
+_RUNS, _WARMUP = 5, 2
+_RUN_TIMEOUT_S = 30.0
+# The kernel waits for memory for a part of its time, so it gains less than the clock, but it must gain; a gain beyond
+# the clock's own by more than chance says that one of both clocks is not what it is said to be.
+_LEAST_GAIN, _MOST_GAIN = 1.15, 1.15
+# Updates of the slowest sensor in a window, and for how long to look for them.
+_POWER = EnergySpec(min_updates=8, limit_s=6.0, idle_s=3.0)
+_GLANCE = PowerSpec(seconds=0.05, rate_hz=20.0)
+# A sensor's period further off than this is not what its type says.
+_PERIOD_TOLERANCE = 0.25
+_SEND = "Please send this report: the type's file is to be put right, or another release has another table."
+
+
+@dataclasses.dataclass(frozen=True)
+class HardwareChecks:
+    """The checks of one board, whose session is the caller's. `before` are its clocks before anything was held."""
+
+    session: BoardSession
+    kind: BoardType
+    before: Clocks
+    require_kernel: Callable[[], golden.GoldenKernel]
+    facts: dict[str, Any]
+
+    def plan(self) -> list[tuple[str, Work]]:
+        """All of them in their order; none needs another."""
+        return [
+            ("clock tables", self._tables),
+            ("holding", self._holding),
+            ("speed", self._speed),
+            ("rails", self._rails),
+            ("sensor period", self._period),
+            ("power", self._power),
+            ("throttling", self._throttling),
+            ("restored", self._restored),
+        ]
+
+    def _tables(self) -> str | Doubt:
+        shown, doubts = [], []
+        self.facts["clock_tables_hz"] = {one.name: list(one.available_hz) for one in list_domains(self.before)}
+        wanted = list_tables(self.kind)
+        for domain in list_domains(self.before):
+            tables = wanted.get(domain.name, ())
+            if not domain.available_hz:
+                doubts.append(f"{domain.name} offers no table")
+            elif not tables:
+                shown.append(f"{domain.name}: {len(domain.available_hz)} clocks, of which the type says nothing")
+            elif difference := compare_tables(domain.available_hz, tables):
+                doubts.append(f"{domain.name} {difference}")
+            else:
+                shown.append(f"{domain.name}: {len(domain.available_hz)} clocks as the type has them")
+        doubts += [f"there is no {name}" for name in wanted if name not in {d.name for d in list_domains(self.before)}]
+        if not shown and not doubts:
+            return Doubt("the board has no clock that can be seen")
+        return Doubt("; ".join(doubts + shown), _SEND) if doubts else "; ".join(shown)
+
+    def _holding(self) -> str | Doubt:
+        """Hold entries of each table, one clock after another, and read back what came of them."""
+        held: list[dict[str, Any]] = []
+        self.facts["held"] = held
+        failed, rounded = [], []
+        for domain in list_domains(self.before):
+            if not domain.available_hz or (domain.cpus and not domain.online):
+                continue
+            failures = 0
+            for hz in choose_points(domain.available_hz):
+                report = self._pin(plan_point(domain, hz))
+                if report.status is PinStatus.UNAVAILABLE:
+                    return Doubt(f"no clock can be held: {report.message}", "The board's clock helper does not answer.")
+                reached_hz = find_hz(report.reached, domain) if report.reached else None
+                held.append(
+                    {"clock": domain.name, "asked_hz": hz, "reached_hz": reached_hz, "took_s": report.took_s}
+                    | {"status": str(report.status), "message": report.message, "notes": list(report.notes)}
+                )
+                if report.status is not PinStatus.OK:
+                    failed.append(f"{domain.name} at {_mhz(hz)}: {report.message}")
+                    failures += 1
+                    if failures == _ENOUGH_FAILURES:
+                        break
+                elif reached_hz != hz:
+                    rounded.append(f"{domain.name}: {_mhz(hz)} becomes {_mhz(reached_hz)}")
+            self._unpin()
+        if failed:
+            raise PermanentError(
+                "; ".join(failed), "A limit of the supply, of firmware or of a power mode; see nvpmodel."
+            )
+        if not held:
+            return Doubt("the board offers no clock to hold")
+        slowest_s = max(one["took_s"] for one in held)
+        summary = f"{len(held)} points held and read back, each within {slowest_s * 1e3:.0f} ms"
+        return (
+            Doubt(f"{summary}; the driver rounds: {'; '.join(rounded)}", _SEND)
+            if rounded
+            else f"{summary}, none rounded"
+        )
+
+    def _speed(self) -> str | Doubt:
+        """Whether a clock that is held is the clock that it computes at: the golden kernel at two of them."""
+        high = {one.name: max(one.available_hz) for one in self.before.clusters if one.available_hz and one.online}
+        low = {one.name: find_half(one.available_hz) for one in self.before.clusters if one.name in high}
+        if not high or low == high:
+            return Doubt("it offers no two clocks to compare")
+        times_s: dict[str, float] = {}
+        for name, point in (("low", low), ("high", high)):
+            report = self._pin(OperatingPoint(cpu_freq_hz=dict(point)))
+            if report.status is not PinStatus.OK:
+                self._unpin()
+                if report.status is PinStatus.UNAVAILABLE:
+                    return Doubt(f"no clock can be held: {report.message}")
+                raise PermanentError(f"not held: {report.message}")
+            times_s[name] = statistics.median(self._run().latency_s)
+        self._unpin()
+        clocks, gain = min(high[name] / low[name] for name in high), times_s["low"] / times_s["high"]
+        self.facts["speed"] = {
+            "low_hz": low, "low_s": times_s["low"], "high_hz": high, "high_s": times_s["high"], "gain": gain
+        }  # fmt: skip
+        said = (
+            f"the golden kernel takes {times_s['low'] * 1e3:.2f} ms at {_points(low)} and "
+            f"{times_s['high'] * 1e3:.2f} ms at {_points(high)}: {gain:.2f} x as fast at {clocks:.2f} x the clock"
+        )
+        if gain < min(_LEAST_GAIN, clocks):
+            raise PermanentError(said, "The clock that is shown is not the clock that it computes at.")
+        if gain > _MOST_GAIN * max(high[name] / low[name] for name in high):
+            return Doubt(said, "It gains more than its clock: something else slowed it down at the lower one.")
+        return said
+
+    def _rails(self) -> str | Doubt:
+        about, power = self.session.description, self.kind.power
+        wanted = [rail for chip in power.chips if chip.fitted for rail in chip.rails if rail]
+        self.facts["rails"] = {"found": list(about.rails), "type": wanted, "total": list(about.total_rails)}
+        missing = [rail for rail in wanted if rail not in about.rails]
+        if missing:
+            raise PermanentError(
+                f"the type has {', '.join(missing)}, and the board shows {', '.join(about.rails) or 'no rail'}",
+                "Its sensor may be dead, or its driver not loaded: energy cannot be known.",
+            )
+        notes = [f"{sensor.rail}: {sensor.note}" for sensor in about.sensors if sensor.note]
+        if not about.rails:
+            return Doubt("neither the type nor the board has a power sensor: energy is unknown, not zero")
+        if not about.total_rails:
+            return Doubt(f"{', '.join(about.rails)}; none is the total: energy is unknown, not zero")
+        said = f"{', '.join(about.rails)}; total: {' + '.join(about.total_rails)}"
+        return Doubt(f"{said}; {'; '.join(notes)}") if notes else said
+
+    def _period(self) -> str | Doubt:
+        sensors, wanted_s = self.session.description.sensors, self.kind.power.update_period_s
+        self.facts["sensors"] = [sensor.to_dict() for sensor in sensors] + [{"type_period_s": wanted_s}]
+        if not sensors:
+            return "no sensor"
+        said = "; ".join(
+            f"{one.rail} {f'every {one.update_period_s * 1e3:.4g} ms' if one.update_period_s else 'not seen'}"
+            for one in sensors
+        )
+        seen_s = [sensor.update_period_s for sensor in sensors if sensor.update_period_s]
+        if not seen_s:
+            return Doubt(f"{said}: the values changed too seldom to tell")
+        if wanted_s and any(abs(one_s - wanted_s) > _PERIOD_TOLERANCE * wanted_s for one_s in seen_s):
+            return Doubt(f"{said}; the type says {wanted_s * 1e3:.4g} ms", _SEND)
+        return said
+
+    def _power(self) -> str | Doubt:
+        """Idle, then with one core busy, at the same clocks."""
+        if not self.session.description.rails:
+            return Doubt("there is no rail to watch")
+        high = {one.name: max(one.available_hz) for one in self.before.clusters if one.available_hz and one.online}
+        # What cannot be held is another check's to say; here it is enough that both windows see the same.
+        held = bool(high) and self._pin(OperatingPoint(cpu_freq_hz=dict(high))).status is PinStatus.OK
+        outcome = self._run(_POWER)
+        if held:
+            self._unpin()
+        energy = outcome.energy
+        idle, busy = (energy.idle, energy.busy) if energy is not None else (None, None)
+        self.facts["power"] = {"idle": idle.to_dict() if idle else None, "busy": busy.to_dict() if busy else None}
+        if idle is None or busy is None or not busy.rails or not idle.rails:
+            note = next((window.note for window in (busy, idle) if window is not None and window.note), "")
+            raise PermanentError(
+                f"the rails gave no value{f': {note}' if note else ''}",
+                "Its sensor is dead or its driver has lost it: power and energy are unknown.",
+            )
+        before, after = _list_rails(idle), _list_rails(busy)
+        said = "; ".join(
+            f"{name} {before[name].power_w:.2f} to {after[name].power_w:.2f} W" for name in before if name in after
+        )
+        judged = "total" if busy.total is not None and idle.total is not None else next(iter(after))
+        if judged not in before or before[judged].power_ci_w[1] >= after[judged].power_ci_w[0]:
+            raise PermanentError(f"{judged} does not move with load: {said}", "Its value may be stale.")
+        doubts = [text for window in (idle, busy) if (text := window.note)]
+        ranges = (("idle", self.kind.power.idle_range_w, idle), ("busy", self.kind.power.busy_range_w, busy))
+        for name, bounds, window in ranges:
+            drawn_w = window.total.power_w if window.total is not None else None
+            if bounds is not None and drawn_w is not None and not bounds[0] <= drawn_w <= bounds[1]:
+                doubts.append(f"{name} it draws {drawn_w:.2f} W, others of its type {bounds[0]:g} to {bounds[1]:g} W")
+        if doubts:
+            return Doubt(f"idle to one core busy: {said}; {'; '.join(dict.fromkeys(doubts))}", _SEND)
+        known = "within the type's range" if self.kind.power.idle_range_w else "the type names no range"
+        return f"idle to one core busy: {said}; {known}"
+
+    def _throttling(self) -> str | Doubt:
+        evidence = self.session.power(_GLANCE).before
+        self.facts["evidence"] = evidence.to_dict() if evidence else None
+        if evidence is None:
+            return Doubt("the board shows no evidence at all")
+        lacks = [] if evidence.temperature_c else ["temperatures"]
+        lacks += [] if evidence.cpu_max_hz else ["limits of CPU clocks"]
+        lacks += [] if evidence.cooling or evidence.alarms else ["cooling devices or over-current alarms"]
+        said = (
+            f"{len(evidence.temperature_c)} temperatures, {len(evidence.cooling)} cooling devices, "
+            f"{f'{len(evidence.alarms)}' if evidence.alarms else 'no'} over-current alarms that can be read"
+        )
+        active = [name for name, state in evidence.cooling.items() if state > 0]
+        if lacks:
+            return Doubt(f"{said}: {', '.join(lacks)} cannot be read", "A board that throttles would not be found out.")
+        if active:
+            return Doubt(f"{said}; slowed down now by {', '.join(active)}", "Let it cool, and certify it again.")
+        return f"{said}; nothing slows it down"
+
+    def _restored(self) -> str:
+        report = self.session.unpin()
+        _require_safe(report)
+        after = report.clocks
+        if after is None:
+            raise PermanentError(f"its clocks cannot be read afterwards: {report.message}")
+        if changes := find_changes(self.before, after):
+            raise PermanentError("; ".join(changes), "On the board: device-agent clocks restore")
+        return "limits, governors, cores and power mode are as they were"
+
+    def _pin(self, point: OperatingPoint) -> PinReport:
+        report = self.session.pin(point)
+        _require_safe(report)
+        return report
+
+    def _unpin(self) -> None:
+        report = self.session.unpin()
+        _require_safe(report)
+        if report.status not in (PinStatus.OK, PinStatus.UNAVAILABLE):
+            raise PermanentError(f"not let go: {report.message}", "On the board: device-agent clocks restore")
+
+    def _run(self, energy: EnergySpec | None = None) -> Outcome:
+        """The golden kernel with the right result. Raises PermanentError."""
+        spec = dataclasses.replace(
+            RunSpec(Engine.KERNEL, entry=golden.ENTRY, runs=_RUNS, warmup=_WARMUP, energy=energy),
+            limits=dataclasses.replace(RunSpec(Engine.KERNEL).limits, timeout_s=_RUN_TIMEOUT_S),
+        )
+        outcome, outputs = self.session.run_model(spec, self.require_kernel().library, golden.make_inputs())
+        if outcome.status is not Status.OK:
+            raise PermanentError(f"the golden kernel failed: {outcome.status} {outcome.message}")
+        if wrong := golden.find_mismatch(outputs):
+            raise PermanentError(wrong, "Its memory or processor may be faulty, or its clocks too high.")
+        return outcome
+
+
+def list_domains(clocks: Clocks) -> list[DomainClocks]:
+    """Every clock of a board: its clusters', the GPU's, the memory's."""
+    return [*clocks.clusters, *filter(None, (clocks.gpu, clocks.memory))]
+
+
+def list_tables(kind: BoardType) -> dict[str, tuple[Sequence[int], ...]]:
+    """The tables that a type names, by clock; of a GPU those of other releases too."""
+    tables: dict[str, tuple[Sequence[int], ...]] = {
+        cluster.name: (cluster.freqs_hz,) for cluster in kind.clusters if cluster.freqs_hz
+    }
+    if kind.gpu and kind.gpu.freqs_hz:
+        tables["gpu"] = (kind.gpu.freqs_hz, *kind.gpu.other_freqs_hz)
+    if kind.memory and kind.memory.freqs_hz:
+        tables["memory"] = (kind.memory.freqs_hz,)
+    return tables
+
+
+def compare_tables(found_hz: Sequence[int], tables_hz: Sequence[Sequence[int]]) -> str:
+    """How a table differs from the first of those that may be, "" where it is one of them."""
+    if set(found_hz) in [set(table) for table in tables_hz]:
+        return ""
+    lacks, more = sorted(set(tables_hz[0]) - set(found_hz)), sorted(set(found_hz) - set(tables_hz[0]))
+    parts = [f"lacks {', '.join(map(_mhz, lacks))}"] if lacks else []
+    return " and ".join(parts + ([f"has {', '.join(map(_mhz, more))} besides"] if more else []))
+
+
+def choose_points(table_hz: Sequence[int]) -> list[int]:
+    """Both ends of a table and some between them, ascending."""
+    table = sorted(table_hz)
+    last = len(table) - 1
+    count = min(len(table), _MOST_POINTS)
+    return [table[round(index * last / max(count - 1, 1))] for index in range(count)]
+
+
+def find_half(table_hz: Sequence[int]) -> int:
+    """The entry nearest to half of the highest."""
+    return min(table_hz, key=lambda hz: (abs(hz - max(table_hz) / 2), hz))
+
+
+def plan_point(domain: DomainClocks, hz: int) -> OperatingPoint:
+    """The point that holds one clock and leaves the others alone."""
+    if domain.cpus:
+        return OperatingPoint(cpu_freq_hz={domain.name: hz})
+    return OperatingPoint(gpu_freq_hz=hz) if domain.name == "gpu" else OperatingPoint(memory_freq_hz=hz)
+
+
+def find_hz(point: OperatingPoint, domain: DomainClocks) -> int | None:
+    """What a point has for a clock."""
+    if domain.cpus:
+        return point.cpu_freq_hz.get(domain.name)
+    return point.gpu_freq_hz if domain.name == "gpu" else point.memory_freq_hz
+
+
+def find_changes(before: Clocks, after: Clocks) -> list[str]:
+    """What is not as it was, of everything that holding a clock may touch; empty where all is."""
+    then = {domain.name: domain for domain in list_domains(before)}
+    changes = []
+    for domain in list_domains(after):
+        was = then.pop(domain.name, None)
+        for field in ("min_hz", "max_hz", "governor", "online"):
+            if was is not None and getattr(was, field) != getattr(domain, field):
+                changes.append(f"{field} of {domain.name} was {getattr(was, field)} and is {getattr(domain, field)}")
+    changes += [f"{name} is gone" for name in then]
+    if before.power_mode != after.power_mode:
+        changes.append(f"the power mode was {before.power_mode} and is {after.power_mode}")
+    if after.holder:
+        changes.append(f"{after.holder} still holds clocks")
+    return changes
+
+
+def _require_safe(report: PinReport) -> None:
+    if report.status is PinStatus.UNSAFE:
+        raise BoardUnsafeError(
+            f"its clocks could not be restored: {report.message}",
+            "Look at it; then, on the board: device-agent clocks restore",
+        )
+
+
+def _list_rails(window: PowerWindow) -> Mapping[str, RailPower]:
+    rails = {rail.rail: rail for rail in window.rails}
+    return rails | ({"total": window.total} if window.total is not None else {})
+
+
+def _mhz(hz: int | None) -> str:
+    return "nothing" if hz is None else f"{hz / 1e6:g} MHz"
+
+
+def _points(point: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {_mhz(hz)}" for name, hz in point.items())
