@@ -186,7 +186,9 @@ def _describe(
 
 
 def find_algorithm(workload: str) -> str:
-    """How a convolution is computed, by its workload's name; "" for what is none."""
+    """How a convolution, or all that is in 8 bits, is computed, by its workload's name; "" for what is none."""
+    if re.search(r"int8|quantize", workload):
+        return "8 bits"
     winograd = re.match(r"winograd(\d)", workload)
     return f"winograd F({winograd[1]}, 3)" if winograd else "direct" if "conv2d" in workload else ""
 

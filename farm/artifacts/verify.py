@@ -14,6 +14,8 @@ import numpy.typing as npt
 # the error of recursive summation grows with n u, u = 6e-8). Ten times that still catches a wrong weight.
 _TOLERANCE = {"float64": 1e-8, "float32": 1e-4, "float16": 2e-2, "bfloat16": 5e-2}
 
+_BYTES = (np.uint8, np.int8)
+
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
@@ -28,7 +30,10 @@ class Comparison:
 def compare(
     outputs: Sequence[npt.NDArray[Any]], reference: Sequence[npt.NDArray[Any]], factor: float = 1.0
 ) -> Comparison:
-    """Compare arrays pairwise; integers must be equal, floats within `factor` times their type's tolerance."""
+    """Compare arrays pairwise; floats must agree within `factor` times their type's tolerance.
+
+    Integers must be equal, those of 8 bits to a step.
+    """
     if len(outputs) != len(reference):
         return Comparison(False, float("inf"), float("inf"), f"{len(outputs)} outputs, {len(reference)} expected")
     worst = Comparison(True, 0.0, 0.0)
@@ -54,6 +59,8 @@ def _compare_one(output: npt.NDArray[Any], wanted: npt.NDArray[Any], name: str, 
     error = float(np.nanmax(np.abs(np.where(np.isfinite(b), a - b, 0.0))))
     peak = float(np.max(np.abs(b[np.isfinite(b)]), initial=0.0))
     relative = error / peak if peak > 0 else error
-    tolerance = factor * _TOLERANCE.get(str(wanted.dtype), 0.0)
+    # Rounded from float32, whose last digit may be on either side of a half.
+    step = 1 / max(peak, 1.0) if wanted.dtype in _BYTES else 0.0
+    tolerance = step or factor * _TOLERANCE.get(str(wanted.dtype), 0.0)
     matches = relative <= tolerance
     return Comparison(matches, error, relative, "" if matches else f"{name} differs by {relative:.1e} of its peak")

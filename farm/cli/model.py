@@ -7,13 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from farm.cli import model_artifacts, model_board, options, output
+from farm.cli import model_artifacts, model_board, model_quantize, options, output
 from farm.inventory.board_types import require_board_type
 from farm.models import zoo
 
 app = typer.Typer(help="Models: the zoo, and what is in one.", no_args_is_help=True)
 model_artifacts.register(app)
 model_board.register(app)
+model_quantize.register(app)
 
 
 @app.command("zoo")

@@ -16,8 +16,10 @@ from farm.search import (
     canonical,
     constants,
     cores,
+    dots,
     gathering,
     joins,
+    quantised,
     spelling,
     transposes,
     tvm_env,
@@ -107,7 +109,9 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
     from tvm import relax
     from tvm.relax import transform
 
-    passes = [
+    # Before constants are folded, which would make float32 of weights in 8 bits.
+    passes = [quantised.lower()] if pipeline.canonical else []
+    passes += [
         transform.FoldBatchnormToConv2D(),
         transform.DecomposeOpsForInference(),
         transform.CanonicalizeBindings(),
@@ -128,7 +132,7 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
         core = cores.core_of(target.export())
         passes.append(winograd.use_winograd(algorithms.choose_winograd(core, exact=pipeline.winograd == "exact")))
     if pipeline.canonical:
-        passes.append(joins.mark())
+        passes += [dots.use_instruction(target), joins.mark()]
     if pipeline.polynomials:
         passes.append(vector_math.legalise())
     passes.append(relax.get_pipeline("zero"))

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farm.errors import InternalError
-from farm.search import names, tvm_env
+from farm.search import dots, names, tvm_env
 from farm.search.tvm_errors import find_reason
 
 _Instructions = list[list[Any]]
@@ -41,6 +41,8 @@ def restore(text: str, entry: Any, target: Any) -> Any:
         own = _rename(instructions, _map_names(instructions, entry.mod, context))
         record = ms.database.TuningRecord.from_json([[own, decisions], [1.0], recorded_target, arguments], entry)
         schedule = tvm.s_tir.Schedule(entry.mod)
+        if any(kind == "Tensorize" for kind, *_ in instructions):
+            dots.register_all()
         record.trace.apply_to_schedule(schedule, remove_postproc=True)
         finish(schedule, context)
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:  # what TVM raises for a misfit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -64,15 +65,17 @@ def readable_name(function: str, shapes: Sequence[tuple[int, ...]], kernel_layou
     source, result = shapes[0], shapes[-1]
     # What `farm.search.converters` makes of a Clip.
     fused = fused.replace("maximum_minimum", "clip")
-    words = fused.split("_")
+    fused = _spell_bytes(fused)
+    words = fused.removeprefix("int8_").split("_")
     if words[:2] == ["winograd", "conv2d"] and len(shapes) > 2 and len(shapes[1]) == len(source) == 4:
         # Its weights are transformed: rows and columns of a tile, which reaches two further than m.
         fused = fused.replace("winograd", f"winograd{shapes[1][0] - 2}", 1)
         return f"{fused} 3x3 {_dimensions(source)}>{shapes[1][3]}"
-    if words[0] == "conv2d" and len(shapes) > 2 and len(shapes[1]) == len(source) == len(result) == 4:
-        kernel = dict(zip(kernel_layout, shapes[1], strict=True))
+    if words[0] == "conv2d" and len(shapes) > 2 and len(source) == len(result) == 4 and len(shapes[1]) in (4, 5):
+        # Five where bytes lie four channels together: [h, w, in / 4, out, 4].
+        kernel = dict(zip(kernel_layout if len(shapes[1]) == 4 else "HWIO", shapes[1], strict=False))
         rows, channels = (1, 3) if kernel_layout == "HWIO" else (2, 1)
-        if kernel["I"] == 1 and source[channels] > 1:
+        if kernel["I"] == 1 and source[channels] > 1 and len(shapes[1]) == 4:
             fused = f"depthwise_{fused}"
         stride = round(source[rows] / result[rows])
         size = f"{kernel['H']}x{kernel['W']}" + (f"/{stride}" if stride > 1 else "")
@@ -80,6 +83,13 @@ def readable_name(function: str, shapes: Sequence[tuple[int, ...]], kernel_layou
     if words[0] == "matmul" and source and len(result) == len(source) and result[:-1] == source[:-1]:
         return f"{fused} {_dimensions(source)}>{result[-1]}"
     return f"{fused} {_dimensions(source)}" + (f">{_dimensions(result)}" if result != source else "")
+
+
+def _spell_bytes(fused: str) -> str:
+    """In short what `farm.search.quantised` and `farm.search.dots` make: products of bytes, scaling of bytes."""
+    fused = re.sub(r"^(?:dots_(conv2d|matmul)|(conv2d|matmul)(?=_cast))_cast", r"int8_\1\2", fused)
+    fused = fused.replace("multiply_add_clip_cast", "quantize")
+    return re.sub(r"cast_(?:subtract_)?multiply", "dequantize", fused)
 
 
 def _dimensions(shape: tuple[int, ...]) -> str:

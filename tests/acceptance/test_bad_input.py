@@ -59,6 +59,16 @@ def write_model(path: pathlib.Path, operator: str, shape: list[int | str], domai
         (["tune", "tiny-cnn", "--board-type", "jetson-nano", "--json"], 2, ["no board of type 'jetson-nano'"]),
         (["model", "show", "tiny-cnn", "--shape", "nope=1,3"], 2, ["no input 'nope'", "data (1, 3, 16, 16)"]),
         (["model", "show", "tiny-cnn", "--shape", "data"], 2, ["--shape", "data"]),
+        (
+            ["model", "quantize", "tiny-cnn", "--calibration", "nowhere", "--out", "x.onnx"],
+            2,
+            ["--calibration 'nowhere' is no folder", "random"],
+        ),
+        (
+            ["model", "quantize", "tiny-cnn", "--calibration", "random", "--out", "no/such/x.onnx"],
+            2,
+            ["--out no/such/x.onnx: there is no folder"],
+        ),
         (["record", "list", "--board-type", "toaster"], 2, ["unknown board type 'toaster'"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) and value and not value[0].startswith("no") else "",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from farm.search.families.batched import Batched, Grouped
 from farm.search.families.dense import Dense
 from farm.search.families.depthwise import Depthwise
+from farm.search.families.dots import Dots
 from farm.search.families.elementwise import Elementwise
 from farm.search.families.family import Family
 from farm.search.families.norm import Norms
@@ -15,6 +16,7 @@ from farm.search.families.reduce import Reduce
 from farm.search.families.winograd import Winograd
 
 FAMILIES: tuple[Family, ...] = (
+    Dots(),
     Dense(),
     Winograd(),
     Depthwise(),

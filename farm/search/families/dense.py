@@ -41,6 +41,8 @@ class Dense:
     """See the module."""
 
     name = "dense"
+    # Loops inside the lanes' that one instruction takes care of.
+    inner = 0
 
     def read(self, schedule: Any) -> Contraction | None:
         """A contraction with pixels and one loop of channels that is in no batch."""
@@ -147,7 +149,7 @@ class Dense:
             steps.vectorise(schedule, schedule.get_loops(pad)[-1], plan["lanes"])
         if facts.last != facts.main:
             schedule.set_scope(main, 0, "global")
-        own = schedule.get_loops(main)[-(len(facts.pixels) + 1 + len(facts.sums)) :]
+        own = schedule.get_loops(main)[-(len(facts.pixels) + 1 + len(facts.sums) + self.inner) :]
         sums, pixels = [own[axis.at] for axis in facts.sums], [own[axis.at] for axis in facts.pixels]
         vector, lane = schedule.split(own[facts.channels[0].at], [None, plan["lanes"]])
         inside = [*pixels, vector]
@@ -157,17 +159,21 @@ class Dense:
         schedule.reorder(*sums, *inside, lane)
         if plan.get("steps", 1) > 1:
             hold_data(schedule, main, facts.data_at, sums[-1])
-        schedule.vectorize(lane)
         schedule.vectorize(tile[-1])
         for loop in (*inside, *tile[:-1]):
             schedule.unroll(loop)
         schedule.parallel(parallel)
-        schedule.decompose_reduction(main, sums[0])
+        self._compute(schedule, main, sums[0], lane)
         if facts.pad and not self._pads_rows(facts, plan):
             loops = schedule.get_loops(schedule.get_sblock(facts.pad))
             if len(loops) > 2:
                 schedule.parallel(schedule.fuse(*loops[:-2]))
             steps.vectorise(schedule, loops[-1], plan["lanes"])
+
+    def _compute(self, schedule: Any, main: Any, outermost: Any, lane: Any) -> None:
+        """Make vectors of the lanes, and set the sums to zero before the outermost loop of the reduction."""
+        schedule.vectorize(lane)
+        schedule.decompose_reduction(main, outermost)
 
     @staticmethod
     def _pads_rows(facts: Contraction, plan: Plan) -> bool:

@@ -1,0 +1,190 @@
+"""Models in 8 bits: ONNX Runtime's static quantisation, and what it costs in accuracy. Running them is others' work."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import pathlib
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+
+from farm.errors import PermanentError, UsageError
+from farm.models.inputs import InputSpec, make_inputs
+from farm.models.source import ModelSource
+from farm.search import constants
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+# Before that opset QuantizeLinear knows no scale per channel.
+_LEAST_OPSET = 13
+# Of what ONNX Runtime takes for itself as it reads a model and calibrates.
+_SUFFIXES = (".npz", ".npy")
+RANDOM = "random"
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """What rounding to 8 bits did to one output over all calibration inputs.
+
+    `rms` is the root mean square of the difference over that of the float model's output, `largest` the largest
+    difference over the largest output. `top1` is the share of rows whose largest entry stayed where it was, None for
+    outputs that are no scores (batch, classes).
+    """
+
+    output: str
+    rms: float
+    largest: float
+    top1: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantised:
+    """The model as ONNX with QuantizeLinear and DequantizeLinear, and the loss by output on `examples` inputs."""
+
+    onnx_bytes: bytes = dataclasses.field(repr=False)
+    examples: int
+    losses: tuple[Loss, ...]
+
+
+def read_calibration(text: str, inputs: Sequence[InputSpec], count: int) -> list[Arrays]:
+    """What to calibrate with: `random`, that is `count` seeded inputs, or the .npz and .npy files of a folder.
+
+    A .npz holds an array for each input by name, a .npy the only input. Raises UsageError for a file that does not fit.
+    """
+    if text == RANDOM:
+        return [make_inputs(inputs, seed) for seed in range(count)]
+    folder = pathlib.Path(text).expanduser()
+    if not folder.is_dir():
+        raise UsageError(f"--calibration {text!r} is no folder", f"Give a folder of .npz or .npy files, or {RANDOM!r}.")
+    files = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES)
+    if not files:
+        raise UsageError(
+            f"{folder} holds no .npz and no .npy file",
+            f"np.savez(FILE, {', '.join(f'{spec.name}=...' for spec in inputs)}) writes one; one for each example.",
+        )
+    return [_read_example(path, inputs) for path in files]
+
+
+def _read_example(path: pathlib.Path, inputs: Sequence[InputSpec]) -> Arrays:
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        arrays = {inputs[0].name: loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise UsageError(f"{path} cannot be read as arrays of numbers: {error}") from error
+    fed = {}
+    for spec in inputs:
+        if spec.name not in arrays:
+            raise UsageError(f"{path} has no array for the input {spec}", f"It holds {', '.join(arrays) or 'nothing'}.")
+        array = arrays[spec.name]
+        if array.shape != spec.static_shape or array.dtype != np.dtype(spec.dtype):
+            raise UsageError(f"{path}: {spec.name} is {array.shape} {array.dtype}; the model's input is {spec}")
+        fed[spec.name] = array
+    return fed
+
+
+def quantise(source: ModelSource, examples: Sequence[Arrays]) -> Quantised:
+    """The model in 8 bits: activations by their range over the examples, weights by their own, per channel.
+
+    Batch normalisation is folded into convolutions first. Raises UsageError for a model that is quantised already or
+    has nothing to quantise, PermanentError where ONNX Runtime fails.
+    """
+    from onnxruntime import quantization
+
+    model = source.load()
+    if any(node.op_type in ("QuantizeLinear", "QLinearConv", "DequantizeLinear") for node in model.graph.node):
+        raise UsageError(f"{source.name} is quantised already")
+    opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
+    if opset < _LEAST_OPSET:
+        raise UsageError(
+            f"{source.name} has ONNX opset {opset}; scales per channel need {_LEAST_OPSET}",
+            "Export it with a newer opset; onnx.version_converter can convert many models.",
+        )
+    constants.fold_batch_norm(model.graph)
+    used = {name for node in model.graph.node for name in node.input}
+    kept = [tensor for tensor in model.graph.initializer if tensor.name in used]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    with tempfile.TemporaryDirectory(prefix="farm-quantise-") as folder, _without_advice():
+        path = pathlib.Path(folder) / "model.onnx"
+        try:
+            quantization.quantize_static(
+                model,
+                path,
+                _Reader(examples),
+                quant_format=quantization.QuantFormat.QDQ,
+                per_channel=True,
+                activation_type=quantization.QuantType.QUInt8,
+                weight_type=quantization.QuantType.QInt8,
+            )
+            data = onnx.load(path).SerializeToString(deterministic=True)
+        except Exception as error:  # whatever ONNX Runtime and its tools raise
+            raise PermanentError(f"ONNX Runtime cannot quantise {source.name}: {error}") from error
+    if not any(node.op_type == "QuantizeLinear" for node in onnx.load_model_from_string(data).graph.node):
+        raise UsageError(f"{source.name} has no operator that can be quantised")
+    return Quantised(data, len(examples), measure_loss(source.onnx_bytes, data, examples))
+
+
+def measure_loss(before: bytes, after: bytes, examples: Sequence[Arrays]) -> tuple[Loss, ...]:
+    """How far the outputs of one model are from another's on the same inputs, both run by ONNX Runtime."""
+    names, wanted = _run(before, examples)
+    _, found = _run(after, examples)
+    return tuple(
+        _compare(name, np.stack([each[at] for each in wanted]), np.stack([each[at] for each in found]))
+        for at, name in enumerate(names)
+    )
+
+
+def _run(data: bytes, examples: Iterable[Arrays]) -> tuple[list[str], list[list[npt.NDArray[Any]]]]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return [output.name for output in session.get_outputs()], [session.run(None, dict(each)) for each in examples]
+
+
+def _compare(name: str, wanted: npt.NDArray[Any], found: npt.NDArray[Any]) -> Loss:
+    a, b = wanted.astype(np.float64), found.astype(np.float64)
+    size, peak = float(np.sqrt(np.mean(a**2))), float(np.abs(a).max())
+    top1 = None
+    # Examples, batch, classes.
+    if a.ndim == 3 and a.shape[2] > 1:
+        top1 = float(np.mean(a.argmax(axis=2) == b.argmax(axis=2)))
+    return Loss(
+        name,
+        float(np.sqrt(np.mean((a - b) ** 2))) / size if size else 0.0,
+        float(np.abs(a - b).max()) / peak if peak else 0.0,
+        top1,
+    )
+
+
+class _Reader:
+    """Examples one by one, as ONNX Runtime asks for them."""
+
+    def __init__(self, examples: Sequence[Arrays]) -> None:
+        self._left: Iterator[Arrays] = iter(examples)
+
+    def get_next(self) -> dict[str, npt.NDArray[Any]] | None:
+        example = next(self._left, None)
+        return None if example is None else dict(example)
+
+    def set_range(self, start_index: int, end_index: int) -> None:
+        """ONNX Runtime looks for it and never calls it with the MinMax method."""
+
+
+@contextlib.contextmanager
+def _without_advice() -> Iterator[None]:
+    """ONNX Runtime's tools log advice for their own users to the root logger."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
