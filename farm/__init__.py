@@ -1,6 +1,7 @@
 """The coordinator: boards, campaigns, search, store and reports. The board's side is `device_agent`.
 
-`farm.Campaign` and `farm.campaigns` are what Python programs use; they are loaded when they are first asked for.
+`farm.optimize`, `farm.Campaign` and `farm.campaigns` are what Python programs use; they are loaded when they are first
+asked for.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_API = ("Campaign", "campaigns")
+_API = {"Campaign": "farm.api", "campaigns": "farm.api", "optimize": "farm.one_model"}
 
 
 def __getattr__(name: str) -> Any:
     # Not an import statement: everything imports this package, and must not wait for campaigns.
     if name in _API:
-        return getattr(importlib.import_module("farm.api"), name)
+        return getattr(importlib.import_module(_API[name]), name)
     raise AttributeError(f"module 'farm' has no attribute {name!r}")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from device_agent.protocol import Engine
 from farm.artifacts import make
+from farm.artifacts.brought import Brought
 from farm.artifacts.checking import find_tolerance_factor, run_reference
 from farm.artifacts.compile import UNTUNED_PIPELINE, compile_model
 from farm.artifacts.manifest import Artifact
@@ -25,8 +26,7 @@ from farm.artifacts.verify import compare
 from farm.campaign.board_choice import TargetPlan, plan_target
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
-from farm.models.inputs import InputSpec, make_inputs
-from farm.models.source import ModelSource
+from farm.models.inputs import make_inputs
 from farm.report import plots
 from farm.settings import Settings
 from farm.store import Store
@@ -44,8 +44,7 @@ _WINDOW_S = 2.0
 class Subject:
     """A model to time. `artifact` is what was compiled of it already, None to compile it from the records there are."""
 
-    source: ModelSource
-    inputs: tuple[InputSpec, ...]
+    brought: Brought
     artifact: Artifact | None = None
 
 
@@ -73,11 +72,12 @@ def bench(
     limits = board.limits(target.threads)
     models = []
     for subject in subjects:
-        name = subject.source.name
+        source = subject.brought.source
+        name = source.name
         if subject.artifact is not None:
             board.require_fit(subject.artifact.manifest)
         say(f"{name}: compiling")
-        order = make.Order(subject.source, subject.inputs, board_type, simulated=about.simulated)
+        order = make.Order(subject.brought, board_type, simulated=about.simulated)
         records, relatives = make.fetch_candidates(order, store)
         wanted = [each for each in (OURS, *rivals) if each != ONNXRUNTIME and not (each == OURS and subject.artifact)]
         job = functools.partial(_compile, order, target, wanted, records, relatives)
@@ -86,7 +86,7 @@ def bench(
             programs[OURS] = subject.artifact.read_library()
             algorithms |= {each.algorithm for each in subject.artifact.manifest.workloads}
         factor = find_tolerance_factor(algorithms)
-        inputs = make_inputs(subject.inputs, settings.seed)
+        inputs = make_inputs(subject.brought.inputs, settings.seed)
         variants = [
             Variant(each, Engine.RELAX_VM, programs[each], ordered(inputs), needed=each == OURS)
             for each in (OURS, *rivals)
@@ -94,15 +94,15 @@ def bench(
         ]
         missing = {}
         if ONNXRUNTIME in rivals and str(Engine.ONNXRUNTIME) in about.engines:
-            variants.insert(1, Variant(ONNXRUNTIME, Engine.ONNXRUNTIME, subject.source.onnx_bytes, inputs))
+            variants.insert(1, Variant(ONNXRUNTIME, Engine.ONNXRUNTIME, source.onnx_bytes, inputs))
         elif ONNXRUNTIME in rivals:
             missing[ONNXRUNTIME] = f"ONNX Runtime is not installed on {board.name}"
         say(f"{name}: timing {', '.join(LABELS[each.name] for each in variants)}, {settings.model_runs} runs each")
         energy = plan_window(about, _WINDOW_S).to_energy()
         timed = time_in_turns(board.run, variants, settings.model_runs, limits, energy=energy)
         timed.missing |= missing
-        (reference,) = run_reference(subject.source, [("", inputs)])
-        models.append(_describe(subject.source, timed, reference, rivals, factor))
+        (reference,) = run_reference(source, [("", inputs)])
+        models.append(_describe(subject, timed, reference, rivals, factor))
     return {
         "board": {"name": board.name, "type": about.board_type, "simulated": about.simulated},
         "operating_point": board.point,
@@ -136,7 +136,7 @@ def _compile(
 
 
 def _describe(
-    source: ModelSource, timed: Timed, reference: Sequence[Any], rivals: Sequence[str], factor: float
+    subject: Subject, timed: Timed, reference: Sequence[Any], rivals: Sequence[str], factor: float
 ) -> dict[str, Any]:
     ours = timed.summary(OURS)
     assert ours is not None  # `time_in_turns` raises otherwise
@@ -157,7 +157,12 @@ def _describe(
             "energy_j": energy_j,
             "power_w": power_w,
         }
-    return {"model": source.name, "sha256": source.sha256, "variants": rows}
+    return {
+        "model": subject.brought.source.name,
+        "artifact": str(subject.artifact.folder) if subject.artifact else None,
+        "sha256": subject.brought.about.sha256,
+        "variants": rows,
+    }
 
 
 def write_report(document: dict[str, Any], folder: Path) -> list[str]:
@@ -165,7 +170,7 @@ def write_report(document: dict[str, Any], folder: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     board, paths = document["board"], [str(folder / "bench.json")]
     (folder / "bench.json").write_text(json.dumps(document, indent=2) + "\n")
-    for model in document["models"]:
+    for index, model in enumerate(document["models"]):
         rows = [
             plots.LatencyRow(
                 each["label"],
@@ -177,7 +182,8 @@ def write_report(document: dict[str, Any], folder: Path) -> list[str]:
             for name, each in model["variants"].items()
             if each["latency_s"]
         ]
-        path = folder / f"latency-{model['model']}.png"
+        same = [each["model"] for each in document["models"][:index]].count(model["model"])
+        path = folder / f"latency-{model['model']}{f'-{same + 1}' if same else ''}.png"
         subtitle = f"{document['operating_point']} clocks, {document['threads']} threads"
         title = f"{model['model']} on {board['type']}/{board['name']}"
         plots.plot_latency(path, rows, title, subtitle, simulated=board["simulated"])

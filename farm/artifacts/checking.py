@@ -19,7 +19,7 @@ from farm.artifacts.timing import ordered
 from farm.artifacts.verify import Comparison, compare
 from farm.errors import PermanentError, UnavailableError, UsageError
 from farm.models.inputs import InputSpec, make_inputs
-from farm.models.source import ModelSource, resolve_model
+from farm.models.source import ModelSource
 
 # Besides those that the user gives.
 SEEDS = (0, 1)
@@ -29,25 +29,6 @@ SEEDS = (0, 1)
 _FACTORS = {"winograd F(4, 3)": 2.0, "winograd F(6, 3)": 8.0, "8 bits": 500.0}
 
 Arrays = Mapping[str, Any]
-
-
-def find_model(manifest: Manifest, given: str | None) -> ModelSource:
-    """The model that an artifact was compiled from: where it came from, or `given`. Raises UsageError."""
-    origin = manifest.model.origin
-    try:
-        source = resolve_model(given or origin.removeprefix("zoo:"))
-    except UsageError as error:
-        raise UsageError(f"the model of this artifact is needed to verify it: {error.message}", _MODEL_HINT) from error
-    if source.sha256 != manifest.model.sha256:
-        raise UsageError(
-            f"{source.origin} is not the model that {manifest.name} was compiled from (SHA-256 "
-            f"{manifest.model.sha256[:12]}…): it was changed since",
-            _MODEL_HINT,
-        )
-    return source
-
-
-_MODEL_HINT = "Give its file with --model, or compile the model again."
 
 
 def make_cases(manifest: Manifest, given: Sequence[tuple[str, Arrays]]) -> list[tuple[str, Arrays]]:

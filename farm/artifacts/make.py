@@ -16,6 +16,7 @@ from typing import Any
 
 import farm
 from farm.artifacts import manifest as manifests
+from farm.artifacts.brought import Brought
 from farm.artifacts.choice import Records, Relative
 from farm.artifacts.compile import Compiled, Served, compile_model
 from farm.artifacts.manifest import Artifact, Manifest, RecordUsed, Tensor, WorkloadServed
@@ -45,13 +46,22 @@ _MOST_NAMED = 4
 class Order:
     """What is compiled, for which boards: those of a type that are, or are not, `simulated`, at an operating point."""
 
-    source: ModelSource
-    inputs: tuple[InputSpec, ...]
+    brought: Brought
     board_type: BoardType
     operating_point: str = DEFAULT_POINT
     simulated: bool = False
     missing: str = RULE
     labels: bytes | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def source(self) -> ModelSource:
+        """What is compiled."""
+        return self.brought.source
+
+    @property
+    def inputs(self) -> tuple[InputSpec, ...]:
+        """Its inputs, with shapes."""
+        return self.brought.inputs
 
 
 def make_artifact(order: Order, out: Path, settings: Settings, store: Store) -> Artifact:
@@ -163,7 +173,7 @@ def _describe(
         predicted = math.fsum(each.workload.weight * (each.latency_s or 0.0) for each in compiled.served)
     return Manifest(
         name=source.name,
-        model=manifests.Model(name=source.name, sha256=source.sha256, origin=source.origin),
+        model=order.brought.about,
         inputs=inputs,
         outputs=outputs,
         board_type=order.board_type.name,

@@ -38,11 +38,13 @@ class Tensor(StrictModel):
 
 
 class Model(StrictModel):
-    """The model compiled; `origin` is the path of its file, or `zoo:NAME`."""
+    """The model compiled; `origin` is the path of its file, or `zoo:NAME`. `shapes` and `batch` as they were given."""
 
     name: str
     sha256: str
     origin: str
+    shapes: tuple[str, ...] = ()
+    batch: int | None = None
 
 
 class RecordUsed(StrictModel):

@@ -93,8 +93,23 @@ def find_board(store: Store, name: str) -> tuple[BoardType, str | None]:
 def hold_board(
     settings: Settings, store: Store, name: str, wait_s: float, purpose: str, say: Callable[[str], None]
 ) -> Iterator[HeldForModels]:
-    """Hold the board for a block. Raises what `open_crew` raises."""
+    """Hold the board called `name` for a block. Raises what `open_crew` raises."""
     kind, known = find_board(store, name)
-    with open_crew(settings, store, kind, known, wait_s, purpose, say) as (crew, _):
+    with hold_type(settings, store, kind, wait_s, purpose, say, known) as held:
+        yield held
+
+
+@contextlib.contextmanager
+def hold_type(
+    settings: Settings,
+    store: Store,
+    kind: BoardType,
+    wait_s: float,
+    purpose: str,
+    say: Callable[[str], None],
+    name: str | None = None,
+) -> Iterator[HeldForModels]:
+    """Hold a board of a type for a block: `name`, or any that is free. Raises what `open_crew` raises."""
+    with open_crew(settings, store, kind, name, wait_s, purpose, say) as (crew, _):
         thread = crew.boards[0]
         yield HeldForModels(thread, wait_for(thread.submit(lambda board, _: board.open())), settings)

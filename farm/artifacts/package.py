@@ -1,52 +1,59 @@
-"""Pack a verified artifact into one file: a tar of it, or a wheel that installs as a Python package of its own.
+"""Pack a verified artifact into one file: a tar of it, a wheel that installs as a Python package of its own, or C.
 
 Equal artifacts give equal files.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import io
 import keyword
 import re
 import tarfile
-import zipfile
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
+from farm.artifacts import c_package
 from farm.artifacts import manifest as manifests
 from farm.artifacts.checking import require_verified
 from farm.artifacts.manifest import Artifact, Manifest
 from farm.errors import UsageError
+from farm.fleet.provision.wheels import pack_wheel
 
-TAR, WHEEL = "tar", "wheel"
-FORMATS = (TAR, WHEEL)
+TAR, WHEEL, C = "tar", "wheel", "c"
+FORMATS = (TAR, WHEEL, C)
 # What runs the model in a wheel.
 _RUNTIME = "farm.artifacts.runtime"
 _RUNTIME_FILES = ("__init__.py", "__main__.py", "images.py", "inputs.py", "runner.py")
-# The first day that a zip archive can hold.
-_ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
-def write_package(artifact: Artifact, form: str, out: Path | None, name: str | None) -> Path:
+def write_package(
+    artifact: Artifact, form: str, out: Path | None, name: str | None = None, runtime: Path | None = None
+) -> Path:
     """Write the package; returns its path. `out` is a file, or a folder for a file that is named here.
 
+    `runtime` is where a C package for another processor finds TVM's libraries: a bundle, a wheel's folder, a board's.
     Raises UsageError for a name that no Python package can have, PermanentError for an artifact that was not verified.
     """
     if form not in FORMATS:
         raise UsageError(f"there is no format {form!r}", f"Known: {', '.join(FORMATS)}.")
     require_verified(artifact)
     package = require_name(name) if name is not None else find_name(artifact.manifest.name)
-    if form == TAR:
-        called, data = _make_tar(package, artifact.manifest, _read_files(artifact))
+    if form == WHEEL:
+        called, contents, record = _plan_wheel(package, artifact)
+    elif form == C:
+        root, contents = c_package.build(artifact, package, runtime)
+        called = f"{root}.tar"
     else:
-        called, data = _make_wheel(package, artifact)
+        root, contents = _plan_name(package, artifact.manifest), _read_files(artifact)
+        called = f"{root}.tar"
     path = _find_path(out, called, form)
     with manifests.new_file(path) as partial:
-        partial.write_bytes(data)
+        if form == WHEEL:
+            pack_wheel(partial, contents, record)
+        else:
+            _pack_tar(partial, root, contents, int(artifact.manifest.created_at))
     return path
 
 
@@ -105,34 +112,28 @@ def _find_path(out: Path | None, called: str, form: str) -> Path:
     return out
 
 
-def _make_tar(package: str, manifest: Manifest, files: Mapping[str, bytes]) -> tuple[str, bytes]:
-    root = f"{package}-{manifest.board_type}-{manifest.library.sha256[:8]}"
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name, data in sorted(files.items()):
+def _plan_name(package: str, manifest: Manifest) -> str:
+    return f"{package}-{manifest.board_type}-{manifest.library.sha256[:8]}"
+
+
+def _pack_tar(path: Path, root: str, contents: Mapping[str, bytes], at: int) -> None:
+    with tarfile.open(path, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, data in sorted(contents.items()):
             entry = tarfile.TarInfo(f"{root}/{name}")
-            entry.size, entry.mode, entry.mtime = len(data), 0o644, int(manifest.created_at)
+            entry.size, entry.mtime = len(data), at
+            entry.mode = 0o755 if data.startswith(b"\x7fELF") else 0o644
             archive.addfile(entry, io.BytesIO(data))
-    return f"{root}.tar", buffer.getvalue()
 
 
-def _make_wheel(package: str, artifact: Artifact) -> tuple[str, bytes]:
-    """A wheel as the packaging user guide's "binary distribution format" says, by hand: a zip with three texts."""
+def _plan_wheel(package: str, artifact: Artifact) -> tuple[str, dict[str, bytes], str]:
+    """A wheel's name, its contents but for the RECORD, and that one's name."""
     manifest = artifact.manifest
     version, tag = find_version(manifest), find_tag(manifest)
     info = f"{package}-{version}.dist-info"
     members = {f"{package}/{name}": data for name, data in list_members(artifact).items()}
     members[f"{info}/METADATA"] = _describe(package, version, manifest).encode()
     members[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: tvm-farm\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
-    rows = [f"{name},sha256={_hash(data)},{len(data)}" for name, data in members.items()]
-    members[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in members.items():
-            entry = zipfile.ZipInfo(name, _ZIP_DATE)
-            entry.external_attr, entry.compress_type = 0o100644 << 16, zipfile.ZIP_DEFLATED
-            archive.writestr(entry, data)
-    return f"{package}-{version}-{tag}.whl", buffer.getvalue()
+    return f"{package}-{version}-{tag}.whl", members, f"{info}/RECORD"
 
 
 def _describe(package: str, version: str, manifest: Manifest) -> str:
@@ -155,7 +156,3 @@ Takes {takes}; gives {gives}.
     from {package} import Model
     outputs = Model().run({{"{manifest.inputs[0].name if manifest.inputs else ""}": array}})
 """
-
-
-def _hash(data: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

@@ -15,6 +15,7 @@ from farm.cli import campaign_options, options, output
 from farm.cli.campaign_options import Name
 from farm.errors import UsageError
 from farm.report import campaign_table
+from farm.report.campaign_artifacts import list_artifacts
 from farm.report.campaign_document import make_document, summarise
 from farm.values import CampaignState, FleetCampaign
 
@@ -77,6 +78,7 @@ def show(name: Name, json: options.Json = False, debug: options.Debug = False) -
         )
         found = sum(each["median_s"] is not None for each in document["winners"])
         for line in (
+            *(f"to compile: {each.command}" for each in list_artifacts(document) if found),
             f"{found} of {len(document['winners'])} tasks have a record",
             f"owner {campaign.owner}, submitted {_date(campaign.started_at)} by `farm {campaign.command}`",
         ):

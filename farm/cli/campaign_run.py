@@ -13,9 +13,13 @@ from farm.campaign.running.ahead import Ahead, engine_ahead
 from farm.cli import campaign_options, options, output
 from farm.cli.campaign_options import Name
 from farm.cli.campaign_screen import CampaignScreen
+from farm.errors import PermanentError, UsageError
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignState
+
+# The campaign's own boards are free again by then; others may have one for a while.
+_COMPILE_WAIT_S = 300.0
 
 Detach = Annotated[
     bool, typer.Option("--detach", help="Do not wait for it; `farm campaign attach NAME` shows it at any time.")
@@ -35,12 +39,18 @@ def run(
         Path, typer.Argument(metavar="FILE", help="A campaign file; docs/howto/run-a-campaign.md says what happens.")
     ],
     detach: Detach = False,
+    compile_to: Annotated[
+        Path | None,
+        typer.Option("--compile", metavar="DIR", help="Then compile, verify and pack every model for every type."),
+    ] = None,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
     """Carry out a campaign. Ctrl-C pauses it; `farm campaign resume NAME` goes on."""
 
     def work() -> None:
+        if detach and compile_to is not None:
+            raise UsageError("--compile waits for the campaign's end, --detach does not", "Leave one of both out.")
         # Imported here: a tenth of a second that no other command should wait for.
         from farm.campaign.running.submit import submit
         from farm.campaign.spec import read_campaign
@@ -51,7 +61,10 @@ def run(
         with options.open_store(settings) as store, engine_ahead(settings) as engine:
             command = f"campaign run {file}"
             name = submit(campaign, store, settings, name_user(), command, screen.note, engine.begin)
-            _carry_out(engine, settings, store, name, screen, detach, json)
+            _carry_out(engine, settings, store, name, screen, detach, json and compile_to is None)
+        if compile_to is not None:
+            with options.open_store(settings) as store:
+                _compile(settings, store, name, compile_to, screen, json)
 
     output.run(work, debug)
 
@@ -113,6 +126,25 @@ def clone(
     output.run(work, debug)
 
 
+def _compile(settings: Settings, store: Store, name: str, out: Path, screen: CampaignScreen, json: bool) -> None:
+    """Make the artifacts of a campaign that has ended well. Raises PermanentError where one computes wrongly."""
+    from farm.artifacts.of_campaign import make_artifacts
+    from farm.report.campaign_document import make_document
+
+    document = make_document(store, name)
+    made = make_artifacts(document, out, settings, store, _COMPILE_WAIT_S, screen.note)
+    if json:
+        output.print_json({**document, "artifacts": [each.to_dict() for each in made]})
+    else:
+        output.print_table(
+            ("Artifact", "Board type", "Verified", "Package"),
+            [(each.folder, each.board_type, "yes" if each.matches else "NO", each.package) for each in made],
+            left=(0, 1, 2, 3),
+        )
+    if wrong := [f"{each.name}: {each.reason}" for each in made if not each.matches]:
+        raise PermanentError(f"not all compute what ONNX Runtime does, and are not packed: {'; '.join(wrong)}")
+
+
 def _carry_out(
     engine: Ahead, settings: Settings, store: Store, name: str, screen: CampaignScreen, detach: bool, json: bool
 ) -> None:
@@ -142,6 +174,8 @@ def _carry_out(
 def _follow(settings: Settings, store: Store, name: str, screen: CampaignScreen, json: bool) -> None:
     """Show a campaign until it is settled, then its end. Raises what its end stands for."""
     from farm.campaign.running.watch import find_error, wait_settled
+    from farm.report.campaign_artifacts import list_artifacts
+    from farm.report.campaign_document import make_document, summarise
 
     try:
         campaign = wait_settled(settings, store, name, on_progress=screen.show)
@@ -149,11 +183,11 @@ def _follow(settings: Settings, store: Store, name: str, screen: CampaignScreen,
         screen.close()
     screen.finish(campaign)
     if json:
-        from farm.report.campaign_document import make_document
-
         output.print_json(make_document(store, name))
     error = find_error(campaign)
     if error is not None:
         raise error
     if not json:
         print(f"`farm campaign report {name} --out FOLDER` writes its report; `farm record list` shows records")
+        for each in list_artifacts(summarise(campaign)):
+            print(each.command)

@@ -51,6 +51,7 @@ def compile_(
         Path | None, typer.Option("--labels", metavar="FILE", help="Names of a classifier's classes, one a line.")
     ] = None,
     shape: options.Shapes = None,
+    batch: options.Batch = None,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
@@ -59,6 +60,7 @@ def compile_(
 
     def work() -> None:
         from farm.artifacts import make
+        from farm.artifacts.brought import bring
 
         if missing not in make.MISSING:
             raise UsageError(f"--missing {missing!r} is unknown", f"Known: {', '.join(make.MISSING)}.")
@@ -66,8 +68,8 @@ def compile_(
         settings = farm_settings.load()
         kind = options.make_exact(require_board_type(board_type), exact)
         require_place(out)
-        source, inputs = options.read_model(model, shape)
-        order = make.Order(source, inputs, kind, operating_point, simulated, missing, _read_labels(labels))
+        found = bring(model, shape or (), batch)
+        order = make.Order(found, kind, operating_point, simulated, missing, _read_labels(labels))
         with options.open_store(settings) as store:
             if missing == make.TUNE:
                 _tune(order, settings, store, kind, trials, since)
@@ -95,12 +97,13 @@ def verify(
 
     def work() -> None:
         from farm.artifacts import checking, on_board
+        from farm.artifacts.brought import bring_again
         from farm.artifacts.runtime.inputs import InputError, read_arrays
 
         artifact = open_artifact(folder)
         artifact.require_whole()
         wait_s = read_duration_s("--wait", wait)
-        source = checking.find_model(artifact.manifest, model)
+        source = bring_again(artifact.manifest, model).source
         try:
             given = [(str(path), read_arrays(path)) for path in inputs or ()]
         except InputError as error:
@@ -137,12 +140,16 @@ def verify(
 
 def package(
     folder: Folder,
-    form: Annotated[str, typer.Option("--format", metavar="tar|wheel", help="What to write.")] = "wheel",
+    form: Annotated[str, typer.Option("--format", metavar="tar|wheel|c", help="What to write.")] = "wheel",
     out: Annotated[
         Path | None, typer.Option("--out", metavar="PATH", help="A folder, or the file; default: here.")
     ] = None,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="The Python package's; default: the model's.")
+    ] = None,
+    runtime: Annotated[
+        Path | None,
+        typer.Option("--runtime", metavar="BUNDLE|DIR", help="For c: where TVM's runtime for the board is."),
     ] = None,
     json: options.Json = False,
     debug: options.Debug = False,
@@ -152,7 +159,7 @@ def package(
     def work() -> None:
         from farm.artifacts.package import write_package
 
-        path = write_package(open_artifact(folder), form, out, name)
+        path = write_package(open_artifact(folder), form, out, name, runtime)
         if json:
             output.print_json({"package": str(path), "format": form, "bytes": path.stat().st_size})
         else:
@@ -221,12 +228,13 @@ def _show(artifact: Artifact, json: bool, since: float) -> None:
         empty="no workloads",
     )
     summed = "unknown" if manifest.predicted_latency_s is None else f"{manifest.predicted_latency_s * 1e3:.3f} ms"
+    board = "local" if manifest.board_type == "local" else "NAME"
     lines = [
         f"{manifest.name} for {manifest.board_type}{' (simulated)' if manifest.simulated else ''}: "
         f"{manifest.count('record')} of {len(manifest.workloads)} workloads from records, "
         f"{manifest.count('rule')} by the rule; latency summed over them {summed}",
         f"{artifact.folder}: {manifest.library.bytes / 1e6:.1f} MB, {time.monotonic() - since:.0f} s",
-        f"`farm model verify {artifact.folder}` checks what it computes",
+        f"`farm model verify {artifact.folder} --board {board}` checks what it computes",
     ]
     for line in lines:
         output.stdout.print(line, soft_wrap=True, markup=False)

@@ -184,19 +184,16 @@ def bench(
 
 
 def _read_subject(text: str, shape: list[str] | None) -> Any:
-    from farm.artifacts import checking
     from farm.artifacts.bench import Subject
-    from farm.models.inputs import InputSpec
+    from farm.artifacts.brought import bring, bring_again
 
     if is_artifact(Path(text)):
         artifact = open_artifact(Path(text))
         artifact.require_whole()
-        specs = tuple(InputSpec(each.name, each.shape, each.dtype) for each in artifact.manifest.inputs)
-        return Subject(checking.find_model(artifact.manifest, None), specs, artifact)
+        return Subject(bring_again(artifact.manifest, None), artifact)
     if Path(text).is_dir():
         raise UsageError(f"{text} is a folder without a manifest", "Give a model, or what `farm model compile` wrote.")
-    source, inputs = options.read_model(text, shape)
-    return Subject(source, inputs)
+    return Subject(bring(text, shape or ()))
 
 
 def _print_run(document: dict[str, Any]) -> None:
@@ -226,15 +223,16 @@ def _print_bench(document: dict[str, Any]) -> None:
     rows: list[tuple[Any, ...]] = []
     notes = []
     for model in document["models"]:
+        called = model["model"] + (f" ({model['artifact']})" if model["artifact"] else "")
         for each in model["variants"].values():
             figures = each["latency_s"]
             if figures is None:
-                rows.append((model["model"], each["label"], "not timed", None, None, None, None))
-                notes.append(f"{model['model']}, {each['label']}: {each['reason']}")
+                rows.append((called, each["label"], "not timed", None, None, None, None))
+                notes.append(f"{called}, {each['label']}: {each['reason']}")
                 continue
             rows.append(
                 (
-                    model["model"],
+                    called,
                     each["label"],
                     f"{figures['median'] * 1e3:.3f}",
                     f"{figures['ci_low'] * 1e3:.3f} – {figures['ci_high'] * 1e3:.3f}",

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from farm.report import campaign_rows, foreign
+from farm.report.campaign_artifacts import list_artifacts
 from farm.report.campaign_models import Gain
 from farm.report.campaign_rows import format_latency
 
@@ -27,6 +28,7 @@ Document = Mapping[str, Any]
 
 def write_page(document: Document, gains: Sequence[Gain], pictures: Mapping[str, str]) -> str:
     """The report's text; `pictures` maps captions to files beside it."""
+    commands = _commands(document)
     document, gains = foreign.escaped(document), foreign.escaped(gains)
     parts = [
         f"# Campaign {document['name']}",
@@ -34,6 +36,7 @@ def write_page(document: Document, gains: Sequence[Gain], pictures: Mapping[str,
         " ".join(_summarise(document, gains)),
         "\n\n".join(f"![{caption}]({file})" for caption, file in pictures.items()),
         _section("Models", _models(gains)),
+        _section("To the boards", commands),
         _section("Winners", _winners(document)),
         _section("Boards", _boards(document)),
         _section("Trials", _trials(document)),
@@ -42,6 +45,12 @@ def write_page(document: Document, gains: Sequence[Gain], pictures: Mapping[str,
         _section("What happened", _events(document)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _commands(document: Document) -> str:
+    # In a block of code nothing is markup; nothing ends the block but a line of its own.
+    lines = [each.command.replace("\n", " ") for each in list_artifacts(document)] if document["winners"] else []
+    return "\n".join(["```sh", *lines, "```"]) if lines else ""
 
 
 def _section(title: str, body: str) -> str:

@@ -43,6 +43,12 @@ def link_artifact(output: str, objects: list[str], triple: str | None = None, op
     _run(command, WARM_TIMEOUT_S)
 
 
+def link_program(output: Path, sources: list[Path], triple: str | None, options: list[str]) -> None:
+    """Compile and link a C program, for the glibc that `triple` states; None means this machine's own."""
+    command = ["cc", "-std=c11", "-O2", _NO_CHECKS, "-o", str(output), *map(str, sources), *options]
+    _run([*command, "-target", triple] if triple else command, WARM_TIMEOUT_S)
+
+
 def warm(folder: Path, triple: str | None) -> None:
     """Fill the C driver's cache for `triple` by linking an empty library in `folder`."""
     source = folder / "warm.c"

@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from farm.report import campaign_document, campaign_models, campaign_words
+from farm.report import campaign_artifacts, campaign_document, campaign_models, campaign_words
 from farm.report.campaign_page import write_campaign_report
 from farm.store import Store
 from tests.unit.campaign_documents import PLACES, make_document
@@ -125,3 +125,24 @@ def test_a_campaign_that_has_not_begun_has_a_report_too(tmp_path: pathlib.Path) 
     assert "The campaign is **submitted**" in page
     assert "0 of 2 tasks have a record" in page
     assert "mlp | zoo:mlp | abababababab" in page
+
+
+def test_every_model_has_a_command_that_compiles_it() -> None:
+    """The page names one for each model, board type and point, as it is typed: points and odd paths in quotes."""
+    document = make_document() | {
+        "models": [
+            {"name": "my net batch 4", "origin": "/data/my net.onnx", "sha256": "", "batch": 4, "shapes": ["x=4,3"]}
+        ],
+        "types": [
+            {"type": "jetson-nano", "simulated": True, "points": ["default", "cores=0-3 a57=921.6MHz"], "workloads": 1}
+        ],
+    }
+    first, second = (each.command for each in campaign_artifacts.list_artifacts(document))
+    assert first == (
+        "farm model compile '/data/my net.onnx' --board-type jetson-nano --batch 4 --shape x=4,3 --simulated "
+        "--out my-net-batch-4-jetson-nano-default"
+    )
+    assert "--operating-point 'cores=0-3 a57=921.6MHz'" in second
+    page = campaign_words.write_page(document, [], {})
+    assert first in page
+    assert second in page

@@ -14,12 +14,13 @@ from farm.sweep.grid import (
     GridRequest,
     find_reboot_modes,
     format_cores,
+    format_point,
     leave_out,
     merge_reached,
     plan_grid,
 )
 from farm.sweep.order import Order, plan_order
-from farm.sweep.requests import parse_core_sets, parse_freqs
+from farm.sweep.requests import parse_core_sets, parse_freqs, parse_point
 
 MHZ = 1_000_000
 TX2 = Clocks(
@@ -192,3 +193,22 @@ def test_what_a_board_refuses_after_all_is_left_out_with_its_power_mode() -> Non
     left = leave_out(grid, refused.key)
     assert {point.point.power_mode for point in left.points} == {"MAXN"}
     assert leave_out(left, left.points[0].key) is left
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        OperatingPoint(),
+        OperatingPoint(power_mode="MAXN"),
+        OperatingPoint(None, (0, 3, 4), {"a57": 921_600_000, "denver": 345_600_000}, 114_750_000, 1_331_200_000),
+    ],
+)
+def test_a_point_is_read_as_it_is_written(point: OperatingPoint) -> None:
+    """What records are called by their operating point is taken back as one."""
+    assert parse_point(format_point(point)) == point
+
+
+def test_what_is_no_point_is_refused() -> None:
+    """A power mode without its word is no point; the error shows how points are written."""
+    with pytest.raises(UsageError, match="'MAXN' is not NAME=VALUE"):
+        parse_point("MAXN")

@@ -69,12 +69,13 @@ class MeasureOrder:
 
 @dataclasses.dataclass(frozen=True)
 class ModelOrder:
-    """A model that was planned: what `plan.to_document` says of it."""
+    """A model that was planned: what `plan.to_document` says of it, and shapes as the file gives them."""
 
     name: str
     origin: str
     sha256: str
     batch: int | None
+    shapes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +103,9 @@ class Order:
     def from_document(cls, document: Mapping[str, Any]) -> Order:
         """The inverse of `to_document`, whether or not it went through JSON."""
         values = dict(document)
-        values["models"] = tuple(ModelOrder(**each) for each in values["models"])
+        values["models"] = tuple(
+            ModelOrder(**{**each, "shapes": tuple(each.get("shapes", ()))}) for each in values["models"]
+        )
         values["types"] = tuple(_read_type(each) for each in values["types"])
         values["budget"] = Budget(**values["budget"])
         values["search"] = SearchOrder(**values["search"])

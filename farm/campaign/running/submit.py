@@ -98,7 +98,8 @@ def make_order(gathered: Gathered, spec: CampaignSpec, settings: Settings, owner
         name=spec.name,
         owner=owner,
         models=tuple(
-            ModelOrder(each.name, each.source.origin, each.source.sha256, each.batch) for each in gathered.plan.models
+            ModelOrder(each.name, each.source.origin, each.source.sha256, each.batch, each.shapes)
+            for each in gathered.plan.models
         ),
         types=tuple(
             _to_type(planned, target)

@@ -1,0 +1,52 @@
+"""A model as it was brought, with the shape of every input settled, and how it is found again later."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from farm.artifacts.manifest import Manifest, Model
+from farm.errors import UsageError
+from farm.models.batches import set_batch
+from farm.models.inputs import InputSpec, parse_shapes, read_inputs, resolve_inputs
+from farm.models.source import ModelSource, resolve_model
+
+_HINT = "Give its file with --model, or compile the model again."
+
+
+@dataclasses.dataclass(frozen=True)
+class Brought:
+    """`source` is what is compiled: the model of `about`, with its batch size where another one was asked for."""
+
+    source: ModelSource
+    inputs: tuple[InputSpec, ...]
+    about: Model
+
+
+def bring(text: str, shapes: Sequence[str] = (), batch: int | None = None) -> Brought:
+    """Find the model that `text` names, and settle its shapes as `--shape` and `--batch` say. Raises UsageError."""
+    source = resolve_model(text)
+    about = Model(name=source.name, sha256=source.sha256, origin=source.origin, shapes=tuple(shapes), batch=batch)
+    if batch is None:
+        return Brought(source, resolve_inputs(read_inputs(source.load()), parse_shapes(shapes)), about)
+    model, inputs = set_batch(source, shapes, batch)
+    return Brought(source.changed(model), inputs, about)
+
+
+def bring_again(manifest: Manifest, given: str | None) -> Brought:
+    """The model that an artifact was compiled from: where it came from, or `given`. Raises UsageError."""
+    return bring_same(manifest.model, given, f"{manifest.name} was compiled from")
+
+
+def bring_same(about: Model, given: str | None, what: str) -> Brought:
+    """The model that `about` tells of; `what` says whose it is. Raises UsageError where it is another one by now."""
+    try:
+        found = bring(given or about.origin.removeprefix("zoo:"), about.shapes, about.batch)
+    except UsageError as error:
+        raise UsageError(f"the model that {what} is needed: {error.message}", _HINT) from error
+    if found.about.sha256 != about.sha256:
+        raise UsageError(
+            f"{found.about.origin} is not the model that {what} (SHA-256 {about.sha256[:12]}…): it was changed since",
+            _HINT,
+        )
+    return found

@@ -1,0 +1,192 @@
+"""A C package of an artifact: header, sources and TVM's runtime beside the library, and a program built from them.
+
+What the sources do is said in `c/model.h`. Nothing of it needs Python on the board.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import math
+import platform
+import re
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+from farm.artifacts import manifest as manifests
+from farm.artifacts.manifest import Artifact, Manifest, Tensor
+from farm.errors import UnavailableError, UsageError
+from farm.fleet.provision.bundle import open_bundle
+from farm.search import linker
+
+# TVM's runtime without Python; the model's own library is loaded by the program.
+_RUNTIME = ("libtvm_ffi.so", "libtvm_runtime.so")
+_HEADERS = ("tvm/ffi/c_api.h", "dlpack/dlpack.h")
+_SOURCES = ("model.h", "model.c", "main.c")
+# What ELF calls the machines that boards have (elf.h).
+_MACHINES = {62: "x86_64", 183: "aarch64"}
+_MOST_DIMENSIONS = 16
+
+
+def build(artifact: Artifact, package: str, runtime: Path | None) -> tuple[str, dict[str, bytes]]:
+    """The package's folder and its files. Raises UsageError, UnavailableError without TVM's runtime for the board."""
+    manifest = artifact.manifest
+    contents = {f"lib/{name}": data for name, data in _find_runtime(manifest, runtime).items()}
+    values = _make_values(manifest)
+    for name in _SOURCES:
+        text = resources.files("farm.artifacts").joinpath("c", name).read_text(encoding="utf-8")
+        contents[f"src/{name}"] = re.sub(r"@([A-Z_]+)@", lambda found: values[found[1]], text).encode()
+    headers = _find_folder("tvm_ffi") / "include"
+    contents |= {f"include/{name}": (headers / name).read_bytes() for name in _HEADERS}
+    contents["README.md"] = _explain(manifest).encode()
+    contents["bin/main"] = _compile(contents, manifest.link_triple)
+    for name in manifest.files:
+        contents[f"lib/{name}"] = artifact.read_file(name)
+    contents[manifests.NAME] = manifest.to_json().encode()
+    return f"{package}-c-{manifest.board_type}-{manifest.library.sha256[:8]}", contents
+
+
+def _compile(contents: Mapping[str, bytes], triple: str | None) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="farm-c-") as folder:
+        root = Path(folder)
+        for name, data in contents.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(data)
+        output = root / "main"
+        linker.link_program(output, [root / "src" / "main.c", root / "src" / "model.c"], triple, _options(root))
+        return output.read_bytes()
+
+
+def _options(root: Path) -> list[str]:
+    """`no-as-needed`: nothing is called by name of the library that brings TVM's virtual machine."""
+    return [
+        "-I",
+        str(root / "include"),
+        "-L",
+        str(root / "lib"),
+        "-Wl,--no-as-needed",
+        "-ltvm_ffi",
+        "-ltvm_runtime",
+        "-Wl,--allow-shlib-undefined",
+        "-Wl,-rpath,$ORIGIN/../lib",
+    ]
+
+
+def _explain(manifest: Manifest) -> str:
+    takes, gives = ("\n".join(f"- {each}" for each in several) for several in (manifest.inputs, manifest.outputs))
+    return f"""# {manifest.name} for {manifest.board_type}, in C
+
+`bin/main lib/model.so INPUT... OUTPUT...` runs the model on files of raw numbers. `src/model.h` is the interface for
+programs of your own, `src/main.c` shows its use:
+
+    cc -I include src/main.c src/model.c -L lib -Wl,--no-as-needed -ltvm_ffi -ltvm_runtime -Wl,-rpath,'$ORIGIN/../lib'
+
+Inputs, in order:
+{takes}
+
+Outputs, in order:
+{gives}
+
+`lib/libtvm_*.so` are Apache TVM {manifest.versions["apache-tvm"]}'s runtime and `include/` its headers, under the Apache
+License 2.0. They need libstdc++ and glibc 2.27 or later.
+"""
+
+
+def _make_values(manifest: Manifest) -> dict[str, str]:
+    """What stands in the sources for what the model is."""
+    defines = [
+        f"#define MODEL_INPUTS {len(manifest.inputs)}",
+        f"#define MODEL_OUTPUTS {len(manifest.outputs)}",
+        f"#define MODEL_THREADS {manifest.threads}",
+    ]
+    # A name may hold anything, the end of a comment among it.
+    for word, tensors in (("Input", manifest.inputs), ("Output", manifest.outputs)):
+        for index, tensor in enumerate(tensors):
+            called = re.sub(r"[^A-Za-z0-9_.:/ -]|/(?=\*)|\*(?=/)", "_", tensor.name)
+            shape = "x".join(map(str, tensor.shape)) or "scalar"
+            defines.append(f"/* {word} {index}: {called}, {shape} {tensor.dtype}, {_count_bytes(tensor)} bytes */")
+    return {
+        "DEFINES": "\n".join(defines),
+        "INPUTS": ", ".join(map(_describe, manifest.inputs)),
+        "INPUT_BYTES": ", ".join(str(_count_bytes(each)) for each in manifest.inputs),
+        "OUTPUT_BYTES": ", ".join(str(_count_bytes(each)) for each in manifest.outputs),
+    }
+
+
+def _describe(tensor: Tensor) -> str:
+    if len(tensor.shape) > _MOST_DIMENSIONS:
+        raise UsageError(f"{tensor} has more than {_MOST_DIMENSIONS} dimensions, which the C interface does not take")
+    dtype = np.dtype(tensor.dtype)
+    shape = ", ".join(map(str, tensor.shape)) or "0"
+    return f'{{"{dtype.kind}", {8 * dtype.itemsize}, {len(tensor.shape)}, {{{shape}}}}}'
+
+
+def _count_bytes(tensor: Tensor) -> int:
+    return math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize
+
+
+def _find_runtime(manifest: Manifest, place: Path | None) -> dict[str, bytes]:
+    """TVM's libraries for the artifact's processor: this machine's own, or those in `place`."""
+    wanted = manifest.architecture
+    if place is None and wanted != platform.machine():
+        raise UnavailableError(
+            f"a C package for {wanted} needs TVM's runtime for it, and this machine is {platform.machine()}",
+            f"`farm bundle build --board-type {manifest.board_type} --output BUNDLE.tar` fetches it; then --runtime "
+            "BUNDLE.tar.",
+        )
+    found: dict[str, bytes] = {}
+    for name, data in _list_own() if place is None else _list_libraries(place):
+        machine = _MACHINES.get(int.from_bytes(data[18:20], "little"))
+        if data.startswith(b"\x7fELF") and machine == wanted:
+            found.setdefault(name, data)
+    if missing := [name for name in _RUNTIME if name not in found]:
+        raise UsageError(
+            f"{place or 'this installation'} has no {', '.join(missing)} for {wanted}",
+            "Give --runtime a bundle for that board type, or a folder with TVM's wheels or libraries.",
+        )
+    return found
+
+
+def _list_own() -> Iterator[tuple[str, bytes]]:
+    for package, name in zip(("tvm_ffi", "tvm"), _RUNTIME, strict=True):
+        path = _find_folder(package) / "lib" / name
+        if path.is_file():
+            yield name, path.read_bytes()
+
+
+def _list_libraries(place: Path) -> Iterator[tuple[str, bytes]]:
+    """Whatever is called like TVM's libraries in a bundle, or in a folder and the wheels in it."""
+    if place.is_dir():
+        for path in sorted(place.rglob("*")):
+            if path.name in _RUNTIME and path.is_file():
+                yield path.name, path.read_bytes()
+            elif path.name.startswith("apache_tvm") and path.suffix == ".whl":
+                yield from _list_wheel(path.read_bytes())
+        return
+    open_bundle(place)
+    with tarfile.open(place, "r:") as archive:
+        for member in archive:
+            if re.search(r"(^|/)apache_tvm[^/]*\.whl$", member.name) and (file := archive.extractfile(member)):
+                yield from _list_wheel(file.read())
+
+
+def _list_wheel(data: bytes) -> Iterator[tuple[str, bytes]]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        for name in archive.namelist():
+            if (last := name.rpartition("/")[2]) in _RUNTIME:
+                yield last, archive.read(name)
+
+
+def _find_folder(package: str) -> Path:
+    """Where a package is installed, without importing it."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise UnavailableError(f"the package {package} is not installed")
+    locations: Sequence[str] = list(spec.submodule_search_locations)
+    return Path(locations[0])

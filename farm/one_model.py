@@ -1,0 +1,131 @@
+"""`farm.optimize`: one model tuned for one kind of board and packed, in one line of Python.
+
+Boards of a fleet are tuned for by a campaign, this machine (`local`) as `farm tune` does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from farm import api
+from farm import settings as farm_settings
+from farm.artifacts.brought import bring
+from farm.artifacts.of_campaign import make_artifacts
+from farm.campaign.tuning import LocalTuning
+from farm.errors import PermanentError, UsageError
+from farm.inventory.board_types import require_board_type
+from farm.report.progress import Progress
+from farm.settings import Settings
+from farm.store import Store
+from farm.values import DEFAULT_POINT
+
+LOCAL = "local"
+_WAIT_S = 300.0
+
+Say = Callable[[str], None]
+
+
+def _be_silent(text: str) -> None:
+    del text
+
+
+def optimize(
+    model: str | pathlib.Path,
+    boards: str | Sequence[str] = LOCAL,
+    trials: int = 500,
+    *,
+    name: str | None = None,
+    home: str | pathlib.Path | None = None,
+    say: Say = _be_silent,
+) -> Optimization:
+    """Begin to tune a model, an ONNX file or a name of the zoo, for types of boards; `wait` waits for the end.
+
+    `name` is the campaign's; default: one made of the model's name and the time. `say` is told what is done. Raises
+    UsageError.
+    """
+    types = [boards] if isinstance(boards, str) else list(boards)
+    if not types or (LOCAL in types and len(types) > 1):
+        raise UsageError("boards are of one kind or more of a fleet, or `local`: this machine alone")
+    settings = farm_settings.load()
+    settings = settings if home is None else dataclasses.replace(settings, home=str(home))
+    text = str(model)
+    if types == [LOCAL]:
+        return Optimization(text, trials, settings, say, None)
+    called = name or f"{pathlib.Path(text).stem.replace('.', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    campaign = api.Campaign(name=called, models=[model], boards=types, budget=trials, home=home)
+    campaign.submit(say)
+    return Optimization(text, trials, settings, say, campaign)
+
+
+class Optimization:
+    """A model that is being tuned. `campaign` is None on this machine, where `wait` does the work."""
+
+    def __init__(self, model: str, trials: int, settings: Settings, say: Say, campaign: api.Campaign | None) -> None:
+        self.campaign = campaign
+        self._model, self._trials, self._settings, self._say = model, trials, settings, say
+
+    def wait(self, timeout_s: float | None = None) -> Optimized:
+        """Wait until it is tuned. Raises what `Campaign.wait` raises; `timeout_s` is for boards of a fleet."""
+        document = self._tune_here() if self.campaign is None else self.campaign.wait(timeout_s)
+        return Optimized(document, self._settings, self._say)
+
+    def _tune_here(self) -> dict[str, Any]:
+        brought = bring(self._model)
+        kind = require_board_type(LOCAL)
+        with (
+            Store(self._settings.home_path / "farm.db") as store,
+            LocalTuning(self._settings, store, kind, _Listener(self._say)) as tuning,
+        ):
+            workloads = tuning.load(brought.source, brought.inputs, ())
+            tuning.tune("optimize", brought.source, workloads, self._trials, False, time.monotonic())
+        return {
+            "models": [brought.about.model_dump()],
+            "types": [{"type": kind.name, "simulated": False, "points": [DEFAULT_POINT]}],
+        }
+
+
+class Optimized:
+    """A model that was tuned; `document` says what for."""
+
+    def __init__(self, document: Mapping[str, Any], settings: Settings, say: Say) -> None:
+        self.document = document
+        self._settings, self._say = settings, say
+
+    def save_packages(self, folder: str | pathlib.Path) -> list[pathlib.Path]:
+        """Compile, verify and pack for every type; returns the wheels. Raises PermanentError where one is wrong.
+
+        The artifacts themselves lie beside the wheels.
+        """
+        with Store(self._settings.home_path / "farm.db") as store:
+            made = make_artifacts(self.document, pathlib.Path(folder), self._settings, store, _WAIT_S, self._say)
+        if wrong := [f"{each.name}: {each.reason}" for each in made if not each.matches]:
+            raise PermanentError(f"not all compute what ONNX Runtime does: {'; '.join(wrong)}")
+        return [each.package for each in made if each.package is not None]
+
+    def save_package(self, out: str | pathlib.Path) -> pathlib.Path:
+        """The same for one type of board; returns the wheel's path.
+
+        `out` is a folder, or a file in it: pip wants names that say where a wheel may go, so the file gets such a name.
+        """
+        if len(self.document["types"]) != 1:
+            raise UsageError("there are several types of boards, and so several packages", "Use `save_packages`.")
+        path = pathlib.Path(out)
+        (wheel,) = self.save_packages(path.parent if path.suffix == ".whl" else path)
+        return wheel
+
+
+class _Listener:
+    """Notes of a tuning for whoever listens; tables are for terminals."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+
+    def note(self, text: str) -> None:
+        self._say(text)
+
+    def progress(self, progress: Progress) -> None:
+        del progress
