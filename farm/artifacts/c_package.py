@@ -5,6 +5,7 @@ What the sources do is said in `c/model.h`. Nothing of it needs Python on the bo
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import io
 import math
@@ -44,6 +45,7 @@ def build(artifact: Artifact, package: str, runtime: Path | None) -> tuple[str, 
         contents[f"src/{name}"] = re.sub(r"@([A-Z_]+)@", lambda found: values[found[1]], text).encode()
     headers = _find_folder("tvm_ffi") / "include"
     contents |= {f"include/{name}": (headers / name).read_bytes() for name in _HEADERS}
+    contents |= _list_licences()
     contents["README.md"] = _explain(manifest).encode()
     contents["bin/main"] = _compile(contents, manifest.link_triple)
     for name in manifest.files:
@@ -93,8 +95,8 @@ Inputs, in order:
 Outputs, in order:
 {gives}
 
-`lib/libtvm_*.so` are Apache TVM {manifest.versions["apache-tvm"]}'s runtime and `include/` its headers, under the Apache
-License 2.0. They need libstdc++ and glibc 2.27 or later.
+`lib/libtvm_*.so` are Apache TVM {manifest.versions["apache-tvm"]}'s runtime and `include/` its headers, under the
+Apache License 2.0. They need libstdc++ and glibc 2.27 or later.
 """
 
 
@@ -181,6 +183,17 @@ def _list_wheel(data: bytes) -> Iterator[tuple[str, bytes]]:
         for name in archive.namelist():
             if (last := name.rpartition("/")[2]) in _RUNTIME:
                 yield last, archive.read(name)
+
+
+def _list_licences() -> dict[str, bytes]:
+    """TVM's licence and notice, which have to go with its libraries."""
+    files = [
+        (f"licences/{name}/{path.name}", path.locate())
+        for name in ("apache-tvm", "apache-tvm-ffi")
+        for path in importlib.metadata.files(name) or ()
+        if path.name in ("LICENSE", "NOTICE") and ".dist-info" in path.parts[0]
+    ]
+    return {name: Path(str(path)).read_bytes() for name, path in files}
 
 
 def _find_folder(package: str) -> Path:

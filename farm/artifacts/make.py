@@ -99,13 +99,7 @@ def fetch_candidates(order: Order, store: Store) -> tuple[list[Record], list[tup
 
     Raises UsageError for an operating point that none was measured at.
     """
-    own, kind = order.board_type, _core(order.board_type)
-    types = load_board_types().values() if kind is not None else ()
-    relatives = [
-        (each.name, find_target(each, order.simulated))
-        for each in types
-        if each.name != own.name and _core(each) == kind
-    ]
+    own, relatives = order.board_type, list_relatives(order)
     wanted = {own.name, *(name for name, _ in relatives)}
     records = [r for r in store.fetch_records(simulated=order.simulated) if r.board_type in wanted]
     points = sorted({r.operating_point for r in records if r.board_type == own.name})
@@ -115,6 +109,17 @@ def fetch_candidates(order: Order, store: Store) -> tuple[list[Record], list[tup
             f"There are records at: {', '.join(points) or 'none'}.",
         )
     return records, relatives
+
+
+def list_relatives(order: Order) -> list[tuple[str, TargetPlan]]:
+    """The other board types with cores of the kind that is compiled for, and what their code is made for."""
+    own, kind = order.board_type, _core(order.board_type)
+    types = load_board_types().values() if kind is not None else ()
+    return [
+        (each.name, find_target(each, order.simulated))
+        for each in types
+        if each.name != own.name and _core(each) == kind
+    ]
 
 
 def _core(board_type: BoardType) -> str | None:

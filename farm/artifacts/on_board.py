@@ -6,28 +6,35 @@ What is asked of it here: descriptions, clocks, programs on inputs. What the ans
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from device_agent.protocol import Description, Limits, OperatingPoint, Outcome, RunSpec, Status
 from farm.artifacts.manifest import Manifest
+from farm.artifacts.timing import Run
 from farm.errors import PermanentError, UsageError
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import is_on_demand
-from farm.sweep.crew import BoardThread, open_crew, wait_for
+from farm.sweep.crew import open_crew, wait_for
+from farm.values import DEFAULT_POINT
 
 LOCAL = "local"
-Arrays = Mapping[str, Any]
 
 
 class HeldForModels:
-    """One board, held; `description` is its own. From the main thread, where signals are heard."""
+    """One board, held; `description` is its own.
 
-    def __init__(self, thread: BoardThread, description: Description, settings: Settings) -> None:
-        self._thread, self.description, self._settings = thread, description, settings
-        self.point = "default"
+    `run` runs a program on inputs in the order of its arguments; it raises what `HeldBoard.run` raises.
+    """
+
+    def __init__(
+        self, description: Description, settings: Settings, run: Run, pin: Callable[[OperatingPoint], object]
+    ) -> None:
+        self.description, self.run = description, run
+        self._settings, self._pin = settings, pin
+        self.point = DEFAULT_POINT
 
     @property
     def name(self) -> str:
@@ -36,12 +43,8 @@ class HeldForModels:
 
     def pin(self, point: OperatingPoint, called: str) -> None:
         """Hold its clocks at a point until the board is given back. Raises what `HeldBoard.pin` raises."""
-        wait_for(self._thread.submit(lambda board, _: board.pin(point)))
+        self._pin(point)
         self.point = called
-
-    def run(self, spec: RunSpec, program: bytes, inputs: Arrays) -> tuple[Outcome, dict[str, Any]]:
-        """Run a program; inputs in the order of its arguments. Raises what `HeldBoard.run` raises."""
-        return wait_for(self._thread.submit(lambda board, _: board.run(spec, program, inputs)))
 
     def limits(self, threads: int) -> Limits:
         """What a model may use here: no more threads than there are cores online."""
@@ -111,5 +114,14 @@ def hold_type(
 ) -> Iterator[HeldForModels]:
     """Hold a board of a type for a block: `name`, or any that is free. Raises what `open_crew` raises."""
     with open_crew(settings, store, kind, name, wait_s, purpose, say) as (crew, _):
+        # From the main thread, where signals are heard.
         thread = crew.boards[0]
-        yield HeldForModels(thread, wait_for(thread.submit(lambda board, _: board.open())), settings)
+        description = wait_for(thread.submit(lambda board, _: board.open()))
+
+        def run(spec: RunSpec, program: bytes, inputs: dict[str, Any]) -> tuple[Outcome, dict[str, Any]]:
+            return wait_for(thread.submit(lambda board, _: board.run(spec, program, inputs)))
+
+        def pin(point: OperatingPoint) -> object:
+            return wait_for(thread.submit(lambda board, _: board.pin(point)))
+
+        yield HeldForModels(description, settings, run, pin)

@@ -24,7 +24,7 @@ TAR, WHEEL, C = "tar", "wheel", "c"
 FORMATS = (TAR, WHEEL, C)
 # What runs the model in a wheel.
 _RUNTIME = "farm.artifacts.runtime"
-_RUNTIME_FILES = ("__init__.py", "__main__.py", "images.py", "inputs.py", "runner.py")
+_RUNTIME_FILES = ("__init__.py", "__main__.py", "boxes.py", "images.py", "inputs.py", "runner.py", "tasks.py")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 

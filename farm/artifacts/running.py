@@ -14,8 +14,7 @@ from device_agent.protocol import Engine, Outcome
 from farm.artifacts.checking import take_inputs
 from farm.artifacts.manifest import Artifact, Manifest, Measured, new_file
 from farm.artifacts.on_board import HeldForModels
-from farm.artifacts.runtime import images
-from farm.artifacts.runtime.inputs import InputError, read_arrays
+from farm.artifacts.runtime import InputError, tasks
 from farm.artifacts.timing import Variant, ordered, time_in_turns
 from farm.errors import UsageError
 from farm.measure.statistics import summarise
@@ -35,17 +34,16 @@ class Ran:
     measured: Measured
 
 
-def read_input(manifest: Manifest, path: Path) -> Mapping[str, Any]:
-    """A model's inputs from an .npz, or from an image where it classifies images. Raises UsageError."""
+def read_input(manifest: Manifest, path: Path) -> tuple[Mapping[str, Any], float]:
+    """A model's inputs from an .npz, or from an image where it takes one, and how the image was scaled.
+
+    Raises UsageError.
+    """
     try:
-        if path.suffix.lower() == ".npz":
-            return take_inputs(manifest, read_arrays(path))
-        if manifest.task.get("kind") != "classifier":
-            takes = ", ".join(map(str, manifest.inputs))
-            raise UsageError(f"{manifest.name} takes no image but an .npz with {takes}")
-        return images.prepare(images.read_image(path, len(manifest.task["mean"])), manifest.task)
+        arrays, scale = tasks.read_input(path, manifest.model_dump())
     except InputError as error:
         raise UsageError(str(error)) from error
+    return take_inputs(manifest, arrays), scale
 
 
 def run_artifact(artifact: Artifact, board: HeldForModels, inputs: Mapping[str, Any], repeat: int) -> Ran:
@@ -88,8 +86,8 @@ def write_outputs(outputs: Mapping[str, Any], path: Path) -> None:
         np.savez(file, allow_pickle=False, **outputs)
 
 
-def list_top(manifest: Manifest, outputs: Mapping[str, Any], labels: str, count: int) -> list[tuple[int, str, float]]:
-    """A classifier's best classes; nothing for other models."""
-    if manifest.task.get("kind") != "classifier":
-        return []
-    return images.rank(outputs[manifest.task["output"]], labels.splitlines(), count)
+def find(artifact: Artifact, outputs: Mapping[str, Any], count: int, scale: float) -> list[dict[str, Any]]:
+    """What a classifier or a detector found, as `runtime.tasks` says; nothing for other models."""
+    known = "labels.txt" in artifact.manifest.files
+    labels = artifact.read_file("labels.txt").decode().splitlines() if known else []
+    return tasks.find(outputs, artifact.manifest.task, labels, count, scale)

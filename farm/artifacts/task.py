@@ -16,9 +16,16 @@ _CROP = 0.875
 # Below so many rows nobody crops: digits and small pictures fill their image.
 _LEAST_CROPPED = 64
 
+# Of YOLOX (arXiv 2107.08430): pixels of a cell by output, and a cell's channels beside its classes.
+_STRIDES = (8, 16, 32)
+_BOX_CHANNELS = 5
+
 
 def find_task(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[str, Any]:
-    """The task of an image classifier: one picture in, one row of scores out; {"kind": "arrays"} for all else."""
+    """The task of an image classifier (one picture in, one row of scores out), or of a detector with YOLOX's outputs.
+
+    {"kind": "arrays"} for all else.
+    """
     if len(inputs) == 1 and len(outputs) == 1 and len(inputs[0].shape) == 4:
         (image,), (scores,) = inputs, outputs
         batch, *rest = image.shape
@@ -39,4 +46,23 @@ def find_task(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[str, 
                 "mean": list(_MEAN if channels == 3 else _GREY),
                 "std": list(_STD if channels == 3 else _GREY),
             }
-    return {"kind": "arrays"}
+    return _find_detector(inputs, outputs) or {"kind": "arrays"}
+
+
+def _find_detector(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[str, Any] | None:
+    """One picture in; for each of YOLOX's strides four coordinates, one score and the classes of every cell."""
+    if len(inputs) != 1 or len(outputs) != len(_STRIDES) or inputs[0].shape[:2] != (1, 3) or len(inputs[0].shape) != 4:
+        return None
+    rows, columns = inputs[0].shape[2:]
+    channels = outputs[0].shape[1] if len(outputs[0].shape) > 1 else 0
+    wanted = [(1, channels, rows // stride, columns // stride) for stride in _STRIDES]
+    if channels <= _BOX_CHANNELS or [each.shape for each in outputs] != wanted:
+        return None
+    return {
+        "kind": "detector",
+        "input": inputs[0].name,
+        "outputs": [each.name for each in outputs],
+        "strides": list(_STRIDES),
+        "dtype": inputs[0].dtype,
+        "size": [rows, columns],
+    }

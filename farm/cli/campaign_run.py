@@ -61,7 +61,7 @@ def run(
         with options.open_store(settings) as store, engine_ahead(settings) as engine:
             command = f"campaign run {file}"
             name = submit(campaign, store, settings, name_user(), command, screen.note, engine.begin)
-            _carry_out(engine, settings, store, name, screen, detach, json and compile_to is None)
+            _carry_out(engine, settings, store, name, screen, detach, json, told=compile_to is None)
         if compile_to is not None:
             with options.open_store(settings) as store:
                 _compile(settings, store, name, compile_to, screen, json)
@@ -146,7 +146,14 @@ def _compile(settings: Settings, store: Store, name: str, out: Path, screen: Cam
 
 
 def _carry_out(
-    engine: Ahead, settings: Settings, store: Store, name: str, screen: CampaignScreen, detach: bool, json: bool
+    engine: Ahead,
+    settings: Settings,
+    store: Store,
+    name: str,
+    screen: CampaignScreen,
+    detach: bool,
+    json: bool,
+    told: bool = True,
 ) -> None:
     """See that an engine has the campaign, and follow it; Ctrl-C pauses it."""
     from farm.campaign.running import control
@@ -154,7 +161,7 @@ def _carry_out(
     try:
         engine.ensure()
         if not detach:
-            _follow(settings, store, name, screen, json)
+            _follow(settings, store, name, screen, json, told)
             return
     except KeyboardInterrupt:
         screen.close()
@@ -171,8 +178,11 @@ def _carry_out(
         print(f"campaign {name} goes on by itself; `farm campaign attach {name}` shows it")
 
 
-def _follow(settings: Settings, store: Store, name: str, screen: CampaignScreen, json: bool) -> None:
-    """Show a campaign until it is settled, then its end. Raises what its end stands for."""
+def _follow(settings: Settings, store: Store, name: str, screen: CampaignScreen, json: bool, told: bool = True) -> None:
+    """Show a campaign until it is settled, then its end. Raises what its end stands for.
+
+    Not `told`: where it ended well, nothing is said on stdout, since more is to come.
+    """
     from farm.campaign.running.watch import find_error, wait_settled
     from farm.report.campaign_artifacts import list_artifacts
     from farm.report.campaign_document import make_document, summarise
@@ -182,12 +192,12 @@ def _follow(settings: Settings, store: Store, name: str, screen: CampaignScreen,
     finally:
         screen.close()
     screen.finish(campaign)
-    if json:
-        output.print_json(make_document(store, name))
     error = find_error(campaign)
+    if json and (told or error is not None):
+        output.print_json(make_document(store, name))
     if error is not None:
         raise error
-    if not json:
+    if told and not json:
         print(f"`farm campaign report {name} --out FOLDER` writes its report; `farm record list` shows records")
         for each in list_artifacts(summarise(campaign)):
-            print(each.command)
+            output.stdout.print(each.command, soft_wrap=True, markup=False)

@@ -101,7 +101,7 @@ def run(
         artifact = open_artifact(folder)
         artifact.require_whole()
         manifest = artifact.manifest
-        arrays = running.read_input(manifest, inputs)
+        arrays, scale = running.read_input(manifest, inputs)
         point = parse_point(operating_point)
         wait_s = read_duration_s("--wait", wait)
         settings = farm_settings.load()
@@ -115,14 +115,12 @@ def run(
             ran = running.run_artifact(artifact, held, arrays, repeat)
         if out is not None:
             running.write_outputs(ran.outputs, out)
-        labels = artifact.read_file("labels.txt").decode() if "labels.txt" in manifest.files else ""
-        top = running.list_top(manifest, ran.outputs, labels, 5)
         document: dict[str, Any] = {
             "artifact": str(folder),
             **ran.measured.model_dump(mode="json"),
             "outputs": {name: list(array.shape) for name, array in ran.outputs.items()},
             "out": str(out) if out else None,
-            "top": [{"class": index, "label": label, "share": share} for index, label, share in top],
+            "found": running.find(artifact, ran.outputs, 5, scale),
         }
         if json:
             output.print_json(document)
@@ -211,9 +209,11 @@ def _print_run(document: dict[str, Any]) -> None:
         ],
     )
     simulated = "; simulated: nothing of it holds for a real board" if document["simulated"] else ""
+    from farm.artifacts.runtime import tasks
+
     runs, threads = document["latency"]["count"], document["threads"]
     lines = [f"{runs:.0f} runs, {threads} threads, clocks: {document['operating_point']}{simulated}"]
-    lines += [f"{100 * each['share']:6.2f} %  {each['class']:5d}  {each['label']}" for each in document["top"]]
+    lines += tasks.say(document["found"])
     lines += [f"outputs: {document['out']}"] if document["out"] else []
     for line in lines:
         output.stdout.print(line, soft_wrap=True, markup=False)

@@ -7,6 +7,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tarfile
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,11 @@ def test_from_records_to_a_package_that_runs_alone(home: Home, tmp_path: pathlib
     assert verified["matches"]
     assert len(verified["inputs"]) == 3
 
+    ran = home.run("model", "run", str(folder), "--input", str(tmp_path / "x.npz"), "--repeat", "5", "--json").json()
+    assert (ran["latency"]["count"], len(ran["found"]), ran["energy_j"]) == (5, 5, None)
+    deployed = home.run("model", "deploy", str(folder), "--json").json()
+    assert (pathlib.Path(deployed["folder"]) / "tiny_cnn" / "model.so").is_file()
+
     packed = home.run("model", "package", str(folder), "--out", str(tmp_path), "--json").json()
     venv = Venv(tmp_path / "venv")
     venv.install(pathlib.Path(packed["package"]))
@@ -112,4 +118,30 @@ def test_from_records_to_a_package_that_runs_alone(home: Home, tmp_path: pathlib
     wrong = venv.run("-m", "tiny_cnn", tmp_path / "y.npz")
     assert wrong.returncode == 2
     assert f"takes the inputs {name}" in wrong.stderr
+
+    c = home.run("model", "package", str(folder), "--format", "c", "--out", str(tmp_path), "--json").json()
+    with tarfile.open(c["package"]) as archive:
+        archive.extractall(tmp_path / "c", filter="data")
+    (root,) = (tmp_path / "c").iterdir()
+    (tmp_path / "in").write_bytes(arrays[name].tobytes())
+    program = [root / "bin" / "main", root / "lib" / "model.so", tmp_path / "in", tmp_path / "out"]
+    subprocess.run(program, check=True, timeout=_PYTHON_S)
+    assert np.abs(np.fromfile(tmp_path / "out", "float32") - given.ravel()).max() <= 1e-5 * np.abs(given).max()
+    home.expect_no_processes()
+
+
+def test_an_artifact_is_timed_beside_onnx_runtime(home: Home) -> None:
+    """One table for one board: both are timed in turns, both compute the same, and there is a chart."""
+    artifact = home.path / "artifact"
+    assert home.run("model", "compile", "tiny-cnn", "--out", str(artifact)).code == 0
+    words = ("model", "bench", str(artifact), "--against", "onnxruntime,untuned", "--out", "bench", "--json")
+    done = home.run(*words, FARM_MODEL_RUNS="6")
+    assert done.code == 0, done.err
+    (model,) = done.json()["models"]
+    assert set(model["variants"]) == {"tvm-farm", "onnxruntime", "untuned"}
+    for each in model["variants"].values():
+        assert each["matches"], each
+        assert each["latency_s"]["count"] == 6
+    assert (home.path / "bench" / "latency-tiny-cnn.png").stat().st_size > 10_000
+    assert home.run("model", "bench", "tiny-cnn", "--against", "torch").code == 2
     home.expect_no_processes()

@@ -10,6 +10,8 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
+import tarfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,13 +30,19 @@ from device_agent.protocol import (
     Status,
     TensorSpec,
 )
+from farm.artifacts import checking, make
+from farm.artifacts.brought import bring
 from farm.artifacts.compile import UNTUNED_PIPELINE, compile_model
+from farm.artifacts.on_board import HeldForModels
+from farm.artifacts.package import WHEEL, C, write_package
 from farm.artifacts.verify import compare
 from farm.fleet.tracker import Tracker
 from farm.inventory.board_types import BoardType, load_board_types
 from farm.measure.session import BoardSession
 from farm.models.zoo import ZOO
 from farm.search import builder, tvm_env
+from farm.settings import Settings
+from farm.store import Store
 from tests.integration import candidates
 from tests.integration.conftest import EMULATED_BOARD, PATIENCE_S, Agent, wait_until
 
@@ -173,6 +181,54 @@ def test_a_whole_model_gives_the_references_output(board: BoardSession, nano: Bo
     assert outcome.status is Status.OK, outcome.message
     comparison = compare(list(outputs.values()), reference)
     assert comparison.matches, comparison.reason
+
+
+def test_an_artifact_is_verified_and_its_packages_run(
+    board: BoardSession, nano: BoardType, emulated_root: str, tmp_path: pathlib.Path
+) -> None:
+    """What is compiled for a Nano is right there, and so are its wheel and its C program, without the farm."""
+    settings = Settings(home=str(tmp_path / "home"))
+    brought = bring("tiny-cnn")
+    with Store(tmp_path / "farm.db") as store:
+        artifact = make.make_artifact(make.Order(brought, nano), tmp_path / "artifact", settings, store)
+    assert (artifact.manifest.architecture, artifact.manifest.simulated) == ("aarch64", False)
+    held = HeldForModels(board.description, settings, board.run_model, board.pin)
+    cases = checking.make_cases(artifact.manifest, ())
+    verified = checking.verify_artifact(artifact, held, brought.source, cases)
+    assert verified.matches, verified.reason
+    assert verified.simulated
+    ((_, inputs), _) = cases
+    ((wanted,), _) = checking.run_reference(brought.source, cases)
+    np.savez(tmp_path / "x.npz", **inputs)
+
+    wheel = write_package(artifact, WHEEL, tmp_path)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--only-binary=:all:"]
+    command += ["--platform", "manylinux_2_27_aarch64", "--target", str(tmp_path / "site"), str(wheel)]
+    subprocess.run(command, check=True, timeout=START_TIMEOUT_S)
+    command = [f"{emulated_root}/usr/bin/board-python", "-m", "tiny_cnn", str(tmp_path / "x.npz")]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "y.npz")],
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        timeout=START_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (given,) = np.load(tmp_path / "y.npz").values()
+    assert compare([given], [wanted]).matches
+
+    with tarfile.open(write_package(artifact, C, tmp_path, runtime=pathlib.Path(emulated_root))) as archive:
+        archive.extractall(tmp_path / "c", filter="data")
+    (root,) = (tmp_path / "c").iterdir()
+    (tmp_path / "in").write_bytes(next(iter(inputs.values())).tobytes())
+    command = ["qemu-aarch64-static", "-L", emulated_root, "bin/main", "lib/model.so"]
+    command += [str(tmp_path / "in"), str(tmp_path / "out")]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    raw = np.frombuffer((tmp_path / "out").read_bytes(), wanted.dtype).reshape(wanted.shape)
+    assert compare([raw], [wanted]).matches
+    assert "ms per inference" in done.stdout
 
 
 def test_a_library_for_another_architecture_is_refused(board: BoardSession, matmul: bytes) -> None:

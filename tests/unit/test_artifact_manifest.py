@@ -13,9 +13,10 @@ from farm.artifacts import manifest as manifests
 from farm.artifacts.checking import find_tolerance_factor, require_verified, take_inputs
 from farm.artifacts.make import find_algorithm
 from farm.artifacts.manifest import Artifact, Manifest, Tensor, Verified
-from farm.artifacts.on_board import require_architecture
+from farm.artifacts.on_board import HeldForModels, require_architecture
 from farm.artifacts.task import find_task
 from farm.errors import PermanentError, UsageError
+from farm.settings import Settings
 from tests.unit.artifacts import LIBRARY, make_manifest, verified, write
 
 
@@ -132,6 +133,16 @@ def test_an_artifact_for_another_architecture_is_refused() -> None:
         require_architecture(make_manifest(), "b", description("x86_64", "local"))
 
 
+def test_too_little_memory_is_found_before_anything_travels() -> None:
+    """A board with 1 GiB is not sent what needs 2."""
+    from tests.unit.artifacts import description
+
+    held = HeldForModels(description("aarch64", "jetson-nano"), Settings(), lambda *_: pytest.fail("ran"), print)
+    held.require_fit(make_manifest(memory_bytes=1 << 30))
+    with pytest.raises(PermanentError, match="b has 1024 MiB of memory; tiny-cnn needs about 2048 MiB"):
+        held.require_fit(make_manifest(memory_bytes=2 << 30))
+
+
 def test_the_least_exact_algorithm_sets_the_tolerance() -> None:
     """A model with one convolution by F(6, 3) may differ by as much as that does."""
     assert find_tolerance_factor(["direct", "winograd F(6, 3)", "winograd F(2, 3)"]) == 8.0
@@ -152,6 +163,10 @@ def test_classifiers_are_told_by_their_inputs_and_outputs() -> None:
     assert (digits["resize"], digits["mean"]) == (28, [0.5])
     words = Tensor(name="x", shape=(1, 128), dtype="int64")
     assert find_task([words], [scores]) == {"kind": "arrays"}
+    image = Tensor(name="x", shape=(1, 3, 64, 64), dtype="float32")
+    heads = [Tensor(name=f"y{side}", shape=(1, 85, side, side), dtype="float32") for side in (8, 4, 2)]
+    assert find_task([image], heads)["strides"] == [8, 16, 32]
+    assert find_task([image], heads[::-1]) == {"kind": "arrays"}
 
 
 def test_an_artifact_knows_its_folder(tmp_path: pathlib.Path) -> None:

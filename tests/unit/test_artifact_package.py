@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from farm.artifacts import package
-from farm.artifacts.runtime import images
+from farm.artifacts.runtime import boxes, images
 from farm.artifacts.runtime.inputs import InputError, read_arrays
 from farm.errors import PermanentError, UsageError
 from tests.unit.artifacts import make_manifest, verified, write
@@ -99,6 +100,30 @@ def test_scores_are_ranked_as_shares() -> None:
     assert best == (1, "class 1", pytest.approx(0.75))
     assert second[1] == "cat"
     assert images.rank(np.array([0.9, 0.1]), [], 1) == [(0, "class 0", pytest.approx(0.9))]
+
+
+def test_boxes_are_where_the_cells_say() -> None:
+    """One sure cell is one box, in pixels of the image; a duplicate of its class goes, another class stays."""
+    head = np.full((1, 7, 4, 4), -30.0, "float32")
+    # Row 1, column 2 of cells of 8 pixels: the middle of the cell, 16 pixels wide, 8 high.
+    head[0, :, 1, 2] = (0.5, 0.5, np.log(2.0), 0.0, 9.0, 9.0, -9.0)
+    head[0, :, 1, 3] = (-0.5, 0.5, np.log(2.0), 0.0, 4.0, 4.0, -9.0)
+    head[0, :, 2, 2] = (0.5, -0.5, np.log(2.0), 0.0, 4.0, -9.0, 4.0)
+    task = {"outputs": ["a"], "strides": [8]}
+    first, second = boxes.find_boxes({"a": head}, task, 0.5)
+    assert (first.left, first.top, first.right, first.bottom) == pytest.approx((24, 16, 56, 32))
+    assert (first.index, second.index) == (0, 1)
+    assert first.score > second.score > 0.9
+
+
+def test_a_detectors_image_keeps_its_shape() -> None:
+    """A wide picture fills the width, blue first, and grey is below it."""
+    task = {"input": "x", "size": [32, 32], "dtype": "float32"}
+    inputs, scale = boxes.prepare(Image.new("RGB", (64, 32), (10, 20, 30)), task)
+    assert scale == 0.5
+    assert inputs["x"].shape == (1, 3, 32, 32)
+    assert inputs["x"][0, :, 0, 0].tolist() == [30, 20, 10]
+    assert inputs["x"][0, :, 31, 31].tolist() == [114, 114, 114]
 
 
 def test_without_pillow_an_image_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,6 @@
 /* Run the model on files of raw numbers: main MODEL.so INPUT… OUTPUT…, one file for each input and output, in order. */
+#define _POSIX_C_SOURCE 200809L
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>

@@ -1,4 +1,6 @@
 /* See model.h. Speaks TVM's C interface (tvm/ffi/c_api.h) to its virtual machine. */
+#define _POSIX_C_SOURCE 200809L
+
 #include "model.h"
 
 #include <stdio.h>

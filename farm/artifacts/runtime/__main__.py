@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from . import images
-from .inputs import InputError, describe, read_arrays
+from . import tasks
+from .inputs import InputError, describe
 from .runner import Model
 
 
@@ -28,44 +28,34 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--repeat, --threads and --top must be at least 1")
     try:
         model = Model(options.threads)
-        task = model.manifest["task"]
-        inputs = _read(options.input, model, task)
+        inputs, scale = tasks.read_input(options.input, model.manifest)
         latencies_s = []
         for _ in range(options.repeat):
             outputs = model.run(inputs)
             latencies_s.append(model.last_latency_s or 0.0)
+        if options.out:
+            np.savez(options.out, **outputs)  # type: ignore[arg-type]
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (OSError, ImportError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    if options.out:
-        np.savez(options.out, **outputs)  # type: ignore[arg-type]
-    _print(model, task, outputs, options.top)
+    _print(model, outputs, options.top, scale)
     print(f"{statistics.median(latencies_s) * 1e3:.3f} ms per inference, median of {len(latencies_s)}, "
           f"{model.threads} threads; preparing the input and reading the output not counted")  # fmt: skip
     return 0
 
 
-def _read(path: Path, model: Model, task: dict[str, Any]) -> dict[str, Any]:
-    if path.suffix.lower() == ".npz":
-        return read_arrays(path)
-    if task.get("kind") != "classifier":
-        takes = ", ".join(describe(each["name"], each["shape"], each["dtype"]) for each in model.inputs)
-        raise InputError(f"this model takes no image but an .npz with {takes}")
-    return images.prepare(images.read_image(path, len(task["mean"])), task)
-
-
-def _print(model: Model, task: dict[str, Any], outputs: dict[str, Any], count: int) -> None:
-    if task.get("kind") == "classifier":
-        labels_path = model.folder / "labels.txt"
-        labels = labels_path.read_text(encoding="utf-8").splitlines() if labels_path.is_file() else []
-        for index, label, share in images.rank(outputs[task["output"]], labels, count):
-            print(f"{100 * share:6.2f} %  {index:5d}  {label}")
-        return
-    for name, array in outputs.items():
-        print(describe(name, array.shape, str(array.dtype)))
+def _print(model: Model, outputs: dict[str, Any], count: int, scale: float) -> None:
+    path = model.folder / "labels.txt"
+    labels = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    if model.manifest["task"]["kind"] in (tasks.CLASSIFIER, tasks.DETECTOR):
+        found = tasks.find(outputs, model.manifest["task"], labels, count, scale)
+        lines = tasks.say(found) or ["nothing found"]
+    else:
+        lines = [describe(name, array.shape, str(array.dtype)) for name, array in outputs.items()]
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,67 @@
+"""An artifact put on a board over a real OpenSSH server: whole, once, and the one before serves until then."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from farm.artifacts.deploy import FOLDER, deploy_over_ssh
+from farm.errors import PermanentError
+from farm.fleet.ssh import SshConnection
+from tests.integration.sshd import Sshd, running_sshd
+from tests.unit.artifacts import LIBRARY, verified, write
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    """A server for the tests of this module."""
+    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
+
+
+@pytest.fixture
+def connection(sshd: Sshd) -> Iterator[SshConnection]:
+    """A connection with the host key pinned."""
+    with SshConnection.connect(sshd.pinned) as connection:
+        yield connection
+
+
+def test_a_package_is_there_once_and_the_latest_serves(connection: SshConnection, tmp_path: pathlib.Path) -> None:
+    """The same artifact is not sent twice; another one takes its place under the package's name."""
+    home = tmp_path / "home"
+    home.mkdir()
+    artifact = write(tmp_path / "a", verified=verified())
+    done = deploy_over_ssh(artifact, connection, str(home))
+    package = home / FOLDER / "tiny_cnn"
+    assert done.folder == str(home / FOLDER)
+    assert (package / "model.so").read_bytes() == LIBRARY
+    assert done.sent_bytes > len(LIBRARY)
+    assert deploy_over_ssh(artifact, connection, str(home)).sent_bytes == 0
+    newer = b"\x7fELF, and faster"
+    deploy_over_ssh(write(tmp_path / "b", newer, verified=verified(newer)), connection, str(home))
+    assert (package / "model.so").read_bytes() == newer
+    assert [path.name for path in (home / FOLDER).iterdir() if not path.name.startswith(".")] == ["tiny_cnn"]
+    # What lies there is a package that Python imports, given NumPy.
+    script = "import tiny_cnn; print(tiny_cnn.InputError.__name__)"
+    done_there = subprocess.run(
+        [sys.executable, "-c", script], cwd=home / FOLDER, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done_there.stdout.strip() == "InputError"
+
+
+def test_what_was_not_verified_is_not_sent(connection: SshConnection, tmp_path: pathlib.Path) -> None:
+    """Nothing is made on the board."""
+    with pytest.raises(PermanentError, match="never verified"):
+        deploy_over_ssh(write(tmp_path / "a"), connection, str(tmp_path / "home"))
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_board_that_refuses_says_why(connection: SshConnection, tmp_path: pathlib.Path) -> None:
+    """A folder that cannot be made is the board's refusal, in its words."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PermanentError, match=r"refuses: .*Not a directory"):
+        deploy_over_ssh(write(tmp_path / "a", verified=verified()), connection, str(tmp_path / "file"))
