@@ -41,7 +41,7 @@ def bring_again(manifest: Manifest, given: str | None) -> Brought:
 def bring_same(about: Model, given: str | None, what: str) -> Brought:
     """The model that `about` tells of; `what` says whose it is. Raises UsageError where it is another one by now."""
     try:
-        found = bring(given or about.origin.removeprefix("zoo:"), about.shapes, about.batch)
+        found = bring(given or about.typed, about.shapes, about.batch)
     except UsageError as error:
         raise UsageError(f"the model that {what} is needed: {error.message}", _HINT) from error
     if found.about.sha256 != about.sha256:

@@ -158,7 +158,7 @@ def _require_records(order: Order, served: Sequence[Served]) -> None:
         kind = order.board_type.name
         raise UsageError(
             f"{len(missing)} of {len(served)} workloads of {order.source.name} have no record for {kind}: {named}",
-            f"`farm tune {order.source.name} --board-type {kind}` makes some; --missing rule schedules by prediction.",
+            f"`farm tune {order.brought.about.typed} --board-type {kind}` makes some; --missing rule does without.",
         )
 
 

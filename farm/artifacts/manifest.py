@@ -46,6 +46,11 @@ class Model(StrictModel):
     shapes: tuple[str, ...] = ()
     batch: int | None = None
 
+    @property
+    def typed(self) -> str:
+        """What a user types for it."""
+        return self.origin.removeprefix("zoo:")
+
 
 class RecordUsed(StrictModel):
     """The record that serves a workload: its trial's `candidate` and where it was measured. See `choice.Fit`."""

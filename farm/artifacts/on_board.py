@@ -73,7 +73,7 @@ def require_architecture(manifest: Manifest, name: str, description: Description
         raise UsageError(
             f"{manifest.name} is compiled for {manifest.architecture} ({manifest.board_type}); "
             f"board {name} is {description.architecture} ({description.board_type})",
-            f"`farm model compile {manifest.name} --board-type {description.board_type}` compiles it for that board.",
+            f"`farm model compile {manifest.model.typed} --board-type {description.board_type}` makes one for it.",
         )
 
 

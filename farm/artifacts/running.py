@@ -16,7 +16,7 @@ from farm.artifacts.manifest import Artifact, Manifest, Measured, new_file
 from farm.artifacts.on_board import HeldForModels
 from farm.artifacts.runtime import InputError, tasks
 from farm.artifacts.timing import Variant, ordered, time_in_turns
-from farm.errors import UsageError
+from farm.errors import PermanentError, UsageError
 from farm.measure.statistics import summarise
 from farm.sweep.visits import plan_window
 
@@ -68,8 +68,10 @@ def run_artifact(artifact: Artifact, board: HeldForModels, inputs: Mapping[str, 
         power_w=power_w,
     )
     artifact.update(measured=(*manifest.measured, measured)[-_MOST_KEPT:])
-    names = [output.name for output in manifest.outputs]
-    return Ran(dict(zip(names, timed.outputs[manifest.name], strict=True)), measured)
+    names, arrays = [output.name for output in manifest.outputs], timed.outputs[manifest.name]
+    if len(names) != len(arrays):
+        raise PermanentError(f"{board.name} gave {len(arrays)} outputs; {manifest.name} has {len(names)}")
+    return Ran(dict(zip(names, arrays, strict=True)), measured)
 
 
 def read_energy(outcome: Outcome) -> tuple[float | None, float | None]:

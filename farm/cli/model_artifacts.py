@@ -193,6 +193,12 @@ def _tune(order: Any, settings: Settings, store: Store, kind: BoardType, trials:
         tuning = FleetTuning(settings, store, kind, screen, purpose=f"tune {order.source.name}")
     try:
         with tuning:
+            if tuning.board().simulated != order.simulated:
+                which = "virtual" if not order.simulated else "real"
+                raise UsageError(
+                    f"the boards of type {kind.name} are {which} ones, whose records this artifact would not use",
+                    "Leave --simulated out." if order.simulated else "Add --simulated to compile for them.",
+                )
             workloads = tuning.load(order.source, order.inputs, [])
             known = {
                 record.workload

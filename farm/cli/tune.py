@@ -127,4 +127,9 @@ def _print(document: dict[str, Any]) -> None:
     if document["latency_ms"] is not None:
         output.stdout.print(f"model latency, summed over its workloads: {document['latency_ms']:.2f} ms")
     option = " --simulated" if used["simulated"] else ""
-    output.stdout.print(f"`farm record list{option}` shows the records.")
+    output.stdout.print(
+        f"`farm record list{option}` shows the records; `farm model compile MODEL --board-type "
+        f"{used['type']}{option} --out DIR` makes a library of them.",
+        soft_wrap=True,
+        markup=False,
+    )
