@@ -77,7 +77,7 @@ class Optimization:
         brought = bring(self._model)
         kind = require_board_type(LOCAL)
         with (
-            Store(self._settings.home_path / "farm.db") as store,
+            Store(self._settings.store_location) as store,
             LocalTuning(self._settings, store, kind, _Listener(self._say)) as tuning,
         ):
             workloads = tuning.load(brought.source, brought.inputs, ())
@@ -100,7 +100,7 @@ class Optimized:
 
         The artifacts themselves lie beside the wheels.
         """
-        with Store(self._settings.home_path / "farm.db") as store:
+        with Store(self._settings.store_location) as store:
             made = make_artifacts(self.document, pathlib.Path(folder), self._settings, store, _WAIT_S, self._say)
         if wrong := [f"{each.name}: {each.reason}" for each in made if not each.matches]:
             raise PermanentError(f"not all compute what ONNX Runtime does: {'; '.join(wrong)}")
