@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import debian
+from debian import BuildError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 QEMU = "qemu-aarch64-static"
@@ -29,8 +30,7 @@ QEMU_PACKAGE = "qemu-user-static"
 COUNTING_QEMU = "qemu-aarch64"
 COUNTING_QEMU_PACKAGE = "qemu-user"
 
-# The release, its Python and its glibc belong together; JetPack 4 boards need a Python of their own as well.
-CODENAME = "bookworm"
+# Of the release that `debian` names; JetPack 4 boards need a Python of their own as well.
 PYTHON_VERSION = "3.11"
 GLIBC_MINOR = 36
 # apt adds what these depend on.
@@ -42,7 +42,6 @@ LEFT_OUT = ("tvm/lib/libtvm_compiler.so",)
 
 # 115 MB of wheels, 25 MB of packages and lists, 200 MB unpacked; everything lies there at once for a moment.
 NEEDED_BYTES = 500 << 20
-FETCH_TIMEOUT_S = 900.0
 CHECK_TIMEOUT_S = 300.0
 
 STAMP = "emulated-board.json"
@@ -81,10 +80,6 @@ print(sys.executable)
 """
 
 
-class BuildError(Exception):
-    """The root cannot be made or used; the text says why and what to do."""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     parser = argparse.ArgumentParser(prog="build", description="Make the root of an emulated aarch64 board.")
@@ -97,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(require_root(options.root))
             return 0
         if options.install_qemu and None in (shutil.which(QEMU), shutil.which(COUNTING_QEMU)):
-            install_qemu()
+            debian.install_packages([QEMU_PACKAGE, COUNTING_QEMU_PACKAGE])
         require_qemu()
         print(build(options.root))
     except (BuildError, OSError) as error:
@@ -121,8 +116,9 @@ def require_root(folder: Path | None = None) -> Path:
 
 
 def compute_key() -> str:
-    """What the root is made from, as a short hash: this file and the pins."""
-    return hashlib.sha256(Path(__file__).read_bytes() + read_pins().encode()).hexdigest()[:16]
+    """What the root is made from, as a short hash: this file, how packages are fetched, and the pins."""
+    recipe = Path(__file__).read_bytes() + Path(debian.__file__).read_bytes()
+    return hashlib.sha256(recipe + read_pins().encode()).hexdigest()[:16]
 
 
 def default_root(key: str) -> Path:
@@ -146,12 +142,12 @@ def build(folder: Path | None = None) -> Path:
     key = compute_key()
     root = (folder or default_root(key)).absolute()
     root.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(root):
+    with debian.locked(root):
         if find_key(root) == key:
             return root
         if root.exists() and find_key(root) is None and any(root.iterdir()):
             raise BuildError(f"{root} exists and is no emulated board; name another folder with --root")
-        require_distribution()
+        debian.require_distribution("the emulated board")
         free = shutil.disk_usage(root.parent).free
         if free < NEEDED_BYTES:
             raise BuildError(f"{free >> 20} MiB free at {root.parent}; {NEEDED_BYTES >> 20} MiB are needed")
@@ -169,10 +165,10 @@ def build(folder: Path | None = None) -> Path:
             interpreter = new / INTERPRETER
             interpreter.write_text(INTERPRETER_TEXT)
             interpreter.chmod(0o755)
-            _say("trying it: importing TVM under emulation")
+            debian.say("trying it: importing TVM under emulation")
             setting = {"TVM_USE_RUNTIME_LIB": "1", "PYTHONDONTWRITEBYTECODE": "", "PYTHONPATH": ""}
             trial = [str(interpreter), "-c", CHECK]
-            _run(trial, "the new root does not work", CHECK_TIMEOUT_S, **setting)
+            debian.run(trial, "the new root does not work", CHECK_TIMEOUT_S, setting)
             stamp = {"key": key, "packages": packages, "wheels": wheels}
             (new / STAMP).write_text(json.dumps(stamp, indent=1) + "\n")
             if root.exists():
@@ -182,87 +178,14 @@ def build(folder: Path | None = None) -> Path:
 
 
 def unpack_packages(root: Path, folder: Path) -> list[str]:
-    """Fetch the packages with apt and unpack them into `root`; return their names with version and architecture.
-
-    apt works in `folder` alone: the host's own package state is neither read nor changed. Its configuration, keys and
-    sources are the host's, the last without their limits on architectures.
-    """
-    for name in ("state/lists/partial", "cache/archives/partial", "sources"):
-        (folder / name).mkdir(parents=True)
-    (folder / "status").touch()
-    (folder / "sources" / "host.sources").write_text(read_sources(Path("/etc/apt")))
-    settings = {
-        "Dir::State": folder / "state",
-        "Dir::State::status": folder / "status",
-        "Dir::Cache": folder / "cache",
-        "Dir::Etc::sourcelist": "/dev/null",
-        "Dir::Etc::sourceparts": folder / "sources",
-        "Dir::Etc::preferences": "/dev/null",
-        "Dir::Etc::preferencesparts": "/dev/null",
-        "APT::Architecture": "arm64",
-        "APT::Sandbox::User": "root",  # apt's own user may not enter a private folder
-        "APT::Update::Error-Mode": "any",
-        "APT::Install-Recommends": "false",
-        "Acquire::Languages": "none",
-        "Acquire::Retries": "2",
-    }
-    lines = [f'{name} "{value}";' for name, value in settings.items()]
-    # Hooks are for the host's own packages.
-    cleared = ("APT::Architectures", "APT::Update::Pre-Invoke", "APT::Update::Post-Invoke")
-    cleared += ("APT::Update::Post-Invoke-Success", "DPkg::Pre-Install-Pkgs", "DPkg::Post-Invoke")
-    lines = [f"#clear {name};" for name in cleared] + lines + ['APT::Architectures { "arm64"; };']
-    (folder / "apt.conf").write_text("\n".join(lines) + "\n")
-    apt = ["apt-get", "-c", str(folder / "apt.conf"), "-qq", "-y"]
-    _say("fetching the distribution's arm64 packages (25 MB)")
-    _run([*apt, "update"], "the distribution's package lists cannot be fetched", FETCH_TIMEOUT_S)
-    _run([*apt, "install", "--download-only", *PACKAGES], "the arm64 packages cannot be fetched", FETCH_TIMEOUT_S)
-    archives = sorted((folder / "cache/archives").glob("*.deb"))
+    """Fetch the packages with apt and unpack them into `root`; return their names with version and architecture."""
+    debian.say("fetching the distribution's arm64 packages (25 MB)")
+    archives = debian.Apt(folder, ["arm64"]).fetch_with_dependencies(*PACKAGES)
     for archive in archives:
-        _run(["dpkg-deb", "-x", str(archive), str(root)], f"{archive.name} cannot be unpacked", CHECK_TIMEOUT_S)
+        debian.unpack(archive, root)
     if not (root / f"usr/bin/python{PYTHON_VERSION}").exists():
         raise BuildError(f"the packages hold no python{PYTHON_VERSION}: {', '.join(a.name for a in archives)}")
     return [archive.name.removesuffix(".deb") for archive in archives]
-
-
-def read_sources(folder: Path) -> str:
-    """The release's own sources below apt's configuration `folder`, for every architecture, in apt's deb822 form."""
-    stanzas = []
-    for path in sorted([*folder.glob("sources.list.d/*.sources"), *folder.glob("sources.list.d/*.list")]):
-        stanzas += _read_stanzas(path)
-    if (folder / "sources.list").exists():
-        stanzas += _read_stanzas(folder / "sources.list")
-    texts = []
-    for stanza in stanzas:
-        types, suites, components = (stanza.get(name, "").split() for name in ("types", "suites", "components"))
-        suites = [suite for suite in suites if re.fullmatch(rf"{CODENAME}([-/](updates|security))?", suite)]
-        if not suites or "deb" not in types or "main" not in components:
-            continue
-        if stanza.get("enabled", "yes").lower() in ("no", "false", "0", "off"):
-            continue
-        kept = {"Types": "deb", "URIs": stanza.get("uris", ""), "Suites": " ".join(suites), "Components": "main"}
-        kept |= {name: stanza[name.lower()] for name in ("Signed-By", "Trusted") if name.lower() in stanza}
-        texts.append("".join(f"{name}: {value}\n" for name, value in kept.items()))
-    if not texts:
-        raise BuildError(f"apt knows no source of {CODENAME}'s `main`; see {folder}/sources.list.d")
-    return "\n".join(texts)
-
-
-def _read_stanzas(path: Path) -> list[dict[str, str]]:
-    """The sources of a file in either of apt's forms, as fields with names in small letters."""
-    text = path.read_text()
-    stanzas = []
-    if path.suffix == ".sources":
-        for block in re.split(r"\n\s*\n", re.sub(r"(?m)^#.*\n?", "", text)):
-            fields = re.findall(r"(?m)^([A-Za-z-]+):[ \t]*(.*(?:\n[ \t]+.*)*)", block)
-            stanzas.append({name.lower(): value for name, value in fields})
-        return stanzas
-    for line in text.splitlines():
-        if found := re.match(r"deb\s+(?:\[([^]]*)\]\s+)?(\S+)\s+(\S+)\s+([^#]*)", line):
-            settings, uri, suite, components = found.groups(default="")
-            stanza = {"types": "deb", "uris": uri, "suites": suite, "components": components}
-            stanza |= {k.lower(): v.replace(",", " ") for k, v in re.findall(r"(\S+?)=(\S+)", settings)}
-            stanzas.append(stanza)
-    return stanzas
 
 
 def read_pins() -> str:
@@ -300,11 +223,11 @@ def unpack_wheels(root: Path, folder: Path) -> list[str]:
     command = [sys.executable, "-m", "pip", "download", "-qq", "--disable-pip-version-check", "--no-input", "--no-deps"]
     command += ["--require-hashes", "--only-binary=:all:", "--implementation=cp", f"--python-version={PYTHON_VERSION}"]
     command += [f"--platform={platform}" for platform in platforms]
-    _say("fetching the agent's aarch64 wheels (115 MB)")
+    debian.say("fetching the agent's aarch64 wheels (115 MB)")
     failure = "the aarch64 wheels cannot be fetched (pip comes with `make setup`)"
-    _run([*command, "--dest", str(folder), "--requirement", str(pins)], failure, FETCH_TIMEOUT_S)
+    debian.run([*command, "--dest", str(folder), "--requirement", str(pins)], failure, debian.FETCH_TIMEOUT_S)
     wheels = sorted(folder.glob("*.whl"))
-    _say("unpacking")
+    debian.say("unpacking")
     for path in wheels:
         with zipfile.ZipFile(path) as wheel:
             names = [name for name in wheel.namelist() if name not in LEFT_OUT]
@@ -312,84 +235,11 @@ def unpack_wheels(root: Path, folder: Path) -> list[str]:
     return [path.name for path in wheels]
 
 
-def require_distribution() -> None:
-    """Raise BuildError unless this is the release whose packages are used."""
-    release = {}
-    with contextlib.suppress(OSError):
-        text = Path("/etc/os-release").read_text()
-        release = dict(re.findall(r'(?m)^([A-Z_]+)="?([^"\n]*)"?$', text))
-    missing = [name for name in ("apt-get", "dpkg-deb") if shutil.which(name) is None]
-    if release.get("VERSION_CODENAME") != CODENAME or missing:
-        raise BuildError(
-            f"this is {release.get('PRETTY_NAME', 'an unknown system')}; the emulated board is made from the packages "
-            f"of Debian 12 ({CODENAME}) on such a system. Build it there, for instance in a container"
-        )
-
-
 def require_qemu() -> None:
     """Raise BuildError where the emulator is not installed."""
     if shutil.which(QEMU) is None:
         hint = f"apt-get install {QEMU_PACKAGE}, or as root deploy/emulated-board/build --install-qemu"
         raise BuildError(f"{QEMU} is not installed: {hint}")
-
-
-def install_qemu() -> None:
-    """Install the emulator with the system's own apt. Raises BuildError."""
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise BuildError(f"{QEMU_PACKAGE} can be installed by root on Debian only")
-    _say(f"installing {QEMU_PACKAGE} and {COUNTING_QEMU_PACKAGE}")
-    install = ["apt-get", "-qq", "-y", "--no-install-recommends", "install"]
-    install += [QEMU_PACKAGE, COUNTING_QEMU_PACKAGE]
-    quiet = {"DEBIAN_FRONTEND": "noninteractive"}
-    try:
-        _run(install, "", FETCH_TIMEOUT_S, **quiet)
-    except BuildError:  # lists that are missing or name versions that are gone
-        _run(["apt-get", "-qq", "update"], "apt's package lists cannot be fetched", FETCH_TIMEOUT_S)
-        _run(install, f"{QEMU_PACKAGE} cannot be installed", FETCH_TIMEOUT_S, **quiet)
-
-
-@contextlib.contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    """Hold the lock of `root`, so that two builds do not meet; the kernel lets go of it however we end."""
-    with (root.parent / f".{root.name}.lock").open("w") as lock:
-        deadline = time.monotonic() + FETCH_TIMEOUT_S
-        said = False
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise BuildError(f"another build of {root} has not ended after {FETCH_TIMEOUT_S:g} s") from None
-                if not said:
-                    _say("waiting for another build of the same root")
-                    said = True
-                time.sleep(0.2)
-        yield
-
-
-def _run(command: list[str], failure: str, timeout_s: float, **environment: str) -> None:
-    """Run a command. Raises BuildError with `failure` and the command's last words."""
-    try:
-        done = subprocess.run(
-            command,
-            env=os.environ | environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise BuildError(f"{failure}: {command[0]} took longer than {timeout_s:g} s") from None
-    if done.returncode != 0:
-        words = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()
-        raise BuildError(f"{failure}:\n  " + "\n  ".join(words[-6:]))
-
-
-def _say(text: str) -> None:
-    print(f"emulated board: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

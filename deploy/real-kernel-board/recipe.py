@@ -1,0 +1,105 @@
+"""Make a board with a real kernel, unless it is there: `build` calls this.
+
+Standard library only. `material.py` fetches, `image.py` makes, `guest.py` runs, `cache.py` says where things are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import cache
+import guest
+import image
+import machine
+import material
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import debian
+from debian import BuildError
+
+# 1.5 GB are fetched and unpacked for a moment, of which 700 MB stay; each board takes 1 GB.
+NEEDED_BYTES = 4 << 30
+
+
+def build(board: str) -> Path:
+    """Make a board's image, unless it is there already; return its folder. Raises BuildError, OSError."""
+    cache.require_packages()
+    place = cache.find_image(board)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if place.exists():
+        return place
+    if os.geteuid() != 0:
+        raise BuildError("the image can be made by root only: its files belong to several users")
+    with debian.locked(place.parent / "build"):
+        if (free := shutil.disk_usage(place.parent).free) < NEEDED_BYTES:
+            raise BuildError(f"{free >> 20} MiB free at {place.parent}; {NEEDED_BYTES >> 20} MiB are needed")
+        for left in place.parent.glob(".*.building"):  # of a build that was killed: the lock is ours
+            shutil.rmtree(left)
+        fetched = place.with_name(f"material.{material.compute_key()}")
+        _make_once(fetched, material.fetch)
+        _make_once(place, lambda new, scratch: _make(board, fetched, new, scratch))
+    return place
+
+
+def _make(board: str, fetched: Path, new: Path, scratch: Path) -> None:
+    image.make(board, material.Material(fetched), machine.make_base(board), new, scratch)
+    debian.say("booting it for the first time")
+    try:
+        with guest.Guest(board, new, scratch / "first", durable=False) as first:
+            first.start()
+            # Nothing that systemd still has to do may end up in the snapshot.
+            first.run("systemctl is-system-running --wait", check=False, timeout_s=guest.BOOT_TIMEOUT_S)
+            first.run("sync; echo 3 >/proc/sys/vm/drop_caches")
+            first.save(guest.FRESH)
+    except (RuntimeError, TimeoutError) as error:
+        raise BuildError(f"the new board does not work: {error}") from None
+    first.disk.replace(new / "disk.qcow2")
+
+
+def _make_once(folder: Path, make: Callable[[Path, Path], object]) -> None:
+    """Have `make` fill a folder, which gets its name only when that is complete; beside it, one for its own use."""
+    if folder.exists():
+        return
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", suffix=".building", dir=folder.parent) as name:
+        new, scratch = Path(name) / "new", Path(name) / "scratch"
+        new.mkdir()
+        scratch.mkdir()
+        make(new, scratch)
+        new.rename(folder)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    parser = argparse.ArgumentParser(prog="build", description="Make a board with a real kernel; print its folder.")
+    parser.add_argument("--board", choices=cache.BOARDS, default=cache.BOARDS[0], help="which (default: %(default)s)")
+    parser.add_argument("--install-packages", action="store_true", help="install what is missing here; as root")
+    parser.add_argument("--check", action="store_true", help="build nothing: print the folder, or say what is missing")
+    parser.add_argument("--possible", action="store_true", help="build nothing: say whether it could be made here")
+    options = parser.parse_args(argv)
+    try:
+        if options.possible:
+            material.require_possible()
+            return 0
+        if options.check:
+            print(cache.require_image(options.board))
+            return 0
+        if options.install_packages and (missing := material.find_missing()):
+            debian.install_packages(missing)
+        print(build(options.board))
+    except (BuildError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

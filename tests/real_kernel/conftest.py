@@ -1,0 +1,141 @@
+"""One board with a real kernel for all tests here, and a farm that knows it; each test starts at a snapshot.
+
+The board is `deploy/real-kernel-board`'s. Everything on it is slow: its four processors share what this machine has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.acceptance.conftest import Done, Home, new_home
+
+FOLDER = pathlib.Path(__file__).resolve().parents[2] / "deploy" / "real-kernel-board"
+sys.path.insert(0, str(FOLDER))
+
+import guest as guests  # noqa: E402
+
+TYPE = "jetson-nano"
+PROVISIONED = "provisioned"
+# From nothing: 230 MB through an emulated network card, unpacked by an emulated processor.
+PROVISION_TIMEOUT_S = 280.0
+AGENT = "/opt/tvm-farm/current/bin/device-agent"
+NAME = "b1"
+
+
+@dataclasses.dataclass
+class Site:
+    """The board, and a farm in whose store it is, with a bundle made once; `before` lists it without an agent."""
+
+    board: guests.Guest
+    home: Home
+    bundle: pathlib.Path
+    before: str = ""
+
+    def add(self, login: str = "farm", name: str = NAME) -> None:
+        """Register the board under a login, with the host key that it has."""
+        done = self.home.run(
+            *("board", "add", name, "--type", TYPE, "--ssh", f"{login}@127.0.0.1:{self.board.port}"),
+            *("--key-file", str(self.board.key), "--host-key", self.fingerprint()),
+        )
+        assert done.code == 0, done.err
+
+    def fingerprint(self) -> str:
+        """Of the board's host key."""
+        command = ["ssh-keygen", "-l", "-f", str(self.board.image / "host_key.pub")]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.split()[1]
+
+    def provision(self, *arguments: str, name: str = NAME, bundle: pathlib.Path | None = None) -> Done:
+        """`farm board provision` with the bundle, or another."""
+        command = ("board", "provision", name, "--bundle", str(bundle or self.bundle), *arguments)
+        return self.home.run(*command, timeout_s=PROVISION_TIMEOUT_S)
+
+
+def list_board(board: guests.Guest) -> str:
+    """Every path with mode and owner where software is put, the accounts, and units of ours."""
+    folders = "/etc /home /opt /root /srv /usr/local /var/lib /var/spool"
+    # What the system keeps for itself, whoever is there: copies of the account files, seeds, timers.
+    own = r"/(passwd|group|shadow|gshadow|subuid|subgid)-|\.pwd\.lock|/var/lib/(systemd|dbus|private|apt|dpkg|sudo)"
+    listing = f"find {folders} -xdev -printf '%p %M %U:%G\\n' | grep -vE '{own}' | sort"
+    units = "systemctl list-unit-files --no-legend 'tvm*'; systemctl list-units --all --no-legend 'tvm*'"
+    units += "; ls /run | grep tvm"
+    return board.run(f"{listing}; cat /etc/passwd /etc/group; {units} || true").stdout
+
+
+@pytest.fixture(scope="session")
+def image() -> pathlib.Path:
+    """The board's image. Without it tests are skipped; with FARM_REQUIRE_REAL_KERNEL=1 they fail."""
+    checked = subprocess.run(
+        [FOLDER / "build", "--board", TYPE, "--check"], capture_output=True, text=True, timeout=60, check=False
+    )
+    if checked.returncode != 0:
+        reason = checked.stderr.strip().removeprefix("error: ")
+        if os.environ.get("FARM_REQUIRE_REAL_KERNEL") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return pathlib.Path(checked.stdout.strip())
+
+
+@pytest.fixture(scope="session")
+def board(image: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[guests.Guest]:
+    """The one board of this run, not started."""
+    with guests.Guest(TYPE, image, tmp_path_factory.mktemp("board")) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """What the board gets, as the farm makes it."""
+    path = tmp_path_factory.mktemp("bundle") / "board.tar"
+    with new_home() as home:
+        made = home.run("bundle", "build", "--arch", "aarch64", "--python", "3.11", "--output", str(path))
+    assert made.code == 0, made.err
+    return path
+
+
+@pytest.fixture
+def fresh(board: guests.Guest, bundle: pathlib.Path, home: Home) -> Iterator[Site]:
+    """The board as its distribution made it, registered in a farm of its own."""
+    _load(board, guests.FRESH)
+    site = Site(board, home, bundle)
+    site.add()
+    yield site
+    _rest(board)
+
+
+@pytest.fixture(scope="session")
+def kept(board: guests.Guest, bundle: pathlib.Path) -> Iterator[Site]:
+    """A farm that has provisioned the board, whose state then is a snapshot."""
+    with new_home() as home:
+        _load(board, guests.FRESH)
+        site = Site(board, home, bundle, list_board(board))
+        site.add()
+        done = site.provision()
+        assert done.code == 0, done.out + done.err
+        board.save(PROVISIONED)
+        yield site
+
+
+@pytest.fixture
+def provisioned(kept: Site) -> Iterator[Site]:
+    """The board with the agent on it, as provisioning left it."""
+    _load(kept.board, PROVISIONED)
+    yield kept
+    _rest(kept.board)
+
+
+def _load(board: guests.Guest, snapshot: str) -> None:
+    board.load(snapshot)
+    board.set_clock()
+
+
+def _rest(board: guests.Guest) -> None:
+    """No time of the host's until the next test, wherever this one has left it."""
+    if board.is_running():
+        board.pause()

@@ -1,0 +1,93 @@
+"""`farm board provision` on a system as boards have it: systemd, sudo, logins, power that goes, disks that fill."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from farm.fleet.provision.bundle import open_bundle
+from tests.integration.provisioning import BROKEN, change_agent
+from tests.real_kernel.conftest import NAME, PROVISION_TIMEOUT_S, Site, list_board
+
+YEAR_S = 365.25 * 86400
+
+
+def test_provisioned_again_nothing_changes_and_removed_nothing_stays(provisioned: Site) -> None:
+    """Twice is once; afterwards files, accounts and units are what they were before the first time."""
+    again = provisioned.provision()
+    assert again.code == 0, again.out + again.err
+    assert "unchanged" in again.out
+    removed = provisioned.provision("--uninstall")
+    assert removed.code == 0, removed.out + removed.err
+    assert list_board(provisioned.board) == provisioned.before
+
+
+def test_a_version_that_does_not_start_is_rolled_back_and_a_good_one_stays(
+    provisioned: Site,
+) -> None:
+    """The board never loses its agent: the old one runs again after a broken one, the new one after a good one."""
+    ours = open_bundle(provisioned.bundle)
+    board = provisioned.board
+    version = "/opt/tvm-farm/current/bin/python -c 'import device_agent; print(device_agent.__version__)'"
+    before = board.run(version).stdout
+    broken = provisioned.provision(bundle=change_agent(ours, "9.0.1", BROKEN).path)
+    assert broken.code == 1, broken.out + broken.err
+    assert board.run(version).stdout == before
+    assert board.run("systemctl is-active tvm-farm-agent").stdout == "active\n"
+    good = provisioned.provision(bundle=change_agent(ours, "9.0.2").path)
+    assert good.code == 0, good.out + good.err
+    assert board.run(version).stdout == "9.0.2\n"
+
+
+@pytest.mark.parametrize("login", ["asked", "terminal", "plain"])
+def test_a_login_that_cannot_become_root_is_told_what_it_gets(fresh: Site, login: str) -> None:
+    """A password, a terminal or no sudo at all: the plan is an agent of the login's own, and says what that lacks."""
+    fresh.add(login, "other")
+    done = fresh.provision("--dry-run", name="other")
+    assert done.code == 0, done.out + done.err
+    assert f"/home/{login}/" in done.out
+    assert "neither root nor sudo without a password" in done.out
+
+
+def test_power_that_goes_at_any_step_leaves_a_board_that_can_be_finished(fresh: Site) -> None:
+    """Cut while files are sent, installed and services written: after each boot it goes on, to a good end."""
+    for step_before in ("folder", "send", "user"):
+        running = fresh.home.start("board", "provision", NAME, "--bundle", str(fresh.bundle))
+        running.wait_for(f"{NAME}: {step_before}: done")
+        fresh.board.cut_power()
+        running.send(signal.SIGINT)
+        assert running.wait().code != 0
+        fresh.board.start()
+        assert "tvm-farm" not in fresh.board.run("systemctl --failed --no-legend").stdout
+    done = fresh.provision()
+    assert done.code == 0, done.out + done.err
+    assert fresh.board.run("systemctl is-active tvm-farm-agent").stdout == "active\n"
+
+
+def test_after_a_reboot_the_board_serves(provisioned: Site) -> None:
+    """`sudo reboot` as the login: agent and helper come up by themselves, and a probe says good."""
+    provisioned.board.run("sudo systemctl reboot", login="farm", check=False)
+    provisioned.board.wait_for_reset()
+    probe = provisioned.home.run("board", "probe", NAME, timeout_s=PROVISION_TIMEOUT_S)
+    assert probe.code == 0, probe.out + probe.err
+
+
+def test_a_clock_two_years_behind_is_said_and_does_no_harm(provisioned: Site) -> None:
+    """Boards without a battery start in the past: provisioning says so, and a probe is good all the same."""
+    provisioned.board.set_clock(time.time() - 2 * YEAR_S)
+    done = provisioned.provision()
+    assert done.code == 0, done.out + done.err
+    assert "2.0 years behind" in done.out
+    probe = provisioned.home.run("board", "probe", NAME, timeout_s=PROVISION_TIMEOUT_S)
+    assert probe.code == 0, probe.out + probe.err
+
+
+def test_a_full_disk_is_said_before_anything_is_sent(fresh: Site) -> None:
+    """Nothing is put on a board without room for it."""
+    fresh.board.run("fallocate -l $(($(stat -f -c '%a * %S' /) - (200 << 20))) /fill")
+    done = fresh.provision()
+    assert done.code == 1, done.out + done.err
+    assert "the disk is full" in done.out + done.err
+    assert fresh.board.run("ls /opt").stdout == ""
