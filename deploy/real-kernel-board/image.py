@@ -26,7 +26,7 @@ DISK_BYTES = 3 << 30
 MODULES = (
     *("virtio_pci", "virtio_blk", "virtio_net", "virtio_rng", "ext4", "crc32c_generic", "autofs4", "configfs"),
     *("cpufreq_ondemand", "cpufreq_conservative", "cpufreq_powersave", "cpufreq_userspace", "governor_simpleondemand"),
-    *("governor_userspace", "i2c-dev", "industrialio", "ina3221"),
+    *("governor_userspace", "i2c-dev", "ina3221", "farm_ina3221x"),
     *("farm_board", "fuse", "loop", "softdog", "efivarfs"),
 )
 # Before the disk can be read.

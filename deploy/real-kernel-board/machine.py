@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 # By board: as many processors as it has, all of them A57, and memory for a measurement or two.
-PROCESSORS = {"jetson-nano": 4}
+PROCESSORS = {"jetson-nano": 4, "jetson-tx2": 6}
 MEMORY_MIB = 1280
 KERNEL_ARGUMENTS = "console=ttyAMA0 root=/dev/vda rw quiet net.ifnames=0 mitigations=off"
 

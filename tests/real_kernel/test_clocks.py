@@ -29,7 +29,7 @@ def wait_for(site: Site, limits: str, timeout_s: int = 30) -> None:
 
 def test_a_clock_between_two_of_the_table_is_said_as_what_it_became(provisioned: Site) -> None:
     """The kernel rounds, and the report says the clock that is there; afterwards every limit is as it was."""
-    done = provisioned.board.run(f"{AGENT} clocks pin --cpu-freq 921.6MHz --gpu-freq 460.8MHz --for 0 --json")
+    done = provisioned.board.run(f"{AGENT} clocks pin --cpu-freq 921.6MHz --gpu-freq 460.8MHz --for 0.1 --json")
     report = json.loads(done.stdout.splitlines()[0])
     assert report["status"] == "ok"
     (cluster,) = report["clocks"]["clusters"]
@@ -40,7 +40,8 @@ def test_a_clock_between_two_of_the_table_is_said_as_what_it_became(provisioned:
 
 @pytest.mark.parametrize("victim", ["holder", "guardian", "child"])
 def test_clocks_are_put_back_when_a_process_is_killed(provisioned: Site, victim: str) -> None:
-    """Whoever dies without a word, the limits and the core that was off come back within seconds."""
+    """Whoever dies without a word, limits and cores come back within seconds, and the agent's sessions live on."""
+    agent = provisioned.board.run("systemctl show -p MainPID --value tvm-farm-agent").stdout
     hold(provisioned)
     guardian = f"$(systemctl show -p MainPID --value {HELPER})"
     pid = {"holder": "$(cat /run/holder)", "guardian": guardian, "child": f"$(pgrep -P {guardian})"}[victim]
@@ -48,6 +49,7 @@ def test_clocks_are_put_back_when_a_process_is_killed(provisioned: Site, victim:
     wait_for(provisioned, FREE)
     assert provisioned.board.read("/sys/devices/system/cpu/online") == "0-3"
     assert provisioned.board.run(f"systemctl is-active {HELPER}").stdout.strip() == "active"
+    assert provisioned.board.run("systemctl show -p MainPID --value tvm-farm-agent").stdout == agent
 
 
 def test_the_watchdog_replaces_a_guardian_that_stands_still(provisioned: Site) -> None:
@@ -76,17 +78,26 @@ def test_cores_that_somebody_took_offline_stay_so(provisioned: Site) -> None:
     board = provisioned.board
     board.run("echo 0 >/sys/devices/system/cpu/cpu3/online")
     assert json.loads(board.run(f"{AGENT} describe --json").stdout)["cores_online"] == [0, 1, 2]
-    done = board.run(f"{AGENT} clocks pin --cpu-freq 921.6MHz --for 0 --json")
+    done = board.run(f"{AGENT} clocks pin --cpu-freq 921.6MHz --for 0.1 --json")
     assert json.loads(done.stdout.splitlines()[0])["status"] == "ok"
     assert board.read("/sys/devices/system/cpu/online") == "0-2"
 
 
 def test_a_power_mode_is_set_and_put_back(provisioned: Site) -> None:
     """Nvpmodel's 5W takes two cores and rounds its limit up; afterwards MAXN is in force again."""
-    done = provisioned.board.run(f"{AGENT} clocks pin --power-mode 5W --for 0 --json", check=False)
+    done = provisioned.board.run(f"{AGENT} clocks pin --power-mode 5W --for 0.1 --json", check=False)
     report = json.loads(done.stdout.splitlines()[0])
     assert report["status"] == "ok", report["message"]
     (cluster,) = report["clocks"]["clusters"]
     assert (cluster["online"], cluster["max_hz"]) == ([0, 1], 921_600_000)
     assert provisioned.board.run("nvpmodel -q").stdout.split()[-1] == "0"
     assert provisioned.board.read("/sys/devices/system/cpu/online") == "0-3"
+
+
+def test_a_clock_that_firmware_holds_down_is_not_called_held(provisioned: Site) -> None:
+    """The kernel says 1479 MHz, the clock itself says 921.6: only root's file tells, and the report does."""
+    provisioned.board.set_fault(cap_khz=921600)
+    done = provisioned.board.run(f"{AGENT} clocks pin --cpu-freq 1479MHz --for 0.1 --json", check=False)
+    report = json.loads(done.stdout.splitlines()[0])
+    assert report["status"] != "ok"
+    assert "921.6" in report["message"]

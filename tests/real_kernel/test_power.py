@@ -34,10 +34,12 @@ def test_rails_are_what_the_sensor_was_told(provisioned: Site) -> None:
 def test_a_swing_is_averaged_by_the_sensor_and_by_the_window(provisioned: Site) -> None:
     """1 W that comes and goes eight times a second: the window holds its mean whether the chip averages or not."""
     provisioned.board.set_fault(rail_mw="3000,500,900", swing_mw=1000, swing_ms=125)
-    for samples in (1, 64):
+    for samples, most_updates in ((1, 3.0 / 0.0066), (64, 3.0 / 0.42 + 1)):
         provisioned.board.run(f"echo {samples} | tee {HWMON}/samples")
-        low_w, high_w = watch(provisioned, 3.0)["POM_5V_IN"]["power_ci_w"]
+        rail = watch(provisioned, 3.0)["POM_5V_IN"]
+        low_w, high_w = rail["power_ci_w"]
         assert low_w <= 3.5 <= high_w, samples
+        assert 3 <= rail["updates"] <= most_updates, samples
 
 
 def test_load_and_clocks_move_the_rails(provisioned: Site) -> None:
@@ -55,6 +57,7 @@ def test_a_sensor_that_dies_and_one_that_comes_late(provisioned: Site) -> None:
     board = provisioned.board
     board.set_fault(dead_chips=1)
     dead = board.run(f"{AGENT} power --json --seconds 1", check=False)
+    assert dead.returncode == 1
     assert all(rail["power_w"] is None for rail in json.loads(dead.stdout)["window"]["rails"])
     board.run(f"cd $(dirname {BIND}) && echo 6-0040 >unbind; echo 6-0040 >bind", check=False)
     assert json.loads(board.run(f"{AGENT} describe --json").stdout)["rails"] == []

@@ -9,7 +9,7 @@ import pytest
 
 from farm.fleet.provision.bundle import open_bundle
 from tests.integration.provisioning import BROKEN, change_agent
-from tests.real_kernel.conftest import NAME, PROVISION_TIMEOUT_S, Site, list_board
+from tests.real_kernel.conftest import AGENT, NAME, PROVISION_TIMEOUT_S, Site, list_board
 
 YEAR_S = 365.25 * 86400
 
@@ -47,8 +47,19 @@ def test_a_login_that_cannot_become_root_is_told_what_it_gets(fresh: Site, login
     fresh.add(login, "other")
     done = fresh.provision("--dry-run", name="other")
     assert done.code == 0, done.out + done.err
-    assert f"/home/{login}/" in done.out
-    assert "neither root nor sudo without a password" in done.out
+    assert f"/home/{login}/" in done.err
+    assert "neither root nor sudo without a password" in done.err
+
+
+def test_a_login_without_sudo_gets_no_second_agent_beside_the_systems(provisioned: Site) -> None:
+    """It is told what stands there and what sudo said; the agent's own commands work for it, but for holding clocks."""
+    provisioned.add("asked", "other")
+    done = provisioned.provision(name="other")
+    assert done.code == 1, done.out + done.err
+    assert "is installed for the whole system in /opt/tvm-farm" in done.err
+    assert "a password is required" in done.err
+    shown = provisioned.board.run(f"{AGENT} clocks show", login="asked")
+    assert "a57" in shown.stdout
 
 
 def test_power_that_goes_at_any_step_leaves_a_board_that_can_be_finished(fresh: Site) -> None:
@@ -79,7 +90,7 @@ def test_a_clock_two_years_behind_is_said_and_does_no_harm(provisioned: Site) ->
     provisioned.board.set_clock(time.time() - 2 * YEAR_S)
     done = provisioned.provision()
     assert done.code == 0, done.out + done.err
-    assert "2.0 years behind" in done.out
+    assert "2.0 years behind" in done.err
     probe = provisioned.home.run("board", "probe", NAME, timeout_s=PROVISION_TIMEOUT_S)
     assert probe.code == 0, probe.out + probe.err
 
@@ -89,5 +100,5 @@ def test_a_full_disk_is_said_before_anything_is_sent(fresh: Site) -> None:
     fresh.board.run("fallocate -l $(($(stat -f -c '%a * %S' /) - (200 << 20))) /fill")
     done = fresh.provision()
     assert done.code == 1, done.out + done.err
-    assert "the disk is full" in done.out + done.err
+    assert "the disk is full" in done.err
     assert fresh.board.run("ls /opt").stdout == ""

@@ -545,9 +545,14 @@ static void read_shunts(struct device_node *bus)
 		if (of_property_read_u32(chip, "reg", &address) || address - INA_FIRST >= RAILS / CHANNELS)
 			continue;
 		for_each_child_of_node(chip, input)
-			if (!of_property_read_u32(input, "reg", &channel) && channel < CHANNELS &&
-			    !of_property_read_u32(input, "shunt-resistor-micro-ohms", &ohm))
-				shunt_uohm[(address - INA_FIRST) * CHANNELS + channel] = ohm;
+			if (!of_property_read_u32(input, "reg", &channel) && channel < CHANNELS) {
+				int *uohm = &shunt_uohm[(address - INA_FIRST) * CHANNELS + channel];
+
+				if (!of_property_read_u32(input, "shunt-resistor-micro-ohms", &ohm))
+					*uohm = ohm;
+				else if (!of_property_read_u32(input, "ti,shunt-resistor-mohm", &ohm))
+					*uohm = ohm * 1000;	/* as L4T has it */
+			}
 	}
 }
 
