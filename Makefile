@@ -57,7 +57,7 @@ test: setup
 
 # By themselves: the board's processors are this machine's.
 test-real-kernel: setup
-	@$(BIN)/python -m pytest $(ARGS) tests/real_kernel
+	@$(BIN)/python tests/run_shards.py real-kernel $(ARGS)
 
 # Side by side, for two cores; what each says comes in one piece.
 check: setup

@@ -1,7 +1,7 @@
 """Runs the whole suite as two pytest processes side by side: most tests wait, and two waits fit on one machine.
 
-`python tests/run_shards.py [pytest options]`; the options go to both. What a shard prints comes line by line behind its
-name, and once more in a few lines at the end. Which folder tests what is in CONTRIBUTING.md.
+`python tests/run_shards.py [real-kernel] [pytest options]`; the options go to both. What a shard prints comes line by
+line behind its name, and once more in a few lines at the end. Which folder tests what is in CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ SHARDS: Mapping[str, Sequence[str]] = {
         "tests/acceptance/test_provision.py",
         "tests/acceptance/test_campaign_chaos.py",
     ),
+}
+# `real-kernel` as the first argument: with a board each, most of whose work is one thread's.
+REAL_KERNEL_SHARDS: Mapping[str, Sequence[str]] = {
+    "provision": ("tests/real_kernel/test_provision.py",),
+    "measure": ("tests/real_kernel", "--ignore=tests/real_kernel/test_provision.py"),
 }
 # What pytest and its fixtures may take to stop everything that runs; then they are killed.
 STOP_TIMEOUT_S = 60.0
@@ -123,4 +128,6 @@ def _interrupt(*_: object) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["real-kernel"]:
+        sys.exit(main(sys.argv[2:], REAL_KERNEL_SHARDS))
     sys.exit(main(sys.argv[1:]))

@@ -29,6 +29,17 @@ AGENT = "/opt/tvm-farm/current/bin/device-agent"
 NAME = "b1"
 
 
+# The first test of a run waits for the first provisioning as well.
+TEST_TIMEOUT_S = 600.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give these tests more time than others have."""
+    for item in items:
+        if item.path.parent == pathlib.Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
+
+
 @dataclasses.dataclass
 class Site:
     """The board, and a farm in whose store it is, with a bundle made once; `before` lists it without an agent."""

@@ -20,12 +20,14 @@ def watch(site: Site, seconds: float = 2.0) -> dict[str, Any]:
 def test_rails_are_what_the_sensor_was_told(provisioned: Site) -> None:
     """Mean power and energy of each rail, with what the sensor's steps leave open, hold the true ones."""
     told_w = {"POM_5V_IN": 4.1, "POM_5V_GPU": 0.53, "POM_5V_CPU": 1.77}
-    provisioned.board.set_fault(rail_mw=",".join(f"{1000 * watts:.0f}" for watts in told_w.values()))
-    rails = watch(provisioned)
+    # A sensor that shows one value for ever is not believed: half of the time 0.1 W more, so that it is seen to live.
+    told_mw = ",".join(f"{1000 * watts - 50:.0f}" for watts in told_w.values())
+    provisioned.board.set_fault(rail_mw=told_mw, swing_mw=100, swing_ms=70)
+    rails = watch(provisioned, 3.0)
     for name, watts in told_w.items():
         low_w, high_w = rails[name]["power_ci_w"]
         assert low_w <= watts <= high_w, rails[name]
-        assert high_w - low_w < 0.15
+        assert high_w - low_w < 0.5
         low_j, high_j = rails[name]["energy_ci_j"]
         window_s = rails[name]["energy_j"] / rails[name]["power_w"]
         assert low_j <= watts * window_s <= high_j
