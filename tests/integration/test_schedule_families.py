@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -120,6 +122,33 @@ def test_a_family_computes_what_the_function_says(name: str, host: Any) -> None:
         np.testing.assert_allclose(
             result, results["reference"], rtol=0 if exact else 1e-4, atol=0 if exact else 1e-4, err_msg=key
         )
+
+
+def test_the_data_of_a_tile_of_joined_pixels_fit_registers(host: Any) -> None:
+    """Where a lane is a factor, a tile of 1x1 convolution holds its pixels by its steps and no more, amid rows too."""
+    tvm = tvm_env.load()
+    function = _build(
+        ((1, 14, 14, 64), (1, 1, 64, 96)),
+        lambda op, x, w: op.nn.relu(op.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="HWIO")),
+        host,
+    )
+    outlook = _read(function, NEON)
+    assert outlook is not None
+    plan = next(plan for _, plan in outlook.plans() if plan["steps"] > 1 and plan["pixels"] == 7)
+    schedule = tvm.s_tir.Schedule(tvm.IRModule({"main": function}))
+    outlook.apply(schedule, plan)
+    passes = tvm.s_tir.transform
+    module = schedule.mod
+    for each in (
+        passes.LowerInitBlock(),
+        passes.PlanAndUpdateBufferAllocationLocation(),
+        passes.ConvertBlocksToOpaque(),
+        passes.CompactBufferAllocation(),
+    ):
+        module = each(module)
+    shapes = re.findall(r"alloc_buffer\(\((.*?)\)\)", module["main"].script())
+    sizes = {math.prod(int(d) for d in re.findall(r"\((\d+)", shape)) for shape in shapes}
+    assert plan["pixels"] * plan["steps"] in sizes
 
 
 def _build(shapes: tuple[Any, ...], build: Callable[..., Any], host: Any) -> Any:

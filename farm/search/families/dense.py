@@ -140,6 +140,16 @@ class Dense:
         main = schedule.get_sblock(facts.main)
         for name in facts.between:
             schedule.compute_inline(schedule.get_sblock(name))
+        held = None
+        if plan.get("steps", 1) > 1:
+            # By the block's own loops where no kernel moves the data: TVM cannot tell that pixels in one loop are at
+            # constant places of a tile whose buffer has rows and columns, and would keep it in memory.
+            pointwise = len(facts.sums) == 1
+            held = (
+                schedule.reindex(main, ("read", facts.data_at))
+                if pointwise
+                else schedule.cache_read(main, facts.data_at, "global")
+            )
         last = schedule.cache_write(main, 0, "global") if facts.last == facts.main else schedule.get_sblock(facts.last)
         parallel, at, tile = self._tile(schedule, schedule.get_loops(last), plan, by_rows=self._pads_rows(facts, plan))
         schedule.compute_at(main, at, preserve_unit_loops=True)
@@ -157,8 +167,8 @@ class Dense:
             sums[-1], step = schedule.split(sums[-1], [None, plan["steps"]])
             inside = [step, *inside]
         schedule.reorder(*sums, *inside, lane)
-        if plan.get("steps", 1) > 1:
-            hold_data(schedule, main, facts.data_at, sums[-1])
+        if held is not None:
+            hold_data(schedule, held, sums[-1])
         schedule.vectorize(tile[-1])
         for loop in (*inside, *tile[:-1]):
             schedule.unroll(loop)
@@ -219,9 +229,8 @@ def count_registers(tile: int, vectors: int, steps: int) -> int:
     return tile * vectors + vectors + (tile if steps > 1 else 1)
 
 
-def hold_data(schedule: Any, main: Any, data_at: int, loop: Any) -> None:
-    """Load what one step of a loop of sums reads of the data into registers first, each row of it as a vector."""
-    held = schedule.cache_read(main, data_at, "global")
+def hold_data(schedule: Any, held: Any, loop: Any) -> None:
+    """Let one step of a loop of sums load what it reads into registers first: `held` copies it, each row as a vector."""
     schedule.compute_at(held, loop, preserve_unit_loops=True)
     *own, row = schedule.get_loops(held)[-len(schedule.get(held).iter_vars) :]
     for each in own:

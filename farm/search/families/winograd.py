@@ -234,7 +234,7 @@ class Winograd:
             return depth
         depth, step = schedule.split(depth, [None, plan["steps"]])
         schedule.reorder(depth, step, row, pixel, vector, lane)
-        hold_data(schedule, products, 0, depth)
+        hold_data(schedule, schedule.cache_read(products, 0, "global"), depth)
         _unroll(schedule, (step, row, pixel, vector, lane))
         return depth
 
