@@ -140,16 +140,11 @@ class Dense:
         main = schedule.get_sblock(facts.main)
         for name in facts.between:
             schedule.compute_inline(schedule.get_sblock(name))
-        held = None
-        if plan.get("steps", 1) > 1:
+        held, joint = None, plan.get("steps", 1)
+        if joint > 1 and len(facts.sums) == 1:
             # By the block's own loops where no kernel moves the data: TVM cannot tell that pixels in one loop are at
             # constant places of a tile whose buffer has rows and columns, and would keep it in memory.
-            pointwise = len(facts.sums) == 1
-            held = (
-                schedule.reindex(main, ("read", facts.data_at))
-                if pointwise
-                else schedule.cache_read(main, facts.data_at, "global")
-            )
+            held = schedule.reindex(main, ("read", facts.data_at))
         last = schedule.cache_write(main, 0, "global") if facts.last == facts.main else schedule.get_sblock(facts.last)
         parallel, at, tile = self._tile(schedule, schedule.get_loops(last), plan, by_rows=self._pads_rows(facts, plan))
         schedule.compute_at(main, at, preserve_unit_loops=True)
@@ -163,12 +158,12 @@ class Dense:
         sums, pixels = [own[axis.at] for axis in facts.sums], [own[axis.at] for axis in facts.pixels]
         vector, lane = schedule.split(own[facts.channels[0].at], [None, plan["lanes"]])
         inside = [*pixels, vector]
-        if plan.get("steps", 1) > 1:
-            sums[-1], step = schedule.split(sums[-1], [None, plan["steps"]])
+        if joint > 1:
+            sums[-1], step = schedule.split(sums[-1], [None, joint])
             inside = [step, *inside]
         schedule.reorder(*sums, *inside, lane)
-        if held is not None:
-            hold_data(schedule, held, sums[-1])
+        if joint > 1:
+            hold_data(schedule, held or schedule.cache_read(main, facts.data_at, "global"), sums[-1])
         schedule.vectorize(tile[-1])
         for loop in (*inside, *tile[:-1]):
             schedule.unroll(loop)
