@@ -189,7 +189,8 @@ def test_every_family_computes_on_cortex_a57_what_numpy_does(emulated_root: str,
         function = canonical.canonicalise(winograd.make_function(shape, 16, (1, 1, 1, 1), m))
         transformed = winograd.transform_weights(weights, m)
         add(f"winograd{m}", "winograd", function, [data, transformed], convolve(data, weights, pad=1))
-    assert seen == {family.name for family in FAMILIES}
+    # Products of bytes need an instruction that this core has not.
+    assert seen == {family.name for family in FAMILIES} - {"dots"}
 
     results = run_there(emulated_root, tvm.IRModule(functions), nano, order, arrays, tmp_path)
     assert set(results) == set(expected)
