@@ -225,7 +225,7 @@ def count_registers(tile: int, vectors: int, steps: int) -> int:
 
 
 def hold_data(schedule: Any, held: Any, loop: Any) -> None:
-    """Let one step of a loop of sums load what it reads into registers first: `held` copies it, each row as a vector."""
+    """Let one step of a loop of sums load what it reads into registers first; `held` copies it, each row a vector."""
     schedule.compute_at(held, loop, preserve_unit_loops=True)
     *own, row = schedule.get_loops(held)[-len(schedule.get(held).iter_vars) :]
     for each in own:
