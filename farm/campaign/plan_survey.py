@@ -6,27 +6,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import multiprocessing
-import os
-import signal
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.connection import Connection
 from typing import Any
 
 from farm.campaign.plan_models import ModelVariant
-from farm.errors import DeadlineError, FarmError, InternalError, UsageError
+from farm.errors import FarmError, UsageError
 from farm.search.prepared import prepare_model
 from farm.search.target import host_target
 from farm.search.workloads import Workload
+from farm.sweep.compile_apart import end_child, live_as_child, receive, start_child
 
 # The biggest models take a minute to import.
 TIMEOUT_S = 600.0
-_LOOK_S = 0.1
-_END_TIMEOUT_S = 5.0
 _CHILD = "import sys; from farm.campaign.plan_survey import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 
 
@@ -73,54 +64,25 @@ def survey_apart(
     """
     if not jobs:
         return []
-    # Not a process of multiprocessing's own: that would run the caller's program once more, up to here.
-    ours, theirs = multiprocessing.Pipe()
-    child = subprocess.Popen(
-        [sys.executable, "-c", _CHILD, str(theirs.fileno()), str(os.getpid())],
-        stdin=subprocess.DEVNULL,
-        pass_fds=[theirs.fileno()],
-        # Python looks for modules where it starts: nothing of the user's may stand in the way of ours.
-        cwd="/",
-    )
-    theirs.close()
+    child, ours = start_child(_CHILD)
     done: list[Survey | UsageError] = []
     try:
         with contextlib.suppress(BrokenPipeError):  # told with its exit code below
             ours.send((list(jobs), texts))
         for number, (model, _) in enumerate(jobs, 1):
             note(f"reading {model.name}" + (f" ({number} of {len(jobs)})" if len(jobs) > 1 else ""))
-            answer = _receive(ours, child, model.name)
+            answer = receive(ours, child, TIMEOUT_S, f"{model.name} was not imported")
             if isinstance(answer, FarmError) and not isinstance(answer, UsageError):
                 raise answer
             done.append(answer)
     finally:
-        ours.close()
-        child.kill()
-        child.wait(_END_TIMEOUT_S)
+        end_child(child, ours)
     return done
-
-
-def _receive(ours: Connection, child: subprocess.Popen[bytes], name: str) -> Any:
-    # In pieces, so that signals are heard.
-    for _ in range(round(TIMEOUT_S / _LOOK_S)):
-        if ours.poll(_LOOK_S):
-            break
-    else:
-        raise DeadlineError(f"{name} was not imported within {TIMEOUT_S:g} s")
-    try:
-        return ours.recv()
-    except (EOFError, ConnectionResetError):
-        code = child.wait(_END_TIMEOUT_S)
-        raise InternalError(f"the process that imports models ended by itself ({code})") from None
 
 
 def main(connection: int, parent: int) -> None:
     """The life of the process: jobs come through the pipe `connection`, and answers go back."""
-    # Ctrl-C in a terminal reaches the whole group; who started us decides.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    # Who asked may have gone.
-    with contextlib.suppress(BrokenPipeError, EOFError), Connection(connection) as answers:
+    with live_as_child(connection, parent) as answers:
         jobs, texts = answers.recv()
         for model, form in jobs:
             try:
@@ -134,9 +96,3 @@ def _survey(model: ModelVariant, form: Form, texts: bool) -> Survey:
     prepared = prepare_model(model.load(), shapes, form.to_target(), form.pipeline)
     workloads = prepared.workloads if texts else [dataclasses.replace(w, module_json="") for w in prepared.workloads]
     return Survey(tuple(workloads), prepared.pipeline.name)
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_LOOK_S)
-    os._exit(1)

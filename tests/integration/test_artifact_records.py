@@ -54,7 +54,8 @@ def compile_for(board_type: str, records: list[Record]) -> Compiled:
     shapes = {spec.name: spec.static_shape for spec in order.inputs}
     target: Any = make.to_config(make.find_target(order.board_type, False))
     book = make.make_book(order, records, make.list_relatives(order))
-    return compile_model(order.source.load(), shapes, target, order.board_type.pipeline, book, None)
+    kind = order.board_type
+    return compile_model(order.source.load(), shapes, target, kind.pipeline, book, kind.link_triple)
 
 
 def test_a_record_of_the_same_cores_serves_another_board_type() -> None:

@@ -1,0 +1,45 @@
+"""Work in a process of its own, asked for by programs that are not written for it."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from farm.artifacts.brought import bring
+from farm.errors import InternalError, UsageError
+from farm.sweep.compile_apart import compile_apart
+
+
+def test_what_the_job_returns_comes_back() -> None:
+    """Its result is the caller's."""
+    assert compile_apart(functools.partial(operator.add, 1, 2), "a sum") == 3
+
+
+def test_a_plain_script_is_not_run_once_more(tmp_path: pathlib.Path) -> None:
+    """A program without a guard for being imported does its work once, and modules beside it are not taken for ours."""
+    (tmp_path / "farm.py").write_text("raise SystemExit('the wrong farm')")
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "script.py").write_text(
+        "import functools, operator\n"
+        "from farm.sweep.compile_apart import compile_apart\n"
+        "print(compile_apart(functools.partial(operator.add, 1, 2), 'a sum'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "elsewhere/script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+
+
+def test_an_error_of_ours_is_raised_here() -> None:
+    """A usage error in the child is one here; a child that ends is a bug, and says how it ended."""
+    with pytest.raises(UsageError, match="no file and no zoo model"):
+        compile_apart(functools.partial(bring, "nonsense"), "nonsense")
+    with pytest.raises(InternalError, match=r"ended by itself \(7\)"):
+        compile_apart(functools.partial(os._exit, 7), "nothing")
