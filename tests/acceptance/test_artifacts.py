@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import pathlib
 import re
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ import pytest
 from PIL import Image
 
 from farm.models.source import resolve_model
-from tests.acceptance.conftest import Home
+from tests.acceptance.conftest import Home, new_home
 
 # All that a board has: what runs compiled models, and what that needs.
 _BOARD = ("apache-tvm", "numpy")
@@ -69,43 +71,65 @@ def reference(model: str, arrays: dict[str, Any]) -> list[Any]:
     return list(session.run(None, arrays))
 
 
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """What the tests share: an artifact of a tuned model, an input, and what the reference makes of that."""
+
+    home: Home
+    folder: pathlib.Path
+    manifest: dict[str, Any]
+    arrays: dict[str, Any]
+    wanted: Any
+
+    @property
+    def x(self) -> str:
+        """The input's file."""
+        return str(self.folder.with_name("x.npz"))
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Made]:
+    """`tiny-cnn` tuned a little, compiled from its records, and verified."""
+    with new_home() as home:
+        tuned = home.run("tune", "tiny-cnn", "--trials", "8", "--json").json()
+        folder = home.path / "artifact"
+        manifest = home.run("model", "compile", "tiny-cnn", "--out", str(folder), "--json").json()
+        used = [each for each in manifest["workloads"] if each["source"] == "record"]
+        assert len(used) == tuned["records"]["new"] > 0
+        assert {each["record"]["fit"] for each in used} == {"exact"}
+        refused = home.run("model", "package", str(folder), "--out", str(home.path))
+        assert (refused.code, list(home.path.glob("*.whl"))) == (1, [])
+        assert "never verified" in refused.err
+        (taken,) = manifest["inputs"]
+        arrays = {taken["name"]: np.random.default_rng(5).standard_normal(taken["shape"]).astype("float32")}
+        (wanted,) = reference("tiny-cnn", arrays)
+        one = Made(home, folder, manifest, arrays, wanted)
+        np.savez(one.x, **arrays)
+        verified = home.run("model", "verify", str(folder), "--input", one.x, "--json").json()
+        assert verified["matches"]
+        assert len(verified["inputs"]) == 3
+        yield one
+
+
+def require_close(given: Any, wanted: Any) -> None:
+    """Both are one result, but for rounding."""
+    assert np.abs(given - wanted).max() < 1e-4 * np.abs(wanted).max()
+
+
 @pytest.mark.timeout(600)
-def test_from_records_to_a_package_that_runs_alone(home: Home, tmp_path: pathlib.Path) -> None:
-    """Tune, compile, verify, package, install and run: the package gives ONNX Runtime's outputs without the farm."""
-    tuned = home.run("tune", "tiny-cnn", "--trials", "8", "--json").json()
-    folder = tmp_path / "artifact"
-    compiled = home.run("model", "compile", "tiny-cnn", "--out", str(folder), "--json").json()
-    used = [each for each in compiled["workloads"] if each["source"] == "record"]
-    assert len(used) == tuned["records"]["new"] > 0
-    assert {each["record"]["fit"] for each in used} == {"exact"}
-    assert compiled["predicted_latency_s"] > 0
-
-    refused = home.run("model", "package", str(folder), "--out", str(tmp_path))
-    assert (refused.code, list(tmp_path.glob("*.whl"))) == (1, [])
-    assert "never verified" in refused.err
-
-    ((name, shape),) = [(each["name"], each["shape"]) for each in compiled["inputs"]]
-    arrays = {name: np.random.default_rng(5).standard_normal(shape).astype("float32")}
-    np.savez(tmp_path / "x.npz", **arrays)
-    verified = home.run("model", "verify", str(folder), "--input", str(tmp_path / "x.npz"), "--json").json()
-    assert verified["matches"]
-    assert len(verified["inputs"]) == 3
-
-    ran = home.run("model", "run", str(folder), "--input", str(tmp_path / "x.npz"), "--repeat", "5", "--json").json()
-    assert (ran["latency"]["count"], len(ran["found"]), ran["energy_j"]) == (5, 5, None)
-    deployed = home.run("model", "deploy", str(folder), "--json").json()
-    assert (pathlib.Path(deployed["folder"]) / "tiny_cnn" / "model.so").is_file()
-
-    packed = home.run("model", "package", str(folder), "--out", str(tmp_path), "--json").json()
+def test_a_wheel_runs_where_there_is_no_farm(made: Made, tmp_path: pathlib.Path) -> None:
+    """Installed beside TVM and NumPy alone it gives ONNX Runtime's outputs, takes images, and says what is wrong."""
+    packed = made.home.run("model", "package", str(made.folder), "--out", str(tmp_path), "--json").json()
     venv = Venv(tmp_path / "venv")
     venv.install(pathlib.Path(packed["package"]))
-    script = f"import numpy, tiny_cnn; x = dict(numpy.load({str(tmp_path / 'x.npz')!r})); " + (
-        f"numpy.savez({str(tmp_path / 'y.npz')!r}, **tiny_cnn.Model().run(x))"
+    y = tmp_path / "y.npz"
+    script = (
+        f"import numpy, tiny_cnn; x = dict(numpy.load({made.x!r})); numpy.savez({str(y)!r}, **tiny_cnn.Model().run(x))"
     )
     done = venv.run("-c", script)
     assert done.returncode == 0, done.stderr
-    for given, wanted in zip(np.load(tmp_path / "y.npz").values(), reference("tiny-cnn", arrays), strict=True):
-        assert np.abs(given - wanted).max() < 1e-4 * np.abs(wanted).max()
+    (given,) = np.load(y).values()
+    require_close(given, made.wanted)
 
     Image.new("RGB", (48, 40), (200, 30, 30)).save(tmp_path / "red.png")
     without = venv.run("-m", "tiny_cnn", tmp_path / "red.png")
@@ -115,26 +139,35 @@ def test_from_records_to_a_package_that_runs_alone(home: Home, tmp_path: pathlib
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"^ *[\d.]+ %  ", done.stdout, re.MULTILINE)) == 5
     assert "ms per inference, median of 3" in done.stdout
-    wrong = venv.run("-m", "tiny_cnn", tmp_path / "y.npz")
+    wrong = venv.run("-m", "tiny_cnn", y)
     assert wrong.returncode == 2
-    assert f"takes the inputs {name}" in wrong.stderr
+    assert f"takes the inputs {next(iter(made.arrays))}" in wrong.stderr
 
-    c = home.run("model", "package", str(folder), "--format", "c", "--out", str(tmp_path), "--json").json()
-    with tarfile.open(c["package"]) as archive:
+
+def test_a_program_in_c_runs_without_python(made: Made, tmp_path: pathlib.Path) -> None:
+    """The C package's program, built by the farm's linker, gives the same numbers."""
+    packed = made.home.run(
+        "model", "package", str(made.folder), "--format", "c", "--out", str(tmp_path), "--json"
+    ).json()
+    with tarfile.open(packed["package"]) as archive:
         archive.extractall(tmp_path / "c", filter="data")
     (root,) = (tmp_path / "c").iterdir()
-    (tmp_path / "in").write_bytes(arrays[name].tobytes())
+    (tmp_path / "in").write_bytes(next(iter(made.arrays.values())).tobytes())
     program = [root / "bin" / "main", root / "lib" / "model.so", tmp_path / "in", tmp_path / "out"]
     subprocess.run(program, check=True, timeout=_PYTHON_S)
-    assert np.abs(np.fromfile(tmp_path / "out", "float32") - given.ravel()).max() <= 1e-5 * np.abs(given).max()
-    home.expect_no_processes()
+    require_close(np.fromfile(tmp_path / "out", "float32"), made.wanted.ravel())
 
 
-def test_an_artifact_is_timed_beside_onnx_runtime(home: Home) -> None:
-    """One table for one board: both are timed in turns, both compute the same, and there is a chart."""
-    artifact = home.path / "artifact"
-    assert home.run("model", "compile", "tiny-cnn", "--out", str(artifact)).code == 0
-    words = ("model", "bench", str(artifact), "--against", "onnxruntime,untuned", "--out", "bench", "--json")
+def test_it_runs_on_a_board_beside_onnx_runtime(made: Made) -> None:
+    """`run` says what it found and how long it took; `deploy` leaves a package; `bench` times both in turns."""
+    home, folder = made.home, str(made.folder)
+    ran = home.run("model", "run", folder, "--input", made.x, "--repeat", "5", "--out", "y.npz", "--json").json()
+    assert (ran["latency"]["count"], len(ran["found"]), ran["energy_j"]) == (5, 5, None)
+    (given,) = np.load(home.path / "y.npz").values()
+    require_close(given, made.wanted)
+    deployed = home.run("model", "deploy", folder, "--json").json()
+    assert (pathlib.Path(deployed["folder"]) / "tiny_cnn" / "model.so").is_file()
+    words = ("model", "bench", folder, "--against", "onnxruntime,untuned", "--out", "bench", "--json")
     done = home.run(*words, FARM_MODEL_RUNS="6")
     assert done.code == 0, done.err
     (model,) = done.json()["models"]
@@ -143,5 +176,27 @@ def test_an_artifact_is_timed_beside_onnx_runtime(home: Home) -> None:
         assert each["matches"], each
         assert each["latency_s"]["count"] == 6
     assert (home.path / "bench" / "latency-tiny-cnn.png").stat().st_size > 10_000
-    assert home.run("model", "bench", "tiny-cnn", "--against", "torch").code == 2
     home.expect_no_processes()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("bench", "tiny-cnn", "--against", "torch"), "there is no 'torch'"),
+        (("run", "ARTIFACT", "--input", "none.jpg"), "there is no file none.jpg"),
+        (("run", "ARTIFACT", "--input", "X", "--operating-point", "MAXN"), "'MAXN' is not NAME=VALUE"),
+        (("verify", "."), "is no artifact"),
+        (("package", "ARTIFACT", "--format", "exe"), "there is no format 'exe'"),
+        (("compile", "tiny-cnn", "--out", "ARTIFACT", "--missing", "maybe"), "--missing 'maybe' is unknown"),
+        (("compile", "tiny-cnn", "--out", "ARTIFACT", "--operating-point", "mode=MAXN"), "mode=MAXN"),
+        (("compile", "tiny-cnn", "--out", "."), "holds something that is no artifact"),
+    ],
+)
+def test_what_is_refused(made: Made, words: tuple[str, ...], message: str) -> None:
+    """Wrong words end with exit code 2 and the reason; the artifact that is there stays as it is."""
+    before = (made.folder / "manifest.json").read_bytes()
+    named = {"ARTIFACT": str(made.folder), "X": made.x}
+    done = made.home.run("model", *(named.get(word, word) for word in words))
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+    assert (made.folder / "manifest.json").read_bytes() == before
