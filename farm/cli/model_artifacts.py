@@ -73,6 +73,7 @@ def compile_(
         with options.open_store(settings) as store:
             if missing == make.TUNE:
                 _tune(order, settings, store, kind, trials, since)
+            output.Screen().note(f"compiling {found.about.name} for {kind.name}; big models take minutes")
             artifact = make.make_artifact(order, out, settings, store)
         _show(artifact, json, since)
 
