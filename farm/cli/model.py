@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Annotated, Any
 
 import typer
 
 from farm.cli import model_artifacts, model_board, model_quantize, options, output
+from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
 from farm.models import zoo
+from farm.models.summary import summarise
 
 app = typer.Typer(help="Models: the zoo, and what is in one.", no_args_is_help=True)
 model_artifacts.register(app)
@@ -64,67 +67,97 @@ def show(
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Show a model's inputs and its workloads with FLOP, as `farm tune` would see them."""
+    """Show what a model is made of, its workloads as `farm tune` would see them, and what TVM cannot import of it.
+
+    Exit code 2 where it cannot be imported.
+    """
 
     def work() -> None:
         kind = require_board_type(board_type)
         source, inputs = options.read_model(model, shape, batch)
+        proto = source.load()
+        summary = summarise(proto, inputs)
         # Imported here: TVM takes a second that wrong usage should not wait for.
         from farm.campaign.survey import survey_model
         from farm.search.default_schedule import describe_default
+        from farm.search.importer import find_obstacles
 
-        workloads, pipeline = survey_model(source, inputs, kind)
+        failure: UsageError | None = None
+        obstacles: list[dict[str, Any]] = []
+        try:
+            workloads, pipeline = survey_model(source, inputs, kind)
+        except UsageError as error:
+            failure, workloads, pipeline = error, [], None
+            obstacles = [dataclasses.asdict(each) for each in find_obstacles(proto)]
         families = [describe_default(workload) for workload in workloads]
         total = math.fsum(w.flop * w.weight for w in workloads)
-        if json:
-            output.print_json(
-                {
-                    "model": source.name,
-                    "sha256": source.sha256,
-                    "inputs": [{"name": i.name, "shape": list(i.static_shape), "dtype": i.dtype} for i in inputs],
-                    "pipeline": pipeline,
-                    "flop": total,
-                    "workloads": [
-                        {
-                            "hash": w.hash,
-                            "name": w.name,
-                            "kind": w.kind,
-                            "family": family,
-                            "flop": w.flop,
-                            "weight": w.weight,
-                        }
-                        for w, family in zip(workloads, families, strict=True)
-                    ],
-                }
-            )
-            return
-        output.stdout.print(f"{source.name} ({source.origin})", soft_wrap=True, markup=False)
-        for spec in inputs:
-            output.stdout.print(
-                f"input {spec.name}: {_shape(spec.static_shape)} {spec.dtype}", soft_wrap=True, markup=False
-            )
-        output.print_table(
-            ("ID", "Name", "Schedule family", "FLOP", "Weight", "Share", "Workload"),
-            [
-                (
-                    i,
-                    w.name,
-                    family,
-                    f"{w.flop:,.0f}",
-                    w.weight,
-                    f"{100 * w.flop * w.weight / total:.1f} %" if total else None,
-                    w.hash,
-                )
-                for i, (w, family) in enumerate(zip(workloads, families, strict=True))
+        document = {
+            "model": source.name,
+            "origin": source.origin,
+            "sha256": source.sha256,
+            "bytes": len(source.onnx_bytes),
+            **dataclasses.asdict(summary),
+            "inputs": [{"name": i.name, "shape": list(i.static_shape), "dtype": i.dtype} for i in inputs],
+            "outputs": [dataclasses.asdict(each) for each in summary.outputs],
+            "pipeline": pipeline,
+            "flop": total if failure is None else None,
+            "workloads": [
+                {"hash": w.hash, "name": w.name, "kind": w.kind, "family": family, "flop": w.flop, "weight": w.weight}
+                for w, family in zip(workloads, families, strict=True)
             ],
-            left=(1, 2, 6),
-            empty="no tunable workloads",
-        )
-        output.stdout.print(
-            f"{len(workloads)} workloads, {total / 1e9:.3f} GFLOP per inference, graph pipeline {pipeline}"
-        )
+            "error": None if failure is None else failure.message,
+            "obstacles": obstacles,
+        }
+        if json:
+            output.print_json(document)
+        else:
+            _print(document)
+        if failure is not None:
+            raise failure
 
     output.run(work, debug)
+
+
+def _print(model: dict[str, Any]) -> None:
+    """What `show` says, as text."""
+
+    def say(text: str) -> None:
+        output.stdout.print(text, soft_wrap=True, markup=False)
+
+    say(f"{model['model']} ({model['origin']})")
+    for way in ("input", "output"):
+        for each in model[f"{way}s"]:
+            say(f"{way} {each['name']}: {_shape(each['shape'])} {each['dtype']}")
+    say(f"{model['parameters']:,} parameters, {model['bytes']:,} bytes, {model['weight_bytes']:,} of them weights")
+    operators = ", ".join(f"{count} {name}" for name, count in model["operators"].items())
+    say(f"opset {model['opset']}: {operators}")
+    if model["error"] is not None:
+        output.print_table(
+            ("Node", "Operator", "Inputs", "Why TVM cannot import it"),
+            [(o["node"], o["operator"], ", ".join(o["inputs"]), f"it {o['reason']}") for o in model["obstacles"]],
+            left=(0, 1, 2, 3),
+            empty="TVM cannot import it.",
+        )
+        return
+    workloads, total = model["workloads"], model["flop"]
+    output.print_table(
+        ("ID", "Name", "Schedule family", "FLOP", "Weight", "Share", "Workload"),
+        [
+            (
+                i,
+                w["name"],
+                w["family"],
+                f"{w['flop']:,.0f}",
+                w["weight"],
+                f"{100 * w['flop'] * w['weight'] / total:.1f} %" if total else None,
+                w["hash"],
+            )
+            for i, w in enumerate(workloads)
+        ],
+        left=(1, 2, 6),
+        empty="no tunable workloads",
+    )
+    say(f"{len(workloads)} workloads, {total / 1e9:.3f} GFLOP per inference, graph pipeline {model['pipeline']}")
 
 
 def _shape(shape: object) -> str:

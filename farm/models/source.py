@@ -1,4 +1,4 @@
-"""Turn what the user typed into a checked ONNX model: a file, or a name from the zoo.
+"""Turn what the user typed into a checked ONNX model: a file, a program of torch.export, or a name from the zoo.
 
 Whether TVM can import the model is not known here; see `farm.search.importer`.
 """
@@ -15,14 +15,15 @@ import onnx
 import onnx.external_data_helper
 
 from farm.errors import UsageError
-from farm.models import zoo
+from farm.models import exported, zoo
 
 # Protocol buffers cannot hold more in one message.
 _MAX_BYTES = 2**31 - 1
+_ZIP = b"PK\x03\x04"
 # How files begin that people mistake for models, and what to say about them.
 _LOOKALIKES = (
     (b"version https://git-lfs", "it is a Git LFS pointer; run `git lfs pull` to get the model"),
-    (b"PK\x03\x04", "it is a zip archive, perhaps a PyTorch checkpoint; export it with torch.onnx.export first"),
+    (_ZIP, "it is a zip archive, perhaps a PyTorch checkpoint; save it with torch.export.save or torch.onnx.export"),
     (b"\x80", "it is a pickle; export the model with torch.onnx.export first"),
     (b"\x1f\x8b", "it is compressed; gunzip it first"),
     (b"<", "it is a web page or XML; the download probably failed"),
@@ -80,6 +81,8 @@ def _read(path: pathlib.Path, typed: str) -> bytes:
             raise UsageError(f"{path} is not a regular file", "Give an ONNX file or a zoo name.")
         with path.open("rb") as file:
             start = file.read(64)
+            if start.startswith(_ZIP) and exported.is_exported(path):
+                return exported.convert(path)
             _refuse_lookalikes(path, start)
             if (size := path.stat().st_size) > _MAX_BYTES:
                 raise UsageError(

@@ -41,6 +41,14 @@ def importer_class() -> Any:
     return Importer
 
 
+def known_operators() -> frozenset[str]:
+    """Operators of ONNX, and of ONNX Runtime, that there is a converter for."""
+    tvm_env.load_compiler()
+    from tvm.relax.frontend.onnx import onnx_frontend
+
+    return frozenset(onnx_frontend._get_convert_map()) | frozenset(_CONVERTERS)
+
+
 def _convert_clip(inputs: Any, attributes: dict[str, Any]) -> Any | None:
     """Clip with constant bounds: attributes before opset 11, inputs since. None where a bound is computed."""
     data = inputs[0]

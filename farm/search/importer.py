@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,27 +17,8 @@ import onnx
 import onnx.inliner
 
 from farm.errors import UsageError
-from farm.search import constants, converters, tvm_env
+from farm.search import constants, converters, obstacles, tvm_env
 from farm.search.tvm_errors import find_reason
-
-# TVM looks converters up by operator name alone, so an operator of any other domain would become its namesake.
-_STANDARD_DOMAINS = ("", "ai.onnx")
-# Those whose converter says it is ONNX Runtime's (TVM 0.27, onnx_frontend.py).
-_MICROSOFT_OPERATORS = frozenset(
-    {
-        "Attention",
-        "BiasGelu",
-        "EmbedLayerNormalization",
-        "FastGelu",
-        "Gelu",
-        "MatMulInteger16",
-        "SkipLayerNormalization",
-    }
-)
-# Names that both domains have, with different meanings, and that TVM reads as ONNX Runtime's.
-_ONLY_MICROSOFT = frozenset({"Attention"})
-
-_HINT = "Replace the operator in the model (onnx-simplifier or a newer export often does), or leave that part out."
 
 
 def import_onnx(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Any:
@@ -46,20 +27,16 @@ def import_onnx(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -
     The model is not changed. Nothing is printed. Raises UsageError naming the operator and the node that TVM has no
     converter for or whose converter failed, and the inputs that hold text.
     """
-    tvm = tvm_env.load_compiler()
+    tvm_env.load_compiler()
     model = _rewrite_for_tvm(model)
-    _refuse_text(model.graph)
-    _refuse_foreign_operators(model.graph)
-    _refuse_misread_operators(model.graph)
-    opset = next((o.version for o in model.opset_import if o.domain in _STANDARD_DOMAINS), 1)
+    obstacles.refuse(model.graph)
+    opset = next((o.version for o in model.opset_import if o.domain in obstacles.STANDARD_DOMAINS), 1)
     try:
         # TVM prints the operator it stumbled over; standard output belongs to the caller's results.
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             importer = converters.importer_class()({name: list(shape) for name, shape in shapes.items()}, "float32")
             return importer.from_onnx(model.graph, opset)
-    except tvm.error.OpNotImplemented as error:
-        raise _unsupported(model.graph, str(error)) from error
     except Exception as error:  # the importer raises whatever its converters stumble over
         raise _failed(error, _find_misfit(model, shapes)) from error
 
@@ -90,6 +67,11 @@ def _find_misfit(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) 
     return ""
 
 
+def find_obstacles(model: onnx.ModelProto) -> list[obstacles.Obstacle]:
+    """Every node that cannot be imported, once what can be done about such nodes is done. The model is not changed."""
+    return obstacles.find_obstacles(_rewrite_for_tvm(model).graph)
+
+
 def _rewrite_for_tvm(model: onnx.ModelProto) -> onnx.ModelProto:
     """Drop what inference does not need and spell what TVM imports badly another way. Works on a copy."""
     copy = onnx.ModelProto()
@@ -113,8 +95,8 @@ def _drop_dropout(graph: onnx.GraphProto) -> None:
     conversion cannot handle, and whose mask has the wrong type.
     """
     outputs = {value.name for value in graph.output}
-    captured = {name for node in graph.node for body in _bodies(node) for name in _names_read(body)}
-    read = _names_read(graph) | outputs
+    captured = {name for node in graph.node for body in obstacles.bodies(node) for name in obstacles.names_read(body)}
+    read = obstacles.names_read(graph) | outputs
     off = {i.name for i in graph.initializer if i.data_type == onnx.TensorProto.BOOL and not _value(i).any()}
     off |= {n.output[0] for n in graph.node if n.op_type == "Constant" and any(_is_false(a) for a in n.attribute)}
     renamed: dict[str, str] = {}
@@ -154,7 +136,7 @@ def _value(tensor: onnx.TensorProto) -> npt.NDArray[Any]:
 
 
 def _is_standard(node: onnx.NodeProto, op_type: str) -> bool:
-    return node.op_type == op_type and node.domain in _STANDARD_DOMAINS
+    return node.op_type == op_type and node.domain in obstacles.STANDARD_DOMAINS
 
 
 def _fold_constant_of_shape(graph: onnx.GraphProto) -> None:
@@ -174,90 +156,10 @@ def _fold_constant_of_shape(graph: onnx.GraphProto) -> None:
             nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
-    used = _names_read(graph) | outputs
+    used = obstacles.names_read(graph) | outputs
     kept = [i for i in graph.initializer if i.name in used]
     del graph.initializer[:]
     graph.initializer.extend(kept)
-
-
-def _bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    """The graphs inside a node: branches of If, bodies of Loop and Scan."""
-    return [*(a.g for a in node.attribute if a.HasField("g")), *(g for a in node.attribute for g in a.graphs)]
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Every node, those of inner graphs included."""
-    for node in graph.node:
-        yield node
-        for body in _bodies(node):
-            yield from _nodes(body)
-
-
-def _names_read(graph: onnx.GraphProto) -> set[str]:
-    """What the graph's nodes read; inner graphs read the values around them, and their outputs may be such values."""
-    names = {name for node in _nodes(graph) for name in node.input}
-    return names | {value.name for node in _nodes(graph) for body in _bodies(node) for value in body.output}
-
-
-def _refuse_text(graph: onnx.GraphProto) -> None:
-    text = onnx.TensorProto.STRING
-    named = [v.name for v in graph.input if v.type.tensor_type.elem_type == text]
-    named += [i.name for i in graph.initializer if i.data_type == text]
-    if named:
-        raise UsageError(
-            f"TVM cannot import text: {', '.join(map(repr, named))}",
-            "Leave the part that handles strings out of the model.",
-        )
-
-
-def _refuse_foreign_operators(graph: onnx.GraphProto) -> None:
-    strangers: dict[tuple[str, str], onnx.NodeProto] = {}
-    for node in _nodes(graph):
-        if node.domain == "com.microsoft":
-            known = node.op_type in _MICROSOFT_OPERATORS
-        else:
-            known = node.domain in _STANDARD_DOMAINS and node.op_type not in _ONLY_MICROSOFT
-        if not known:
-            strangers.setdefault((node.domain, node.op_type), node)
-    if strangers:
-        listed = ", ".join(
-            f"{domain or 'ai.onnx'}::{op} (node {_node_name(node)})" for (domain, op), node in sorted(strangers.items())
-        )
-        raise UsageError(f"TVM cannot import the operator {listed}", _HINT)
-
-
-def _refuse_misread_operators(graph: onnx.GraphProto) -> None:
-    """Refuse what TVM imports without a word and computes wrongly (TVM 0.27)."""
-    read = _names_read(graph) | {value.name for value in graph.output}
-    for node in _nodes(graph):
-        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        reason = {
-            "BatchNormalization": "training mode" if attributes.get("training_mode") else "",
-            # `_drop_dropout` has left those alone that are, or may be, in training.
-            "Dropout": "training mode",
-            "ConvTranspose": "the attribute output_shape" if "output_shape" in attributes else "",
-            "LayerNormalization": "a second output" if read.intersection(node.output[1:]) else "",
-            "RoiAlign": "mode max" if attributes.get("mode") == b"max" else "",
-            "SpaceToDepth": "mode CRD" if attributes.get("mode") == b"CRD" else "",
-        }.get(node.op_type, "")
-        if reason and node.domain in _STANDARD_DOMAINS:
-            raise UsageError(
-                f"TVM cannot import the operator {node.op_type} (node {_node_name(node)}): it does not do {reason}",
-                _HINT,
-            )
-
-
-def _unsupported(graph: onnx.GraphProto, message: str) -> UsageError:
-    """Name the operators that TVM lists as unsupported, each with the first node that uses it."""
-    missing = {name.strip() for name in message.rpartition(":")[2].split(",")}
-    firsts: dict[str, onnx.NodeProto] = {}
-    for node in _nodes(graph):
-        if node.op_type in missing:
-            firsts.setdefault(node.op_type, node)
-    if not firsts:
-        return UsageError(f"TVM cannot import this model: {message.strip()}")
-    listed = ", ".join(f"{op} (node {_node_name(node)})" for op, node in sorted(firsts.items()))
-    return UsageError(f"TVM cannot import the operator {listed}", _HINT)
 
 
 def _failed(error: Exception, misfit: str) -> UsageError:
@@ -267,13 +169,13 @@ def _failed(error: Exception, misfit: str) -> UsageError:
     """
     reason = f"{type(error).__name__}: {find_reason(error)}"
     node = _node_being_converted(error)
-    where = " this model" if node is None else f" the operator {node.op_type} (node {_node_name(node)})"
+    where = " this model" if node is None else f" the operator {node.op_type} (node {obstacles.node_name(node)!r})"
     if misfit:
         return UsageError(
             f"the model cannot compute with the shape {misfit}; in{where}: {find_reason(error)}",
             "Choose shapes that fit the model: many want each dimension to be a multiple of some number.",
         )
-    return UsageError(f"TVM cannot import{where}: {reason}", "" if node is None else _HINT)
+    return UsageError(f"TVM cannot import{where}: {reason}", "" if node is None else obstacles.HINT)
 
 
 def _node_being_converted(error: Exception) -> onnx.NodeProto | None:
@@ -286,7 +188,3 @@ def _node_being_converted(error: Exception) -> onnx.NodeProto | None:
             found = node
         trace = trace.tb_next
     return found
-
-
-def _node_name(node: onnx.NodeProto) -> str:
-    return repr(node.name or (node.output[0] if node.output else "?"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pathlib
 import resource
@@ -87,7 +88,16 @@ def test_a_file_that_is_no_model_is_refused(shared: Home) -> None:
 def test_an_operator_that_tvm_lacks_is_named(shared: Home) -> None:
     """The message names the operator and the node that cannot be imported."""
     path = write_model(shared.path / "odd.onnx", "StringNormalizer", [1, 4])
-    refused(shared.run("model", "show", path), 2, "StringNormalizer", "the_node")
+    refused(shared.run("tune", path), 2, "StringNormalizer", "the_node")
+    # What else there is to say of the model is said, and where the operator is.
+    done = shared.run("model", "show", path, "--json")
+    assert done.code == 2
+    assert "StringNormalizer" in done.err
+    shown = json.loads(done.out)
+    assert shown["outputs"][0]["name"] == "y"
+    assert shown["obstacles"] == [
+        {"operator": "StringNormalizer", "node": "the_node", "inputs": ["x"], "reason": "has no converter"}
+    ]
 
 
 def test_open_shapes_are_asked_for_and_taken(shared: Home) -> None:

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from farm.models import inputs, onnx_builder, zoo
+from farm.models import inputs, onnx_builder, summary, zoo
 
 SMALL = ("tiny-cnn", "mlp", "squeezenet1.1")
 # Larger ones take seconds and half a gigabyte each; what is asked of their outlines says as much about them.
@@ -145,3 +145,15 @@ def test_no_weight_is_constant(model: zoo.ZooModel) -> None:
 def test_default_is_in_the_zoo() -> None:
     """The model that quickstart takes exists."""
     assert zoo.DEFAULT in zoo.ZOO
+
+
+@pytest.mark.parametrize("model", zoo.ZOO.values(), ids=lambda m: m.name)
+def test_a_summary_counts_what_the_table_counts(model: zoo.ZooModel) -> None:
+    """Parameters and outputs, found by the file alone."""
+    outline = onnx.load_model_from_string(model.outline())
+    found = summary.summarise(outline, inputs.read_inputs(outline))
+    assert found.parameters == model.parameters
+    assert {each.name: each.shape for each in found.outputs} == dict(model.output_shapes)
+    assert {each.dtype for each in found.outputs} == {"float32"}
+    assert found.weight_bytes >= 4 * model.parameters
+    assert found.opset == onnx_builder.OPSET
