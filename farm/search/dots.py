@@ -1,4 +1,4 @@
-"""Sums of four products of bytes by one instruction (`vpdpbusd`): the functions that use it, their place in a graph.
+"""Sums of four products of bytes by one instruction (`vpdpbusd`, `sdot`): functions that use it, and where they stand.
 
 Where a core has it, integer convolutions and matrix products become functions whose weights lie four input channels
 together, as the instruction reads them. How these are scheduled is `farm.search.families.dots`' business.
@@ -21,9 +21,6 @@ MARK = "farm.dots"
 # Products that one lane sums up at once.
 STEP = 4
 
-# Of results that the instruction is there for, the most first.
-LANES = (16, 8, 4)
-
 Shape = tuple[int, ...]
 
 
@@ -41,22 +38,52 @@ class Window:
     fill: int = 0
 
 
-def has_instruction(target: Any) -> bool:
-    """Whether a target (TVM's) has the instruction for 512 bits: unsigned by signed bytes, summed up in 32 bits."""
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """Sums of four products of `data` by signed bytes for so many `lanes` each, the most first.
+
+    `features`: LLVM's, any of which a target must have; `name`: LLVM's, with the bits of a vector in it.
+    """
+
+    data: str
+    lanes: tuple[int, ...]
+    features: tuple[str, ...]
+    name: str
+
+
+INSTRUCTIONS: Mapping[str, Instruction] = {
+    "x86_64": Instruction("uint8", (16, 8, 4), ("avx512vnni", "avxvnni"), "llvm.x86.avx512.vpdpbusd.{bits}"),
+    "aarch64": Instruction("int8", (4,), ("dotprod",), "llvm.aarch64.neon.sdot.v4i32.v16i8"),
+}
+
+
+def _machine(target: Any) -> str:
+    return str(dict(target.export()).get("mtriple", "")).partition("-")[0]
+
+
+def data_type(target: Any) -> str:
+    """The kind of bytes that products of a target (TVM's) take for data, whether by an instruction or not."""
+    found = INSTRUCTIONS.get(_machine(target))
+    return "uint8" if found is None else found.data
+
+
+def find_instruction(target: Any) -> Instruction | None:
+    """The instruction that a target (TVM's) has."""
     tvm_env.load_compiler()
     from tvm.target import codegen
 
-    if not str(dict(target.export()).get("mtriple", "")).startswith("x86_64"):
-        return False
-    return bool(codegen.target_has_features("avx512vnni", target) and codegen.target_has_features("avx512vl", target))
+    found = INSTRUCTIONS.get(_machine(target))
+    if found is None or not any(codegen.target_has_features(feature, target) for feature in found.features):
+        return None
+    return found
 
 
-# The instruction as TVM's script: what it does, and how it is done. Since LLVM 22 its bytes are bytes; TVM's own
-# intrinsic of 0.27 still passes words.
+# The instruction as TVM's script: what it does, and how it is done. Since LLVM 22 the bytes of x86's are bytes; TVM's
+# own intrinsic of 0.27 still passes words.
 _SCRIPT = """
 @T.prim_func(s_tir=True)
 def {name}(
-    A: T.Buffer((4,), "uint8", offset_factor=1),
+    A: T.Buffer((4,), "{data}", offset_factor=1),
     B: T.Buffer(({lanes}, 4), "int8", offset_factor=1),
     C: T.Buffer(({lanes},), "int32", offset_factor=1),
 ) -> None:
@@ -74,10 +101,10 @@ _MEANING = """
 """
 _CODE = """
         C[T.ramp(T.int32(0), 1, {lanes})] = T.call_llvm_pure_intrin(
-            T.llvm_lookup_intrinsic_id("llvm.x86.avx512.vpdpbusd.{bits}"),
+            T.llvm_lookup_intrinsic_id("{instruction}"),
             C.vload([0], dtype="int32x{lanes}"),
             T.reinterpret(
-                T.broadcast(T.reinterpret(A.vload([0], "uint8x4"), dtype="int32"), {lanes}), dtype="int8x{size}"
+                T.broadcast(T.reinterpret(A.vload([0], "{data}x4"), dtype="int32"), {lanes}), dtype="int8x{size}"
             ),
             B.vload([0, 0], dtype="int8x{size}"),
             dtype="int32x{lanes}",
@@ -86,25 +113,27 @@ _CODE = """
 
 
 @functools.cache
-def register(lanes: int) -> str:
-    """Make the instruction known to TVM for so many lanes, one of `LANES`; returns its name in traces."""
+def register(data: str, lanes: int) -> str:
+    """Make the instruction for such data and so many lanes known to TVM; returns its name in traces."""
     tvm = tvm_env.load_compiler()
     from tvm.s_tir import TensorIntrin
 
-    numbers = {"lanes": lanes, "bits": 32 * lanes, "size": STEP * lanes}
+    found = next(each for each in INSTRUCTIONS.values() if each.data == data)
+    words = {"data": data, "lanes": lanes, "size": STEP * lanes, "instruction": found.name.format(bits=32 * lanes)}
     meaning, code = (
-        tvm.script.from_source(_SCRIPT.format(name=name, body=body.strip().format(**numbers), **numbers))
+        tvm.script.from_source(_SCRIPT.format(name=name, body=body.strip().format(**words), **words))
         for name, body in (("meaning", _MEANING), ("code", _CODE))
     )
-    name = f"farm.dots{lanes}"
+    name = f"farm.dots_{data}x{lanes}"
     TensorIntrin.register(name, meaning, code, override=True)
     return name
 
 
 def register_all() -> None:
-    """Make the instruction known for any number of lanes, as a trace may ask for."""
-    for lanes in LANES:
-        register(lanes)
+    """Make all of them known, as a trace may ask for any."""
+    for each in INSTRUCTIONS.values():
+        for lanes in each.lanes:
+            register(each.data, lanes)
 
 
 def pack(weights: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
@@ -116,7 +145,7 @@ def pack(weights: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
 
 
 @functools.cache
-def make_convolution(shape: Shape, channels: int, window: Window) -> Any:
+def make_convolution(shape: Shape, dtype: str, channels: int, window: Window) -> Any:
     """A convolution of bytes [n, h, w, c] with packed weights as a TIR function."""
     tvm_env.load_compiler()
     from tvm import te, tirx
@@ -126,7 +155,7 @@ def make_convolution(shape: Shape, channels: int, window: Window) -> Any:
     top, left, bottom, right = window.padding
     groups = -(-depth // STEP)
     tall, wide = height + top + bottom, width + left + right
-    data = te.placeholder(shape, "uint8", name="data")
+    data = te.placeholder(shape, dtype, name="data")
     weight = te.placeholder((rows, columns, groups, channels, STEP), "int8", name="weight")
     source = data
     if any(window.padding) or depth % STEP:
@@ -135,7 +164,7 @@ def make_convolution(shape: Shape, channels: int, window: Window) -> Any:
             lambda n, y, x, c: tirx.if_then_else(
                 tirx.all(y >= top, y < top + height, x >= left, x < left + width, c < depth),
                 data[n, y - top, x - left, c],
-                tirx.IntImm("uint8", window.fill),
+                tirx.IntImm(dtype, window.fill),
             ),
             name="dots_pad",
         )
@@ -156,20 +185,20 @@ def make_convolution(shape: Shape, channels: int, window: Window) -> Any:
 
 
 @functools.cache
-def make_product(shape: Shape, channels: int) -> Any:
+def make_product(shape: Shape, dtype: str, channels: int) -> Any:
     """Rows of bytes [..., depth] times packed weights as a TIR function."""
     tvm_env.load_compiler()
     from tvm import te, tirx
 
     *rows, depth = shape
     groups = -(-depth // STEP)
-    data = te.placeholder(shape, "uint8", name="data")
+    data = te.placeholder(shape, dtype, name="data")
     weight = te.placeholder((groups, channels, STEP), "int8", name="weight")
     source = data
     if depth % STEP:
         source = te.compute(
             (*rows, groups * STEP),
-            lambda *at: tirx.if_then_else(at[-1] < depth, data(*at), tirx.IntImm("uint8", 0)),
+            lambda *at: tirx.if_then_else(at[-1] < depth, data(*at), tirx.IntImm(dtype, 0)),
             name="dots_pad",
         )
     group, step = te.reduce_axis((0, groups), name="group"), te.reduce_axis((0, STEP), name="step")
@@ -187,10 +216,10 @@ def make_product(shape: Shape, channels: int) -> Any:
 
 def use_instruction(target: Any) -> Any:
     """A module pass for a target (TVM's): products of bytes by constant weights become the functions above."""
-    able = has_instruction(target)
+    instruction = find_instruction(target)
 
     def run(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
-        return _Using(builder, function).plan() if able else {}
+        return {} if instruction is None else _Using(builder, function, instruction).plan()
 
     return bindings.rewriting_pass(run, "UseDots")
 
@@ -198,8 +227,9 @@ def use_instruction(target: Any) -> Any:
 class _Using:
     """One function's bindings, in order."""
 
-    def __init__(self, builder: Any, function: Any) -> None:
+    def __init__(self, builder: Any, function: Any, instruction: Instruction) -> None:
         self._builder = builder
+        self._instruction = instruction
         self._bindings = bindings.list_bindings(function)
         self._values = {binding.var: binding.value for binding in self._bindings}
 
@@ -244,7 +274,12 @@ class _Using:
             (top, left, bottom, right),
             fill,
         )
-        return "dots_conv2d", make_convolution(shape, weights.shape[3], window), data, pack(weights)
+        return (
+            "dots_conv2d",
+            make_convolution(shape, self._instruction.data, weights.shape[3], window),
+            data,
+            pack(weights),
+        )
 
     def _multiply(self, call: Any) -> tuple[str, Any, Any, npt.NDArray[np.int8]] | None:
         operands = self._operands(call) if bindings.is_call(call, "relax.matmul") else None
@@ -254,18 +289,25 @@ class _Using:
         shape = bindings.static_shape(data.ty)
         if shape is None or len(shape) < 2 or weights.ndim != 2:
             return None
-        return "dots_matmul", make_product(shape, weights.shape[1]), data, pack(weights)
+        return "dots_matmul", make_product(shape, self._instruction.data, weights.shape[1]), data, pack(weights)
 
     def _operands(self, call: Any) -> tuple[Any, npt.NDArray[np.int8]] | None:
-        """Data in unsigned and constant weights in signed bytes, their channels enough for the shortest instruction."""
+        """Data that the instruction takes and constant weights, their channels enough for its shortest form."""
         from tvm.ir import GenericConst
 
         data, kernel = call.args
         kernel = self._values.get(kernel, kernel)
-        if not isinstance(kernel, GenericConst) or [str(x.ty.dtype) for x in (data, call)] != ["uint8", "int32"]:
+        if not isinstance(kernel, GenericConst) or [str(x.ty.dtype) for x in (data, call)] != [
+            self._instruction.data,
+            "int32",
+        ]:
             return None
         weights = kernel.value.numpy()
-        return (data, weights) if weights.dtype == np.int8 and weights.shape[-1] % LANES[-1] == 0 else None
+        return (
+            (data, weights)
+            if weights.dtype == np.int8 and weights.shape[-1] % self._instruction.lanes[-1] == 0
+            else None
+        )
 
 
 def _is_eligible(attributes: Any) -> bool:

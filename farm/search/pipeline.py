@@ -110,7 +110,7 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
     from tvm.relax import transform
 
     # Before constants are folded, which would make float32 of weights in 8 bits.
-    passes = [quantised.lower()] if pipeline.canonical else []
+    passes = [quantised.lower(dots.data_type(target))] if pipeline.canonical else []
     passes += [
         transform.FoldBatchnormToConv2D(),
         transform.DecomposeOpsForInference(),

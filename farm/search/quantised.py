@@ -63,27 +63,38 @@ class _Product:
         return [*steps, lambda x: relax.op.add(x, _number(self.offset))] if self.offset.any() else steps
 
 
-def lower() -> Any:
-    """A module pass that computes with integers what it can, and writes other scalings as arithmetic in float32."""
-    return bindings.rewriting_pass(lambda builder, function: _Lowering(builder, function).plan(), "LowerQuantised")
+def lower(dtype: str) -> Any:
+    """A module pass that computes with integers what it can, and writes other scalings as arithmetic in float32.
+
+    `dtype` is the kind of bytes that the target's products take for data: those of the other kind are moved by 128.
+    """
+    return bindings.rewriting_pass(
+        lambda builder, function: _Lowering(builder, function, dtype).plan(), "LowerQuantised"
+    )
 
 
 class _Lowering:
     """One function's bindings, in order."""
 
-    def __init__(self, builder: Any, function: Any) -> None:
+    def __init__(self, builder: Any, function: Any, dtype: str) -> None:
         self._builder = builder
+        self._dtype = dtype
         self._bindings = bindings.list_bindings(function)
         self._values = {binding.var: binding.value for binding in self._bindings}
         self._uses = bindings.count_uses(function)
         # What is scaled where it is read: behind the product that it is added to, not before.
         self._late: dict[Any, list[Any]] = {}
+        # What stands for variables that hold the other kind of bytes.
+        self._moved: dict[Any, Any] = {}
 
     def plan(self) -> Mapping[Any, Sequence[Any]]:
         """What stands in the place of each binding."""
         others: dict[Any, Sequence[Any]] = {}
         for binding in self._bindings:
             value = binding.value
+            if self._can_move(binding) and (steps := self._quantise(value, self._dtype)) is not None:
+                others[binding.var], self._moved[binding.var] = self._bind_new(binding, steps)
+                continue
             steps = self._rewrite(value)
             if steps is None:
                 if before := self._scale_operands(binding):
@@ -99,7 +110,7 @@ class _Lowering:
         if bindings.is_call(value, "relax.dequantize"):
             return self._dequantise(value)
         if bindings.is_call(value, "relax.quantize"):
-            return self._quantise(value)
+            return self._quantise(value, str(value.ty.dtype))
         product = self._product(value)
         return None if product is None else product.steps()
 
@@ -167,10 +178,14 @@ class _Lowering:
         dtype = str(data.ty.dtype)
         if scales is None or zeros is None or scales.dtype != np.float32 or np.dtype(dtype).kind not in "iu":
             return None
+        zeros = zeros.astype(np.int64)
+        if data in self._moved:
+            data = self._moved[data]
+            zeros, dtype = zeros + _distance(dtype, str(data.ty.dtype)), str(data.ty.dtype)
         array = self._constant(data)
         rank = len(bindings.static_shape(data.ty) or ())
         axis = int(value.attrs.axis) % max(rank, 1)
-        return _Scaled(data if array is None else array, scales, zeros.astype(np.int64), axis, dtype)
+        return _Scaled(data if array is None else array, scales, zeros, axis, dtype)
 
     def _dequantise(self, value: Any) -> list[Any] | None:
         from tvm import relax
@@ -187,15 +202,28 @@ class _Lowering:
             steps.append(lambda x: relax.op.subtract(x, _number(zero.astype(np.float32))))
         return [*steps, lambda x: relax.op.multiply(x, _number(scale))]
 
-    def _quantise(self, value: Any) -> list[Any] | None:
+    def _can_move(self, binding: Any) -> bool:
+        """Whether a variable holds bytes of the other kind, and only scalings that go with it read them."""
+        value = binding.value
+        if not bindings.is_call(value, "relax.quantize") or str(value.ty.dtype) not in _BYTES:
+            return False
+        if str(value.ty.dtype) == self._dtype:
+            return False
+        readers = [each for each in self._values.values() if bindings.is_call(each, "relax.dequantize")]
+        readers = [each for each in readers if each.args[0].same_as(binding.var) and self._read(each) is not None]
+        return len(readers) == self._uses[binding.var]
+
+    def _quantise(self, value: Any, dtype: str) -> list[Any] | None:
+        """To bytes of that kind; those of the other are moved."""
         from tvm import relax
 
         data, scale, zero = value.args
-        scales, zeros, dtype = self._constant(scale), self._constant(zero), str(value.ty.dtype)
-        if scales is None or zeros is None or dtype not in _BYTES or str(data.ty.dtype) != "float32":
+        scales, zeros, own = self._constant(scale), self._constant(zero), str(value.ty.dtype)
+        if scales is None or zeros is None or own not in _BYTES or str(data.ty.dtype) != "float32":
             return None
         if scales.size != 1 or zeros.size != 1:
             return None
+        zeros = zeros.astype(np.int64) + _distance(own, dtype)
         moved = self._move(data, scales, zeros, dtype)
         if moved is not None:
             return moved
@@ -336,6 +364,11 @@ class _Lowering:
         scale = np.broadcast_to(data.scale.reshape(-1).astype(np.float64) * kernel.scale.reshape(-1), sums.shape)
         offset = -int(data.zero.flat[0]) * sums * scale
         return _Product(steps, scale.reshape(shape), offset.reshape(shape))
+
+
+def _distance(own: str, other: str) -> int:
+    """What is added to bytes of one kind to make them ones of the other."""
+    return 0 if own == other else 128 if other == "uint8" else -128
 
 
 def _along(found: _Scaled, rank: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:

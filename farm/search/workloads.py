@@ -87,7 +87,7 @@ def readable_name(function: str, shapes: Sequence[tuple[int, ...]], kernel_layou
 
 def _spell_bytes(fused: str) -> str:
     """In short what `farm.search.quantised` and `farm.search.dots` make: products of bytes, scaling of bytes."""
-    fused = re.sub(r"^(?:dots_(conv2d|matmul)|(conv2d|matmul)(?=_cast))_cast", r"int8_\1\2", fused)
+    fused = re.sub(r"^(pad_)?(?:dots_(conv2d|matmul)|(conv2d|matmul)(?=_cast))_cast", r"\1int8_\2\3", fused)
     fused = fused.replace("multiply_add_clip_cast", "quantize")
     return re.sub(r"cast_(?:subtract_)?multiply", "dequantize", fused)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from farm.inventory.board_types import require_board_type
-from farm.search import canonical, cores, linker, target, tvm_env, winograd, workloads
+from farm.search import canonical, cores, dots, linker, target, tvm_env, winograd, workloads
 from farm.search.families import FAMILIES
 from farm.search.families.rule import read_outlook
 
@@ -29,8 +29,9 @@ import tvm.runtime
 library, order, inputs, outputs = sys.argv[1:]
 module, arrays = tvm.runtime.load_module(library), np.load(inputs)
 results = {}
-for function, names, shape in json.load(open(order)):
-    arguments = [*(arrays[name] for name in names), np.full(shape, np.nan, "float32")]
+for function, names, shape, dtype in json.load(open(order)):
+    unwritten = np.nan if dtype == "float32" else -1
+    arguments = [*(arrays[name] for name in names), np.full(shape, unwritten, dtype)]
     tensors = [tvm.runtime.tensor(argument, tvm.runtime.cpu()) for argument in arguments]
     module[function](*tensors)
     results[function] = tensors[-1].numpy()
@@ -177,7 +178,7 @@ def test_every_family_computes_on_cortex_a57_what_numpy_does(emulated_root: str,
             outlook.apply(schedule, plan)
             name = f"{case}__{number}"
             functions[name] = schedule.mod["main"].with_attr("global_symbol", name)
-            order.append([name, [f"{case}_{at}" for at in range(len(arguments))], result.shape])
+            order.append([name, [f"{case}_{at}" for at in range(len(arguments))], result.shape, "float32"])
             expected[name] = (result, plan)
 
     for case, (family, shapes, build, reference) in CASES.items():
@@ -192,11 +193,54 @@ def test_every_family_computes_on_cortex_a57_what_numpy_does(emulated_root: str,
     # Products of bytes need an instruction that this core has not.
     assert seen == {family.name for family in FAMILIES} - {"dots"}
 
-    results = run_there(emulated_root, tvm.IRModule(functions), nano, order, arrays, tmp_path)
+    results = run_there(emulated_root, tvm.IRModule(functions), nano, order, arrays, tmp_path, "cortex-a57")
     assert set(results) == set(expected)
     for name, (result, plan) in expected.items():
         error = np.abs(results[name] - result).max() / np.abs(result).max()
         assert error < 2e-5, f"{name} {plan}: {error}"
+
+
+def test_products_of_bytes_compute_on_a_core_with_dot_products_what_numpy_does(
+    emulated_root: str, tmp_path: pathlib.Path
+) -> None:
+    """Orin's code for signed bytes: convolutions that pad with a byte or have channels that fill no four; a product."""
+    tvm = tvm_env.load()
+    board_type = require_board_type("jetson-orin-nano-8gb")
+    assert board_type.target is not None
+    orin = board_type.target.to_tvm()
+    assert dots.find_instruction(target.make_target(orin)) == dots.INSTRUCTIONS["aarch64"]
+    draw, values = random.Random(0), np.random.default_rng(0)
+    functions, order, arrays, expected = {}, [], {}, {}
+    window = dots.Window((3, 3), (2, 1), (1, 1), (1, 1, 1, 1), -7)
+    for case, shape, weight in (
+        ("padded", (1, 8, 6, 8), (3, 3, 8, 12)), ("odd", (1, 8, 6, 3), (3, 3, 3, 8)), ("matmul", (6, 16), (16, 8))
+    ):  # fmt: skip
+        data, weights = (values.integers(-128, 128, size).astype("int8") for size in (shape, weight))
+        if case == "matmul":
+            function, result = dots.make_product(shape, "int8", weight[-1]), data.astype("int64") @ weights
+        else:
+            function = dots.make_convolution(shape, "int8", weight[-1], window)
+            padded = np.pad(data, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=window.fill)
+            result = sum(
+                padded[:, a : a + 7 : 2, b : b + 6].astype("int64") @ weights[a, b] for a in range(3) for b in range(3)
+            )
+        arrays |= {f"{case}_0": data, f"{case}_1": dots.pack(weights)}
+        module = tvm.IRModule({"main": canonical.canonicalise(function)})
+        outlook = read_outlook(module, cores.core_of(orin))
+        assert outlook is not None
+        assert outlook.family.name == "dots"
+        best, *others = [plan for _, plan in outlook.plans()]
+        for number, plan in enumerate([best, *draw.sample(others, PLANS - 1)]):
+            schedule = tvm.s_tir.Schedule(module)
+            outlook.apply(schedule, plan)
+            name = f"{case}__{number}"
+            functions[name] = schedule.mod["main"].with_attr("global_symbol", name)
+            order.append([name, [f"{case}_0", f"{case}_1"], result.shape, "int32"])
+            expected[name] = result
+    results = run_there(emulated_root, tvm.IRModule(functions), orin, order, arrays, tmp_path, "max")
+    assert set(results) == set(expected)
+    for name, result in expected.items():
+        np.testing.assert_array_equal(results[name], result, err_msg=name)
 
 
 def build_function(shapes: tuple[Any, ...], build: Callable[..., Any], config: Any) -> Any:
@@ -218,9 +262,9 @@ def build_function(shapes: tuple[Any, ...], build: Callable[..., Any], config: A
 
 
 def run_there(
-    root: str, module: Any, config: Any, order: list[Any], arrays: dict[str, Array], folder: pathlib.Path
+    root: str, module: Any, config: Any, order: list[Any], arrays: dict[str, Array], folder: pathlib.Path, cpu: str
 ) -> dict[str, Array]:
-    """Each function's result, by name."""
+    """Each function's result, by name, on such a core."""
     tvm = tvm_env.load()
 
     def link(output: str, objects: list[str] | str, options: list[str] | None = None, **_: Any) -> None:
@@ -231,7 +275,7 @@ def run_there(
     steps.write_text(json.dumps(order))
     np.savez(inputs, **arrays)
     python = str(pathlib.Path(root) / "usr/bin/board-python")
-    environment = {**os.environ, "QEMU_CPU": "cortex-a57", "TVM_USE_RUNTIME_LIB": "1", "PYTHONPATH": ""}
+    environment = {**os.environ, "QEMU_CPU": cpu, "TVM_USE_RUNTIME_LIB": "1", "PYTHONPATH": ""}
     command = [python, "-c", _SCRIPT, *map(str, (library, steps, inputs, outputs))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr

@@ -86,11 +86,27 @@ def test_the_models_own_layout_is_named_too() -> None:
         ("fused_matmul2", [(7, 16), (16, 4), (7, 4)], "7x16>4"),
         ("softmax1", [(1, 10), (1, 10)], "10"),
         ("add", [(), ()], "scalar"),
+        ("fused_dots_conv2d_cast", [(1, 8, 8, 4), (3, 3, 1, 8, 4), (1, 8, 8, 8)], "3x3 8x8x4>8"),
     ],
 )
 def test_a_name_from_a_function(function: str, shapes: list[tuple[int, ...]], name: str) -> None:
     """TVM's function names and argument shapes, and what the table shows for them."""
     assert workloads.readable_name(function, shapes, "HWIO").partition(" ")[2] == name
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        ("fused_dots_conv2d1_cast_multiply2_add_maximum_minimum_cast1", "int8_conv2d_quantize"),
+        ("fused_conv2d_cast_multiply_add_maximum_minimum_cast", "int8_conv2d_quantize"),
+        ("fused_dots_matmul_cast_multiply_add", "int8_matmul_multiply_add"),
+        ("fused_cast_subtract_multiply_mean", "dequantize_mean"),
+        ("fused_conv2d_add_cast", "conv2d_add_cast"),
+    ],
+)
+def test_names_of_bytes_are_short(function: str, name: str) -> None:
+    """What scales to and from bytes has a word of its own, and products of bytes say so."""
+    assert workloads.readable_name(function, [(1, 8), (1, 8)], "HWIO").partition(" ")[0] == name
 
 
 @settings(max_examples=50)

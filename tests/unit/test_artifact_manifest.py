@@ -147,6 +147,8 @@ def test_the_least_exact_algorithm_sets_the_tolerance() -> None:
     """A model with one convolution by F(6, 3) may differ by as much as that does."""
     assert find_tolerance_factor(["direct", "winograd F(6, 3)", "winograd F(2, 3)"]) == 8.0
     assert find_tolerance_factor([]) == 1.0
+    assert find_tolerance_factor([find_algorithm("int8_conv2d_quantize 1x1 8x8x8>8"), "direct"]) == 500.0
+    assert find_algorithm("depthwise_conv2d_quantize 3x3 8x8x8>8") == "8 bits"
     assert [find_algorithm(name) for name in ("winograd4_conv2d_add 3x3 8x8x8>8", "conv2d 1x1 8x8x8>8", "mean 8")] == [
         "winograd F(4, 3)",
         "direct",

