@@ -81,6 +81,9 @@ class Conductor:
             self._pending.pop(board, None)
             self._changed.notify_all()
 
+    def leave(self, board: str) -> None:
+        """The board takes no part in the sweep any more; `done` has been called."""
+
     def merge(self, point: GridPoint, reached: OperatingPoint) -> bool:
         """Whether the board made another point of the grid of this one; then it is left out from now on."""
         with self._changed:

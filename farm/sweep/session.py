@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -31,7 +31,8 @@ from farm.sweep.held_board import HeldBoard, StoppedError
 from farm.sweep.order import Order, Where
 from farm.sweep.programs import Program, Recipe
 from farm.sweep.refit import Bench, refit
-from farm.sweep.values import Goal, Grid, GridPoint
+from farm.sweep.rounds import RoundConductor
+from farm.sweep.values import Goal, Grid, GridPoint, PointMeasurement
 from farm.sweep.visitor import Orders, Visitor
 from farm.values import DEFAULT_POINT
 
@@ -132,6 +133,7 @@ class SweepSession:
         self._target = target
         self._window = visits.plan_window(description, self._wanted.window_s, self._type.power.update_period_s)
         self._needs_total = bool(description.total_rails)
+        self._simulated = description.simulated
         if self._made and self._wanted.top_k > 1:
             raise UsageError("--top-k needs the programs compiled here", "Leave the programs out.")
         made = self._made or self._compile(target, description.simulated)
@@ -201,6 +203,7 @@ class SweepSession:
                 first_latency_s=first,
             )
             self._add_more(self._plan_more(len(grid)))
+            conductor = self._share(conductor, goal, settings, before)
             self._wait(orders, conductor, numbers, visitor)
             if self._wanted.top_k > 1 and not conductor.void:
                 self._refit(sweep, conductor, goal, settings)
@@ -274,6 +277,19 @@ class SweepSession:
         if self._where.name is not None:
             return 0
         return (self._where.boards or max(1, points // _POINTS_PER_BOARD)) - 1
+
+    def _share(
+        self,
+        conductor: Conductor,
+        goal: Goal,
+        settings: adaptive.Settings,
+        before: Mapping[Series, Sequence[PointMeasurement]],
+    ) -> Conductor:
+        """Who shares the points out among these boards: for several simulated ones, in rounds."""
+        boards = [thread.name for thread in self._crew.boards]
+        if len(boards) == 1 or not self._simulated:
+            return conductor
+        return RoundConductor(conductor.grid, goal, settings, conductor.series, before, boards)
 
     def _wait(self, orders: Orders, conductor: Conductor, numbers: dict[Series, int], visitors: list[Visitor]) -> None:
         """Have all boards work, and wait. A board that is lost leaves its work to the others. Raises the last loss."""

@@ -75,10 +75,13 @@ def measurement_from_dict(document: Mapping[str, Any]) -> PointMeasurement:
 
 
 def read_visits(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int], list[PointMeasurement]]:
-    """The visits of each series (variant, batch) that measured something, from `Store.fetch_sweep_points`, in order."""
+    """The visits of each series (variant, batch) that measured something, from `Store.fetch_sweep_points`.
+
+    In the order of their times, and at one time of their boards: who wrote first says nothing.
+    """
     visits: dict[tuple[str, int], list[PointMeasurement]] = {}
     for row in rows:
         series = visits.setdefault((row["variant"], row["batch"]), [])
         if row["measurement"]["latency"] is not None:
             series.append(measurement_from_dict(row["measurement"]))
-    return visits
+    return {series: sorted(found, key=lambda visit: (visit.at_s, visit.board)) for series, found in visits.items()}

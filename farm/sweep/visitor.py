@@ -64,6 +64,12 @@ class Visitor:
 
     def work(self, board: HeldBoard, store: Store) -> None:
         """Until the sweep has ended. Raises StoppedError, and what ends a board's part in it."""
+        try:
+            self._work(board, store)
+        finally:
+            self._conductor.leave(board.name)
+
+    def _work(self, board: HeldBoard, store: Store) -> None:
         losses = 0
         while True:
             try:
@@ -93,6 +99,7 @@ class Visitor:
         before = board.name
         board.open()
         if board.name != before:
+            self._conductor.leave(before)
             self._orders.say(f"going on with {board.name}, the anchor first")
 
     def _carry_out(self, task: Task, board: HeldBoard, store: Store) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from device_agent.protocol import OperatingPoint
 from farm.sweep.adaptive import Settings
 from farm.sweep.conductor import Conductor, Series, Task
+from farm.sweep.rounds import RoundConductor
 from farm.sweep.values import DomainSetting, Estimate, Goal, Grid, GridPoint, Objective, PointMeasurement
 
 UNTUNED, TUNED = ("untuned", 1), ("tuned", 1)
@@ -63,6 +68,52 @@ def test_all_series_are_measured_at_a_point_once_it_is_pinned() -> None:
     assert len(made) <= len(GRID) + 3
     assert not conductor.void
     assert conductor.reason
+
+
+def share_out(conductor: Conductor, boards: Sequence[str], dice: random.Random, last: str = "") -> list[Any]:
+    """Let boards ask and answer in an order that `dice` draw; who got what, by board. `last` leaves after one point."""
+    made: dict[str, list[Any]] = {board: [] for board in boards}
+    under_way: dict[str, Task] = {}
+    working = list(boards)
+    while working:
+        board = dice.choice(working)
+        if task := under_way.pop(board, None):
+            carry_out(conductor, task, board, float(len(made[board])))
+            if board == last:
+                conductor.leave(board)
+                working.remove(board)
+            continue
+        try:
+            task = conductor.next(board, 0.0)
+        except TimeoutError:
+            continue
+        if task is None:
+            conductor.leave(board)
+            working.remove(board)
+            continue
+        made[board].append((task.point.key, task.series, task.reason))
+        under_way[board] = task
+    return [made, conductor.visits]
+
+
+@pytest.mark.parametrize("last", ["", "b"], ids=["all stay", "one leaves"])
+def test_rounds_deal_the_same_points_whoever_is_ready_first(last: str) -> None:
+    """Three boards, ten orders of asking and answering: each board gets the same points, and nothing is left undone."""
+    boards = ("a", "b", "c")
+    seen = []
+    for seed in range(10):
+        goal, settings = Goal(Objective.LATENCY), Settings(exhaustive=True)
+        conductor = RoundConductor(GRID, goal, settings, (UNTUNED, TUNED), None, boards)
+        seen.append(share_out(conductor, boards, random.Random(seed), last))
+    assert all(each == seen[0] for each in seen)
+    made, visits = seen[0]
+    assert {key for each in made.values() for key, _, _ in each} == {point.key for point in GRID.points}
+    assert len({key for key, _, _ in made["a"]}) < len(GRID)
+    assert {visit.key for visit in visits[TUNED]} == {point.key for point in GRID.points}
+    ready_first = [
+        share_out(begin(UNTUNED, TUNED, exhaustive=True), boards, random.Random(seed), last) for seed in range(10)
+    ]
+    assert any(each != ready_first[0] for each in ready_first)
 
 
 def test_boards_share_the_points_and_each_measures_the_anchor() -> None:
