@@ -38,7 +38,8 @@ class RoundConductor(Conductor):
         """See `Conductor.next`; TimeoutError while another board has not asked yet."""
         with self._changed:
             self._members.add(board)  # one that was found in another's place
-            self._asking.add(board)
+            if board not in self._dealt:  # else the round was dealt since it asked last
+                self._asking.add(board)
             while board not in self._dealt:
                 if self._asking >= self._members:
                     self._deal()
@@ -57,6 +58,7 @@ class RoundConductor(Conductor):
             self._members.discard(board)
             self._asking.discard(board)
             self._dealt.pop(board, None)
+            self._pending.pop(board, None)
             if not self._members:
                 self._note_arrived()
             self._changed.notify_all()
