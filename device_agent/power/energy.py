@@ -105,6 +105,8 @@ def _integrate_rail(
     first_s, last_s = float(rail.times_s[0]), float(rail.times_s[-1])
     low_s = start_s if first_s <= start_s + patience_s else first_s
     high_s = end_s if last_s >= end_s - patience_s else last_s
+    if low_s >= high_s:  # one moment is no stretch of time
+        return None, rail.problem or "a single value in this window"
     note = ""
     if (low_s, high_s) != (start_s, end_s):
         why = f" ({rail.problem})" if rail.problem else ""

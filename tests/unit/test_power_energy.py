@@ -11,6 +11,7 @@ import pytest
 from device_agent.board_types import BoardType, Power, PowerChip
 from device_agent.power import calibrate, energy, sampler
 from device_agent.power.sensors import find_sensors
+from device_agent.power.trace import Recorder, Trace
 from device_agent.protocol import EnergySpec, PowerWindow, RailPower, SensorInfo
 
 _CHIP = "/sys/bus/i2c/devices/6-0040"
@@ -244,6 +245,22 @@ def test_missed_updates_are_counted() -> None:
     assert window.total is not None
     assert window.total.updates == pytest.approx(400, abs=2)
     assert window.total.gaps == pytest.approx(4 / 0.0066 - 400, abs=20)
+
+
+def test_one_value_between_failures_is_no_energy() -> None:
+    """A rail that answered once, in the middle of a window of errors, is null, with what was wrong."""
+    clock = Clock()
+    sensors = find_sensors(SignalTree(Signal(), clock, 0.1, True, 0.0, "iio", 0), _TYPE, clock=clock)
+    recorder = Recorder(0.025)
+    for turn in range(200):
+        if turn == 100:
+            recorder.add(1000 + turn * 0.01, 3.0)
+        else:
+            recorder.add_bad(1000 + turn * 0.01, "Input/output error")
+    window = energy.integrate(Trace((recorder.finish(sensors.rail("IN")),)), 1000.0, 1002.0, sensors)
+    assert window is not None
+    assert (window.rails, window.total, window.enough) == ((), None, False)
+    assert "IN: Input/output error" in window.note
 
 
 def test_an_empty_window_is_refused() -> None:
