@@ -101,8 +101,11 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running() -> Iterator[Cluster]:
-    """Start a server and stop it. Skips, or fails where `FARM_REQUIRE_POSTGRESQL` is set, where there is none."""
+def running(**changed: str) -> Iterator[Cluster]:
+    """Start a server and stop it; `changed` are settings of its own.
+
+    Skips, or fails where `FARM_REQUIRE_POSTGRESQL` is set, where there is none.
+    """
     programs = find_programs()
     if programs is None:
         text = "no PostgreSQL server is installed (Debian: the package postgresql)"
@@ -125,7 +128,7 @@ def running() -> Iterator[Cluster]:
         initdb = [programs / "initdb", "--no-sync", "--auth=scram-sha-256", f"--pwfile={secret}", "--username=farm"]
         _run([*initdb, *locale, f"--pgdata={data}"], user)
         port = _find_port()
-        settings = [part for name, value in _OPTIONS.items() for part in ("-c", f"{name}={value}")]
+        settings = [part for name, value in (_OPTIONS | changed).items() for part in ("-c", f"{name}={value}")]
         parent = os.getpid()
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(

@@ -1,74 +1,243 @@
-"""`farm record`: the best verified code there is."""
+"""`farm record`: the best verified code there is, looked at and forgotten. Files and other farms: `record_exchange`."""
 
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from farm.cli import options, output
+from farm.cli import options, output, record_exchange
+from farm.cli import record_filters as filters
+from farm.cli.record_filters import Filters
+from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
+from farm.values import DEFAULT_POINT, Record
 
 app = typer.Typer(help="Records: the best verified trial of each workload.", no_args_is_help=True)
+record_exchange.register(app)
+
+_Which = Annotated[str, typer.Argument(metavar="WORKLOAD", help="Its hash, the first digits, or its name.")]
 
 
 @app.command("list")
 def list_records(
-    board_type: Annotated[str, typer.Option("--board-type", metavar="TYPE", help="Of this board type only.")] = "",
-    simulated: Annotated[
-        bool, typer.Option("--simulated", help="Those of virtual boards instead of real ones.")
-    ] = False,
+    workload: filters.Workload = "",
+    operator: filters.Operator = "",
+    board_type: filters.BoardType = "",
+    target: filters.Target = "",
+    operating_point: filters.Point = "",
+    since: filters.Since = "",
+    until: filters.Until = "",
+    campaign: filters.Campaign = "",
+    imported: filters.Imported = False,
+    simulated: filters.Simulated = False,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
     """List the records in the store."""
+    wanted = Filters(
+        workload, operator, board_type, target, operating_point, since, until, campaign, simulated, imported
+    )
 
     def work() -> None:
-        kind = require_board_type(board_type).name if board_type else None
         with options.open_store() as store:
-            records = store.fetch_records(board_type=kind, simulated=simulated)
-            others = 0 if records else len(store.fetch_records(board_type=kind, simulated=not simulated))
+            records = wanted.fetch(store)
+            others = 0 if records else len(wanted.fetch(store, simulated=not simulated))
         if json:
-            output.print_json(
-                [
-                    {
-                        "workload": r.workload,
-                        "name": r.workload_name,
-                        "board_type": r.board_type,
-                        "operating_point": r.operating_point,
-                        "pipeline": r.pipeline,
-                        "candidate": r.candidate,
-                        "latency_us": r.median_s * 1e6,
-                        "gflops": r.flop / r.median_s / 1e9,
-                        "max_rel_error": r.max_rel_error,
-                        "simulated": r.simulated,
-                        "verified_at": r.verified_at,
-                    }
-                    for r in records
-                ]
-            )
+            output.print_json([_to_document(each) for each in records])
             return
-        output.print_table(
-            ("Workload", "Name", "Board type", "Clocks", "GFLOPS", "Latency (us)", "Max rel. error", "Verified"),
-            [
-                (
-                    r.workload,
-                    r.workload_name,
-                    r.board_type + (" (simulated)" if r.simulated else ""),
-                    r.operating_point,
-                    f"{r.flop / r.median_s / 1e9:.2f}",
-                    f"{r.median_s * 1e6:,.1f}",
-                    f"{r.max_rel_error:.1e}",
-                    time.strftime("%Y-%m-%d %H:%M", time.localtime(r.verified_at)),
-                )
-                for r in records
-            ],
-            left=(0, 1, 2, 3, 7),
-            empty="no records yet; `farm tune MODEL` makes some",
-        )
+        empty = "no records that were asked for" if wanted.chooses else "no records yet; `farm tune MODEL` makes some"
+        _print_records(records, empty)
         if others:
             which = "real boards; leave out --simulated" if simulated else "virtual boards; add --simulated"
             output.stderr.print(f"there are {others} of {which} to see them")
 
     output.run(work, debug)
+
+
+@app.command("show")
+def show_record(workload: _Which, json: options.Json = False, debug: options.Debug = False) -> None:
+    """Show all records of a workload: where they hold, how they were verified, where they are from."""
+
+    def work() -> None:
+        with options.open_store() as store:
+            key, name = filters.require_workload(store, workload)
+            about = store.fetch_workload_rows([key])[key]
+            records = store.fetch_records(workloads=[key], simulated=None)
+        if json:
+            kept = {field: about[field] for field in ("hash", "name", "flop", "arguments", "target", "pipeline")}
+            kept["records"] = [_to_document(each) | {"evidence": each.evidence} for each in records]
+            output.print_json(kept)
+            return
+        shapes = ", ".join(f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}" for shape, dtype in about["arguments"])
+        told = (f"workload {key}", name, f"arguments: {shapes}", f"pipeline: {about['pipeline']}")
+        for line in (*told, "target: " + " ".join(f"{k}={v}" for k, v in about["target"].items())):
+            output.stdout.print(line, markup=False, soft_wrap=True)
+        _print_records(records, "no record; `farm record best` shows what was measured")
+        for each in records:
+            where = f"{each.board_type} at {each.operating_point}"
+            output.stdout.print(f"{where}: {_tell_evidence(each)}", markup=False, soft_wrap=True)
+            if each.origin:
+                output.stdout.print(f"{where}: {_tell_origin(each)}", markup=False, soft_wrap=True)
+
+    output.run(work, debug)
+
+
+@app.command("best")
+def best_trials(
+    workload: _Which,
+    board_type: filters.BoardType = "",
+    operating_point: filters.Point = "",
+    top: Annotated[int, typer.Option("--top", metavar="N", help="How many candidates.")] = 5,
+    simulated: filters.Simulated = False,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Show the fastest candidates of a workload, verified or not, at each place where it was measured."""
+
+    def work() -> None:
+        if not 1 <= top <= 1000:
+            raise UsageError(f"--top must be between 1 and 1000, not {top}")
+        kind = require_board_type(board_type).name if board_type else None
+        with options.open_store() as store:
+            key, name = filters.require_workload(store, workload)
+            places = [
+                (each, point)
+                for each, point in store.fetch_operating_points(key, simulated=simulated)
+                if kind in (None, each) and operating_point in ("", point)
+            ]
+            records = store.fetch_records(workloads=[key], simulated=simulated)
+            verified = {(each.board_type, each.operating_point, each.candidate) for each in records}
+            flop = float(store.fetch_workload_rows([key])[key]["flop"])
+            rows = [
+                {"board_type": each, "operating_point": point, "rank": rank, "gflops": flop / row["median_s"] / 1e9}
+                | row
+                | {"record": (each, point, row["candidate"]) in verified}
+                for each, point in places
+                for rank, row in enumerate(store.fetch_best_trials(key, each, point, simulated=simulated, limit=top), 1)
+            ]
+        if json:
+            output.print_json({"workload": key, "name": name, "simulated": simulated, "candidates": rows})
+            return
+        output.stdout.print(f"{key} {name}" + (" (simulated)" if simulated else ""), markup=False, soft_wrap=True)
+        output.print_table(
+            ("Board type", "Clocks", "Rank", "Candidate", "GFLOPS", "Latency (us)", "Board", "Measured", "Record"),
+            [
+                (
+                    row["board_type"],
+                    _show_point(row["operating_point"]),
+                    row["rank"],
+                    row["candidate"],
+                    f"{row['gflops']:.2f}",
+                    f"{row['median_s'] * 1e6:,.1f}",
+                    row["board"],
+                    _show_time(row["recorded_at"]),
+                    "yes" if row["record"] else "",
+                )
+                for row in rows
+            ],
+            left=(0, 1, 3, 6, 7, 8),
+            empty="nothing was measured there; `farm tune MODEL` does",
+        )
+
+    output.run(work, debug)
+
+
+@app.command("prune")
+def prune(
+    workload: filters.Workload = "",
+    operator: filters.Operator = "",
+    board_type: filters.BoardType = "",
+    target: filters.Target = "",
+    operating_point: filters.Point = "",
+    since: filters.Since = "",
+    until: filters.Until = "",
+    campaign: filters.Campaign = "",
+    imported: filters.Imported = False,
+    simulated: filters.Simulated = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show which.")] = False,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Forget records; their trials stay, and a search begins from those. Something must say which."""
+    wanted = Filters(
+        workload, operator, board_type, target, operating_point, since, until, campaign, simulated, imported
+    )
+
+    def work() -> None:
+        if not wanted.chooses:
+            raise UsageError("which records?", "Choose with --until 90d, --imported, --board-type TYPE or the like.")
+        with options.open_store() as store:
+            records = wanted.fetch(store)
+            gone = 0 if dry_run else store.remove_records(records)
+        if json:
+            output.print_json({"forgotten": gone, "records": [_to_document(each) for each in records]})
+            return
+        _print_records(records, "no records that were asked for")
+        output.stderr.print(
+            f"{len(records)} records would be forgotten" if dry_run else f"{gone} records are forgotten"
+        )
+
+    output.run(work, debug)
+
+
+def _to_document(record: Record) -> dict[str, Any]:
+    return {
+        "workload": record.workload,
+        "name": record.workload_name,
+        "board_type": record.board_type,
+        "operating_point": record.operating_point,
+        "pipeline": record.pipeline,
+        "candidate": record.candidate,
+        "latency_us": record.median_s * 1e6,
+        "gflops": record.flop / record.median_s / 1e9,
+        "max_rel_error": record.max_rel_error,
+        "simulated": record.simulated,
+        "verified_at": record.verified_at,
+        "origin": record.origin,
+    }
+
+
+def _print_records(records: list[Record], empty: str) -> None:
+    output.print_table(
+        ("Workload", "Name", "Board type", "Clocks", "GFLOPS", "Latency (us)", "Max rel. error", "Verified", "From"),
+        [
+            (
+                r.workload,
+                r.workload_name,
+                r.board_type + (" (simulated)" if r.simulated else ""),
+                _show_point(r.operating_point),
+                f"{r.flop / r.median_s / 1e9:.2f}",
+                f"{r.median_s * 1e6:,.1f}",
+                f"{r.max_rel_error:.1e}",
+                _show_time(r.verified_at),
+                r.origin["store"][:8] if r.origin else "here",
+            )
+            for r in records
+        ],
+        left=(0, 1, 2, 3, 7, 8),
+        empty=empty,
+    )
+
+
+def _show_point(point: str) -> str:
+    return "default" if point == DEFAULT_POINT else point
+
+
+def _show_time(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+
+
+def _tell_evidence(record: Record) -> str:
+    if not record.evidence:
+        return "its output was checked; its time is a single trial's"
+    return "measured again as a winner: " + ", ".join(f"{key} {value}" for key, value in record.evidence.items())
+
+
+def _tell_origin(record: Record) -> str:
+    origin = record.origin or {}
+    return (
+        f"from the store {origin.get('store', '?')}, taken in from {origin.get('source', '?')}"
+        f" by {origin.get('by', '?')} at {_show_time(float(origin.get('at') or 0.0))}"
+    )

@@ -131,12 +131,12 @@ class FarmDatabase(ms.database.PyDatabase):
         item = record.as_measure_candidate()
         key = workloads.workload_hash(record.workload.mod, config, self._pipeline)
         campaign = self._require_campaign(config)
-        self._store.save_workloads(campaign, [_describe(record.workload.mod, key, config, self._pipeline)])
+        self._store.save_workloads(campaign, [describe(record.workload.mod, key, config, self._pipeline)])
         self._store.add_trial(
             Trial(
                 campaign=campaign,
                 workload=key,
-                candidate=_hash(item.sch.mod),
+                candidate=hash_candidate(item.sch.mod),
                 operating_point=self._point,
                 attempt=1,
                 outcome=measured.outcome,
@@ -259,7 +259,7 @@ def _without_notes(mod: Any) -> Any:
     )
 
 
-def _describe(mod: Any, key: str, config: Mapping[str, Any], pipeline: str) -> dict[str, Any]:
+def describe(mod: Any, key: str, config: Mapping[str, Any], pipeline: str) -> dict[str, Any]:
     """A workload as the store keeps it."""
     from tvm.s_tir.analysis import estimate_tir_flops
 
@@ -280,7 +280,7 @@ def _describe(mod: Any, key: str, config: Mapping[str, Any], pipeline: str) -> d
     return dataclasses.asdict(workload)
 
 
-def _hash(module: Any) -> str:
+def hash_candidate(module: Any) -> str:
     """A candidate's name: 16 hexadecimal digits over its scheduled function, as the farm's own search makes it."""
     return f"{int(tvm_ffi.structural_hash(module)) & (2**64 - 1):016x}"
 

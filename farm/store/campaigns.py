@@ -263,6 +263,13 @@ def _to_campaign(row: Mapping[Any, Any]) -> FleetCampaign:
     return FleetCampaign(**{**row, "state": CampaignState(row["state"])})
 
 
+def find_open(connection: sa.Connection, campaign: int) -> FleetCampaign | None:
+    """A campaign by its number; None where there is none, or it is over."""
+    row = connection.execute(_select_fleet().where(schema.campaigns.c.id == campaign)).mappings().first()
+    found = None if row is None else _to_campaign(row)
+    return None if found is None or found.over else found
+
+
 def _find(connection: sa.Connection, name: str) -> FleetCampaign | None:
     row = connection.execute(_select_fleet().where(schema.fleet_campaigns.c.name == name)).mappings().first()
     return None if row is None else _to_campaign(row)

@@ -5,6 +5,7 @@ Which trials help another search is `similar`'s question, and what trials cost i
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,40 +28,27 @@ class TrialQueries(Base):
         one board type at one operating point in one campaign. Raises InternalError where there is no such campaign
         or workload, and where the trial does not say which of its campaign's board types it ran on.
         """
-        outcome = trial.outcome
-        side = outcome.status.fault_side
-        row = {
-            "campaign": trial.campaign,
-            "board_type": trial.board_type,
-            "workload": trial.workload,
-            "operating_point": trial.operating_point,
-            "candidate": trial.candidate,
-            "purpose": trial.purpose,
-            "attempt": trial.attempt,
-            "counted": 1 if trial.counts else None,
-            "status": str(outcome.status),
-            "fault_side": None if side is None else str(side),
-            "median_s": trial.median_s,
-            "board": outcome.board or None,
-            "simulated": outcome.simulated,
-            "library_sha256": trial.library_sha256,
-            "build_s": trial.build_s,
-            "held_s": trial.held_s,
-            "recorded_at": self._wall_clock(),
-            "outcome": outcome.to_dict(),
-            "trace_json": trial.trace_json,
-        }
+        return self.add_trials([trial]) == 1
+
+    def add_trials(self, trials: Sequence[Trial]) -> int:
+        """Write trials as `add_trial` does, in one transaction; returns how many were new. Raises as that does."""
         with self._writing() as connection:
-            if not trial.board_type:
-                row["board_type"] = _require_type(connection, trial)
-            if not self._insert_new(connection, schema.trials, row):
-                return False
-            counts = schema.trial_counts
-            more = self._database.insert(counts).values(status=row["status"], trials=1)
-            connection.execute(
-                more.on_conflict_do_update(index_elements=["status"], set_={"trials": counts.c.trials + 1})
-            )
-            return True
+            now = self._wall_clock()
+            rows = [to_row(trial, now) for trial in trials]
+            for row, trial in zip(rows, trials, strict=True):
+                if not trial.board_type:
+                    row["board_type"] = _require_type(connection, trial)
+            return self._insert_trials(connection, rows)
+
+    def _insert_trials(self, connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> int:
+        """Insert those that are new, and keep up the counts; returns how many they are."""
+        statuses = [row["status"] for row in rows if self._insert_new(connection, schema.trials, row)]
+        counts = schema.trial_counts
+        for status, number in sorted(collections.Counter(statuses).items()):
+            insert = self._database.insert(counts).values(status=status, trials=number)
+            added = {"trials": counts.c.trials + number}
+            connection.execute(insert.on_conflict_do_update(index_elements=["status"], set_=added))
+        return len(statuses)
 
     def count_trials(self, campaign: int, *, purpose: str | None = None) -> dict[str, int]:
         """Trials by side, for one purpose or any.
@@ -225,6 +213,33 @@ class TrialQueries(Base):
             .order_by(sa.func.min(trials.c.id))
         )
         return self._rows(query)
+
+
+def to_row(trial: Trial, recorded_at: float) -> dict[str, Any]:
+    """A trial as a row of `trials`."""
+    outcome = trial.outcome
+    side = outcome.status.fault_side
+    return {
+        "campaign": trial.campaign,
+        "board_type": trial.board_type,
+        "workload": trial.workload,
+        "operating_point": trial.operating_point,
+        "candidate": trial.candidate,
+        "purpose": trial.purpose,
+        "attempt": trial.attempt,
+        "counted": 1 if trial.counts else None,
+        "status": str(outcome.status),
+        "fault_side": None if side is None else str(side),
+        "median_s": trial.median_s,
+        "board": outcome.board or None,
+        "simulated": outcome.simulated,
+        "library_sha256": trial.library_sha256,
+        "build_s": trial.build_s,
+        "held_s": trial.held_s,
+        "recorded_at": recorded_at,
+        "outcome": outcome.to_dict(),
+        "trace_json": trial.trace_json,
+    }
 
 
 def _require_type(connection: sa.Connection, trial: Trial) -> str:

@@ -7,13 +7,24 @@ import tempfile
 
 import hypothesis
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from farm.errors import PermanentError, TransientError
 from farm.fleet.health import Kind
+from farm.settings import StoreLocation
 from farm.store import PROBE
 from farm.values import Lease
 from tests.fleet_store import Clocks, kinds, observe, open_fleet
+from tests.postgresql import Cluster
 
 BOARD = "nano-01"
 
@@ -27,11 +38,15 @@ class LeaseLives(RuleBasedStateMachine):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         self.clocks = Clocks()
-        self.context = open_fleet(pathlib.Path(self.folder.name) / "farm.sqlite", self.clocks)
+        self.context = open_fleet(self.make_place(), self.clocks)
         self.holder: Lease | None = None
         self.ends_s = 0.0
         self.last_token = 0
         self.reachable = True
+
+    def make_place(self) -> StoreLocation:
+        """Where its store is."""
+        return pathlib.Path(self.folder.name) / "farm.sqlite"
 
     @initialize()
     def open(self) -> None:
@@ -124,3 +139,14 @@ class LeaseLives(RuleBasedStateMachine):
 
 LeaseLives.TestCase.settings = hypothesis.settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestLeaseLives = LeaseLives.TestCase
+
+
+def test_leases_live_so_on_postgresql(cluster: Cluster) -> None:
+    """The same lives, fewer of them: each has a database of its own."""
+
+    class OnPostgresql(LeaseLives):
+        def make_place(self) -> StoreLocation:
+            return cluster.make(empty=False)
+
+    few = hypothesis.settings(max_examples=8, stateful_step_count=30, deadline=None)
+    run_state_machine_as_test(OnPostgresql, settings=few)

@@ -28,9 +28,10 @@ def run(settings: Settings, store: Store, stopping: Callable[[], bool], note: Ca
             elif campaign.wanted == "pause" and campaign.state is CampaignState.RUNNING:
                 store.note_campaign(campaign.id, CampaignState.PAUSED, "as wanted")
             elif campaign.wanted == "run" and campaign.state in (CampaignState.SUBMITTED, CampaignState.PAUSED):
-                store.note_campaign(campaign.id, CampaignState.RUNNING, "", process_identity())
-                working = True
-            elif campaign.state is CampaignState.RUNNING:
+                if campaign.state is CampaignState.PAUSED or store.take_campaign(campaign.id, process_identity()):
+                    store.note_campaign(campaign.id, CampaignState.RUNNING, "", process_identity())
+                    working = True
+            elif campaign.state is CampaignState.RUNNING and campaign.engine == process_identity():
                 working = True
         if not working:
             return
@@ -39,6 +40,6 @@ def run(settings: Settings, store: Store, stopping: Callable[[], bool], note: Ca
 
 if __name__ == "__main__":
     loaded = farm_settings.load()
-    with engine_lock(loaded.home_path), Store(loaded.home_path / "farm.db") as opened:
+    with engine_lock(loaded.home_path), Store(loaded.store_location) as opened:
         serve(loaded, opened, run)
     sys.exit(0)

@@ -47,7 +47,7 @@ class Bench:
     def boards(self, count: int = 2, wait_s: float = PATIENCE_S, board_type: str = TYPE) -> Iterator[Boards]:
         """Boards held for the length of a block, all of them there when it begins."""
         where = (self.tracker.host, self.tracker.port)
-        order = BoardOrder(self.store.path, where, board_type, None, "script test")
+        order = BoardOrder(self.store.location, where, board_type, None, "script test")
         boards = Boards(order, count, wait_s, self.home / "boards.log", self.notes.append)
         try:
             wait_until(lambda: len(boards.pids()) == count, f"{count} boards; {self.notes}", PATIENCE_S)
@@ -130,7 +130,7 @@ def test_a_child_that_dies_costs_nothing_but_time(bench: Bench, matmul: bytes) -
 def test_without_boards_a_script_is_told_why(bench: Bench) -> None:
     """Boards that others have all the while: work ends with an error that names them, after the time that was set."""
     leases = [bench.store.acquire_lease(name, "somebody", "their work") for name in bench.agents]
-    order = BoardOrder(bench.store.path, (bench.tracker.host, bench.tracker.port), TYPE, None, "script test")
+    order = BoardOrder(bench.store.location, (bench.tracker.host, bench.tracker.port), TYPE, None, "script test")
     boards = Boards(order, 2, 4.0, bench.home / "boards.log", bench.notes.append)
     try:
         work = boards.submit(SPEC, b"")
@@ -201,7 +201,7 @@ def test_records_outlive_the_script(record: tuple[Store, Any, Callable[[float], 
     store, module, make = record
     outcome = Outcome(Status.OK, latency_s=(1.25e-3,), board="nano-01", simulated=True)
     recent.add(Measured(outcome, 0.5, TYPE))
-    first = FarmDatabase(store.path, board_type=TYPE)
+    first = FarmDatabase(store.location, board_type=TYPE)
     assert not first.has_workload(module)
     first.commit_tuning_record(make(1.25e-3))
     first.commit_tuning_record(make(1e10))
@@ -211,7 +211,7 @@ def test_records_outlive_the_script(record: tuple[Store, Any, Callable[[float], 
     assert (trial["board"], trial["simulated"], trial["median_s"], trial["held_s"]) == ("nano-01", True, 1.25e-3, 0.5)
     assert [row["state"] for row in store.fetch_campaigns()] == ["finished"]
 
-    second = FarmDatabase(f"sqlite:////{str(store.path).lstrip('/')}", board_type=TYPE)
+    second = FarmDatabase(f"sqlite:////{str(store.location).lstrip('/')}", board_type=TYPE)
     assert second.has_workload(module)
     [best] = second.get_top_k(second.commit_workload(module), 5)
     assert [float(sample) for sample in best.run_secs] == [1.25e-3]
@@ -308,11 +308,11 @@ def test_strangers_results_stay_out_of_the_store(record: tuple[Store, Any, Calla
     from farm.search import FarmDatabase
 
     store, module, make = record
-    database = FarmDatabase(store.path, board_type=TYPE)
+    database = FarmDatabase(store.location, board_type=TYPE)
     database.commit_tuning_record(make(2.5e-3))
     assert len(database) == 1
     assert not store.fetch_trials()
-    assert not FarmDatabase(store.path, board_type=TYPE).has_workload(module)
+    assert not FarmDatabase(store.location, board_type=TYPE).has_workload(module)
     database.close()
 
 

@@ -199,7 +199,7 @@ def test_an_engine_that_a_full_disk_ended_was_not_killed(settings: Settings, sto
     home = settings.home_path
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:
-        with Store(store.path) as full, engine_lock(home), pytest.raises(UnavailableError):
+        with Store(store.location) as full, engine_lock(home), pytest.raises(UnavailableError):
             serve(settings, full, run)
     finally:
         for number, handler in before.items():

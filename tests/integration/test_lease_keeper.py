@@ -30,7 +30,7 @@ def store(tmp_path: pathlib.Path) -> Iterator[Store]:
 def test_it_lasts_as_long_as_it_is_kept(store: Store) -> None:
     """Three times its time later the lease still holds; nobody else gets the board until it is given back."""
     lease = store.acquire_lease("nano", "left", "tuning", ttl_s=TTL_S)
-    with LeaseKeeper(lambda: Store(store.path), lease) as keeper:
+    with LeaseKeeper(lambda: Store(store.location), lease) as keeper:
         wait_until(lambda: keeper.lease.expires_at > lease.expires_at + 3 * TTL_S, "renewals")
         with pytest.raises(TransientError, match="leased by left"):
             store.acquire_lease("nano", "right", "tuning")
@@ -42,7 +42,7 @@ def test_the_end_by_force_is_noticed_once(store: Store) -> None:
     """Its holder is told by the next renewal, with the reason; closing then disturbs no successor."""
     lease = store.acquire_lease("nano", "left", "tuning", ttl_s=TTL_S)
     told: list[str] = []
-    with LeaseKeeper(lambda: Store(store.path), lease, told.append) as keeper:
+    with LeaseKeeper(lambda: Store(store.location), lease, told.append) as keeper:
         store.force_release("nano", "operator", "needed")
         successor = store.acquire_lease("nano", "right", "tuning")
         assert keeper.lost.wait(10)
@@ -67,7 +67,7 @@ def test_a_busy_store_is_asked_again(store: Store, monkeypatch: pytest.MonkeyPat
                 refused.set()
                 raise
 
-    with LeaseKeeper(lambda: Watched(store.path), lease) as keeper:
+    with LeaseKeeper(lambda: Watched(store.location), lease) as keeper:
         with store._engine.connect().execution_options(farm_writes=True) as connection, connection.begin():
             assert refused.wait(20)
         wait_until(lambda: keeper.lease.expires_at > lease.expires_at, "the renewal")
@@ -79,7 +79,7 @@ def test_a_store_that_stays_broken_is_a_lost_lease(store: Store) -> None:
     lease = store.acquire_lease("nano", "left", "tuning", ttl_s=TTL_S)
 
     def open_full() -> Store:
-        full = Store(store.path)
+        full = Store(store.location)
         sa.event.listen(full._engine, "begin", lambda connection: connection.exec_driver_sql("PRAGMA query_only=ON"))
         return full
 
@@ -93,7 +93,7 @@ def test_a_store_that_stays_broken_is_a_lost_lease(store: Store) -> None:
 def test_closing_twice_gives_back_once(store: Store) -> None:
     """A keeper may be closed again."""
     lease = store.acquire_lease("nano", "left", "tuning", ttl_s=TTL_S)
-    keeper = LeaseKeeper(lambda: Store(store.path), lease)
+    keeper = LeaseKeeper(lambda: Store(store.location), lease)
     keeper.close()
     keeper.close()
     assert [event["kind"] for event in store.fetch_board_events("nano")][-2:] == ["lease_taken", "lease_released"]

@@ -303,10 +303,10 @@ class Child:
 @pytest.fixture
 def child(fleet: Fleet, tracker: Any, kernels: GoldenKernels) -> Iterator[Child]:
     """The process, killed if a test leaves it."""
-    home = fleet.store.path.parent
+    home = fleet.store.location.parent
     (home / "cache").mkdir()
     (home / "cache" / "golden").symlink_to(kernels._folder)
-    command = [sys.executable, "-m", "farm.services.prober", "--home", str(home)]
+    command = [sys.executable, "-m", "farm.services.prober", "--home", str(home), "--store", str(fleet.store.location)]
     process = subprocess.Popen(
         [*command, "--tracker", f"{tracker.host}:{tracker.port}"],
         stdin=subprocess.PIPE,

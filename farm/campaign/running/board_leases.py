@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from farm.campaign.machine import name_user
 from farm.errors import TransientError
 from farm.store import Store
 
-_OWNER = re.compile(r" pid (\d+)$")
+_OWNER = re.compile(r"@(\S+) pid (\d+)$")
 
 
 def name_owner() -> str:
@@ -34,10 +35,11 @@ def free_orphans(
         if lease is None or lease["purpose"] != purpose:
             continue
         found = _OWNER.search(lease["owner"])
-        if found is None or Path(f"/proc/{found.group(1)}").exists():
+        # In a store that hosts share, another host's processes cannot be seen from here: their leases expire.
+        if found is None or found.group(1) != socket.gethostname() or Path(f"/proc/{found.group(2)}").exists():
             continue
         try:
-            if store.force_release(name, name_owner(), f"its process {found.group(1)} is gone"):
+            if store.force_release(name, name_owner(), f"its process {found.group(2)} is gone"):
                 freed.append(name)
         except TransientError:  # the store is busy: at the next look
             continue

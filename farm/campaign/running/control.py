@@ -17,6 +17,7 @@ from farm.campaign.running.state import engine_lock, find_engine, is_held, read_
 from farm.errors import UnavailableError, UsageError
 from farm.settings import Settings
 from farm.store import Store
+from farm.store.engines import name_engine
 from farm.values import CampaignState, FleetCampaign
 
 RUN, PAUSE, CANCEL = "run", "pause", "cancel"
@@ -39,11 +40,16 @@ def close_abandoned(store: Store, me: Mapping[str, Any] | None = None) -> list[s
     One is known to be gone that was of this machine, or of another host name and does not hold the engine's lock: that
     may have been this machine before it was renamed. For the engine itself, which holds the lock, `me` names it, and
     what is not its own is nobody's.
+    In a store that hosts share it is one whose process was here and is gone, or that gave no sign of life for long.
     Their counts are brought up to the trials that were written. To be called before campaigns are shown or changed.
     """
     home = farm_settings.load().home_path if isinstance(store.location, str) else store.location.parent
 
+    living = store.fetch_living_engines()
+
     def is_abandoned(engine: Mapping[str, Any]) -> bool:
+        if isinstance(store.location, str):  # engines of several hosts and homes
+            return engine != me and (is_gone(engine) or (not is_here(engine) and name_engine(engine) not in living))
         if me is not None:
             return engine != me
         # Asked after the campaign was read: whoever wrote itself there had the lock before.
@@ -53,6 +59,11 @@ def close_abandoned(store: Store, me: Mapping[str, Any] | None = None) -> list[s
     for name in names:
         recount_campaign(store, name)
     return names
+
+
+def is_anothers(store: Store, campaign: FleetCampaign, me: Mapping[str, Any]) -> bool:
+    """Whether an engine other than `me` carries out a campaign: only a store that hosts share has several."""
+    return isinstance(store.location, str) and campaign.engine is not None and campaign.engine != me
 
 
 def recount_campaign(store: Store, name: str) -> None:
@@ -117,6 +128,8 @@ def _wait_heard(settings: Settings, store: Store, name: str, state: CampaignStat
             return campaign
         if campaign.state is CampaignState.PAUSED and not campaign.engine:
             store.note_campaign(campaign.id, state, reason)
+        elif campaign.engine is not None and not is_here(campaign.engine):
+            pass  # another host's engine hears of it in the store
         elif find_engine(settings.home_path) is None:
             try:
                 # So that no engine begins with it meanwhile.

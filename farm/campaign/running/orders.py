@@ -138,7 +138,8 @@ class Orders:
         active, known = self.active.get(row.name), state.campaigns.get(row.name)
         if active is None:
             if row.state in _BEGIN and row.wanted == "run":
-                return [self._begin(row)]
+                # Another host's engine may be asking, too.
+                return [self._begin(row)] if self._store.take_campaign(row.id, process_identity()) else []
             if row.state in _BEGIN and row.wanted != "run":
                 self._store.note_campaign(
                     row.id, "cancelled" if row.wanted == "cancel" else "paused", "before it had begun"

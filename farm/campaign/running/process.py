@@ -18,7 +18,8 @@ from typing import Any
 from farm import settings as farm_settings
 from farm.campaign.machine import process_identity
 from farm.campaign.running.ahead import is_expected
-from farm.campaign.running.control import RUN, close_abandoned, needs_engine, recount_campaign
+from farm.campaign.running.control import RUN, close_abandoned, is_anothers, needs_engine, recount_campaign
+from farm.campaign.running.heartbeat import beating
 from farm.campaign.running.state import (
     ANOTHER_RUNS,
     LOG_FILE,
@@ -31,6 +32,7 @@ from farm.errors import FarmError, UnavailableError
 from farm.fleet.listening import raise_descriptor_limit
 from farm.settings import Settings
 from farm.store import Store
+from farm.store.engines import name_engine
 from farm.values import CampaignState
 
 _LOG_BYTES, _LOGS_KEPT = 4 << 20, 3
@@ -72,6 +74,11 @@ def serve(settings: Settings, store: Store, run: Run) -> None:
 
     Whatever ends it, campaigns of this process that are not over are noted as interrupted. Raises what `run` raises.
     """
+    with beating(store.location, process_identity()):
+        _serve(settings, store, run)
+
+
+def _serve(settings: Settings, store: Store, run: Run) -> None:
     told = Told()
     home, me = settings.home_path, process_identity()
     for name in close_abandoned(store, me):
@@ -82,13 +89,13 @@ def serve(settings: Settings, store: Store, run: Run) -> None:
         while not told.yes and empty < _MAX_EMPTY_RUNS:
             publish(home)
             _take_up(store)
-            if _is_needed(store):
+            if _is_needed(store, me):
                 began = time.monotonic()
                 run(settings, store, lambda: told.yes, lambda text: _log.info("%s", text))
                 empty = empty + 1 if time.monotonic() - began < _EMPTY_S else 0
             withdraw(home)
             # What was ordered before a command saw the file go is in the store by now.
-            if not _is_needed(store):
+            if not _is_needed(store, me):
                 break
         if told.yes:
             reason = "its engine was told to end"
@@ -121,9 +128,11 @@ class Told:
         self.yes = True
 
 
-def _is_needed(store: Store) -> bool:
+def _is_needed(store: Store, me: Mapping[str, Any]) -> bool:
     # In this order: who is done waiting has submitted by then.
-    return is_expected() or any(map(needs_engine, store.fetch_fleet_campaigns(over=False)))
+    return is_expected() or any(
+        needs_engine(each) and not is_anothers(store, each, me) for each in store.fetch_fleet_campaigns(over=False)
+    )
 
 
 def _take_up(store: Store) -> None:
@@ -138,10 +147,11 @@ def _leave(store: Store, me: Mapping[str, Any], reason: str) -> None:
 
     A paused campaign stays paused, with no engine.
     """
+    others = store.fetch_living_engines() - {name_engine(me)}
     for campaign in store.fetch_fleet_campaigns(over=False):
         if campaign.engine == me and campaign.state is CampaignState.PAUSED:
             store.note_campaign(campaign.id, CampaignState.PAUSED, campaign.reason, {})
-        elif campaign.engine == me or (reason and not campaign.engine and needs_engine(campaign)):
+        elif campaign.engine == me or (reason and not campaign.engine and needs_engine(campaign) and not others):
             store.note_campaign(campaign.id, CampaignState.INTERRUPTED, reason or "its engine has ended")
             recount_campaign(store, campaign.name)
 

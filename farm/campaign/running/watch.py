@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+from farm.campaign.machine import is_here
 from farm.campaign.running.client import tail
 from farm.campaign.running.control import close_abandoned
 from farm.campaign.running.state import is_held
@@ -32,7 +33,7 @@ def watch(settings: Settings, store: Store, name: str) -> Iterator[FleetCampaign
         yield campaign
         if is_settled(campaign):
             return
-        if is_held(settings.home_path):
+        if is_held(settings.home_path) or (campaign.engine is not None and not is_here(campaign.engine)):
             gone_since = None
         elif gone_since is None:
             gone_since = time.monotonic()

@@ -1,0 +1,149 @@
+"""`farm record export`, `import`, `merge`: records as MetaSchedule's files, and those of other farms."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farm.campaign.machine import name_user
+from farm.cli import options, output
+from farm.cli import record_filters as filters
+from farm.cli.record_filters import Filters
+from farm.dropin import exchange
+from farm.errors import UsageError
+from farm.inventory.board_types import require_board_type
+from farm.settings import parse_store
+from farm.store import Store
+from farm.store.merging import Taken
+from farm.values import DEFAULT_POINT
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `farm record`."""
+    app.command("export")(export)
+    app.command("import")(import_)
+    app.command("merge")(merge)
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is not there yet.")],
+    workload: filters.Workload = "",
+    operator: filters.Operator = "",
+    board_type: filters.BoardType = "",
+    target: filters.Target = "",
+    operating_point: filters.Point = "",
+    since: filters.Since = "",
+    until: filters.Until = "",
+    campaign: filters.Campaign = "",
+    imported: filters.Imported = False,
+    simulated: filters.Simulated = False,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Write records as a MetaSchedule database that any TVM script applies, with all that another farm needs."""
+    wanted = Filters(
+        workload, operator, board_type, target, operating_point, since, until, campaign, simulated, imported
+    )
+
+    def work() -> None:
+        with options.open_store() as store:
+            records = wanted.fetch(store)
+            if not records:
+                raise UsageError("there are no such records", "`farm record list` shows those that there are.")
+            bundle = store.fetch_bundle(records)
+        written = exchange.write_folder(bundle, folder)
+        if json:
+            output.print_json({"folder": str(folder), "records": written, "trials": len(bundle.trials)})
+        else:
+            output.stderr.print(
+                f"{written} records and {len(bundle.trials)} trials of their candidates are in {folder}",
+                markup=False,
+                soft_wrap=True,
+            )
+
+    output.run(work, debug)
+
+
+def import_(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `farm record export` or MetaSchedule wrote.")],
+    board_type: filters.BoardType = "",
+    operating_point: filters.Point = DEFAULT_POINT,
+    pipeline: Annotated[
+        str, typer.Option("--pipeline", metavar="NAME", help="What was done to the models of MetaSchedule's files.")
+    ] = "script",
+    simulated: Annotated[bool, typer.Option("--simulated", help="They are a virtual board's.")] = False,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Take in another farm's records, or the candidates of MetaSchedule's files: those count as unverified trials."""
+
+    def work() -> None:
+        bundle = exchange.read_folder(folder)
+        if bundle is not None:
+            if board_type:
+                raise UsageError(
+                    "these records say themselves which board type they are for", "Leave out --board-type."
+                )
+            with options.open_store() as store:
+                taken = store.take_in(bundle, str(folder.absolute()), name_user())
+            _tell(taken, json)
+            return
+        if not board_type:
+            raise UsageError("MetaSchedule's files do not say where they were measured", "Say --board-type TYPE.")
+        kind = require_board_type(board_type).name
+        workloads, trials = exchange.read_database(
+            folder, kind, operating_point, simulated=simulated, pipeline=pipeline
+        )
+        with options.open_store() as store:
+            about = {"origin": {"source": str(folder.absolute()), "by": name_user()}}
+            number = store.start_campaign("farm record import", folder.name, "", kind, 0, about)
+            store.save_workloads(number, [dict(each) | {"weight": 1} for each in workloads])
+            count = store.add_trials([dataclasses.replace(each, campaign=number) for each in trials])
+            store.finish_campaign(number, "imported")
+        _tell(Taken(workloads=len(workloads), trials=count), json)
+        if not json:
+            output.stderr.print("nobody verified them here: a search begins from them, and makes records")
+
+    output.run(work, debug)
+
+
+def merge(
+    other: Annotated[str, typer.Argument(metavar="STORE", help="Another farm's farm.db, or its postgresql://… URL.")],
+    board_type: filters.BoardType = "",
+    simulated: filters.Simulated = False,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Take in all records of another farm. Where both have one, both keep their trials and the better verified wins."""
+
+    def work() -> None:
+        place = parse_store(other)
+        if isinstance(place, Path) and not place.is_file():
+            raise UsageError(f"there is no store {place}", "Give another farm's farm.db.")
+        with Store(place) as theirs, options.open_store() as store:
+            if theirs.fetch_identity() == store.fetch_identity():
+                raise UsageError(f"{other} is this farm's own store, or a copy of it")
+            wanted = Filters(board_type=board_type, simulated=simulated)
+            bundle = theirs.fetch_bundle(wanted.fetch(theirs, simulated=True if simulated else None))
+            taken = store.take_in(bundle, other, name_user())
+        _tell(taken, json)
+
+    output.run(work, debug)
+
+
+def _tell(taken: Taken, json: bool) -> None:
+    if json:
+        output.print_json(dataclasses.asdict(taken))
+        return
+    lines = [f"{taken.records} records, {taken.trials} trials and {taken.workloads} workloads are new"]
+    if taken.theirs_won:
+        lines.append(f"{taken.theirs_won} of the records replace ours: they are better verified")
+    if taken.ours_stayed:
+        lines.append(f"{taken.ours_stayed} records met better ones of ours, which stay")
+    if taken.refused:
+        lines.append(f"{taken.refused} records are refused: their candidates computed wrong results here")
+    for line in lines:
+        output.stderr.print(line, markup=False, soft_wrap=True)

@@ -1,0 +1,221 @@
+"""A farm's records as files: MetaSchedule's own two, which any TVM script reads, and beside them what those leave out.
+
+A folder holds records of one board type at one operating point: MetaSchedule's database is asked for a function alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from device_agent.protocol import Outcome, ProtocolError, Status
+from farm.errors import InternalError, UsageError
+from farm.store.merging import Bundle
+from farm.values import Record, Trial
+
+WORKLOADS, TUNING_RECORDS, OURS = "database_workload.json", "database_tuning_record.json", "farm_records.json"
+FORMAT = "tvm-farm records/1"
+# Files of other people: a million records of the longest traces are less.
+_MOST_BYTES = 2 << 30
+
+
+def write_folder(bundle: Bundle, folder: Path) -> int:
+    """Write a bundle into a new folder, whole or not at all; returns how many records MetaSchedule's files have.
+
+    Loads TVM's compiler. Raises UsageError where the folder is there already or cannot be, or the records are of
+    several places; InternalError where a trace does not fit its workload.
+    """
+    places = sorted({(each.board_type, each.operating_point, each.simulated) for each in bundle.records})
+    if len(places) > 1:
+        named = "; ".join(f"{kind} at {point}{' (simulated)' if model else ''}" for kind, point, model in places)
+        raise UsageError(
+            f"these records are of several places: {named}",
+            "MetaSchedule's files hold one: choose with --board-type, --operating-point and --simulated.",
+        )
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UsageError(f"{folder} exists already", "Name a folder that does not.")
+    if not folder.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {folder.absolute().parent}")
+    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.absolute().parent))
+    try:
+        part.chmod(0o755)
+        written = _write_database(bundle, part)
+        (part / OURS).write_text(json.dumps(to_document(bundle), indent=1, allow_nan=False))
+        part.replace(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return written
+
+
+def to_document(bundle: Bundle) -> dict[str, Any]:
+    """A bundle as JSON."""
+    return {
+        "format": FORMAT,
+        "store": bundle.store,
+        "models": {str(number): model for number, model in bundle.models.items()},
+        "workloads": [dict(each) for each in bundle.workloads],
+        "records": [dataclasses.asdict(each) for each in bundle.records],
+        "trials": [
+            {field.name: getattr(trial, field.name) for field in dataclasses.fields(Trial)}
+            | {"outcome": trial.outcome.to_dict(), "recorded_at": at}
+            for trial, at in bundle.trials
+        ],
+    }
+
+
+def read_folder(folder: Path) -> Bundle | None:
+    """The bundle in a folder; None where only MetaSchedule's files are there. Raises UsageError."""
+    path = folder / OURS
+    if not path.is_file():
+        if not (folder / WORKLOADS).is_file() or not (folder / TUNING_RECORDS).is_file():
+            raise UsageError(
+                f"{folder} holds no records",
+                f"Give a folder with {WORKLOADS} and {TUNING_RECORDS}, or another farm.db.",
+            )
+        return None
+    with _blamed(path):
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError("it is too large")
+        return parse(json.loads(path.read_text(encoding="utf-8")))
+
+
+def parse(document: Any) -> Bundle:
+    """The bundle of a document. Raises ValueError, LookupError, TypeError or ProtocolError where it is none."""
+    if document["format"] != FORMAT:
+        raise ValueError(f"its format is {document['format']!r}, and this version reads {FORMAT!r}")
+    workloads = tuple(_to_workload(each) for each in document["workloads"])
+    known = {each["hash"] for each in workloads}
+    records = tuple(Record(**each) for each in document["records"])
+    trials = tuple(_to_trial(dict(each)) for each in document["trials"])
+    for record in records:
+        _check(record, dataclasses.fields(Record))
+        _require(0 < record.median_s < 1e9, "a record's time cannot be")
+        _require(0 <= record.max_abs_error < math.inf and 0 <= record.max_rel_error < math.inf, "a record's error")
+    for trial, at in trials:
+        _check(trial, dataclasses.fields(Trial))
+        _require(0 <= at < 1e11, "a trial's date")
+    measured: list[Record | Trial] = [*records, *(trial for trial, _ in trials)]
+    for each in measured:
+        _require(each.workload in known, f"the workload {each.workload} is missing")
+        json.loads(each.trace_json)
+    store = document["store"]
+    _require(isinstance(store, str) and bool(store), "it does not say which store it is from")
+    return Bundle(store, records, trials, workloads, {int(key): str(name) for key, name in document["models"].items()})
+
+
+def read_database(
+    folder: Path, board_type: str, point: str, *, simulated: bool, pipeline: str
+) -> tuple[list[Mapping[str, Any]], list[Trial]]:
+    """The workloads and candidates of MetaSchedule's two files, as workloads and trials of no campaign yet.
+
+    Nobody has verified them here: they are trials, which a search begins from, and no records. Of traces the decisions
+    are kept, as of the farm's own. Loads TVM's compiler. Raises UsageError.
+    """
+    import tvm.s_tir.meta_schedule as ms
+
+    from farm.dropin import database as ours  # loads TVM
+    from farm.dropin.tvm_objects import to_plain_target
+    from farm.search import traces, workloads
+    from farm.search.target import make_target
+
+    found: dict[str, Mapping[str, Any]] = {}
+    trials: dict[tuple[str, str], Trial] = {}
+    with _blamed(folder / TUNING_RECORDS):
+        known = ms.database.JSONDatabase(
+            path_workload=str(folder / WORKLOADS), path_tuning_record=str(folder / TUNING_RECORDS)
+        )
+        for record in known.get_all_tuning_records():
+            samples = tuple(float(each) for each in record.run_secs or ())
+            if not samples or not all(0 < each < 1e9 for each in samples):
+                continue
+            module, config = record.workload.mod, to_plain_target(record.target)
+            key = workloads.workload_hash(module, config, pipeline)
+            found.setdefault(key, ours.describe(module, key, config, pipeline))
+            target = make_target(config)
+            text = traces.dump(record.as_measure_candidate(), record.workload, target)
+            # As the farm makes it from this text: what MetaSchedule's post-processors did is done again.
+            candidate = ours.hash_candidate(traces.restore(text, record.workload, target).sch.mod)
+            outcome = Outcome(Status.OK, latency_s=samples, simulated=simulated)
+            trial = Trial(0, key, candidate, point, 1, outcome, text, board_type=board_type)
+            best = trials.get((key, candidate))
+            if best is None or (trial.median_s or math.inf) < (best.median_s or math.inf):
+                trials[key, candidate] = trial
+    return list(found.values()), list(trials.values())
+
+
+def _write_database(bundle: Bundle, folder: Path) -> int:
+    from farm.search import traces, tvm_env
+    from farm.search.target import make_target
+
+    tvm = tvm_env.load_compiler()
+    import tvm.s_tir.meta_schedule as ms
+
+    database = ms.database.JSONDatabase(
+        path_workload=str(folder / WORKLOADS), path_tuning_record=str(folder / TUNING_RECORDS)
+    )
+    about = {each["hash"]: each for each in bundle.workloads}
+    for record in bundle.records:
+        workload = about[record.workload]
+        entry, target = (
+            database.commit_workload(tvm.ir.load_json(workload["module_json"])),
+            make_target(workload["target"]),
+        )
+        item = traces.restore(record.trace_json, entry, target)
+        database.commit_tuning_record(traces.as_record(item, entry, target, record.median_s))
+    return len(database)
+
+
+def _to_workload(value: Any) -> dict[str, Any]:
+    kinds: dict[str, Any] = {"hash": str, "name": str, "flop": (int, float), "arguments": list, "target": dict}
+    kinds |= {"pipeline": str, "module_json": str}
+    _require(isinstance(value, dict) and value.keys() == kinds.keys(), "a workload has other keys")
+    for key, kind in kinds.items():
+        _require(isinstance(value[key], kind), f"a workload's {key} is a {type(value[key]).__name__}")
+    _require(0 <= value["flop"] < math.inf, "a workload's FLOP cannot be")
+    return dict(value)
+
+
+def _to_trial(value: dict[str, Any]) -> tuple[Trial, float]:
+    at = value.pop("recorded_at")
+    return Trial(**value | {"outcome": Outcome.from_dict(value["outcome"])}), float(at)
+
+
+_KINDS: dict[str, Any] = {
+    "str": str,
+    "bool": bool,
+    "int": int,
+    "float": (int, float),
+    "float | None": (int, float, type(None)),
+    "str | None": (str, type(None)),
+    "Mapping[str, Any] | None": (dict, type(None)),
+    "Outcome": Outcome,
+}
+
+
+def _check(value: Record | Trial, fields: tuple[dataclasses.Field[Any], ...]) -> None:
+    for field in fields:
+        given = getattr(value, field.name)
+        _require(isinstance(given, _KINDS[str(field.type)]), f"{field.name} is a {type(given).__name__}")
+
+
+def _require(fine: bool, problem: str) -> None:
+    if not fine:
+        raise ValueError(problem)
+
+
+@contextlib.contextmanager
+def _blamed(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ProtocolError, OSError) as error:
+        text = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        raise UsageError(f"{path} holds no records that can be read: {text[:300]}") from error
+    except InternalError as error:
+        raise UsageError(f"{path} holds records that fit no function: {error.message[:300]}") from error

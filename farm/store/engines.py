@@ -1,0 +1,59 @@
+"""Engines of several hosts on one store: who takes a campaign, and which of them are there still.
+
+On one machine a lock and the process table say that better; see `farm.campaign.running.control`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from farm.store import schema
+from farm.store.campaigns import RUN, CampaignQueries, find_open
+from farm.values import CampaignState
+
+# As long as a lease: whoever is believed dead has lost its boards by then, too.
+ENGINE_TTL_S = 60.0
+
+
+class EngineQueries(CampaignQueries):
+    """Queries on `engines`, and on whose campaigns are."""
+
+    def take_campaign(self, campaign: int, engine: Mapping[str, Any]) -> bool:
+        """Give a submitted campaign to an engine; of several that ask at once one gets it. False for the others."""
+        with self._writing() as connection:
+            found = find_open(connection, campaign)
+            if found is None or found.state is not CampaignState.SUBMITTED or found.wanted != RUN:
+                return False
+            if found.engine is not None and dict(found.engine) != dict(engine):
+                return False
+            table = schema.fleet_campaigns
+            connection.execute(table.update().where(table.c.campaign == campaign).values(engine=dict(engine)))
+            return True
+
+    def note_engine(self, engine: Mapping[str, Any], ttl_s: float = ENGINE_TTL_S) -> None:
+        """Note that an engine is there, and is believed to be for `ttl_s`."""
+        table = schema.engines
+        with self._writing() as connection:
+            now = self._clock()
+            connection.execute(table.delete().where((table.c.clock != now.clock) | (table.c.expires_s <= now.seconds)))
+            values = {"clock": now.clock, "expires_s": now.seconds + ttl_s}
+            insert = self._database.insert(table).values(name=name_engine(engine), **values)
+            connection.execute(insert.on_conflict_do_update(index_elements=["name"], set_=values))
+
+    def forget_engine(self, engine: Mapping[str, Any]) -> None:
+        """Note that an engine has ended."""
+        table = schema.engines
+        with self._writing() as connection:
+            connection.execute(table.delete().where(table.c.name == name_engine(engine)))
+
+    def fetch_living_engines(self) -> frozenset[str]:
+        """The engines that noted themselves in time, as `name_engine` has them."""
+        rows, now = self._rows(schema.engines.select()), self._clock()
+        return frozenset(row["name"] for row in rows if row["clock"] == now.clock and row["expires_s"] > now.seconds)
+
+
+def name_engine(engine: Mapping[str, Any]) -> str:
+    """An engine's identity as one text."""
+    return json.dumps(dict(engine), sort_keys=True)

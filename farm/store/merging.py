@@ -1,0 +1,178 @@
+"""Records and trials of another farm: given in plain data, taken in beside our own, told from them for ever.
+
+What files they travel in is decided in `farm.dropin`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from device_agent.protocol import Outcome, Status
+from farm.store import schema
+from farm.store.records import RecordQueries, is_of
+from farm.store.trials import TrialQueries, to_row
+from farm.values import Record, Trial
+
+IMPORTED = "imported"
+
+
+@dataclasses.dataclass(frozen=True)
+class Bundle:
+    """Part of a farm's memory: records, the trials of their candidates, and the workloads of both.
+
+    `trials` have the campaign's number there and `recorded_at`, when they were written; `workloads` are rows as
+    `save_workloads` takes them. `store` is the identity of the store that they are from.
+    """
+
+    store: str
+    records: tuple[Record, ...]
+    trials: tuple[tuple[Trial, float], ...]
+    workloads: tuple[Mapping[str, Any], ...]
+    # Of the campaigns that are named, by number: their models.
+    models: Mapping[int, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Taken:
+    """What became of a bundle: how many were new, and of records that met others which one stayed."""
+
+    workloads: int = 0
+    trials: int = 0
+    records: int = 0
+    ours_stayed: int = 0
+    theirs_won: int = 0
+    refused: int = 0
+
+
+def is_better(one: Record, other: Record) -> bool:
+    """Whether a record is better verified than another: measured again as a winner first, then the lower time."""
+    return (one.evidence is None, one.median_s) < (other.evidence is None, other.median_s)
+
+
+class MergingQueries(RecordQueries, TrialQueries):
+    """Queries that give a bundle and take one in."""
+
+    def fetch_identity(self) -> str:
+        """What tells this store from every other."""
+        [row] = self._rows(sa.select(schema.identity.c.id))
+        return str(row["id"])
+
+    def fetch_bundle(self, records: Sequence[Record]) -> Bundle:
+        """Records with the good trials of their candidates, failed ones where it computed a wrong result among them."""
+        table = schema.trials
+        trials: list[tuple[Trial, float]] = []
+        for record in records:
+            rows = self._rows(
+                sa.select(table)
+                .where(
+                    table.c.workload == record.workload,
+                    table.c.board_type == record.board_type,
+                    table.c.operating_point == record.operating_point,
+                    table.c.simulated == record.simulated,
+                    table.c.candidate == record.candidate,
+                )
+                .order_by(table.c.id)
+            )
+            trials += [(_to_trial(row), float(row["recorded_at"])) for row in rows]
+        hashes = sorted({record.workload for record in records})
+        rows = list(self.fetch_workload_rows(hashes).values())
+        campaigns = schema.campaigns
+        named = sa.select(campaigns.c.id, campaigns.c.model).where(
+            campaigns.c.id.in_(sorted({trial.campaign for trial, _ in trials}))
+        )
+        models = {row["id"]: row["model"] for row in self._rows(named)}
+        kept = tuple({key: value for key, value in row.items() if key != "added_at"} for row in rows)
+        return Bundle(self.fetch_identity(), tuple(records), tuple(trials), kept, models)
+
+    def take_in(self, bundle: Bundle, source: str, by: str) -> Taken:
+        """Keep a bundle beside what is here, in one transaction; taking it in twice is taking it in once.
+
+        Trials are kept in campaigns of their own, one for each of the other farm's. Where both farms have a record of
+        a workload at one place, both farms' trials stay, and the better verified record wins (`is_better`); ours stays
+        where they are equal. A record of a candidate that computed a wrong result here is refused. `source` says where
+        the bundle was read, for people.
+        """
+        taken = Taken()
+        with self._writing() as connection:
+            now = self._wall_clock()
+            for workload in bundle.workloads:
+                taken.workloads += self._insert_new(connection, schema.workloads, {**workload, "added_at": now})
+            origin = {"store": bundle.store, "source": source, "by": by, "at": now}
+            campaigns: dict[int, int] = {}
+            rows = []
+            for trial, recorded_at in bundle.trials:
+                if trial.campaign not in campaigns:
+                    model = bundle.models.get(trial.campaign, "")
+                    campaigns[trial.campaign] = self._require_import(connection, trial.campaign, model, origin)
+                row = to_row(dataclasses.replace(trial, campaign=campaigns[trial.campaign]), recorded_at)
+                rows.append(row)
+            taken.trials = self._insert_trials(connection, rows)
+            for record in bundle.records:
+                self._take_record(connection, record, origin, bundle.store, taken)
+        return taken
+
+    def _take_record(
+        self, connection: sa.Connection, record: Record, origin: Mapping[str, Any], store: str, taken: Taken
+    ) -> None:
+        trials, table = schema.trials, schema.records
+        wrong = sa.select(trials.c.id).where(
+            trials.c.workload == record.workload,
+            trials.c.candidate == record.candidate,
+            trials.c.status == sa.literal_column(f"'{Status.WRONG_RESULT}'"),
+        )
+        if connection.execute(wrong.limit(1)).first() is not None:
+            taken.refused += 1
+            return
+        row = (
+            connection.execute(sa.select(table).where(is_of(record), schema.is_sound(table.c.median_s)))
+            .mappings()
+            .first()
+        )
+        if row is not None:
+            own = Record(**row, workload_name=record.workload_name, flop=record.flop, pipeline=record.pipeline)
+            if not is_better(record, own):
+                taken.ours_stayed += own.candidate != record.candidate or own.median_s != record.median_s
+                return
+            taken.theirs_won += 1
+        # Where it is from first: a record may have gone through several farms.
+        first = dict(record.origin) if record.origin else dict(origin)
+        if first["store"] == str(connection.execute(sa.select(schema.identity.c.id)).scalar_one()):
+            kept = dataclasses.replace(record, origin=None)  # our own, come back
+        else:
+            kept = dataclasses.replace(record, origin=first)
+        self._put_record(connection, kept, record.verified_at or self._wall_clock())
+        taken.records += 1
+
+    def _require_import(self, connection: sa.Connection, number: int, model: str, origin: Mapping[str, Any]) -> int:
+        """The campaign that holds what was imported of one of another farm's."""
+        table = schema.campaigns
+        rows = connection.execute(sa.select(table.c.id, table.c.settings).where(table.c.state == IMPORTED))
+        for campaign, settings in rows:
+            known = settings.get("origin") or {}
+            if (known.get("store"), known.get("campaign")) == (origin["store"], number):
+                return int(campaign)
+        done = connection.execute(
+            table.insert().values(
+                command="farm record import",
+                model=model,
+                model_sha256="",
+                board_type="",
+                trials_budget=0,
+                settings={"origin": {**origin, "campaign": number}},
+                started_at=origin["at"],
+                finished_at=origin["at"],
+                state=IMPORTED,
+            )
+        )
+        assert done.inserted_primary_key
+        return int(done.inserted_primary_key[0])
+
+
+def _to_trial(row: Mapping[str, Any]) -> Trial:
+    names = {field.name for field in dataclasses.fields(Trial)}
+    kept = {key: value for key, value in row.items() if key in names}
+    return Trial(**kept | {"outcome": Outcome.from_dict(row["outcome"])})

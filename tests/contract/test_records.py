@@ -1,0 +1,208 @@
+"""What every store promises of records: chosen, forgotten, and those of two farms put together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from device_agent.protocol import Outcome, Status
+from farm.settings import StoreLocation
+from farm.store import Store
+from farm.values import DEFAULT_POINT, WINNER_TRIAL, Record, Trial
+from tests.places import Places
+
+NANO, TX2 = "jetson-nano", "jetson-tx2"
+
+
+def make_row(name: str) -> dict[str, Any]:
+    """A workload as campaigns give it."""
+    return {
+        "hash": name,
+        "name": f"conv2d {name}",
+        "flop": 1e6,
+        "arguments": [[[1, 2], "float32"]],
+        "target": {"kind": "llvm", "mcpu": "cortex-a57"},
+        "pipeline": "graph/2",
+        "module_json": "{}",
+        "weight": 1,
+    }
+
+
+def make_record(median_s: float, candidate: str = "c1", **values: Any) -> Record:
+    """A record of w1 on a Nano."""
+    given: dict[str, Any] = {
+        "workload": "w1",
+        "workload_name": "conv2d w1",
+        "board_type": NANO,
+        "operating_point": DEFAULT_POINT,
+        "pipeline": "graph/2",
+        "flop": 1e6,
+        "max_abs_error": 0.0,
+        "max_rel_error": 1e-6,
+        "simulated": False,
+        "trace_json": "[]",
+    }
+    return Record(candidate=candidate, median_s=median_s, **given | values)
+
+
+def make_trial(candidate: str, median_s: float | None = 1.0, campaign: int = 1, **values: Any) -> Trial:
+    """A trial of w1 on a Nano; without a time it computed a wrong result."""
+    status = Status.OK if median_s is not None else Status.WRONG_RESULT
+    samples = () if median_s is None else (median_s,)
+    outcome = Outcome(status, latency_s=samples, board="nano-01", simulated=bool(values.pop("simulated", False)))
+    given: dict[str, Any] = {"workload": "w1", "operating_point": DEFAULT_POINT, "attempt": 1, "board_type": NANO}
+    return Trial(campaign=campaign, candidate=candidate, outcome=outcome, trace_json="[]", **given | values)
+
+
+def begin(store: Store) -> int:
+    """A campaign with the workloads w1 and w2."""
+    number = store.start_campaign("farm tune", "tiny-cnn", "00", NANO, 16, {})
+    store.save_workloads(number, [make_row(name) for name in ("w1", "w2")])
+    return number
+
+
+@pytest.fixture
+def store(place: StoreLocation) -> Iterator[Store]:
+    """A store with a campaign and two workloads."""
+    with Store(place) as store:
+        begin(store)
+        yield store
+
+
+@pytest.fixture
+def other(places: Places) -> Iterator[Store]:
+    """Another farm's store, with a campaign and workloads of its own, two of which both know."""
+    with Store(places.make()) as store:
+        begin(store)
+        yield store
+
+
+def bundle_of(store: Store) -> Any:
+    """Everything that it would give away."""
+    return store.fetch_bundle(store.fetch_records(simulated=None))
+
+
+def test_trials_are_written_together_and_once(store: Store) -> None:
+    """A batch is counted like single trials; what is there already is left out of it."""
+    assert store.add_trial(make_trial("c0"))
+    assert store.add_trials([make_trial(f"c{number}") for number in range(5)]) == 4
+    assert store.add_trials([make_trial("bad", None, attempt=2)]) == 1
+    assert store.count_statuses() == {"ok": 5, "wrong_result": 1}
+
+
+def test_the_best_are_each_candidates_best(store: Store) -> None:
+    """By rising time, each candidate once, none that ever computed a wrong result, nothing of another place."""
+    store.add_trials([make_trial(f"c{number}", 1.0 + number / 10) for number in range(9)])
+    store.add_trials([make_trial("c3", 0.5, attempt=n, purpose=WINNER_TRIAL) for n in range(30)])
+    store.add_trials([make_trial("c0", None, attempt=2), make_trial("fast", 0.1, operating_point="max")])
+    store.add_trials([make_trial("model", 0.1, simulated=True)])
+    best = store.fetch_best_trials("w1", NANO, DEFAULT_POINT, simulated=False, limit=3)
+    assert [(row["candidate"], row["median_s"]) for row in best] == [("c3", 0.5), ("c1", 1.1), ("c2", 1.2)]
+    assert store.fetch_best_trials("w2", NANO, DEFAULT_POINT, simulated=False) == []
+    assert store.fetch_operating_points("w1", simulated=False) == [(NANO, DEFAULT_POINT), (NANO, "max")]
+
+
+def test_records_are_chosen(store: Store) -> None:
+    """By place, time, campaign, target and origin; what nothing was asked about does not matter."""
+    store.add_trials([make_trial("c1")])
+    store.save_record(make_record(1.0))
+    store.save_record(make_record(1.0, "c2", operating_point="max", board_type=TX2, origin={"store": "x"}))
+    store.save_record(make_record(1.0, "c3", workload="w2", simulated=True))
+
+    def ask(**values: Any) -> list[str]:
+        return [each.candidate for each in store.fetch_records(**values)]
+
+    [first, _] = store.fetch_records()
+    assert ask() == ["c1", "c2"]
+    assert ask(simulated=None, workloads=["w2"]) == ["c3"]
+    assert ask(board_type=TX2) == ask(operating_point="max") == ask(imported=True) == ["c2"]
+    assert ask(campaign=1) == ask(imported=False) == ["c1"]
+    assert ask(target="cortex-a57") == ["c1", "c2"]
+    assert ask(target="carmel") == ask(until=first.verified_at) == ask(since=first.verified_at + 60) == []
+    assert ask(since=first.verified_at) == ["c1", "c2"]
+
+
+def test_forgotten_records_leave_their_trials(store: Store) -> None:
+    """A record that was replaced meanwhile stays; what a search begins from is still there."""
+    store.add_trials([make_trial("c1")])
+    store.save_record(make_record(1.0))
+    old = store.fetch_records()
+    store.save_record(make_record(0.5, "c2"))
+    assert store.remove_records(old) == 0
+    assert store.remove_records(store.fetch_records()) == 1
+    assert store.fetch_records() == []
+    assert len(store.fetch_trials()) == 1
+
+
+def test_another_farms_records_are_taken_in_once(store: Store, other: Store) -> None:
+    """With their trials and workloads, saying where they are from and when they were verified there; twice is once."""
+    other.save_workloads(1, [make_row("w3")])
+    other.add_trials([make_trial("c9", 0.5, workload="w3"), make_trial("c8", 0.6, workload="w3")])
+    other.save_record(make_record(0.5, "c9", workload="w3", evidence={"samples": 30}))
+    taken = store.take_in(bundle_of(other), "/srv/other.db", "ann@here")
+    assert (taken.records, taken.trials, taken.workloads) == (1, 1, 1)
+    [record] = store.fetch_records()
+    [theirs] = other.fetch_records()
+    assert dataclasses.replace(record, origin=None) == theirs
+    assert record.origin is not None
+    assert (record.origin["store"], record.origin["source"]) == (other.fetch_identity(), "/srv/other.db")
+    [trial] = store.fetch_trials()
+    campaign = next(each for each in store.fetch_campaigns() if each["id"] == trial["campaign"])
+    assert campaign["settings"]["origin"]["store"] == other.fetch_identity()
+    assert (campaign["state"], campaign["model"]) == ("imported", "tiny-cnn")
+    again = store.take_in(bundle_of(other), "/srv/other.db", "ann@here")
+    assert (again.records, again.trials, again.workloads, again.ours_stayed) == (0, 0, 0, 0)
+    assert store.count_statuses() == {"ok": 1}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "wins"),
+    [
+        (make_record(1.0), make_record(0.9, "c9"), True),
+        (make_record(0.9), make_record(1.0, "c9"), False),
+        (make_record(0.9), make_record(1.0, "c9", evidence={"samples": 30}), True),
+        (make_record(1.0, evidence={"samples": 30}), make_record(0.9, "c9"), False),
+        (make_record(1.0), make_record(1.0, "c9"), False),
+    ],
+    ids=["faster", "slower", "verified-again", "ours-verified-again", "equal"],
+)
+def test_where_both_have_one_the_better_verified_wins(
+    store: Store, other: Store, ours: Record, theirs: Record, wins: bool
+) -> None:
+    """Both farms' trials are kept in any case, and which record won does not depend on who takes in whose."""
+    store.add_trials([make_trial(ours.candidate, ours.median_s)])
+    store.save_record(ours)
+    other.add_trials([make_trial(theirs.candidate, theirs.median_s)])
+    other.save_record(theirs)
+    given = bundle_of(store)
+    taken = store.take_in(bundle_of(other), "there", "ann")
+    assert (taken.theirs_won, taken.ours_stayed) == (int(wins), int(not wins))
+    [record] = store.fetch_records()
+    assert record.candidate == (theirs if wins else ours).candidate
+    assert {trial["candidate"] for trial in store.fetch_trials()} == {"c1", "c9"}
+    if ours.median_s != theirs.median_s:
+        other.take_in(given, "here", "ann")
+        assert [each.candidate for each in other.fetch_records()] == [record.candidate]
+
+
+def test_what_is_known_to_be_wrong_is_refused(store: Store, other: Store) -> None:
+    """A candidate that computed a wrong result here is no record here, whoever verified it."""
+    store.add_trials([make_trial("c9", None)])
+    other.add_trials([make_trial("c9", 0.5)])
+    other.save_record(make_record(0.5, "c9"))
+    assert store.take_in(bundle_of(other), "there", "ann").refused == 1
+    assert store.fetch_records() == []
+
+
+def test_a_record_that_comes_home_is_our_own(store: Store, other: Store) -> None:
+    """Through another farm and back: its first origin is what counts."""
+    store.add_trials([make_trial("c1")])
+    store.save_record(make_record(1.0))
+    other.take_in(bundle_of(store), "here", "ann")
+    store.remove_records(store.fetch_records())
+    store.take_in(bundle_of(other), "there", "ann")
+    [record] = store.fetch_records()
+    assert record.origin is None

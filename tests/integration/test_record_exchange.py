@@ -1,0 +1,171 @@
+"""Records leave the farm as MetaSchedule's files and come back; a script that knows no farm gets the same code."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from device_agent.protocol import Outcome, Status
+from farm.dropin import exchange
+from farm.errors import UsageError
+from farm.search import canonical, names, tvm_env, workloads
+from farm.search.decisions import Genome
+from farm.search.schedule_space import ScheduleSpace
+from farm.search.workloads import Workload
+from farm.store import Store
+from farm.values import DEFAULT_POINT, Record, Trial
+
+tvm = tvm_env.load()
+
+TARGET = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 2}
+
+# As somebody has it who was given the folder: TVM alone.
+_STOCK = """
+import json, sys
+import numpy as np
+import tvm
+import tvm.s_tir.meta_schedule as ms
+from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
+folder = sys.argv[1]
+database = ms.database.JSONDatabase(
+    path_workload=f"{folder}/database_workload.json", path_tuning_record=f"{folder}/database_tuning_record.json"
+)
+for record in database.get_all_tuning_records():
+    module = record.workload.mod
+    schedule = database.query_schedule(module, record.target, "main")
+    library = tvm.compile(RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=False)(schedule.mod), target=record.target)
+    print(json.dumps({"run_secs": [float(each) for each in record.run_secs]}))
+assert not [name for name in sys.modules if name.split(".")[0] == "farm"]
+"""
+
+
+def make_workload() -> Workload:
+    """A convolution whose weights are packed by its schedule."""
+    from tvm import te, topi
+
+    data = te.placeholder((1, 14, 14, 16), name="data")
+    weight = te.placeholder((3, 3, 16, 32), name="weight")
+    result = topi.nn.relu(topi.nn.conv2d_nhwc(data, weight, 1, [1, 1, 1, 1], 1))
+    function = te.create_prim_func([data, weight, result]).with_attr("layout_free_buffers", [1])
+    module = tvm.IRModule({"main": canonical.canonicalise(function)})
+    key = workloads.workload_hash(module, TARGET, "graph/2")
+    shapes = tuple((tuple(int(d) for d in p.shape), "float32") for p in module["main"].params)
+    return Workload(
+        key, "conv2d_relu 3x3 14x14x16>32", 1.8e6, 1, shapes, names.canonical_json(module), TARGET, "graph/2"
+    )
+
+
+@pytest.fixture(scope="module")
+def known() -> tuple[Workload, list[Any]]:
+    """A workload, and three candidates of the farm's own search for it."""
+    workload = make_workload()
+    space = ScheduleSpace(workload)
+    genomes: list[Genome] = space.ranked[:3]
+    found = [each for each in space.evaluate([(genome, 0) for genome in genomes]) if each is not None]
+    return workload, [space.describe(each) for each in found]
+
+
+@pytest.fixture
+def store(tmp_path: pathlib.Path, known: tuple[Workload, list[Any]]) -> Iterator[Store]:
+    """A store with trials of the candidates, and a record of the first."""
+    workload, candidates = known
+    row = {name: getattr(workload, name) for name in ("hash", "name", "flop", "module_json", "target", "pipeline")}
+    with Store(tmp_path / "farm.db") as store:
+        number = store.start_campaign("farm tune", "m", "", "local", 8, {})
+        store.save_workloads(number, [row | {"arguments": [[list(s), d] for s, d in workload.arguments], "weight": 1}])
+        for rank, each in enumerate(candidates):
+            outcome = Outcome(Status.OK, latency_s=(1e-3 * (rank + 1),), board="b")
+            store.add_trial(Trial(number, workload.hash, each.hash, DEFAULT_POINT, 1, outcome, each.trace_json))
+        best = candidates[0]
+        store.save_record(
+            Record(
+                *(workload.hash, workload.name, "local", DEFAULT_POINT, "graph/2", best.hash, 1e-3, 1.8e6, 0.0, 1e-7),
+                simulated=False,
+                trace_json=best.trace_json,
+                evidence={"samples": 30},
+            )
+        )
+        yield store
+
+
+def export(store: Store, folder: pathlib.Path) -> pathlib.Path:
+    """All records in a folder."""
+    assert exchange.write_folder(store.fetch_bundle(store.fetch_records()), folder) == 1
+    return folder
+
+
+def test_a_stock_script_applies_them(store: Store, tmp_path: pathlib.Path) -> None:
+    """From the two files alone, TVM alone schedules the function and compiles it."""
+    folder = export(store, tmp_path / "out")
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    script = tmp_path / "stock.py"
+    script.write_text(_STOCK)
+    done = subprocess.run(
+        [sys.executable, str(script), str(folder)], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    [record] = store.fetch_records()
+    assert json.loads(done.stdout) == {"run_secs": [record.median_s]}
+
+
+def test_another_farm_takes_all_of_it(store: Store, tmp_path: pathlib.Path) -> None:
+    """Through the folder nothing is lost: what the other farm would write out again is the same."""
+    folder = export(store, tmp_path / "out")
+    with Store(tmp_path / "other.db") as other:
+        bundle = exchange.read_folder(folder)
+        assert bundle is not None
+        assert other.take_in(bundle, str(folder), "ann").records == 1
+        again = export(other, tmp_path / "again")
+    for name in (exchange.WORKLOADS, exchange.TUNING_RECORDS):
+        assert (again / name).read_bytes() == (folder / name).read_bytes()
+    mine, theirs = (json.loads((each / exchange.OURS).read_text()) for each in (folder, again))
+    assert theirs["records"][0].pop("origin")["store"] == mine["store"]
+    assert mine["records"][0].pop("origin") is None
+    assert theirs["records"] == mine["records"]
+    assert theirs["workloads"] == mine["workloads"]
+
+
+def test_what_is_there_is_not_written_over(store: Store, tmp_path: pathlib.Path) -> None:
+    """A folder with something in it is left alone, and a failed export leaves nothing under its name."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "mine").write_text("")
+    bundle = store.fetch_bundle(store.fetch_records())
+    with pytest.raises(UsageError, match="exists already"):
+        exchange.write_folder(bundle, folder)
+    assert [each.name for each in folder.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"format": "tvm-farm records/9"},
+        {"records": [{}]},
+        {"store": ""},
+        {"workloads": []},
+        {"trials": [1]},
+        {"models": {"x": 1}},
+    ],
+    ids=lambda damage: next(iter(damage)),
+)
+def test_a_damaged_file_is_refused(store: Store, tmp_path: pathlib.Path, damage: dict[str, Any]) -> None:
+    """Nothing of it is believed; the error names the file."""
+    bundle = store.fetch_bundle(store.fetch_records())
+    document = exchange.to_document(bundle) | damage
+    (tmp_path / exchange.OURS).write_text(json.dumps(document))
+    with pytest.raises(UsageError, match="holds no records"):
+        exchange.read_folder(tmp_path)
+
+
+def test_a_folder_without_records_is_none(tmp_path: pathlib.Path) -> None:
+    """The error says what is looked for."""
+    with pytest.raises(UsageError) as caught:
+        exchange.read_folder(tmp_path)
+    assert exchange.WORKLOADS in caught.value.hint

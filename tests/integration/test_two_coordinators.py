@@ -1,0 +1,120 @@
+"""Two coordinators, each with a home of its own, on one PostgreSQL store: whose campaigns and boards are; kill -9."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from farm.campaign.machine import process_identity
+from farm.campaign.running import board_leases, control
+from farm.campaign.running.heartbeat import beating
+from farm.errors import LeaseOverError
+from farm.store import Store
+from farm.store.engines import name_engine
+from farm.values import Board, CampaignState
+from tests.integration.test_engine_process import wait_until
+from tests.postgresql import Cluster
+from tests.unit.campaign_orders import make_order, submit
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture
+def url(cluster: Cluster) -> str:
+    """The store that both use."""
+    return cluster.make(empty=False)
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    """An operator's way to it."""
+    with Store(url) as store:
+        yield store
+
+
+@contextlib.contextmanager
+def coordinator(url: str, home: pathlib.Path) -> Iterator[subprocess.Popen[bytes]]:
+    """An engine's process of another home; see `engine_stand_in`."""
+    home.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.integration.engine_stand_in"],
+        env=os.environ | {"FARM_HOME": str(home), "FARM_STORE": url},
+        cwd=ROOT,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def find_owners(store: Store) -> dict[str, int | None]:
+    """The process that carries out each campaign."""
+    return {each.name: (each.engine or {}).get("pid") for each in store.fetch_fleet_campaigns()}
+
+
+def test_one_of_two_coordinators_is_killed(store: Store, url: str, tmp_path: pathlib.Path) -> None:
+    """Every campaign has one engine. What a killed one left is interrupted, resumed, and taken by the other, whose own
+    campaign goes on all the while.
+    """
+    submit(store, make_order("a"))
+    with coordinator(url, tmp_path / "left") as left, contextlib.ExitStack() as stack:
+        wait_until(lambda: find_owners(store)["a"] == left.pid, "the first to take a campaign")
+        left.send_signal(signal.SIGSTOP)
+        submit(store, make_order("b"))
+        right = stack.enter_context(coordinator(url, tmp_path / "right"))
+        wait_until(lambda: find_owners(store)["b"] == right.pid, "the second to take the other")
+        left.send_signal(signal.SIGCONT)
+        submit(store, make_order("c"))
+        wait_until(lambda: find_owners(store)["c"], "one of them to take a third")
+        assert control.close_abandoned(store) == []
+        assert {name: pid for name, pid in find_owners(store).items() if name != "c"} == {"a": left.pid, "b": right.pid}
+        left.send_signal(signal.SIGKILL)
+        left.wait(10)
+        mine = [name for name, pid in find_owners(store).items() if pid == left.pid]
+        assert control.close_abandoned(store) == mine
+        assert find_owners(store)["b"] == right.pid
+        for name in mine:
+            assert store.fetch_fleet_campaign(name).state is CampaignState.INTERRUPTED
+            control.resume(store, name, "op")
+        wait_until(lambda: set(find_owners(store).values()) == {right.pid}, "the other to take all")
+
+
+def test_an_engine_of_another_host_is_there_while_it_gives_signs(store: Store, url: str) -> None:
+    """Nobody can see its process from here: its campaign is left alone until its signs end, and then is nobody's."""
+    submit(store, make_order("c"))
+    there = process_identity() | {"host": "elsewhere"}
+    store.note_engine(there)
+    assert store.take_campaign(1, there)
+    assert not store.take_campaign(1, process_identity())
+    store.note_campaign(1, CampaignState.RUNNING, "", there)
+    with beating(url, process_identity(), ttl_s=60):
+        assert store.fetch_living_engines() == {name_engine(there), name_engine(process_identity())}
+        assert control.close_abandoned(store, process_identity()) == []
+        store.note_engine(there, ttl_s=0)
+        assert control.close_abandoned(store, process_identity()) == ["c"]
+    assert store.fetch_living_engines() == frozenset()
+
+
+def test_another_hosts_leases_are_not_taken_for_orphans(store: Store) -> None:
+    """The number of a process says nothing on another machine: such a lease holds until it expires."""
+    purpose, nobody = "campaigns", 2**22 + 1
+    for name, host in (("far", "elsewhere"), ("near", os.uname().nodename)):
+        store.save_board(Board(name, "local", simulated=False))
+        lease = store.acquire_lease(name, f"ann@{host} pid {nobody}", purpose)
+        rows = {each["name"]: each for each in store.fetch_boards()}
+        freed = board_leases.free_orphans(store, rows, [name], purpose)
+        assert freed == ([] if name == "far" else ["near"])
+        if name == "far":
+            assert store.renew_lease(lease).token == lease.token
+        else:
+            with pytest.raises(LeaseOverError):
+                store.renew_lease(lease)
