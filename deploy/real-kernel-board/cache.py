@@ -10,7 +10,7 @@ from pathlib import Path
 import machine
 import material
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import debian
 from debian import BuildError
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from material import Material
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import debian
 
 HERE = Path(__file__).resolve().parent

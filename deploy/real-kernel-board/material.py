@@ -13,7 +13,7 @@ from pathlib import Path
 
 import foreign
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import debian
 from debian import BuildError
 

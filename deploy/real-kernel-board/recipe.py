@@ -19,7 +19,7 @@ import image
 import machine
 import material
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import debian
 from debian import BuildError
 
@@ -76,22 +76,25 @@ def _make_once(folder: Path, make: Callable[[Path, Path], object]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
-    parser = argparse.ArgumentParser(prog="build", description="Make a board with a real kernel; print its folder.")
-    parser.add_argument("--board", choices=cache.BOARDS, default=cache.BOARDS[0], help="which (default: %(default)s)")
+    parser = argparse.ArgumentParser(prog="build", description="Make boards with a real kernel; print their folders.")
+    parser.add_argument("--board", choices=cache.BOARDS, help="this one alone (default: every one)")
     parser.add_argument("--install-packages", action="store_true", help="install what is missing here; as root")
     parser.add_argument("--check", action="store_true", help="build nothing: print the folder, or say what is missing")
     parser.add_argument("--possible", action="store_true", help="build nothing: say whether it could be made here")
     options = parser.parse_args(argv)
+    boards = (options.board,) if options.board else cache.BOARDS
     try:
         if options.possible:
             material.require_possible()
             return 0
         if options.check:
-            print(cache.require_image(options.board))
+            for board in boards:
+                print(cache.require_image(board))
             return 0
         if options.install_packages and (missing := material.find_missing()):
             debian.install_packages(missing)
-        print(build(options.board))
+        for board in boards:
+            print(build(board), flush=True)
     except (BuildError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -24,13 +24,13 @@ import guest as guests  # noqa: E402
 TYPE = "jetson-nano"
 PROVISIONED = "provisioned"
 # From nothing: 230 MB through an emulated network card, unpacked by an emulated processor.
-PROVISION_TIMEOUT_S = 280.0
+PROVISION_TIMEOUT_S = 420.0
 AGENT = "/opt/tvm-farm/current/bin/device-agent"
 NAME = "b1"
 
 
 # The first test of a run waits for the first provisioning as well.
-TEST_TIMEOUT_S = 600.0
+TEST_TIMEOUT_S = 900.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -52,7 +52,7 @@ class Site:
     def add(self, login: str = "farm", name: str = NAME) -> None:
         """Register the board under a login, with the host key that it has."""
         done = self.home.run(
-            *("board", "add", name, "--type", TYPE, "--ssh", f"{login}@127.0.0.1:{self.board.port}"),
+            *("board", "add", name, "--type", self.board.board, "--ssh", f"{login}@127.0.0.1:{self.board.port}"),
             *("--key-file", str(self.board.key), "--host-key", self.fingerprint()),
         )
         assert done.code == 0, done.err
@@ -79,11 +79,10 @@ def list_board(board: guests.Guest) -> str:
     return board.run(f"{listing}; cat /etc/passwd /etc/group; {units} || true").stdout
 
 
-@pytest.fixture(scope="session")
-def image() -> pathlib.Path:
-    """The board's image. Without it tests are skipped; with FARM_REQUIRE_REAL_KERNEL=1 they fail."""
+def require_image(board: str) -> pathlib.Path:
+    """A board's image. Without it tests are skipped; with FARM_REQUIRE_REAL_KERNEL=1 they fail."""
     checked = subprocess.run(
-        [FOLDER / "build", "--board", TYPE, "--check"], capture_output=True, text=True, timeout=60, check=False
+        [FOLDER / "build", "--board", board, "--check"], capture_output=True, text=True, timeout=60, check=False
     )
     if checked.returncode != 0:
         reason = checked.stderr.strip().removeprefix("error: ")
@@ -94,9 +93,9 @@ def image() -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
-def board(image: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[guests.Guest]:
+def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[guests.Guest]:
     """The one board of this run, not started."""
-    with guests.Guest(TYPE, image, tmp_path_factory.mktemp("board")) as found:
+    with guests.Guest(TYPE, require_image(TYPE), tmp_path_factory.mktemp("board")) as found:
         yield found
 
 
