@@ -191,7 +191,7 @@ def _list_licences() -> dict[str, bytes]:
         (f"licences/{name}/{path.name}", path.locate())
         for name in ("apache-tvm", "apache-tvm-ffi")
         for path in importlib.metadata.files(name) or ()
-        if path.name in ("LICENSE", "NOTICE") and ".dist-info" in path.parts[0]
+        if path.name in ("LICENSE", "NOTICE") and (".dist-info" in path.parts[0] or len(path.parts) == 2)
     ]
     return {name: Path(str(path)).read_bytes() for name, path in files}
 

@@ -152,6 +152,7 @@ def test_a_program_in_c_runs_without_python(made: Made, tmp_path: pathlib.Path) 
     with tarfile.open(packed["package"]) as archive:
         archive.extractall(tmp_path / "c", filter="data")
     (root,) = (tmp_path / "c").iterdir()
+    assert (root / "licences" / "apache-tvm" / "NOTICE").is_file()
     (tmp_path / "in").write_bytes(next(iter(made.arrays.values())).tobytes())
     program = [root / "bin" / "main", root / "lib" / "model.so", tmp_path / "in", tmp_path / "out"]
     subprocess.run(program, check=True, timeout=_PYTHON_S)
