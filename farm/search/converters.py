@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from farm.search import tvm_env
+from farm.search import bindings, tvm_env
 
 
 @functools.cache
@@ -30,6 +30,8 @@ def importer_class() -> Any:
             converted = convert(inputs, attrs) if convert else None
             if converted is None:
                 converted = super()._convert_operator(op_name, inputs, attrs, opset)
+                if op_name == "Gather":
+                    return self.bb.normalize(_stay_inside(converted))
                 if op_name != "OneHot":
                     return converted
                 # TVM makes 64-bit numbers of whatever its two values are.
@@ -39,6 +41,19 @@ def importer_class() -> Any:
             return self.bb.normalize(converted)
 
     return Importer
+
+
+def _stay_inside(value: Any) -> Any:
+    """Rows taken from a table: the nearest one for a number that is none of its rows'.
+
+    TVM reads whatever lies there, which ends the process where nothing does.
+    """
+    from tvm import relax
+
+    if not bindings.is_call(value, "relax.take"):
+        return value
+    data, indices = value.args
+    return relax.op.take(data, indices, None if value.attrs.axis is None else int(value.attrs.axis), mode="clip")
 
 
 def known_operators() -> frozenset[str]:

@@ -324,3 +324,14 @@ def test_a_shape_that_does_not_fit_is_to_blame() -> None:
         importer.import_onnx(model, {"x": (1, 3, 33, 33)})
     assert "node_y" in str(caught.value)
     assert "Replace the operator" not in str(caught.value)
+
+
+def test_a_number_that_is_no_row_takes_the_nearest(host: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """A word that is in no vocabulary, which an input may hold, reads no foreign memory; TVM has nothing to warn of."""
+    table = random(6, 4)
+    model = make_model([node("Gather", "t x", "y")], {"x": (5,)}, {"t": table}, input_type=TensorProto.INT64)
+    module, used = prepared(model, host)
+    machine = tvm.relax.VirtualMachine(tvm.compile(pipeline.finish(module, host, None, used), target=host), tvm.cpu())
+    found = machine["main"](tvm.runtime.tensor(np.array([0, 5, -1, 2**40, 6], "int64"))).numpy()
+    np.testing.assert_array_equal(found, table[[0, 5, 5, 5, 5]])
+    assert capfd.readouterr().err == ""
