@@ -81,7 +81,7 @@ def run(
     swept = _sweep(request, settings, store, listener, {"untuned": untuned, "tuned": compiled}, timed)
     document = _document(request, settings, board, target, tuned, compiled, timed, workloads, records)
     document["sweep"] = swept
-    _write(request.out, document, tuned, compiled, timed)
+    _write(request.out, document, tuned, programs[document["shipped"]], timed)
     return document
 
 
@@ -158,12 +158,15 @@ def _document(
     assert ours is not None  # `_time_variants` raises otherwise
     # Without ONNX Runtime, untuned TVM is the reference: the same importer, but none of the schedules.
     reference = timed.outputs.get("onnxruntime") or timed.outputs.get("untuned")
-    check = compare(timed.outputs["tuned"], reference) if reference else None
+    shipped = choose_program(timed)
+    check = compare(timed.outputs[shipped], reference) if reference else None
     overhead = float(np.median(tuned.overheads_s)) if tuned.overheads_s else None
     notes = [f"{name}: {reason}" for name, reason in timed.missing.items()]
     if check is not None and check.reason:
         notes.append(check.reason)
     notes += _doubts(ours, compiled, workloads, records)
+    if shipped != "tuned":
+        notes.append("as a whole the model is faster by prediction, with no trial: model.so holds that code")
     return {
         "model": request.source.name,
         "board": {"name": board.name, "type": board.board_type, "simulated": board.simulated},
@@ -177,6 +180,7 @@ def _document(
         "max_rel_error": None if check is None else _finite(check.max_rel_error),
         "outputs_match": None if check is None else check.matches,
         "overhead_per_trial_ms": None if overhead is None else overhead * 1e3,
+        "shipped": shipped,
         "records_reused": tuned.recalled,
         "records": {"used": compiled.applied, "workloads": compiled.workloads, "new": tuned.verdict.records},
         "workloads": [
@@ -218,6 +222,16 @@ def _document(
             "artifact": str(request.out / "model.so"),
         },
     }
+
+
+def choose_program(timed: Timed) -> str:
+    """Name the program to ship: the tuned one, unless the one that nobody tuned is surely faster as a whole.
+
+    Functions that are fast one by one need not be in a model, where their data come from another core's cache.
+    """
+    tuned, predicted = timed.summary("tuned"), timed.summary("predicted")
+    surely = tuned is not None and predicted is not None and predicted.ci_high < tuned.ci_low
+    return "predicted" if surely else "tuned"
 
 
 def _milliseconds(summary: Summary) -> dict[str, Any]:
