@@ -17,7 +17,8 @@ import numpy as np
 
 from device_agent.board_types import BoardType, load_board_types
 from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks
-from device_agent.virtual.board import TOTAL, Load, VirtualBoard
+from device_agent.virtual.board import TOTAL, VirtualBoard
+from device_agent.virtual.clocks import Load
 from farm.inventory.board_types import require_board_type
 from farm.measure.statistics import summarise
 from farm.sweep.grid import Coupling, GridRequest, plan_grid

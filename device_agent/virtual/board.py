@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import math
 import time
 from collections.abc import Callable, Hashable, Iterator
 
 from device_agent.board_types import BoardType, PowerMode
 from device_agent.protocol import EVERY_CLUSTER
-from device_agent.virtual import parameters
-from device_agent.virtual.clocks import CpuCluster, Gpu, LimitedClock, MemoryClock
-from device_agent.virtual.history import History, Piece
+from device_agent.virtual import consumption, parameters
+from device_agent.virtual.clocks import CpuCluster, Gpu, LimitedClock, Load, MemoryClock, share_out
+from device_agent.virtual.history import START_S, History, OwnClock, Piece
 from device_agent.virtual.parameters import GPU, MEMORY, Domain
 
 # What `exact_energy_j` takes for the sum that the board type calls its total.
@@ -25,35 +24,12 @@ TOTAL = "total"
 _HEAT = "heat"
 # A domain of this name draws its constant at the fan's full speed.
 _FAN = "fan"
-_LEAK_REFERENCE_C = 25.0
 # Crossings of a trip point are computed to rounding errors.
 _TOLERANCE_C = 1e-6
 _LOAD_AVERAGE_S = 60.0
 _FOREVER = math.inf
-# Where a clock of the board's own begins, and for how long the board has been idle then: longer than any sensor looks
-# back. Never 0, which stands for a moment that did not come.
-START_S, _BEFORE_S = 1000.0, 100.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Load:
-    """What somebody computes: busy `cores` of a cluster ("": of those open to the scheduler), shares of the rest."""
-
-    cluster: str = ""
-    cores: float = 0.0
-    memory: float = 0.0
-    gpu: float = 0.0
-    expires_s: float = _FOREVER
-
-
-class OwnClock:
-    """Seconds that pass when somebody lets them."""
-
-    def __init__(self) -> None:
-        self.now_s = START_S
-
-    def __call__(self) -> float:
-        return self.now_s
+# For how long a board with a clock of its own has been idle when that begins: longer than any sensor looks back.
+_BEFORE_S = 100.0
 
 
 class VirtualBoard:
@@ -374,17 +350,7 @@ class VirtualBoard:
 
     def _set_clocks(self, ratio: float) -> None:
         """Share the load out, and let every clock follow it."""
-        for cluster in self.clusters.values():
-            cluster.busy = 0.0
-        memory = gpu = 0.0
-        open_clusters = [cluster for cluster in self.clusters.values() if not cluster.isolated]
-        for load in self._loads.values():
-            chosen = [self.clusters[load.cluster]] if load.cluster in self.clusters else open_clusters
-            cores = sum(len(self.online_in(cluster)) for cluster in chosen)
-            for cluster in chosen:
-                cluster.busy += load.cores * len(self.online_in(cluster)) / max(cores, 1)
-            memory, gpu = memory + load.memory, gpu + load.gpu
-        memory, gpu = min(memory, 1.0), min(gpu, 1.0)
+        memory, gpu = share_out(self._loads.values(), self.clusters, self.online_in)
         floor_hz = 0
         for cluster in self.clusters.values():
             online = len(self.online_in(cluster))
@@ -399,23 +365,15 @@ class VirtualBoard:
         if self.memory:
             self.memory_hz = self.memory.decide(floor_hz, memory)
 
-    def _sum_rails(self) -> tuple[tuple[float, float], ...]:
-        """(constant W, W per C) of every rail, of the total and of what heats the die."""
+    def _sum_rails(self) -> tuple[consumption.Power, ...]:
+        """Every rail, the total, and what heats the die."""
         drawn = {name: self._draw(domain) for name, domain in self._domains.items()}
-        sums = []
-        for rail in self._rails.values():
-            parts = [drawn[name] for name in rail.domains]
-            sums.append((sum(p[0] for p in parts) / rail.efficiency, sum(p[1] for p in parts) / rail.efficiency))
-        total = [sums[self._columns[name]] for name in self.total_rails]
-        heat = [(drawn[d.name][0] * d.heat, drawn[d.name][1] * d.heat) for d in self._domains.values()]
-        return (
-            *sums,
-            (sum(p[0] for p in total), sum(p[1] for p in total)),
-            (sum(p[0] for p in heat), sum(p[1] for p in heat)),
-        )
+        rails = consumption.sum_rails(self._rails.values(), drawn)
+        total = [rails[self._columns[name]] for name in self.total_rails]
+        return *rails, consumption.add(total), consumption.sum_heat(self._domains.values(), drawn)
 
-    def _draw(self, domain: Domain) -> tuple[float, float]:
-        """(constant W, W per C) of one domain at its clock and load."""
+    def _draw(self, domain: Domain) -> consumption.Power:
+        """One domain at its clock and load."""
         units, powered, busy, hz = 1.0, 1.0, 0.0, 0
         if cluster := self.clusters.get(domain.name):
             units = len(self.online_in(cluster))
@@ -429,20 +387,4 @@ class VirtualBoard:
             busy, hz = self.traffic, self.memory_hz
         elif domain.name == _FAN:
             return domain.constant_w * self.fan_pwm / 255, 0.0
-        volt = interpolate_v(domain.voltage_v, hz)
-        highest_v = domain.voltage_v[-1][1] if domain.voltage_v else volt
-        activity = domain.idle_activity + (1 - domain.idle_activity) * busy
-        switching_w = self.individual.capacitance * domain.capacitance_f * volt**2 * hz * activity * units
-        leak = self.individual.leakage * powered * volt / highest_v
-        constant_w = domain.constant_w + switching_w + leak * (domain.leak_w - domain.leak_w_per_c * _LEAK_REFERENCE_C)
-        return constant_w, leak * domain.leak_w_per_c
-
-
-def interpolate_v(table: tuple[tuple[int, float], ...], hz: float) -> float:
-    """The voltage for a clock: linear between entries, flat outside; 1 V without a table."""
-    if not table:
-        return 1.0
-    for (low_hz, low_v), (high_hz, high_v) in itertools.pairwise(table):
-        if hz < high_hz:
-            return low_v + (high_v - low_v) * max(0.0, hz - low_hz) / (high_hz - low_hz)
-    return table[-1][1]
+        return consumption.draw(domain, self.individual, units, powered, busy, hz)

@@ -1,12 +1,13 @@
-"""Clocks of a virtual board as state: limits, governors, what they make of load. Files are in `files_*.py`."""
+"""Clocks of a virtual board as state: limits, governors, load and what they make of it. Files are in `files_*.py`."""
 
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import errno
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from device_agent.board_types import Cluster
 from device_agent.virtual.parameters import Domain
@@ -172,3 +173,31 @@ class Gpu:
     @property
     def gated(self) -> bool:
         return self.railgate and self.power_control == "auto" and not self.busy
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What somebody computes: busy `cores` of a cluster ("": of those open to the scheduler), shares of the rest."""
+
+    cluster: str = ""
+    cores: float = 0.0
+    memory: float = 0.0
+    gpu: float = 0.0
+    expires_s: float = math.inf
+
+
+def share_out(
+    loads: Iterable[Load], clusters: Mapping[str, CpuCluster], online_in: Callable[[CpuCluster], Sequence[int]]
+) -> tuple[float, float]:
+    """Set how many cores of each cluster are busy, at most; return the shares of memory and GPU."""
+    for cluster in clusters.values():
+        cluster.busy = 0.0
+    memory = gpu = 0.0
+    open_clusters = [cluster for cluster in clusters.values() if not cluster.isolated]
+    for load in loads:
+        chosen = [clusters[load.cluster]] if load.cluster in clusters else open_clusters
+        cores = sum(len(online_in(cluster)) for cluster in chosen)
+        for cluster in chosen:
+            cluster.busy += load.cores * len(online_in(cluster)) / max(cores, 1)
+        memory, gpu = memory + load.memory, gpu + load.gpu
+    return min(memory, 1.0), min(gpu, 1.0)

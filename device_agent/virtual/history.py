@@ -9,6 +9,19 @@ import math
 # Pieces end only where something was written, so this is hours of tuning; what is older is forgotten.
 _MAX_PIECES = 200_000
 
+# Where a clock of a board's own begins. Never 0, which stands for a moment that did not come.
+START_S = 1000.0
+
+
+class OwnClock:
+    """Seconds that pass when somebody lets them."""
+
+    def __init__(self) -> None:
+        self.now_s = START_S
+
+    def __call__(self) -> float:
+        return self.now_s
+
 
 @dataclasses.dataclass
 class Piece:

@@ -25,9 +25,10 @@ from typing import Any
 from device_agent import processes
 from device_agent.board_types import load_board_types
 from device_agent.protocol import ProtocolError
-from device_agent.virtual.board import OwnClock, VirtualBoard
+from device_agent.virtual.board import VirtualBoard
 from device_agent.virtual.client import MAX_BYTES, SIZE
 from device_agent.virtual.faults import KINDS
+from device_agent.virtual.history import OwnClock
 from device_agent.virtual.tree import FAULT, Hardware, VirtualTree
 
 ROOT_SUFFIX = ".root"

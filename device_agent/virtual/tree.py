@@ -21,8 +21,8 @@ import math
 from collections.abc import Hashable
 from typing import Any
 
-from device_agent.virtual.board import TOTAL, Load, VirtualBoard
-from device_agent.virtual.clocks import refuse
+from device_agent.virtual.board import TOTAL, VirtualBoard
+from device_agent.virtual.clocks import Load, refuse
 from device_agent.virtual.faults import Faults
 from device_agent.virtual.files import Files
 from device_agent.virtual.files_clocks import add_gpu_files, add_memory_files

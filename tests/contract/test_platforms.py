@@ -21,7 +21,8 @@ from device_agent.platforms.detect import detect
 from device_agent.platforms.platform import Platform
 from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks, OperatingPoint, PinReport, PinStatus
 from device_agent.sysfs import FileTree
-from device_agent.virtual.board import Load, VirtualBoard
+from device_agent.virtual.board import VirtualBoard
+from device_agent.virtual.clocks import Load
 from device_agent.virtual.tree import FAULT, VirtualTree
 
 _TYPES = load_board_types()

@@ -16,7 +16,8 @@ from device_agent.power import calibrate, energy, ina3221, sampler
 from device_agent.power.sensors import PowerSensors, find_sensors
 from device_agent.protocol import PowerWindow
 from device_agent.sysfs import FileTree
-from device_agent.virtual.board import TOTAL, Load, VirtualBoard
+from device_agent.virtual.board import TOTAL, VirtualBoard
+from device_agent.virtual.clocks import Load
 from device_agent.virtual.tree import FAULT, VirtualTree
 
 _DEVICES = "sys/bus/i2c/devices"

@@ -10,7 +10,8 @@ import pytest
 from device_agent.board_types import load_board_types
 from device_agent.power import calibrate, energy, sampler
 from device_agent.power.sensors import PowerSensors, find_sensors
-from device_agent.virtual.board import TOTAL, Load, VirtualBoard
+from device_agent.virtual.board import TOTAL, VirtualBoard
+from device_agent.virtual.clocks import Load
 from device_agent.virtual.tree import VirtualTree
 
 _TYPES = load_board_types()

@@ -17,7 +17,8 @@ from device_agent.plan import Plan
 from device_agent.power import calibrate
 from device_agent.power.sensors import find_sensors
 from device_agent.protocol import Energy, EnergySpec
-from device_agent.virtual.board import TOTAL, OwnClock, VirtualBoard
+from device_agent.virtual.board import TOTAL, VirtualBoard
+from device_agent.virtual.history import OwnClock
 from device_agent.virtual.lapse import LapsedTime, LookBack
 from device_agent.virtual.pace import Pace
 from device_agent.virtual.tree import VirtualTree

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from device_agent.virtual.board import Load
-from device_agent.virtual.clocks import LimitedClock, MemoryClock
+from device_agent.virtual.clocks import LimitedClock, Load, MemoryClock
 from tests.unit.virtual_boards import SIMULATED, board_types, make_board
 
 TABLE = (100, 200, 300, 400)

@@ -11,7 +11,8 @@ import pytest
 from device_agent.board_time import HostTime
 from device_agent.evidence import Sensors
 from device_agent.plan import Plan
-from device_agent.virtual.board import TOTAL, OwnClock, VirtualBoard
+from device_agent.virtual.board import TOTAL, VirtualBoard
+from device_agent.virtual.history import OwnClock
 from device_agent.virtual.lapse import LapsedTime, LookBack
 from device_agent.virtual.pace import Pace
 from device_agent.virtual.tree import CLOCKS, FAULT, VirtualTree

@@ -8,7 +8,8 @@ import statistics
 
 import pytest
 
-from device_agent.virtual.board import Load, VirtualBoard
+from device_agent.virtual.board import VirtualBoard
+from device_agent.virtual.clocks import Load
 from device_agent.virtual.tree import VirtualTree
 from tests.unit.virtual_boards import Clock, board_types, make_board
 

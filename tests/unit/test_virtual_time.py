@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from device_agent.plan import OverrunError
-from device_agent.virtual.board import START_S, Load, OwnClock, VirtualBoard
+from device_agent.virtual.board import VirtualBoard
+from device_agent.virtual.clocks import Load
+from device_agent.virtual.history import START_S, OwnClock
 from device_agent.virtual.lapse import LapsedTime, LookBack
 from device_agent.virtual.pace import Pace
 from device_agent.virtual.tree import FAULT, LOAD, TIME, VirtualTree
