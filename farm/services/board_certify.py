@@ -49,7 +49,7 @@ def certify_board(
     `names` leaves in what names boards, hosts and addresses. Raises UsageError for a board that is not registered.
     """
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(Store(settings.home_path / "farm.db"))
+        store = stack.enter_context(Store(settings.store_location))
         board = store.require_board(name)
         run = _Run(show)
         services = stack.enter_context(using_services(settings, [name], note))
