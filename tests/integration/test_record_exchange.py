@@ -24,6 +24,8 @@ from farm.values import DEFAULT_POINT, Record, Trial
 
 tvm = tvm_env.load()
 
+ROOT = pathlib.Path(__file__).parents[2]
+
 TARGET = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 2}
 
 # As somebody has it who was given the folder: TVM alone.
@@ -132,6 +134,16 @@ def test_another_farm_takes_all_of_it(store: Store, tmp_path: pathlib.Path) -> N
     assert theirs["workloads"] == mine["workloads"]
 
 
+def test_metaschedules_files_become_trials(store: Store, tmp_path: pathlib.Path) -> None:
+    """Without the farm's own file they are candidates of a known function, for a search to begin from; no records."""
+    folder = export(store, tmp_path / "out")
+    [record] = store.fetch_records()
+    (folder / exchange.OURS).unlink()
+    found, trials = exchange.read_database(folder, "local", DEFAULT_POINT, simulated=False, pipeline="graph/2")
+    assert [each["hash"] for each in found] == [record.workload]
+    assert [(each.candidate, each.median_s) for each in trials] == [(record.candidate, record.median_s)]
+
+
 def test_what_is_there_is_not_written_over(store: Store, tmp_path: pathlib.Path) -> None:
     """A folder with something in it is left alone, and a failed export leaves nothing under its name."""
     folder = tmp_path / "out"
@@ -169,3 +181,29 @@ def test_a_folder_without_records_is_none(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UsageError) as caught:
         exchange.read_folder(tmp_path)
     assert exchange.WORKLOADS in caught.value.hint
+
+
+def run_farm(home: pathlib.Path, *arguments: str) -> str:
+    """What `farm record …` prints on stdout with the store of a home."""
+    command = [sys.executable, "-c", "from farm.cli.main import main; main()", "record", *arguments]
+    environment = os.environ | {"FARM_HOME": str(home), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_user_exports_merges_and_forgets(store: Store, tmp_path: pathlib.Path) -> None:
+    """What the commands tell of records, one farm's and another's, agrees with what was kept."""
+    [record] = store.fetch_records()
+    [shown] = json.loads(run_farm(tmp_path, "list", "--operator", "conv2d", "--since", "1d", "--json"))
+    assert (shown["candidate"], shown["origin"]) == (record.candidate, None)
+    assert json.loads(run_farm(tmp_path, "list", "--operator", "softmax", "--json")) == []
+    best = json.loads(run_farm(tmp_path, "best", record.workload[:6], "--json"))["candidates"]
+    assert [(each["rank"], each["record"]) for each in best] == [(1, True), (2, False), (3, False)]
+    other = tmp_path / "other"
+    assert json.loads(run_farm(other, "merge", str(tmp_path / "farm.db"), "--json"))["records"] == 1
+    assert json.loads(run_farm(tmp_path, "export", str(tmp_path / "out"), "--json"))["records"] == 1
+    assert json.loads(run_farm(other, "import", str(tmp_path / "out"), "--json"))["records"] == 0
+    assert f"from the store {store.fetch_identity()}" in run_farm(other, "show", record.workload[:6])
+    assert json.loads(run_farm(other, "prune", "--imported", "--json"))["forgotten"] == 1
+    assert json.loads(run_farm(other, "list", "--json")) == []
