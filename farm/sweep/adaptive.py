@@ -7,12 +7,12 @@ and moving clocks belong to the caller.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from device_agent.protocol import StrEnum
-from farm.sweep.analysis import MIN_POINTS, Analysis, analyse, fit_measured
+from farm.sweep.analysis import MIN_POINTS, Analysis, BoardDrift, analyse, find_drift, fit_measured
 from farm.sweep.drift import MAX_DRIFT
 from farm.sweep.terms import build_terms
 from farm.sweep.values import Goal, Grid, PointMeasurement
@@ -118,12 +118,15 @@ class Planner:
         since = self._since_anchor(own, anchor)
         if since is None:
             return Decision(Step.MEASURE, "the anchor: every other point is compared with it", anchor)
-        analysis = self.analyse(visits)
-        if reason := find_void(analysis):
+        # Drift is seen at the anchor; where nothing else asks for it, only there.
+        looks = since == 0 or not self.settings.exhaustive
+        if looks and (reason := find_void(find_drift(self.grid, visits, anchor))):
             return Decision(Step.VOID, reason)
         if since >= self.settings.anchor_every:
             return Decision(Step.MEASURE, "the anchor again, against drift", anchor)
-        wanted = self._decide_point(analysis, excluded)
+        measured = {visit.key for visit in visits if visit.is_valid}
+        left = [key for key in self._order if key not in measured and key not in excluded]
+        wanted = self._decide_point(visits, left, excluded)
         # The last visits are only as good as what was seen of the drift after them.
         if wanted.step is Step.STOP and since > 0:
             return dataclasses.replace(
@@ -131,12 +134,14 @@ class Planner:
             )
         return wanted
 
-    def _decide_point(self, analysis: Analysis, excluded: Collection[str]) -> Decision:
-        left = [key for key in self._order if key not in analysis.measured and key not in excluded]
+    def _decide_point(
+        self, visits: Sequence[PointMeasurement], left: Sequence[str], excluded: Collection[str]
+    ) -> Decision:
         if not left:
             return self._stop("every point is measured")
-        if self.settings.exhaustive:
+        if self.settings.exhaustive:  # no fit is asked for: of two thousand points one takes a second
             return Decision(Step.MEASURE, f"{len(left)} points are left", left[0])
+        analysis = self.analyse(visits)
         count = len(analysis.measured)
         if self.settings.budget_points is not None and count >= max(self.settings.budget_points, 1):
             return self._stop(f"the budget of {self.settings.budget_points} points is spent")
@@ -244,9 +249,9 @@ class Planner:
         return tuple(keys[row] for row in [*chosen, *(int(r) for r in rest)])
 
 
-def find_void(analysis: Analysis) -> str:
-    """Why a sweep cannot be believed; "" where it can."""
-    for board, drift in analysis.drift.items():
+def find_void(drifts: Mapping[str, BoardDrift]) -> str:
+    """Why a sweep cannot be believed, by each board's drift; "" where it can."""
+    for board, drift in drifts.items():
         for what, moved in (("latency", drift.latency), ("power", drift.power)):
             if moved is not None and moved.is_too_large:
                 whose = f" of {board}" if board else ""

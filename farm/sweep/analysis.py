@@ -116,16 +116,29 @@ def analyse(grid: Grid, terms: Terms, visits: Sequence[PointMeasurement], anchor
 
     Invalid visits, and those of points outside the grid, count for nothing.
     """
-    rows = {point.key: row for row, point in enumerate(grid.points)}
-    valid = [visit for visit in visits if visit.is_valid and visit.key in rows]
-    by_power = bool(valid) and all(visit.power is not None and visit.energy is not None for visit in valid)
+    valid, by_power = _choose_valid(grid, visits)
     drift, shifts = _correct(valid, anchor, by_power)
     measured: dict[str, MeasuredPoint] = {}
-    for key in dict.fromkeys(visit.key for visit in valid):
-        indices = [index for index, visit in enumerate(valid) if visit.key == key]
+    by_key: dict[str, list[int]] = {}
+    for index, visit in enumerate(valid):
+        by_key.setdefault(visit.key, []).append(index)
+    for key, indices in by_key.items():
         measured[key] = _combine(key, [valid[i] for i in indices], [shifts[i] for i in indices], by_power)
     model = fit_measured(grid, terms, measured, by_power) if len(measured) >= MIN_POINTS else None
     return Analysis(grid, measured, drift, model, _find_per_call(list(measured.values())))
+
+
+def find_drift(grid: Grid, visits: Sequence[PointMeasurement], anchor: str) -> Mapping[str, BoardDrift]:
+    """The drift that `analyse` finds, without what it costs to combine and fit."""
+    valid, by_power = _choose_valid(grid, visits)
+    return _correct(valid, anchor, by_power)[0]
+
+
+def _choose_valid(grid: Grid, visits: Sequence[PointMeasurement]) -> tuple[list[PointMeasurement], bool]:
+    """The visits that count, and whether all of them have power."""
+    keys = {point.key for point in grid.points}
+    valid = [visit for visit in visits if visit.is_valid and visit.key in keys]
+    return valid, bool(valid) and all(visit.power is not None and visit.energy is not None for visit in valid)
 
 
 def _find_per_call(points: Sequence[MeasuredPoint]) -> float:

@@ -202,7 +202,7 @@ def _describe_drift(analysis: Analysis) -> dict[str, Any]:
             moved = max(moved, found.largest)
             if found.largest >= _WORTH_SAYING:
                 words.append(f"{what} of {board} moved by {found.largest:.1%}")
-    void = find_void(analysis)
+    void = find_void(analysis.drift)
     text = void or ("; ".join(words) + ": taken out of every figure" if words else "none worth correcting")
     return {"percent": 100 * moved, "corrected": bool(words) and not void, "void": bool(void), "text": text}
 
@@ -210,7 +210,7 @@ def _describe_drift(analysis: Analysis) -> dict[str, Any]:
 def _find_pick(analysis: Analysis, goal: Goal) -> tuple[Pick | None, str]:
     if not analysis.measured:
         return None, "nothing is measured yet"
-    if void := find_void(analysis):
+    if void := find_void(analysis.drift):
         return None, f"the sweep is void: {void}"
     picked = pick_point(analysis, goal)
     return picked, picked.reason
@@ -269,7 +269,7 @@ def _find_better(
     picked: Pick | None,
 ) -> list[dict[str, Any]]:
     """Points that nobody measured and that the fit expects to be better for the goal than the pick; predictions."""
-    if analysis.model is None or picked is None or find_void(analysis):
+    if analysis.model is None or picked is None or find_void(analysis.drift):
         return []
     if goal.needs_power and not analysis.has_power:
         return []

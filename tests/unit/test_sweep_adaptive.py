@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -255,3 +257,19 @@ def test_one_point_needs_one_visit() -> None:
     visit = PointMeasurement("default", Estimate(0.01, 0.0099, 0.0101), 0.0)
     assert planner.decide_next([visit]).step is Step.STOP
     assert pick_point(planner.analyse([visit]), Goal(Objective.LATENCY)).best is not None
+
+
+def test_an_exhaustive_sweep_asks_for_no_fit() -> None:
+    """What is left and the drift decide it: deciding costs a fraction of what saying everything at the end does."""
+    world = World()
+    planner = Planner(GRID, settings=Settings(exhaustive=True))
+    visits, decision = world.sweep(planner, most=60)
+    assert decision.step is Step.MEASURE
+
+    def spend(work: Callable[[], object]) -> float:
+        began = time.process_time()
+        work()
+        return time.process_time() - began
+
+    deciding_s = min(spend(lambda: planner.decide_next(visits)) for _ in range(3))
+    assert deciding_s < 0.5 * min(spend(lambda: planner.analyse(visits)) for _ in range(3))
