@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import _machine
+import sqlalchemy as sa
 
 from device_agent.protocol import Outcome, Status
 from farm.settings import StoreLocation
@@ -96,7 +97,7 @@ def measure(place: StoreLocation, options: Any) -> dict[str, Any]:
         started = time.perf_counter()
         text = _FILL.format(count=options.trials, workloads=WORKLOADS, types=BOARD_TYPES, trace="x" * TRACE_BYTES)
         with store._writing() as connection:
-            connection.exec_driver_sql(text)
+            connection.execute(sa.text(text))
         fill_s = time.perf_counter() - started
         if isinstance(place, str):  # autovacuum would within a minute
             engine = store._engine.execution_options(isolation_level="AUTOCOMMIT")
