@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,8 @@ WORKLOADS, TUNING_RECORDS, OURS = "database_workload.json", "database_tuning_rec
 FORMAT = "tvm-farm records/1"
 # Files of other people: a million records of the longest traces are less.
 _MOST_BYTES = 2 << 30
+# TVM writes this flag as a number, and reads another function then.
+_FLAG = re.compile(r'(\["Annotate",\["b\d+",)1(\],\["meta_schedule\.layout_rewrite_preproc"\])')
 
 
 def write_folder(bundle: Bundle, folder: Path) -> int:
@@ -169,6 +172,8 @@ def _write_database(bundle: Bundle, folder: Path) -> int:
         )
         item = traces.restore(record.trace_json, entry, target)
         database.commit_tuning_record(traces.as_record(item, entry, target, record.median_s))
+    path = folder / TUNING_RECORDS
+    path.write_text(_FLAG.sub(r"\1true\2", path.read_text()))
     return len(database)
 
 
