@@ -120,7 +120,8 @@ class Planner:
             return Decision(Step.MEASURE, "the anchor: every other point is compared with it", anchor)
         # Drift is seen at the anchor; where nothing else asks for it, only there.
         looks = since == 0 or not self.settings.exhaustive
-        if looks and (reason := find_void(find_drift(self.grid, visits, anchor))):
+        telling = [visit for visit in visits if visit.key == anchor] if self.settings.exhaustive else visits
+        if looks and (reason := find_void(find_drift(self.grid, telling, anchor))):
             return Decision(Step.VOID, reason)
         if since >= self.settings.anchor_every:
             return Decision(Step.MEASURE, "the anchor again, against drift", anchor)

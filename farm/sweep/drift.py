@@ -85,7 +85,7 @@ def estimate_drift(
     choices = list(itertools.product(_DRIFTS, _VISITS, _WALKS, stated))
     moves = np.stack([sd**2 * _paths(known, known, walk) for (sd, _), _, walk, _ in choices])
     cross = np.stack([sd**2 * _paths(known, asked, walk) for (sd, _), _, walk, _ in choices])
-    ahead = np.stack([sd**2 * np.diag(_paths(asked, asked, walk)) for (sd, _), _, walk, _ in choices])
+    ahead = np.stack([sd**2 * _spread(asked, walk) for (sd, _), _, walk, _ in choices])
     priors = np.array(
         [drift_prior * visit_prior * prior for (_, drift_prior), (_, visit_prior), _, (_, prior) in choices]
     )
@@ -126,6 +126,12 @@ def _paths(left: Floats, right: Floats, walk: float) -> Floats:
     left, right = np.maximum(left, 0.0), np.maximum(right, 0.0)
     steady = left[:, None] * right[None]
     return np.asarray((1 - walk) * steady + walk * np.minimum(left[:, None], right[None]))
+
+
+def _spread(at: Floats, walk: float) -> Floats:
+    """The diagonal of `_paths` alone: of two thousand visits the whole would be four million entries."""
+    at = np.maximum(at, 0.0)
+    return np.asarray((1 - walk) * (at * at) + walk * at)
 
 
 def _prior_sd(choices: Sequence[tuple[float, float]]) -> float:
