@@ -89,7 +89,8 @@ def test_a_power_mode_is_set_and_put_back(provisioned: Site) -> None:
     report = json.loads(done.stdout.splitlines()[0])
     assert report["status"] == "ok", report["message"]
     (cluster,) = report["clocks"]["clusters"]
-    assert (cluster["online"], cluster["max_hz"]) == ([0, 1], 921_600_000)
+    assert cluster["online"] == [0, 1]
+    assert cluster["max_hz"] in (918_000_000, 921_600_000)  # NVIDIA's kernel rounds such a limit up, this one keeps it
     assert provisioned.board.run("nvpmodel -q").stdout.split()[-1] == "0"
     assert provisioned.board.read("/sys/devices/system/cpu/online") == "0-3"
 
