@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -64,8 +64,12 @@ class Base:
 
     def _insert_new(self, connection: sa.Connection, table: sa.Table, row: dict[str, Any]) -> bool:
         """Insert a row unless one like it is there, by whatever is unique in the table; returns whether it was."""
-        insert = self._database.insert(table).values(**row).on_conflict_do_nothing().inline()
-        return connection.execute(insert, execution_options={"preserve_rowcount": True}).rowcount == 1
+        return self._insert_all_new(connection, table, [row]) == 1
+
+    def _insert_all_new(self, connection: sa.Connection, table: sa.Table, rows: Sequence[dict[str, Any]]) -> int:
+        """Insert rows of the same columns as `_insert_new` does; returns how many there were not."""
+        insert = self._database.insert(table).on_conflict_do_nothing().inline()
+        return connection.execute(insert, list(rows), execution_options={"preserve_rowcount": True}).rowcount
 
     def _clock(self) -> Instant:
         if self._given_clock is not None:

@@ -5,7 +5,7 @@ Which trials help another search is `similar`'s question, and what trials cost i
 
 from __future__ import annotations
 
-import collections
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,13 +42,16 @@ class TrialQueries(Base):
 
     def _insert_trials(self, connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> int:
         """Insert those that are new, and keep up the counts; returns how many they are."""
-        statuses = [row["status"] for row in rows if self._insert_new(connection, schema.trials, row)]
-        counts = schema.trial_counts
-        for status, number in sorted(collections.Counter(statuses).items()):
+        counts, total = schema.trial_counts, 0
+        # In their order: of two that exclude each other the first one is kept.
+        for status, alike in itertools.groupby(rows, key=lambda row: str(row["status"])):
+            number = self._insert_all_new(connection, schema.trials, list(alike))
+            total += number
             insert = self._database.insert(counts).values(status=status, trials=number)
             added = {"trials": counts.c.trials + number}
-            connection.execute(insert.on_conflict_do_update(index_elements=["status"], set_=added))
-        return len(statuses)
+            if number:
+                connection.execute(insert.on_conflict_do_update(index_elements=["status"], set_=added))
+        return total
 
     def count_trials(self, campaign: int, *, purpose: str | None = None) -> dict[str, int]:
         """Trials by side, for one purpose or any.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import json
 import pathlib
 import re
 import subprocess
@@ -142,6 +143,54 @@ def test_a_wheel_runs_where_there_is_no_farm(made: Made, tmp_path: pathlib.Path)
     wrong = venv.run("-m", "tiny_cnn", y)
     assert wrong.returncode == 2
     assert f"takes the inputs {next(iter(made.arrays))}" in wrong.stderr
+
+
+# Convolutions, matrix products, pools and residuals; from an image down to 64 numbers.
+FIVE = ("squeezenet1.1", "cifar_resnet20", "mnist_cnn", "tiny-cnn", "mlp")
+CAMPAIGN = f"""\
+name: five
+models: [{", ".join(FIVE)}]
+boards: {{ types: [jetson-nano] }}
+budget: {{ per_workload: 1 }}
+search: {{ ops: [conv2d, dense] }}
+measure: {{ repeat: 2, min_repeat: 5ms, verify_top: 1 }}
+"""
+RUN_ALL = """
+import importlib, sys
+import numpy
+folder, *names = sys.argv[1:]
+for name in names:
+    package = name.replace("-", "_").replace(".", "_")
+    inputs = dict(numpy.load(f"{folder}/{name}.npz"))
+    numpy.savez(f"{folder}/{name}.out.npz", **importlib.import_module(package).Model().run(inputs))
+"""
+
+
+@pytest.mark.timeout(900)
+def test_five_models_of_a_campaign_run_as_packages(tmp_path: pathlib.Path) -> None:
+    """One command tunes, compiles, verifies and packs five models; their wheels, side by side, compute them."""
+    with new_home() as home:
+        home.run("board", "add", "nano", "--virtual", "jetson-nano")
+        (home.path / "five.yaml").write_text(CAMPAIGN)
+        done = home.run("campaign", "run", "five.yaml", "--compile", "packages", "--json", timeout_s=800.0)
+        assert done.code == 0, done.err
+        venv = Venv(tmp_path / "venv")
+        arrays = {}
+        for each in done.json()["artifacts"]:
+            manifest = json.loads((home.path / each["folder"] / "manifest.json").read_text())
+            assert any(one["source"] == "record" for one in manifest["workloads"])
+            (taken,) = manifest["inputs"]
+            name = manifest["model"]["name"]
+            arrays[name] = {taken["name"]: np.random.default_rng(5).standard_normal(taken["shape"]).astype("float32")}
+            np.savez(tmp_path / f"{name}.npz", **arrays[name])
+            venv.install(home.path / each["package"])
+    assert sorted(arrays) == sorted(FIVE)
+    (tmp_path / "run.py").write_text(RUN_ALL)
+    ran = venv.run(tmp_path / "run.py", tmp_path, *FIVE)
+    assert ran.returncode == 0, ran.stderr
+    for name, inputs in arrays.items():
+        for given, wanted in zip(np.load(tmp_path / f"{name}.out.npz").values(), reference(name, inputs), strict=True):
+            require_close(given, wanted)
 
 
 def test_a_program_in_c_runs_without_python(made: Made, tmp_path: pathlib.Path) -> None:
