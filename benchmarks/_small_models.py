@@ -34,12 +34,16 @@ class Layers(GraphBuilder):
     def integers(self, *values: int) -> str:
         return self.constant(values, np.int64)
 
-    def weight(self, *shape: int, gain: float = 1.0) -> str:
-        """Normal values for a product over the second-last dimension, as `x @ weight` has it."""
-        return self._weight(self._normal(shape, math.sqrt(gain / shape[-2])))
+    def matrix(self, *shape: int, gain: float = 1.0) -> str:
+        """Normal values for a product over the second-last dimension, as `x @ matrix` has it."""
+        return self.weight(shape, math.sqrt(gain / shape[-2]))
 
     def vector(self, size: int, mean: float = 0.0) -> str:
-        return self._weight(mean + self._normal((size,), 0.1))
+        return self.constant(mean + self._normal((size,), 0.1))
+
+    def _normal(self, shape: tuple[int, ...], std: float) -> npt.NDArray[np.float64]:
+        assert self._random is not None  # every small model has a seed
+        return self._random.standard_normal(shape) * std
 
     def convolve(
         self,
@@ -58,10 +62,10 @@ class Layers(GraphBuilder):
         dilations = dilations or ones
         same = [(size - 1) * dilation // 2 for size, dilation in zip(kernel, dilations, strict=True)]
         inside = self.channels(x) // groups
-        weight = self._normal((out, inside, *kernel), math.sqrt(gain / (inside * math.prod(kernel))))
+        weight = self.weight((out, inside, *kernel), math.sqrt(gain / (inside * math.prod(kernel))))
         return self._node(
             "Conv",
-            [x, self._weight(weight), self.vector(out)],
+            [x, weight, self.vector(out)],
             out,
             kernel_shape=list(kernel),
             strides=list(strides or ones),
@@ -73,7 +77,7 @@ class Layers(GraphBuilder):
     def deconvolve(self, x: str, out: int, kernel: int, stride: int, pad: int, *, groups: int = 1) -> str:
         inside = self.channels(x)
         std = math.sqrt(2.0 * stride * stride * groups / (inside * kernel * kernel))
-        weight = self._weight(self._normal((inside, out // groups, kernel, kernel), std))
+        weight = self.weight((inside, out // groups, kernel, kernel), std)
         return self._node(
             "ConvTranspose",
             [x, weight, self.vector(out)],
@@ -92,7 +96,7 @@ class Layers(GraphBuilder):
 
     def linear(self, x: str, features: int, out: int, gain: float = 1.0) -> str:
         """A dense layer over the last dimension, written as exporters of transformers do."""
-        return self.op("Add", self.op("MatMul", x, self.weight(features, out, gain=gain)), self.vector(out))
+        return self.op("Add", self.op("MatMul", x, self.matrix(features, out, gain=gain)), self.vector(out))
 
     def layer_norm(self, x: str, features: int) -> str:
         return self.op("LayerNormalization", x, self.vector(features, 1.0), self.vector(features), axis=-1)
