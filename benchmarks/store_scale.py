@@ -32,7 +32,7 @@ INSERT INTO trials (campaign, board_type, workload, operating_point, candidate, 
 WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < {count})
 SELECT 1, CASE i / {workloads} % 4 WHEN 0 THEN '{types[0]}' WHEN 1 THEN '{types[1]}' WHEN 2 THEN '{types[2]}'
   ELSE '{types[3]}' END, 'w' || (i % {workloads}), 'default', 'c' || i, 'search', 1, 1, 'ok',
-  0.0001 + (i % 1000003 * 7919 % 1000003) * 1e-9, 'board-' || (i % 50), false, 0.3, 1.5, 1700000000.0 + i,
+  0.0001 + (CAST(i AS BIGINT) * 7919 % 1000003) * 1e-9, 'board-' || (i % 50), false, 0.3, 1.5, 1700000000.0 + i,
   '{{"status": "ok", "latency_s": [0.001, 0.001, 0.001]}}', '{trace}' FROM n
 """
 
