@@ -28,6 +28,8 @@ def test_a_campaign_and_a_sweep_of_a_small_model(provisioned: Site) -> None:
         *("--exhaustive", "--window", "2s", "--json"),
         timeout_s=240.0,
     )
-    assert swept.code in (0, 1), swept.err  # an emulated board's times may void every point
+    # The times of an emulated processor may void the points: what they were measured on is what counts here.
+    assert swept.code in (0, 1), swept.err
     document = swept.json()
-    assert not document["board"].get("simulated", False) if "board" in document else True
+    assert document["board"]["simulated"] is False
+    assert document["grid"]["measured"] >= 1
