@@ -16,5 +16,5 @@ def parse_duration_s(text: str) -> float:
     found = _SPAN.fullmatch(text.strip().lower())
     value = float(found.group(1)) * _UNITS_S.get(found.group(2), math.nan) if found else math.nan
     if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{text!r} is no span of time")
+        raise ValueError(f"{text!r} is not a duration")
     return value

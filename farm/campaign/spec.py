@@ -31,11 +31,11 @@ XGB = "xgb"
 
 def _seconds(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError("a span of time is wanted here, such as 100ms, 90s or 6h")  # noqa: TRY004 - pydantic takes ValueError
+        raise ValueError("a duration is needed here, such as 100ms, 90s or 6h")  # noqa: TRY004 - pydantic takes ValueError
     try:
         return parse_duration_s(str(value))
     except ValueError:
-        raise ValueError(f"it must be a span of time above 0; examples: 100ms, {EXAMPLES}") from None
+        raise ValueError(f"it must be a duration above 0; examples: 100ms, {EXAMPLES}") from None
 
 
 def _one_or_more(value: Any) -> Any:
@@ -50,7 +50,7 @@ def _cores(value: Any) -> Any:
             raise ValueError("it names no CPUs; write [0, 1], or '0-3' in quotes") from error
     if not isinstance(value, list | tuple):
         # `cores: 4` could mean four of them as well as the one called 4.
-        raise ValueError("CPU numbers are wanted here: [0, 1], or '0-3' in quotes")  # noqa: TRY004 - pydantic takes ValueError
+        raise ValueError("CPU numbers are needed here: [0, 1], or '0-3' in quotes")  # noqa: TRY004 - pydantic takes ValueError
     return value
 
 
@@ -58,14 +58,14 @@ def _per_cluster(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return {EVERY_CLUSTER: value}
     if not isinstance(value, dict):
-        raise ValueError("whole Hz are wanted here, such as 1428000000, or {cluster: Hz}")  # noqa: TRY004
+        raise ValueError("whole Hz are needed here, such as 1428000000, or {cluster: Hz}")  # noqa: TRY004
     return value
 
 
 def _not_empty(items: tuple[Any, ...]) -> tuple[Any, ...]:
     # Not `min_length`, which counts what is left once wrong items are taken out.
     if not items:
-        raise ValueError("at least one is wanted here")
+        raise ValueError("at least one is needed here")
     return items
 
 

@@ -25,14 +25,12 @@ from farm.services.state import is_held
 from farm.store.standing import parse_transport
 from farm.values import Direct, Ssh, State, Transport, Virtual
 
-app = typer.Typer(
-    help="Boards: who they are, what state they are in, who holds them; and what types there are.", no_args_is_help=True
-)
+app = typer.Typer(help="Boards: register, reach, provision and inspect them; board types.", no_args_is_help=True)
 
 app.command("show")(board_show.show)
 
 Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them.")]
-Reason = Annotated[str, typer.Option("--reason", help="Why; kept with the board's events.")]
+Reason = Annotated[str, typer.Option("--reason", help="Reason, kept with the board's events.")]
 
 
 @app.command("list")
@@ -85,28 +83,33 @@ def list_types(json: options.Json = False, debug: options.Debug = False) -> None
 @app.command("add")
 def add(
     name: Annotated[str, typer.Argument(metavar="NAME")],
-    board_type: Annotated[str | None, typer.Option("--type", metavar="TYPE", help="The board's type.")] = None,
+    board_type: Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Type of the board.")] = None,
     ssh: Annotated[
         str | None,
-        typer.Option(
-            "--ssh", metavar="[USER@]HOST[:PORT]", help="How it is reached; HOST may be an alias of ~/.ssh/config."
-        ),
+        typer.Option("--ssh", metavar="[USER@]HOST[:PORT]", help="SSH address; HOST may be an alias of ~/.ssh/config."),
     ] = None,
-    virtual: Annotated[str | None, typer.Option("--virtual", metavar="TYPE", help="A virtual board instead.")] = None,
+    virtual: Annotated[
+        str | None, typer.Option("--virtual", metavar="TYPE", help="Virtual board to sweep instead.")
+    ] = None,
     time: Annotated[
         Literal["lapsed", "live"],
-        typer.Option("--time", help="Whether a virtual board's time jumps or passes as this machine's does."),
+        typer.Option("--time", help="Time of virtual boards: jumps (lapsed) or passes with this machine's (live)."),
     ] = "lapsed",
-    count: Annotated[int, typer.Option("--count", metavar="N", help="So many virtual ones, NAME-1 to NAME-N.")] = 1,
-    key_file: Annotated[str, typer.Option("--key-file", metavar="PATH", help="Private key for --ssh.")] = "",
-    host_key: Annotated[str, typer.Option("--host-key", metavar="SHA256:…", help="The host's fingerprint.")] = "",
+    count: Annotated[int, typer.Option("--count", metavar="N", help="Number of virtual boards, NAME-1 to NAME-N.")] = 1,
+    key_file: Annotated[str, typer.Option("--key-file", metavar="PATH", help="Private key file for --ssh.")] = "",
+    host_key: Annotated[
+        str, typer.Option("--host-key", metavar="SHA256:…", help="Fingerprint of the host's key.")
+    ] = "",
     agent_port: Annotated[
-        int, typer.Option("--agent-port", min=1, max=65535, help="Where the agent listens on the board's loopback.")
+        int, typer.Option("--agent-port", min=1, max=65535, help="Port of the agent on the board's loopback.")
     ] = Ssh.agent_port,
     tracker_port: Annotated[
-        int, typer.Option("--tracker-port", min=1, max=65535, help="Where it finds the farm's tracker there.")
+        int,
+        typer.Option("--tracker-port", min=1, max=65535, help="Port of the farm's tracker on the board's loopback."),
     ] = Ssh.tracker_port,
-    label: Annotated[list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Repeatable.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Label of the board; repeatable.")
+    ] = None,
     debug: options.Debug = False,
 ) -> None:
     """Register a board, or several virtual ones. It is `suspect` until it has been probed."""
@@ -167,10 +170,15 @@ def remove(names: Names, debug: options.Debug = False) -> None:
 def replace(
     name: Annotated[str, typer.Argument(metavar="NAME")],
     ssh: Annotated[
-        str | None, typer.Option("--ssh", metavar="USER@HOST[:PORT]", help="Where the new machine is, if elsewhere.")
+        str | None,
+        typer.Option("--ssh", metavar="USER@HOST[:PORT]", help="SSH address of the new machine, if it differs."),
     ] = None,
-    host_key: Annotated[str, typer.Option("--host-key", metavar="SHA256:…", help="The new host's fingerprint.")] = "",
-    serial: Annotated[str, typer.Option("--serial", metavar="TEXT", help="Its number, kept as the label serial.")] = "",
+    host_key: Annotated[
+        str, typer.Option("--host-key", metavar="SHA256:…", help="Fingerprint of the new host's key.")
+    ] = "",
+    serial: Annotated[
+        str, typer.Option("--serial", metavar="TEXT", help="Serial number, kept as the label serial.")
+    ] = "",
     reason: Reason = "",
     debug: options.Debug = False,
 ) -> None:
@@ -240,7 +248,7 @@ def retire(names: Names, reason: Reason = "", debug: options.Debug = False) -> N
 @app.command("release")
 def release(
     name: Annotated[str, typer.Argument(metavar="NAME")],
-    force: Annotated[bool, typer.Option("--force", help="Meant: whoever holds the board loses it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Revoke the current lease.")] = False,
     reason: Reason = "",
     debug: options.Debug = False,
 ) -> None:

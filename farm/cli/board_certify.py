@@ -21,13 +21,13 @@ _NOT_REACHED, _FAILED = 3, 1
 def certify(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A board, as `farm board list` names it.")],
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder for it; else ./certify-NAME.")
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder for the report; default: ./certify-NAME.")
     ] = None,
     timeout: Annotated[
-        str, typer.Option("--timeout", metavar="TIME", help="For everything once the board is reached.")
+        str, typer.Option("--timeout", metavar="TIME", help="Limit of the time once the board is reached.")
     ] = "5m",
     names: Annotated[
-        bool, typer.Option("--names", help="Leave names of boards, hosts and folders, and addresses, in the report.")
+        bool, typer.Option("--names", help="Keep names of boards, hosts and folders, and addresses, in the report.")
     ] = False,
     json: options.Json = False,
     debug: options.Debug = False,

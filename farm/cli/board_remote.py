@@ -42,7 +42,9 @@ _REST = "farm.rest"
 Accept = Annotated[
     list[str] | None,
     typer.Option(
-        "--accept-host-key", metavar="SHA256:…", help="Pin this host key where none is confirmed yet; repeatable."
+        "--accept-host-key",
+        metavar="SHA256:…",
+        help="Fingerprint of a host key to pin where none is confirmed yet; repeatable.",
     ),
 ]
 
@@ -65,9 +67,9 @@ def register(app: typer.Typer) -> None:
 def execute(
     context: typer.Context,
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME… -- COMMAND…", help="Boards; after `--` what they shall run.")
+        list[str], typer.Argument(metavar="NAME… -- COMMAND…", help="Boards, then `--` and the command to run.")
     ],
-    timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="For each board.")] = "60s",
+    timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="Time limit for each board.")] = "60s",
     accept_host_key: Accept = None,
     json: options.Json = False,
     debug: options.Debug = False,
@@ -112,8 +114,12 @@ def execute(
 
 def logs(
     name: Annotated[str, typer.Argument(metavar="NAME")],
-    lines: Annotated[int, typer.Option("--lines", min=1, max=MAX_LINES, help="From the end, of each log.")] = 100,
-    prefix: Annotated[str, typer.Option("--prefix", metavar="DIR", help="Where the board is provisioned to.")] = "",
+    lines: Annotated[
+        int, typer.Option("--lines", min=1, max=MAX_LINES, help="Number of last lines of each log.")
+    ] = 100,
+    prefix: Annotated[
+        str, typer.Option("--prefix", metavar="DIR", help="Folder that the board is provisioned to.")
+    ] = "",
     accept_host_key: Accept = None,
     debug: options.Debug = False,
 ) -> None:

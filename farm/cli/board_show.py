@@ -19,7 +19,7 @@ _EVENTS = 30
 
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME|TYPE", help="A board, or a board type.")],
-    events: Annotated[int, typer.Option("--events", metavar="N", min=0, help="So many of the newest.")] = _EVENTS,
+    events: Annotated[int, typer.Option("--events", metavar="N", min=0, help="Number of recent events.")] = _EVENTS,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:

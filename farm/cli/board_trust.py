@@ -29,10 +29,11 @@ Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Boards, as 
 def trust(
     names: Names,
     fingerprint: Annotated[
-        list[str] | None, typer.Option("--fingerprint", metavar="SHA256:…", help="The key to pin; repeatable.")
+        list[str] | None,
+        typer.Option("--fingerprint", metavar="SHA256:…", help="Fingerprint of the key to pin; repeatable."),
     ] = None,
     forget: Annotated[
-        bool, typer.Option("--forget", help="Remove the pins instead, as after a reinstallation.")
+        bool, typer.Option("--forget", help="Remove the pinned keys, for instance after a reinstallation.")
     ] = False,
     debug: options.Debug = False,
 ) -> None:

@@ -21,21 +21,27 @@ app = typer.Typer(help="Bundles: everything that a board is given, in one file."
 
 @app.command("build")
 def build(
-    arch: Annotated[str | None, typer.Option("--arch", metavar="aarch64|x86_64", help="For which machine.")] = None,
-    board_type: Annotated[str | None, typer.Option("--board-type", metavar="TYPE", help="That of a type.")] = None,
+    arch: Annotated[
+        str | None, typer.Option("--arch", metavar="aarch64|x86_64", help="Architecture of the board.")
+    ] = None,
+    board_type: Annotated[
+        str | None, typer.Option("--board-type", metavar="TYPE", help="Board type whose architecture it is.")
+    ] = None,
     python: Annotated[
         list[str] | None,
-        typer.Option("--python", metavar="3.11", help="For boards with this Python; repeatable."),
+        typer.Option("--python", metavar="3.11", help="Python version of the boards; repeatable."),
     ] = None,
     managed_python: Annotated[
         bool,
-        typer.Option("--managed-python", help="Bring a Python along, fetched by uv; for boards with an older one."),
+        typer.Option("--managed-python", help="Bring a Python along, fetched by uv, for boards with an older one."),
     ] = False,
     python_archive: Annotated[
         Path | None,
-        typer.Option("--python-archive", metavar="FILE", help="Bring this one along, of python-build-standalone."),
+        typer.Option("--python-archive", metavar="FILE", help="Archive of python-build-standalone to bring along."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Default: named here.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="File to write; default: a name made up here.")
+    ] = None,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:

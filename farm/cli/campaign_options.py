@@ -12,16 +12,21 @@ from farm.errors import UsageError
 NONE = "none"
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A campaign; `farm campaign list` shows them.")]
-Trials = Annotated[str | None, typer.Option("--trials", metavar="N|none", help="Candidates measured, all together.")]
+Trials = Annotated[
+    str | None, typer.Option("--trials", metavar="N|none", help="Limit of candidates measured, in total.")
+]
 WallClock = Annotated[
-    str | None, typer.Option("--wall-clock", metavar="6h|none", help="Time from start to end, pauses left out.")
+    str | None,
+    typer.Option("--wall-clock", metavar="6h|none", help="Limit of the time from start to end, without pauses."),
 ]
 BoardHours = Annotated[
-    str | None, typer.Option("--board-hours", metavar="H|none", help="Hours for which trials hold boards.")
+    str | None, typer.Option("--board-hours", metavar="H|none", help="Limit of the hours for which trials hold boards.")
 ]
 PerWorkload = Annotated[
     str | None,
-    typer.Option("--per-workload", metavar="N|none", help="Trials of one workload at one point of one board type."),
+    typer.Option(
+        "--per-workload", metavar="N|none", help="Limit of trials of one workload at one point of one board type."
+    ),
 ]
 
 

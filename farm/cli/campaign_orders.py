@@ -90,7 +90,8 @@ def show(name: Name, json: options.Json = False, debug: options.Debug = False) -
 def report(
     name: Name,
     out: Annotated[
-        pathlib.Path | None, typer.Option("--out", metavar="DIR", help="Folder for it; else ./campaign-NAME.")
+        pathlib.Path | None,
+        typer.Option("--out", metavar="DIR", help="Folder for the report; default: ./campaign-NAME."),
     ] = None,
     json: options.Json = False,
     debug: options.Debug = False,

@@ -41,7 +41,11 @@ def run(
     detach: Detach = False,
     compile_to: Annotated[
         Path | None,
-        typer.Option("--compile", metavar="DIR", help="Then compile, verify and pack every model for every type."),
+        typer.Option(
+            "--compile",
+            metavar="DIR",
+            help="Folder to compile, verify and package every model into afterwards, for every type.",
+        ),
     ] = None,
     json: options.Json = False,
     debug: options.Debug = False,
@@ -102,7 +106,7 @@ def resume(name: Name, detach: Detach = False, json: options.Json = False, debug
 
 def clone(
     name: Name,
-    new: Annotated[str, typer.Argument(metavar="NEW-NAME", help="What the new campaign is called.")],
+    new: Annotated[str, typer.Argument(metavar="NEW-NAME", help="Name of the new campaign.")],
     trials: campaign_options.Trials = None,
     wall_clock: campaign_options.WallClock = None,
     board_hours: campaign_options.BoardHours = None,

@@ -21,9 +21,9 @@ _FAILED = 3
 
 def doctor(
     board: Annotated[
-        list[str] | None, typer.Option("--board", metavar="NAME", help="This board instead; repeatable.")
+        list[str] | None, typer.Option("--board", metavar="NAME", help="Board to use instead; repeatable.")
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every registered board instead.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="All registered boards.")] = False,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:

@@ -42,8 +42,8 @@ def check(file: File, json: options.Json = False, debug: options.Debug = False) 
 @app.command("apply")
 def apply(
     file: File,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
-    prune: Annotated[bool, typer.Option("--prune", help="Remove boards that the file does not name.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Also remove boards that the file does not name.")] = False,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:

@@ -61,7 +61,9 @@ def list_zoo(json: options.Json = False, debug: options.Debug = False) -> None:
 @app.command("show")
 def show(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a name from `farm model zoo`.")],
-    board_type: Annotated[str, typer.Option("--board-type", metavar="TYPE", help="Whose target to use.")] = "local",
+    board_type: Annotated[
+        str, typer.Option("--board-type", metavar="TYPE", help="Board type whose target to use.")
+    ] = "local",
     shape: options.Shapes = None,
     batch: options.Batch = None,
     json: options.Json = False,

@@ -18,7 +18,7 @@ from farm.settings import Settings
 from farm.store import Store
 
 Folder = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="A folder that `farm model compile` wrote.")]
-Wait = Annotated[str, typer.Option("--wait", metavar="10m", help="How long to wait for a board.")]
+Wait = Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait for a board.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -30,25 +30,30 @@ def register(app: typer.Typer) -> None:
 
 def compile_(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a name from `farm model zoo`.")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The artifact's folder; it is made.")],
-    board_type: Annotated[str, typer.Option("--board-type", metavar="TYPE", help="What to compile for.")] = "local",
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the artifact; it is created.")],
+    board_type: Annotated[
+        str, typer.Option("--board-type", metavar="TYPE", help="Board type to compile for.")
+    ] = "local",
     operating_point: Annotated[
         str,
         typer.Option(
-            "--operating-point", metavar="POINT", help="Prefer records made there, as `farm record list` says."
+            "--operating-point",
+            metavar="POINT",
+            help="Operating point whose records are preferred, as `farm record list` names it.",
         ),
     ] = "default",
     missing: Annotated[
         str,
-        typer.Option("--missing", metavar="rule|tune|refuse", help="What to do about workloads without a record."),
+        typer.Option("--missing", metavar="rule|tune|refuse", help="Treatment of workloads without a record."),
     ] = "rule",
     trials: options.Trials = 128,
     simulated: Annotated[
-        bool, typer.Option("--simulated", help="For virtual boards of the type, from what was measured on them.")
+        bool, typer.Option("--simulated", help="Compile for virtual boards of the type, from records made on them.")
     ] = False,
     exact: options.Exact = False,
     labels: Annotated[
-        Path | None, typer.Option("--labels", metavar="FILE", help="Names of a classifier's classes, one a line.")
+        Path | None,
+        typer.Option("--labels", metavar="FILE", help="File with the names of a classifier's classes, one per line."),
     ] = None,
     shape: options.Shapes = None,
     batch: options.Batch = None,
@@ -82,13 +87,15 @@ def compile_(
 
 def verify(
     folder: Folder,
-    board: Annotated[str, typer.Option("--board", metavar="NAME", help="A board, or local: this machine.")] = "local",
+    board: Annotated[
+        str, typer.Option("--board", metavar="NAME", help="Name of a board; local: this machine.")
+    ] = "local",
     inputs: Annotated[
         list[Path] | None,
-        typer.Option("--input", metavar="X.npz", help="Inputs besides the seeded ones; repeatable."),
+        typer.Option("--input", metavar="X.npz", help="Inputs to check besides the seeded ones; repeatable."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", metavar="MODEL", help="The model, where it is not where it was.")
+        str | None, typer.Option("--model", metavar="MODEL", help="Path of the model, if it has moved.")
     ] = None,
     wait: Wait = "60s",
     json: options.Json = False,
@@ -141,16 +148,18 @@ def verify(
 
 def package(
     folder: Folder,
-    form: Annotated[str, typer.Option("--format", metavar="tar|wheel|c", help="What to write.")] = "wheel",
+    form: Annotated[str, typer.Option("--format", metavar="tar|wheel|c", help="Format to write.")] = "wheel",
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="PATH", help="A folder, or the file; default: here.")
+        Path | None, typer.Option("--out", metavar="PATH", help="Folder or file to write; default: the current folder.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="The Python package's; default: the model's.")
+        str | None, typer.Option("--name", metavar="NAME", help="Name of the Python package; default: the model's.")
     ] = None,
     runtime: Annotated[
         Path | None,
-        typer.Option("--runtime", metavar="BUNDLE|DIR", help="For c: where TVM's runtime for the board is."),
+        typer.Option(
+            "--runtime", metavar="BUNDLE|DIR", help="Bundle or folder with TVM's runtime for the board (format c)."
+        ),
     ] = None,
     json: options.Json = False,
     debug: options.Debug = False,

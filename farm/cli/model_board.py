@@ -14,10 +14,10 @@ from farm.cli.durations import read_duration_s
 from farm.cli.model_artifacts import Folder, Wait
 from farm.errors import PermanentError, UsageError
 
-Board = Annotated[str, typer.Option("--board", metavar="NAME", help="A board, or local: this machine.")]
+Board = Annotated[str, typer.Option("--board", metavar="NAME", help="Name of a board; local: this machine.")]
 Point = Annotated[
     str,
-    typer.Option("--operating-point", metavar="POINT", help="Hold these clocks, such as mode=MAXN or a57=921.6MHz."),
+    typer.Option("--operating-point", metavar="POINT", help="Clocks to hold, such as mode=MAXN or a57=921.6MHz."),
 ]
 
 
@@ -83,10 +83,13 @@ def deploy(
 
 def run(
     folder: Folder,
-    inputs: Annotated[Path, typer.Option("--input", metavar="X.npz|CAT.jpg", help="Arrays by name, or an image.")],
+    inputs: Annotated[
+        Path,
+        typer.Option("--input", metavar="X.npz|CAT.jpg", help="Inputs: an npz file of arrays by name, or an image."),
+    ],
     board: Board = "local",
-    repeat: Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="Timed runs.")] = 10,
-    out: Annotated[Path | None, typer.Option("--out", metavar="Y.npz", help="Write the outputs there.")] = None,
+    repeat: Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="Number of timed runs.")] = 10,
+    out: Annotated[Path | None, typer.Option("--out", metavar="Y.npz", help="File for the outputs (npz).")] = None,
     operating_point: Point = "default",
     wait: Wait = "60s",
     json: options.Json = False,
@@ -131,14 +134,14 @@ def run(
 
 
 def bench(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL|ARTIFACT…", help="Models, or compiled ones.")],
+    models: Annotated[list[str], typer.Argument(metavar="MODEL|ARTIFACT…", help="Models or artifacts.")],
     board: Board = "local",
     against: Annotated[
-        str, typer.Option("--against", metavar="onnxruntime,rule,untuned", help="What to compare with.")
+        str, typer.Option("--against", metavar="onnxruntime,rule,untuned", help="Programs to compare with.")
     ] = "onnxruntime,rule,untuned",
     operating_point: Point = "default",
     shape: options.Shapes = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write charts and figures there.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for charts and figures.")] = None,
     wait: Wait = "60s",
     json: options.Json = False,
     debug: options.Debug = False,

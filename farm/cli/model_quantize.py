@@ -23,9 +23,9 @@ def quantize(
         str,
         typer.Option("--calibration", metavar="DIR|random", help="A folder of .npz or .npy inputs, or `random` ones."),
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Write the ONNX file there.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Path of the ONNX file to write.")],
     examples: Annotated[
-        int, typer.Option("--examples", metavar="N", min=1, help="So many inputs where they are random.")
+        int, typer.Option("--examples", metavar="N", min=1, help="Number of inputs where they are random.")
     ] = 16,
     shape: options.Shapes = None,
     batch: options.Batch = None,

@@ -17,8 +17,10 @@ from farm.store import Store
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
-Trials = Annotated[int, typer.Option("--trials", metavar="N", help="Candidates to measure.")]
-Exact = Annotated[bool, typer.Option("--exact", help="No algorithm that rounds worse than the model as it stands.")]
+Trials = Annotated[int, typer.Option("--trials", metavar="N", help="Number of candidates to measure.")]
+Exact = Annotated[
+    bool, typer.Option("--exact", help="Leave out algorithms that round worse than the model as it stands.")
+]
 Shapes = Annotated[
     list[str] | None,
     typer.Option(
@@ -28,7 +30,10 @@ Shapes = Annotated[
 Batch = Annotated[
     int | None,
     typer.Option(
-        "--batch", metavar="N", min=1, help="So many inputs at once: the first dimension, where the model has 1."
+        "--batch",
+        metavar="N",
+        min=1,
+        help="Batch size: the first dimension of all inputs, also where the model says 1.",
     ),
 ]
 

@@ -42,21 +42,28 @@ _OUT_OF_SERVICE = (Health.MAINTENANCE, Health.RETIRED, Health.UNSAFE)
 def provision(
     names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them.")],
     bundle: Annotated[
-        Path | None, typer.Option("--bundle", metavar="FILE", help="What to install; default: made here, and kept.")
+        Path | None,
+        typer.Option("--bundle", metavar="FILE", help="Bundle to install; default: one made here, and kept."),
     ] = None,
     prefix: Annotated[
         str,
-        typer.Option("--prefix", metavar="DIR", help="Where on the board; default: /opt/tvm-farm, or below a home."),
+        typer.Option(
+            "--prefix",
+            metavar="DIR",
+            help="Folder on the board; default: /opt/tvm-farm, or one below the login's home.",
+        ),
     ] = "",
     uninstall: Annotated[
-        bool, typer.Option("--uninstall", help="Remove everything that this command put there.")
+        bool, typer.Option("--uninstall", help="Remove everything that this command installed.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")] = False,
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, max=64, help="Boards at a time.")] = 8,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")] = False,
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, max=64, help="Number of boards at a time.")] = 8,
     accept_host_key: Annotated[
         list[str] | None,
         typer.Option(
-            "--accept-host-key", metavar="SHA256:…", help="Pin this host key where none is confirmed yet; repeatable."
+            "--accept-host-key",
+            metavar="SHA256:…",
+            help="Fingerprint of a host key to pin where none is confirmed yet; repeatable.",
         ),
     ] = None,
     json: options.Json = False,

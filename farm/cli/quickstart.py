@@ -16,13 +16,18 @@ from farm.inventory.board_types import require_board_type
 
 def quickstart(
     model: Annotated[
-        str, typer.Option("--model", metavar="FILE.onnx|ZOO_NAME", help="What to tune; see `farm model zoo`.")
+        str,
+        typer.Option(
+            "--model",
+            metavar="FILE.onnx|ZOO_NAME",
+            help="Model to tune: an ONNX file, or a name from `farm model zoo`.",
+        ),
     ] = "squeezenet1.1",
     trials: options.Trials = 128,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the report goes.")] = Path(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the report.")] = Path(
         "quickstart-report"
     ),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Do not start from what earlier runs measured.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start without results of earlier runs.")] = False,
     exact: options.Exact = False,
     sweep: Annotated[
         bool, typer.Option("--sweep/--no-sweep", help="Also sweep a virtual Jetson Nano's clocks.")

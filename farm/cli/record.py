@@ -17,7 +17,9 @@ from farm.values import DEFAULT_POINT, Record
 app = typer.Typer(help="Records: the best verified trial of each workload.", no_args_is_help=True)
 record_exchange.register(app)
 
-_Which = Annotated[str, typer.Argument(metavar="WORKLOAD", help="Its hash, the first digits, or its name.")]
+_Which = Annotated[
+    str, typer.Argument(metavar="WORKLOAD", help="Workload: its hash, the first digits of it, or its name.")
+]
 
 
 @app.command("list")
@@ -89,7 +91,7 @@ def best_trials(
     workload: _Which,
     board_type: filters.BoardType = "",
     operating_point: filters.Point = "",
-    top: Annotated[int, typer.Option("--top", metavar="N", help="How many candidates.")] = 5,
+    top: Annotated[int, typer.Option("--top", metavar="N", help="Number of candidates.")] = 5,
     simulated: filters.Simulated = False,
     json: options.Json = False,
     debug: options.Debug = False,
@@ -156,7 +158,7 @@ def prune(
     campaign: filters.Campaign = "",
     imported: filters.Imported = False,
     simulated: filters.Simulated = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show which.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show which, and remove nothing.")] = False,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:

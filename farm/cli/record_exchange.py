@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is not there yet.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
     workload: filters.Workload = "",
     operator: filters.Operator = "",
     board_type: filters.BoardType = "",
@@ -68,13 +68,18 @@ def export(
 
 
 def import_(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `farm record export` or MetaSchedule wrote.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder that `farm record export` or MetaSchedule wrote.")
+    ],
     board_type: filters.BoardType = "",
     operating_point: filters.Point = DEFAULT_POINT,
     pipeline: Annotated[
-        str, typer.Option("--pipeline", metavar="NAME", help="What was done to the models of MetaSchedule's files.")
+        str,
+        typer.Option(
+            "--pipeline", metavar="NAME", help="Graph pipeline that the modules of MetaSchedule's files went through."
+        ),
     ] = "script",
-    simulated: Annotated[bool, typer.Option("--simulated", help="They are a virtual board's.")] = False,
+    simulated: Annotated[bool, typer.Option("--simulated", help="Take them as results of virtual boards.")] = False,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:

@@ -19,17 +19,17 @@ from farm.values import Record
 Workload = Annotated[
     str, typer.Option("--workload", metavar="TEXT", help="Hash, its first digits, or a part of the name.")
 ]
-Operator = Annotated[
-    str, typer.Option("--operator", metavar="KIND", help="Of this operator: conv2d, dense, softmax, …")
-]
-BoardType = Annotated[str, typer.Option("--board-type", metavar="TYPE", help="Of this board type.")]
-Target = Annotated[str, typer.Option("--target", metavar="TEXT", help="For a target that names this: cortex-a57, …")]
-Point = Annotated[str, typer.Option("--operating-point", metavar="POINT", help="Measured at this operating point.")]
+Operator = Annotated[str, typer.Option("--operator", metavar="KIND", help="Operator: conv2d, dense, softmax, …")]
+BoardType = Annotated[str, typer.Option("--board-type", metavar="TYPE", help="Board type.")]
+Target = Annotated[str, typer.Option("--target", metavar="TEXT", help="Part of the target: cortex-a57, …")]
+Point = Annotated[str, typer.Option("--operating-point", metavar="POINT", help="Operating point.")]
 Since = Annotated[str, typer.Option("--since", metavar="WHEN", help="Verified at or after a date, or within 7d.")]
 Until = Annotated[str, typer.Option("--until", metavar="WHEN", help="Verified before a date, or before 7d ago.")]
-Campaign = Annotated[str, typer.Option("--campaign", metavar="NAME", help="Tried by this campaign: name or number.")]
-Simulated = Annotated[bool, typer.Option("--simulated", help="Those of virtual boards instead of real ones.")]
-Imported = Annotated[bool, typer.Option("--imported", help="From another farm or file.")]
+Campaign = Annotated[
+    str, typer.Option("--campaign", metavar="NAME", help="Campaign that tried the candidate: name or number.")
+]
+Simulated = Annotated[bool, typer.Option("--simulated", help="Records of virtual boards instead of real ones.")]
+Imported = Annotated[bool, typer.Option("--imported", help="Records from another farm or file.")]
 
 _DATES = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M")
 
@@ -110,4 +110,4 @@ def _to_time(option: str, text: str) -> float:
     try:
         return time.time() - parse_duration_s(text)
     except ValueError:
-        raise UsageError(f"{option} {text!r} is no date and no span", "Examples: 2026-11-22, 7d.") from None
+        raise UsageError(f"{option} {text!r} is neither a date nor a duration", "Examples: 2026-11-22, 7d.") from None

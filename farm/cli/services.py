@@ -28,9 +28,11 @@ _OUT_OF_SERVICE = (Health.MAINTENANCE, Health.RETIRED, Health.UNSAFE)
 
 
 def up(
-    foreground: Annotated[bool, typer.Option("--foreground", help="Stay in the terminal, log there.")] = False,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay in the foreground and log to the terminal.")
+    ] = False,
     wait: Annotated[
-        str, typer.Option("--wait", metavar="60s", help="Wait so long for boards to be reached and probed.")
+        str, typer.Option("--wait", metavar="60s", help="Longest wait for boards to be reached and probed.")
     ] = "",
     json: options.Json = False,
     debug: options.Debug = False,
@@ -57,7 +59,7 @@ def up(
 
 
 def down(
-    force: Annotated[bool, typer.Option("--force", help="Even while somebody uses boards.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Stop even if boards are leased.")] = False,
     debug: options.Debug = False,
 ) -> None:
     """End the farm's services and everything they started. Boards and their agents elsewhere stay up.
@@ -104,8 +106,10 @@ def status(json: options.Json = False, debug: options.Debug = False) -> None:
 
 
 def probe(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Boards; none: all in service.")] = None,
-    timeout: Annotated[str, typer.Option("--timeout", metavar="2m", help="For all of them together.")] = "2m",
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Boards; default: all in service.")] = None,
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="2m", help="Time limit for all of them together.")
+    ] = "2m",
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:

@@ -12,11 +12,11 @@ from farm.campaign import safekeeping
 from farm.cli import options, output
 from farm.errors import PermanentError, UsageError
 
-app = typer.Typer(help="Look after the store.", no_args_is_help=True)
+app = typer.Typer(help="Check and upgrade the store.", no_args_is_help=True)
 
 
 def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the copy goes.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write the copy to.")],
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
     debug: options.Debug = False,
 ) -> None:

@@ -23,19 +23,22 @@ from farm.sweep.values import Goal
 
 app = typer.Typer(help="Sweeps: latency, power and energy of a model over a board's clocks.", no_args_is_help=True)
 
-Sweep = Annotated[int, typer.Argument(metavar="ID", help="From `farm sweep list`.")]
+Sweep = Annotated[int, typer.Argument(metavar="ID", help="Number of the sweep; `farm sweep list` has them.")]
 LOCAL = "local"
 
 
 @app.command("run")
 def run(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a name from `farm model zoo`.")],
-    board: Annotated[str | None, typer.Option("--board", metavar="NAME", help="This board, or local.")] = None,
+    board: Annotated[
+        str | None, typer.Option("--board", metavar="NAME", help="Name of a board; local: this machine.")
+    ] = None,
     board_type: Annotated[
-        str | None, typer.Option("--board-type", metavar="TYPE", help="Free boards of this type; points are spread.")
+        str | None,
+        typer.Option("--board-type", metavar="TYPE", help="Board type; points are spread over its free boards."),
     ] = None,
     boards: Annotated[
-        int | None, typer.Option("--boards", metavar="N", help="No more than so many boards of the type.")
+        int | None, typer.Option("--boards", metavar="N", help="Largest number of boards of the type.")
     ] = None,
     cpu_freqs: Annotated[
         list[str] | None,
@@ -48,7 +51,10 @@ def run(
     mem_freqs: Annotated[str, typer.Option("--mem-freqs", metavar="all|LIST", help="Memory clocks.")] = "",
     power_modes: Annotated[str, typer.Option("--power-modes", metavar="all|LIST", help="Power modes.")] = "",
     variants: Annotated[
-        str, typer.Option("--variants", metavar="untuned,tuned", help="TVM's own code, code from records, or both.")
+        str,
+        typer.Option(
+            "--variants", metavar="untuned,tuned", help="Code to sweep: TVM's own, code from records, or both."
+        ),
     ] = "untuned",
     batch: Annotated[str, typer.Option("--batch", metavar="1,4", help="Batch sizes.")] = "1",
     shape: options.Shapes = None,
@@ -57,21 +63,23 @@ def run(
     objective: Aim = "",
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Measure every point.")] = False,
     budget_points: Annotated[
-        int | None, typer.Option("--budget-points", metavar="N", help="Measure no more points than this.")
+        int | None, typer.Option("--budget-points", metavar="N", help="Largest number of points to measure.")
     ] = None,
     top_k: Annotated[
         int,
         typer.Option(
-            "--top-k", metavar="N", help="Try so many known schedules of tuned code again where they may matter."
+            "--top-k",
+            metavar="N",
+            help="Number of known schedules of the tuned code to try again where they may matter.",
         ),
     ] = 1,
-    repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Visits to each point in a row.")] = 1,
+    repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Consecutive visits to each point.")] = 1,
     window: Annotated[
-        str, typer.Option("--window", metavar="5s", help="How long a point is measured; sensors may need longer.")
+        str, typer.Option("--window", metavar="5s", help="Time for which a point is measured; sensors may need longer.")
     ] = "5s",
-    ambient: Annotated[str, typer.Option("--ambient", metavar="23C", help="The temperature of the room.")] = "",
-    wait: Annotated[str, typer.Option("--wait", metavar="10m", help="How long to wait for a board.")] = "60s",
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write the report there.")] = None,
+    ambient: Annotated[str, typer.Option("--ambient", metavar="23C", help="Temperature of the room.")] = "",
+    wait: Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait for a board.")] = "60s",
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for the report.")] = None,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
@@ -116,7 +124,7 @@ def run(
 @app.command("resume")
 def resume(
     sweep: Sweep,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write the report there.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for the report.")] = None,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
@@ -184,10 +192,12 @@ def pick(
     deadline: Deadline = "",
     max_power: MaxPower = "",
     objective: Aim = "",
-    variant: Annotated[str | None, typer.Option("--variant", metavar="NAME", help="Of these series only.")] = None,
-    batch: Annotated[int | None, typer.Option("--batch", metavar="N", help="Of this batch size only.")] = None,
+    variant: Annotated[
+        str | None, typer.Option("--variant", metavar="NAME", help="Variant that is meant; default: all.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", metavar="N", help="Batch size.")] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="First measure what is predicted to be better; needs the board.")
+        bool, typer.Option("--measure", help="Measure first what is predicted to be better; needs the board.")
     ] = False,
     json: options.Json = False,
     debug: options.Debug = False,

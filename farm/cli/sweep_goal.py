@@ -14,13 +14,9 @@ from farm.sweep.values import Goal, Objective
 
 NONE = "none"
 
-Deadline = Annotated[
-    str, typer.Option("--deadline", metavar="33ms|none", help="The median latency may not exceed this.")
-]
-MaxPower = Annotated[str, typer.Option("--max-power", metavar="7.5W|none", help="Nor the power this.")]
-Aim = Annotated[
-    str, typer.Option("--objective", metavar="energy|latency|power|edp", help="What the pick is to have least of.")
-]
+Deadline = Annotated[str, typer.Option("--deadline", metavar="33ms|none", help="Upper limit for the median latency.")]
+MaxPower = Annotated[str, typer.Option("--max-power", metavar="7.5W|none", help="Upper limit for power.")]
+Aim = Annotated[str, typer.Option("--objective", metavar="energy|latency|power|edp", help="Quantity to minimise.")]
 
 
 def read_goal(goal: Goal, deadline: str, max_power: str, objective: str) -> Goal:

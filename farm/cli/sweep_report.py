@@ -36,7 +36,7 @@ def register(app: typer.Typer) -> None:
 def report(
     sweep: _Sweep,
     out: Annotated[
-        pathlib.Path | None, typer.Option("--out", metavar="DIR", help="Folder for it; else ./sweep-ID.")
+        pathlib.Path | None, typer.Option("--out", metavar="DIR", help="Folder for the report; default: ./sweep-ID.")
     ] = None,
     json: options.Json = False,
     debug: options.Debug = False,
@@ -59,17 +59,20 @@ def report(
 
 def export(
     sweep: _Sweep,
-    form: Annotated[Form, typer.Option("--as", help="A stanza for nvpmodel.conf, JSON, or a shell script.")],
+    form: Annotated[Form, typer.Option("--as", help="Format: a stanza for nvpmodel.conf, JSON, or a shell script.")],
     pick: Annotated[
-        int, typer.Option("--pick", metavar="P", help="1: the point recommended; 2 and up: the runners-up.")
+        int, typer.Option("--pick", metavar="P", help="Rank: 1 is the recommended point, 2 and up the runners-up.")
     ] = 1,
     key: Annotated[
-        str | None, typer.Option("--key", metavar="KEY", help="This point instead, as `farm sweep show` names it.")
+        str | None,
+        typer.Option(
+            "--key", metavar="KEY", help="Operating point instead of the pick, as `farm sweep show` names it."
+        ),
     ] = None,
     variant: Annotated[
-        str | None, typer.Option("--variant", metavar="NAME", help="Of this variant; else tuned, if there is one.")
+        str | None, typer.Option("--variant", metavar="NAME", help="Variant; default: tuned, if there is one.")
     ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", metavar="N", help="Of this batch size.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", metavar="N", help="Batch size.")] = None,
     deadline: Deadline = "",
     max_power: MaxPower = "",
     objective: Aim = "",
@@ -77,7 +80,7 @@ def export(
         int | None, typer.Option("--id", metavar="N", min=0, help="ID of the nvpmodel mode; else the first free one.")
     ] = None,
     out: Annotated[
-        pathlib.Path | None, typer.Option("--out", metavar="FILE", help="Into this file instead of to stdout.")
+        pathlib.Path | None, typer.Option("--out", metavar="FILE", help="File to write instead of stdout.")
     ] = None,
     debug: options.Debug = False,
 ) -> None:
@@ -99,8 +102,8 @@ def export(
 
 def compare(
     one: Annotated[int, typer.Argument(metavar="A", help="Number of the first sweep.")],
-    other: Annotated[int, typer.Argument(metavar="B", help="Number of the second.")],
-    mixed: Annotated[bool, typer.Option("--mixed", help="Even where one is simulated and the other is not.")] = False,
+    other: Annotated[int, typer.Argument(metavar="B", help="Number of the second sweep.")],
+    mixed: Annotated[bool, typer.Option("--mixed", help="Compare even a simulated with a real one.")] = False,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:

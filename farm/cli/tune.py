@@ -18,21 +18,21 @@ def tune(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a name from `farm model zoo`.")],
     board_type: Annotated[
         str | None,
-        typer.Option("--board-type", metavar="TYPE", help="What to tune for: local (this machine) or a fleet's type."),
+        typer.Option("--board-type", metavar="TYPE", help="Board type to tune for; local: this machine."),
     ] = None,
     board: Annotated[
-        str | None, typer.Option("--board", metavar="NAME", help="This board of the fleet and no other.")
+        str | None, typer.Option("--board", metavar="NAME", help="Board of the fleet to use, and no other.")
     ] = None,
     wait: Annotated[
-        str, typer.Option("--wait", metavar="10m", help="How long to wait for a board of the fleet to become free.")
+        str, typer.Option("--wait", metavar="10m", help="Longest wait for a board of the fleet to become free.")
     ] = "60s",
     trials: options.Trials = 128,
     ops: Annotated[
-        str, typer.Option("--ops", metavar="conv2d,dense", help="Tune workloads of these operators only.")
+        str, typer.Option("--ops", metavar="conv2d,dense", help="Operators whose workloads are tuned; default: all.")
     ] = "",
     shape: options.Shapes = None,
     batch: options.Batch = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Do not start from what earlier runs measured.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start without results of earlier runs.")] = False,
     exact: options.Exact = False,
     json: options.Json = False,
     debug: options.Debug = False,

@@ -234,7 +234,7 @@ def _to_seconds(wait: float | str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise UsageError(f"wait={wait!r} is no span of time", f"Examples: {durations.EXAMPLES}.")
+        raise UsageError(f"wait={wait!r} is not a duration", f"Examples: {durations.EXAMPLES}.")
     return seconds
 
 

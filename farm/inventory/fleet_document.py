@@ -22,7 +22,7 @@ def _port_text(value: Any) -> Any:
 
 def _path_text(value: str) -> str:
     if "-----BEGIN" in value:
-        raise ValueError("a path is wanted here; a private key has no place in this file")
+        raise ValueError("a path is needed here; a private key has no place in this file")
     return _printable(value)
 
 
@@ -36,7 +36,7 @@ def _printable(value: str) -> str:
 def _quoted(value: Any) -> Any:
     """YAML reads 010 as 8 and `no` as false; names and labels must be what was written."""
     if not isinstance(value, str):
-        raise ValueError("text is wanted here; write it in quotes")  # noqa: TRY004 - pydantic takes ValueError
+        raise ValueError("text is needed here; write it in quotes")  # noqa: TRY004 - pydantic takes ValueError
     return value
 
 

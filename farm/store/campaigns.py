@@ -145,7 +145,7 @@ class CampaignQueries(WorkloadQueries):
                 _set_state(connection, campaign.id, CampaignState.SUBMITTED, None)
             if wanted != campaign.wanted or "reason" in values:
                 _update_fleet(connection, campaign.id, **values)
-                self._add_campaign_event(connection, f"campaign_{wanted}", name, f"wanted by {by}; it was {state}")
+                self._add_campaign_event(connection, f"campaign_{wanted}", name, f"requested by {by}; it was {state}")
             return _require(connection, name)
 
     def change_budget(self, name: str, budget: Mapping[str, Any], by: str) -> FleetCampaign:

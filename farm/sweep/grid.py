@@ -97,7 +97,7 @@ def plan_grid(clocks: Clocks, request: GridRequest, coupling: Coupling = NO_COUP
     size = len(modes) * len(core_sets) * len(cpus) * len(gpu) * len(memory)
     if size > MAX_POINTS:
         raise UsageError(
-            f"that are {size} operating points, more than {MAX_POINTS}",
+            f"{size} operating points exceed the limit of {MAX_POINTS}",
             hint="name fewer frequencies, or sweep one clock after the other",
         )
     groups: dict[tuple[object, ...], list[GridPoint]] = {}

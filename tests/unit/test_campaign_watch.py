@@ -166,7 +166,7 @@ def test_a_budget_cannot_be_changed_once_the_search_is_over(store: Store) -> Non
         ({"board_hours": "1.5", "per_workload": "none"}, {"board_s": 5400.0, "per_workload": None}),
         ({"trials": "0"}, "--trials must be a whole number of at least 1, or none, not '0'"),
         ({"board_hours": "-2"}, "--board-hours must be hours above 0"),
-        ({"wall_clock": "soon"}, "--wall-clock 'soon' is no span of time"),
+        ({"wall_clock": "soon"}, "--wall-clock 'soon' is not a duration"),
     ],
 )
 def test_limits_as_they_are_typed(given: dict[str, str], changes: Any) -> None:
