@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import subprocess
 import sys
 import tempfile
@@ -319,7 +320,8 @@ def test_the_lease_of_a_killed_engine_is_not_waited_for(bench: Bench) -> None:
         bench.left(each)
     killed = subprocess.Popen([sys.executable, "-c", "pass"])
     killed.wait(PATIENCE_S)
-    leased = [(name, f"ann pid {killed.pid}", "campaign"), (other, f"ann pid {killed.pid}", "tune")]
+    owner = f"ann@{socket.gethostname()} pid {killed.pid}"
+    leased = [(name, owner, "campaign"), (other, owner, "tune")]
     leases = [bench.take(*each) for each in leased]
     bench.crew.want({TYPE: list(bench.agents)})
     bench.arrived(name)
