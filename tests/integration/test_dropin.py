@@ -316,7 +316,7 @@ def test_strangers_results_stay_out_of_the_store(record: tuple[Store, Any, Calla
     database.close()
 
 
-@pytest.mark.parametrize("url", ["postgresql://farm", "sqlite://", "/"])
+@pytest.mark.parametrize("url", ["mysql://farm/farm", "sqlite://", "/"])
 def test_a_url_that_names_no_file_is_refused(url: str) -> None:
     """A database of another kind, or no file at all, is wrong usage."""
     from farm.dropin.database import find_store
