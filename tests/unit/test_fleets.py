@@ -306,7 +306,7 @@ def test_example_is_good(types: dict[str, BoardType]) -> None:
         (("labels: {site: lab}", "labels: {Site: lab}"), r"line 1: vars\.labels\.Site"),
         (("labels: {site: lab}", "labels: [site]"), r"line 1: vars\.labels: .*dictionary"),
         (("labels: {site: lab}", "host_key: SHA256:short"), r"line 1: vars\.host_key: .*pattern"),
-        (("~/.ssh/farm", '"-----BEGIN OPENSSH PRIVATE KEY-----"'), r"line 1: vars\.key_file: a path is wanted"),
+        (("~/.ssh/farm", '"-----BEGIN OPENSSH PRIVATE KEY-----"'), r"line 1: vars\.key_file: a path is needed"),
         (("~/.ssh/farm", '"a\\x1b[2J"'), r"line 1: vars\.key_file: .*cannot be printed"),
         (("labels: {site: lab}", 'labels: {site: "a\\nb"}'), r"line 1: vars\.labels\.site: .*cannot be printed"),
         (("      nano-2:\n", "      nano-1:\n"), r"line 10 is not good YAML: the key 'nano-1' is given twice"),
