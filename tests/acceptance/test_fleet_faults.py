@@ -234,9 +234,7 @@ def test_the_tunnel_cut_in_the_middle_of_a_probe(rack: Rack) -> None:
     assert done.out, done.err
     rack.wait_state("online", 30)
     wait_until(lambda: not rack.home.rows("SELECT board FROM leases"), "the lease to be given back", 70)
-    wait_until(
-        lambda: rack.home.rows("SELECT name FROM boards WHERE health = 'good'") == [(NAME,)], "a probe to pass", 60
-    )
+    wait_until(lambda: rack.home.rows("SELECT name FROM boards WHERE health = 'good'") == [(NAME,)], "a probe to pass")
 
 
 def test_killed_services_leave_a_board_that_the_next_ones_use(rack: Rack) -> None:
