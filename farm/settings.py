@@ -90,6 +90,10 @@ class Settings:
         data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
         return Path(data).expanduser().absolute() / "tvm-farm"
 
+    def share_linker_cache(self) -> None:
+        """Have the linker, in this process and those it starts, keep what it makes on first use in the home."""
+        os.environ.setdefault("FARM_ZIG_CACHE", str(self.home_path / "cache" / "zig"))
+
     @property
     def store_location(self) -> StoreLocation:
         """Where the store is. Raises UsageError."""

@@ -17,13 +17,13 @@ from device_agent.protocol import Engine
 from farm.artifacts import make
 from farm.artifacts.brought import Brought
 from farm.artifacts.checking import find_tolerance_factor, run_reference
-from farm.artifacts.compile import UNTUNED_PIPELINE, compile_model
+from farm.artifacts.compile import UNTUNED_PIPELINE
 from farm.artifacts.manifest import Artifact
 from farm.artifacts.on_board import HeldForModels
 from farm.artifacts.running import read_energy
-from farm.artifacts.timing import ROUNDS, WARMUP_RUNS, Timed, Variant, ordered, time_in_turns
+from farm.artifacts.timing import Timed, Variant, describe_runs, ordered, time_in_turns
 from farm.artifacts.verify import compare
-from farm.campaign.board_choice import TargetPlan, plan_target
+from farm.campaign.board_choice import plan_target
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
 from farm.models.inputs import make_inputs
@@ -66,7 +66,7 @@ def bench(
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Compile what is missing while the board waits, then time; returns the document that `--json` prints."""
-    os.environ.setdefault("FARM_ZIG_CACHE", str(settings.home_path / "cache" / "zig"))
+    settings.share_linker_cache()
     about = board.description
     target = plan_target(board_type, about.to_dict(), len(os.sched_getaffinity(0)))
     limits = board.limits(target.threads)
@@ -80,8 +80,11 @@ def bench(
         order = make.Order(subject.brought, board_type, simulated=about.simulated)
         records, relatives = make.fetch_candidates(order, store)
         wanted = [each for each in (OURS, *rivals) if each != ONNXRUNTIME and not (each == OURS and subject.artifact)]
-        job = functools.partial(_compile, order, target, wanted, records, relatives)
-        programs, algorithms = compile_apart(job, name) if wanted else ({}, set())
+        ways = {each: (UNTUNED_PIPELINE if each == UNTUNED else board_type.pipeline, each == OURS) for each in wanted}
+        job = functools.partial(make.compile_ways, order, target, records, relatives, ways)
+        done = compile_apart(job, name)[0] if wanted else {}
+        programs = {each: compiled.library for each, compiled in done.items()}
+        algorithms = {make.find_algorithm(s.workload.name) for compiled in done.values() for s in compiled.served}
         if subject.artifact is not None:
             programs[OURS] = subject.artifact.read_library()
             algorithms |= {each.algorithm for each in subject.artifact.manifest.workloads}
@@ -107,31 +110,8 @@ def bench(
         "board": {"name": board.name, "type": about.board_type, "simulated": about.simulated},
         "operating_point": board.point,
         "threads": limits.threads,
-        "runs": f"{settings.model_runs} timed runs per variant in {ROUNDS} alternating blocks, "
-        f"{WARMUP_RUNS} warm-up runs dropped before each",
+        "runs": describe_runs(settings.model_runs),
         "models": models,
-    }
-
-
-def _compile(
-    order: make.Order, target: TargetPlan, wanted: Sequence[str], records: Any, relatives: Any
-) -> tuple[dict[str, bytes], set[str]]:
-    """The libraries of our variants, and the algorithms in them; in a process of its own."""
-    config = make.to_config(target)
-    kind = order.board_type
-    triple = None if target.config is None else kind.link_triple
-    shapes = {spec.name: spec.static_shape for spec in order.inputs}
-    book = make.make_book(order, records, relatives)
-    model = order.source.load()
-    made: dict[str, tuple[str, Any]] = {
-        OURS: (kind.pipeline, book),
-        RULE: (kind.pipeline, []),
-        UNTUNED: (UNTUNED_PIPELINE, []),
-    }
-    done = {each: compile_model(model, shapes, config, *made[each], triple) for each in wanted}
-    served = [one for compiled in done.values() for one in compiled.served]
-    return {each: compiled.library for each, compiled in done.items()}, {
-        make.find_algorithm(one.workload.name) for one in served
     }
 
 

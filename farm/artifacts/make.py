@@ -10,7 +10,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +67,13 @@ class Order:
 def make_artifact(order: Order, out: Path, settings: Settings, store: Store) -> Artifact:
     """Compile and write. Raises UsageError, PermanentError, and what `compile_apart` raises."""
     manifests.require_place(out)
-    os.environ.setdefault("FARM_ZIG_CACHE", str(settings.home_path / "cache" / "zig"))
+    settings.share_linker_cache()
     target = find_target(order.board_type, order.simulated)
     records, relatives = fetch_candidates(order, store)
-    job = functools.partial(_compile, order, target, records, relatives)
-    compiled, config = compile_apart(job, order.source.name)
+    ways = {order.board_type.name: (order.board_type.pipeline, True)}
+    job = functools.partial(compile_ways, order, target, records, relatives, ways)
+    done, config = compile_apart(job, order.source.name)
+    (compiled,) = done.values()
     if order.missing == REFUSE:
         _require_records(order, compiled.served)
     files = {manifests.LIBRARY: compiled.library}
@@ -141,15 +143,29 @@ def to_config(plan: TargetPlan) -> dict[str, Any]:
     return host_target(plan.cores) if plan.config is None else dict(plan.config)
 
 
-def _compile(
-    order: Order, target: TargetPlan, records: Sequence[Record], relatives: Sequence[tuple[str, TargetPlan]]
-) -> tuple[Compiled, dict[str, Any]]:
-    """The part that loads TVM's compiler, in a process of its own."""
-    config = to_config(target)
+def compile_ways(
+    order: Order,
+    target: TargetPlan,
+    records: Sequence[Record],
+    relatives: Sequence[tuple[str, TargetPlan]],
+    ways: Mapping[str, tuple[str, bool]],
+) -> tuple[dict[str, Compiled], dict[str, Any]]:
+    """Compile an order once for each way: its graph pipeline, and whether records are applied.
+
+    Returns what each way gave, and what TVM compiled for. Loads TVM's compiler: for a process of its own.
+    """
+    config, book = to_config(target), make_book(order, records, relatives)
     shapes = {spec.name: spec.static_shape for spec in order.inputs}
-    triple = None if target.config is None else order.board_type.link_triple
-    book = make_book(order, records, relatives)
-    return compile_model(order.source.load(), shapes, config, order.board_type.pipeline, book, triple), config
+    model, triple = order.source.load(), find_triple(order.board_type, target)
+    return {
+        name: compile_model(model, shapes, config, pipeline, book if recorded else [], triple)
+        for name, (pipeline, recorded) in ways.items()
+    }, config
+
+
+def find_triple(board_type: BoardType, target: TargetPlan) -> str | None:
+    """Zig's name of the boards' system; None where they run this machine's code."""
+    return None if target.config is None else board_type.link_triple
 
 
 def _require_records(order: Order, served: Sequence[Served]) -> None:
@@ -186,7 +202,7 @@ def _describe(
         simulated=order.simulated,
         architecture=str(config["mtriple"]).partition("-")[0],
         target=config,
-        link_triple=None if target.config is None else order.board_type.link_triple,
+        link_triple=find_triple(order.board_type, target),
         threads=target.threads,
         pipeline=compiled.pipeline,
         workloads=tuple(_describe_workload(each) for each in compiled.served),

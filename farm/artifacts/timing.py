@@ -80,6 +80,13 @@ def time_in_turns(
     return timed
 
 
+def describe_runs(runs: int) -> str:
+    """How so many runs of each variant were timed, for reports."""
+    return (
+        f"{runs} timed runs per variant in {ROUNDS} alternating blocks, {WARMUP_RUNS} warm-up runs dropped before each"
+    )
+
+
 def ordered(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Inputs named after their place in the call: what the models call them need not be fit for a file's name."""
     return {f"arg_{index:03d}": array for index, array in enumerate(arrays.values())}

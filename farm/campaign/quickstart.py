@@ -17,7 +17,7 @@ import farm
 from device_agent.protocol import Engine as Runner
 from device_agent.protocol import Limits
 from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled, compile_model
-from farm.artifacts.timing import ROUNDS, WARMUP_RUNS, Timed, Variant, ordered, time_in_turns
+from farm.artifacts.timing import Timed, Variant, describe_runs, ordered, time_in_turns
 from farm.artifacts.verify import compare
 from farm.campaign import quickstart_sweep
 from farm.campaign.tuning import Listener, LocalTuning, Tuned
@@ -195,8 +195,7 @@ def _document(
             for line in tuned.progress.workloads
         ],
         "measurement": {
-            "runs": f"{settings.model_runs} timed runs per variant in {ROUNDS} alternating blocks, "
-            f"{WARMUP_RUNS} warm-up runs dropped before each",
+            "runs": describe_runs(settings.model_runs),
             "threads": int(target["num-cores"]),
             "interval": "95 % bootstrap confidence interval of the median",
             "untuned": f"TVM's own default schedules, graph pipeline {UNTUNED_PIPELINE}",

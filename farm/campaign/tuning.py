@@ -129,7 +129,7 @@ class Tuning(abc.ABC):
         """Ray and the parts, from the thread that lives as long as they do."""
         settings = self._settings
         close_abandoned_campaigns(self._store)
-        os.environ.setdefault("FARM_ZIG_CACHE", str(settings.home_path / "cache" / "zig"))
+        settings.share_linker_cache()
         self._stack.enter_context(ray_running(host_cores))
         self.parts = self._stack.enter_context(
             Parts(

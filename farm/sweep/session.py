@@ -127,7 +127,7 @@ class SweepSession:
 
     def prepare(self, description: Description) -> list[str]:
         """Compile, while the board waits; returns what has to be said of how it will be measured."""
-        os.environ.setdefault("FARM_ZIG_CACHE", str(self._settings.home_path / "cache" / "zig"))
+        self._settings.share_linker_cache()
         target = plan_target(self._type, description.to_dict(), len(os.sched_getaffinity(0)))
         self._threads = target.threads
         self._target = target

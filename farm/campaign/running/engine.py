@@ -45,7 +45,7 @@ def run_engine(settings: Settings, store: Store, stopping: Callable[[], bool], n
     cannot be had.
     """
     cores = len(os.sched_getaffinity(0))
-    os.environ.setdefault("FARM_ZIG_CACHE", str(settings.home_path / "cache" / "zig"))
+    settings.share_linker_cache()
     with (
         KeptServices(settings, note) as services,
         farm_ray(settings, cores),
