@@ -170,7 +170,7 @@ def test_ctrl_c_ends_what_runs_on_boards(trusted: Home, sshd: Sshd) -> None:
         pytest.param("exec b7 -- true", 2, "no board 'b7'", id="unknown-board"),
         pytest.param("exec sim -- true", 2, "virtual board", id="virtual"),
         pytest.param("trust sim", 2, "virtual board", id="trust-virtual"),
-        pytest.param("exec b1 --timeout never -- true", 2, "span of time", id="bad-timeout"),
+        pytest.param("exec b1 --timeout never -- true", 2, "is not a duration", id="bad-timeout"),
         pytest.param("trust b1 --fingerprint abc", 2, "no fingerprint", id="bad-fingerprint"),
         pytest.param("trust b1 --forget --fingerprint abc", 2, "contradict", id="both"),
         pytest.param("logs b1 --lines 0", 2, "lines", id="no-lines"),
