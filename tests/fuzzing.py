@@ -15,7 +15,7 @@ from typing import Any
 
 import typer.testing
 
-from farm.cli.main import app
+from farm.cli.main import make_app
 
 ROUNDS = int(os.environ.get("FARM_FUZZ_ROUNDS", "1"))
 SEED = int(os.environ.get("FARM_FUZZ_SEED", "1"))
@@ -135,7 +135,7 @@ def deadline(what: str) -> Iterator[None]:
 def run_command(*arguments: str) -> str:
     """Run `farm` in this process; returns why its end is none that a user should see, empty where it is."""
     with deadline(" ".join(arguments)):
-        done = typer.testing.CliRunner().invoke(app, arguments)
+        done = typer.testing.CliRunner().invoke(make_app(arguments[0]), arguments)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         return f"{' '.join(arguments)}: {done.exception!r}"
     if "internal error" in done.output or "Traceback" in done.output or done.exit_code not in range(5):

@@ -13,8 +13,18 @@ import typer
 
 from farm import settings
 from farm.campaign.machine import name_user
-from farm.cli import board_show, board_types, options, output
-from farm.cli.board_show import holder, moment
+from farm.cli import (
+    board_certify,
+    board_remote,
+    board_show,
+    board_trust,
+    board_types,
+    doctor,
+    options,
+    output,
+    provision,
+    services,
+)
 from farm.errors import UsageError
 from farm.fleet.health import Kind, Limits, Observation, decide_by
 from farm.fleet.host_keys import FILE_NAME, KnownHosts, require_fingerprint
@@ -53,9 +63,9 @@ def list_boards(json: options.Json = False, debug: options.Debug = False) -> Non
                     "yes" if board["simulated"] else "no",
                     board["state"],
                     board["health"],
-                    holder(board["lease"]),
+                    output.holder(board["lease"]),
                     ", ".join(f"{key}={value}" for key, value in board["labels"].items()) or "–",
-                    moment(board["seen_at"]),
+                    output.moment(board["seen_at"]),
                 )
                 for board in boards
             ],
@@ -259,7 +269,7 @@ def release(
             lease = store.require_board(name)["lease"]
             if lease is not None and not force:
                 raise UsageError(
-                    f"{name} is held by {holder(lease)}",
+                    f"{name} is held by {output.holder(lease)}",
                     "It is given back by its holder, or taken with --force --reason TEXT.",
                 )
             ended = lease is not None and store.force_release(name, name_user(), reason)
@@ -322,3 +332,11 @@ def _read_ssh(text: str, key_file: str, host_key: str) -> Ssh:
         )
     except ValueError as error:
         raise UsageError(f"--ssh: {error}", "It is HOST, USER@HOST or USER@HOST:PORT.") from error
+
+
+app.command("probe")(services.probe)
+board_remote.register(app)
+app.command("trust")(board_trust.trust)
+app.command("provision")(provision.provision)
+app.command("doctor")(doctor.board_doctor)
+app.command("certify")(board_certify.certify)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated, Any
 
 import typer
@@ -43,16 +42,6 @@ def show(
     output.run(work, debug)
 
 
-def holder(lease: dict[str, Any] | None) -> str:
-    """Who holds a board, why and since when."""
-    return f"{lease['owner']} ({lease['purpose']}) since {moment(lease['acquired_at'])}" if lease else "–"
-
-
-def moment(seconds: float | None) -> str:
-    """A time of day for people."""
-    return "–" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-
-
 def _show_type(name: str, json: bool) -> None:
     try:
         board_type = require_board_type(name)
@@ -69,7 +58,7 @@ def _print_events(events: list[dict[str, Any]], newest: int) -> None:
     output.print_table(
         ("When", "What", "From", "To", "Why", "By"),
         [
-            (moment(event["at"]), *(event[column] or "–" for column in columns))
+            (output.moment(event["at"]), *(event[column] or "–" for column in columns))
             for event in events[max(0, len(events) - newest) :]
         ],
         left=(0, 1, 2, 3, 4, 5),
@@ -84,13 +73,13 @@ def _print_board(board: dict[str, Any], calibration: Calibration | None) -> None
     facts = {
         "Board": f"{board['board_type']}/{board['name']}{' (simulated)' if board['simulated'] else ''}",
         "Reached": ", ".join(f"{key} {value}" for key, value in board["transport"].items() if value not in (None, "")),
-        "State": f"{board['state']} since {moment(board['state_since'])}: {board['state_reason']}",
-        "Health": f"{board['health']} since {moment(board['health_since'])}: {board['health_reason']}",
-        "Held by": holder(board["lease"]),
+        "State": f"{board['state']} since {output.moment(board['state_since'])}: {board['state_reason']}",
+        "Health": f"{board['health']} since {output.moment(board['health_since'])}: {board['health_reason']}",
+        "Held by": output.holder(board["lease"]),
         "Labels": ", ".join(f"{key}={value}" for key, value in board["labels"].items()) or "–",
         "CPU": description.get("cpu_model", "–"),
         "Agent": description.get("agent_version", "–"),
-        "Last seen": moment(board["seen_at"]),
+        "Last seen": output.moment(board["seen_at"]),
         "Golden": "–" if calibration is None else calibration.text,
     }
     if board["health"] == Health.UNSAFE:

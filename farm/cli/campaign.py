@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farm import settings as farm_settings
-from farm.cli import options, output
+from farm.cli import campaign_orders, campaign_run, options, output
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -195,3 +195,7 @@ def _span(seconds: float) -> str:
 
 def _print(text: str) -> None:
     output.stdout.print(text, soft_wrap=True, markup=False, emoji=False)
+
+
+campaign_run.register(app)
+campaign_orders.register(app)

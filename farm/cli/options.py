@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from farm import settings as farm_settings
 from farm.errors import UsageError
-from farm.inventory.board_types import BoardType
-from farm.models import batches
-from farm.models.inputs import InputSpec, parse_shapes, read_inputs, resolve_inputs
-from farm.models.source import ModelSource, resolve_model
 from farm.settings import Settings
 from farm.store import Store
+
+if TYPE_CHECKING:
+    from farm.inventory.board_types import BoardType
+    from farm.models.inputs import InputSpec
+    from farm.models.source import ModelSource
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
@@ -61,6 +62,11 @@ def read_model(
 
     Raises UsageError.
     """
+    # onnx is large, and most commands read no model
+    from farm.models import batches
+    from farm.models.inputs import parse_shapes, read_inputs, resolve_inputs
+    from farm.models.source import resolve_model
+
     given = parse_shapes(shapes or [])
     source = resolve_model(text)
     if batch is not None:

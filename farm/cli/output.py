@@ -196,6 +196,16 @@ def _print(text: str) -> None:
         stderr.print(text, soft_wrap=True)
 
 
+def holder(lease: dict[str, Any] | None) -> str:
+    """Who holds a board, why and since when."""
+    return f"{lease['owner']} ({lease['purpose']}) since {moment(lease['acquired_at'])}" if lease else "–"
+
+
+def moment(seconds: float | None) -> str:
+    """A time of day for people."""
+    return "–" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
 def _drop_stdout() -> None:
     """Let what is still buffered for a stdout that takes no more go nowhere, silently."""
     with contextlib.suppress(OSError, ValueError):

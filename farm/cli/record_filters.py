@@ -12,7 +12,6 @@ import typer
 from farm.durations import parse_duration_s
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
-from farm.search.workloads import operator_kind
 from farm.store import Store
 from farm.values import Record
 
@@ -56,6 +55,8 @@ class Filters:
 
     def fetch(self, store: Store, *, simulated: bool | None = None) -> list[Record]:
         """The records that are meant. Raises UsageError for a board type, campaign or time that cannot be."""
+        from farm.search.workloads import operator_kind  # the farm's search is large
+
         found = store.fetch_records(
             board_type=require_board_type(self.board_type).name if self.board_type else None,
             operating_point=self.operating_point or None,

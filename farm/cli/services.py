@@ -13,7 +13,6 @@ from rich import markup
 
 from farm import settings as farm_settings
 from farm.cli import options, output
-from farm.cli.board_show import holder
 from farm.cli.durations import read_duration_s
 from farm.errors import DeadlineError, PermanentError, TransientError, UsageError
 from farm.services.client import Services, find_services, start_services, using_services
@@ -228,7 +227,7 @@ def _show(settings: Settings, services: Services, json: bool) -> None:
                 board["transport"],
                 "yes" if board["reachable"] else "no",
                 board["state"] or "–",
-                holder(board["lease"]),
+                output.holder(board["lease"]),
                 board["health"] or "–",
                 _probed(board["probe"]),
                 board["trouble"] or (board["health_reason"] if board["health"] != Health.GOOD else None) or "–",

@@ -11,7 +11,7 @@ import typer
 
 from farm import settings as farm_settings
 from farm.campaign.machine import close_abandoned_sweeps
-from farm.cli import options, output, sweep_table
+from farm.cli import options, output, sweep_report, sweep_table
 from farm.cli.durations import read_duration_s
 from farm.cli.sweep_goal import Aim, Deadline, MaxPower, read_goal
 from farm.errors import UsageError
@@ -306,3 +306,6 @@ def _read_ambient(text: str) -> float | None:
     if not found:
         raise UsageError(f"--ambient {text!r} is no temperature", "Examples: 23C, 21.5.")
     return float(found[1])
+
+
+sweep_report.register(app)

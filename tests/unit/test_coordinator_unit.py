@@ -7,7 +7,7 @@ import pathlib
 
 import typer.main
 
-from farm.cli.main import app
+from farm.cli.main import make_app
 from farm.services.client import STOP_TIMEOUT_S
 
 UNIT = pathlib.Path(__file__).parents[2] / "deploy" / "coordinator" / "tvm-farm@.service"
@@ -21,7 +21,7 @@ def test_the_coordinators_unit_starts_what_there_is() -> None:
     service = unit["Service"]
     program, command, *options = service["ExecStart"].split()
     assert program.endswith("/bin/farm")
-    commands = typer.main.get_group(app).commands
+    commands = typer.main.get_group(make_app()).commands
     known = {name for option in commands[command].params for name in option.opts}
     assert options == ["--foreground"]
     assert set(options) <= known
