@@ -133,6 +133,14 @@ def test_too_much_drift_voids_the_sweep() -> None:
     assert len(visits) < len(GRID)
 
 
+def test_drift_late_in_an_exhaustive_sweep_voids_it() -> None:
+    """Of many visits of the anchor only every tenth part more is looked at: enough to stop long before the end."""
+    settings = Settings(exhaustive=True, anchor_every=2)
+    visits, decision = World(drift=0.2 / 1000).sweep(Planner(GRID, settings=settings))
+    assert decision.step is Step.VOID
+    assert 50 < len(visits) < len(GRID)  # the drift passes a tenth at the fiftieth visit
+
+
 def test_a_throttled_point_is_left_out_for_good() -> None:
     """It is neither measured again nor fitted, predicted or picked as if it were good."""
     planner, world = Planner(SHORT), World(SHORT)
