@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Mapping
 
@@ -72,4 +73,6 @@ def _root(
 def main() -> None:
     """Run the command line; leaves by SystemExit."""
     raise_descriptor_limit()  # a sweep, or a provisioning, may hold a rack of boards
+    # What is fitted here is small: on a busy machine threads that wait for each other make it forty times slower.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     sys.exit(make_app(sys.argv[1] if len(sys.argv) > 1 else None)())

@@ -265,5 +265,5 @@ def find_void(drifts: Mapping[str, BoardDrift]) -> str:
 
 
 def _is_look_due(anchors: int) -> bool:
-    """Whether so many visits of the anchor are a tenth more than at the last look: what one costs grows faster."""
-    return anchors <= 20 or math.floor(math.log(anchors, 1.1)) > math.floor(math.log(anchors - 1, 1.1))
+    """Whether so many visits of the anchor are a fifth more than at the last look: what one costs grows faster."""
+    return anchors <= 20 or math.floor(math.log(anchors, 1.2)) > math.floor(math.log(anchors - 1, 1.2))

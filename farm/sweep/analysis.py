@@ -18,6 +18,9 @@ from farm.sweep.values import Z95, Estimate, Grid, PointMeasurement, PointPredic
 BOARD_SD = 0.01
 # Below this nothing can be fitted.
 MIN_POINTS = 3
+# A fit to more is worth less than its time, which grows with the third power (2,028 points: minutes). Beyond them a
+# point measured stands for itself, and what was not measured is predicted from so many, spread over the others.
+MAX_FITTED = 400
 # What a prediction's width is fitted with, in points: level, slope, and how large and how rough the residual is.
 _FITTED, _LEAST_FREEDOM = 4, 2
 
@@ -80,8 +83,8 @@ class Analysis:
         return bool(self.measured) and all(point.energy is not None for point in self.measured.values())
 
     def combine(self) -> dict[str, Combined]:
-        """Of every point measured, by key; before anything is fitted what each says itself."""
-        if self.model is None:
+        """Of every point measured, by key; what each says itself before anything is fitted, and in large grids."""
+        if self.model is None or len(self.measured) > MAX_FITTED:
             return {key: Combined(key, p.latency, p.power, p.energy) for key, p in self.measured.items()}
         return {
             point.key: Combined(point.key, *self._estimate(row))
@@ -124,8 +127,17 @@ def analyse(grid: Grid, terms: Terms, visits: Sequence[PointMeasurement], anchor
         by_key.setdefault(visit.key, []).append(index)
     for key, indices in by_key.items():
         measured[key] = _combine(key, [valid[i] for i in indices], [shifts[i] for i in indices], by_power)
-    model = fit_measured(grid, terms, measured, by_power) if len(measured) >= MIN_POINTS else None
+    model = None
+    if len(measured) <= MAX_FITTED or len(measured) < len(grid):
+        model = fit_measured(grid, terms, _choose_fitted(measured), by_power) if len(measured) >= MIN_POINTS else None
     return Analysis(grid, measured, drift, model, _find_per_call(list(measured.values())))
+
+
+def _choose_fitted(measured: Mapping[str, MeasuredPoint]) -> dict[str, MeasuredPoint]:
+    """At most `MAX_FITTED` of the points, evenly in the order in which they were measured, which is spread out."""
+    chosen = np.linspace(0, len(measured) - 1, min(len(measured), MAX_FITTED)).round().astype(int)
+    items = list(measured.items())
+    return dict(items[index] for index in chosen)
 
 
 def find_drift(grid: Grid, visits: Sequence[PointMeasurement], anchor: str) -> Mapping[str, BoardDrift]:

@@ -32,6 +32,11 @@ _WALKS = (0.05, 0.5)
 # A length of time over which a random walk moves by the amounts above when a sweep is shorter than that.
 _SHORTEST_S = 300.0
 _VAGUE = 10.0
+# Of more than twice so many visits of the anchor so many choose what is weighed by all; and which odds, as a logarithm,
+# are too long.
+_TELLING, _RULED_OUT = 40, 12.0
+# How far the board may move, how far visits differ, the walk's share, how much of the visits' own intervals is true.
+_Choice = tuple[tuple[float, float], tuple[float, float], float, tuple[float, float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,21 +88,15 @@ def estimate_drift(
     values = np.asarray(logs) - logs[0]
     own = np.asarray(sds) ** 2
     choices = list(itertools.product(_DRIFTS, _VISITS, _WALKS, stated))
-    moves = np.stack([sd**2 * _paths(known, known, walk) for (sd, _), _, walk, _ in choices])
+    if known.size > 2 * _TELLING:
+        # What a few of them, spread over the whole time, all but rule out is not worth weighing by all.
+        some = np.linspace(0, known.size - 1, _TELLING).round().astype(int)
+        choices, *_ = _weigh(choices, known[some], values[some], own[some])
+    choices, scores, factors, half = _weigh(choices, known, values, own)
     cross = np.stack([sd**2 * _paths(known, asked, walk) for (sd, _), _, walk, _ in choices])
     ahead = np.stack([sd**2 * _spread(asked, walk) for (sd, _), _, walk, _ in choices])
-    priors = np.array(
-        [drift_prior * visit_prior * prior for (_, drift_prior), (_, visit_prior), _, (_, prior) in choices]
-    )
-    visits = np.array([visit_sd**2 for _, (visit_sd, _), _, _ in choices])
-    believed = np.array([share**2 for *_, (share, _) in choices])
-    # The anchor's level is unknown, too: a constant with a vague prior.
-    noise = np.eye(known.size) * (believed[:, None] * own[None] + visits[:, None])[:, :, None]
-    factors = factor_many(moves + _VAGUE**2 + noise)
-    half = halve_many(factors, np.broadcast_to(values[:, None], (len(choices), known.size, 1)))[..., 0]
     across = halve_many(factors, cross)
-    sizes = np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
-    scores = -0.5 * (half**2).sum(axis=1) - sizes + np.log(priors)
+    visits, believed = _find_noise(choices)
     weights = np.exp(scores - scores.max())
     weights /= weights.sum()
     shifts = np.einsum("bnm,bn->bm", across, half)
@@ -107,6 +106,30 @@ def estimate_drift(
     tail = _find_tail(weights, (variances + (shifts - shift) ** 2).mean(axis=1) + believed * own.mean() + visits)
     visit_sd, share = float(np.sqrt(weights @ visits)), float(np.sqrt(weights @ believed))
     return Drift(shift, np.sqrt(variance), visit_sd, len(times), share, tail)
+
+
+def _weigh(
+    choices: Sequence[_Choice], known: Floats, values: Floats, own: Floats
+) -> tuple[list[_Choice], Floats, Floats, Floats]:
+    """The choices that are not all but ruled out, with their log-likelihoods (priors included), the factors of their
+    covariances, and those applied to the values."""
+    moves = np.stack([sd**2 * _paths(known, known, walk) for (sd, _), _, walk, _ in choices])
+    priors = np.array([first * second * third for (_, first), (_, second), _, (_, third) in choices])
+    visits, believed = _find_noise(choices)
+    # The anchor's level is unknown, too: a constant with a vague prior.
+    noise = np.eye(known.size) * (believed[:, None] * own[None] + visits[:, None])[:, :, None]
+    factors = factor_many(moves + _VAGUE**2 + noise)
+    half = halve_many(factors, np.broadcast_to(values[:, None], (len(choices), known.size, 1)))[..., 0]
+    sizes = np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
+    scores = -0.5 * (half**2).sum(axis=1) - sizes + np.log(priors)
+    left = np.flatnonzero(scores > scores.max() - _RULED_OUT)
+    return [choices[int(index)] for index in left], scores[left], factors[left], half[left]
+
+
+def _find_noise(choices: Sequence[_Choice]) -> tuple[Floats, Floats]:
+    """Variances that the choices add to visits, and how much of the visits' own they believe."""
+    visits = np.array([visit_sd**2 for _, (visit_sd, _), _, _ in choices])
+    return visits, np.array([share**2 for *_, (share, _) in choices])
 
 
 def _find_tail(weights: Floats, variances: Floats) -> float:

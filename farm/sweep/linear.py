@@ -7,6 +7,7 @@ decision then takes seconds instead of milliseconds.
 from __future__ import annotations
 
 import numpy as np
+from scipy.linalg import solve_triangular
 
 from farm.sweep.terms import Floats
 
@@ -31,6 +32,9 @@ def factor_many(matrices: Floats) -> Floats:
 
 def halve_many(factors: Floats, right: Floats) -> Floats:
     """factor^-1 right for each factor; shapes (count, n, n) and (count, n, m), result as `right`."""
+    if factors.shape[-1] >= _LARGE:
+        solved = [solve_triangular(factor, each, lower=True) for factor, each in zip(factors, right, strict=True)]
+        return np.stack(solved)
     result = np.array(right, dtype=np.float64)
     for row in range(factors.shape[-1]):
         result[:, row] -= np.einsum("bk,bkm->bm", factors[:, row, :row], result[:, :row])

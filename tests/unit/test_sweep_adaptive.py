@@ -134,7 +134,7 @@ def test_too_much_drift_voids_the_sweep() -> None:
 
 
 def test_drift_late_in_an_exhaustive_sweep_voids_it() -> None:
-    """Of many visits of the anchor only every tenth part more is looked at: enough to stop long before the end."""
+    """Of many visits of the anchor only every fifth more is looked at: enough to stop long before the end."""
     settings = Settings(exhaustive=True, anchor_every=2)
     visits, decision = World(drift=0.2 / 1000).sweep(Planner(GRID, settings=settings))
     assert decision.step is Step.VOID
