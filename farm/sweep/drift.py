@@ -111,8 +111,10 @@ def estimate_drift(
 def _weigh(
     choices: Sequence[_Choice], known: Floats, values: Floats, own: Floats
 ) -> tuple[list[_Choice], Floats, Floats, Floats]:
-    """The choices that are not all but ruled out, with their log-likelihoods (priors included), the factors of their
-    covariances, and those applied to the values."""
+    """The choices that are not all but ruled out.
+
+    Besides: their log-likelihoods, priors included; the factors of their covariances; those applied to the values.
+    """
     moves = np.stack([sd**2 * _paths(known, known, walk) for (sd, _), _, walk, _ in choices])
     priors = np.array([first * second * third for (_, first), (_, second), _, (_, third) in choices])
     visits, believed = _find_noise(choices)
