@@ -48,8 +48,9 @@ def make_app(word: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for name in (word,) if word in _COMMANDS else _COMMANDS:
-        module, attribute = _COMMANDS[name]
+    for name, (module, attribute) in _COMMANDS.items():
+        if word in _COMMANDS and name != word:
+            continue
         command = getattr(importlib.import_module(f"farm.cli.{module}"), attribute)
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
