@@ -18,6 +18,7 @@ from farm import settings as farm_settings
 from farm.campaign.machine import name_user
 from farm.cli import first_contact, options, output
 from farm.errors import FarmError, UsageError
+from farm.fleet import golden_runs
 from farm.fleet.addresses import to_ssh_address
 from farm.fleet.host_keys import FILE_NAME, KnownHosts
 from farm.fleet.provision.board import Job, Target
@@ -112,7 +113,7 @@ class _Proof:
         self._stack = stack
         self._lock = threading.Lock()
         self._services: Services | None = None
-        self._kernels = GoldenKernels(settings.home_path / "cache" / "golden")
+        self._kernels = GoldenKernels(settings.home_path / golden_runs.KERNEL_FOLDER)
 
     def __call__(self, target: Target) -> str:
         with self._lock:

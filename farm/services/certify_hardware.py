@@ -15,7 +15,6 @@ from device_agent.protocol import (
     Clocks,
     DomainClocks,
     EnergySpec,
-    Engine,
     OperatingPoint,
     Outcome,
     PinReport,
@@ -23,10 +22,9 @@ from device_agent.protocol import (
     PowerSpec,
     PowerWindow,
     RailPower,
-    RunSpec,
-    Status,
 )
 from farm.errors import BoardUnsafeError, PermanentError
+from farm.fleet import golden_runs
 from farm.inventory.board_types import BoardType
 from farm.measure.session import BoardSession
 from farm.search import golden
@@ -36,8 +34,6 @@ from farm.services.checks import Doubt, Work
 _MOST_POINTS = 6
 # A clock that does not follow takes the agent's 5 s; two of them say it.
 _ENOUGH_FAILURES = 2
-_RUNS, _WARMUP = 5, 2
-_RUN_TIMEOUT_S = 30.0
 # The kernel waits for memory for a part of its time, so it gains less than the clock, but it must gain; a gain beyond
 # the clock's own by more than chance says that one of both clocks is not what it is said to be.
 _LEAST_GAIN, _MOST_GAIN = 1.15, 1.15
@@ -273,17 +269,7 @@ class HardwareChecks:
             raise PermanentError(f"not let go: {report.message}", "On the board: device-agent clocks restore")
 
     def _run(self, energy: EnergySpec | None = None) -> Outcome:
-        """The golden kernel with the right result. Raises PermanentError."""
-        spec = dataclasses.replace(
-            RunSpec(Engine.KERNEL, entry=golden.ENTRY, runs=_RUNS, warmup=_WARMUP, energy=energy),
-            limits=dataclasses.replace(RunSpec(Engine.KERNEL).limits, timeout_s=_RUN_TIMEOUT_S),
-        )
-        outcome, outputs = self.session.run_model(spec, self.require_kernel().library, golden.make_inputs())
-        if outcome.status is not Status.OK:
-            raise PermanentError(f"the golden kernel failed: {outcome.status} {outcome.message}")
-        if wrong := golden.find_mismatch(outputs):
-            raise PermanentError(wrong, "Its memory or processor may be faulty, or its clocks too high.")
-        return outcome
+        return golden_runs.require_right(self.session, self.require_kernel(), energy)
 
 
 def list_domains(clocks: Clocks) -> list[DomainClocks]:

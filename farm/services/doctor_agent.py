@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from device_agent.protocol import Description, Engine, OperatingPoint, PinStatus, RunSpec, Status
+from device_agent.protocol import Description, OperatingPoint, PinStatus
 from farm.errors import (
     BoardHostileError,
     BoardUnsafeError,
@@ -24,6 +24,7 @@ from farm.errors import (
     TransientError,
     UnavailableError,
 )
+from farm.fleet import golden_runs
 from farm.fleet.health import Limits, Observation, decide_by, find_kind
 from farm.fleet.lease_keeper import LeaseKeeper
 from farm.inventory.board_types import require_board_type
@@ -43,7 +44,6 @@ REGISTER_TIMEOUT_S = 8.0
 LEASE_TIMEOUT_S = 45.0
 REQUEST_TIMEOUT_S = 20.0
 _LOOK_S = 0.2
-_RUNS, _WARMUP = 5, 1
 # A retired board is kept for its history; any other may be looked at.
 _ALLOWED = frozenset(Health) - {Health.RETIRED}
 
@@ -115,11 +115,10 @@ class AgentHops:
 
     def require_kernel(self) -> golden.GoldenKernel:
         """The golden kernel for this board. Raises DeadlineError, UnavailableError."""
-        from farm.services.prober import KERNEL_FOLDER
-
-        kind = require_board_type(self._board["board_type"])
-        target = golden.plan_target(kind.target.to_tvm() if kind.target else None, self._about.architecture)
-        return golden.GoldenKernels(self._settings.home_path / KERNEL_FOLDER).require(target)
+        kernels = golden.GoldenKernels(self._settings.home_path / golden_runs.KERNEL_FOLDER)
+        return golden_runs.require_kernel(
+            kernels, require_board_type(self._board["board_type"]), self._about.architecture
+        )
 
     def close(self) -> None:
         """Give the board back. Safe to call twice."""
@@ -258,10 +257,5 @@ class AgentHops:
 
     def _kernel(self) -> str:
         kernel = self.require_kernel()
-        spec = RunSpec(Engine.KERNEL, entry=golden.ENTRY, runs=_RUNS, warmup=_WARMUP)
-        outcome, outputs = self.session.run_model(spec, kernel.library, golden.make_inputs())
-        if outcome.status is not Status.OK:
-            raise PermanentError(f"the golden kernel failed: {outcome.status} {outcome.message}")
-        if wrong := golden.find_mismatch(outputs):
-            raise PermanentError(wrong, "Its memory or processor may be faulty, or its clocks too high.")
+        outcome = golden_runs.require_right(self.session, kernel)
         return f"{kernel.name} in {statistics.median(outcome.latency_s) * 1e3:.2f} ms, with the right result"

@@ -13,8 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from device_agent.protocol import ClaimStatus, Description, Engine, Outcome, RunSpec
-from device_agent.protocol import Limits as WorkerLimits
+from device_agent.protocol import ClaimStatus, Description, Outcome
 from farm.errors import (
     BoardNonsenseError,
     BoardUnsafeError,
@@ -24,7 +23,7 @@ from farm.errors import (
     TransientError,
     UnavailableError,
 )
-from farm.fleet import fences
+from farm.fleet import fences, golden_runs
 from farm.fleet.calibration import MIN_SAMPLES
 from farm.fleet.health import Kind, Limits, Observation, decide_by, find_kind
 from farm.fleet.tracker import Tracker
@@ -44,8 +43,6 @@ PROBE_TTL_S = 60.0
 WAIT_S = 3.0
 # So many calls, 5 ms each on a Jetson Nano, before times count: a governor has raised the clocks by then.
 WARMUP, RUNS = 25, 25
-RUN_TIMEOUT_S = 20.0
-_MEMORY_BYTES = 256 << 20
 
 _log = logging.getLogger(__name__)
 
@@ -278,9 +275,8 @@ class _Visit:
 
     def _require_kernel(self, description: Description) -> golden.GoldenKernel:
         known = self._prober.board_types.get(self._type)
-        target = known.target.to_tvm() if known and known.target else None
         with _our_side():
-            return self._prober.kernels.require(golden.plan_target(target, description.architecture))
+            return golden_runs.require_kernel(self._prober.kernels, known, description.architecture)
 
     def _fetch_medians(
         self, kernel: str, simulated: bool, newest: int, board: str | None = None
@@ -298,14 +294,7 @@ class _Visit:
 
 
 def _run_once(session: BoardSession, kernel: golden.GoldenKernel) -> tuple[Outcome, Finding | None]:
-    spec = RunSpec(
-        Engine.KERNEL,
-        runs=RUNS,
-        warmup=WARMUP,
-        entry=golden.ENTRY,
-        limits=WorkerLimits(timeout_s=RUN_TIMEOUT_S, memory_bytes=_MEMORY_BYTES, threads=1),
-    )
-    outcome, outputs = session.run_model(spec, kernel.library, golden.make_inputs())
+    outcome, outputs = golden_runs.run_kernel(session, kernel, RUNS, WARMUP)
     return outcome, probe_rules.judge_run(outcome, outputs)
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from farm.errors import FarmError
+from farm.fleet import golden_runs
 from farm.fleet.tracker import Tracker
 from farm.inventory.board_types import load_board_types
 from farm.search.golden import GoldenKernels
@@ -34,7 +35,6 @@ from farm.settings import StoreLocation, parse_store
 from farm.store import Store
 
 # Under FARM_HOME.
-KERNEL_FOLDER = "cache/golden"
 # What is under way when we are told to end may do so first; then its lease is given back without it.
 END_TIMEOUT_S = 4.0
 _MAX_LINE_BYTES = 1 << 16
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         prober = Prober(
             tracker=Tracker(*options.tracker),
-            kernels=GoldenKernels(options.home / KERNEL_FOLDER),
+            kernels=GoldenKernels(options.home / golden_runs.KERNEL_FOLDER),
             board_types=load_board_types(),
             owner=f"probe@{socket.gethostname()}:{os.getpid()}",
         )

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import statistics
 
-from device_agent.protocol import Engine, RunSpec, Status
-from farm.errors import PermanentError
+from farm.fleet import golden_runs
 from farm.fleet.board_link import BoardLink
 from farm.fleet.host_keys import KnownHosts
 from farm.fleet.provision.board import Target
@@ -19,7 +18,6 @@ from farm.search import golden
 
 # The agent looks for its tracker every second or two; a slow board takes some more to register.
 FIND_TIMEOUT_S = 45.0
-_RUNS, _WARMUP = 5, 1
 
 
 def prove(tracker: Tracker, kernels: golden.GoldenKernels, target: Target) -> str:
@@ -29,16 +27,8 @@ def prove(tracker: Tracker, kernels: golden.GoldenKernels, target: Target) -> st
     """
     with BoardSession(tracker, target.key, FIND_TIMEOUT_S) as session:
         about = session.description
-        wanted = require_board_type(target.options.board_type).target
-        kernel = kernels.require(golden.plan_target(wanted.to_tvm() if wanted else None, about.architecture))
-        spec = RunSpec(Engine.KERNEL, entry=golden.ENTRY, runs=_RUNS, warmup=_WARMUP)
-        outcome, outputs = session.run_model(spec, kernel.library, golden.make_inputs())
-    if outcome.status is not Status.OK:
-        raise PermanentError(f"the golden kernel failed on {target.name}: {outcome.status} {outcome.message}")
-    if wrong := golden.find_mismatch(outputs):
-        raise PermanentError(
-            f"{target.name}: {wrong}", "Its memory or processor may be faulty, or its clocks too high."
-        )
+        kernel = golden_runs.require_kernel(kernels, require_board_type(target.options.board_type), about.architecture)
+        outcome = golden_runs.require_right(session, kernel)
     median_s = statistics.median(outcome.latency_s)
     return f"agent {about.agent_version}, protocol {about.protocol_version}, golden kernel {median_s * 1e3:.2f} ms"
 
