@@ -16,6 +16,7 @@ from device_agent import doctor, options
 from device_agent.board import Board
 from device_agent.errors import BusyError, HelperUnavailableError
 from device_agent.protocol import Clocks, DomainClocks, PinReport, PinStatus, PowerSpec, PowerTrace
+from device_agent.protocol.texts import format_mhz
 
 _EXIT_CODES = {
     PinStatus.OK: 0,
@@ -95,9 +96,9 @@ def format_clocks(clocks: Clocks) -> str:
         rows.append(
             (
                 domain.name + (" (isolated)" if domain.isolated else ""),
-                _mhz(domain.current_hz),
-                _mhz(domain.min_hz),
-                _mhz(domain.max_hz),
+                format_mhz(domain.current_hz, "-"),
+                format_mhz(domain.min_hz, "-"),
+                format_mhz(domain.max_hz, "-"),
                 domain.governor or "-",
                 cpus,
                 _range(domain.available_hz),
@@ -119,14 +120,10 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> Iterable[str]:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _mhz(freq_hz: int | None) -> str:
-    return "-" if freq_hz is None else f"{freq_hz / 1e6:g}"
-
-
 def _range(available_hz: tuple[int, ...]) -> str:
     if not available_hz:
         return "-"
-    return f"{_mhz(min(available_hz))} to {_mhz(max(available_hz))}, {len(available_hz)} points"
+    return f"{format_mhz(min(available_hz))} to {format_mhz(max(available_hz))}, {len(available_hz)} points"
 
 
 def _cpu_list(cpus: tuple[int, ...]) -> str:

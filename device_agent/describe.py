@@ -8,8 +8,8 @@ import os
 import platform
 import re
 
-from device_agent.protocol import PROTOCOL_VERSION, Description, Engine
-from device_agent.sysfs import FileTree, Tree, parse_cpu_list, read_int, read_text
+from device_agent.protocol import PROTOCOL_VERSION, Description, Engine, texts
+from device_agent.sysfs import FileTree, Tree, read_int, read_text
 
 # Which installed distribution serves which engine.
 _DISTRIBUTION = {
@@ -49,7 +49,7 @@ class Machine:
     def read_cores_online(self) -> tuple[int, ...]:
         """Numbers of the cores that are online, e.g. from `0,3-5`."""
         text = read_text(self._tree, "/sys/devices/system/cpu/online")
-        return tuple(range(os.cpu_count() or 1)) if text is None else parse_cpu_list(text)
+        return tuple(range(os.cpu_count() or 1)) if text is None else texts.parse_cpus(text)
 
     def read_cpu_freq_ranges(self, cores: tuple[int, ...]) -> dict[str, tuple[int, int]]:
         """Lowest and highest clock in Hz of each core that has cpufreq."""

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import re
-from decimal import Decimal
 from pathlib import Path
 
 import device_agent
-from device_agent.protocol import EVERY_CLUSTER, NAME_RULE, OperatingPoint, ProtocolError, is_name
-from device_agent.sysfs import parse_cpu_list
-
-_UNITS = {"": 1, "hz": 1, "khz": 1_000, "mhz": 1_000_000, "ghz": 1_000_000_000}
+from device_agent.protocol import EVERY_CLUSTER, NAME_RULE, OperatingPoint, ProtocolError, is_name, texts
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -193,11 +188,10 @@ def _seconds(text: str) -> float:
 
 
 def _freq(text: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMgG]?[hH][zZ])?", text.strip())
-    value = Decimal(found.group(1)) * _UNITS[(found.group(2) or "").lower()] if found else Decimal(0)
-    if value < 1 or value != round(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a frequency, such as 1479MHz, 1.479GHz or 1479000000")
-    return round(value)
+    try:
+        return texts.parse_hz(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _cpu_freq(text: str) -> tuple[str, int]:
@@ -207,9 +201,9 @@ def _cpu_freq(text: str) -> tuple[str, int]:
 
 def _cores(text: str) -> tuple[int, ...]:
     try:
-        cpus = parse_cpu_list(text)
-    except ValueError:
-        cpus = ()
+        cpus = texts.parse_cpus(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
     if not cpus:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of CPUs, such as 0,3-5")
+        raise argparse.ArgumentTypeError("no CPU is named")
     return cpus

@@ -153,12 +153,3 @@ def list_names(tree: Tree, folder: str, pattern: str = "*") -> list[str]:
 def natural_key(name: str) -> tuple[tuple[int, str], ...]:
     """Sort key that puts `cpu10` after `cpu9`."""
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name))
-
-
-def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """CPU numbers from the kernel's list form, e.g. `0,3-5`. Raises ValueError."""
-    cpus: list[int] = []
-    for part in filter(None, text.replace(" ", "").split(",")):
-        first, _, last = part.partition("-")
-        cpus += range(int(first), int(last or first) + 1)
-    return tuple(cpus)

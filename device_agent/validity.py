@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Mapping
 
 from device_agent.protocol import Evidence, Outcome, Status
+from device_agent.protocol.texts import format_hz
 
 # A pinned clock reads back within this: the TX2's scaling_cur_freq is a 20 us measurement that jitters by 1 %.
 CLOCK_TOLERANCE = 0.03
@@ -54,17 +55,19 @@ def find_drift(before: Evidence, after: Evidence, pinned_hz: Mapping[int, int]) 
             measured = evidence.cpu_freq_hz.get(str(cpu))
             # An idle core may read 0 where the clock is measured; an offline one has no file.
             if measured and abs(measured - wanted) > CLOCK_TOLERANCE * wanted:
-                return f"cpu{cpu} ran at {_mhz(measured)} {when} the measurement; it is held at {_mhz(wanted)}"
+                return (
+                    f"cpu{cpu} ran at {format_hz(measured)} {when} the measurement; it is held at {format_hz(wanted)}"
+                )
     for core, limit in before.cpu_max_hz.items():
         if after.cpu_max_hz.get(core, limit) != limit:
-            moved = f"from {_mhz(limit)} to {_mhz(after.cpu_max_hz[core])}"
+            moved = f"from {format_hz(limit)} to {format_hz(after.cpu_max_hz[core])}"
             return f"the upper limit of cpu{core} went {moved} during the measurement"
     for name, first, last in (
         ("GPU", before.gpu_freq_hz, after.gpu_freq_hz),
         ("memory", before.memory_freq_hz, after.memory_freq_hz),
     ):
         if pinned_hz and first and last and abs(first - last) > CLOCK_TOLERANCE * first:
-            return f"the {name} clock went from {_mhz(first)} to {_mhz(last)} during the measurement"
+            return f"the {name} clock went from {format_hz(first)} to {format_hz(last)} during the measurement"
     return ""
 
 
@@ -84,10 +87,6 @@ def other_load(before: Evidence, after: Evidence, window_s: float, own_cpu_s: fl
     if before.busy_s is None or after.busy_s is None or window_s < MIN_LOAD_WINDOW_S:
         return None
     return max(0.0, (after.busy_s - before.busy_s - own_cpu_s) / window_s)
-
-
-def _mhz(freq_hz: float) -> str:
-    return f"{freq_hz / 1e6:g} MHz"
 
 
 def _list(states: Mapping[str, object]) -> str:

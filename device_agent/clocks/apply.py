@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Collection
 
 from device_agent.clocks.access import ClockAccess
-from device_agent.clocks.bounds import TRUE_FREQ, format_hz
+from device_agent.clocks.bounds import TRUE_FREQ
 from device_agent.clocks.hotplug import format_cpus
 from device_agent.clocks.point import Plan, require_listed
 from device_agent.clocks.power_mode import Mode
 from device_agent.errors import BadPointError, ClockError
 from device_agent.platforms.platform import Platform
 from device_agent.protocol import OperatingPoint
+from device_agent.protocol.texts import format_hz
 
 # The TX2's measured clock jitters by about one percent. Some tables (Orin, Xavier NX) have closer neighbours at their
 # top; those are told apart by the limits, which are compared exactly.

@@ -10,6 +10,7 @@ import dataclasses
 
 from device_agent.clocks.access import ClockAccess
 from device_agent.errors import ClockError
+from device_agent.protocol.texts import format_hz
 from device_agent.sysfs import Tree, read_int, read_ints, read_text
 
 
@@ -99,13 +100,3 @@ def write(access: ClockAccess, path: str, text: str) -> None:
         access.write(path, text)
     except OSError as error:
         raise ClockError(f"{path} does not take {text}: {error.strerror or error}") from error
-
-
-def format_hz(hz: int | None) -> str:
-    """A clock for people, e.g. `1479 MHz`."""
-    return "unknown" if hz is None else f"{hz / 1e6:.9g} MHz"
-
-
-def format_table(table_hz: tuple[int, ...]) -> str:
-    """A table for people, e.g. `102, 204, 307.2 MHz`."""
-    return ", ".join(f"{hz / 1e6:.9g}" for hz in table_hz) + " MHz"

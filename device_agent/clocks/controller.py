@@ -12,12 +12,12 @@ import time
 
 from device_agent.clocks.access import ClockAccess
 from device_agent.clocks.apply import apply, is_close
-from device_agent.clocks.bounds import format_hz
 from device_agent.clocks.hotplug import format_cpus
 from device_agent.clocks.point import plan_point
 from device_agent.errors import AgentError, BadPointError, BusyError, ClockError, HelperUnavailableError, UnsafeError
 from device_agent.platforms.platform import Platform
 from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks, OperatingPoint, PinReport, PinStatus
+from device_agent.protocol.texts import format_hz
 
 # Putting back what somebody else moved must not hold up a measurement.
 _CHECK_S = 1.0

@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 from device_agent.clocks.access import ClockAccess
 from device_agent.clocks.bounds import CPUFREQ, TRUE_FREQ, BoundedClock
 from device_agent.errors import AgentError, ClockError
-from device_agent.protocol import DomainClocks
-from device_agent.sysfs import Tree, list_names, natural_key, parse_cpu_list, read_ints, read_text
+from device_agent.protocol import DomainClocks, texts
+from device_agent.sysfs import Tree, list_names, natural_key, read_ints, read_text
 
 CPUS = "/sys/devices/system/cpu"
 
@@ -150,6 +150,6 @@ def find_policies(tree: Tree, online: Collection[int]) -> dict[str, tuple[int, .
 def read_isolated(tree: Tree) -> tuple[int, ...]:
     """Cores that the scheduler leaves alone (`isolcpus=` on the kernel's command line)."""
     try:
-        return parse_cpu_list(read_text(tree, f"{CPUS}/isolated") or "")
+        return texts.parse_cpus(read_text(tree, f"{CPUS}/isolated") or "")
     except ValueError:
         return ()

@@ -8,7 +8,8 @@ from device_agent.clocks.access import ClockAccess
 from device_agent.clocks.bounds import write
 from device_agent.clocks.cpufreq import CPUS
 from device_agent.errors import ClockError
-from device_agent.sysfs import Tree, list_names, parse_cpu_list, read_text
+from device_agent.protocol import texts
+from device_agent.sysfs import Tree, list_names, read_text
 
 # The boot core: many kernels cannot let it go, and no point needs it to.
 BOOT_CPU = 0
@@ -53,7 +54,7 @@ class Hotplug:
 
     def _read_list(self, file: str) -> tuple[int, ...]:
         try:
-            return parse_cpu_list(read_text(self._tree, f"{CPUS}/{file}") or "")
+            return texts.parse_cpus(read_text(self._tree, f"{CPUS}/{file}") or "")
         except ValueError:
             return ()
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import bisect
 import dataclasses
 
-from device_agent.clocks.bounds import format_hz, format_table
 from device_agent.clocks.hotplug import BOOT_CPU, format_cpus
 from device_agent.clocks.power_mode import Mode
 from device_agent.errors import BadPointError
 from device_agent.platforms.platform import Platform
 from device_agent.protocol import EVERY_CLUSTER, OperatingPoint
+from device_agent.protocol.texts import format_hz, format_table
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,6 @@ from collections.abc import Collection, Sequence
 
 from device_agent.board_types import GENERIC, UNKNOWN, BoardType
 from device_agent.clocks.access import ClockAccess
-from device_agent.clocks.bounds import format_table
 from device_agent.clocks.cpufreq import CpuCluster, find_policies, read_isolated
 from device_agent.clocks.devfreq import GpuClock, find_gpu
 from device_agent.clocks.emc import MemoryClock, find_memory
@@ -19,6 +18,7 @@ from device_agent.clocks.hotplug import Hotplug, format_cpus
 from device_agent.clocks.power_mode import PowerModes, find_power_modes
 from device_agent.errors import BadPointError
 from device_agent.platforms.detect import read_identity
+from device_agent.protocol.texts import format_table
 from device_agent.sysfs import Tree
 
 # The one cluster of a board without cpufreq.

@@ -27,6 +27,7 @@ from device_agent.protocol.names import NAME_RULE, is_name
 from device_agent.protocol.outcome import FaultSide, Outcome, Status
 from device_agent.protocol.power import Energy, EnergySpec, PowerSpec, PowerTrace, PowerWindow, RailPower, SensorInfo
 from device_agent.protocol.specs import Engine, Limits, MeasureSpec, RunSpec, StartConditions, TensorSpec
+from device_agent.protocol.texts import format_cpus, format_hz, format_mhz, format_table, parse_cpus, parse_hz
 
 # Raised whenever a message changes in a way that an older peer would misread.
 PROTOCOL_VERSION = 5
@@ -85,9 +86,15 @@ __all__ = [
     "StrEnum",
     "TensorSpec",
     "fence_key",
+    "format_cpus",
+    "format_hz",
+    "format_mhz",
+    "format_table",
     "is_name",
     "load_json",
     "pack_frame",
+    "parse_cpus",
     "parse_fence_key",
+    "parse_hz",
     "unpack_frame",
 ]

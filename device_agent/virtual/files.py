@@ -98,14 +98,3 @@ def parse_number(text: str, lowest: int = 0) -> int:
     if value < lowest:
         raise refuse(errno.EINVAL)
     return value
-
-
-def format_cpu_list(cpus: tuple[int, ...]) -> str:
-    """CPU numbers as the kernel lists them, e.g. `0,3-5`."""
-    runs: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if runs and runs[-1][-1] == cpu - 1:
-            runs[-1].append(cpu)
-        else:
-            runs.append([cpu])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 
+from device_agent.protocol.texts import format_cpus
 from device_agent.virtual.board import VirtualBoard
 from device_agent.virtual.clocks import CpuCluster, refuse
-from device_agent.virtual.files import Files, format_cpu_list, parse_number
+from device_agent.virtual.files import Files, parse_number
 from device_agent.virtual.noise import Noise
 
 _CPUS = "/sys/devices/system/cpu"
@@ -18,18 +19,18 @@ _IDLE_ZERO = 0.2
 
 def add_cpu_files(board: VirtualBoard, files: Files, noise: Noise) -> None:
     """Everything below /sys/devices/system/cpu as it is with the cores that are online now."""
-    everything = format_cpu_list(board.cpus)
+    everything = format_cpus(board.cpus)
     files.fixed(f"{_CPUS}/possible", everything)
     files.fixed(f"{_CPUS}/present", everything)
     isolated = tuple(cpu for cluster in board.clusters.values() if cluster.isolated for cpu in cluster.cpus)
-    files.fixed(f"{_CPUS}/isolated", format_cpu_list(isolated))
-    files.add(f"{_CPUS}/online", lambda: format_cpu_list(tuple(board.online)))
+    files.fixed(f"{_CPUS}/isolated", format_cpus(isolated))
+    files.add(f"{_CPUS}/online", lambda: format_cpus(tuple(board.online)))
     offline = tuple(cpu for cpu in board.cpus if cpu not in board.online)
-    files.fixed(f"{_CPUS}/offline", format_cpu_list(offline))
+    files.fixed(f"{_CPUS}/offline", format_cpus(offline))
     for index, cluster in enumerate(board.clusters.values()):
         for cpu in cluster.cpus:
             files.fixed(f"{_CPUS}/cpu{cpu}/topology/physical_package_id", str(index))
-            files.fixed(f"{_CPUS}/cpu{cpu}/topology/core_siblings_list", format_cpu_list(cluster.cpus))
+            files.fixed(f"{_CPUS}/cpu{cpu}/topology/core_siblings_list", format_cpus(cluster.cpus))
             if cpu != board.cpus[0]:  # the boot core has no such file
                 files.add(f"{_CPUS}/cpu{cpu}/online", _read_online(board, cpu), _write_online(board, cpu))
         online = board.online_in(cluster)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from device_agent.protocol import EVERY_CLUSTER
+from device_agent.protocol import EVERY_CLUSTER, format_mhz
 from farm.cli import output
 from farm.inventory.board_types import BoardType
 from farm.inventory.hardware import Cluster, PowerMode
@@ -104,7 +104,7 @@ def _clock_rows(board_type: BoardType) -> list[tuple[object, ...]]:
 def _mode_row(mode: PowerMode, default: int | None) -> tuple[object, ...]:
     limits = [
         mhz if cluster == EVERY_CLUSTER else f"{cluster} {mhz}"
-        for cluster, mhz in ((cluster, _mhz(freq_hz)) for cluster, freq_hz in mode.cpu_max_hz.items())
+        for cluster, mhz in ((cluster, format_mhz(freq_hz)) for cluster, freq_hz in mode.cpu_max_hz.items())
     ]
     notes = ("default" if mode.id == default else "", "needs a reboot" if mode.power_gating else "", mode.note)
     return (
@@ -112,8 +112,8 @@ def _mode_row(mode: PowerMode, default: int | None) -> tuple[object, ...]:
         mode.name,
         _cpu_list(mode.cores_online) if mode.cores_online else "as they are",
         ", ".join(limits) or "no limit",
-        _mhz(mode.gpu_max_hz) if mode.gpu_max_hz else "no limit",
-        _mhz(mode.memory_max_hz) if mode.memory_max_hz else "no limit",
+        format_mhz(mode.gpu_max_hz) if mode.gpu_max_hz else "no limit",
+        format_mhz(mode.memory_max_hz) if mode.memory_max_hz else "no limit",
         "; ".join(filter(None, notes)),
     )
 
@@ -142,13 +142,15 @@ def _floors(board_type: BoardType) -> str:
     """From which CPU clock on the memory clock is raised to what; clusters that agree are said once."""
     texts: dict[str, list[str]] = {}
     for cluster in board_type.clusters:
-        text = ", ".join(f"{_mhz(memory)} MHz from {_mhz(cpu)} MHz on" for cpu, memory in cluster.memory_floor_hz)
+        text = ", ".join(
+            f"{format_mhz(memory)} MHz from {format_mhz(cpu)} MHz on" for cpu, memory in cluster.memory_floor_hz
+        )
         texts.setdefault(text, []).append(cluster.name)
     return "; ".join(f"with {' or '.join(names)}, {text}" for text, names in texts.items() if text)
 
 
 def _table(freqs_hz: Sequence[int]) -> tuple[object, object, object]:
-    return (_mhz(freqs_hz[0]), _mhz(freqs_hz[-1]), len(freqs_hz)) if freqs_hz else (None, None, None)
+    return (format_mhz(freqs_hz[0]), format_mhz(freqs_hz[-1]), len(freqs_hz)) if freqs_hz else (None, None, None)
 
 
 def _highest_clocks(board_type: BoardType) -> str:
@@ -157,11 +159,7 @@ def _highest_clocks(board_type: BoardType) -> str:
         board_type.gpu.freqs_hz if board_type.gpu else (),
         board_type.memory.freqs_hz if board_type.memory else (),
     )
-    return " / ".join(_mhz(max(table)) if table else "–" for table in tables)
-
-
-def _mhz(freq_hz: int) -> str:
-    return f"{freq_hz / 1e6:.10g}"
+    return " / ".join(format_mhz(max(table)) if table else "–" for table in tables)
 
 
 def _cpu_list(cpus: Sequence[int]) -> str:

@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from device_agent.protocol import format_mhz
 from farm.report import foreign
 
 PAGE, JSON = "report.md", "report.json"
@@ -58,8 +59,8 @@ def _list_facts(facts: Mapping[str, Any]) -> list[str]:
         rows = [
             (
                 one["clock"],
-                _mhz(one["asked_hz"]),
-                _mhz(one["reached_hz"]),
+                format_mhz(one["asked_hz"], "none"),
+                format_mhz(one["reached_hz"], "none"),
                 f"{one['took_s'] * 1e3:.0f}",
                 "; ".join([one["message"], *one["notes"]]).strip("; "),
             )
@@ -92,7 +93,3 @@ def _rails(power: Mapping[str, Any]) -> Sequence[Sequence[str]]:
         )
         for name, rail in busy.items()
     ]
-
-
-def _mhz(hz: int | None) -> str:
-    return "none" if hz is None else f"{hz / 1e6:g}"

@@ -22,6 +22,7 @@ from device_agent.protocol import (
     PowerSpec,
     PowerWindow,
     RailPower,
+    format_hz,
 )
 from farm.errors import BoardUnsafeError, PermanentError
 from farm.fleet import golden_runs
@@ -106,12 +107,12 @@ class HardwareChecks:
                     | {"status": str(report.status), "message": report.message, "notes": list(report.notes)}
                 )
                 if report.status is not PinStatus.OK:
-                    failed.append(f"{domain.name} at {_mhz(hz)}: {report.message}")
+                    failed.append(f"{domain.name} at {format_hz(hz)}: {report.message}")
                     failures += 1
                     if failures == _ENOUGH_FAILURES:
                         break
                 elif reached_hz != hz:
-                    rounded.append(f"{domain.name}: {_mhz(hz)} becomes {_mhz(reached_hz)}")
+                    rounded.append(f"{domain.name}: {format_hz(hz)} becomes {format_hz(reached_hz, 'nothing')}")
             self._unpin()
         if failed:
             raise PermanentError(
@@ -294,8 +295,8 @@ def compare_tables(found_hz: Sequence[int], tables_hz: Sequence[Sequence[int]]) 
     if set(found_hz) in [set(table) for table in tables_hz]:
         return ""
     lacks, more = sorted(set(tables_hz[0]) - set(found_hz)), sorted(set(found_hz) - set(tables_hz[0]))
-    parts = [f"lacks {', '.join(map(_mhz, lacks))}"] if lacks else []
-    return " and ".join(parts + ([f"has {', '.join(map(_mhz, more))} besides"] if more else []))
+    parts = [f"lacks {', '.join(map(format_hz, lacks))}"] if lacks else []
+    return " and ".join(parts + ([f"has {', '.join(map(format_hz, more))} besides"] if more else []))
 
 
 def choose_points(table_hz: Sequence[int]) -> list[int]:
@@ -355,9 +356,5 @@ def _list_rails(window: PowerWindow) -> Mapping[str, RailPower]:
     return rails | ({"total": window.total} if window.total is not None else {})
 
 
-def _mhz(hz: int | None) -> str:
-    return "nothing" if hz is None else f"{hz / 1e6:g} MHz"
-
-
 def _points(point: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {_mhz(hz)}" for name, hz in point.items())
+    return ", ".join(f"{name} {format_hz(hz)}" for name, hz in point.items())

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from device_agent.protocol import Description, OperatingPoint, PinStatus
+from device_agent.protocol import Description, OperatingPoint, PinStatus, format_hz
 from farm.errors import (
     BoardHostileError,
     BoardUnsafeError,
@@ -231,7 +231,7 @@ class AgentHops:
         for one in (report, restored):
             if one.status is not PinStatus.OK:
                 raise PermanentError(f"{one.status}: {one.message}", "On the board: device-agent doctor --pin")
-        shown = ", ".join(f"{name} {hz / 1e6:.0f} MHz" for name, hz in highest.items())
+        shown = ", ".join(f"{name} {format_hz(hz)}" for name, hz in highest.items())
         return f"held at {shown} within {report.took_s * 1e3:.0f} ms, and restored"
 
     def _board_type(self) -> str | Doubt:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from device_agent.protocol import Description, Outcome, SensorInfo, Status
+from device_agent.protocol import Description, Outcome, SensorInfo, Status, format_hz, format_mhz
 from farm.fleet.calibration import DRIFT_TOLERANCE, MIN_SAMPLES, TYPE_TOLERANCE, fit_factor
 from farm.fleet.calibration import find_drift as find_drift_of_runs
 from farm.fleet.health import Kind
@@ -117,5 +117,5 @@ def describe_limits(outcome: Outcome, description: Description) -> str:
     for core, limit_hz in sorted(outcome.before.cpu_max_hz.items()):
         range_hz = description.cpu_freq_range_hz.get(core)
         if range_hz and limit_hz < range_hz[1]:
-            return f"; cpu{core} is limited to {limit_hz / 1e6:g} of {range_hz[1] / 1e6:g} MHz"
+            return f"; cpu{core} is limited to {format_mhz(limit_hz)} of {format_hz(range_hz[1])}"
     return ""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from device_agent.protocol import OperatingPoint, StrEnum
+from device_agent.protocol import OperatingPoint, StrEnum, format_hz
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
 from farm.report import sweep_rows, sweep_words
@@ -141,7 +141,7 @@ def write_comments(chosen: Chosen) -> list[str]:
         lines.append(f"It is the sweep's pick: {costs} of the fastest point measured; certain to")
         lines.append(f"  {sweep_words.format_share(series['pick']['certainty'])}.")
     if free := [d for d in row["domains"] if not d["held"] and d["units"] and d["freq_hz"]]:
-        told = ", ".join(f"{d['name']} (up to {d['freq_hz'] / 1e6:.9g} MHz)" for d in free)
+        told = ", ".join(f"{d['name']} (up to {format_hz(d['freq_hz'])})" for d in free)
         lines.append(f"Left to the board, here as then: {told}.")
     return [_plain(line) for line in lines]
 

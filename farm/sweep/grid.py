@@ -10,7 +10,16 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks, OperatingPoint
+from device_agent.protocol import (
+    EVERY_CLUSTER,
+    Clocks,
+    DomainClocks,
+    OperatingPoint,
+    format_cpus,
+    format_hz,
+    format_mhz,
+    format_table,
+)
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
 from farm.sweep.values import DomainSetting, Grid, GridPoint, Merge
@@ -153,19 +162,10 @@ def merge_reached(grid: Grid, key: str, reached: OperatingPoint) -> Grid:
 def format_point(point: OperatingPoint) -> str:
     """A point for people and as a key, such as `cores=0,3-5 a57=1420.8MHz gpu=1300.5MHz`."""
     words = [f"mode={point.power_mode}"] if point.power_mode else []
-    words += [f"cores={format_cores(point.cores_online)}"] if point.cores_online is not None else []
+    words += [f"cores={format_cpus(point.cores_online)}"] if point.cores_online is not None else []
     clocks = {**point.cpu_freq_hz, GPU: point.gpu_freq_hz, MEMORY: point.memory_freq_hz}
-    words += [f"{name}={_format_hz(hz)}" for name, hz in clocks.items() if hz is not None]
+    words += [f"{name}={format_mhz(hz)}MHz" for name, hz in clocks.items() if hz is not None]
     return " ".join(words) or "default"
-
-
-def format_cores(cores: Sequence[int]) -> str:
-    """CPU numbers as the kernel writes them: `0,3-5`."""
-    parts = []
-    for _, run in itertools.groupby(enumerate(sorted(cores)), key=lambda pair: pair[1] - pair[0]):
-        numbers = [cpu for _, cpu in run]
-        parts.append(str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}")
-    return ",".join(parts)
 
 
 def require_listed(name: str, wanted_hz: Sequence[int], available_hz: Sequence[int]) -> tuple[int, ...]:
@@ -177,8 +177,9 @@ def require_listed(name: str, wanted_hz: Sequence[int], available_hz: Sequence[i
             "`sudo nvpmodel -m ID` on the board sets a power mode that has them",
         )
     if missing := sorted(set(wanted_hz) - set(available_hz)):
-        table = ", ".join(f"{hz / 1e6:.9g}" for hz in available_hz)
-        raise UsageError(f"{name} of this board has no {_format_hz(missing[0])}", hint=f"it has {table} MHz")
+        raise UsageError(
+            f"{name} of this board has no {format_hz(missing[0])}", hint=f"it has {format_table(available_hz)}"
+        )
     return tuple(sorted(set(wanted_hz))) or tuple(sorted(available_hz))
 
 
@@ -217,9 +218,9 @@ def _plan_cores(clocks: Clocks, request: GridRequest) -> tuple[tuple[int, ...] |
     cpus = {cpu for cluster in clocks.clusters for cpu in cluster.cpus}
     for cores in request.cores:
         if missing := sorted(set(cores) - cpus):
-            raise UsageError(f"this board has no CPU {missing[0]}", hint=f"it has {format_cores(sorted(cpus))}")
+            raise UsageError(f"this board has no CPU {missing[0]}", hint=f"it has {format_cpus(sorted(cpus))}")
         if 0 in cpus and 0 not in cores:
-            raise UsageError(f"cores {format_cores(cores)}: CPU 0 cannot be taken offline", hint="name it too")
+            raise UsageError(f"cores {format_cpus(cores)}: CPU 0 cannot be taken offline", hint="name it too")
     return tuple(dict.fromkeys(tuple(sorted(set(cores))) for cores in request.cores)) or (None,)
 
 
@@ -336,13 +337,9 @@ def _reasons(clocks: Clocks, kept: GridPoint, dropped: Sequence[GridPoint], coup
             and domain.held
             and any(each.point.memory_freq_hz != domain.freq_hz for each in dropped)
         ):
-            yield f"the CPU's clock raises the memory clock to {_format_hz(domain.freq_hz)}"
+            yield f"the CPU's clock raises the memory clock to {format_hz(domain.freq_hz)}"
     modes = list(dict.fromkeys(each.point.power_mode for each in (kept, *dropped) if each.point.power_mode))
     if len(modes) > 1:
         caps = [domain for domain in kept.domains if not domain.held and domain.freq_hz and domain.name != MEMORY]
-        rounded = "".join(f"; caps are rounded to {_format_hz(domain.freq_hz)} ({domain.name})" for domain in caps)
+        rounded = "".join(f"; caps are rounded to {format_hz(domain.freq_hz)} ({domain.name})" for domain in caps)
         yield f"power modes {', '.join(modes)} differ in nothing that these clocks leave open{rounded}"
-
-
-def _format_hz(hz: int | None) -> str:
-    return "unknown" if hz is None else f"{hz / 1e6:.9g}MHz"

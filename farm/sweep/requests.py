@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
-from device_agent.protocol import OperatingPoint
+from device_agent.protocol import OperatingPoint, format_table, parse_cpus, parse_hz
 from farm.errors import UsageError
 from farm.sweep.grid import GPU, MEMORY
 from farm.values import DEFAULT_POINT
 
 ALL = "all"
-_UNITS = {"hz": 1, "khz": 10**3, "mhz": 10**6, "ghz": 10**9}
-_FREQ = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmg]?hz)?\Z", re.IGNORECASE | re.ASCII)
-# A frequency without a unit is in MHz, as people write them.
-_DEFAULT_UNIT = "mhz"
 
 
 def parse_freqs(text: str, available_hz: Sequence[int]) -> tuple[int, ...]:
@@ -34,18 +29,19 @@ def parse_freqs(text: str, available_hz: Sequence[int]) -> tuple[int, ...]:
         low_hz, high_hz = parse_freq(low), parse_freq(high)
         inside = {hz for hz in available_hz if low_hz <= hz <= high_hz}
         if not inside:
-            table = ", ".join(f"{hz / 1e6:.9g}" for hz in sorted(available_hz))
-            raise UsageError(f"the board has no frequency in {word.strip()}", hint=f"it has {table or 'none'} MHz")
+            raise UsageError(
+                f"the board has no frequency in {word.strip()}", hint=f"it has {format_table(sorted(available_hz))}"
+            )
         found |= inside
     return tuple(sorted(found))
 
 
 def parse_freq(text: str) -> int:
     """One frequency in Hz; without a unit it is in MHz. Raises UsageError."""
-    match = _FREQ.match(text.strip())
-    if not match or not float(match[1]):
-        raise UsageError(f"{text.strip()!r} is no frequency", hint="write 921.6MHz, 1.2GHz, or 600 for 600 MHz")
-    return round(float(match[1]) * _UNITS[(match[2] or _DEFAULT_UNIT).lower()])
+    try:
+        return parse_hz(text)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def parse_core_sets(text: str) -> tuple[tuple[int, ...], ...]:
@@ -55,13 +51,13 @@ def parse_core_sets(text: str) -> tuple[tuple[int, ...], ...]:
 
 def parse_cores(text: str) -> tuple[int, ...]:
     """One set of CPUs as the kernel writes it: `0,3-5`. Raises UsageError."""
-    cores: set[int] = set()
-    for word in text.split(","):
-        match = re.match(r"([0-9]{1,4})(?:-([0-9]{1,4}))?\Z", word.strip(), re.ASCII)
-        if not match or int(match[2] or match[1]) < int(match[1]):
-            raise UsageError(f"{text.strip()!r} names no CPUs", hint="write 0-3 or 0,3-5; divide sets by /")
-        cores |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return tuple(sorted(cores))
+    try:
+        cores = parse_cpus(text)
+    except ValueError as error:
+        raise UsageError(str(error), hint="write 0-3 or 0,3-5; divide sets by /") from error
+    if not cores:
+        raise UsageError(f"{text.strip()!r} names no CPUs", hint="write 0-3 or 0,3-5; divide sets by /")
+    return cores
 
 
 def parse_point(text: str) -> OperatingPoint:

@@ -127,7 +127,7 @@ def test_the_same_sweep_twice_gives_the_same_figures(rack: Home) -> None:
 def test_what_a_board_does_not_have_is_refused(rack: Home) -> None:
     """A frequency, with a list of those there are; a sweep or board that is not there; an objective without sensor."""
     refused = sweep(rack, "--board", NANO, "--cpu-freqs", "1000", code=2)
-    assert "no 1000MHz" in refused.err
+    assert "no 1000 MHz" in refused.err
     assert "1036.8" in refused.err
     refused = sweep(rack, "--board", PIS[0], "--objective", "energy", code=2)
     assert "--objective latency" in refused.err

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from device_agent.board_types import load_board_types
+from device_agent.protocol import texts
 from device_agent.sysfs import (
     VIRTUAL_PREFIX,
     FileTree,
     Tree,
     list_names,
     open_tree,
-    parse_cpu_list,
     read_int,
     read_ints,
     read_text,
@@ -163,7 +163,7 @@ def test_readers_work_on_every_tree(tree: Tree) -> None:
     assert read_int(tree, f"{_POLICY}/scaling_min_freq") == 102000
     assert read_ints(tree, f"{_POLICY}/scaling_available_frequencies")[-1] == 1479000
     assert list_names(tree, _ZONES, "thermal_zone*")[:2] == ["thermal_zone0", "thermal_zone1"]
-    assert parse_cpu_list(tree.read("/sys/devices/system/cpu/online")) == (0, 1, 2, 3)
+    assert texts.parse_cpus(tree.read("/sys/devices/system/cpu/online")) == (0, 1, 2, 3)
     assert read_text(tree, f"{_POLICY}/nothing") is None
     assert list_names(tree, f"{_POLICY}/nothing") == []
 

@@ -14,8 +14,8 @@ def parse(*words: str) -> OperatingPoint:
 
 
 def test_frequencies_take_the_units_people_write() -> None:
-    """Hz without a unit, kHz as cpufreq, MHz and GHz as data sheets; exact, without a float's error."""
-    assert parse("--cpu-freq", "1479000000").cpu_freq_hz == {EVERY_CLUSTER: 1_479_000_000}
+    """MHz without a unit, kHz as cpufreq, MHz and GHz as data sheets; exact, without a float's error."""
+    assert parse("--cpu-freq", "1479").cpu_freq_hz == {EVERY_CLUSTER: 1_479_000_000}
     assert parse("--cpu-freq", "1479000kHz").cpu_freq_hz == {EVERY_CLUSTER: 1_479_000_000}
     assert parse("--cpu-freq", "a57=1.2704GHz", "--cpu-freq", "denver=345.6MHz").cpu_freq_hz == {
         "a57": 1_270_400_000,
@@ -32,6 +32,7 @@ def test_frequencies_take_the_units_people_write() -> None:
         ("--cpu-freq", "fast"),
         ("--cpu-freq", "-5MHz"),
         ("--cpu-freq", "0"),
+        ("--cpu-freq", "1479000000"),
         ("--cpu-freq", "1.5Hz"),
         ("--cores", "x"),
         ("--cores", ""),

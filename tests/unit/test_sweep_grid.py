@@ -6,14 +6,13 @@ import dataclasses
 
 import pytest
 
-from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks, OperatingPoint
+from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks, OperatingPoint, format_cpus
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
 from farm.sweep.grid import (
     Coupling,
     GridRequest,
     find_reboot_modes,
-    format_cores,
     format_point,
     leave_out,
     merge_reached,
@@ -61,7 +60,7 @@ def test_clusters_of_one_kind_move_together() -> None:
 @pytest.mark.parametrize(
     ("request_", "says", "hint"),
     [
-        (GridRequest({"a57": (961 * MHZ,)}), "a57 of this board has no 961MHz", "345, 960, 2035 MHz"),
+        (GridRequest({"a57": (961 * MHZ,)}), "a57 of this board has no 961 MHz", "345, 960, 2035 MHz"),
         (GridRequest(gpu_freqs_hz=(1,)), "the GPU of this board has no", "114, 1300 MHz"),
         (GridRequest({"a72": ALL}), "no CPU cluster a72", "a57, denver"),
         (GridRequest(power_modes=("15W",)), "no power mode 15W", "MAXN, MAXQ"),
@@ -103,7 +102,7 @@ def test_a_memory_floor_merges_what_it_raises() -> None:
     fast = [point for point in grid.points if point.point.cpu_freq_hz["a57"] == 2035 * MHZ]
     assert [point.point.memory_freq_hz for point in fast] == [1866 * MHZ]
     assert len(grid) == 3 + 1
-    assert "raises the memory clock to 1866MHz" in grid.merged[0].reason
+    assert "raises the memory clock to 1866 MHz" in grid.merged[0].reason
     assert len(plan_grid(TX2, request, dataclasses.replace(coupling, floor_beats_hold=False))) == 6
 
 
@@ -154,7 +153,7 @@ def test_frequencies_are_read_as_people_write_them() -> None:
 def test_core_sets_are_read_as_the_kernel_writes_them() -> None:
     """Sets are divided by a slash; what is written back is the same."""
     assert parse_core_sets("0-3/0,3-5") == ((0, 1, 2, 3), (0, 3, 4, 5))
-    assert format_cores((0, 3, 4, 5)) == "0,3-5"
+    assert format_cpus((0, 3, 4, 5)) == "0,3-5"
     with pytest.raises(UsageError):
         parse_core_sets("3-0")
 

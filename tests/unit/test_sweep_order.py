@@ -43,7 +43,7 @@ def test_other_clocks_are_swept_alone() -> None:
 
 def test_a_frequency_that_the_board_lacks_is_refused_with_what_it_has() -> None:
     """In MHz, all of them."""
-    with pytest.raises(UsageError, match="no 150MHz") as refused:
+    with pytest.raises(UsageError, match="no 150 MHz") as refused:
         keys(Order("m", cpu_freqs=("100,150",)))
     assert "100, 200, 300 MHz" in refused.value.hint
 
