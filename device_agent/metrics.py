@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import http.server
 import logging
 import os
 import re
@@ -18,9 +17,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from device_agent import processes
@@ -34,8 +32,6 @@ _PREFIX = "device_agent_"
 _MAX_PWM = 255
 # The kernel's number for a listening socket (include/net/tcp_states.h).
 _LISTEN = "0A"
-# A client that connects and says nothing holds a thread for so long.
-_CLIENT_TIMEOUT_S = 5.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 Family = GaugeMetricFamily | CounterMetricFamily
@@ -162,34 +158,6 @@ class BoardMetrics(Collector):
         )
 
 
-class _Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-    registry: CollectorRegistry
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hung up is nobody's trouble."""
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    timeout = _CLIENT_TIMEOUT_S
-    server: _Server
-
-    def do_GET(self) -> None:
-        if self.path.partition("?")[0] not in ("/", "/metrics"):
-            self.send_error(404)
-            return
-        encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-        body = encode(self.server.registry)
-        self.send_response(200)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """A scrape every few seconds is not worth a line."""
-
-
 def run(chosen: argparse.Namespace, board: Board) -> int:
     """Serve until SIGTERM, SIGINT or SIGHUP. Raises PortBusyError."""
     if chosen.exit_with_parent:
@@ -200,11 +168,9 @@ def run(chosen: argparse.Namespace, board: Board) -> int:
     # Before any thread starts, so that none of them takes the signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
-        server = _Server((HOST, chosen.port), _Handler)
+        server, _ = start_http_server(chosen.port, HOST, registry)
     except OSError as error:
         raise PortBusyError(f"{HOST}:{chosen.port}: {error.strerror}; give another --port") from error
-    server.registry = registry
-    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     _log.info("metrics of %s on http://%s:%d/metrics", board.key, HOST, server.server_address[1])
     try:
         signal.sigwait(_SIGNALS)

@@ -7,22 +7,20 @@ boards' own metrics can be scraped on this machine.
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
+from typing import Any
+from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 
 from farm.errors import UnavailableError
 
 HOST = "127.0.0.1"
 # As for the tracker: a second farm on this machine finds room.
 TRIES = 10
-# A client that connects and says nothing holds a thread for so long.
-_CLIENT_TIMEOUT_S = 5.0
 
 
 class Exporter:
@@ -30,14 +28,12 @@ class Exporter:
 
     def __init__(self, registry: CollectorRegistry, first_port: int) -> None:
         """Listen on the first free port from `first_port` on. Raises UnavailableError where ten are busy."""
-        self._registry = registry
         self._lock = threading.Lock()
         self._targets: list[dict[str, object]] = []
-        self._server = _open(self, first_port)
+        self._server, self._thread = _start(registry, first_port)
+        self._serve_metrics = make_wsgi_app(registry)
+        self._server.set_app(self._serve)
         self.address: tuple[str, int] = (HOST, int(self._server.server_address[1]))
-        threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.5}, name="farm-metrics", daemon=True
-        ).start()
 
     def set_targets(self, targets: Mapping[str, tuple[str, tuple[str, int]]]) -> None:
         """Where boards' own metrics are reached here: board, its type, address. Replaces what was said before."""
@@ -52,6 +48,7 @@ class Exporter:
         """Stop serving. Blocks for half a second at most."""
         self._server.shutdown()
         self._server.server_close()
+        self._thread.join()
 
     def __enter__(self) -> Exporter:
         return self
@@ -61,53 +58,24 @@ class Exporter:
     ) -> None:
         self.close()
 
-    def answer(self, path: str, accept: str) -> tuple[str, bytes] | None:
-        """Content type and body for a path, None where there is nothing."""
+    def _serve(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
         if path in ("/", "/metrics"):
-            encode, content_type = choose_encoder(accept)
-            return content_type, encode(self._registry)
+            served: Iterable[bytes] = self._serve_metrics(environ, start_response)
+            return served
         if path == "/targets":
             with self._lock:
-                return "application/json", json.dumps(self._targets).encode()
-        return None
+                body = json.dumps(self._targets).encode()
+            start_response("200 OK", [("Content-Type", "application/json")])
+            return [body]
+        start_response("404 Not Found", [("Content-Type", "text/plain")])
+        return [b"there are /metrics and /targets\n"]
 
 
-class _Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-    # A port that another process listens on stays busy with this; one in TIME_WAIT is taken at once.
-    allow_reuse_address = True
-    exporter: Exporter
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hung up is nobody's trouble."""
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    timeout = _CLIENT_TIMEOUT_S
-    server: _Server
-
-    def do_GET(self) -> None:
-        answer = self.server.exporter.answer(self.path.partition("?")[0], self.headers.get("Accept", ""))
-        if answer is None:
-            self.send_error(404)
-            return
-        content_type, body = answer
-        self.send_response(200)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """A scrape every few seconds is not worth a line."""
-
-
-def _open(exporter: Exporter, first_port: int) -> _Server:
+def _start(registry: CollectorRegistry, first_port: int) -> tuple[WSGIServer, threading.Thread]:
     for port in range(first_port, min(first_port + TRIES - 1, 65535) + 1):
         with contextlib.suppress(OSError):
-            server = _Server((HOST, port), _Handler)
-            server.exporter = exporter
-            return server
+            return start_http_server(port, HOST, registry)
     raise UnavailableError(
         f"ports {first_port} to {first_port + TRIES - 1} are all in use, so metrics cannot be served",
         "Set FARM_METRICS_PORT to the first of ten free ports, or to 0 for no metrics.",

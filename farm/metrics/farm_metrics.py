@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 import farm
@@ -20,7 +20,7 @@ from farm.values import Health, State
 _RESULTS = ("passed", "failed", "skipped")
 
 Labels = tuple[str, ...]
-Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
+Family = GaugeMetricFamily | CounterMetricFamily
 
 
 class FarmMetrics(Collector):
@@ -37,8 +37,9 @@ class FarmMetrics(Collector):
             metric: {} for metric in table.METRICS if metric.kind is not Kind.HISTOGRAM
         }
         self._held_since: dict[str, float] = {}
-        self._probe_counts = [0] * (len(table.PROBE_SECONDS.buckets) + 1)
-        self._probe_sum_s = 0.0
+        disable_created_metrics()  # type: ignore[no-untyped-call] # a series more of every histogram, which is not in the table
+        seconds = table.PROBE_SECONDS
+        self._probe_seconds = Histogram(seconds.full_name, seconds.help, buckets=seconds.buckets, registry=registry)
         self._values[table.INFO][(farm.__version__,)] = 1
         self.observe_boards(())
         self.observe_tracker(False, 0)
@@ -87,7 +88,7 @@ class FarmMetrics(Collector):
                 probes.setdefault((name, each), 0)
             probes[name, result] += 1
             if result != "skipped":
-                self._note_duration(float(report.get("seconds") or 0.0))
+                self._probe_seconds.observe(float(report.get("seconds") or 0.0))
             if (median_s := report.get("median_s")) is not None:
                 self._values[table.GOLDEN_SECONDS][name,] = float(median_s)
             if (factor := report.get("factor")) is not None:
@@ -115,15 +116,13 @@ class FarmMetrics(Collector):
             self._values[table.TRIALS] = {(str(status),): counts.get(status, 0) for status in Status}
 
     def collect(self) -> Iterator[Family]:
-        """Every metric of the table, in its order; called on a scrape."""
+        """Every metric of the table but the histogram, in its order; called on a scrape."""
         now = self._clock()
         with self._lock:
             values = {metric: dict(found) for metric, found in self._values.items()}
             values[table.LEASE_AGE] = {(name,): max(0.0, now - at) for name, at in self._held_since.items()}
-            probes = self._to_histogram()
         for metric in table.METRICS:
-            if metric.kind is Kind.HISTOGRAM:
-                yield probes
+            if metric not in values:  # the histogram collects itself
                 continue
             family: Family
             if metric.kind is Kind.COUNTER:
@@ -149,17 +148,3 @@ class FarmMetrics(Collector):
             found = self._values[metric]
             for labels in [labels for labels in found if labels[0] not in known]:
                 del found[labels]
-
-    def _note_duration(self, seconds: float) -> None:
-        at = sum(seconds > bound for bound in table.PROBE_SECONDS.buckets)
-        self._probe_counts[at] += 1
-        self._probe_sum_s += seconds
-
-    def _to_histogram(self) -> HistogramMetricFamily:
-        buckets, count = [], 0
-        for bound, more in zip((*table.PROBE_SECONDS.buckets, float("inf")), self._probe_counts, strict=True):
-            count += more
-            buckets.append(("+Inf" if bound == float("inf") else str(bound), float(count)))
-        family = HistogramMetricFamily(table.PROBE_SECONDS.full_name, table.PROBE_SECONDS.help)
-        family.add_metric((), buckets, sum_value=self._probe_sum_s)
-        return family

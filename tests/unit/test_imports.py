@@ -6,6 +6,7 @@ The directions between our own packages are contracts in pyproject.toml.
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
 import re
 import subprocess
@@ -31,6 +32,7 @@ ALLOWED = {
 ALLOWED["tvm_ffi"] = ALLOWED["tvm"]
 
 
+@functools.cache
 def imported_packages(path: pathlib.Path) -> dict[str, int]:
     """Top-level packages that a module imports anywhere in it, with the first line that does."""
     found: dict[str, int] = {}

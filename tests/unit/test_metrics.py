@@ -151,7 +151,7 @@ def test_a_busy_port_is_skipped(registry: CollectorRegistry, metrics: FarmMetric
     with Exporter(registry, find_free_ports(TRIES)) as first, Exporter(registry, first.address[1]) as second:
         assert second.address[1] == first.address[1] + 1
         text = fetch(first, "/metrics")
-        assert text.startswith("# HELP tvm_farm_info")
+        assert "# HELP tvm_farm_info" in text
         assert fetch(second, "/metrics") == text
     with Exporter(registry, 65535), pytest.raises(UnavailableError, match="FARM_METRICS_PORT"):
         Exporter(registry, 65535)

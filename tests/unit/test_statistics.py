@@ -41,12 +41,12 @@ def test_the_interval_holds_the_median_within_the_extremes(samples: list[float])
     assert statistics.summarise(samples) == summary
 
 
-@pytest.mark.parametrize("count", [5, 51, 1001])
+@pytest.mark.parametrize("count", [5, 51, 501])
 def test_the_interval_is_the_bootstraps(count: int) -> None:
-    """Drawing 20,000 resamples and taking their medians' 2.5 and 97.5 % quantiles gives the same interval."""
+    """Drawing 4,000 resamples and taking their medians' 2.5 and 97.5 % quantiles gives the same interval."""
     rng = np.random.default_rng(count)
     samples = rng.lognormal(size=count)
-    medians = np.median(rng.choice(samples, size=(20_000, count)), axis=1)
+    medians = np.median(rng.choice(samples, size=(4_000, count)), axis=1)
     summary = statistics.summarise(samples.tolist())
     drawn = np.quantile(medians, [0.025, 0.975])
     places = np.searchsorted(np.sort(samples), [summary.ci_low, summary.ci_high])
