@@ -50,7 +50,7 @@ class Shard:
 
     def __init__(self, index: int, name: str, folders: Sequence[str], options: Sequence[str]) -> None:
         self.name, self.lines = name, list[str]()
-        command = [sys.executable, "-u", "-m", "pytest", *options, *folders]
+        command = [sys.executable, "-u", "-m", "pytest", "--durations=30", *options, *folders]
         # In a session of its own, so that a terminal's Ctrl-C comes to it once, through us: a second one would cut its
         # fixtures' ends short.
         self.process = subprocess.Popen(
