@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import ziglang
@@ -47,6 +49,23 @@ def link_program(output: Path, sources: list[Path], triple: str | None, options:
     """Compile and link a C program, for the glibc that `triple` states; None means this machine's own."""
     command = ["cc", "-std=c11", "-O2", _NO_CHECKS, "-o", str(output), *map(str, sources), *options]
     _run([*command, "-target", triple] if triple else command, WARM_TIMEOUT_S)
+
+
+def link_cpp(output: Path, sources: Sequence[Path], triple: str | None, options: Sequence[str] = ()) -> None:
+    """Compile and link a C++ library that finds its C++ runtime, libstdc++, in the process that loads it.
+
+    Zig's own runtime, libc++, is kept out: exceptions could not pass from one to the other, and its first use takes a
+    minute of building.
+    """
+    target = ["-target", triple] if triple else []
+    with tempfile.TemporaryDirectory(prefix="farm-cpp-") as folder:
+        objects = [Path(folder) / f"{index}.o" for index, _ in enumerate(sources)]
+        compile_one = ["c++", "-c", "-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", _NO_CHECKS]
+        for source, item in zip(sources, objects, strict=True):
+            _run([*compile_one, *options, str(source), "-o", str(item), *target], WARM_TIMEOUT_S)
+        _run(
+            ["cc", "-shared", _NO_CHECKS, "-o", str(output), *map(str, objects), "-lm", "-ldl", *target], WARM_TIMEOUT_S
+        )
 
 
 def warm(folder: Path, triple: str | None) -> None:

@@ -1,0 +1,145 @@
+"""The board's GPU: TVM's plug-in for it, what the driver says of it, and what the driver's errors mean.
+
+The plug-in (`native/`) is loaded, and the driver initialised, in workers and other children alone: CUDA does not
+survive a fork. The process that forks them only says where the plug-in is (`use_folder`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from device_agent.board_types import BoardType
+from device_agent.errors import AgentError
+from device_agent.protocol import Status
+
+PLUGIN, VIRTUAL_DRIVER = "libtvm_farm_cuda.so", "libcuda_virtual.so"
+# For the processes forked from here.
+_PLUGIN_VARIABLE = "TVM_FARM_GPU_PLUGIN"
+# Read by native/driver.cc and virtual/gpu/driver.cc.
+DRIVER_VARIABLE, VIRTUAL_VARIABLE = "TVM_FARM_CUDA_DRIVER", "TVM_FARM_VIRTUAL_GPU"
+_TVM_LIBRARIES = (("tvm_ffi", "libtvm_ffi.so"), ("tvm", "libtvm_runtime.so"))
+_ERROR = re.compile(r"\bCUDA_ERROR_[A-Z_]+")
+_STATUS = {
+    "CUDA_ERROR_OUT_OF_MEMORY": Status.OUT_OF_MEMORY,
+    "CUDA_ERROR_INVALID_IMAGE": Status.LOAD_FAILED,
+    "CUDA_ERROR_INVALID_PTX": Status.LOAD_FAILED,
+    "CUDA_ERROR_NO_BINARY_FOR_GPU": Status.LOAD_FAILED,
+    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": Status.LOAD_FAILED,
+    "CUDA_ERROR_LAUNCH_TIMEOUT": Status.RUN_TIMEOUT,
+    # Nobody's code was at fault before anything of it ran.
+    "CUDA_ERROR_NO_DEVICE": Status.FARM_ERROR,
+    "CUDA_ERROR_DEVICE_UNAVAILABLE": Status.FARM_ERROR,
+    "CUDA_ERROR_OPERATING_SYSTEM": Status.FARM_ERROR,
+}
+
+
+def use_folder(folder: Path, facts: BoardType | None, simulated: bool) -> None:
+    """Have the processes forked from here find the plug-in in `folder`; a simulated board's driver is there, too."""
+    os.environ[_PLUGIN_VARIABLE] = str(folder / PLUGIN)
+    if simulated:
+        os.environ[DRIVER_VARIABLE] = str(folder / VIRTUAL_DRIVER)
+        if facts is None or facts.gpu is None:
+            os.environ[_PLUGIN_VARIABLE] = ""
+        else:
+            # What is set already comes after: a failure that somebody asks for.
+            os.environ[VIRTUAL_VARIABLE] = f"{_play(facts)};{os.environ.get(VIRTUAL_VARIABLE, '')}"
+
+
+def _play(facts: BoardType) -> str:
+    """What a virtual board's driver is and has; half of the memory is the system's and the processor's."""
+    gpu = facts.gpu
+    assert gpu is not None
+    cuda = next(iter(gpu.cuda.values()), "10.2")
+    major, minor = map(int, cuda.split("."))
+    values = {
+        "name": f"{facts.soc} GPU, virtual",
+        "capability": gpu.arch.removeprefix("sm_"),
+        "processors": gpu.processors or 1,
+        "driver": 1000 * major + 10 * minor,
+        "memory": (facts.memory_bytes or 4 << 30) // 2,
+        "registers": gpu.registers_per_block or 65536,
+        "shared": gpu.shared_bytes_per_block or 49152,
+        "clock_khz": max(gpu.freqs_hz, default=0) // 1000,
+    }
+    return ";".join(f"{key}={value}" for key, value in values.items())
+
+
+def open_device() -> Any:
+    """TVM's device for the GPU, its driver ready. Raises AgentError with the reason where there is none."""
+    import tvm.runtime
+
+    if not (plugin := os.environ.get(_PLUGIN_VARIABLE)):
+        raise AgentError("this board's agent serves no GPU")
+    load_plugin(Path(plugin))
+    device = tvm.runtime.cuda(0)
+    try:
+        device.sync()
+    except RuntimeError as error:
+        raise AgentError(str(error)) from error
+    return device
+
+
+def load_plugin(path: Path) -> None:
+    """Give this process TVM's device "cuda". Raises AgentError where the plug-in does not load."""
+    try:
+        # It takes TVM's symbols, and the C++ runtime's, from libraries that are open to all.
+        for package, name in _TVM_LIBRARIES:
+            spec = importlib.util.find_spec(package)
+            ctypes.CDLL(str(Path((spec.origin if spec else None) or "").parent / "lib" / name), ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise AgentError(f"the GPU plug-in does not load: {error}") from error
+
+
+def find_status(text: str) -> Status | None:
+    """What an error of the driver means for the work that met it; None where the text names none."""
+    found = _ERROR.search(text)
+    return _STATUS.get(found[0], Status.CRASHED) if found else None
+
+
+def describe() -> tuple[str, str]:
+    """CUDA's version and the GPU's architecture, such as `10.2 sm_53`, and what is wrong; "" for nothing."""
+    plugin = os.environ.get(_PLUGIN_VARIABLE)
+    if not plugin or not Path(plugin).exists():
+        return "", ""
+    found = probe()
+    if "error" in found:
+        return "", f"the GPU cannot be used: {found['error']}"
+    major, minor = divmod(int(found["driver_version"]) // 10, 100)
+    return f"{major}.{minor} sm_{str(found['compute_capability']).replace('.', '')}", ""
+
+
+def probe() -> dict[str, Any]:
+    """What the driver says of the GPU, or `error` with the reason why it cannot be used; asked in a child process."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, json.dumps(_ask()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        text = file.read()
+    os.waitpid(child, 0)
+    found: dict[str, Any] = json.loads(text) if text else {"error": "the CUDA driver ended the process that asked it"}
+    return found
+
+
+def _ask() -> dict[str, Any]:
+    try:
+        device = open_device()
+        return {
+            "driver_version": device.api_version,  # 10020 is CUDA 10.2
+            "name": device.device_name,
+            "compute_capability": device.compute_version,
+            "memory_bytes": device.total_global_memory,
+        }
+    except (AgentError, RuntimeError) as error:
+        return {"error": str(error)}

@@ -1,0 +1,63 @@
+"""CUDA source compiled for a processor in place of a GPU, so that a virtual board's GPU computes.
+
+How threads and barriers are played is in `device_agent/virtual/gpu/cuda_on_host.h`.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import tempfile
+from pathlib import Path
+
+from farm.errors import PermanentError
+from farm.gpu import native
+from farm.search import linker
+
+# What the stand-in for the driver knows a library by; its size and itself follow.
+_MARK = b"FARMGPU1"
+_KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(")
+_SHARED = re.compile(r"__shared__\s+(alignas\(\d+\))")
+_DYNAMIC_SHARED = re.compile(r"extern\s+(alignas\(\d+\)\s+)?__shared__\s+([\w ]+?)\s+(\w+)\[\];")
+# Where threads of a block wait for each other.
+_MEETING = re.compile(r"\b(__syncthreads|__syncwarp|__shfl\w*)\s*\(")
+# No GPU that is played here lets a block have more.
+_MOST_SHARED_BYTES = 96 << 10
+# Half precision would need a library of its own here.
+_HALF = re.compile(r"\bhalf[1-8]?\b")
+
+
+def compile_kernels(source: str, triple: str | None) -> bytes:
+    """What a virtual board's driver loads as a module, for the processor that zig calls `triple` (None: this one).
+
+    Raises PermanentError for source that cannot be compiled so.
+    """
+    if _HALF.search(source.partition('extern "C"')[2]):
+        raise PermanentError("this model computes in half precision, which virtual GPUs do not do")
+    # C++ wants the alignment first, and a size.
+    source = _DYNAMIC_SHARED.sub(
+        lambda found: f"alignas(16) __shared__ {found[2]} {found[3]}[{_MOST_SHARED_BYTES} / sizeof({found[2]})];",
+        _SHARED.sub(r"\1 __shared__", source),
+    )
+    with tempfile.TemporaryDirectory(prefix="farm-gpu-") as folder:
+        path, output = Path(folder) / "kernels.cc", Path(folder) / "kernels.so"
+        path.write_text(f'#include "cuda_on_host.h"\n{source}\n{_write_entries(source)}', encoding="utf-8")
+        options = ["-fno-strict-aliasing", "-w", "-I", str(native.find_virtual_gpu())]
+        linker.link_cpp(output, [path], triple, options)
+        library = output.read_bytes()
+    return _MARK + struct.pack("<Q", len(library)) + library
+
+
+def _write_entries(source: str) -> str:
+    """A function per kernel that takes what cuLaunchKernel is given."""
+    places = [(found.start(), found[1]) for found in _KERNEL.finditer(source)]
+    entries: dict[str, bool] = {}
+    for (start, name), (end, _) in zip(places, [*places[1:], (len(source), "")], strict=True):
+        meets = bool(_MEETING.search(source, start, end))
+        entries[name] = entries.get(name, False) or meets
+    return "".join(
+        f'extern "C" __attribute__((visibility("default"))) void farm_gpu_{name}(void** arguments, '
+        "const unsigned* sizes, unsigned) {\n"
+        f"  farm_host::run({name}, arguments, sizes, {'true' if meets else 'false'});\n}}\n"
+        for name, meets in entries.items()
+    )

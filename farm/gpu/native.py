@@ -1,0 +1,67 @@
+"""What a board's agent needs for its GPU beside Python, built with zig: TVM's plug-in, and a virtual board's driver."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import tempfile
+from pathlib import Path
+
+from farm.errors import UnavailableError
+from farm.search import linker
+
+PLUGIN = "libtvm_farm_cuda.so"
+DRIVER = "libcuda_virtual.so"
+
+
+def build_plugin(folder: Path, triple: str | None) -> Path:
+    """Build TVM's device "cuda" over the CUDA driver, for a system that zig calls `triple` (None: this machine)."""
+    sources = _find_package("device_agent") / "native"
+    includes = [_find_package(name) / "include" for name in ("tvm", "tvm_ffi")]
+    options = [word for path in includes for word in ("-I", str(path))]
+    linker.link_cpp(folder / PLUGIN, sorted(sources.glob("*.cc")), triple, options)
+    return folder / PLUGIN
+
+
+def build_driver(folder: Path, triple: str | None) -> Path:
+    """Build the stand-in for the CUDA driver that virtual boards have."""
+    linker.link_cpp(folder / DRIVER, [find_virtual_gpu() / "driver.cc"], triple)
+    return folder / DRIVER
+
+
+def find_folder(home: Path) -> Path:
+    """Where what virtual boards of this home need is kept, named after what it is made of."""
+    return home / "cache" / "gpu" / _digest()
+
+
+def prepare(home: Path) -> None:
+    """Build what virtual boards of this home need, unless it is there. Two processes may do so at once."""
+    folder = find_folder(home)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, build in ((PLUGIN, build_plugin), (DRIVER, build_driver)):
+        if not (folder / name).exists():
+            with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as partial:
+                build(Path(partial), None).replace(folder / name)
+
+
+@functools.cache
+def _digest() -> str:
+    digest = hashlib.sha256(importlib.metadata.version("apache-tvm").encode())
+    for path in sorted([*(_find_package("device_agent") / "native").iterdir(), *find_virtual_gpu().iterdir()]):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def find_virtual_gpu() -> Path:
+    """The folder with what plays a GPU."""
+    return _find_package("device_agent") / "virtual" / "gpu"
+
+
+def _find_package(name: str) -> Path:
+    """Where a package is installed, without importing it. Raises UnavailableError."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise UnavailableError(f"the package {name} is not installed")
+    return Path(next(iter(spec.submodule_search_locations)))

@@ -1,0 +1,132 @@
+"""The GPU plug-in over a stand-in for the CUDA driver: natively, and in the stock aarch64 runtime under emulation."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from farm.gpu import host_code, native
+from farm.inventory.board_types import load_board_types
+from tests.integration import gpu_contract_kernels
+from tests.integration.conftest import ROOT
+
+CONTRACT = pathlib.Path(__file__).with_name("gpu_contract.py")
+TIMEOUT_S = 240.0
+
+
+def build(folder: pathlib.Path, triple: str | None) -> list[pathlib.Path]:
+    """The plug-in, the stand-in and a module of kernels."""
+    kernels = folder / "kernels"
+    kernels.write_bytes(host_code.compile_kernels(gpu_contract_kernels.SOURCE, triple))
+    return [native.build_plugin(folder, triple), native.build_driver(folder, triple), kernels]
+
+
+@pytest.fixture(scope="module", params=["native", "aarch64"])
+def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What came of each check, on this machine and on an emulated Nano."""
+    folder = tmp_path_factory.mktemp("gpu")
+    interpreter, triple = sys.executable, None
+    if request.param == "aarch64":
+        interpreter = f"{request.getfixturevalue('emulated_root')}/usr/bin/board-python"
+        triple = load_board_types()["jetson-nano"].link_triple
+    command = [interpreter, str(CONTRACT), *map(str, build(folder, triple)), str(folder)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "QEMU_CPU": "cortex-a57"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    answers: dict[str, Any] = json.loads(done.stdout)
+    return answers
+
+
+def test_kernels_compute(said: dict[str, Any]) -> None:
+    """Arguments of every kind reach a kernel; blocks share memory, wait for each other and shuffle."""
+    assert said["arithmetic"] == [21.0 * i for i in range(100)]
+    turned, total, dynamic = said["meetings"]
+    assert turned == [float(63 - i) for i in range(64)]
+    assert total == sum(range(64))
+    assert dynamic == turned
+
+
+def test_the_device_says_what_it_is(said: dict[str, Any]) -> None:
+    """TVM and the agent are told what the driver says."""
+    assert said["attributes"] == [True, "5.3", "NVIDIA Tegra X1", 1024, 49152, [1024, 1024, 64], 32, 1 << 30]
+    found = said["description"]
+    assert (found["name"], found["compute_capability"]) == ("NVIDIA Tegra X2", "6.2")
+    assert found["driver_version"] == 10020
+
+
+def test_memory_streams_and_timers_are_the_drivers(said: dict[str, Any]) -> None:
+    """Workspaces are reused and aligned, streams live and end, the timer is one of events."""
+    assert said["workspaces"] == [1, 0, 1]
+    assert said["streams"] == ["cuStreamCreate", "cuStreamSynchronize", "cuStreamDestroy_v2"]
+    assert said["timer"] == [True, 2]
+
+
+@pytest.mark.parametrize(
+    ("entry", "name"),
+    [
+        ("cuInit", "CUDA_ERROR_NO_DEVICE"),
+        ("cuMemAlloc_v2", "CUDA_ERROR_OUT_OF_MEMORY"),
+        ("cuMemcpyHtoDAsync_v2", "CUDA_ERROR_INVALID_VALUE"),
+        ("cuModuleLoadDataEx", "CUDA_ERROR_INVALID_PTX"),
+        ("cuModuleGetFunction", "CUDA_ERROR_NOT_FOUND"),
+        ("cuLaunchKernel", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"),
+        ("cuMemcpyDtoHAsync_v2", "CUDA_ERROR_LAUNCH_FAILED"),
+        ("cuStreamSynchronize", "CUDA_ERROR_ILLEGAL_ADDRESS"),
+        ("cuDevicePrimaryCtxRetain", "CUDA_ERROR_DEVICE_UNAVAILABLE"),
+    ],
+)
+def test_an_error_has_the_drivers_name(said: dict[str, Any], entry: str, name: str) -> None:
+    """Whatever the driver refuses is an exception with its name and its words."""
+    assert re.search(rf"{name} \(.+\)$", str(said[entry])), said[entry]
+
+
+def test_what_cannot_run_is_refused_with_the_reason(said: dict[str, Any]) -> None:
+    """PTX that is too new, code for another GPU, source, and bytes cut short."""
+    assert "Unsupported .version 8.8; current version is '6.5'" in said["refused_ptx"]
+    assert "CUDA_ERROR_UNSUPPORTED_PTX_VERSION" in said["refused_ptx"]
+    assert "CUDA_ERROR_NO_BINARY_FOR_GPU" in said["newer_ptx_target"]
+    assert "CUDA source" in said["source"]
+    assert "cut short" in said["cut_short"]
+    assert "clusterCtaIdx.x" in said["cluster"]
+
+
+def test_a_lost_context_stays_lost_and_harms_nobody(said: dict[str, Any]) -> None:
+    """After an illegal address every call says so, and the process still ends by itself."""
+    first, second = said["lost_context"]
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in first
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in second
+
+
+def test_a_missing_driver_and_a_fork_are_told(said: dict[str, Any]) -> None:
+    """No driver, one that is too old, and a process that was forked too late."""
+    assert "no CUDA driver" in said["no_driver"]
+    assert "too old" in said["old_driver"]
+    assert "forked" in said["fork"]
+
+
+@pytest.mark.parametrize("architecture", ["x86_64", "aarch64"])
+def test_it_needs_nothing_newer_than_glibc_2_27(architecture: str, tmp_path: pathlib.Path) -> None:
+    """What JetPack 4 has is enough, for the plug-in as for the stand-in, and no C++ runtime but TVM's is asked for."""
+    triple = f"{architecture}-linux-gnu.2.27"
+    for path in (native.build_plugin(tmp_path, triple), native.build_driver(tmp_path, triple)):
+        data = path.read_bytes()
+        versions = [tuple(map(int, found.split(b"."))) for found in re.findall(rb"GLIBC_(\d+(?:\.\d+)+)\0", data)]
+        assert versions
+        assert max(versions) <= (2, 27)
+        needed = set(re.findall(rb"\0(lib[\w+-]+\.so[.\d]*)\0", data))
+        assert needed <= {b"libc.so.6", b"libm.so.6", b"libdl.so.2", b"libpthread.so.0", path.name.encode()} | {
+            b"libcuda.so.1"
+        }
+
+
+def test_it_stays_small() -> None:
+    """The plug-in is at most 800 lines: small enough to be read before it is put on a board."""
+    folder = ROOT / "device_agent" / "native"
+    assert sum(len(path.read_text().splitlines()) for path in folder.iterdir()) <= 800
