@@ -42,7 +42,7 @@ $(STAMP): requirements/all.txt pyproject.toml
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf .venv; $(PYTHON) -m venv .venv; } || { \
 		rm -rf .venv; \
 		echo "error: $(PYTHON) cannot make a virtual environment (on Debian and Ubuntu: the package python3-venv)." >&2; exit 2; }
-	@echo "setup: installing the pinned wheels into .venv (430 MB to fetch the first time, 1.7 GB unpacked)"
+	@echo "setup: installing the pinned wheels into .venv (560 MB to fetch the first time, 2 GB unpacked)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --only-binary=:all: \
 		--no-deps --require-hashes --requirement requirements/all.txt
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --no-index --no-deps --no-build-isolation --editable .
@@ -85,7 +85,7 @@ lock:
 	@compile() { env -u UV_INDEX -u UV_INDEX_URL -u UV_EXTRA_INDEX_URL -u UV_FIND_LINKS -u UV_CONFIG_FILE \
 		build/lock/bin/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.10 \
 		--generate-hashes --only-binary :all: --no-header --no-annotate "$$@"; }; \
-	compile --extra farm --extra postgresql --extra dev --output-file requirements/all.txt; \
+	compile --extra farm --extra gpu --extra postgresql --extra dev --output-file requirements/all.txt; \
 	compile --extra agent --constraint requirements/all.txt --output-file requirements/agent.txt
 	@! grep -nE '://|^-|@ ' requirements/*.txt || { echo "error: requirements/ must hold pins and hashes only" >&2; exit 1; }
 

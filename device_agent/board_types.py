@@ -45,10 +45,14 @@ class Cluster(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Gpu(Message):
-    """The GPU's clock. `devices` are names of its platform device, the newest release's last."""
+    """The GPU and its clock. `devices` are names of its platform device, the newest release's last."""
 
     arch: str
     devices: tuple[str, ...]
+    processors: int | None = None  # streaming multiprocessors
+    registers_per_block: int | None = None
+    shared_bytes_per_block: int | None = None
+    cuda: dict[str, str] = dataclasses.field(default_factory=dict)  # release -> the driver's version of CUDA
     freqs_hz: tuple[int, ...] = ()
     other_freqs_hz: tuple[tuple[int, ...], ...] = ()  # tables of other releases
 

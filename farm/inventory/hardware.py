@@ -86,12 +86,17 @@ class Cluster(StrictModel):
 
 
 class Gpu(StrictModel):
-    """The GPU's clock. `devices` are names of its platform device, the newest release's last.
+    """The GPU and its clock. `devices` are names of its platform device, the newest release's last.
 
-    `other_freqs_hz` are tables of other releases.
+    `other_freqs_hz` are tables of other releases. `processors` are streaming multiprocessors; what a block of threads
+    may have is in registers of 32 bits and in bytes. `cuda` is each release's version of CUDA, which is its driver's.
     """
 
-    arch: Text
+    arch: Annotated[str, pydantic.Field(pattern=r"^sm_\d{2,3}$")]
+    processors: int | None = pydantic.Field(default=None, strict=True, gt=0)
+    registers_per_block: int | None = pydantic.Field(default=None, strict=True, gt=0)
+    shared_bytes_per_block: int | None = pydantic.Field(default=None, strict=True, gt=0)
+    cuda: dict[str, Annotated[str, pydantic.Field(pattern=r"^\d+\.\d+$")]] = pydantic.Field(default_factory=dict)
     devices: tuple[Text, ...] = pydantic.Field(min_length=1)
     freqs_hz: Table = ()
     other_freqs_hz: tuple[Table, ...] = ()
