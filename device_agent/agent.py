@@ -155,6 +155,10 @@ def _serve(chosen: argparse.Namespace, board: Board, parent: int) -> int:
     port = listener.getsockname()[1]
     board.measure_sensors()
     session.load_tvm(board)
+    if chosen.gpu_folder:
+        from device_agent import gpu
+
+        gpu.use_folder(chosen.gpu_folder, board.facts, board.tree.simulated)
     _log.info("board %s listens on %s:%d%s", board.key, chosen.host, port, " (simulated)" * board.tree.simulated)
     with contextlib.ExitStack() as stack:
         if chosen.metrics_port:

@@ -59,7 +59,7 @@ class Board:
         self.version = version
         self.tree = tree
         self.max_library_bytes = max_library_bytes
-        facts = known.get(self.board_type) or detected
+        self.facts = facts = known.get(self.board_type) or detected
         self.platform = Platform.discover(tree, facts, access)
         self.access = access
         self.controller = Controller(self.platform, access) if access is not None else None
@@ -99,7 +99,7 @@ class Board:
     def describe(self) -> protocol.Description:
         """What the board says of itself, read from the machine now."""
         description = self._machine.describe(self.name, self.board_type, self.version)
-        notes = list(self.platform.notes)
+        notes = [*self.platform.notes, *description.notes]
         if self.detected_type and self.detected_type != self.board_type:
             notes.append(f"registered as {self.board_type}, but its device tree says {self.detected_type}")
         if not self.power.rails:

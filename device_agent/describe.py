@@ -8,6 +8,7 @@ import os
 import platform
 import re
 
+from device_agent import gpu
 from device_agent.protocol import PROTOCOL_VERSION, Description, Engine, texts
 from device_agent.sysfs import FileTree, Tree, read_int, read_text
 
@@ -29,6 +30,8 @@ class Machine:
         """Read everything now; what the machine does not have is empty. Never raises for a missing file."""
         cores = self.read_cores_online()
         versions = find_engine_versions()
+        engines = tuple(versions)
+        cuda, lack = gpu.describe()
         return Description(
             name=name,
             board_type=board_type,
@@ -40,10 +43,11 @@ class Machine:
             cores_online=cores,
             cpu_freq_range_hz=self.read_cpu_freq_ranges(cores),
             memory_bytes=self.read_memory_bytes(),
-            engines=tuple(versions),
-            engine_versions=versions,
+            engines=engines,
+            engine_versions=versions | ({"cuda": cuda} if cuda else {}),
             rails=(),
             thermal_zones=(),
+            notes=(lack,) if lack else (),
         )
 
     def read_cores_online(self) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from device_agent import limits, protocol
+from device_agent import gpu, limits, protocol
 from device_agent.plan import Plan
 from device_agent.protocol import Engine, Outcome, RunSpec, Status
 from device_agent.timing import LoadError, load, load_module
@@ -118,10 +118,10 @@ def write_arrays(arrays: list[NDArray[Any]]) -> bytes:
     return buffer.getvalue()
 
 
-def _tensors(arrays: Arrays) -> list[Any]:
+def _tensors(arrays: Arrays, device: Any = None) -> list[Any]:
     import tvm.runtime
 
-    return [tvm.runtime.tensor(array, tvm.runtime.cpu()) for array in arrays.values()]
+    return [tvm.runtime.tensor(array, device or tvm.runtime.cpu()) for array in arrays.values()]
 
 
 def _load_kernel(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, Collector]:
@@ -139,16 +139,25 @@ def _load_relax_vm(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner
     import tvm.runtime
     from tvm.runtime.vm import VirtualMachine
 
+    device = gpu.open_device() if spec.device == protocol.GPU else tvm.runtime.cpu()
     module = load_module(program)
     if not module.implements_function("vm_load_executable"):
         raise LoadError("the library holds no Relax VM program")
     try:
-        machine = VirtualMachine(module, tvm.runtime.cpu())
+        machine = VirtualMachine(module, device)
         function = machine[spec.entry]
     except (AttributeError, KeyError, RuntimeError, ValueError) as error:
         raise LoadError(f"the program has no function {spec.entry!r}: {error}") from error
-    tensors = _tensors(arrays)
-    return lambda: function(*tensors), _collect
+    tensors = _tensors(arrays, device)
+    if spec.device == protocol.CPU:
+        return lambda: function(*tensors), _collect
+
+    def run() -> Any:
+        result = function(*tensors)
+        device.sync()  # kernels are queued: without it the queueing would be timed
+        return result
+
+    return run, _collect
 
 
 def _load_onnxruntime(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, Collector]:

@@ -110,6 +110,12 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where to remember which leases are over (default: only as long as this process runs)",
     )
+    serve.add_argument(
+        "--gpu-folder",
+        type=Path,
+        metavar="DIR",
+        help="where TVM's plug-in for the GPU is, or will be; virtual boards find their driver there, too",
+    )
     _add_exit_with_parent(serve)
     serve.add_argument(
         "--ready-file", type=Path, metavar="PATH", help="write {port, pid, key} there as JSON once clients can come"

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from device_agent import arguments, engines, limits, processes, protocol, timing
+from device_agent import arguments, engines, gpu, limits, processes, protocol, timing
+from device_agent.errors import AgentError
 from device_agent.marks import Phases
 from device_agent.plan import OverrunError, Plan
 from device_agent.protocol import Limits, Outcome, Status
@@ -282,13 +283,15 @@ def _find_stage(phases: Phases) -> _Stage:
 def _judge_exception(error: Exception) -> Outcome:
     """The outcome of a job that raised."""
     text = str(error)[:_OUTPUT_BYTES]
+    if status := gpu.find_status(text):
+        return Outcome(status, text)
     if isinstance(error, timing.LoadError):
         return Outcome(Status.LOAD_FAILED, text)
     if isinstance(error, OverrunError):
         return Outcome(Status.RUN_TIMEOUT, text)
     if isinstance(error, MemoryError) or "bad_alloc" in text:
         return Outcome(Status.OUT_OF_MEMORY, f"an allocation failed at the worker's limit: {text}")
-    if isinstance(error, arguments.UnknownDtypeError | protocol.ProtocolError | OSError):
+    if isinstance(error, arguments.UnknownDtypeError | protocol.ProtocolError | AgentError | OSError):
         return Outcome(Status.FARM_ERROR, f"{type(error).__name__}: {text}")
     return Outcome(Status.CRASHED, f"the candidate raised {type(error).__name__}: {text}")
 

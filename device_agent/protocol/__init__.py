@@ -26,7 +26,7 @@ from device_agent.protocol.messages import Message, ProtocolError, StrEnum, load
 from device_agent.protocol.names import NAME_RULE, is_name
 from device_agent.protocol.outcome import FaultSide, Outcome, Status
 from device_agent.protocol.power import Energy, EnergySpec, PowerSpec, PowerTrace, PowerWindow, RailPower, SensorInfo
-from device_agent.protocol.specs import Engine, Limits, MeasureSpec, RunSpec, StartConditions, TensorSpec
+from device_agent.protocol.specs import CPU, GPU, Engine, Limits, MeasureSpec, RunSpec, StartConditions, TensorSpec
 from device_agent.protocol.texts import format_cpus, format_hz, format_mhz, format_table, parse_cpus, parse_hz
 
 # Raised whenever a message changes in a way that an older peer would misread.
@@ -43,9 +43,11 @@ POWER = "device_agent.power"
 
 __all__ = [
     "CLAIM",
+    "CPU",
     "DESCRIBE",
     "EVERY_CLUSTER",
     "FENCE_PREFIX",
+    "GPU",
     "MEASURE",
     "NAME_RULE",
     "PIN",

@@ -7,6 +7,9 @@ import dataclasses
 from device_agent.protocol.messages import Message, ProtocolError, StrEnum, require_positive
 from device_agent.protocol.power import EnergySpec
 
+# What executes a program: the board's processor, or its GPU.
+CPU, GPU = "cpu", "gpu"
+
 
 @dataclasses.dataclass(frozen=True)
 class TensorSpec(Message):
@@ -102,7 +105,10 @@ class Engine(StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class RunSpec(Message):
-    """How to run a program on inputs that travel beside this message (see `device_agent.run_model`)."""
+    """How to run a program on inputs that travel beside this message (see `device_agent.run_model`).
+
+    `device` is `cpu` or `gpu`; inputs and outputs are the processor's either way.
+    """
 
     engine: Engine
     runs: int = 1
@@ -119,5 +125,7 @@ class RunSpec(Message):
         require_positive(self, "runs")
         if self.warmup < 0:
             raise ProtocolError("RunSpec.warmup must be >= 0")
-        if self.device != "cpu":
-            raise ProtocolError(f"RunSpec.device {self.device!r} is not served by this agent; known: cpu")
+        if self.device not in (CPU, GPU):
+            raise ProtocolError(f"RunSpec.device {self.device!r} is not served by this agent; known: {CPU}, {GPU}")
+        if self.device == GPU and self.engine is not Engine.RELAX_VM:
+            raise ProtocolError(f"the engine {self.engine} does not run on the GPU")

@@ -75,7 +75,7 @@ def verify_artifact(
     factor = find_tolerance_factor(each.algorithm for each in manifest.workloads)
     worst = Comparison(True, 0.0, 0.0)
     for (name, arrays), reference in zip(cases, run_reference(source, cases), strict=True):
-        spec = RunSpec(Engine.RELAX_VM, limits=board.limits(manifest.threads))
+        spec = RunSpec(Engine.RELAX_VM, device=manifest.device, limits=board.limits(manifest.threads))
         outcome, outputs = board.run(spec, library, ordered(arrays))
         require_ok(outcome, manifest.name, board.name)
         one = compare([np.asarray(each) for each in outputs.values()], reference, factor)

@@ -76,7 +76,6 @@ def compile_model(
     """
     tvm = tvm_env.load()
     import tvm.s_tir.meta_schedule as ms
-    from tvm import relax
 
     prepared = prepare_model(model, shapes, target_config, pipeline_name)
     module, compile_target, used, found = prepared.module, prepared.target, prepared.pipeline, prepared.workloads
@@ -96,24 +95,35 @@ def compile_model(
     scheduled = _count_scheduled(finished)
     _log.info("%d of %d functions from records, %d by the rule", applied, len(found), by_rule)
 
+    compiled = build_library(finished, compile_target, link_triple, used.name, tuple(served))
+    return dataclasses.replace(compiled, applied=min(applied, scheduled), by_rule=min(by_rule, scheduled))
+
+
+def build_library(
+    module: Any, target: Any, link_triple: str | None, pipeline_name: str, served: tuple[Served, ...]
+) -> Compiled:
+    """Build and link a scheduled module. Raises PermanentError where TVM cannot."""
+    tvm = tvm_env.load_compiler()
+    from tvm import relax
+
     def link(output: str, objects: list[str] | str, options: list[str] | None = None, **_: Any) -> None:
         linker.link_artifact(output, [objects] if isinstance(objects, str) else list(objects), link_triple, options)
 
     try:
-        outputs = _read_outputs(finished)
-        with compile_target:
-            lowered = relax.get_pipeline("default")(finished)
-        executable = relax.build(lowered, compile_target, relax_pipeline=None)
+        outputs = _read_outputs(module)
+        with target:
+            lowered = relax.get_pipeline("default")(module)
+        executable = relax.build(lowered, target, relax_pipeline=None)
         with tempfile.TemporaryDirectory(prefix="farm-compile-") as folder:
             path = Path(folder) / "model.so"
             executable.export_library(str(path), fcompile=link)
             return Compiled(
                 path.read_bytes(),
-                len(found),
-                min(applied, scheduled),
-                used.name,
-                min(by_rule, scheduled),
-                tuple(served),
+                len(served),
+                0,
+                pipeline_name,
+                0,
+                served,
                 outputs,
                 _sum_storage(lowered),
             )

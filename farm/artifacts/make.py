@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import farm
+from device_agent.protocol import CPU, GPU
 from farm.artifacts import manifest as manifests
 from farm.artifacts.brought import Brought
 from farm.artifacts.choice import Records, Relative
 from farm.artifacts.compile import Compiled, Served, compile_model
-from farm.artifacts.manifest import Artifact, Manifest, RecordUsed, Tensor, WorkloadServed
+from farm.artifacts.manifest import Artifact, GpuCode, Manifest, RecordUsed, Tensor, WorkloadServed
 from farm.artifacts.task import find_task
 from farm.campaign.board_choice import TargetPlan, plan_target
-from farm.errors import UsageError
+from farm.errors import PermanentError, UsageError
+from farm.gpu.code import GpuPlan, plan_gpu
 from farm.inventory.board_types import BoardType, load_board_types
 from farm.inventory.core_types import find_core_type
 from farm.models.inputs import InputSpec
@@ -44,7 +46,10 @@ _MOST_NAMED = 4
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """What is compiled, for which boards: those of a type that are, or are not, `simulated`, at an operating point."""
+    """What is compiled, for which boards: those of a type that are, or are not, `simulated`, at an operating point.
+
+    `device` is `cpu`, or `gpu` for code without records: then neither the point nor `missing` has a say.
+    """
 
     brought: Brought
     board_type: BoardType
@@ -52,6 +57,7 @@ class Order:
     simulated: bool = False
     missing: str = RULE
     labels: bytes | None = dataclasses.field(default=None, repr=False)
+    device: str = CPU
 
     @property
     def source(self) -> ModelSource:
@@ -69,6 +75,8 @@ def make_artifact(order: Order, out: Path, settings: Settings, store: Store) -> 
     manifests.require_place(out)
     settings.share_linker_cache()
     target = find_target(order.board_type, order.simulated)
+    if order.device == GPU:
+        return _make_for_gpu(order, target, out)
     records, relatives = fetch_candidates(order, store)
     ways = {order.board_type.name: (order.board_type.pipeline, True)}
     job = functools.partial(compile_ways, order, target, records, relatives, ways)
@@ -80,6 +88,44 @@ def make_artifact(order: Order, out: Path, settings: Settings, store: Store) -> 
     if order.labels is not None:
         files["labels.txt"] = order.labels
     return manifests.write_artifact(out, _describe(order, target, config, compiled, files), files)
+
+
+def _make_for_gpu(order: Order, target: TargetPlan, out: Path) -> Artifact:
+    plan = plan_gpu(order.board_type)
+    compiled, used, config = compile_apart(functools.partial(_compile_for_gpu, order, target, plan), order.source.name)
+    files = {manifests.LIBRARY: compiled.library}
+    if order.labels is not None:
+        files["labels.txt"] = order.labels
+    manifest = _describe(order, target, config, compiled, files).model_copy(update={"gpu": used})
+    # Weights lie in the library and once more in the GPU's memory, which is the processor's, too.
+    manifest = manifest.model_copy(update={"memory_bytes": manifest.memory_bytes + len(compiled.library)})
+    if plan.memory_bytes is not None and plan.memory_bytes < manifest.memory_bytes:
+        raise PermanentError(
+            f"{manifest.name} needs about {manifest.memory_bytes >> 20} MiB; a {order.board_type.name} has "
+            f"{plan.memory_bytes >> 20} MiB for processor and GPU together",
+            "Take a smaller model or batch, or another board type.",
+        )
+    return manifests.write_artifact(out, manifest, files)
+
+
+def _compile_for_gpu(order: Order, target: TargetPlan, plan: GpuPlan) -> tuple[Compiled, GpuCode, dict[str, Any]]:
+    """Loads TVM's compiler: for a process of its own."""
+    from farm.artifacts.compile_gpu import compile_for_gpu
+
+    config = to_config(target)
+    shapes = {spec.name: spec.static_shape for spec in order.inputs}
+    triple = find_triple(order.board_type, target)
+    compiled, made = compile_for_gpu(order.source.load(), shapes, plan, config, triple, order.simulated)
+    used = GpuCode(
+        arch=plan.arch,
+        ptx=plan.newest_ptx,
+        kernels=len(made.usages),
+        **{
+            name: max((getattr(usage, name) for usage in made.usages), default=0)
+            for name in ("registers", "shared_bytes", "threads", "spilled_bytes")
+        },
+    )
+    return compiled, used, config
 
 
 def find_missing(served: Sequence[Served]) -> list[str]:

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from device_agent.protocol import CPU, GPU
 from farm.errors import PermanentError, UsageError
 from farm.inventory.documents import StrictModel, check_document
 
@@ -115,6 +116,21 @@ class Measured(StrictModel):
     power_w: float | None = None
 
 
+class GpuCode(StrictModel):
+    """Code for a GPU: its architecture, the PTX asked of the driver, and the most that any of its kernels takes.
+
+    Registers are per thread, shared memory and threads per block, spilled bytes per thread, as ptxas says.
+    """
+
+    arch: str
+    ptx: str
+    kernels: int
+    registers: int
+    shared_bytes: int
+    threads: int
+    spilled_bytes: int
+
+
 class Manifest(StrictModel):
     """All that is known of an artifact.
 
@@ -144,8 +160,14 @@ class Manifest(StrictModel):
     files: dict[str, File]
     versions: dict[str, str]
     created_at: float
+    gpu: GpuCode | None = None  # None: it runs on the processor
     verified: Verified | None = None
     measured: tuple[Measured, ...] = ()
+
+    @property
+    def device(self) -> str:
+        """What runs it on a board."""
+        return GPU if self.gpu else CPU
 
     @property
     def library(self) -> File:
@@ -230,6 +252,15 @@ def open_artifact(folder: pathlib.Path) -> Artifact:
     if LIBRARY not in manifest.files or any(pathlib.PurePath(name).name != name for name in manifest.files):
         raise UsageError(f"{path} lists files that no artifact has", "Compile the model again.")
     return Artifact(path.parent, manifest)
+
+
+def require_cpu(manifest: Manifest, what: str) -> None:
+    """Refuse an artifact for a GPU where only programs of a board's processor are taken. Raises UsageError."""
+    if manifest.gpu is not None:
+        raise UsageError(
+            f"{manifest.name} is compiled for a GPU, and {what} takes code for processors alone",
+            "`farm model verify` and `farm model run` take it.",
+        )
 
 
 def is_artifact(path: pathlib.Path) -> bool:

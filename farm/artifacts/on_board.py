@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from device_agent.protocol import Description, Limits, OperatingPoint, Outcome, RunSpec, Status
-from farm.artifacts.manifest import Manifest
+from farm.artifacts.manifest import GpuCode, Manifest
 from farm.artifacts.timing import Run
 from farm.errors import PermanentError, UsageError
+from farm.gpu import native
+from farm.gpu.ptx import find_newest, is_newer
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.settings import Settings
 from farm.store import Store
@@ -58,6 +60,8 @@ class HeldForModels:
     def require_fit(self, manifest: Manifest) -> None:
         """Refuse an artifact that cannot run here, before it travels. Raises UsageError, PermanentError."""
         require_architecture(manifest, self.name, self.description)
+        if manifest.gpu is not None:
+            require_gpu(manifest.gpu, self.name, self.description)
         has = self.description.memory_bytes
         if 0 < has < manifest.memory_bytes:
             raise PermanentError(
@@ -75,6 +79,31 @@ def require_architecture(manifest: Manifest, name: str, description: Description
             f"board {name} is {description.architecture} ({description.board_type})",
             f"`farm model compile {manifest.model.typed} --board-type {description.board_type}` makes one for it.",
         )
+
+
+def require_gpu(code: GpuCode, name: str, description: Description) -> None:
+    """Raise PermanentError where a board's GPU cannot run code: none, another one, or a driver that is too old."""
+    cuda, _, arch = description.engine_versions.get("cuda", "").partition(" ")
+    if not cuda:
+        reasons = [note for note in description.notes if "GPU" in note]
+        raise PermanentError(
+            f"board {name} runs no code for GPUs: {'; '.join(reasons) or 'its agent has no plug-in for one'}",
+            "Virtual boards started by this version of the farm do; boards elsewhere are not given the plug-in yet.",
+        )
+    if code.arch.removeprefix("sm_") > arch.removeprefix("sm_"):
+        raise PermanentError(f"the code is for {code.arch}; the GPU of board {name} is an older one, {arch}")
+    if is_newer(code.ptx, takes := find_newest(cuda)):
+        raise PermanentError(
+            f"the driver of board {name} is too old: CUDA {cuda} takes PTX {takes}, the code needs {code.ptx}",
+            "Update the board's L4T, or compile for a board type with that driver.",
+        )
+
+
+def prepare_gpu(manifest: Manifest, settings: Settings) -> None:
+    """Build what virtual boards need to run code for a GPU, once per home. Raises what the linker raises."""
+    if manifest.gpu is not None and manifest.simulated:
+        settings.share_linker_cache()
+        native.prepare(settings.home_path)
 
 
 def require_ok(outcome: Outcome, what: str, board: str) -> None:

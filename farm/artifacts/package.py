@@ -38,6 +38,7 @@ def write_package(
     """
     if form not in FORMATS:
         raise UsageError(f"there is no format {form!r}", f"Known: {', '.join(FORMATS)}.")
+    manifests.require_cpu(artifact.manifest, "a package")
     require_verified(artifact)
     package = require_name(name) if name is not None else find_name(artifact.manifest.name)
     if form == WHEEL:

@@ -52,7 +52,7 @@ def run_artifact(artifact: Artifact, board: HeldForModels, inputs: Mapping[str, 
     board.require_fit(manifest)
     window = plan_window(board.description, _WINDOW_S)
     limits = board.limits(manifest.threads)
-    variant = Variant(manifest.name, Engine.RELAX_VM, library, ordered(inputs), needed=True)
+    variant = Variant(manifest.name, Engine.RELAX_VM, library, ordered(inputs), True, manifest.device)
     timed = time_in_turns(board.run, [variant], repeat, limits, rounds=1, energy=window.to_energy())
     figures = {key: float(value) for key, value in dataclasses.asdict(summarise(timed.samples[manifest.name])).items()}
     energy_j, power_w = read_energy(timed.outcomes[manifest.name])

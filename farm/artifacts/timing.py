@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from device_agent.protocol import EnergySpec, Engine, Limits, Outcome, RunSpec, Status
+from device_agent.protocol import CPU, EnergySpec, Engine, Limits, Outcome, RunSpec, Status
 from farm.errors import PermanentError
 from farm.measure.statistics import Summary, summarise
 
@@ -32,6 +32,7 @@ class Variant:
     program: bytes = dataclasses.field(repr=False)
     inputs: Mapping[str, Any] = dataclasses.field(repr=False)
     needed: bool = False
+    device: str = CPU
 
 
 @dataclasses.dataclass
@@ -64,7 +65,14 @@ def time_in_turns(
             name = variant.name
             if name in timed.missing:
                 continue
-            spec = RunSpec(variant.engine, runs=-(-runs // rounds), warmup=WARMUP_RUNS, limits=limits, energy=energy)
+            spec = RunSpec(
+                variant.engine,
+                runs=-(-runs // rounds),
+                warmup=WARMUP_RUNS,
+                device=variant.device,
+                limits=limits,
+                energy=energy,
+            )
             outcome, outputs = run(spec, variant.program, dict(variant.inputs))
             if outcome.status is not Status.OK:
                 if variant.needed:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from device_agent.protocol import CPU, GPU
 from farm import settings as farm_settings
 from farm.artifacts.manifest import Artifact, Manifest, open_artifact, require_place
 from farm.cli import options, output
@@ -16,6 +17,7 @@ from farm.errors import PermanentError, UsageError
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.settings import Settings
 from farm.store import Store
+from farm.values import DEFAULT_POINT
 
 Folder = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="A folder that `farm model compile` wrote.")]
 Wait = Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait for a board.")]
@@ -50,6 +52,7 @@ def compile_(
     simulated: Annotated[
         bool, typer.Option("--simulated", help="Compile for virtual boards of the type, from records made on them.")
     ] = False,
+    device: Annotated[str, typer.Option("--device", metavar="cpu|gpu", help="Processor or GPU of the board.")] = "cpu",
     exact: options.Exact = False,
     labels: Annotated[
         Path | None,
@@ -69,12 +72,19 @@ def compile_(
 
         if missing not in make.MISSING:
             raise UsageError(f"--missing {missing!r} is unknown", f"Known: {', '.join(make.MISSING)}.")
+        if device not in (CPU, GPU):
+            raise UsageError(f"--device {device!r} is unknown", f"Known: {CPU}, {GPU}.")
+        if device == GPU and (missing != make.RULE or operating_point != DEFAULT_POINT):
+            raise UsageError(
+                "GPU code is neither tuned nor chosen by operating point yet",
+                "Leave --missing and --operating-point out, or --device.",
+            )
         options.require_trials(trials)
         settings = farm_settings.load()
         kind = options.make_exact(require_board_type(board_type), exact)
         require_place(out)
         found = bring(model, shape or (), batch)
-        order = make.Order(found, kind, operating_point, simulated, missing, _read_labels(labels))
+        order = make.Order(found, kind, operating_point, simulated, missing, _read_labels(labels), device)
         with options.open_store(settings) as store:
             if missing == make.TUNE:
                 _tune(order, settings, store, kind, trials, since)
@@ -118,6 +128,7 @@ def verify(
             raise UsageError(str(error)) from error
         cases = checking.make_cases(artifact.manifest, given)
         settings = farm_settings.load()
+        on_board.prepare_gpu(artifact.manifest, settings)
         screen = output.Screen()
         with (
             options.open_store(settings) as store,
@@ -193,7 +204,6 @@ def _tune(order: Any, settings: Settings, store: Store, kind: BoardType, trials:
     """Tune what has no record of its own board type, as `farm tune` does."""
     from farm.campaign.fleet_tuning import FleetTuning
     from farm.campaign.tuning import LocalTuning, Tuning
-    from farm.values import DEFAULT_POINT
 
     screen = output.Screen()
     tuning: Tuning
@@ -252,6 +262,12 @@ def _show(artifact: Artifact, json: bool, since: float) -> None:
         f"{artifact.folder}: {manifest.library.bytes / 1e6:.1f} MB, {time.monotonic() - since:.0f} s",
         f"`farm model verify {artifact.folder} --board {board}` checks what it computes",
     ]
+    if gpu := manifest.gpu:
+        lines[0] = (
+            f"{manifest.name} for the GPU of {manifest.board_type} ({gpu.arch}, PTX {gpu.ptx})"
+            f"{' (simulated)' if manifest.simulated else ''}: {gpu.kernels} kernels, untuned; at most {gpu.registers} "
+            f"registers and {gpu.spilled_bytes} spilled bytes per thread, {gpu.shared_bytes} shared bytes per block"
+        )
     for line in lines:
         output.stdout.print(line, soft_wrap=True, markup=False)
 

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from device_agent.protocol import GPU
 from farm import settings as farm_settings
-from farm.artifacts.manifest import is_artifact, open_artifact
+from farm.artifacts.manifest import is_artifact, open_artifact, require_cpu
 from farm.cli import options, output
 from farm.cli.durations import read_duration_s
 from farm.cli.model_artifacts import Folder, Wait
@@ -43,6 +44,7 @@ def deploy(
         from farm.values import Ssh
 
         artifact = open_artifact(folder)
+        require_cpu(artifact.manifest, "`farm model deploy`")
         checking.require_verified(artifact)
         wait_s = read_duration_s("--wait", wait)
         settings = farm_settings.load()
@@ -108,6 +110,7 @@ def run(
         point = parse_point(operating_point)
         wait_s = read_duration_s("--wait", wait)
         settings = farm_settings.load()
+        on_board.prepare_gpu(manifest, settings)
         screen = output.Screen()
         with (
             options.open_store(settings) as store,
@@ -124,6 +127,7 @@ def run(
             "outputs": {name: list(array.shape) for name, array in ran.outputs.items()},
             "out": str(out) if out else None,
             "found": running.find(artifact, ran.outputs, 5, scale),
+            "device": manifest.device,
         }
         if json:
             output.print_json(document)
@@ -190,6 +194,7 @@ def _read_subject(text: str, shape: list[str] | None) -> Any:
 
     if is_artifact(Path(text)):
         artifact = open_artifact(Path(text))
+        require_cpu(artifact.manifest, "a benchmark")
         artifact.require_whole()
         return Subject(bring_again(artifact.manifest, None), artifact)
     if Path(text).is_dir():
@@ -214,6 +219,8 @@ def _print_run(document: dict[str, Any]) -> None:
     simulated = "; simulated: nothing of it holds for a real board" if document["simulated"] else ""
     from farm.artifacts.runtime import tasks
 
+    if document["simulated"] and document["device"] == GPU:
+        simulated = "; simulated: a processor ran the GPU's code, so these times say nothing of any GPU"
     runs, threads = document["latency"]["count"], document["threads"]
     lines = [f"{runs:.0f} runs, {threads} threads, clocks: {document['operating_point']}{simulated}"]
     lines += tasks.say(document["found"])

@@ -21,6 +21,7 @@ from farm.fleet.board_link import Backoff
 from farm.fleet.health import Kind, Limits, Observation, decide_by
 from farm.fleet.host_keys import FILE_NAME, KnownHosts
 from farm.fleet.tracker import Tracker
+from farm.gpu import native
 from farm.services.probing import Probing
 from farm.services.strangers import Strangers
 from farm.services.ways import DirectWay, VirtualWay, Way, WayState, make_way
@@ -255,7 +256,8 @@ class Keeper:
                 kept.way.close()
             tracker = (self.tracker.host, self.tracker.port)
             work = self._settings.home_path / "cache" / "work"
-            way = make_way(name, row["board_type"], transport, tracker, self._known_hosts, self._logs, work)
+            gpu = native.find_folder(self._settings.home_path)
+            way = make_way(name, row["board_type"], transport, tracker, self._known_hosts, self._logs, work, gpu)
             if isinstance(way, VirtualWay):
                 way.may_start = self._may_start
             untried = WayState(False, time.monotonic(), "not tried yet")

@@ -1,0 +1,30 @@
+"""A model for a board's GPU, as a user makes and checks it; the board is a virtual one."""
+
+from __future__ import annotations
+
+from tests.acceptance.conftest import new_home
+
+
+def test_a_model_for_a_virtual_boards_gpu() -> None:
+    """Compiled without a GPU, right on the virtual board's; what GPU code cannot do yet is refused in plain words."""
+    with new_home() as home:
+        made = ("model", "compile", "tiny-cnn", "--board-type", "jetson-nano", "--device", "gpu")
+        manifest = home.run(*made, "--simulated", "--out", "art", "--json").json()
+        assert (manifest["gpu"]["arch"], manifest["gpu"]["ptx"], manifest["gpu"]["kernels"]) == ("sm_53", "6.5", 8)
+        home.run("board", "add", "v1", "--virtual", "jetson-nano")
+        verified = home.run("model", "verify", "art", "--board", "v1", "--json").json()
+        assert verified["matches"]
+        assert verified["simulated"]
+
+        for arguments, said in (
+            (("model", "package", "art"), "compiled for a GPU, and a package takes code for processors alone"),
+            (("model", "deploy", "art", "--board", "v1"), "compiled for a GPU"),
+            (("model", "bench", "art", "--board", "local"), "compiled for a GPU"),
+            ((*made[:3], "--out", "no", "--device", "gpu", "--board-type", "raspberry-pi-4"), "has no GPU"),
+            ((*made[:3], "--out", "no", "--device", "npu"), "--device 'npu' is unknown"),
+            ((*made, "--out", "no", "--missing", "tune"), "GPU code is neither tuned"),
+        ):
+            done = home.run(*arguments)
+            assert done.code == 2, done.err
+            assert said in done.err
+            assert not (home.path / "no").exists()

@@ -1,0 +1,126 @@
+"""Whole models compiled for a GPU, run by the agent of a virtual Nano, whose GPU this machine's processor plays."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from device_agent import gpu
+from device_agent.protocol import GPU, Engine, Limits, RunSpec, Status
+from farm.artifacts.compile_gpu import compile_for_gpu
+from farm.artifacts.verify import compare
+from farm.errors import PermanentError
+from farm.gpu import code, native
+from farm.inventory.board_types import load_board_types
+from farm.measure.session import BoardSession, Direct
+from farm.models.zoo import ZOO
+from farm.search import target, tvm_env
+from tests.integration.conftest import Agent
+
+tvm_env.load()
+
+SPEC = RunSpec(Engine.RELAX_VM, device=GPU, limits=Limits(timeout_s=60.0, threads=1))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """What a virtual board's agent needs for its GPU."""
+    home = tmp_path_factory.mktemp("home")
+    native.prepare(home)
+    return native.find_folder(home)
+
+
+def connect(agent: Agent) -> BoardSession:
+    """A session with a virtual Nano's agent."""
+    return BoardSession(Direct("127.0.0.1", agent.port), f"jetson-nano/{agent.key.partition('/')[2]}")
+
+
+@pytest.fixture
+def board(folder: pathlib.Path, start_agent: Callable[..., Agent]) -> Iterator[BoardSession]:
+    """A session with a virtual Nano that has a GPU."""
+    options = ("--virtual", "jetson-nano", "--port", "9600", "--port-end", "9699", "--gpu-folder", str(folder))
+    with connect(start_agent(*options)) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def library() -> bytes:
+    """tiny-cnn for a virtual Nano's GPU."""
+    entry = ZOO["tiny-cnn"]
+    plan = code.plan_gpu(load_board_types()["jetson-nano"])
+    model = onnx.load_model_from_string(entry.build())
+    compiled, made = compile_for_gpu(model, entry.input_shapes, plan, target.host_target(2), None, True)
+    assert len(made.usages) == len(compiled.served) == 8
+    return compiled.library
+
+
+def feed() -> dict[str, np.ndarray]:
+    """An input for it."""
+    ((name, shape),) = ZOO["tiny-cnn"].input_shapes.items()
+    return {name: np.random.default_rng(1).standard_normal(shape).astype("float32")}
+
+
+def test_a_model_on_the_gpu_gives_the_references_output(board: BoardSession, library: bytes) -> None:
+    """DLight's schedules through CUDA source, the plug-in and the driver give what ONNX Runtime gives."""
+    assert board.description.engine_versions["cuda"] == "10.2 sm_53"
+    inputs = feed()
+    outcome, outputs = board.run_model(SPEC, library, inputs)
+    assert outcome.status is Status.OK, outcome.message
+    assert outcome.simulated
+    session = onnxruntime.InferenceSession(ZOO["tiny-cnn"].build(), providers=["CPUExecutionProvider"])
+    comparison = compare(list(outputs.values()), session.run(None, inputs))
+    assert comparison.matches, comparison.reason
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "name"),
+    [
+        ("memory=4096", Status.OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"),
+        ("fail=cuModuleLoadDataEx:222", Status.LOAD_FAILED, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"),
+        ("fail=cuLaunchKernel:700", Status.CRASHED, "CUDA_ERROR_ILLEGAL_ADDRESS"),
+        ("fail=cuInit:100", Status.FARM_ERROR, "CUDA_ERROR_NO_DEVICE"),
+    ],
+)
+def test_a_failure_costs_one_run(
+    folder: pathlib.Path,
+    start_agent: Callable[..., Agent],
+    library: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: str,
+    status: Status,
+    name: str,
+) -> None:
+    """Each is an outcome with the driver's name; the next worker starts with a context of its own."""
+    monkeypatch.setenv(gpu.VIRTUAL_VARIABLE, failure)
+    options = ("--virtual", "jetson-nano", "--port", "9600", "--port-end", "9699", "--gpu-folder", str(folder))
+    with connect(start_agent(*options)) as session:
+        for _ in range(2):
+            outcome, _ = session.run_model(SPEC, library, feed())
+            assert outcome.status is status, outcome.message
+            assert name in outcome.message
+        if status is Status.FARM_ERROR:
+            assert any(name in note for note in session.description.notes)
+
+
+def test_a_board_whose_agent_has_no_plug_in_says_so(start_agent: Callable[..., Agent], library: bytes) -> None:
+    """The work is refused, and nobody's code is blamed."""
+    with connect(start_agent("--virtual", "jetson-nano", "--port", "9600", "--port-end", "9699")) as session:
+        assert "cuda" not in session.description.engine_versions
+        outcome, _ = session.run_model(SPEC, library, feed())
+        assert outcome.status is Status.FARM_ERROR
+        assert "serves no GPU" in outcome.message
+
+
+def test_code_that_takes_too_much_is_refused_before_it_travels() -> None:
+    """A kernel beyond a limit of the GPU is named where the model is compiled."""
+    entry = ZOO["tiny-cnn"]
+    plan = code.plan_gpu(load_board_types()["jetson-nano"])
+    small = code.GpuPlan(plan.arch, plan.newest_ptx, code.ptx.Limits(2048, 49152, 1024), plan.memory_bytes)
+    model = onnx.load_model_from_string(entry.build())
+    with pytest.raises(PermanentError, match=r"the kernel \w+ takes \d+ registers per block; the GPU has 2048"):
+        compile_for_gpu(model, entry.input_shapes, small, target.host_target(2), None, True)
