@@ -1,0 +1,28 @@
+"""What a run of the golden kernel asks of a board; whether it is right and how fast it is, is judged elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from device_agent.protocol import RunSpec
+from farm.fleet import golden_runs
+from farm.measure.session import BoardSession
+from farm.search.golden import GoldenKernel
+
+
+class _Session:
+    """Takes a run and keeps what it was asked for."""
+
+    spec: RunSpec
+
+    def run_model(self, spec: RunSpec, library: bytes, inputs: object) -> tuple[Any, Any]:
+        self.spec = spec
+        return None, {}
+
+
+def test_loading_is_not_counted_as_running() -> None:
+    """A board's first worker reads TVM from its disk: the kernel's own deadline begins with its first call."""
+    session = _Session()
+    golden_runs.run_kernel(cast(BoardSession, session), GoldenKernel("golden", b""))
+    assert session.spec.limits.timeout_s == golden_runs.RUN_TIMEOUT_S
+    assert session.spec.limits.load_timeout_s == golden_runs.LOAD_TIMEOUT_S
