@@ -1,7 +1,7 @@
 """Runs the whole suite as two pytest processes side by side: most tests wait, and two waits fit on one machine.
 
-`python tests/run_shards.py [real-kernel] [pytest options]`; the options go to both. What a shard prints comes line by
-line behind its name, and once more in a few lines at the end. Which folder tests what is in CONTRIBUTING.md.
+`python tests/run_shards.py [pytest options]`; the options go to both. What a shard prints comes line by line behind its
+name, and once more in a few lines at the end. Which folder tests what is in CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -32,11 +32,6 @@ SHARDS: Mapping[str, Sequence[str]] = {
         "tests/acceptance/test_provision.py",
         "tests/acceptance/test_campaign_chaos.py",
     ),
-}
-# `real-kernel` as the first argument: with a board each, most of whose work is one thread's.
-REAL_KERNEL_SHARDS: Mapping[str, Sequence[str]] = {
-    "provision": ("tests/real_kernel/test_provision.py",),
-    "measure": ("tests/real_kernel", "--ignore=tests/real_kernel/test_provision.py"),
 }
 # What pytest and its fixtures may take to stop everything that runs; then they are killed.
 STOP_TIMEOUT_S = 60.0
@@ -95,13 +90,13 @@ class Shard:
         return [line for line in self.lines[start:] if line.startswith(_SAID_AT_THE_END) or line == self.lines[-1]]
 
 
-def main(options: Sequence[str], shards: Mapping[str, Sequence[str]] = SHARDS) -> int:
+def main(options: Sequence[str]) -> int:
     """Run all shards to their ends; the exit code is 0 where every one passed, else the first failure's."""
     began = time.monotonic()
     signal.signal(signal.SIGTERM, _interrupt)
     running: list[Shard] = []
     try:
-        for index, (name, folders) in enumerate(shards.items()):
+        for index, (name, folders) in enumerate(SHARDS.items()):
             running.append(Shard(index, name, folders, options))
         codes = [shard.wait() for shard in running]
     except KeyboardInterrupt:
@@ -128,6 +123,4 @@ def _interrupt(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["real-kernel"]:
-        sys.exit(main(sys.argv[2:], REAL_KERNEL_SHARDS))
     sys.exit(main(sys.argv[1:]))

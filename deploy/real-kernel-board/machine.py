@@ -6,7 +6,9 @@ from pathlib import Path
 
 # By board: as many processors as it has, all of them A57, and memory for a measurement or two.
 PROCESSORS = {"jetson-nano": 4, "jetson-tx2": 6}
-MEMORY_MIB = 1280
+MEMORY_MIB = 1024
+# Translated code, of which QEMU would keep up to 1 GiB.
+_TRANSLATED_MIB = 256
 KERNEL_ARGUMENTS = "console=ttyAMA0 root=/dev/vda rw quiet net.ifnames=0 mitigations=off"
 
 
@@ -14,7 +16,8 @@ def make_base(board: str) -> list[str]:
     """The machine that the device tree describes."""
     return [
         *("qemu-system-aarch64", "-machine", "virt,gic-version=2", "-cpu", "cortex-a57"),
-        *("-smp", str(PROCESSORS[board]), "-m", str(MEMORY_MIB), "-accel", "tcg,thread=multi"),
+        *("-smp", str(PROCESSORS[board]), "-m", str(MEMORY_MIB)),
+        *("-accel", f"tcg,thread=multi,tb-size={_TRANSLATED_MIB}"),
         *("-nodefaults", "-display", "none"),
     ]
 

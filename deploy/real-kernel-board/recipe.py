@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import cache
+import foreign
 import guest
 import image
 import machine
@@ -62,6 +63,13 @@ def _make(board: str, fetched: Path, new: Path, scratch: Path) -> None:
     first.disk.replace(new / "disk.qcow2")
 
 
+def _try_namespaces() -> None:
+    """Raise BuildError where this machine is a container that forbids them; not tried before the emulator is there."""
+    if foreign.EMULATOR.exists():
+        failure = "the arm64 root cannot be made here"
+        debian.run([sys.executable, str(Path(foreign.__file__)), "true"], failure, guest.ANSWER_TIMEOUT_S)
+
+
 def _make_once(folder: Path, make: Callable[[Path, Path], object]) -> None:
     """Have `make` fill a folder, which gets its name only when that is complete; beside it, one for its own use."""
     if folder.exists():
@@ -86,6 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.possible:
             material.require_possible()
+            _try_namespaces()
             return 0
         if options.check:
             for board in boards:

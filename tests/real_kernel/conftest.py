@@ -24,13 +24,15 @@ import guest as guests  # noqa: E402
 TYPE = "jetson-nano"
 PROVISIONED = "provisioned"
 # From nothing: 230 MB through an emulated network card, unpacked by an emulated processor.
-PROVISION_TIMEOUT_S = 420.0
+PROVISION_TIMEOUT_S = 600.0
 AGENT = "/opt/tvm-farm/current/bin/device-agent"
+SERVICES = ("tvm-farm-clock-helper", "tvm-farm-agent")
+SERVICES_TIMEOUT_S = 180
 NAME = "b1"
 
 
 # The first test of a run waits for the first provisioning as well.
-TEST_TIMEOUT_S = 900.0
+TEST_TIMEOUT_S = 1500.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -66,6 +68,12 @@ class Site:
         """`farm board provision` with the bundle, or another."""
         command = ("board", "provision", name, "--bundle", str(bundle or self.bundle), *arguments)
         return self.home.run(*command, timeout_s=PROVISION_TIMEOUT_S)
+
+    def wait_for_services(self) -> None:
+        """Wait until systemd has started the agent and its clock helper."""
+        up = " && ".join(f"systemctl is-active --quiet {unit}" for unit in SERVICES)
+        turns = f"for i in $(seq {SERVICES_TIMEOUT_S * 2}); do {up} && exit; sleep 0.5; done"
+        self.board.run(f"{turns}; systemctl status {' '.join(SERVICES)} >&2; exit 1", timeout_s=SERVICES_TIMEOUT_S + 60)
 
 
 def list_board(board: guests.Guest) -> str:
@@ -107,6 +115,13 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         made = home.run("bundle", "build", "--arch", "aarch64", "--python", "3.11", "--output", str(path))
     assert made.code == 0, made.err
     return path
+
+
+@pytest.fixture
+def home() -> Iterator[Home]:
+    """A farm of a test's own."""
+    with new_home() as found:
+        yield found
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.real_kernel.conftest import AGENT, NAME, TYPE, Site
+from tests.real_kernel.conftest import AGENT, NAME, PROVISION_TIMEOUT_S, TYPE, Site
 
 
 def test_the_device_tree_names_the_board_and_the_kernel_its_parts(provisioned: Site) -> None:
@@ -24,6 +24,6 @@ def test_the_device_tree_names_the_board_and_the_kernel_its_parts(provisioned: S
 
 def test_every_hop_to_the_board_is_good(provisioned: Site) -> None:
     """`farm board doctor` goes all the way to a kernel run on the board."""
-    done = provisioned.home.run("board", "doctor", NAME)
+    done = provisioned.home.run("board", "doctor", NAME, timeout_s=PROVISION_TIMEOUT_S)
     assert done.code == 0, done.out + done.err
     assert "failed" not in done.out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.real_kernel.conftest import NAME, TYPE, Site
+from tests.real_kernel.conftest import NAME, PROVISION_TIMEOUT_S, TYPE, Site
 
 CAMPAIGN = f"""\
 name: real
@@ -18,7 +18,7 @@ def test_a_campaign_and_a_sweep_of_a_small_model(provisioned: Site) -> None:
     """Candidates are measured, a winner is verified, clocks are swept, and nothing of it is called simulated."""
     home = provisioned.home
     (home.path / "real.yaml").write_text(CAMPAIGN)
-    run = home.run("campaign", "run", "real.yaml", "--json", timeout_s=240.0, FARM_BATCH="2")
+    run = home.run("campaign", "run", "real.yaml", "--json", timeout_s=PROVISION_TIMEOUT_S, FARM_BATCH="2")
     assert run.code == 0, run.err
     shown = home.run("campaign", "show", "real", "--json").json()
     assert (shown["state"], shown["progress"]["counted"]) == ("finished", 4)
@@ -26,7 +26,7 @@ def test_a_campaign_and_a_sweep_of_a_small_model(provisioned: Site) -> None:
     swept = home.run(
         *("sweep", "run", "tiny-cnn", "--board", NAME, "--cpu-freqs", "921.6MHz,1479MHz", "--cores", "0-3"),
         *("--exhaustive", "--window", "2s", "--json"),
-        timeout_s=240.0,
+        timeout_s=PROVISION_TIMEOUT_S,
     )
     # The times of an emulated processor may void the points: what they were measured on is what counts here.
     assert swept.code in (0, 1), swept.err

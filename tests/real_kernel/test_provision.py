@@ -8,10 +8,12 @@ import time
 import pytest
 
 from farm.fleet.provision.bundle import open_bundle
+from tests.acceptance.conftest import wait_until
 from tests.integration.provisioning import BROKEN, change_agent
 from tests.real_kernel.conftest import AGENT, NAME, PROVISION_TIMEOUT_S, Site, list_board
 
 YEAR_S = 365.25 * 86400
+VERSION = "/opt/tvm-farm/current/bin/python -c 'import device_agent; print(device_agent.__version__)'"
 
 
 def test_provisioned_again_nothing_changes_and_removed_nothing_stays(provisioned: Site) -> None:
@@ -24,21 +26,14 @@ def test_provisioned_again_nothing_changes_and_removed_nothing_stays(provisioned
     assert list_board(provisioned.board) == provisioned.before
 
 
-def test_a_version_that_does_not_start_is_rolled_back_and_a_good_one_stays(
-    provisioned: Site,
-) -> None:
-    """The board never loses its agent: the old one runs again after a broken one, the new one after a good one."""
-    ours = open_bundle(provisioned.bundle)
-    board = provisioned.board
-    version = "/opt/tvm-farm/current/bin/python -c 'import device_agent; print(device_agent.__version__)'"
-    before = board.run(version).stdout
-    broken = provisioned.provision(bundle=change_agent(ours, "9.0.1", BROKEN).path)
-    assert broken.code == 1, broken.out + broken.err
-    assert board.run(version).stdout == before
-    assert board.run("systemctl is-active tvm-farm-agent").stdout == "active\n"
-    good = provisioned.provision(bundle=change_agent(ours, "9.0.2").path)
-    assert good.code == 0, good.out + good.err
-    assert board.run(version).stdout == "9.0.2\n"
+def test_a_version_that_does_not_start_is_rolled_back(provisioned: Site) -> None:
+    """The board never loses its agent: the old one runs again after one that cannot be started."""
+    before = provisioned.board.run(VERSION).stdout
+    broken = change_agent(open_bundle(provisioned.bundle), "9.0.1", BROKEN)
+    done = provisioned.provision(bundle=broken.path)
+    assert done.code == 1, done.out + done.err
+    assert provisioned.board.run(VERSION).stdout == before
+    assert provisioned.board.run("systemctl is-active tvm-farm-agent").stdout == "active\n"
 
 
 @pytest.mark.parametrize("login", ["asked", "terminal", "plain"])
@@ -62,19 +57,21 @@ def test_a_login_without_sudo_gets_no_second_agent_beside_the_systems(provisione
     assert "a57" in shown.stdout
 
 
-def test_power_that_goes_at_any_step_leaves_a_board_that_can_be_finished(fresh: Site) -> None:
-    """Cut while files are sent, installed and services written: after each boot it goes on, to a good end."""
-    for step_before in ("folder", "send", "user"):
-        running = fresh.home.start("board", "provision", NAME, "--bundle", str(fresh.bundle))
-        running.wait_for(f"{NAME}: {step_before}: done")
-        fresh.board.cut_power()
+def test_power_that_goes_during_an_upgrade_leaves_a_board_that_serves_and_can_be_finished(provisioned: Site) -> None:
+    """Cut while the new version is installed and while it starts: each boot ends with an agent, and then it goes on."""
+    board, newer = provisioned.board, change_agent(open_bundle(provisioned.bundle), "9.0.2").path
+    for step_before in ("send", "switch"):
+        running = provisioned.home.start("board", "provision", NAME, "--bundle", str(newer))
+        said = f"{NAME}: {step_before}: done"
+        wait_until(lambda running=running, said=said: said in running.err, said, PROVISION_TIMEOUT_S)
+        board.cut_power()
         running.send(signal.SIGINT)
         assert running.wait().code != 0
-        fresh.board.start()
-        assert "tvm-farm" not in fresh.board.run("systemctl --failed --no-legend").stdout
-    done = fresh.provision()
+        board.start()
+        provisioned.wait_for_services()
+    done = provisioned.provision(bundle=newer)
     assert done.code == 0, done.out + done.err
-    assert fresh.board.run("systemctl is-active tvm-farm-agent").stdout == "active\n"
+    assert board.run(VERSION).stdout == "9.0.2\n"
 
 
 def test_after_a_reboot_the_board_serves(provisioned: Site) -> None:

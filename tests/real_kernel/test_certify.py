@@ -1,0 +1,27 @@
+"""`farm board certify` on a kernel's own clocks, sensor and evidence: what is right there, and what it finds out."""
+
+from __future__ import annotations
+
+import json
+
+from tests.real_kernel.conftest import NAME, PROVISION_TIMEOUT_S, TYPE, Site
+
+# Of the golden kernel at its highest clock over half of that; the documented least.
+LEAST_GAIN = 1.15
+
+
+def test_only_its_speed_gives_an_emulated_processor_away(provisioned: Site) -> None:
+    """Tables, holding, rails, power and putting back pass on a real kernel; that no clock makes it faster is found.
+
+    Unless the host's other programs have made its first runs the slow ones: what the report measured decides.
+    """
+    done = provisioned.home.run("board", "certify", NAME, "--out", "report", "--json", timeout_s=PROVISION_TIMEOUT_S)
+    document = done.json()
+    wanted = ["speed"] if document["facts"]["speed"]["gain"] < LEAST_GAIN else []
+    assert done.code == len(wanted), done.out + done.err
+    levels = {check["name"]: check["level"] for check in document["checks"]}
+    assert [name for name, level in levels.items() if level not in ("ok", "warning")] == wanted, document["checks"]
+    assert (document["board_type"], document["simulated"]) == (TYPE, False)
+    folder = provisioned.home.path / "report"
+    assert json.loads((folder / "report.json").read_text())["checks"] == document["checks"]
+    assert ("**FAILED** speed" in (folder / "report.md").read_text()) == bool(wanted)
