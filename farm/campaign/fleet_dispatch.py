@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from farm.campaign.fleet_draft import Draft
 from farm.campaign.fleet_state import Board, Job, Lane, Pool, PoolKey
-from farm.campaign.fleet_values import Status
+from farm.campaign.fleet_values import Phase, Status
 
 Key = TypeVar("Key", int, str)
 
@@ -31,16 +31,20 @@ class _Pick(NamedTuple):
 
 
 def dispatch(draft: Draft) -> None:
-    """Give work to idle boards, then one more to each board that measures; a board without either helps another out."""
+    """Give work to idle boards, then one more to each board that measures; a board without either helps another out.
+
+    A host that searches and builds gets none (`fleet_phases`).
+    """
+    pools = [key for key, pool in draft.pools.items() if not pool.is_host or draft.phase is Phase.MEASURING]
     for kind in ("idle", "room"):
         # Boards whose clocks may stay choose first: otherwise, where boards outnumber jobs, one would change its clocks
         # for a job that another one could have taken as it was.
         for stays in (True, False):
-            for key in draft.pools:
+            for key in pools:
                 if getattr(draft.pools[key], kind) and _has_work(draft, draft.pools[key]):
                     for point in list(getattr(draft.pools[key], kind)):
                         _fill(draft, key, kind, point, stays)
-    for key in draft.pools:
+    for key in pools:
         if draft.pools[key].idle:
             _take_waiting(draft, key)
         if draft.pools[key].idle:

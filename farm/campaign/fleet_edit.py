@@ -62,6 +62,7 @@ class Edit:
         self.owner_board_s = dict(state.owner_board_s)
         self.building = state.building
         self.stale = state.stale
+        self.phase, self.reserved = state.phase, state.reserved
         self.decisions: list[Decision] = list(state.pending)
         self._next_number = state.next_number
 
@@ -81,6 +82,8 @@ class Edit:
             building=self.building,
             next_number=self._next_number,
             stale=self.stale,
+            phase=self.phase,
+            reserved=self.reserved,
             pending=pending,
         )
 

@@ -185,7 +185,7 @@ def _(event: v.BoardArrived, draft: Draft) -> None:
         _leave(draft, event.board, lost=False)
     key = PoolKey(event.board_type, tuple(sorted(event.labels)))
     pool = draft.pools.get(key, Pool())
-    draft.pools[key] = change(pool, boards=pool.boards + 1)
+    draft.pools[key] = change(pool, boards=pool.boards + 1, is_host=event.is_host)
     draft.put_board(Board(event.board, key, event.point))
     draft.stale = True
 
@@ -299,6 +299,11 @@ def _(event: v.Measured, draft: Draft) -> None:
 def _(event: v.WinnerMeasured, draft: Draft) -> None:
     if event.campaign in draft.campaigns:
         draft.charge(event.campaign, event.board_s)
+
+
+@observe.register
+def _(event: v.HostReserved, draft: Draft) -> None:
+    draft.reserved = event.reserved
 
 
 def _try_again(draft: Draft, job_number: int, side: FaultSide, board: str | None) -> None:

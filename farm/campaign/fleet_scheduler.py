@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from farm.campaign import fleet_events
+from farm.campaign import fleet_events, fleet_phases
 from farm.campaign.fleet_dispatch import dispatch
 from farm.campaign.fleet_draft import Draft
 from farm.campaign.fleet_state import Campaign, FleetState, Lane, Pool
@@ -66,9 +66,12 @@ def _decide(draft: Draft) -> Decided:
             draft.end_campaign(name, Status.FINISHED, reason)
     if draft.stale:
         _share_out(draft)
+    fleet_phases.end_measuring(draft)
     dispatch(draft)
     search_ahead(draft)
     build_ahead(draft)
+    if fleet_phases.begin_measuring(draft):
+        dispatch(draft)
     decisions, wake_s = tuple(draft.decisions), _find_wake_s(draft)
     return Decided(draft.freeze(), decisions, wake_s)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
 from farm.campaign.fleet_tables import Table
-from farm.campaign.fleet_values import Budget, CampaignSpec, Decision, Settings, Status, TaskKey
+from farm.campaign.fleet_values import Budget, CampaignSpec, Decision, Phase, Settings, Status, TaskKey
 from farm.campaign.scheduler import WorkloadState
 from farm.values import DEFAULT_POINT
 
@@ -40,7 +40,8 @@ class Pool:
 
     `idle` are boards without work, `room` boards that measure and have nothing waiting, both by operating point, the
     one that has waited longest first. `used` is board time divided by weight: of owners, of campaigns, of lanes.
-    Accounts are kept per pool, so that nobody pays on scarce boards for what they had of others.
+    Accounts are kept per pool, so that nobody pays on scarce boards for what they had of others. `is_host`: its board
+    is the machine that searches and builds.
     """
 
     boards: int = 0
@@ -51,6 +52,7 @@ class Pool:
     campaign_used: Mapping[str, float] = dataclasses.field(default_factory=dict)
     lane_used: Mapping[int, float] = dataclasses.field(default_factory=dict)
     straggler_check_s: float = 0.0
+    is_host: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +196,10 @@ class Assignment:
 
 @dataclasses.dataclass(frozen=True)
 class FleetState:
-    """Everything that a decision rests on. Begin with `FleetState(Settings(...))`."""
+    """Everything that a decision rests on. Begin with `FleetState(Settings(...))`.
+
+    `phase` is what a host that is a board itself does (`fleet_phases`), `reserved` whether winners are measured on it.
+    """
 
     settings: Settings
     boards: Table[str, Board] = dataclasses.field(default_factory=Table)
@@ -209,4 +214,6 @@ class FleetState:
     building: int = 0
     next_number: int = 1
     stale: bool = False
+    phase: Phase = Phase.FIRST
+    reserved: bool = False
     pending: tuple[Decision, ...] = ()

@@ -9,6 +9,7 @@ import math
 
 from farm.campaign.fleet_draft import Draft
 from farm.campaign.fleet_edit import BUILDING
+from farm.campaign.fleet_phases import may_prepare, plan_queue
 from farm.campaign.fleet_state import Lane, Request, change
 from farm.campaign.fleet_values import Build, Search, Status
 from farm.campaign.scheduler import SchedulerSettings, decide_next
@@ -26,6 +27,8 @@ def plan_ahead(draft: Draft, lane: Lane) -> int:
     if not lane.boards:
         return 0
     settings = draft.settings
+    if (queue := plan_queue(draft, lane)) is not None:
+        return queue
     depth = _FIRST_DEPTH
     if lane.measure_s and lane.search_s is not None:
         depth = max(depth, 1.0 + (lane.search_s + (lane.build_s or 0.0)) / lane.measure_s)
@@ -35,6 +38,8 @@ def plan_ahead(draft: Draft, lane: Lane) -> int:
 
 def search_ahead(draft: Draft) -> None:
     """Ask searches for candidates wherever too few lie ahead."""
+    if not may_prepare(draft):
+        return
     for number in list(draft.lanes):
         lane = draft.lanes[number]
         if lane.dry or draft.campaigns[lane.campaign].status is not Status.RUNNING:
@@ -77,7 +82,7 @@ def build_ahead(draft: Draft) -> None:
 
     Of lanes that are equal in that, as where compilers are too few for the boards, the owner goes first who had least.
     """
-    while draft.building < draft.settings.builders:
+    while may_prepare(draft) and draft.building < draft.settings.builders:
         lanes = [
             lane
             for lane in draft.lanes.values()

@@ -25,6 +25,14 @@ class Status(StrEnum):
     CANCELLED = "cancelled"
 
 
+class Phase(StrEnum):
+    """What a host does that is a board itself."""
+
+    FIRST = "first"  # searches and builds, and has measured nothing yet
+    PREPARING = "preparing"
+    MEASURING = "measuring"
+
+
 OVER = (Status.FINISHED, Status.CANCELLED)
 
 
@@ -202,13 +210,15 @@ class CampaignCancelled:
 @dataclasses.dataclass(frozen=True)
 class BoardArrived:
     """A board may be used, and is held at `point`. `labels` need only hold what campaigns ask for: boards that differ
-    in them are shared out separately.
+    in them are shared out separately. `is_host`: it is the machine that searches and builds, which rests while it
+    measures; all boards of its type are.
     """
 
     board: str
     board_type: str
     point: str = DEFAULT_POINT
     labels: frozenset[str] = NO_LABELS
+    is_host: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,6 +271,13 @@ class WinnerMeasured:
     board_s: float
 
 
+@dataclasses.dataclass(frozen=True)
+class HostReserved:
+    """Winners are being measured on the machine that searches and builds, which rests meanwhile; or not any more."""
+
+    reserved: bool
+
+
 Event = (
     CampaignAdded
     | BudgetChanged
@@ -274,6 +291,7 @@ Event = (
     | Built
     | Measured
     | WinnerMeasured
+    | HostReserved
 )
 
 
