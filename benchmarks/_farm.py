@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,24 @@ from device_agent.protocol import Engine, Limits, RunSpec, Status
 from farm.artifacts.compile import compile_model
 from farm.artifacts.verify import compare
 from farm.campaign.machine import machine_lock
-from farm.campaign.tuning import LocalTuning, Tuned
+from farm.campaign.plan_models import to_variant
+from farm.campaign.running.host import share_cores
+from farm.campaign.running.one_model import Request
+from farm.campaign.running.tune import Tuned
+from farm.campaign.running.tune import tune as tuning
 from farm.fleet.local import LocalFarm
 from farm.inventory.board_types import BoardType
 from farm.measure.session import BoardSession
 from farm.models.inputs import InputSpec, make_inputs, read_inputs, resolve_inputs
 from farm.models.source import ModelSource, resolve_model
-from farm.report.progress import Progress, summary_line
+from farm.report.campaign_table import summary_line
 from farm.search import tvm_env
 from farm.search.default_schedule import find_default
 from farm.search.target import host_target, make_target
 from farm.search.workloads import Workload
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import Record
+from farm.values import SEARCH_TRIAL, FleetCampaign, Record
 
 # Model runs are spread over this many rounds in which all programs take turns, so that drift treats them alike.
 ROUNDS = 4
@@ -39,7 +43,7 @@ _NOTE_INTERVAL_S = 15.0
 
 
 class Notes:
-    """Tells stderr how a tuning goes."""
+    """Tells stderr how a tuning goes; see `farm.campaign.running.tune.Listener`."""
 
     def __init__(self) -> None:
         self._said_at = 0.0
@@ -47,10 +51,14 @@ class Notes:
     def note(self, text: str) -> None:
         _machine.say(f"  {text}")
 
-    def progress(self, progress: Progress) -> None:
+    def show(self, campaign: FleetCampaign) -> None:
         if time.monotonic() - self._said_at > _NOTE_INTERVAL_S:
             self._said_at = time.monotonic()
-            _machine.say(f"  {summary_line(progress)}")
+            self.finish(campaign)
+
+    def finish(self, campaign: FleetCampaign) -> None:
+        progress = campaign.progress or {}
+        _machine.say(f"  {summary_line(campaign.name, campaign.state, campaign.reason, campaign.budget, progress)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,61 +90,50 @@ class Run:
     trials: tuple[Mapping[str, Any], ...]
     records: tuple[Record, ...]
     library: bytes = dataclasses.field(repr=False)
-    prepare_s: float
-    start_s: float
     compile_s: float
     seconds: float
 
     @property
     def summary(self) -> dict[str, Any]:
         """What every benchmark says of a tuning."""
-        progress = self.tuned.progress
+        tuned = self.tuned
         return {
-            "trials": self.tuned.trials,
-            "trials_per_minute": _machine.round_to(progress.trials_per_minute, 3),
-            "seconds_tuning": round(self.tuned.seconds_tuning, 1),
-            "sum_of_best_ms": None if progress.latency_s is None else _machine.round_to(progress.latency_s * 1e3),
+            "trials": tuned.trials,
+            "trials_per_minute": _machine.round_to(tuned.trials_per_minute, 3),
+            "seconds_tuning": round(tuned.seconds_tuning, 1),
+            "sum_of_best_ms": None if tuned.latency_s is None else _machine.round_to(tuned.latency_s * 1e3),
             "records": len(self.records),
             "workloads": len(self.workloads),
         }
 
 
-Around = Callable[[LocalTuning, Sequence[Any]], contextlib.AbstractContextManager[Any]]
-
-
 class Tuner:
-    """A farm that is up, and an empty store; `tuner` makes it."""
+    """A home and a store of its own; `tuner` makes it."""
 
-    def __init__(self, local: LocalTuning, store: Store, board_type: BoardType, began: float) -> None:
-        self._local, self._store, self._board_type = local, store, board_type
-        self._target = local.parts.target()  # answered once the search has loaded TVM
-        self._start_s = time.monotonic() - began
+    def __init__(self, settings: Settings, store: Store, board_type: BoardType) -> None:
+        self._settings, self._store, self._board_type = settings, store, board_type
 
-    def tune(self, model: Model, trials: int, around: Around | None = None) -> Run:
-        """Tune from nothing, then compile. `around` wraps the tuning."""
+    def tune(self, model: Model, trials: int) -> Run:
+        """Tune from nothing, then compile."""
         began = time.monotonic()
-        workloads = self._local.load(model.source, model.inputs, ())
-        prepare_s = time.monotonic() - began
-        with around(self._local, workloads) if around else contextlib.nullcontext():
-            tuned = self._local.tune("benchmark", model.source, workloads, trials, True, began)
-        seconds = self._start_s + time.monotonic() - began
-        records = self._store.fetch_records(workloads=[workload.hash for workload in workloads])
+        request = Request("benchmark", to_variant(model.source, model.inputs), self._board_type, trials, fresh=True)
+        tuned = tuning(request, self._settings, self._store, Notes())
+        seconds = time.monotonic() - began
+        records = self._store.fetch_records(workloads=[workload.hash for workload in tuned.workloads])
         tvm_env.load()  # so that the first compilation is not charged with it
         before = time.monotonic()
-        pipeline = workloads[0].pipeline if workloads else self._board_type.pipeline
+        pipeline = tuned.workloads[0].pipeline if tuned.workloads else self._board_type.pipeline
         compiled = compile_model(
-            model.source.load(), model.shapes, self._target, pipeline, records, self._board_type.link_triple
+            model.source.load(), model.shapes, tuned.target, pipeline, records, self._board_type.link_triple
         )
         return Run(
             pipeline=pipeline,
-            target=self._target,
-            workloads=tuple(workloads),
+            target=tuned.target,
+            workloads=tuned.workloads,
             tuned=tuned,
-            trials=tuple(self._store.fetch_trials(tuned.campaign)),
+            trials=tuple(self._store.fetch_trials(tuned.campaign, purpose=SEARCH_TRIAL)),
             records=tuple(records),
             library=compiled.library,
-            prepare_s=prepare_s,
-            start_s=self._start_s,
             compile_s=time.monotonic() - before,
             seconds=seconds,
         )
@@ -144,18 +141,15 @@ class Tuner:
 
 @contextlib.contextmanager
 def tuner(settings: Settings, board_type: BoardType) -> Iterator[Tuner]:
-    """Bring the farm up beside a store of its own; models that are tuned in it share nothing but the start."""
+    """A store of its own; models that are tuned in it share nothing but that."""
     with tempfile.TemporaryDirectory(prefix="farm-bench-home-") as home, Store(Path(home) / "farm.db") as store:
-        settings = dataclasses.replace(settings, home=home)
-        began = time.monotonic()
-        with LocalTuning(settings, store, board_type, Notes()) as local:
-            yield Tuner(local, store, board_type, began)
+        yield Tuner(dataclasses.replace(settings, home=home), store, board_type)
 
 
-def tune(model: Model, settings: Settings, board_type: BoardType, trials: int, around: Around | None = None) -> Run:
-    """Tune from nothing in a store of its own, then compile. `around` wraps the tuning, the farm being up."""
+def tune(model: Model, settings: Settings, board_type: BoardType, trials: int) -> Run:
+    """Tune from nothing in a store of its own, then compile."""
     with tuner(settings, board_type) as farm:
-        return farm.tune(model, trials, around)
+        return farm.tune(model, trials)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,11 +278,12 @@ def _run_on_board(
 
 @contextlib.contextmanager
 def quiet_board(settings: Settings) -> Iterator[BoardSession]:
-    """A session with an agent of our own, beside which nothing of ours runs but a tracker."""
+    """A session with an agent of our own on the board's cores, beside which nothing of ours runs but a tracker."""
+    cores = share_cores(settings.isolation)[0] if settings.isolation == "own-core" else None
     with (
         machine_lock(),
         tempfile.TemporaryDirectory(prefix="farm-bench-logs-") as logs,
-        LocalFarm(settings.tracker_port, Path(logs)) as farm,
+        LocalFarm(settings.tracker_port, Path(logs), cores) as farm,
         BoardSession(farm.tracker, farm.key) as session,
     ):
         yield session

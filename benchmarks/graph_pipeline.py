@@ -68,7 +68,7 @@ def measure(options: Any) -> dict[str, Any]:
             "used": sorted({run.pipeline for run in mine}),
             "latency_ms": _machine.spread(medians, 1e3),
             f"ratio_to_{first}": _machine.spread(ratios),
-            "prepare_s": _machine.spread([run.prepare_s for run in mine], digits=3),
+            "start_s": _machine.spread([run.tuned.seconds_starting for run in mine], digits=3),
             "compile_s": _machine.spread([run.compile_s for run in mine], digits=3),
             "outputs_match": all(
                 _farm.matches(timed[f"{name} {seed}"], timed["onnxruntime"]) for seed in range(options.seeds)

@@ -14,16 +14,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import _machine
 
 import farm.settings
 from device_agent.protocol import Engine, Limits, MeasureSpec, Outcome, Status, TensorSpec
+from farm.campaign.running.host import share_cores
+from farm.values import DEFAULT_POINT
 
 MODES = ("exclusive", "own-core", "none")
 PROBED_WORKLOADS = 3
@@ -54,9 +58,8 @@ class Probe:
     spec: MeasureSpec
     library: bytes = dataclasses.field(repr=False)
 
-    def with_threads(self, threads: int) -> str:
-        limits = dataclasses.replace(self.spec.limits, threads=threads)
-        return dataclasses.replace(self.spec, limits=limits).to_json()
+    def with_threads(self, threads: int) -> MeasureSpec:
+        return dataclasses.replace(self.spec, limits=dataclasses.replace(self.spec.limits, threads=threads))
 
 
 @dataclasses.dataclass
@@ -92,17 +95,13 @@ def measure(options: Any) -> dict[str, Any]:
             _machine.say(f"{mode}, seed {seed}: {options.trials} trials")
             settings = dataclasses.replace(base, isolation=mode, seed=seed)
 
-            @contextlib.contextmanager
-            def around(local: Any, _: Sequence[Any], mine: Samples = samples[mode]) -> Iterator[None]:
-                quiet.append(_machine.wait_until_quiet(options.quick))
-                threads = len(local.board_cores)
-                measure_quietly(local, probes, threads, options.quiet_samples // 2, mine)
-                with probed(local, probes, threads, options.every, mine):
-                    yield
-                quiet.append(_machine.wait_until_quiet(options.quick))
-                measure_quietly(local, probes, threads, options.quiet_samples // 2, mine)
-
-            runs[mode, seed] = _farm.tune(model, settings, board_type, options.trials, around)
+            threads = len(share_cores(mode)[0])
+            quiet.append(_machine.wait_until_quiet(options.quick))
+            measure_quietly(settings, probes, threads, options.quiet_samples // 2, samples[mode])
+            with probed(probes, threads, options.every, samples[mode]):
+                runs[mode, seed] = _farm.tune(model, settings, board_type, options.trials)
+            quiet.append(_machine.wait_until_quiet(options.quick))
+            measure_quietly(settings, probes, threads, options.quiet_samples // 2, samples[mode])
     latency, idle = time_models(base, model, runs, options)
     modes = {mode: describe(mode, runs, samples[mode], latency, options.seeds) for mode in MODES}
     return {
@@ -118,95 +117,89 @@ def measure(options: Any) -> dict[str, Any]:
 def make_probes(base: Any, model: Any, board_type: Any) -> list[Probe]:
     """For each of the heaviest workloads the fastest of some random candidates, as a library."""
     import _farm
-    import ray
 
-    from farm.campaign.tuning import LocalTuning
-    from farm.store import Store
+    from farm.search import builder, tvm_env
+    from farm.search.campaign_search import CampaignSearch, SearchTask
+    from farm.search.prepared import prepare_model
+    from farm.search.target import host_target
+    from farm.search.traits import derive_traits
 
     _machine.say("making probes")
-    with tempfile.TemporaryDirectory() as home, Store(Path(home) / "farm.db") as store:
-        settings = dataclasses.replace(base, home=home, isolation="exclusive", seed=0)
-        with LocalTuning(settings, store, board_type, _farm.Notes()) as local:
-            workloads = local.load(model.source, model.inputs, ())[:PROBED_WORKLOADS]
-            local.parts.open_search(workloads, {})
-            probes = []
-            for workload in workloads:
-                drawn = ray.get(local.parts.search.propose.remote(workload.hash, DRAWN))
-                built = local.parts.build_all([(c.module_json, False) for c in drawn], local.parts.target())
-                timed = []
-                for candidate, result in zip(drawn, built, strict=True):
-                    if result.library is None:
-                        continue
-                    spec = MeasureSpec(
-                        arguments=tuple(TensorSpec(shape, dtype) for shape, dtype in candidate.arguments),
-                        number=settings.measure_number,
-                        repeat=settings.measure_repeat,
-                        min_repeat_s=settings.measure_min_repeat_s,
-                        limits=Limits(settings.measure_timeout_s, settings.measure_memory_bytes),
-                    )
-                    text, _ = ray.get(local.parts.board.measure.remote(spec.to_json(), result.library))
-                    if (latency := median_s(text)) is not None:
-                        timed.append((latency, Probe(workload.name, spec, result.library)))
-                probes.append(min(timed, key=lambda pair: pair[0])[1])
-    return probes
+    tvm_env.load()
+    target = host_target(_machine.cores())
+    workloads = prepare_model(model.source.load(), model.shapes, target, board_type.pipeline).workloads
+    search = CampaignSearch("random", None, 0, base.population, base.generations, _machine.cores())
+    drawn: list[Probe] = []
+    for workload in workloads[:PROBED_WORKLOADS]:
+        search.open(workload.hash, SearchTask(workload, "one", DEFAULT_POINT, derive_traits(target)))
+        for candidate in search.propose(workload.hash, DRAWN)[0]:
+            spec = MeasureSpec(
+                arguments=tuple(TensorSpec(shape, dtype) for shape, dtype in candidate.arguments),
+                number=base.measure_number,
+                repeat=base.measure_repeat,
+                min_repeat_s=base.measure_min_repeat_s,
+                limits=Limits(base.measure_timeout_s, base.measure_memory_bytes),
+            )
+            with contextlib.suppress(Exception):  # a random candidate need not compile
+                drawn.append(Probe(workload.name, spec, builder.build_candidate(candidate.module_json, target)))
+    best: dict[str, tuple[float, Probe]] = {}
+    with _farm.quiet_board(base) as session:
+        for probe in drawn:
+            latency = median_s(session.measure(probe.with_threads(_machine.cores()), probe.library))
+            if latency is not None:
+                best[probe.name] = min(best.get(probe.name, (latency, probe)), (latency, probe), key=lambda one: one[0])
+    return [probe for _, probe in best.values()]
 
 
-def median_s(outcome_json: str) -> float | None:
-    outcome = Outcome.from_json(outcome_json)
+def median_s(outcome: Outcome) -> float | None:
     return statistics.median(outcome.latency_s) if outcome.status is Status.OK else None
 
 
-def measure_quietly(local: Any, probes: Sequence[Probe], threads: int, count: int, into: Samples) -> None:
-    import ray
+def measure_quietly(settings: Any, probes: Sequence[Probe], threads: int, count: int, into: Samples) -> None:
+    """Measure probes in turns on the cores that the board has in this mode, with nothing else going on."""
+    import _farm
 
-    for index in range(count):
-        probe = probes[index % len(probes)]
-        text, _ = ray.get(local.parts.board.measure.remote(probe.with_threads(threads), probe.library))
-        if (latency := median_s(text)) is not None:
-            into.quiet.append((probe.name, latency))
-
-
-class ProbedBoard:
-    """Stands before the board's actor: puts a probe in front of every so many trials. All else goes to the actor."""
-
-    def __init__(self, actor: Any, probes: Sequence[Probe], threads: int, every: int) -> None:
-        self._actor = actor
-        self._probes = [(probe.name, probe.with_threads(threads), probe.library) for probe in probes]
-        self._every = every
-        self._trials = 0
-        self.asked: list[tuple[str, Any]] = []
-
-    @property
-    def measure(self) -> ProbedBoard:
-        return self
-
-    def remote(self, spec_json: str, library: bytes) -> Any:
-        """What the engine calls as `board.measure.remote`; the actor serves in order, so the probe comes first."""
-        if self._trials % self._every == 0:
-            name, probe_json, probe_library = self._probes[len(self.asked) % len(self._probes)]
-            self.asked.append((name, self._actor.measure.remote(probe_json, probe_library)))
-        self._trials += 1
-        return self._actor.measure.remote(spec_json, library)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._actor, name)
+    with _farm.quiet_board(settings) as session:
+        for index in range(count):
+            probe = probes[index % len(probes)]
+            if (latency := median_s(session.measure(probe.with_threads(threads), probe.library))) is not None:
+                into.quiet.append((probe.name, latency))
 
 
 @contextlib.contextmanager
-def probed(local: Any, probes: Sequence[Probe], threads: int, every: int, into: Samples) -> Iterator[None]:
+def probed(probes: Sequence[Probe], threads: int, every: int, into: Samples) -> Iterator[None]:
+    """Have whatever board is held in the block measure a probe before every so many trials."""
     import ray
 
-    actor = local.parts.board
-    local.parts.board = board = ProbedBoard(actor, probes, threads, every)
-    try:
-        yield
-    finally:
-        if local.parts.board is board:
-            local.parts.board = actor
-    for name, reference in board.asked:
-        text, _ = ray.get(reference)
-        if (latency := median_s(text)) is not None:
-            into.busy.append((name, latency))
+    from farm.campaign.running import board_actor
+
+    with tempfile.TemporaryDirectory(prefix="farm-bench-probes-") as folder:
+        path = Path(folder) / "probes.jsonl"
+        ready = [(probe.name, probe.with_threads(threads).to_json(), probe.library) for probe in probes]
+
+        class ProbedBoard(board_actor.CampaignBoard):
+            """Puts a probe in front of trials, and keeps what came of it."""
+
+            trials = 0
+
+            def measure_at(self, number: int, point_json: str, spec_json: str, library: bytes) -> Any:
+                if self.trials % every == 0:
+                    name, probe_json, probe_library = ready[self.trials // every % len(ready)]
+                    ended = super().measure_at(number, point_json, probe_json, probe_library)
+                    with path.open("a") as file:
+                        file.write(json.dumps([name, None if ended is None else ended.outcome_json]) + "\n")
+                self.trials += 1
+                return super().measure_at(number, point_json, spec_json, library)
+
+        def start(host: str, port: int, key: str, lease: Any, like: Any, request_timeout_s: float) -> Any:
+            kind = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"control": 1})(ProbedBoard)
+            return kind.remote(host, port, key, lease, dict(like), request_timeout_s)
+
+        with mock.patch.object(board_actor, "start_campaign_board", start):
+            yield
+        for name, text in map(json.loads, path.read_text().splitlines()):
+            if text is not None and (latency := median_s(Outcome.from_json(text))) is not None:
+                into.busy.append((name, latency))
 
 
 def time_models(
@@ -242,7 +235,7 @@ def describe(
         "width_within_trials": _machine.spread(widths, digits=3),
         "probe_error_in_quiet": errors(samples.relative_errors("quiet")),
         "probe_error_among_trials": errors(samples.relative_errors("busy")),
-        "trials_per_minute": _machine.spread([run.tuned.progress.trials_per_minute for run in mine], digits=3),
+        "trials_per_minute": _machine.spread([run.tuned.trials_per_minute for run in mine], digits=3),
         "seconds_tuning": _machine.spread([run.tuned.seconds_tuning for run in mine], digits=3),
         "trials": [run.tuned.trials for run in mine],
         "model_latency_ms": {

@@ -15,7 +15,6 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -77,7 +76,7 @@ def settings_of(base: Settings, options: Any) -> dict[str, Any]:
             "generations": base.generations,
             "batch": base.batch,
             "isolation": base.isolation,
-            "workloads": "one tuning after the other in the same farm, so that each gets its trials",
+            "workloads": "one tuning after the other, so that each gets its trials",
         },
     }
 
@@ -144,7 +143,9 @@ def tune_ours(base: Settings, model: Any, options: Any) -> dict[str, Any]:
     """The farm's tuning, workload by workload."""
     import _farm
 
-    from farm.campaign.tuning import LocalTuning
+    from farm.campaign.plan_models import to_variant
+    from farm.campaign.running.one_model import Request
+    from farm.campaign.running.tune import tune
     from farm.inventory.board_types import require_board_type
     from farm.store import Store
 
@@ -153,17 +154,22 @@ def tune_ours(base: Settings, model: Any, options: Any) -> dict[str, Any]:
         Store(pathlib.Path(home) / "farm.db") as store,
     ):
         settings = dataclasses.replace(base, home=home, seed=SEED)
-        began = time.monotonic()
-        with LocalTuning(settings, store, require_board_type("local"), _farm.Notes()) as local:
-            workloads = local.load(model.source, model.inputs, KINDS)
-            start_s = time.monotonic() - began
-            tuned = []
-            for workload in workloads:
-                _machine.say(f"ours: {workload.name}, {options.trials} trials")
-                tuned.append(local.tune("benchmark", model.source, [workload], options.trials, True, began))
+        tuned = []
+        for kind in KINDS:
+            _machine.say(f"ours: {kind}, {options.trials} trials")
+            request = Request(
+                "benchmark",
+                to_variant(model.source, model.inputs),
+                require_board_type("local"),
+                options.trials,
+                ops=(kind,),
+                fresh=True,
+            )
+            tuned.append(tune(request, settings, store, _farm.Notes()))
+        workloads = [workload for one in tuned for workload in one.workloads]
         records = {record.workload: record for record in store.fetch_records()}
     return {
-        "start_s": start_s,
+        "start_s": tuned[0].seconds_starting,
         "seconds": sum(one.seconds_tuning for one in tuned),
         "workloads": workloads,
         "trials": [one.trials for one in tuned],

@@ -15,13 +15,14 @@ from farm import api
 from farm import settings as farm_settings
 from farm.artifacts.brought import bring
 from farm.artifacts.of_campaign import make_artifacts
-from farm.campaign.tuning import LocalTuning
+from farm.campaign.plan_models import to_variant
+from farm.campaign.running.one_model import Request
+from farm.campaign.running.tune import tune
 from farm.errors import PermanentError, UsageError
 from farm.inventory.board_types import require_board_type
-from farm.report.progress import Progress
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import DEFAULT_POINT
+from farm.values import DEFAULT_POINT, FleetCampaign
 
 LOCAL = "local"
 _WAIT_S = 300.0
@@ -76,12 +77,9 @@ class Optimization:
     def _tune_here(self) -> dict[str, Any]:
         brought = bring(self._model)
         kind = require_board_type(LOCAL)
-        with (
-            Store(self._settings.store_location) as store,
-            LocalTuning(self._settings, store, kind, _Listener(self._say)) as tuning,
-        ):
-            workloads = tuning.load(brought.source, brought.inputs, ())
-            tuning.tune("optimize", brought.source, workloads, self._trials, False, time.monotonic())
+        request = Request("optimize", to_variant(brought.source, brought.inputs), kind, self._trials)
+        with Store(self._settings.store_location) as store:
+            tune(request, self._settings, store, _Listener(self._say))
         return {
             "models": [brought.about.model_dump()],
             "types": [{"type": kind.name, "simulated": False, "points": [DEFAULT_POINT]}],
@@ -127,5 +125,7 @@ class _Listener:
     def note(self, text: str) -> None:
         self._say(text)
 
-    def progress(self, progress: Progress) -> None:
-        del progress
+    def show(self, campaign: FleetCampaign) -> None:
+        del campaign
+
+    finish = show

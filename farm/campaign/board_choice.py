@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farm.errors import UnavailableError, UsageError
+from farm.errors import BoardUnsafeError, UnavailableError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.values import Health, State
 
@@ -87,6 +87,16 @@ def find_hopeless(rows: Sequence[Mapping[str, Any]], pool: Sequence[str]) -> str
     if len(needing) < len(pool):
         return ""
     return "; ".join(f"{row['name']}: {row['health']}: {row['health_reason']}" for row in needing)
+
+
+def require_hope(rows: Sequence[Mapping[str, Any]], pool: Sequence[str], board_type: str) -> None:
+    """Raise UnavailableError, or BoardUnsafeError, where an operator has to act before a board can be taken."""
+    if hopeless := find_hopeless(rows, pool):
+        unsafe = all(row["health"] == Health.UNSAFE for row in rows if row["name"] in pool)
+        raise (BoardUnsafeError if unsafe else UnavailableError)(
+            f"no {board_type} can be used: {hopeless}",
+            "`farm board undrain` or `farm board clear` puts one back in service.",
+        )
 
 
 def find_reason(row: Mapping[str, Any] | None) -> str:

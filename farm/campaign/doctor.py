@@ -12,16 +12,19 @@ from typing import Any
 import numpy as np
 
 from device_agent.protocol import Engine as Runner
-from device_agent.protocol import RunSpec, Status
+from device_agent.protocol import OperatingPoint, Outcome, RunSpec, Status
 from farm.artifacts.verify import compare
-from farm.campaign.board_choice import plan_target
-from farm.campaign.engine_parts import Parts
+from farm.campaign import engine_ray
 from farm.campaign.engine_ray import ray_running
 from farm.campaign.machine import machine_lock
+from farm.campaign.running import board_actor
+from farm.campaign.running.board_held import REQUEST_TIMEOUT_S
 from farm.errors import PermanentError
 from farm.fleet.local import LocalFarm
-from farm.inventory.board_types import load_board_types, require_board_type
+from farm.inventory.board_types import load_board_types
 from farm.search import linker
+from farm.search.build_pool import build_once
+from farm.search.target import host_target
 from farm.services.board_doctor import check_boards, describe_home
 from farm.services.checks import Check, run_check
 from farm.settings import Settings
@@ -29,6 +32,9 @@ from farm.store import Store
 
 # What the farm was tested with; a newer tvm-ffi crashes inside TVM's tuning.
 _PINS = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
+
+# A process that loads TVM, on a busy machine, and what it is then asked for.
+_ACTOR_TIMEOUT_S = 180.0
 
 
 def examine(settings: Settings, show: Callable[[Check], None]) -> None:
@@ -64,14 +70,14 @@ def examine(settings: Settings, show: Callable[[Check], None]) -> None:
             return f"tracker on {tracker.host}:{tracker.port}{busy}, agent registered as {found['farm'].key}"
 
         def agent() -> str:
-            kind = require_board_type("local")
-            parts = stack.enter_context(
-                Parts(
-                    found["farm"], found["store"], settings, lambda about: plan_target(kind, about, 1), kind.pipeline, 1
-                )
+            at = found["farm"]
+            actor = board_actor.start_campaign_board(
+                at.tracker.host, at.tracker.port, at.key, None, {"board_type": "local"}, REQUEST_TIMEOUT_S
             )
-            found["parts"] = parts
-            about = parts.connect()
+            found["board"] = actor
+            stack.callback(engine_ray.kill, actor)
+            connecting = actor.connect.remote(REQUEST_TIMEOUT_S)
+            about = engine_ray.get(connecting, f"connecting to {at.key}", _ACTOR_TIMEOUT_S)
             return (
                 f"protocol {about['protocol_version']}, agent {about['agent_version']}, {about['cpu_model']}, "
                 f"{len(about['cores_online'])} cores, engines {', '.join(about['engines'])}"
@@ -95,7 +101,7 @@ def examine(settings: Settings, show: Callable[[Check], None]) -> None:
             and hop("agent", agent)
             and everything
         ):
-            hop("kernel", lambda: _kernel(found["parts"]))
+            hop("kernel", lambda: _kernel(found["board"], settings))
 
 
 def _packages() -> str:
@@ -117,17 +123,20 @@ def _link() -> str:
     return "zig links for this machine"
 
 
-def _kernel(parts: Parts) -> str:
+def _kernel(board: Any, settings: Settings) -> str:
     """A matrix product: built by a compiler process, sent to the board, run there, compared with NumPy."""
     from farm.search.probe import probe_module
 
-    [built] = parts.build_all([(probe_module(), True)], parts.target())
+    built = build_once(settings, probe_module(), host_target(1), _ACTOR_TIMEOUT_S)
     if built.library is None:
         raise PermanentError(f"the probe kernel does not build: {built.status} {built.message}")
     random = np.random.default_rng(0)
     a, b = (random.standard_normal((64, 64)).astype("float32") for _ in range(2))
     inputs = {"arg_000": a, "arg_001": b, "arg_002": np.zeros((64, 64), "float32")}
-    outcome, outputs = parts.run(RunSpec(Runner.KERNEL, runs=10, warmup=2), built.library, inputs)
+    spec = RunSpec(Runner.KERNEL, runs=10, warmup=2)
+    running = board.run_at.remote(1, OperatingPoint().to_json(), spec.to_json(), built.library, inputs)
+    ended = engine_ray.get(running, "the probe kernel", _ACTOR_TIMEOUT_S)
+    outcome, outputs = Outcome.from_json(ended.outcome_json), ended.outputs
     if outcome.status is not Status.OK:
         raise PermanentError(f"the probe kernel failed: {outcome.status} {outcome.message}")
     verdict = compare([list(outputs.values())[-1]], [a @ b])

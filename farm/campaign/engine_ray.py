@@ -1,6 +1,6 @@
 """Ray on this machine for the length of a block, and waiting for its answers.
 
-What its actors do is in `engine_actors`.
+What its actors do is in `running/{searches,board_actor}` and `farm.search.build_pool`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
-from farm.campaign.board_choice import Choice, find_hopeless, find_unfit, plan_choice, plan_pool
+from farm.campaign.board_choice import Choice, find_unfit, plan_choice, plan_pool, require_hope
 from farm.campaign.machine import name_user
 from farm.errors import BoardUnsafeError, LeaseOverError, TransientError, UnavailableError
 from farm.fleet.health import Kind, Limits, Observation, decide_by
@@ -21,7 +21,7 @@ from farm.fleet.lease_keeper import LeaseKeeper
 from farm.fleet.tracker import Tracker
 from farm.store import Store
 from farm.store.leases import LEASE_TTL_S
-from farm.values import Health, Lease
+from farm.values import Lease
 
 # How often the store is looked at: for a free board, and for whether ours is still fit.
 _LOOK_S = 0.5
@@ -187,12 +187,7 @@ class FleetSite:
     def _look_for_board(self) -> None:
         """Take a board if one is free. Raises UnavailableError once that was in vain for `wait_s`."""
         rows = self._store.fetch_boards()
-        if hopeless := find_hopeless(rows, self._pool):
-            unsafe = all(row["health"] == Health.UNSAFE for row in rows if row["name"] in self._pool)
-            raise (BoardUnsafeError if unsafe else UnavailableError)(
-                f"no {self._board_type} can be used: {hopeless}",
-                "`farm board undrain` or `farm board clear` puts one back in service.",
-            )
+        require_hope(rows, self._pool, self._board_type)
         choice = plan_choice(rows, self._pool)
         if choice.free and (trouble := self._find_trouble()):
             choice = Choice((), {**choice.reasons, **dict.fromkeys(choice.free, trouble)})

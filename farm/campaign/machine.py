@@ -9,6 +9,7 @@ import os
 import socket
 import stat
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -18,6 +19,14 @@ import psutil
 from farm.errors import UnavailableError
 from farm.store import Store
 
+_LOOK_S = 0.2
+
+
+class _Lock:
+    held = False
+
+
+_LOCK = _Lock()
 _LOCK_HINT = "Remove it, or set XDG_RUNTIME_DIR to a folder that is yours alone."
 
 
@@ -74,8 +83,11 @@ def machine_lock() -> Iterator[None]:
     """Keep a second farm from measuring on this machine at the same time: each would be the other's noise.
 
     Raises UnavailableError naming the process that does, or the file where the lock cannot be trusted. The kernel frees
-    the lock of a process that is killed.
+    the lock of a process that is killed. Within a block of the same process another one changes nothing.
     """
+    if _LOCK.held:
+        yield
+        return
     path = _find_lock_folder() / f"tvm-farm-{os.getuid()}.lock"
     with _open_own(path) as file:
         try:
@@ -91,9 +103,20 @@ def machine_lock() -> Iterator[None]:
         with contextlib.suppress(OSError):  # a full disk: it holds, without a name
             os.pwrite(file.fileno(), str(os.getpid()).encode(), 0)
         try:
+            _LOCK.held = True
             yield
         finally:
+            _LOCK.held = False
             file.truncate(0)
+
+
+def wait_for_machine(timeout_s: float) -> None:
+    """Wait until no other farm measures on this machine, for so long at most; whoever measures next finds out."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(UnavailableError), machine_lock():
+            return
+        time.sleep(_LOOK_S)
 
 
 def _find_lock_folder() -> Path:

@@ -131,7 +131,7 @@ def _choose_type(
     targets, misfits = [], {}
     for row in rows:
         try:
-            targets.append(board_choice.plan_target(board_type, _describe(row, board_type), host_cores))
+            targets.append(board_choice.plan_target(board_type, describe(row, board_type), host_cores))
         except FarmError as error:
             misfits[row["name"]] = error.message
     if not targets:
@@ -158,7 +158,7 @@ def _choose_type(
     )
 
 
-def _describe(row: Row, board_type: BoardType) -> Mapping[str, Any]:
+def describe(row: Row, board_type: BoardType) -> Mapping[str, Any]:
     """What the board said of itself; for one that nobody has reached yet, what it should say."""
     if row["description"]:
         return row["description"]  # type: ignore[no-any-return]

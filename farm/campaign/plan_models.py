@@ -39,6 +39,14 @@ class ModelVariant:
         return _set_shapes(self.source, self.shapes, self.batch)[0]
 
 
+def to_variant(source: ModelSource, inputs: Sequence[InputSpec]) -> ModelVariant:
+    """One model by itself, whose inputs have been settled."""
+    own = {each.name: each.shape for each in read_inputs(source.load())}
+    settled = [each for each in inputs if own[each.name] != each.static_shape]
+    shapes = tuple(f"{each.name}={','.join(map(str, each.static_shape))}" for each in settled)
+    return ModelVariant(0, source.name, source, shapes, None, tuple(inputs), _count_bytes(source, inputs))
+
+
 def read_models(campaign: CampaignFile) -> tuple[list[ModelVariant], list[tuple[Place, str]]]:
     """Every variant of every model, and what is wrong with those that cannot be had."""
     variants: list[ModelVariant] = []
@@ -65,8 +73,12 @@ def _locate(spec: ModelSpec, file: pathlib.Path) -> pathlib.Path:
 def _read_variant(index: int, name: str, spec: ModelSpec, source: ModelSource, batch: int | None) -> ModelVariant:
     shapes = _choose_shapes(spec, read_inputs(source.load()), batch)
     _, inputs = _set_shapes(source, shapes, batch)
+    return ModelVariant(index, name, source, shapes, batch, inputs, _count_bytes(source, inputs))
+
+
+def _count_bytes(source: ModelSource, inputs: Sequence[InputSpec]) -> int:
     fed = sum(math.prod(each.static_shape) * np.dtype(each.dtype).itemsize for each in inputs)
-    return ModelVariant(index, name, source, shapes, batch, inputs, len(source.onnx_bytes) + fed)
+    return len(source.onnx_bytes) + fed
 
 
 def _choose_shapes(spec: ModelSpec, inputs: Sequence[InputSpec], batch: int | None) -> tuple[str, ...]:

@@ -54,30 +54,45 @@ class Survey:
     pipeline: str
 
 
-def survey_apart(
-    jobs: Sequence[tuple[ModelVariant, Form]], note: Callable[[str], None], *, texts: bool = False
-) -> list[Survey | UsageError]:
-    """A survey for each job, in order, or why TVM cannot import the model; the process is gone afterwards.
+class Surveying:
+    """Surveys that are being made in a process of its own, which begins at once and ends with the block."""
 
-    `texts`: with the text of every workload's function, which a run needs and a plan does not. Raises DeadlineError
-    where one import takes longer than `TIMEOUT_S`.
-    """
-    if not jobs:
-        return []
-    child, ours = start_child(_CHILD)
-    done: list[Survey | UsageError] = []
-    try:
-        with contextlib.suppress(BrokenPipeError):  # told with its exit code below
-            ours.send((list(jobs), texts))
-        for number, (model, _) in enumerate(jobs, 1):
-            note(f"reading {model.name}" + (f" ({number} of {len(jobs)})" if len(jobs) > 1 else ""))
-            answer = receive(ours, child, TIMEOUT_S, f"{model.name} was not imported")
+    def __init__(self, jobs: Sequence[tuple[ModelVariant, Form]], *, texts: bool = False) -> None:
+        """`texts`: with the text of every workload's function, which a run needs and a plan does not."""
+        self._jobs = list(jobs)
+        self._child, self._ours = start_child(_CHILD)
+        with contextlib.suppress(BrokenPipeError):  # told with its exit code by `take`
+            self._ours.send((self._jobs, texts))
+
+    def __enter__(self) -> Surveying:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end_child(self._child, self._ours)
+
+    def take(self, note: Callable[[str], None]) -> list[Survey | UsageError]:
+        """A survey for each job, in order, or why TVM cannot import the model.
+
+        Raises DeadlineError where one import takes longer than `TIMEOUT_S`.
+        """
+        done: list[Survey | UsageError] = []
+        for number, (model, _) in enumerate(self._jobs, 1):
+            note(f"reading {model.name}" + (f" ({number} of {len(self._jobs)})" if len(self._jobs) > 1 else ""))
+            answer = receive(self._ours, self._child, TIMEOUT_S, f"{model.name} was not imported")
             if isinstance(answer, FarmError) and not isinstance(answer, UsageError):
                 raise answer
             done.append(answer)
-    finally:
-        end_child(child, ours)
-    return done
+        return done
+
+
+def survey_apart(
+    jobs: Sequence[tuple[ModelVariant, Form]], note: Callable[[str], None], *, texts: bool = False
+) -> list[Survey | UsageError]:
+    """All of it at once; see `Surveying`."""
+    if not jobs:
+        return []
+    with Surveying(jobs, texts=texts) as surveying:
+        return surveying.take(note)
 
 
 def main(connection: int, parent: int) -> None:

@@ -15,12 +15,14 @@ import numpy as np
 
 import farm
 from device_agent.protocol import Engine as Runner
-from device_agent.protocol import Limits
 from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled, compile_model
+from farm.artifacts.on_board import HeldForModels, hold_type
 from farm.artifacts.timing import Timed, Variant, describe_runs, ordered, time_in_turns
 from farm.artifacts.verify import compare
 from farm.campaign import quickstart_sweep
-from farm.campaign.tuning import Listener, LocalTuning, Tuned
+from farm.campaign.plan_models import to_variant
+from farm.campaign.running import one_model
+from farm.campaign.running.tune import Listener, Tuned, tuning
 from farm.errors import FarmError
 from farm.inventory.board_types import BoardType
 from farm.measure.statistics import Summary
@@ -29,7 +31,7 @@ from farm.models.source import ModelSource
 from farm.report import markdown, plots
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import DEFAULT_POINT, Board, Record
+from farm.values import DEFAULT_POINT, Record
 
 # A compiled model this much slower than the sum of its parts was not made of what was measured.
 _SUSPICIOUS = 1.5
@@ -54,17 +56,14 @@ def run(
     """Do it; returns the document that `--json` prints, after writing it and the report into `request.out`."""
     source = request.source
     listener.note("starting the local farm: tracker, agent, Ray")
-    with LocalTuning(settings, store, board_type, listener) as local:
-        workloads = local.load(source, request.inputs, ())
-        listener.note(f"{source.name}: {len(workloads)} workloads, {_gflop(workloads):.2f} GFLOP per inference")
-        tuned = local.tune("quickstart", source, workloads, request.trials, request.fresh, request.since)
-        board = local.board()
-        target = local.parts.target()
+    order = one_model.Request(
+        "quickstart", to_variant(source, request.inputs), board_type, request.trials, fresh=request.fresh,
+        since=request.since,
+    )  # fmt: skip
+    with tuning(order, settings, store, listener) as tuned:
+        target, workloads = tuned.target, tuned.workloads
         records = store.fetch_records(
-            workloads=[w.hash for w in workloads],
-            board_type=board.board_type,
-            operating_point=DEFAULT_POINT,
-            simulated=board.simulated,
+            workloads=[w.hash for w in workloads], board_type=board_type.name, operating_point=DEFAULT_POINT
         )
         listener.note("compiling the model: untuned, by prediction alone, and from the records")
         shapes = {spec.name: spec.static_shape for spec in request.inputs}
@@ -73,11 +72,13 @@ def run(
         untuned = compile_model(model, shapes, target, UNTUNED_PIPELINE, [], board_type.link_triple)
         by_rule = compile_model(model, shapes, target, pipeline, [], board_type.link_triple)
         compiled = compile_model(model, shapes, target, pipeline, records, board_type.link_triple)
-        listener.note(
-            f"timing untuned, predicted, tuned and ONNX Runtime on {board.name}, {settings.model_runs} runs each"
-        )
         programs = {"untuned": untuned, "predicted": by_rule, "tuned": compiled}
-        timed = _time_variants(local, settings, request, programs, int(target["num-cores"]))
+        with hold_type(settings, store, board_type, 0.0, "quickstart", listener.note) as held:
+            listener.note(
+                f"timing untuned, predicted, tuned and ONNX Runtime on {held.name}, {settings.model_runs} runs each"
+            )
+            timed = _time_variants(held, settings, request, programs, int(target["num-cores"]))
+            board = held.description.to_dict()
     swept = _sweep(request, settings, store, listener, {"untuned": untuned, "tuned": compiled}, timed)
     document = _document(request, settings, board, target, tuned, compiled, timed, workloads, records)
     document["sweep"] = swept
@@ -95,7 +96,7 @@ LABELS = {
 
 
 def _time_variants(
-    local: LocalTuning, settings: Settings, request: Request, programs: Mapping[str, Compiled], threads: int
+    held: HeldForModels, settings: Settings, request: Request, programs: Mapping[str, Compiled], threads: int
 ) -> Timed:
     """Run all of them and ONNX Runtime on the board, in turns, with the same inputs and threads."""
     inputs = make_inputs(request.inputs, settings.seed)
@@ -104,12 +105,11 @@ def _time_variants(
         for name, program in programs.items()
     ]
     missing = {}
-    if str(Runner.ONNXRUNTIME) in local.parts.connect()["engines"]:
+    if str(Runner.ONNXRUNTIME) in held.description.engines:
         variants.append(Variant("onnxruntime", Runner.ONNXRUNTIME, request.source.onnx_bytes, inputs))
     else:
         missing["onnxruntime"] = "ONNX Runtime is not installed on the board"
-    limits = Limits(timeout_s=settings.model_timeout_s, memory_bytes=settings.model_memory_bytes, threads=threads)
-    timed = time_in_turns(local.parts.run, variants, settings.model_runs, limits)
+    timed = time_in_turns(held.run, variants, settings.model_runs, held.limits(threads))
     timed.missing |= missing
     return timed
 
@@ -144,7 +144,7 @@ def _sweep(
 def _document(
     request: Request,
     settings: Settings,
-    board: Board,
+    board: Mapping[str, Any],
     target: Mapping[str, Any],
     tuned: Tuned,
     compiled: Compiled,
@@ -169,7 +169,7 @@ def _document(
         notes.append("as a whole the model is faster by prediction, with no trial: model.so holds that code")
     return {
         "model": request.source.name,
-        "board": {"name": board.name, "type": board.board_type, "simulated": board.simulated},
+        "board": {"name": board["name"], "type": board["board_type"], "simulated": board["simulated"]},
         "trials": tuned.trials,
         "seconds_to_first_trial": tuned.seconds_to_first_trial,
         "seconds_total": time.monotonic() - request.since,
@@ -182,17 +182,17 @@ def _document(
         "overhead_per_trial_ms": None if overhead is None else overhead * 1e3,
         "shipped": shipped,
         "records_reused": tuned.recalled,
-        "records": {"used": compiled.applied, "workloads": compiled.workloads, "new": tuned.verdict.records},
+        "records": {"used": compiled.applied, "workloads": compiled.workloads, "new": tuned.verdict.get("records", 0)},
         "workloads": [
             {
-                "name": line.name,
-                "flop": line.flop,
-                "weight": line.weight,
-                "best_gflops": line.flop / line.best_s / 1e9 if line.best_s else None,
-                "latency_us": line.best_s * 1e6 if line.best_s else None,
-                "trials": line.trials,
+                "name": task["name"],
+                "flop": task["flop"],
+                "weight": task["weight"],
+                "best_gflops": task["flop"] / task["best_s"] / 1e9 if task["best_s"] else None,
+                "latency_us": task["best_s"] * 1e6 if task["best_s"] else None,
+                "trials": task["counted"],
             }
-            for line in tuned.progress.workloads
+            for task in tuned.tasks
         ],
         "measurement": {
             "runs": describe_runs(settings.model_runs),
@@ -206,11 +206,11 @@ def _document(
         },
         "environment": {
             "tvm-farm": farm.__version__,
-            "cpu": board.description.get("cpu_model"),
-            "cores": len(board.description.get("cores_online", ())),
+            "cpu": board.get("cpu_model"),
+            "cores": len(board.get("cores_online", ())),
             "target": json.dumps(dict(target)),
             "python": platform.python_version(),
-            "engines": ", ".join(f"{k} {v}" for k, v in dict(board.description.get("engine_versions", {})).items()),
+            "engines": ", ".join(f"{k} {v}" for k, v in dict(board.get("engine_versions", {})).items()),
         },
         "notes": notes,
         "report": {
@@ -260,10 +260,6 @@ def _doubts(ours: Summary, compiled: Compiled, workloads: Sequence[Any], records
             f"({ours.median * 1e3:.3f} ms, {expected * 1e3:.3f} ms)"
         )
     return notes
-
-
-def _gflop(workloads: Sequence[Any]) -> float:
-    return float(sum(workload.flop * workload.weight for workload in workloads)) / 1e9
 
 
 def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: Compiled, timed: Timed) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.artifacts.compile import Compiled
-from farm.campaign.tuning import Listener
+from farm.campaign.running.tune import Listener
 from farm.errors import FarmError
 from farm.models.source import ModelSource
 from farm.report.sweep_page import write_sweep_report

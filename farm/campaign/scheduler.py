@@ -76,10 +76,3 @@ def _expected_gain(index: int, states: Sequence[WorkloadState]) -> float:
         similar = latency - state.flop / (_BETA * max(speeds))
         optimistic = min(optimistic, similar) if similar > 0 else 0.0
     return state.weight * (_ALPHA * recent + (1 - _ALPHA) * optimistic)
-
-
-def model_latency_s(states: Sequence[WorkloadState]) -> float | None:
-    """The sum over workloads of weight times best latency, or None while a workload has no good trial."""
-    if any(not state.best_s for state in states):
-        return None
-    return sum(state.weight * state.best_s[-1] for state in states)

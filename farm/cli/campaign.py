@@ -41,15 +41,11 @@ def plan(file: File, json: options.Json = False, debug: options.Debug = False) -
 
         campaign = read_campaign(file)
         settings = farm_settings.load()
-        screen = output.Screen()
-        try:
-            with options.open_store(settings) as store:
-                planned = make_plan(campaign, store, settings, screen.note)
-        finally:
-            screen.close()
+        with options.open_store(settings) as store:
+            planned = make_plan(campaign, store, settings, output.note)
         document = {"file": str(file.absolute()), **to_document(planned)}
         for line in _compare(settings.home_path, document):
-            screen.note(line)
+            output.note(line)
         kept = keep_plan(settings.home_path, document)
         if json:
             output.print_json(document)

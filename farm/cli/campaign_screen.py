@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from rich import markup
 from rich.console import RenderableType
 from rich.live import Live
 
+from farm.cli import output
 from farm.cli.output import stderr
 from farm.report import campaign_table
 from farm.values import FleetCampaign
@@ -27,7 +27,7 @@ class CampaignScreen:
     def note(self, text: str) -> None:
         """One line, above the live table where there is one."""
         self.close()
-        stderr.print(f"[bold]•[/] {markup.escape(text)}", soft_wrap=True)
+        output.note(text)
 
     def show(self, campaign: FleetCampaign) -> None:
         """Draw the table anew, or print a line if it is time for one."""

@@ -12,6 +12,7 @@ from device_agent.protocol import CPU, GPU
 from farm import settings as farm_settings
 from farm.artifacts.manifest import Artifact, Manifest, open_artifact, require_place
 from farm.cli import options, output
+from farm.cli.campaign_screen import CampaignScreen
 from farm.cli.durations import read_duration_s
 from farm.errors import PermanentError, UsageError
 from farm.inventory.board_types import BoardType, require_board_type
@@ -88,7 +89,7 @@ def compile_(
         with options.open_store(settings) as store:
             if missing == make.TUNE:
                 _tune(order, settings, store, kind, trials, since)
-            output.Screen().note(f"compiling {found.about.name} for {kind.name}; big models take minutes")
+            output.note(f"compiling {found.about.name} for {kind.name}; big models take minutes")
             artifact = make.make_artifact(order, out, settings, store)
         _show(artifact, json, since)
 
@@ -129,11 +130,10 @@ def verify(
         cases = checking.make_cases(artifact.manifest, given)
         settings = farm_settings.load()
         on_board.prepare_gpu(artifact.manifest, settings)
-        screen = output.Screen()
         with (
             options.open_store(settings) as store,
             on_board.hold_board(
-                settings, store, board, wait_s, f"verify {artifact.manifest.name}", screen.note
+                settings, store, board, wait_s, f"verify {artifact.manifest.name}", output.note
             ) as held,
         ):
             verified = checking.verify_artifact(artifact, held, source, cases)
@@ -202,33 +202,15 @@ def _read_labels(path: Path | None) -> bytes | None:
 
 def _tune(order: Any, settings: Settings, store: Store, kind: BoardType, trials: int, since: float) -> None:
     """Tune what has no record of its own board type, as `farm tune` does."""
-    from farm.campaign.fleet_tuning import FleetTuning
-    from farm.campaign.tuning import LocalTuning, Tuning
+    from farm.campaign.plan_models import to_variant
+    from farm.campaign.running.one_model import Request
+    from farm.campaign.running.tune import tune
 
-    screen = output.Screen()
-    tuning: Tuning
-    if kind.host_is_board:
-        tuning = LocalTuning(settings, store, kind, screen)
-    else:
-        tuning = FleetTuning(settings, store, kind, screen, purpose=f"tune {order.source.name}")
+    screen = CampaignScreen()
+    model = to_variant(order.source, order.inputs)
+    request = Request("compile", model, kind, trials, simulated=order.simulated, only_unknown=True, since=since)
     try:
-        with tuning:
-            if tuning.board().simulated != order.simulated:
-                which = "virtual" if not order.simulated else "real"
-                raise UsageError(
-                    f"the boards of type {kind.name} are {which} ones, whose records this artifact would not use",
-                    "Leave --simulated out." if order.simulated else "Add --simulated to compile for them.",
-                )
-            workloads = tuning.load(order.source, order.inputs, [])
-            known = {
-                record.workload
-                for record in store.fetch_records(
-                    board_type=kind.name, operating_point=DEFAULT_POINT, simulated=order.simulated
-                )
-            }
-            if wanted := [each for each in workloads if each.hash not in known]:
-                screen.note(f"tuning {len(wanted)} of {len(workloads)} workloads, which have no record")
-                tuning.tune("compile", order.source, wanted, trials, False, since)
+        tune(request, settings, store, screen)
     finally:
         screen.close()
 

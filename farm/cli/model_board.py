@@ -51,7 +51,7 @@ def deploy(
         purpose = f"deploy {artifact.manifest.name}"
         with (
             options.open_store(settings) as store,
-            on_board.hold_board(settings, store, board, wait_s, purpose, output.Screen().note) as held,
+            on_board.hold_board(settings, store, board, wait_s, purpose, output.note) as held,
         ):
             held.require_fit(artifact.manifest)
             _, known = on_board.find_board(store, board)
@@ -111,10 +111,9 @@ def run(
         wait_s = read_duration_s("--wait", wait)
         settings = farm_settings.load()
         on_board.prepare_gpu(manifest, settings)
-        screen = output.Screen()
         with (
             options.open_store(settings) as store,
-            on_board.hold_board(settings, store, board, wait_s, f"run {manifest.name}", screen.note) as held,
+            on_board.hold_board(settings, store, board, wait_s, f"run {manifest.name}", output.note) as held,
         ):
             held.require_fit(manifest)
             held.pin(point, operating_point)
@@ -162,14 +161,13 @@ def bench(
         wait_s = read_duration_s("--wait", wait)
         subjects = [_read_subject(text, shape) for text in models]
         settings = farm_settings.load()
-        screen = output.Screen()
         with (
             options.open_store(settings) as store,
-            on_board.hold_board(settings, store, board, wait_s, "bench", screen.note) as held,
+            on_board.hold_board(settings, store, board, wait_s, "bench", output.note) as held,
         ):
             held.pin(point, operating_point)
             kind, _ = on_board.find_board(store, board)
-            document = benching.bench(subjects, held, kind, rivals, settings, store, screen.note)
+            document = benching.bench(subjects, held, kind, rivals, settings, store, output.note)
         if out is not None:
             document["report"] = benching.write_report(document, out)
         if json:

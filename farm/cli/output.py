@@ -17,17 +17,12 @@ from typing import Any, NoReturn, TextIO
 
 from rich import box, markup
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.live import Live
 from rich.segment import Segment
 from rich.table import Table
 
 from farm.errors import FarmError
 from farm.report import foreign
-from farm.report import progress as progress_view
-from farm.report.progress import Progress
 
-# Without a terminal, one line of progress this often.
-_PLAIN_INTERVAL_S = 10.0
 INTERRUPTED = 130
 # Seconds; a store of gigabytes is looked over when somebody asks for it.
 _QUICKLY_CHECKED_BYTES = 256 << 20
@@ -78,44 +73,9 @@ def print_table(
     stdout.print(table)
 
 
-class Screen:
-    """Notes and progress of a run: a live table on a terminal, a line now and then elsewhere."""
-
-    def __init__(self) -> None:
-        self._live: Live | None = None
-        self._printed_at = 0.0
-        self._latest: Progress | None = None
-
-    def note(self, text: str) -> None:
-        """One line, above the live table where there is one."""
-        self._end_live()
-        stderr.print(f"[bold]•[/] {markup.escape(text)}", soft_wrap=True)
-
-    def progress(self, progress: Progress) -> None:
-        """Draw the table anew, or print a line if it is time for one."""
-        self._latest = progress
-        done = progress.phase == "done"
-        if stderr.is_terminal:
-            if self._live is None:
-                self._live = Live(console=stderr, refresh_per_second=4, transient=True)
-                self._live.start()
-            self._live.update(progress_view.draw(progress, stderr.height, stderr.width))
-            if done:
-                self._end_live()
-        elif not done and time.monotonic() - self._printed_at >= _PLAIN_INTERVAL_S:
-            self._printed_at = time.monotonic()
-            stderr.print(progress_view.summary_line(progress), soft_wrap=True)
-        if done:
-            stderr.print(progress_view.draw(progress, width=stderr.width if stderr.is_terminal else None))
-
-    def close(self) -> None:
-        """Give the terminal back."""
-        self._end_live()
-
-    def _end_live(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+def note(text: str) -> None:
+    """One line on stderr about what begins or was decided."""
+    stderr.print(f"[bold]•[/] {markup.escape(text)}", soft_wrap=True)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import typer
 
 from farm import settings as farm_settings
 from farm.cli import options, output
+from farm.cli.campaign_screen import CampaignScreen
 from farm.errors import UnavailableError
 from farm.inventory.board_types import require_board_type
 
@@ -44,10 +45,10 @@ def quickstart(
         settings = farm_settings.load()
         source, inputs = options.read_model(model, shape)
         _require_writable(out)
-        screen = output.Screen()
+        screen = CampaignScreen()
         # Imported here: Ray takes a second that wrong usage should not wait for.
         from farm.campaign import quickstart as job
-        from farm.campaign.tuning import find_failure
+        from farm.campaign.running.tune import find_failure
 
         with options.open_store(settings) as store:
             try:

@@ -114,8 +114,7 @@ def run(
         with options.open_store(settings) as store:
             kind, name = _choose_boards(store, board_type, board)
             where = Where(kind.name, name, boards, wait_s)
-            screen = output.Screen()
-            sweep = runner.run_sweep(order, where, goal, named, settings, store, screen.note)
+            sweep = runner.run_sweep(order, where, goal, named, settings, store, output.note)
             _finish(store, sweep, out, json)
 
     output.run(work, debug)
@@ -135,7 +134,7 @@ def resume(
 
         settings = farm_settings.load()
         with options.open_store(settings) as store:
-            runner.resume_sweep(sweep, settings, store, output.Screen().note)
+            runner.resume_sweep(sweep, settings, store, output.note)
             _finish(store, sweep, out, json)
 
     output.run(work, debug)
@@ -215,7 +214,7 @@ def pick(
             if measure:
                 from farm.sweep import runner
 
-                runner.resume_sweep(sweep, settings, store, output.Screen().note, goal)
+                runner.resume_sweep(sweep, settings, store, output.note, goal)
             from farm.sweep.document import find_failure, find_series
 
             document = _make_document(store, sweep, goal)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from farm import settings as farm_settings
 from farm.cli import options, output
+from farm.cli.campaign_screen import CampaignScreen
 from farm.cli.durations import read_duration_s
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.store import Store
+
+if TYPE_CHECKING:
+    from farm.campaign.running.tune import Tuned
+
+LOCAL = "local"
 
 
 def tune(
@@ -47,69 +53,78 @@ def tune(
         options.require_trials(trials)
         wait_s = read_duration_s("--wait", wait)
         settings = farm_settings.load()
+        screen = CampaignScreen()
         with options.open_store(settings) as store:
-            kind = options.make_exact(_choose_type(store, board_type, board), exact)
+            kind, name = _choose_board(store, board_type, board)
             source, inputs = options.read_model(model, shape, batch)
-            screen = output.Screen()
-            from farm.campaign.fleet_tuning import FleetTuning
-            from farm.campaign.tuning import LocalTuning, Tuning, find_failure
+            # Imported here: Ray takes a second that wrong usage should not wait for.
+            from farm.campaign.plan_models import to_variant
+            from farm.campaign.running.one_model import Request
+            from farm.campaign.running.tune import find_failure, tune
 
-            tuning: Tuning
-            if board is None and kind.host_is_board:
-                tuning = LocalTuning(settings, store, kind, screen)
-            else:
-                tuning = FleetTuning(settings, store, kind, screen, board, wait_s, f"tune {source.name}")
             try:
-                with tuning:
-                    workloads = tuning.load(source, inputs, [op.strip() for op in ops.split(",") if op.strip()])
-                    tuned = tuning.tune("tune", source, workloads, trials, fresh, since)
-                    used = tuning.board()
+                request = Request(
+                    "tune",
+                    to_variant(source, inputs),
+                    options.make_exact(kind, exact),
+                    trials,
+                    board=name,
+                    ops=tuple(op.strip() for op in ops.split(",") if op.strip()),
+                    fresh=fresh,
+                    wait_s=wait_s,
+                    since=since,
+                )
+                tuned = tune(request, settings, store, screen)
             finally:
                 screen.close()
-        document = _document(source.name, used, tuned)
+        document = _document(source.name, tuned)
         if json:
             output.print_json(document)
         else:
             _print(document)
-        if error := find_failure(tuned.trials, tuned.verdict.records + tuned.verdict.unchanged):
+        if error := find_failure(tuned.trials, tuned.records):
             raise error
 
     output.run(work, debug)
 
 
-def _choose_type(store: Store, board_type: str | None, board: str | None) -> BoardType:
-    """The type that was named, else the board's, else this machine's. Raises UsageError."""
-    if board_type is None and board is not None:
-        return require_board_type(str(store.require_board(board)["board_type"]))
-    return require_board_type(board_type or "local")
+def _choose_board(store: Store, board_type: str | None, board: str | None) -> tuple[BoardType, str | None]:
+    """The type that was named, else the board's, else this machine's; and the board, None: any. Raises UsageError."""
+    if board is None:
+        return require_board_type(board_type or LOCAL), None
+    from farm.artifacts.on_board import find_board
+
+    kind, name = find_board(store, board)
+    return (kind if board_type is None else require_board_type(board_type)), name
 
 
-def _document(model: str, board: Any, tuned: Any) -> dict[str, Any]:
-    latency = tuned.progress.latency_s
+def _document(model: str, tuned: Tuned) -> dict[str, Any]:
+    board, verdict = tuned.board, tuned.verdict
     return {
         "model": model,
-        "board": {"name": board.name, "type": board.board_type, "simulated": board.simulated},
+        "board": {"name": board["name"], "type": board["board_type"], "simulated": board["simulated"]},
         "campaign": tuned.campaign,
+        "campaign_name": tuned.name,
         "trials": tuned.trials,
         "recalled": tuned.recalled,
         "seconds_to_first_trial": tuned.seconds_to_first_trial,
         "seconds_tuning": tuned.seconds_tuning,
-        "latency_ms": None if latency is None else latency * 1e3,
+        "latency_ms": None if tuned.latency_s is None else tuned.latency_s * 1e3,
         "records": {
-            "new": tuned.verdict.records,
-            "unchanged": tuned.verdict.unchanged,
-            "rejected": tuned.verdict.rejected,
-            "slower_than_untuned": tuned.verdict.slower,
+            "new": verdict.get("records", 0),
+            "unchanged": verdict.get("held", 0),
+            "rejected": verdict.get("rejected", 0),
+            "slower_than_untuned": verdict.get("untuned", 0),
         },
         "workloads": [
             {
-                "name": line.name,
-                "flop": line.flop,
-                "weight": line.weight,
-                "latency_us": None if line.best_s is None else line.best_s * 1e6,
-                "trials": line.trials,
+                "name": task["name"],
+                "flop": task["flop"],
+                "weight": task["weight"],
+                "latency_us": None if task["best_s"] is None else task["best_s"] * 1e6,
+                "trials": task["counted"],
             }
-            for line in tuned.progress.workloads
+            for task in tuned.tasks
         ],
     }
 

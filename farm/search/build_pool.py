@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import ray
 
 from device_agent.protocol import Status
-from farm.errors import FarmError
+from farm.errors import DeadlineError, FarmError
 from farm.search.build_cache import compiler_versions
 from farm.search.tvm_errors import find_reason
 from farm.settings import Settings
@@ -89,6 +89,19 @@ class _Running(Generic[Job]):
     actor: Any
     deadline: float
     started: float
+
+
+def build_once(settings: Settings, module_json: str, target: Mapping[str, Any], timeout_s: float) -> BuildResult:
+    """Build one standalone function in a process that ends with it. Raises DeadlineError."""
+    pool: BuildPool[None] = BuildPool(1, settings)
+    try:
+        pool.submit(None, module_json, target, standalone=True)
+        ready, _ = ray.wait(pool.pending, num_returns=1, timeout=timeout_s)
+        if not ready:
+            raise DeadlineError(f"nothing was built within {timeout_s:g} s")
+        return pool.collect(ready[0])[1]
+    finally:
+        pool.close()
 
 
 class BuildPool(Generic[Job]):

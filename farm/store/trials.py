@@ -179,7 +179,8 @@ class TrialQueries(Base):
     def fetch_known_candidates(
         self, workload: str, board_type: str, operating_point: str, simulated: bool
     ) -> list[dict[str, Any]]:
-        """What is known of a workload's candidates on a board type: `candidate`, `trace_json`, `median_s`, `doubted`.
+        """What is known of a workload's candidates on a board type: `candidate`, `trace_json`, `median_s`, `doubted`,
+        and `board`, one that measured it.
 
         `median_s` is the least median of the candidate's good trials, or None where the candidate itself failed. If it
         was measured again as a winner, those trials alone decide: that a candidate was chosen for one low time says
@@ -201,6 +202,7 @@ class TrialQueries(Base):
             sa.select(
                 trials.c.candidate,
                 sa.func.min(trials.c.trace_json).label("trace_json"),
+                sa.func.min(trials.c.board).label("board"),
                 sa.case((wrong == 1, None), else_=sa.func.coalesce(again, sound, anyhow)).label("median_s"),
                 sa.case((again.is_(None) & sound.is_(None) & anyhow.is_not(None), 1), else_=0).label("doubted"),
             )

@@ -45,7 +45,9 @@ def test_interrupted_while_starting(home: Home, process: str) -> None:
 
 
 def test_killed_while_tuning_then_terminated_while_tuning(home: Home) -> None:
-    """After kill -9 every process ends by itself and the next run starts from the trials; SIGTERM ends that one."""
+    """After kill -9 every process ends by itself and the next run starts from the trials; SIGTERM ends that one, whose
+    campaign can be resumed.
+    """
     running = begin(home, 200)
     wait_until(lambda: home.count_trials() >= 3, "the first trials")
     running.send(signal.SIGKILL)
@@ -60,8 +62,18 @@ def test_killed_while_tuning_then_terminated_while_tuning(home: Home) -> None:
     assert home.count_trials() >= kept + 2
     assert home.rows("SELECT state FROM campaigns ORDER BY id") == [("interrupted",), ("interrupted",)]
 
+    [(name, made)] = home.rows(
+        "SELECT name, count(*) FROM fleet_campaigns JOIN trials USING (campaign) "
+        "WHERE campaign = (SELECT max(campaign) FROM fleet_campaigns) AND counted = 1"
+    )
+    assert home.run("campaign", "budget", name, "--trials", str(made + 2)).code == 0
+    resumed = home.run("campaign", "resume", name, "--json")
+    assert resumed.code == 0, resumed.err
+    assert resumed.json()["progress"]["counted"] == made + 2
+    wait_until(lambda: not home.processes(), "the engine to be gone", ORPHAN_TIMEOUT_S)
 
-@pytest.mark.parametrize(("moment", "state"), [("checking the output", "interrupted"), ("timing untuned", "finished")])
+
+@pytest.mark.parametrize(("moment", "state"), [("is verifying", "interrupted"), ("timing untuned", "finished")])
 def test_interrupted_after_tuning(home: Home, moment: str, state: str) -> None:
     """Ctrl-C while winners are verified, or the model is timed, ends everything; every trial is kept."""
     running = begin(home, 2, "--json")

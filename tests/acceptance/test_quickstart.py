@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import pathlib
 import socket
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +16,7 @@ import onnx
 import pytest
 
 from farm.models import zoo
-from tests.acceptance.conftest import PATIENCE_S, Done, Home, new_home
+from tests.acceptance.conftest import PATIENCE_S, Done, Home, new_home, wait_until
 
 TRIALS = 8
 # Hides ONNX Runtime from every interpreter that starts with this folder on its path, as if it were not installed.
@@ -65,8 +68,7 @@ def third(home: Home, second: Done, tmp_path_factory: pytest.TempPathFactory) ->
     options.append("--no-sweep")
     running = home.start("quickstart", *options, PYTHONPATH=str(hidden))
     running.wait_for("workloads")
-    rival = home.run("tune", "tiny-cnn", "--trials", "1", "--json")
-    assert f"pid {running.process.pid}" in rival.err
+    rival = home.run("tune", "tiny-cnn", "--trials", "1", "--json", timeout_s=2 * PATIENCE_S)
     done = running.wait()
     assert done.code == 0, done.err
     return dict(done.json()), done, rival
@@ -160,7 +162,7 @@ def test_a_second_run_starts_from_what_it_finds(home: Home, second: Done) -> Non
     """It says how many candidates it knows, and measures none of them again."""
     assert f"starting from {TRIALS} candidates" in second.err
     again = "SELECT count(*) FROM trials a JOIN trials b USING (workload, candidate) WHERE a.campaign < b.campaign"
-    assert home.rows(f"{again} AND b.campaign = 2") == [(0,)]
+    assert home.rows(f"{again} AND b.campaign = 2 AND b.purpose = 'search'") == [(0,)]
 
 
 def test_a_taken_port_is_passed_over(home: Home, second: Done) -> None:
@@ -194,12 +196,25 @@ def test_without_onnx_runtime_its_part_is_left_out_and_said(third: tuple[dict[st
     assert "ONNX Runtime is not installed" in pathlib.Path(document["report"]["markdown"]).read_text()
 
 
-def test_a_second_command_is_turned_away(third: tuple[dict[str, Any], Done, Done]) -> None:
-    """While one command measures, another ends as unavailable and names the first one's process."""
+def test_a_second_command_has_the_first_do_it(home: Home, third: tuple[dict[str, Any], Done, Done]) -> None:
+    """While one command tunes, another has it carry out its campaign too, and tells what came of it."""
     _, _, rival = third
-    assert rival.code == 3
-    assert rival.out == ""
-    assert "another farm command is measuring" in rival.err
+    assert rival.code == 0, rival.err
+    assert "another command is this farm's engine" in rival.err
+    assert rival.json()["trials"]["ok"] == 1
+    wait_until(lambda: not home.processes(), "the engine that went on with it to be gone", 20.0)
+
+
+def test_another_home_is_turned_away(home: Home, first: dict[str, Any]) -> None:
+    """While somebody measures on this machine, a command of another home ends as unavailable and says who it is."""
+    lock = home.temporary / f"tvm-farm-{os.getuid()}.lock"
+    with tempfile.TemporaryDirectory() as folder, lock.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.write(str(os.getpid()))
+        file.flush()
+        rival = home.run("tune", "tiny-cnn", "--trials", "1", "--json", FARM_HOME=folder)
+    assert (rival.code, rival.out) == (3, "")
+    assert f"another farm command is measuring on this machine (pid {os.getpid()})" in rival.err
 
 
 def test_records_are_listed(home: Home, first: dict[str, Any]) -> None:

@@ -17,8 +17,8 @@ import pytest
 import tvm_ffi
 
 from device_agent import protocol
-from device_agent.protocol import MeasureSpec, Outcome, Status
-from farm.campaign.engine_actors import BoardActor
+from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, Status
+from farm.campaign.running.board_actor import CampaignBoard
 from farm.errors import BoardHostileError, BoardNonsenseError
 from farm.fleet.health import Kind, Limits, Observation, decide_by
 from farm.fleet.relay import Relay
@@ -115,10 +115,10 @@ class Place:
 def test_tunings_campaigns_and_sweeps_hear_of_it(answer: bytes, error: type[Exception], kind: Kind) -> None:
     """A tuning's or campaign's actor raises it to its engine; a sweep tells its site and looks for another board."""
     with answering(protocol.MEASURE, answer) as board:
-        actor = BoardActor(board.host, board.port, KEY, None, None, 1.0)
+        actor = CampaignBoard(board.host, board.port, KEY, None, None, 1.0)
         actor._tracker = board  # type: ignore[assignment]
         with pytest.raises(error):
-            actor.measure(MeasureSpec(()).to_json(), b"")
+            actor.measure_at(1, OperatingPoint().to_json(), MeasureSpec(()).to_json(), b"")
         place = Place(board)
         held = HeldBoard(place, threading.Event(), print)  # type: ignore[arg-type]
         held.open()

@@ -142,13 +142,6 @@ def test_a_name_is_used_once(store: Store, tmp_path: pathlib.Path) -> None:
     assert "`farm campaign clone c NEW-NAME`" in refuse(store, tmp_path)
 
 
-def test_this_machine_is_not_a_fleet(store: Store, tmp_path: pathlib.Path) -> None:
-    """A campaign cannot measure on the machine that searches and builds; `farm tune` can, and is named."""
-    text = refuse(store, tmp_path, boards={"types": ["jetson-nano", "local"]})
-    assert text.startswith("campaign c: boards of type local are the machine that searches and builds")
-    assert "`farm tune MODEL`" in text
-
-
 def test_a_model_that_changed_since_the_plan_is_refused(store: Store, tmp_path: pathlib.Path) -> None:
     """Where a plan of this name is kept, its models must be the same bytes."""
     keep_plan(tmp_path, {"name": "c", "models": [{"name": "mlp", "sha256": "f" * 64}]})

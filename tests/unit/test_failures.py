@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from farm.campaign.tuning import find_failure
+from farm.campaign.running.tune import find_failure
 from farm.sweep import document
 
 

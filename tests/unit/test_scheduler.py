@@ -135,13 +135,6 @@ def test_a_laggard_of_its_kind_is_preferred() -> None:
     assert scheduler.decide_next([fast, slow], 100, SETTINGS) == (1, 8)
 
 
-def test_model_latency_is_the_weighted_sum_or_unknown() -> None:
-    """Weights times best latencies; unknown while one workload has no good trial."""
-    states = [state(weight=2.0, best_s=(5.0, 3.0)), state(best_s=(1.0,))]
-    assert scheduler.model_latency_s(states) == 7.0
-    assert scheduler.model_latency_s([*states, state()]) is None
-
-
 def simulate(floors_s: list[float], start_s: list[float], weights: list[float], budget: int) -> list[int]:
     """Tune workloads whose best latency falls towards a floor as 1 / (1 + trials / 8); returns trials for each."""
     states = [state(weight=w, flop=1e8) for w in weights]

@@ -53,7 +53,9 @@ class BuildResult:
     died: bool = False
 
 
-def make_order(name: str = "vision", verify_top: int = 3, points: tuple[str, ...] = (DEFAULT_POINT,)) -> Order:
+def make_order(
+    name: str = "vision", verify_top: int = 3, points: tuple[str, ...] = (DEFAULT_POINT,), repeat_alone: bool = True
+) -> Order:
     """One workload on simulated boards of one type."""
     of_type = TypeOrder(
         board_type=NANO,
@@ -71,7 +73,7 @@ def make_order(name: str = "vision", verify_top: int = 3, points: tuple[str, ...
         types=(of_type,),
         budget=Budget(trials=100),
         search=SearchOrder("xgb", "rank", None, True, 7),
-        measure=MeasureOrder(1, SAMPLES, 0.0, 10.0, 1 << 30, verify_top),
+        measure=MeasureOrder(1, SAMPLES, 0.0, 10.0, 1 << 30, verify_top, repeat_alone),
     )
 
 
@@ -127,9 +129,9 @@ class Rack:
             )
         return campaign
 
-    def open(self, campaign: int) -> Verification:
+    def open(self, campaign: int, rests: bool = False) -> Verification:
         """A verification of all tasks, as an engine begins one."""
-        verification = Verification(campaign, self.order, self.store, Settings())
+        verification = Verification(campaign, self.order, self.store, Settings(), rests=rests)
         verification.add()
         verification.expect({NANO: len(self.boards)})
         self.queues = {}
@@ -288,6 +290,67 @@ def test_untuned_code_that_is_slower_is_a_rival_as_others(store: Store) -> None:
     rivals = {rival["candidate"]: rival for rival in rack.evidence()["rivals"]}
     assert rack.evidence()["decided"] == "parted"
     assert rivals[UNTUNED]["ratio"] == pytest.approx(2.0, rel=0.05)
+
+
+def test_the_best_alone_is_checked_and_believed(store: Store) -> None:
+    """Where an order says so, one candidate without a rival is not measured again: its trial is the evidence."""
+    rack = Rack(store, make_order(verify_top=1, repeat_alone=False), FOUR)
+    campaign = rack.search("vision", FOUR)
+    verification = rack.open(campaign)
+    assert rack.drive(verification)
+    record = rack.record()
+    assert record is not None
+    assert (record.candidate, record.median_s) == ("b", 1e-3)
+    assert rack.winner_trials(campaign) == []
+    assert sum(isinstance(request, RunWanted) for request in rack.seen) == 2
+    evidence = rack.evidence()
+    assert (evidence["decided"], evidence["rounds"]) == ("alone", 0)
+    assert evidence["boards"] == {"nano-1": {"median_s": 1e-3, "latency_s": [1e-3]}}
+
+
+def test_the_best_alone_is_measured_beside_what_may_be_as_fast(store: Store) -> None:
+    """Untuned code that may be as fast, and the record that a candidate seems to beat, are rivals all the same."""
+    rack = Rack(store, make_order(verify_top=1, repeat_alone=False), FOUR | {"e": 0.5e-3, "f": 1.5e-3})
+    rack.untuned_s = 0.9e-3
+    campaign = rack.search("vision", FOUR)
+    verification = rack.open(campaign)
+    assert rack.drive(verification)
+    assert rack.record() is None
+    assert verification.verdict.untuned == 1
+    assert {row["candidate"] for row in rack.winner_trials(campaign)} == {"b", UNTUNED}
+
+    rack.untuned_s = 1.0
+    assert rack.drive(rack.open(rack.search("second", FOUR)))
+    third = rack.search("third", "ef")
+    assert rack.drive(rack.open(third))
+    record = rack.record()
+    assert record is not None
+    assert record.candidate == "e"
+    assert {row["candidate"] for row in rack.winner_trials(third)} == {"b", "e"}
+
+
+def test_a_record_that_nothing_beats_costs_the_best_alone_nothing(store: Store) -> None:
+    """Slower candidates are neither built nor run where a single one would take part."""
+    rack = Rack(store, make_order(verify_top=1, repeat_alone=False), FOUR)
+    assert rack.drive(rack.open(rack.search("vision", "b")))
+    rack.seen.clear()
+    verification = rack.open(rack.search("again", "acd"))
+    assert rack.drive(verification)
+    assert (rack.seen, verification.verdict.held) == ([], 1)
+
+
+def test_a_host_that_is_the_board_prepares_or_measures(store: Store) -> None:
+    """Nothing is replayed or built while anything runs on it, and the same record comes of it."""
+    rack = Rack(store, make_order(points=(DEFAULT_POINT, MAXN)), FOUR, {"here": 1.0})
+    rack.untuned_s = 2e-3
+    campaign = rack.search("vision", FOUR, (DEFAULT_POINT, MAXN))
+    verification = rack.open(campaign, rests=True)
+    while not rack.drive(verification, stop_after=rack.answers + 1):
+        open_ = {isinstance(each, ReplayWanted | BuildWanted) for queue in rack.queues.values() for each in queue}
+        assert len(open_) < 2
+    record = rack.record()
+    assert record is not None
+    assert record.candidate == "b"
 
 
 def test_rounds_alternate_and_rotate(store: Store) -> None:

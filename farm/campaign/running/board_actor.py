@@ -19,8 +19,15 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, PinStatus, RunSpec, Status
-from farm.campaign.engine_actors import BoardActor
-from farm.errors import BoardBusyError, BoardUnsafeError, FarmError
+from farm.errors import (
+    BoardBusyError,
+    BoardNonsenseError,
+    BoardUnsafeError,
+    FarmError,
+    TransientError,
+    UnavailableError,
+)
+from farm.fleet.tracker import Tracker
 from farm.measure.arrays import Arrays
 from farm.measure.session import BoardSession
 from farm.values import Lease
@@ -54,10 +61,12 @@ class Ended:
     busy: bool = False
 
 
-class CampaignBoard(BoardActor):
-    """A `BoardActor` that holds the operating point which each call names, and whose calls can be taken back.
+class CampaignBoard:
+    """Holds one board's session, opens it again after a fault, and holds the operating point that each call names.
 
-    A call answers None where it was revoked. Calls are numbered upwards in the order in which they are made.
+    Every answer is an outcome, never an exception, but for a board that is unsafe or answers nonsense: that concerns
+    more than a trial. A call answers None where it was revoked. Calls are numbered upwards in the order in which they
+    are made.
     """
 
     def __init__(
@@ -69,12 +78,30 @@ class CampaignBoard(BoardActor):
         like: Mapping[str, Any] | None,
         request_timeout_s: float,
     ) -> None:
-        """See `BoardActor`."""
-        super().__init__(host, port, key, lease, like, request_timeout_s)
+        """`like`: what a board has to say of itself in order to stand in for another one of its type.
+
+        `request_timeout_s`: how long a call waits for a board whose session was lost.
+        """
+        self._request_timeout_s = request_timeout_s
+        self._tracker = Tracker(host, port)
+        self._key = key
+        self._lease = lease
+        self._like = dict(like or {})
+        self._session: BoardSession | None = None
         self._held: OperatingPoint | None = OperatingPoint()
         self._lock = threading.Lock()
         self._running: int | None = None
         self._revoked: set[int] = set()
+
+    def connect(self, timeout_s: float) -> dict[str, Any]:
+        """Take the board; returns its description. Raises the farm's errors."""
+        return self._open(timeout_s).description.to_dict()
+
+    def close(self) -> None:
+        """Give the board back."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
 
     def measure_at(self, number: int, point_json: str, spec_json: str, library: bytes) -> Ended | None:
         """Time a candidate at an operating point."""
@@ -110,7 +137,25 @@ class CampaignBoard(BoardActor):
     def _open(self, timeout_s: float) -> BoardSession:
         if self._session is None:
             self._held = OperatingPoint()
-        return super()._open(timeout_s)
+            session = BoardSession(self._tracker, self._key, timeout_s, self._lease)
+            about = session.description.to_dict()
+            for field, value in self._like.items():
+                if about[field] != value:
+                    session.close()
+                    raise UnavailableError(
+                        f"{self._key} cannot go on with this run: {field} is {about[field]}, not {value}"
+                    )
+            self._session = session
+        return self._session
+
+    def _fault(self, error: FarmError) -> Outcome:
+        self.close()
+        if isinstance(error, BoardUnsafeError | BoardNonsenseError):
+            raise error
+        # What may pass is the board's doing; what cannot work by trying again is ours, as is that others may have it.
+        is_boards = isinstance(error, TransientError) and not isinstance(error, BoardBusyError)
+        status = Status.BOARD_LOST if is_boards else Status.FARM_ERROR
+        return Outcome(status, str(error), board=self._key.partition("/")[2])
 
     def _carry_out(
         self, number: int, point_json: str, work: Callable[[BoardSession], tuple[Outcome, Arrays]]
@@ -180,7 +225,7 @@ class CampaignBoard(BoardActor):
 
 
 def start_campaign_board(
-    host: str, port: int, key: str, lease: Lease, like: Mapping[str, Any], request_timeout_s: float
+    host: str, port: int, key: str, lease: Lease | None, like: Mapping[str, Any], request_timeout_s: float
 ) -> Any:
     """A board's actor on this host, which is where the board's tunnel ends, whatever else the cluster has."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)

@@ -12,12 +12,15 @@ from farm.measure.arrays import Arrays
 
 @dataclasses.dataclass(frozen=True)
 class Arrived:
-    """A board is leased and its session is open: it may be given work."""
+    """A board is leased and its session is open: it may be given work. `is_host`: while it measures, search and build
+    rest, since it is the machine that they run on.
+    """
 
     board: str
     board_type: str
     labels: Mapping[str, str]
     description: Mapping[str, Any]
+    is_host: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

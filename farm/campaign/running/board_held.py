@@ -16,7 +16,8 @@ from typing import Any
 from farm.campaign import engine_ray
 from farm.campaign.engine_blame import Blame
 from farm.campaign.running import board_actor
-from farm.errors import LeaseOverError, TransientError, UnavailableError, UsageError
+from farm.campaign.running.host import Host
+from farm.errors import InternalError, LeaseOverError, TransientError, UnavailableError, UsageError
 from farm.fleet.health import Kind, Limits, Observation, decide_by
 from farm.fleet.lease_keeper import LeaseKeeper
 from farm.fleet.tracker import Tracker
@@ -51,10 +52,20 @@ class Call:
 class HeldBoard:
     """A leased board. For `Blame` it is the place that a run works at. Not thread-safe."""
 
-    can_change = True  # what waits for it is done elsewhere
+    def __init__(
+        self,
+        row: Mapping[str, Any],
+        lease: Lease,
+        tracker: Tracker | None,
+        store: Store,
+        purpose: str,
+        host: Host | None = None,
+    ) -> None:
+        """Keep the lease, start the actor, and have it open a session; waits for neither.
 
-    def __init__(self, row: Mapping[str, Any], lease: Lease, tracker: Tracker, store: Store, purpose: str) -> None:
-        """Keep the lease, start the actor, and have it open a session; waits for neither."""
+        `host` is this machine where that is the board, whose tracker is taken then.
+        """
+        self.host = host
         self.name, self.board_type = str(row["name"]), str(row["board_type"])
         self.labels = dict(row["labels"] or {})
         # When it was taken (monotonic, s), and the mark of the store's (`Store.fetch_mark`) then.
@@ -63,7 +74,7 @@ class HeldBoard:
         self.arrived = False
         self.calls: collections.deque[Call] = collections.deque()
         # In a row: calls that found no session, points that were not reached, clocks that did not hold.
-        self.farm_errors = self.pins_failed = self.drifted = 0
+        self.farm_errors = self.pins_failed = self.drifted = self.losses = 0
         # Why it has to be left, once that is known.
         self.over = ""
         self.blame = Blame(self)
@@ -78,6 +89,19 @@ class HeldBoard:
     def key(self) -> str:
         """The board's name at the tracker."""
         return f"{self.board_type}/{self.name}"
+
+    @property
+    def can_change(self) -> bool:
+        """See `Site`: what waits for it is done elsewhere, unless it is this machine."""
+        return self.host is None
+
+    @property
+    def tracker_address(self) -> tuple[str, int]:
+        """Where it is asked for."""
+        tracker = self.host.tracker if self.host is not None else self._tracker
+        if tracker is None:
+            raise InternalError(f"{self.key} has no tracker")
+        return tracker.host, tracker.port
 
     @property
     def lease(self) -> Lease:
@@ -106,7 +130,7 @@ class HeldBoard:
         if self.actor is not None:
             engine_ray.kill(self.actor)
         self.actor = board_actor.start_campaign_board(
-            self._tracker.host, self._tracker.port, self.key, self.lease, self._like, REQUEST_TIMEOUT_S
+            *self.tracker_address, self.key, self.lease, self._like, REQUEST_TIMEOUT_S
         )
         self.connecting: Any = self.actor.connect.remote(REQUEST_TIMEOUT_S)
         self.connect_by = time.monotonic() + _CONNECT_TIMEOUT_S
@@ -140,13 +164,15 @@ class HeldBoard:
             return False
         except TransientError:  # the store is busy; the keeper will know
             pass
-        if trouble := find_trouble(self._tracker):
+        if self.host is None and (trouble := find_trouble(self._tracker)):
             self.over = self.over or trouble
             return False
         return True
 
     def observe(self, kind: Kind, detail: str) -> None:
-        """See `Site.observe`."""
+        """See `Site.observe`. This machine is judged by whoever sits at it."""
+        if self.host is not None:
+            return
         decide = decide_by(Observation(kind, detail), Limits())
         with contextlib.suppress(UsageError):  # it was removed, which the next look finds out
             self._store.observe_board(self.name, kind, self._purpose, decide)
@@ -160,8 +186,10 @@ class HeldBoard:
         self._keeper.close()
 
 
-def find_trouble(tracker: Tracker) -> str:
+def find_trouble(tracker: Tracker | None) -> str:
     """Why no board at all can be reached; "" where the tracker answers. No board is to blame for that."""
+    if tracker is None:
+        return "the farm's services are not up yet"
     try:
         tracker.fetch_summary(_TRACKER_TIMEOUT_S)
     except (TransientError, UnavailableError) as error:

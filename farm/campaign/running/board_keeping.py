@@ -9,15 +9,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from device_agent.protocol import Outcome, Status
 from farm.campaign.board_choice import find_unfit, plan_choice
-from farm.campaign.fleet_site import Reach
 from farm.campaign.running.board_events import BoardEvent, Left, Measured, Ran
 from farm.campaign.running.board_held import HeldBoard, find_trouble
 from farm.campaign.running.board_leases import free_orphans, name_owner
+from farm.campaign.running.host import Host
 from farm.errors import FarmError
+from farm.fleet.tracker import Tracker
 from farm.store import Store
 
 # How often the store is looked at: for free boards, and for whether ours are still fit.
@@ -27,11 +28,24 @@ _CLOSE_TIMEOUT_S = 4.0
 _log = logging.getLogger(__name__)
 
 
+class Reach(Protocol):
+    """What is needed of the farm's services."""
+
+    @property
+    def tracker(self) -> Tracker | None:
+        """The tracker at which boards within reach are asked for; None while there is none yet."""
+
+
 class BoardKeeping:
     """Every board that is held, and what there is to tell of them. Not thread-safe, like the store it is given."""
 
-    def __init__(self, services: Reach, store: Store, purpose: str, note: Callable[[str], None]) -> None:
-        """Nothing is leased before `want`. `purpose` is what leases say; `note` is told what an operator may want."""
+    def __init__(self, services: Reach, store: Store, purpose: str, note: Callable[[str], None], host: Host) -> None:
+        """Nothing is leased before `want`. `purpose` is what leases say; `note` is told what an operator may want.
+
+        `host` is this machine, whose agent runs while it is wanted.
+        """
+        self._host = host
+        self._host_is_wanted = False
         self._services, self._store, self._purpose, self._note = services, store, purpose, note
         self._wanted: dict[str, str] = {}
         self._held: dict[str, HeldBoard] = {}
@@ -48,12 +62,20 @@ class BoardKeeping:
         """
         self._wanted = {name: board_type for board_type, names in wanted.items() for name in names}
 
+    def want_host(self, wanted: bool) -> str:
+        """Have this machine be a board, or not any more; its name, "" where it is none now."""
+        self._host_is_wanted = wanted
+        if wanted:
+            self._host.want()
+        return self._host.name
+
     def close(self) -> None:
         """Leave every board. Waits for some seconds at most; what is not given back by then expires."""
         for held in self._held.values():
             held.end_actor()
             self._give_back(held)
         self._held.clear()
+        self._host.close()
         deadline = time.monotonic() + _CLOSE_TIMEOUT_S
         for thread in self._closing:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -64,6 +86,7 @@ class BoardKeeping:
         if now < self._look_at:
             return
         self._look_at = now + _LOOK_S
+        self._look_after_host()
         rows = {row["name"]: row for row in self._store.fetch_boards()}
         offline = [held for held in self._held.values() if find_unfit(rows.get(held.name)).startswith("offline")]
         for held in list(self._held.values()):
@@ -79,6 +102,22 @@ class BoardKeeping:
             elif held.name not in self._wanted and not held.calls:
                 self._leave(held, "not needed any more")
         self._take(rows)
+
+    def _look_after_host(self) -> None:
+        """Start again what died of this machine's farm, or end it once nobody wants it. Raises UnavailableError."""
+        host = self._host
+        if not host.name:
+            return
+        held = self._held.get(host.name)
+        if held is None:
+            if not self._host_is_wanted:
+                host.close()
+            return
+        before = held.tracker_address
+        for what in host.ensure_alive():
+            self._store.add_event("restarted", what, "its process had died")
+        if held.tracker_address != before:
+            held.start_actor()
 
     def _take(self, rows: Mapping[str, Mapping[str, Any]]) -> None:
         """Lease what is wanted and free."""
@@ -96,18 +135,29 @@ class BoardKeeping:
         free = plan_choice(list(rows.values()), names).free
         if not free:
             return
+        if mine := [name for name in free if name == self._host.name]:
+            self._lease(mine, rows, None)
+        free = tuple(name for name in free if name not in mine)
+        if not free:
+            return
         tracker = self._services.tracker
         trouble = find_trouble(tracker)
         if trouble != self._trouble:
             self._trouble = trouble
             self._note(trouble or "the farm's services answer again")
-        for name in () if trouble else free:
+        if tracker is not None and not trouble:
+            self._lease(free, rows, tracker)
+
+    def _lease(self, names: Collection[str], rows: Mapping[str, Mapping[str, Any]], tracker: Tracker | None) -> None:
+        """Lease boards at a tracker; None: this machine."""
+        for name in names:
             try:
                 lease = self._store.acquire_lease(name, name_owner(), self._purpose)
             except FarmError as error:  # somebody was faster, or the store is busy
                 _log.info("%s is not taken: %s", name, error.message)
                 continue
-            held = self._held[name] = HeldBoard(rows[name], lease, tracker, self._store, self._purpose)
+            host = self._host if tracker is None else None
+            held = self._held[name] = HeldBoard(rows[name], lease, tracker, self._store, self._purpose, host)
             self._store.add_event("board_taken", held.key, f"lease {lease.token}, {self._purpose}")
 
     def _lose(self, held: HeldBoard, reason: str, alone: bool) -> None:

@@ -14,12 +14,12 @@ from typing import Any
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, RunSpec, Status
 from farm.campaign import engine_ray
 from farm.campaign.engine_ray import ActorLostError
-from farm.campaign.fleet_site import Reach
 from farm.campaign.running import board_actor, board_anchors, timeouts
 from farm.campaign.running.anchors import Rhythm
 from farm.campaign.running.board_events import Arrived, BoardEvent, Left, Measured, Ran
 from farm.campaign.running.board_held import REQUEST_TIMEOUT_S, Call, HeldBoard
-from farm.campaign.running.board_keeping import BoardKeeping
+from farm.campaign.running.board_keeping import BoardKeeping, Reach
+from farm.campaign.running.host import Host
 from farm.errors import (
     BoardBusyError,
     BoardNonsenseError,
@@ -58,10 +58,10 @@ class BoardCrew(BoardKeeping):
         purpose: str,
         note: Callable[[str], None],
         rhythm: Rhythm | None = None,
+        host: Host | None = None,
     ) -> None:
         """See `BoardKeeping`. `rhythm`: how often boards measure their type's anchor."""
-        del settings
-        super().__init__(services, store, purpose, note)
+        super().__init__(services, store, purpose, note, host or Host(settings, store, note))
         self._anchoring = board_anchors.Anchoring(rhythm or Rhythm())
 
     def __enter__(self) -> BoardCrew:
@@ -228,10 +228,20 @@ class BoardCrew(BoardKeeping):
                 self._anchoring.take_in(held, outcome, board_s, self._store.fetch_mark())
                 self._judge_anchors(held)
         held.farm_errors = held.farm_errors + 1 if outcome.status is Status.FARM_ERROR else 0
+        self._count_losses(held, outcome)
         held.drifted = held.drifted + 1 if outcome.status is Status.CLOCK_DRIFTED else 0
         if outcome.status in (Status.BOARD_LOST, Status.FARM_ERROR, Status.THROTTLED):
             self._look_at = 0.0  # what is seen of a board may make it unfit
         self._begin_next(held)
+
+    def _count_losses(self, held: HeldBoard, outcome: Outcome) -> None:
+        """An agent of this machine's that was lost twice in a row and still runs is taken for stuck."""
+        held.losses = held.losses + 1 if outcome.status is Status.BOARD_LOST else 0
+        if held.host is not None and held.losses >= _MOST_IN_A_ROW:
+            held.losses = 0
+            held.host.restart_agent()
+            self._store.add_event("stopped", held.key, "its agent did not answer")
+            self._look_at = 0.0
 
     def _judge_anchors(self, ran: HeldBoard) -> None:
         """Leave who lies: the latest run may tell of its own board, or be what others are measured by."""
@@ -251,7 +261,10 @@ class BoardCrew(BoardKeeping):
         if not held.arrived and not self._anchoring.needs_proof(held):
             held.arrived = True
             self._note(f"working on {held.name}")
-            self._events.append(Arrived(held.name, held.board_type, held.labels, held.description or {}))
+            rests = held.host is not None and held.host.rests
+            if held.host is not None:
+                self._store.save_description(held.name, held.description or {}, simulated=False)
+            self._events.append(Arrived(held.name, held.board_type, held.labels, held.description or {}, rests))
 
     @staticmethod
     def _begin_next(held: HeldBoard) -> None:

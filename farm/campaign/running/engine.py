@@ -7,10 +7,11 @@ them, comes from the store (`orders`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import ray
@@ -22,9 +23,11 @@ from farm.campaign.fleet_state import FleetState
 from farm.campaign.running import boards, builds, searches
 from farm.campaign.running.active import Active, Work, to_measure_spec
 from farm.campaign.running.ahead import is_expected
+from farm.campaign.running.host import BOARD_TYPE, Host
 from farm.campaign.running.journal import Journal
 from farm.campaign.running.kept_services import KeptServices
-from farm.campaign.running.orders import Orders
+from farm.campaign.running.order import Order, SearchOrder
+from farm.campaign.running.orders import Orders, to_search_settings
 from farm.campaign.running.ray_nodes import farm_ray
 from farm.campaign.running.roster import Roster
 from farm.campaign.running.verifying import Verifying
@@ -44,19 +47,40 @@ def run_engine(settings: Settings, store: Store, stopping: Callable[[], bool], n
     Campaigns that are under way then stay as they are in the store. Raises UnavailableError where a part of the farm
     cannot be had.
     """
-    cores = len(os.sched_getaffinity(0))
+    orders = [Order.from_document(each.order) for each in store.fetch_fleet_campaigns(over=False)]
+    only_host = orders and not is_expected() and all(of.is_host for order in orders for of in order.types)
+    with engine_up(settings, store, note, () if only_host else None) as engine:
+        engine.run(stopping)
+
+
+@contextlib.contextmanager
+def engine_up(
+    settings: Settings,
+    store: Store,
+    note: Callable[[str], None],
+    boards_kept: Collection[str] | None,
+    open_host: bool = False,
+) -> Iterator[Engine]:
+    """An engine for the block, with all its parts. `boards_kept` are brought within reach at once (None: all), others
+    when they are needed; with `open_host` this machine's agent is started at once.
+
+    Raises UnavailableError where a part of the farm cannot be had.
+    """
     settings.share_linker_cache()
-    with (
-        KeptServices(settings, note) as services,
-        farm_ray(settings, cores),
-        boards.BoardCrew(services, store, settings, "campaign", note) as crew,
-        builds.BuildFarm(settings, settings.home_path / "cache" / "builds", cores) as compilers,
-    ):
-        engine = Engine(settings, store, crew, compilers, note)
-        try:
-            engine.run(stopping)
-        finally:
-            engine.close()
+    with contextlib.ExitStack() as stack:
+        host = Host(settings, store, note)
+        stack.callback(host.close)
+        if open_host:  # before Ray, which takes over what cores are left to it
+            host.open()
+        cores = len(os.sched_getaffinity(0))
+        services = stack.enter_context(KeptServices(settings, note, boards_kept))
+        stack.enter_context(farm_ray(settings, cores))
+        crew = stack.enter_context(boards.BoardCrew(services, store, settings, "campaign", note, host=host))
+        folder = settings.home_path / "cache" / "builds"
+        compilers = stack.enter_context(builds.BuildFarm(settings, folder, cores))
+        engine = Engine(settings, store, crew, compilers, note, services.need)
+        stack.callback(engine.close)
+        yield engine
 
 
 class Engine:
@@ -69,12 +93,15 @@ class Engine:
         crew: boards.BoardCrew,
         compilers: builds.BuildFarm,
         note: Callable[[str], None],
+        need: Callable[[Collection[str]], None] = lambda names: None,
     ) -> None:
+        """`need` is told which boards have to be brought within reach."""
+        self._settings = settings
         self._store, self._crew, self._compilers, self._note = store, crew, compilers, note
         self._journal = Journal(store)
         self._searches = searches.Searches(self._tell)
         self._orders = Orders(settings, store, self._searches, self._list_under_way, note)
-        self._roster = Roster(store, crew)
+        self._roster = Roster(store, crew, need)
         self._verifying = Verifying(settings, store, crew, compilers, self._searches, self._tell)
         self._state = FleetState(v.Settings(batch=settings.batch, warmup=settings.warmup, builders=compilers.workers))
         # The campaigns under way by name; the code of what is proposed, and of jobs, by what the scheduler calls them.
@@ -84,18 +111,26 @@ class Engine:
         self._outcomes: dict[int, boards.Measured] = {}
         self._wake_s: float | None = None
 
+    def prepare(self, search: SearchOrder, on_host: bool) -> None:
+        """Begin what a campaign that is about to be ordered needs: its search's process, and this machine's session."""
+        self._searches.prepare(to_search_settings(search, self._settings, on_host))
+        if on_host:
+            self._crew.want({BOARD_TYPE: [self._crew.want_host(True)]})
+            self._crew.poll()
+
     def run(self, stopping: Callable[[], bool]) -> None:
         """Until there is nothing left to do."""
         while not stopping():
             expected = is_expected()
             self._obey()
+            idle = self._orders.idle  # now: what follows may take seconds, where this machine's agent is started
             events = self._gather()
             now_s = time.monotonic()
             if events or self._state.pending or self._state.stale or (self._wake_s or now_s + 1.0) <= now_s:
                 self._carry_out(fleet_scheduler.step(self._state, events, now_s))
             self._verifying.step(self._state, self._roster)
             self._orders.report(self._state, self._roster, self._verifying)
-            if self._orders.idle and not self._verifying.busy and not expected:
+            if idle and not self._verifying.busy and not expected:
                 return
             pending = [*self._crew.pending, *self._compilers.pending, *self._searches.pending]
             if pending:
@@ -120,7 +155,7 @@ class Engine:
 
     def _gather(self) -> list[v.Event]:
         events: list[v.Event] = [*self._verifying.poll()]
-        self._roster.want(self.active.values(), self._state)
+        events += self._roster.want(self.active.values(), self._state)
         for report in self._crew.poll():
             events += self._on_report(report)
         for built in self._compilers.poll():

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from device_agent.protocol import OperatingPoint
+from farm.campaign.board_choice import has_labels
 from farm.campaign.fleet_values import Budget
 
 
@@ -31,7 +32,8 @@ class WorkloadOrder:
 class TypeOrder:
     """What is done on boards of one type: `target` is TVM's, in dict form; `threads` run a candidate there.
 
-    `points` are operating points by their text in trials and records.
+    `points` are operating points by their text in trials and records. `is_host`: boards of this type are the machine
+    that searches and builds.
     """
 
     board_type: str
@@ -41,6 +43,7 @@ class TypeOrder:
     pipeline: str
     points: Mapping[str, OperatingPoint]
     workloads: tuple[WorkloadOrder, ...]
+    is_host: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +60,10 @@ class SearchOrder:
 
 @dataclasses.dataclass(frozen=True)
 class MeasureOrder:
-    """How a candidate is timed; times in seconds. So many (`verify_top`) of a workload's best are measured again."""
+    """How a candidate is timed; times in seconds. So many (`verify_top`) of a workload's best are measured again.
+
+    Without `repeat_alone` one that has no rival is checked only: its trial is believed.
+    """
 
     number: int
     repeat: int
@@ -65,6 +71,7 @@ class MeasureOrder:
     timeout_s: float
     memory_bytes: int
     verify_top: int
+    repeat_alone: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +87,10 @@ class ModelOrder:
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """A whole campaign. `labels` are those that its boards must have, `priority` is against its owner's others."""
+    """A whole campaign. `labels` are those that its boards must have, `priority` is against its owner's others.
+
+    `boards` are the only ones to be used, by name; empty: all that fit.
+    """
 
     name: str
     owner: str
@@ -91,6 +101,11 @@ class Order:
     measure: MeasureOrder
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     priority: int = 0
+    boards: tuple[str, ...] = ()
+
+    def may_use(self, board: str, labels: Mapping[str, str]) -> bool:
+        """Whether a board of one of its types may be used, by its name and labels."""
+        return has_labels(labels, self.labels) and (not self.boards or board in self.boards)
 
     def to_document(self) -> dict[str, Any]:
         """Plain data, for the store."""
@@ -110,6 +125,7 @@ class Order:
         values["budget"] = Budget(**values["budget"])
         values["search"] = SearchOrder(**values["search"])
         values["measure"] = MeasureOrder(**values["measure"])
+        values["boards"] = tuple(values.get("boards", ()))
         return cls(**values)
 
 

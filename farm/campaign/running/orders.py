@@ -5,6 +5,7 @@ far they are. Between two engines a campaign lives in the store alone.
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +15,7 @@ from farm.campaign.fleet_state import FleetState
 from farm.campaign.machine import process_identity
 from farm.campaign.running import foreign
 from farm.campaign.running.active import Active
-from farm.campaign.running.order import Order
+from farm.campaign.running.order import Order, SearchOrder
 from farm.campaign.running.progress import sum_latencies, to_progress, to_rows
 from farm.campaign.running.resume import list_tasks, to_added
 from farm.campaign.running.roster import Roster
@@ -205,14 +206,7 @@ class Orders:
         self._searches.open(
             SearchPlan(
                 order.name,
-                {
-                    "tuner": order.search.tuner,
-                    "loss": order.search.loss,
-                    "seed": order.search.seed,
-                    "population": settings.population,
-                    "generations": settings.generations,
-                    "threads": 1,
-                },
+                to_search_settings(order.search, settings, any(of.is_host for of in order.types)),
                 tasks,
                 recall,
                 self._under_way,
@@ -232,6 +226,18 @@ class Orders:
     def _leave(self, active: Active) -> None:
         self.active.pop(active.name, None)
         self._searches.close(active.name)
+
+
+def to_search_settings(search: SearchOrder, settings: Settings, on_host: bool) -> dict[str, Any]:
+    """What a search is made with. A host that is the board rests while it measures, and has all its cores else."""
+    return {
+        "tuner": search.tuner,
+        "loss": search.loss,
+        "seed": search.seed,
+        "population": settings.population,
+        "generations": settings.generations,
+        "threads": len(os.sched_getaffinity(0)) if on_host else 1,
+    }
 
 
 def _to_search_budget(budget: Mapping[str, Any]) -> v.Budget:

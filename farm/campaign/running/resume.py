@@ -27,7 +27,7 @@ def to_spec(order: Order, budget: Budget) -> CampaignSpec:
         workloads=(),
         board_types=(),
         budget=budget,
-        labels=to_labels(order.labels),
+        labels=to_labels(order.labels) | to_names(order.boards),
         priority=order.priority,
         early_stopping=order.search.early_stopping,
         early_stopping_all=order.search.early_stopping_all,
@@ -38,6 +38,12 @@ def to_spec(order: Order, budget: Budget) -> CampaignSpec:
 def to_labels(labels: Mapping[str, str]) -> frozenset[str]:
     """Labels as the scheduler compares them."""
     return frozenset(f"{name}={value}" for name, value in labels.items())
+
+
+def to_names(boards: Iterable[str]) -> frozenset[str]:
+    """Names of boards as the scheduler compares them: as labels without a name of their own, which no other has."""
+    names = ",".join(sorted(boards))
+    return frozenset({f"={names}"} if names else ())
 
 
 def to_added(

@@ -123,6 +123,7 @@ class Searches:
     def __init__(self, note: Callable[[str, str, str], None]) -> None:
         """`note` is told what happened: kind, campaign, message."""
         self._note = note
+        self._spare: tuple[dict[str, Any], Any] | None = None
         self._plans: dict[str, SearchPlan] = {}
         self._actors: dict[str, Any] = {}
         # What each actor has been told of. Preparing a task takes a second or two: only those asked for are prepared.
@@ -144,6 +145,11 @@ class Searches:
         """Begin a campaign's search; it loads TVM and prepares itself in the background."""
         self._plans[plan.campaign] = plan
         self._start(plan)
+
+    def prepare(self, settings: Mapping[str, Any]) -> None:
+        """Have the search of a campaign with these settings load TVM before that is opened."""
+        if self._spare is None:
+            self._spare = (dict(settings), _start_actor(settings))
 
     def close(self, campaign: str) -> None:
         """End a campaign's search. Requests to it are answered as failed."""
@@ -225,6 +231,9 @@ class Searches:
         """End all searches."""
         for campaign in list(self._actors):
             self.close(campaign)
+        if self._spare is not None:
+            engine_ray.kill(self._spare[1])
+            self._spare = None
 
     def _open(self, task: TaskKey) -> Any:
         """The actor of a task's campaign, once it has been told of the task."""
@@ -241,7 +250,10 @@ class Searches:
         return actor
 
     def _start(self, plan: SearchPlan) -> None:
-        actor = ray.remote(num_cpus=0, max_restarts=0, **here())(SearchActor).remote(plan.settings)
+        if self._spare is not None and self._spare[0] == plan.settings:
+            actor, self._spare = self._spare[1], None
+        else:
+            actor = _start_actor(plan.settings)
         self._actors[plan.campaign] = actor
         self._opened[plan.campaign] = set()
 
@@ -298,6 +310,10 @@ class Searches:
             self._note("warm_start", campaign, f"{name}: {warm}")
         for remark in remarks:
             self._note("search_remark", campaign, f"{name}: {remark}")
+
+
+def _start_actor(settings: Mapping[str, Any]) -> Any:
+    return ray.remote(num_cpus=0, max_restarts=0, **here())(SearchActor).remote(settings)
 
 
 def to_key(task: TaskKey) -> str:

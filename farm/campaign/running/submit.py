@@ -23,10 +23,7 @@ from farm.campaign.running.order import (
     WorkloadOrder,
 )
 from farm.campaign.spec import BudgetSpec, CampaignFile, CampaignSpec, MeasureSpec, SearchSpec
-from farm.errors import FarmError, UsageError
-from farm.inventory import document_lines
-from farm.inventory.board_types import load_board_types, require_board_type
-from farm.inventory.document_lines import Place
+from farm.errors import UsageError
 from farm.search.workloads import Workload
 from farm.settings import Settings
 from farm.store import Store
@@ -49,7 +46,6 @@ def submit(
     """
     name = campaign.spec.name
     require_new_name(store, name)
-    _require_fleet(campaign)
     kept = plan_kept.find_plan(settings.home_path, name)
     gathered = gather(campaign, store, settings, note, begin, kept=kept, texts=True)
     order = make_order(gathered, campaign.spec, settings, owner)
@@ -108,7 +104,7 @@ def make_order(gathered: Gathered, spec: CampaignSpec, settings: Settings, owner
         ),
         budget=to_budget(spec.budget),
         search=_to_search(spec.search, settings),
-        measure=_to_measure(spec.measure, settings),
+        measure=to_measure(spec.measure, settings),
         labels=dict(spec.boards.labels),
         priority=spec.priority,
     )
@@ -120,7 +116,7 @@ def list_workloads(gathered: Gathered) -> list[dict[str, Any]]:
     for planned, (_, surveys) in zip(gathered.plan.types, gathered.surveyed, strict=True):
         chosen = {each.hash: each for each in planned.workloads}
         found = {each.hash: each for _, survey in surveys for each in survey.workloads if each.hash in chosen}
-        rows += [_to_row(found[key], each.weight, planned.boards.board_type.name) for key, each in chosen.items()]
+        rows += [to_row(found[key], each.weight, planned.boards.board_type.name) for key, each in chosen.items()]
     return rows
 
 
@@ -132,25 +128,6 @@ def to_budget(spec: BudgetSpec) -> Budget:
         board_s=None if spec.board_hours is None else spec.board_hours * 3600,
         per_workload=spec.per_workload,
     )
-
-
-def _require_fleet(campaign: CampaignFile) -> None:
-    """Refuse board types whose board is the machine that searches and builds. Raises UsageError."""
-    types = load_board_types()
-    faults: list[tuple[Place, str]] = []
-    for index, name in enumerate(campaign.spec.boards.types):
-        try:
-            alone = require_board_type(name, types).host_is_board
-        except FarmError:
-            continue  # planning says what is wrong with it
-        if alone:
-            message = (
-                f"boards of type {name} are the machine that searches and builds, which would spoil what it measures; "
-                f"`farm tune MODEL` tunes for it, in turns"
-            )
-            faults.append((("boards", "types", index), message))
-    if faults:
-        raise document_lines.to_error(campaign.path, faults)
 
 
 def _find_target(surveys: Sequence[tuple[Any, Any]]) -> Mapping[str, Any] | None:
@@ -173,6 +150,7 @@ def _to_type(planned: PlannedType, target: Mapping[str, Any]) -> TypeOrder:
             WorkloadOrder(each.hash, each.name, each.kind, each.flop, each.weight, each.models, each.calls)
             for each in planned.workloads
         ),
+        is_host=boards.board_type.host_is_board,
     )
 
 
@@ -187,7 +165,8 @@ def _to_search(spec: SearchSpec, settings: Settings) -> SearchOrder:
     )
 
 
-def _to_measure(spec: MeasureSpec, settings: Settings) -> MeasureOrder:
+def to_measure(spec: MeasureSpec, settings: Settings) -> MeasureOrder:
+    """How candidates are timed, with what the file leaves out from the settings."""
     return MeasureOrder(
         number=spec.number or settings.measure_number,
         repeat=spec.repeat or settings.measure_repeat,
@@ -198,7 +177,8 @@ def _to_measure(spec: MeasureSpec, settings: Settings) -> MeasureOrder:
     )
 
 
-def _to_row(workload: Workload, weight: int, board_type: str) -> dict[str, Any]:
+def to_row(workload: Workload, weight: int, board_type: str) -> dict[str, Any]:
+    """A workload of an order as the store takes it."""
     return {
         "hash": workload.hash,
         "name": workload.name,

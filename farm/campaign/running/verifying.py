@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from farm.campaign import fleet_values as v
 from farm.campaign.fleet_state import FleetState
 from farm.campaign.running import boards, builds
 from farm.campaign.running.active import Active
+from farm.campaign.running.order import Order
 from farm.campaign.running.roster import Roster
 from farm.campaign.running.searches import Replayed, Searches
 from farm.campaign.running.winner_requests import (
@@ -42,6 +43,11 @@ class _Open:
     verification: Verification
     boards: set[str] = dataclasses.field(default_factory=set)
     settle_by_s: float | None = None
+
+    @property
+    def has_host(self) -> bool:
+        """Whether its boards are the machine that searches and builds, which then rests."""
+        return self.verification.rests
 
 
 class Verifying:
@@ -73,14 +79,17 @@ class Verifying:
         """Find the winners of a campaign whose search is over, with a share of what that had."""
         counted = sum(int(task["counted"]) for task in active.tasks)
         trials = max(active.order.budget.trials or 0, counted) / max(1, len(active.tasks))
-        verification = Verification(active.id, active.order, self._store, self._settings, trials=trials)
+        rests = self._settings.isolation == "exclusive" and any(of.is_host for of in active.order.types)
+        verification = Verification(active.id, active.order, self._store, self._settings, trials=trials, rests=rests)
         verification.add()
         self._open[active.name] = _Open(active, verification)
+        self._reserve()
 
     def stop(self, name: str) -> None:
         """Give up a campaign's winners; records that were written stay."""
         if name in self._open:
             self._give_boards_back(self._open.pop(name))
+            self._reserve()
 
     def poll(self) -> list[v.Event]:
         """What the scheduler has to hear: boards that were lent, what they did, and those that are back."""
@@ -94,6 +103,8 @@ class Verifying:
             if not self._is_settled(each):
                 continue
             verification = each.verification
+            if each.has_host and (state.requests or state.building):
+                continue  # what is under way ends first; nothing new begins
             self._lend(each, state)
             for request in verification.step(time.monotonic()):
                 self._ask(each, request)
@@ -103,6 +114,7 @@ class Verifying:
                 self._open.pop(name)
                 self._ended[name] = verification.verdict.to_document()
                 self._give_boards_back(each)
+                self._reserve()
 
     def take_ended(self) -> set[str]:
         """The campaigns whose winners are found. `to_verdict` says what came of them until they are asked for again."""
@@ -174,6 +186,10 @@ class Verifying:
                 each.boards.discard(report.board)
                 each.verification.take(report.board)
 
+    def _reserve(self) -> None:
+        """Have search and build rest while winners are measured on the machine that they run on."""
+        self._events.append(v.HostReserved(any(each.has_host for each in self._open.values())))
+
     def _is_settled(self, each: _Open) -> bool:
         """Whether boards have shown once more that they can be believed, before winners are chosen by their word."""
         types = {of.board_type for of in each.active.order.types}
@@ -191,22 +207,20 @@ class Verifying:
             self._return(each, board)
 
     def _lend(self, each: _Open, state: FleetState) -> None:
-        labels = each.active.order.labels
-        each.verification.expect(
-            {of.board_type: self._roster.count(of.board_type, labels) for of in each.active.order.types}
-        )
+        order = each.active.order
+        each.verification.expect({of.board_type: self._roster.count(order, of.board_type) for of in order.types})
         for board_type, count in each.verification.wants().items():
             have = sum(self._roster.is_of(name, board_type) for name in each.boards)
-            most = self._find_most(board_type, labels, state)
-            for name in self._roster.lend(each.active.name, board_type, labels, max(0, min(count, most) - have), state):
+            most = self._find_most(order, board_type, state)
+            for name in self._roster.lend(order, board_type, max(0, min(count, most) - have), state):
                 each.boards.add(name)
                 self._events.append(v.BoardLeft(name))
                 about = self._roster.find(name)
                 each.verification.give(name, board_type, bool(about and about.description.get("simulated")))
 
-    def _find_most(self, board_type: str, labels: Mapping[str, str], state: FleetState) -> int:
+    def _find_most(self, order: Order, board_type: str, state: FleetState) -> int:
         """How many boards of a type may be lent: all, or half of them while searches have work for them too."""
-        here = self._roster.count(board_type, labels)
+        here = self._roster.count(order, board_type)
         searched = any(
             lane.board_type == board_type and state.campaigns[lane.campaign].status is v.Status.RUNNING
             for lane in state.lanes.values()

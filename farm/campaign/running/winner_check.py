@@ -1,7 +1,7 @@
 """Programs of winners-to-be: a candidate replayed and built, run once, and compared with the unscheduled function.
 
 Both run on a board on equal seeded inputs, built so that each computes the right thing from ordinary weights. When this
-is done, and what follows, is for `winners` to say. `farm tune` checks by the same means (`engine_verify`).
+is done, and what follows, is for `winners` to say.
 """
 
 from __future__ import annotations

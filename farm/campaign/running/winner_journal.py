@@ -112,8 +112,8 @@ class WinnersVerdict:
     """What came of a campaign's winners, so far.
 
     Of `tasks` so many are `over`. `records` are new ones, `held` those whose candidate stayed, `ties` how many of both
-    could not be told from a rival. `rejected` counts candidates whose output was wrong, `undecided` says why a task has
-    no winner, `contradictions` where boards disagree.
+    could not be told from a rival. `rejected` counts candidates whose output was wrong, `untuned` tasks that have
+    untuned code as fast, `undecided` says why a task has no winner, `contradictions` where boards disagree.
     """
 
     tasks: int = 0
@@ -122,6 +122,7 @@ class WinnersVerdict:
     held: int = 0
     ties: int = 0
     rejected: int = 0
+    untuned: int = 0
     undecided: Mapping[WinnerKey, str] = dataclasses.field(default_factory=dict)
     contradictions: tuple[str, ...] = ()
 

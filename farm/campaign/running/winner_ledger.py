@@ -63,6 +63,11 @@ class Ledger:
     def __iter__(self) -> Iterator[Held]:
         return iter(self._boards.values())
 
+    @property
+    def is_preparing(self) -> bool:
+        """Whether a trace is being replayed or a program built."""
+        return any(asked.what not in (None, "run") for asked in self._asked.values())
+
     def give(self, board: str, board_type: str) -> None:
         """A board is there; nothing changes where it was."""
         self._boards.setdefault(board, Held(board, board_type))

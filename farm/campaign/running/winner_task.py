@@ -17,6 +17,7 @@ from farm.campaign.running.tie import Judgement, Round, TieRule
 from farm.campaign.running.winner_check import Program
 from farm.campaign.running.winner_requests import WinnerKey
 from farm.campaign.running.winner_round import Contest
+from farm.errors import InternalError
 from farm.values import UNTUNED, Record
 
 # So many more than were asked for are tried in place of candidates that fail.
@@ -33,7 +34,8 @@ FAR_SLOWER = 3.0
 class Result:
     """What came of a task: a record that is to be written, or none and why.
 
-    `held`: the candidate that had the record keeps it. `compared` are all who took part to the end.
+    `held`: the candidate that had the record keeps it; `untuned`: code without a record is as fast.
+    `compared` are all who took part to the end.
     """
 
     record: Record | None = None
@@ -41,6 +43,7 @@ class Result:
     tied: bool = False
     reason: str = ""
     contradictions: tuple[str, ...] = ()
+    untuned: bool = False
     compared: frozenset[str] = frozenset()
 
 
@@ -56,8 +59,10 @@ class WinnerTask:
         verify_top: int,
         seed: int,
         rule: TieRule,
+        repeat_alone: bool = True,
     ) -> None:
-        """`about` is the workload's row in the store."""
+        """`about` is the workload's row in the store; `repeat_alone`: see `MeasureOrder`."""
+        self._repeat_alone = repeat_alone
         self.key, self.about, self.of_type = key, about, of_type
         self.programs: dict[str, Program] = {}
         self.contest = Contest(seed, rule)
@@ -74,6 +79,7 @@ class WinnerTask:
         self._known_s: dict[str, float] = {}
         # Failures that the store knows of.
         self._noted: set[str] = set()
+        self._boards: dict[str, str] = {}
 
     @property
     def name(self) -> str:
@@ -118,6 +124,9 @@ class WinnerTask:
         doubted = _find_promising(good, fresh)
         if incumbent is not None and evidence and not fresh and not before:
             return Result(held=True, reason="nothing was found that it had not been compared with")
+        if not self._repeat_alone and incumbent is not None and good and incumbent.median_s <= good[0]["median_s"]:
+            return Result(held=True, reason="nothing was found that is faster")
+        self._boards = {str(row["candidate"]): str(row.get("board") or "") for row in good}
         order = [*before]
         if incumbent is not None:
             traces[incumbent.candidate] = incumbent.trace_json
@@ -150,6 +159,8 @@ class WinnerTask:
                 if UNTUNED not in self.programs and self._may_lose(live, reference):
                     self.programs[UNTUNED] = make(UNTUNED, "")
                     return None
+                if len(live) == 1 and not self._repeat_alone:
+                    return self._believe(live[0])
                 self.contest.enter(live)
         return self._conclude() if self.contest.is_over else None
 
@@ -190,7 +201,7 @@ class WinnerTask:
             return Result(reason=f"{self.contest.spoilt} rounds were spoilt, by faults that are no candidate's")
         winner = judgement.leader
         if winner == UNTUNED:
-            return Result(reason="untuned code is as fast as its candidates, or faster")
+            return Result(reason="untuned code is as fast as its candidates, or faster", untuned=True)
         if self.incumbent is not None and self.incumbent.candidate in judgement.tied:
             winner = self.incumbent.candidate  # a record is only replaced by what beats it
         rivals = sorted({*judgement.tied, *self.contest.beaten, judgement.leader} - {winner})
@@ -201,27 +212,41 @@ class WinnerTask:
         )
         program = self.programs[winner]
         latencies = self._latencies(winner)
-        comparison = program.comparison
-        if comparison is None:
+        if program.comparison is None:
             return Result(reason=f"{winner} won and was not checked")
-        record = Record(
+        median_s = statistics.median(statistics.median(each) for each in latencies.values())
+        evidence = self._evidence(winner, judgement, said, latencies)
+        settled = {"settled": sorted({winner, *rivals, *self._settled})}
+        record = self._make_record(program, median_s, evidence | settled)
+        held = self.incumbent is not None and winner == self.incumbent.candidate
+        return Result(record, held, bool(judgement.tied), "", said, compared=frozenset({winner, *rivals}))
+
+    def _believe(self, name: str) -> Result:
+        """The end of a task whose only candidate was checked: it is as fast as its trial says."""
+        median_s, board = self._known_s[name], self._boards.get(name, "")
+        latencies = {board: [median_s]} if board else {}
+        evidence = self._evidence(name, Judgement(name, (), (), ()), (), latencies) | {"rounds": 0, "settled": [name]}
+        return Result(self._make_record(self.programs[name], median_s, evidence), compared=frozenset({name}))
+
+    def _make_record(self, program: Program, median_s: float, evidence: Mapping[str, Any]) -> Record:
+        """The record of a program that was checked."""
+        if program.candidate is None or program.comparison is None:
+            raise InternalError("a record is made of a candidate that was checked")
+        return Record(
             workload=self.key.workload,
             workload_name=self.name,
             board_type=self.key.board_type,
             operating_point=self.key.point,
             pipeline=str(self.about["pipeline"]),
-            candidate=winner,
-            median_s=statistics.median(statistics.median(each) for each in latencies.values()),
+            candidate=program.candidate,
+            median_s=median_s,
             flop=float(self.about["flop"]),
-            max_abs_error=comparison.max_abs_error,
-            max_rel_error=comparison.max_rel_error,
+            max_abs_error=program.comparison.max_abs_error,
+            max_rel_error=program.comparison.max_rel_error,
             simulated=self.of_type.simulated,
             trace_json=program.trace_json,
-            evidence=self._evidence(winner, judgement, said, latencies)
-            | {"settled": sorted({winner, *rivals, *self._settled})},
+            evidence=evidence,
         )
-        held = self.incumbent is not None and winner == self.incumbent.candidate
-        return Result(record, held, bool(judgement.tied), "", said, frozenset({winner, *rivals}))
 
     def _latencies(self, candidate: str) -> dict[str, list[float]]:
         """Each round's median by board, in seconds."""

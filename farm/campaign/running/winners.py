@@ -57,10 +57,12 @@ class Verification:
         settings: Settings,
         rule: TieRule | None = None,
         trials: float | None = None,
+        rests: bool = False,
     ) -> None:
         """Read from the store what was done already. `trials` of the search for each task bound what its winners take;
-        None: nothing does.
+        None: nothing does. `rests`: nothing is prepared while a board has work, since it is the machine that prepares.
         """
+        self.rests = rests
         self._campaign, self._order, self._settings = campaign, order, settings
         rule = rule or TieRule()
         self._allowance = Allowance(order.measure.verify_top, rule.looks)
@@ -140,7 +142,22 @@ class Verification:
         """What is to be done now; each is asked for once. `now_s` is monotonic."""
         while self._advance():
             pass
-        requests = [self._prepare(program, what) for program, what in self._programs.plan(self._places())]
+        if self.rests:
+            return self._step_in_turns(now_s)
+        return [*self._prepare_all(), *self._use_boards(now_s)]
+
+    def _step_in_turns(self, now_s: float) -> list[Request]:
+        """The same, where what prepares and what measures is one machine: everything is prepared, then measured."""
+        if self._ledger.is_preparing:
+            return []
+        requests = self._use_boards(now_s)
+        return requests if requests or any(not held.is_free for held in self._ledger) else self._prepare_all()
+
+    def _prepare_all(self) -> list[Request]:
+        return [self._prepare(program, what) for program, what in self._programs.plan(self._places())]
+
+    def _use_boards(self, now_s: float) -> list[Request]:
+        requests: list[Request] = []
         for held in self._ledger:
             if held.run is not None:
                 held.release(held.run)  # whoever was still to be measured may be out by now
@@ -165,6 +182,7 @@ class Verification:
                 self._allowance.top,
                 self._order.search.seed,
                 self._rule,
+                self._order.measure.repeat_alone,
             )
             result = task.prepare(
                 self._journal.fetch_known(key), self._journal.find_record(key), self._trials.pop(key, [])
@@ -185,6 +203,8 @@ class Verification:
 
     def _choose(self) -> list[WinnerKey]:
         """The tasks to begin now."""
+        if self.rests:
+            return list(self._pending)
         room = {board_type: _AHEAD + max(1, len(self._ledger.find_names(board_type))) for board_type in self._types}
         for key in self._active:
             room[key.board_type] -= 1
@@ -317,6 +337,7 @@ class Verification:
             held=sum(each.held for each in results.values()),
             ties=sum(each.tied for each in results.values()),
             rejected=len(self._rejected),
+            untuned=sum(each.untuned for each in results.values()),
             undecided={key: each.reason for key, each in results.items() if each.record is None and not each.held},
             contradictions=tuple(
                 f"{self._workloads[key.board_type, key.workload]['name']} at {key.point}: {said}"

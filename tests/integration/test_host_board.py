@@ -1,0 +1,197 @@
+"""The host itself as a board of a crew: whoever is killed of its farm, it goes on, and nothing is left when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import pathlib
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from device_agent.protocol import FaultSide, Limits, MeasureSpec, OperatingPoint, Status, TensorSpec
+from farm.campaign.engine_ray import ray_running
+from farm.campaign.machine import machine_lock
+from farm.campaign.running import board_held
+from farm.campaign.running.boards import Arrived, BoardCrew, Left, Measured
+from farm.campaign.running.host import BOARD_TYPE, Host
+from farm.errors import UnavailableError
+from farm.settings import Settings
+from farm.store import Store
+from tests.integration import candidates
+from tests.integration.conftest import PATIENCE_S, find_free_port, wait_until
+
+SHAPE = TensorSpec((candidates.SIZE, candidates.SIZE), "float32")
+QUICK = MeasureSpec((SHAPE,) * 3, limits=Limits(3.0, threads=1))
+SHORT = dataclasses.replace(QUICK, limits=Limits(1.0, threads=1, load_timeout_s=1.0))
+HANGS = MeasureSpec((SHAPE,) * 3, entry="loops", limits=Limits(30.0, threads=1))
+
+
+class NoServices:
+    """The host needs none."""
+
+    tracker = None
+
+
+class Bench:
+    """A crew that has this machine as its only board."""
+
+    def __init__(self, crew: BoardCrew, store: Store, name: str) -> None:
+        self.crew, self.store, self.name = crew, store, name
+        self.numbers = iter(range(1, 1000))
+        self.events: list[Any] = []
+
+    def poll_until(self, kind: type[Any], what: str) -> Any:
+        """Poll until such an event comes."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not any(isinstance(event, kind) for event in self.events):
+            assert time.monotonic() < deadline, f"no {what}"
+            time.sleep(0.05)
+            self.events += self.crew.poll()
+        event = next(event for event in self.events if isinstance(event, kind))
+        self.events.remove(event)
+        return event
+
+    def measure(self, library: bytes, spec: MeasureSpec = QUICK) -> Measured:
+        """Measure a candidate to its end."""
+        self.begin(library, spec)
+        event = self.poll_until(Measured, "end of a measurement")
+        assert isinstance(event, Measured)
+        return event
+
+    def begin(self, library: bytes, spec: MeasureSpec) -> None:
+        """Have it measure a candidate."""
+        self.crew.measure(next(self.numbers), self.name, OperatingPoint(), spec, library)
+
+    def happened(self) -> set[str]:
+        """The kinds of what happened so far, with whom."""
+        return {f"{event['kind']} {event['subject']}" for event in self.store.fetch_events()}
+
+    def find(self, module: str) -> psutil.Process:
+        """The process of ours that runs a module."""
+        return next(each for each in _children() if module in " ".join(each.cmdline()))
+
+    def has(self, module: str) -> bool:
+        """Whether a process of ours runs a module."""
+        return any(module in " ".join(each.cmdline()) for each in _children())
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """The store of a home of its own, with a lock of its own: another farm on this machine is not what is tested."""
+    home = tmp_path_factory.mktemp("home")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory(prefix="fh-", dir="/tmp") as temporary,
+        Store(home / "farm.db") as store,
+    ):
+        patch.setattr(tempfile, "tempdir", temporary)
+        patch.delenv("XDG_RUNTIME_DIR", raising=False)
+        # How long a session is waited for at an agent that does not answer.
+        patch.setattr(board_held, "REQUEST_TIMEOUT_S", 10.0)
+        yield store
+
+
+@pytest.fixture(scope="module")
+def bench(store: Store) -> Iterator[Bench]:
+    """One crew for the tests of this module."""
+    home = pathlib.Path(str(store.location)).parent
+    settings = Settings(home=str(home), tracker_port=find_free_port())
+    with ray_running(1), BoardCrew(NoServices(), store, settings, "campaign", lambda text: None) as crew:
+        name = crew.want_host(True)
+        crew.want({BOARD_TYPE: [name]})
+        bench = Bench(crew, store, name)
+        arrived = bench.poll_until(Arrived, "board")
+        assert (arrived.board, arrived.is_host) == (name, True)
+        yield bench
+
+
+def test_it_is_a_board_like_others(bench: Bench, matmul: bytes) -> None:
+    """Registered with what it says of itself, leased, and measured on; another farm is kept away meanwhile."""
+    assert bench.measure(matmul).outcome.status is Status.OK
+    row = bench.store.require_board(bench.name)
+    assert (row["board_type"], row["health"], row["lease"]["purpose"]) == (BOARD_TYPE, "good", "campaign")
+    assert row["description"]["cores_online"]
+    with (pathlib.Path(tempfile.gettempdir()) / f"tvm-farm-{os.getuid()}.lock").open() as file:
+        assert file.read().strip() == str(os.getpid())
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_killed_agent_is_started_again(bench: Bench, matmul: bytes, bad: bytes) -> None:
+    """Its trial is the board's fault; the board is not left, nobody thinks worse of it, and the next trial is good."""
+    bench.begin(bad, HANGS)
+    wait_until(lambda: bench.crew.poll() == [] and bench.find("device_agent").children(recursive=True), "a session")
+    bench.find("device_agent").kill()
+    ended = bench.poll_until(Measured, "end of what it measured")
+    assert ended.outcome.status.fault_side is FaultSide.BOARD
+    assert bench.measure(matmul).outcome.status is Status.OK
+    assert "restarted agent" in bench.happened()
+    assert bench.store.require_board(bench.name)["health"] == "good"
+    assert not [event for event in bench.events if isinstance(event, Left)]
+
+
+def test_a_killed_tracker_is_hardly_noticed(bench: Bench, matmul: bytes) -> None:
+    """It is started again, and no trial suffers."""
+    bench.find("tracker").kill()
+    assert bench.measure(matmul).outcome.status is Status.OK
+    wait_until(lambda: bench.events.extend(bench.crew.poll()) or "restarted tracker" in bench.happened(), "a tracker")
+    assert bench.measure(matmul).outcome.status is Status.OK
+
+
+def test_a_frozen_agent_is_replaced(bench: Bench, matmul: bytes) -> None:
+    """One that stops answering, with its session, is ended after two trials in a row and started again."""
+    agent = bench.find("device_agent")
+    for process in [agent, *agent.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):  # a worker may end just now; the agent is frozen all the same
+            process.send_signal(signal.SIGSTOP)
+    outcomes = [bench.measure(matmul, SHORT).outcome.status for _ in range(3)]
+    assert outcomes[0] is Status.BOARD_LOST
+    assert outcomes[-1] is Status.OK
+    assert f"stopped {BOARD_TYPE}/{bench.name}" in bench.happened()
+
+
+def test_an_agent_that_cannot_start_ends_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it died and its program is broken, the crew says so at once."""
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.executable", "/bin/false")
+        bench.find("device_agent").kill()
+        with pytest.raises(UnavailableError, match="the agent ended at once"):
+            bench.poll_until(Left, "error")
+    wait_until(lambda: bench.crew.poll() == [] and bench.has("device_agent"), "an agent")
+
+
+def test_it_ends_when_nobody_wants_it(bench: Bench) -> None:
+    """The lease is given back, tracker and agent are gone, and others may measure on this machine."""
+    bench.crew.want({})
+    bench.crew.want_host(False)
+    assert bench.poll_until(Left, "leaving").board == bench.name
+    wait_until(lambda: bench.crew.poll() == [] and not bench.has("device_agent"), "the agent to be gone")
+    wait_until(lambda: bench.store.require_board(bench.name)["lease"] is None, "the lease to be given back")
+    with machine_lock():
+        pass
+
+
+def _children() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_what_cannot_be_had_is_said_once(store: Store, tmp_path: pathlib.Path) -> None:
+    """While another farm measures here, a campaign that wants this machine waits, and the reason is told."""
+    notes: list[str] = []
+    host = Host(Settings(home=str(tmp_path), tracker_port=find_free_port()), store, notes.append)
+    with (pathlib.Path(tempfile.gettempdir()) / f"tvm-farm-{os.getuid()}.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        host.want()
+        host.want()
+        with pytest.raises(UnavailableError, match="another farm command is measuring"):
+            host.open()
+    assert host.name == ""
+    assert len(notes) == 1

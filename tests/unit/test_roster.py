@@ -1,0 +1,114 @@
+"""Which boards campaigns have taken, and how the scheduler tells apart those that only some may use."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from farm.campaign import fleet_values as v
+from farm.campaign.fleet_scheduler import step
+from farm.campaign.fleet_state import FleetState
+from farm.campaign.running.active import Active
+from farm.campaign.running.board_events import Arrived
+from farm.campaign.running.order import Order
+from farm.campaign.running.resume import to_added
+from farm.campaign.running.roster import Roster
+from farm.store import Store
+from farm.values import Board
+from tests.unit import campaign_orders
+
+
+class Crew:
+    """Keeps what it is asked for; `name` is this machine's while it is a board."""
+
+    def __init__(self, name: str = "") -> None:
+        self.wanted: dict[str, set[str]] = {}
+        self.name = name
+        self.host_wanted = False
+
+    def want(self, wanted: Mapping[str, Collection[str]]) -> None:
+        self.wanted = {kind: set(names) for kind, names in wanted.items()}
+
+    def want_host(self, wanted: bool) -> str:
+        self.host_wanted = wanted
+        return self.name if wanted else ""
+
+
+@pytest.fixture
+def store(tmp_path: pathlib.Path) -> Iterator[Store]:
+    """Two simulated Nanos, and two machines of the type `local`: ours and another coordinator's."""
+    with Store(tmp_path / "farm.db") as store:
+        for name in ("n1", "n2"):
+            store.save_board(Board(name, "jetson-nano", simulated=True))
+        for name in ("here", "elsewhere"):
+            store.save_board(Board(name, "local", simulated=False))
+        yield store
+
+
+def active(name: str, **changes: Any) -> Active:
+    """A campaign under way."""
+    order: Order = dataclasses.replace(campaign_orders.make_order(name), **changes)
+    return Active(1, order, 0.0, {})
+
+
+def roster(store: Store, crew: Crew, needed: list[set[str]] | None = None) -> Roster:
+    """A roster that looks at every call."""
+    made = Roster(store, crew, lambda names: needed.append(set(names)) if needed is not None else None)  # type: ignore[arg-type]
+    made._look_at = -1e9
+    return made
+
+
+def test_a_campaign_that_names_a_board_takes_no_other(store: Store) -> None:
+    """Only the board that is named is leased, and only it is brought within reach."""
+    crew, needed = Crew(), []
+    roster(store, crew, needed).want([active("c", boards=("n2",))], FleetState(v.Settings()))
+    assert crew.wanted == {"jetson-nano": {"n2"}}
+    assert needed == [{"n2"}]
+
+
+def test_a_board_is_not_measured_on_by_those_that_name_another(store: Store) -> None:
+    """With both boards here, the campaign that names one gets that one alone; the other campaign may have both."""
+    crew = Crew()
+    mine, free = active("mine", boards=("n1",)), active("free")
+    state = FleetState(v.Settings())
+    for each in (mine, free):
+        state = step(state, [to_added(each.order, each.order.budget, [], 0.0, 0.0)], 0.0).state
+    made = roster(store, crew)
+    events: list[v.Event] = []
+    for name in ("n1", "n2"):
+        events += made.arrive(Arrived(name, "jetson-nano", {}, {}))
+    events += made.want([mine, free], state)
+    state = step(state, events, 1.0).state
+    lanes = {lane.campaign: number for number, lane in state.lanes.items()}
+    served = {name: state.pools[state.boards[name].pool].lanes for name in ("n1", "n2")}
+    assert set(served["n1"]) == {lanes["mine"], lanes["free"]}
+    assert served["n2"] == (lanes["free"],)
+    assert made.count(mine.order, "jetson-nano") == 1
+
+
+def test_of_this_machines_type_it_takes_our_own_alone(store: Store) -> None:
+    """Another coordinator's machine in the same store is none of our boards, and ours needs no services."""
+    crew, needed = Crew("here"), []
+    order = campaign_orders.make_order("c")
+    local = dataclasses.replace(order.types[0], board_type="local", simulated=False, is_host=True)
+    made = roster(store, crew, needed)
+    made.want([active("c", types=(local,))], FleetState(v.Settings()))
+    assert (crew.host_wanted, crew.wanted, needed) == (True, {"local": {"here"}}, [set()])
+    made._look_at = -1e9
+    made.want([], FleetState(v.Settings()))
+    assert not crew.host_wanted
+
+
+def test_an_order_keeps_what_it_names() -> None:
+    """Through JSON and back it is the same; one that was written before boards could be named has none."""
+    order = campaign_orders.make_order("c", boards=("n1",))
+    order = dataclasses.replace(order, types=(dataclasses.replace(order.types[0], is_host=True),))
+    document = json.loads(json.dumps(order.to_document()))
+    assert Order.from_document(document) == order
+    del document["boards"], document["types"][0]["is_host"], document["measure"]["repeat_alone"]
+    assert Order.from_document(document) == campaign_orders.make_order("c")
