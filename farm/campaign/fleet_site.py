@@ -113,10 +113,6 @@ class FleetSite:
             self._leave(reason)
         return []
 
-    def restart_agent(self) -> bool:
-        """See `Site`. An agent of the fleet is looked after by its own machine."""
-        return False
-
     def confirm(self) -> bool:
         """See `Site`."""
         if self._keeper is None or self._keeper.lost.is_set():

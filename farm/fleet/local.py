@@ -33,10 +33,8 @@ class LocalFarm:
         self._folder = folder
         self._cores = cores
         self._ready_file = folder / "agent.json"
-        self.wanted_port = tracker_port
         self._started: subprocess.Popen[bytes] | None = None
         self.tracker = Tracker.start(tracker_port, folder / "tracker.log")
-        self.restarts = 0
         try:
             self._start_agent()
         except BaseException:
@@ -55,15 +53,13 @@ class LocalFarm:
                 processes.stop(self._agent)
         if self._agent.poll() is not None:
             died.append("agent")
-            self.restarts += 1
             self._start_agent()
         return died
 
-    def restart_agent(self) -> bool:
+    def restart_agent(self) -> None:
         """End the agent at once; `ensure_alive` starts it again. It is our own child."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._agent.pid, signal.SIGKILL)
-        return True
 
     def confirm(self) -> bool:
         """Whether the board is still ours: always."""
@@ -79,11 +75,6 @@ class LocalFarm:
     def _agent(self) -> subprocess.Popen[bytes]:
         assert self._started is not None  # `__init__` raises otherwise
         return self._started
-
-    @property
-    def agent_pid(self) -> int:
-        """Process id of the agent, for tests that harm it."""
-        return self._agent.pid
 
     def stop(self) -> None:
         """End both processes."""

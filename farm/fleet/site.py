@@ -1,4 +1,4 @@
-"""Where a run's board is: what the engine needs of it, whether it is this machine or a leased board of the fleet.
+"""Where a sweep's or a script's board is: what they need of it, whether it is this machine or a leased board.
 
 The host's own is `farm.fleet.local`; a leased one is found and kept in `farm.campaign.fleet_site`.
 """
@@ -41,9 +41,6 @@ class Site(Protocol):
 
         Raises UnavailableError or DeadlineError where that has been in vain for too long.
         """
-
-    def restart_agent(self) -> bool:
-        """End an agent that lives but does not answer, where it is ours to end; `ensure_alive` starts it again."""
 
     def confirm(self) -> bool:
         """Whether the board is still ours, asked anew: what went wrong on one that is not says nothing about it."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -129,10 +128,6 @@ class CampaignBoard:
             session = self._session
             if self._running == number and session is not None:
                 session.cut()
-
-    def pid(self) -> int:
-        """Process id, for tests that harm it."""
-        return os.getpid()
 
     def _open(self, timeout_s: float) -> BoardSession:
         if self._session is None:

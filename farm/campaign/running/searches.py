@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -101,10 +100,6 @@ class SearchActor:
     def replay(self, key: str, trace_json: str) -> str:
         """See `CampaignSearch.replay`."""
         return str(self._search.replay(key, trace_json))
-
-    def pid(self) -> int:
-        """Process id, for tests that harm it."""
-        return os.getpid()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,10 +217,6 @@ class Searches:
                 answers.append(Replayed(token, "", error.message))
         died, self._died = self._died, []
         return [*answers, *died]
-
-    def fetch_pids(self) -> list[int]:
-        """Process ids of the searches, for tests that harm them."""
-        return [int(pid) for pid in ray.get([actor.pid.remote() for actor in self._actors.values()])]
 
     def close_all(self) -> None:
         """End all searches."""

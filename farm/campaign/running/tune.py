@@ -342,7 +342,7 @@ class _Run:
             recalled=self._recalled,
             seconds_to_first_trial=None if first is None else first - began,
             seconds_starting=self._submitted_at - self._request.since,
-            seconds_tuning=float(progress["wall_clock_s"]),
+            seconds_tuning=max(row["recorded_at"] for row in rows) - campaign.started_at if rows else 0.0,
             overheads_s=tuple(row["held_s"] - Outcome.from_dict(row["outcome"]).timing_s for row in good),
             history=tuple((int(count), math.fsum(sums.values())) for count, sums in progress["history"]),
         )
