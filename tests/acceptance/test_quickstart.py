@@ -202,6 +202,7 @@ def test_a_second_command_has_the_first_do_it(home: Home, third: tuple[dict[str,
     assert rival.code == 0, rival.err
     assert "another command is this farm's engine" in rival.err
     assert rival.json()["trials"]["ok"] == 1
+    assert sum(each["latency_us"] is not None for each in rival.json()["workloads"]) > 1  # by earlier runs
     wait_until(lambda: not home.processes(), "the engine that went on with it to be gone", 20.0)
 
 

@@ -70,8 +70,8 @@ class Listener(Protocol):
 class Tuned:
     """What a tuning came to. Times in seconds; `overheads_s`: for how long each good trial held the session untimed.
 
-    `board` is the store's row of the board that measured most, `tasks` are those of the campaign's progress, `history`
-    trials made and the model's latency then.
+    `board` is the store's row of the board that measured most, `tasks` are those of the campaign's progress, with the
+    best that is known, `history` trials made and the model's latency then.
     """
 
     campaign: int
@@ -326,7 +326,8 @@ class _Run:
         good = [row for row in rows if row["fault_side"] is None]
         boards = Counter(row["board"] for row in good or rows if row["board"])
         progress = campaign.progress or {}
-        [(_, latency_s)] = [(each["name"], each["latency_s"]) for each in progress["models"]]
+        tasks = tuple(task if self._request.fresh else self._with_known(task) for task in progress["tasks"])
+        parts = [task["weight"] * task["best_s"] for task in tasks if task["best_s"] is not None]
         first = min((row["recorded_at"] for row in good), default=None)
         began = time.time() - (time.monotonic() - self._request.since)
         return Tuned(
@@ -335,10 +336,10 @@ class _Run:
             board=self._find_board(boards),
             target=dict(self._workloads[0].target),
             workloads=self._workloads,
-            tasks=tuple(progress["tasks"]),
+            tasks=tasks,
             trials=store.count_trials(campaign.id, purpose=SEARCH_TRIAL),
             verdict=progress.get("verdict") or {},
-            latency_s=latency_s,
+            latency_s=math.fsum(parts) if len(parts) == len(tasks) else None,
             recalled=self._recalled,
             seconds_to_first_trial=None if first is None else first - began,
             seconds_starting=self._submitted_at - self._request.since,
@@ -346,6 +347,13 @@ class _Run:
             overheads_s=tuple(row["held_s"] - Outcome.from_dict(row["outcome"]).timing_s for row in good),
             history=tuple((int(count), math.fsum(sums.values())) for count, sums in progress["history"]),
         )
+
+    def _with_known(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A task with the best of all that is known, earlier runs included."""
+        rows = self._store.fetch_known_candidates(
+            task["workload"], task["board_type"], DEFAULT_POINT, self._place.simulated
+        )
+        return {**task, "best_s": min((row["median_s"] for row in rows if row["median_s"] is not None), default=None)}
 
     def _conclude_without(self) -> Tuned:
         """Nothing of the model can be tuned."""
