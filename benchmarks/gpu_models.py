@@ -1,0 +1,96 @@
+"""Whole models for the GPUs of Jetsons, made without one: does ptxas take them, and is what they compute right?
+
+Untuned code. For each architecture: kernels, and the most that one of them takes. What they compute is compared with
+ONNX Runtime's outputs on a virtual GPU, which a processor plays: no time here is a GPU's. Default budget: 3 minutes.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import _machine
+import numpy as np
+import onnx
+import onnxruntime
+
+from device_agent import engines, gpu
+from device_agent.board_types import load_board_types as load_for_agent
+from device_agent.protocol import GPU, Engine, RunSpec
+from farm.artifacts.compile_gpu import compile_for_gpu
+from farm.artifacts.verify import compare
+from farm.gpu import code, native
+from farm.inventory.board_types import load_board_types
+from farm.models.inputs import InputSpec, make_inputs
+from farm.models.zoo import ZOO
+from farm.search import target
+
+MODELS = ("squeezenet1.1", "mobilenet_v2", "resnet18")
+# One of each architecture.
+BOARDS = ("jetson-nano", "jetson-tx2", "jetson-xavier-nx", "jetson-orin-nano-8gb")
+
+
+def main() -> None:
+    parser = _machine.parser(__doc__)
+    parser.add_argument("--models", default=",".join(MODELS), help="names from `farm model zoo`, with commas between")
+    options = parser.parse_args()
+    models = ["tiny-cnn"] if options.quick else options.models.split(",")
+    boards = BOARDS[:1] if options.quick else BOARDS
+    with _machine.only_json() as emit, tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
+        home = Path(folder)
+        native.prepare(home)
+        figures = {name: try_model(name, boards, home) for name in models}
+        emit("gpu_models", {"models": models, "board_types": list(boards)}, {"models": figures})
+
+
+def try_model(name: str, boards: tuple[str, ...], home: Path) -> dict[str, Any]:
+    """What becomes of a model: its code for each board type, and its output on a virtual board of the first one."""
+    entry, types = ZOO[name], load_board_types()
+    data = entry.build()
+    make = functools.partial(compile_for_gpu, onnx.load_model_from_string(data), entry.input_shapes)
+    code_for = {}
+    for board in boards:
+        _machine.say(f"{name} for {board}")
+        begun = time.monotonic()
+        plan, host = code.plan_gpu(types[board]), types[board].target
+        assert host is not None  # of `local` alone
+        _, made = make(plan, host.to_tvm(), types[board].link_triple, simulated=False)
+        code_for[board] = {
+            "arch": plan.arch,
+            "ptx": plan.newest_ptx,
+            "kernels": len(made.usages),
+            "seconds": round(time.monotonic() - begun, 1),
+            **{
+                each: max(getattr(usage, each) for usage in made.usages)
+                for each in ("registers", "spilled_bytes", "shared_bytes")
+            },
+        }
+    compiled, _ = make(code.plan_gpu(types[boards[0]]), target.host_target(2), None, simulated=True)
+    inputs = make_inputs([InputSpec(*each, "float32") for each in entry.input_shapes.items()], 0)
+    given = run(compiled.library, inputs, boards[0], home)
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    comparison = compare(given, session.run(None, dict(inputs)))
+    return {
+        "code": code_for,
+        "matches": comparison.matches,
+        "max_abs_error": comparison.max_abs_error,
+        "max_rel_error": comparison.max_rel_error,
+    }
+
+
+def run(library: bytes, inputs: Any, board: str, home: Path) -> list[Any]:
+    """A program's outputs on a virtual board's GPU, in this process."""
+    os.environ.pop(gpu.VIRTUAL_VARIABLE, None)
+    gpu.use_folder(native.find_folder(home), load_for_agent()[board], simulated=True)
+    program = home / "model.so"
+    program.write_bytes(library)
+    once, collect = engines.load_program(RunSpec(Engine.RELAX_VM, device=GPU), program, dict(inputs))
+    return [np.asarray(each) for each in collect(once())]
+
+
+if __name__ == "__main__":
+    main()
