@@ -71,7 +71,7 @@ def try_model(name: str, boards: tuple[str, ...], home: Path) -> dict[str, Any]:
         }
     compiled, _ = make(code.plan_gpu(types[boards[0]]), target.host_target(2), None, simulated=True)
     inputs = make_inputs([InputSpec(*each, "float32") for each in entry.input_shapes.items()], 0)
-    given = run(compiled.library, inputs, boards[0], home)
+    given = run(compiled.library, inputs, boards[0], home / f"{name}.so")
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     comparison = compare(given, session.run(None, dict(inputs)))
     return {
@@ -82,11 +82,10 @@ def try_model(name: str, boards: tuple[str, ...], home: Path) -> dict[str, Any]:
     }
 
 
-def run(library: bytes, inputs: Any, board: str, home: Path) -> list[Any]:
-    """A program's outputs on a virtual board's GPU, in this process."""
+def run(library: bytes, inputs: Any, board: str, program: Path) -> list[Any]:
+    """A program's outputs on a virtual board's GPU, in this process; `program` is a file that is not there yet."""
     os.environ.pop(gpu.VIRTUAL_VARIABLE, None)
-    gpu.use_folder(native.find_folder(home), load_for_agent()[board], simulated=True)
-    program = home / "model.so"
+    gpu.use_folder(native.find_folder(program.parent), load_for_agent()[board], simulated=True)
     program.write_bytes(library)
     once, collect = engines.load_program(RunSpec(Engine.RELAX_VM, device=GPU), program, dict(inputs))
     return [np.asarray(each) for each in collect(once())]

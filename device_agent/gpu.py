@@ -11,6 +11,8 @@ import importlib.util
 import json
 import os
 import re
+import select
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,14 @@ from device_agent.board_types import BoardType
 from device_agent.errors import AgentError
 from device_agent.protocol import Status
 
+# The first use of a driver takes some tenths of a second, and more on a busy board.
+PROBE_TIMEOUT_S = 20.0
 PLUGIN, VIRTUAL_DRIVER = "libtvm_farm_cuda.so", "libcuda_virtual.so"
 # For the processes forked from here.
 _PLUGIN_VARIABLE = "TVM_FARM_GPU_PLUGIN"
 # Read by native/driver.cc and virtual/gpu/driver.cc.
 DRIVER_VARIABLE, VIRTUAL_VARIABLE = "TVM_FARM_CUDA_DRIVER", "TVM_FARM_VIRTUAL_GPU"
+_MOST_SAID = 2000
 _TVM_LIBRARIES = (("tvm_ffi", "libtvm_ffi.so"), ("tvm", "libtvm_runtime.so"))
 _ERROR = re.compile(r"\bCUDA_ERROR_[A-Z_]+")
 _STATUS = {
@@ -125,9 +130,14 @@ def probe() -> dict[str, Any]:
         finally:
             os._exit(0)
     os.close(writing)
-    with os.fdopen(reading, "rb") as file:
-        text = file.read()
+    # Short enough to come in one piece.
+    answered = bool(select.select([reading], [], [], PROBE_TIMEOUT_S)[0])
+    text = os.read(reading, select.PIPE_BUF) if answered else b""
+    os.close(reading)
+    os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+    if not answered:
+        return {"error": f"the CUDA driver did not answer within {PROBE_TIMEOUT_S:g} s"}
     found: dict[str, Any] = json.loads(text) if text else {"error": "the CUDA driver ended the process that asked it"}
     return found
 
@@ -142,4 +152,4 @@ def _ask() -> dict[str, Any]:
             "memory_bytes": device.total_global_memory,
         }
     except (AgentError, RuntimeError) as error:
-        return {"error": str(error)}
+        return {"error": str(error)[:_MOST_SAID]}

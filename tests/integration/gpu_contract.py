@@ -22,6 +22,7 @@ KERNEL_ARGUMENTS = {
     "turn": ("handle", "handle"),
     "total": ("handle", "handle"),
     "dynamic": ("handle", "handle"),
+    "seven": ("handle",),
 }
 _TYPES = {"handle": (3, 64), "int32": (0, 32), "float32": (2, 32)}
 
@@ -99,6 +100,17 @@ def check_meetings() -> Any:
     return [turned, float(c.numpy()[0]), b.numpy().tolist()]
 
 
+def check_two_modules() -> Any:
+    """Kernels of a second module are found beside those of the first."""
+    import numpy as np
+
+    set_gpu()
+    add(8)
+    c = on_gpu(np.zeros(1, "float32"))
+    load(KERNELS.with_name("second").read_bytes())["seven"](pointer(c), 1, 1)
+    return float(c.numpy()[0])
+
+
 def check_attributes() -> Any:
     """What TVM asks a device for."""
     import tvm.runtime
@@ -165,7 +177,18 @@ def check_description() -> Any:
     """What the agent tells of the GPU."""
     from device_agent import gpu
 
+    os.environ["TVM_FARM_GPU_PLUGIN"] = str(PLUGIN)
     set_gpu(name="NVIDIA Tegra X2", capability=62, driver=10020)
+    return gpu.probe()
+
+
+def check_silence() -> Any:
+    """A driver that never answers is given up."""
+    from device_agent import gpu
+
+    os.environ["TVM_FARM_GPU_PLUGIN"] = str(PLUGIN)
+    set_gpu(fail="cuInit:-1")
+    gpu.PROBE_TIMEOUT_S = 0.5
     return gpu.probe()
 
 

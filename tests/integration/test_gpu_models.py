@@ -95,7 +95,7 @@ def test_a_failure_costs_one_run(
     status: Status,
     name: str,
 ) -> None:
-    """Each is an outcome with the driver's name; the next worker starts with a context of its own."""
+    """Each is an outcome that says what happened; the next worker starts with a context of its own."""
     monkeypatch.setenv(gpu.VIRTUAL_VARIABLE, failure)
     options = ("--virtual", "jetson-nano", "--port", "9600", "--port-end", "9699", "--gpu-folder", str(folder))
     with connect(start_agent(*options)) as session:

@@ -25,6 +25,7 @@ def build(folder: pathlib.Path, triple: str | None) -> list[pathlib.Path]:
     """The plug-in, the stand-in and a module of kernels."""
     kernels = folder / "kernels"
     kernels.write_bytes(host_code.compile_kernels(gpu_contract_kernels.SOURCE, triple))
+    (folder / "second").write_bytes(host_code.compile_kernels(gpu_contract_kernels.SECOND, triple))
     return [native.build_plugin(folder, triple), native.build_driver(folder, triple), kernels]
 
 
@@ -51,6 +52,7 @@ def test_kernels_compute(said: dict[str, Any]) -> None:
     assert turned == [float(63 - i) for i in range(64)]
     assert total == sum(range(64))
     assert dynamic == turned
+    assert said["two_modules"] == 7.0
 
 
 def test_the_device_says_what_it_is(said: dict[str, Any]) -> None:
@@ -105,7 +107,8 @@ def test_a_lost_context_stays_lost_and_harms_nobody(said: dict[str, Any]) -> Non
 
 
 def test_a_missing_driver_and_a_fork_are_told(said: dict[str, Any]) -> None:
-    """No driver, one that is too old, and a process that was forked too late."""
+    """No driver, one that is too old or never answers, and a process that was forked too late."""
+    assert "did not answer within 0.5 s" in said["silence"]["error"]
     assert "no CUDA driver" in said["no_driver"]
     assert "too old" in said["old_driver"]
     assert "forked" in said["fork"]

@@ -71,7 +71,7 @@ const Error kErrors[] = {
     {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 
-// `fail=ENTRY:NUMBER` or `fail=ENTRY:NUMBER:CALLS` fails a call, after CALLS good ones.
+// `fail=ENTRY:NUMBER` or `fail=ENTRY:NUMBER:CALLS` fails a call, after CALLS good ones. With -1 it never returns.
 struct Failure {
   CUresult number;
   long good_calls;
@@ -164,6 +164,7 @@ CUresult enter(const char* entry, const char* format = "", ...) {
   if (lost) return lost;
   auto found = settings.failures.find(entry);
   if (found == settings.failures.end() || found->second.good_calls-- > 0) return 0;
+  while (found->second.number < 0) pause();
   if (is_sticky(found->second.number)) lost = found->second.number;
   return found->second.number;
 }
@@ -224,9 +225,8 @@ void* open_library(const char* image) {
   }
   char path[64];
   std::snprintf(path, sizeof(path), "/proc/self/fd/%d", file);
-  void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  close(file);
-  return library;
+  // The file stays open: the loader takes a second one of the same name, this number, for the first.
+  return dlopen(path, RTLD_NOW | RTLD_LOCAL);
 }
 
 }  // namespace
