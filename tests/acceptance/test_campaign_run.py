@@ -81,12 +81,19 @@ def test_what_is_refused(rack: Home, words: tuple[str, ...], message: str) -> No
     assert message in done.err
 
 
-def test_what_a_file_may_not_order(rack: Home) -> None:
-    """A board that is this machine and a model that is not the one that was planned are refused before all else."""
+def test_a_file_may_order_this_machine(rack: Home) -> None:
+    """The machine that searches and builds is a board like others: leased, measured on, given back."""
     (rack.path / "local.yaml").write_text(CAMPAIGN.replace("jetson-nano", "local").replace("small", "here"))
-    done = rack.run("campaign", "run", "local.yaml")
-    assert done.code == 2
-    assert "local.yaml line 3: boards of type local are the machine that searches and builds" in done.err
+    done = rack.run("campaign", "run", "local.yaml", "--json")
+    assert done.code == 0, done.err
+    assert done.json()["progress"]["counted"] == done.json()["budget"]["trials"]
+    [board] = [row for row in rack.run("board", "list", "--json").json() if row["board_type"] == "local"]
+    assert (board["health"], board["lease"]) == ("good", None)
+    wait_until(lambda: not rack.processes(), "the engine to be gone", 20.0)
+
+
+def test_what_a_file_may_not_order(rack: Home) -> None:
+    """A model that is not the one that was planned is refused before all else."""
     from farm.models import zoo
 
     (rack.path / "own.onnx").write_bytes(zoo.ZOO["mlp"].build())
