@@ -214,14 +214,14 @@ def test_an_output_that_is_full_is_an_error(shared: Home) -> None:
     assert "Exception ignored" not in done.stderr
 
 
-def test_what_is_known_without_a_farm_is_listed(shared: Home) -> None:
+def test_what_is_known_without_a_farm_is_listed(home: Home) -> None:
     """The zoo and empty lists come as a table and as one JSON document."""
-    assert "tiny-cnn" in shared.run("model", "zoo").out
-    assert "tiny-cnn" in [model["name"] for model in shared.run("model", "zoo", "--json").json()]
-    assert "no records yet" in shared.run("record", "list").out
-    assert shared.run("record", "list", "--json").json() == []
-    assert "no boards yet" in shared.run("board", "list").out
-    assert shared.run("board", "list", "--json").json() == []
+    assert "tiny-cnn" in home.run("model", "zoo").out
+    assert "tiny-cnn" in [model["name"] for model in home.run("model", "zoo", "--json").json()]
+    assert "no records yet" in home.run("record", "list").out
+    assert home.run("record", "list", "--json").json() == []
+    assert "no boards yet" in home.run("board", "list").out
+    assert home.run("board", "list", "--json").json() == []
 
 
 def test_models_that_the_project_did_not_make_are_shown(shared: Home) -> None:

@@ -123,7 +123,7 @@ def test_a_plain_script_may_plan(rack: Home) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "9 ['small']\n"
+    assert done.stdout == "9 ['small', 'here']\n"
 
 
 def test_ctrl_c_pauses_and_attach_only_looks(rack: Home) -> None:

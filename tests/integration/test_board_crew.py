@@ -273,9 +273,7 @@ def test_an_actor_that_dies_takes_one_trial_and_no_board(bench: Bench, matmul: b
     bench.wait_busy(name)
     import ray
 
-    actor = bench.crew._held[name].actor
-    pid = ray.get(actor.pid.options(concurrency_group="control").remote(), timeout=PATIENCE_S)
-    psutil.Process(pid).kill()
+    ray.kill(bench.crew._held[name].actor)
     assert bench.measured(running).outcome.status is Status.FARM_ERROR
     assert bench.measured(waiting).outcome.status is Status.OK
     assert bench.store.require_board(name)["health"] == "good"

@@ -10,7 +10,7 @@ import pathlib
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import psutil
@@ -43,8 +43,9 @@ class NoServices:
 class Bench:
     """A crew that has this machine as its only board."""
 
-    def __init__(self, crew: BoardCrew, store: Store, name: str) -> None:
-        self.crew, self.store, self.name = crew, store, name
+    def __init__(self, crew: BoardCrew, store: Store, name: str, others: Collection[int]) -> None:
+        """`others`: processes of ours that are not the crew's, by id."""
+        self.crew, self.store, self.name, self._others = crew, store, name, others
         self.numbers = iter(range(1, 1000))
         self.events: list[Any] = []
 
@@ -75,12 +76,16 @@ class Bench:
         return {f"{event['kind']} {event['subject']}" for event in self.store.fetch_events()}
 
     def find(self, module: str) -> psutil.Process:
-        """The process of ours that runs a module."""
-        return next(each for each in _children() if module in " ".join(each.cmdline()))
+        """The process of the crew that runs a module."""
+        return next(each for each in self._children() if module in " ".join(each.cmdline()))
 
     def has(self, module: str) -> bool:
-        """Whether a process of ours runs a module."""
-        return any(module in " ".join(each.cmdline()) for each in _children())
+        """Whether a process of the crew runs a module."""
+        return any(module in " ".join(each.cmdline()) for each in self._children())
+
+    def _children(self) -> list[psutil.Process]:
+        found = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
+        return [each for each in found if each.pid not in self._others]
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +109,11 @@ def bench(store: Store) -> Iterator[Bench]:
     """One crew for the tests of this module."""
     home = pathlib.Path(str(store.location)).parent
     settings = Settings(home=str(home), tracker_port=find_free_port())
+    others = {each.pid for each in psutil.Process().children()}
     with ray_running(1), BoardCrew(NoServices(), store, settings, "campaign", lambda text: None) as crew:
         name = crew.want_host(True)
         crew.want({BOARD_TYPE: [name]})
-        bench = Bench(crew, store, name)
+        bench = Bench(crew, store, name, others)
         arrived = bench.poll_until(Arrived, "board")
         assert (arrived.board, arrived.is_host) == (name, True)
         yield bench
@@ -177,10 +183,6 @@ def test_it_ends_when_nobody_wants_it(bench: Bench) -> None:
     wait_until(lambda: bench.store.require_board(bench.name)["lease"] is None, "the lease to be given back")
     with machine_lock():
         pass
-
-
-def _children() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_what_cannot_be_had_is_said_once(store: Store, tmp_path: pathlib.Path) -> None:

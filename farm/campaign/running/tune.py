@@ -193,7 +193,7 @@ class _Run:
         except BaseException:
             # Nobody waits for it any more; a store that is full refuses this too.
             with contextlib.suppress(FarmError):
-                begun = (self._store.fetch_fleet_campaign(str(name)).progress or {}).get("counted")
+                begun = self._has_begun(self._store.fetch_fleet_campaign(str(name)))
                 self._store.want_campaign(str(name), control.PAUSE if begun else control.CANCEL, name_user())
             raise
         return self._conclude(name)
@@ -260,7 +260,7 @@ class _Run:
             with contextlib.suppress(FarmError):
                 campaign = self._store.fetch_fleet_campaign(name)
                 if not campaign.over and campaign.state is not CampaignState.PAUSED:
-                    begun = (campaign.progress or {}).get("counted")
+                    begun = self._has_begun(campaign)
                     after = CampaignState.INTERRUPTED if begun else CampaignState.CANCELLED
                     self._store.note_campaign(campaign.id, after, reason)
                     control.recount_campaign(self._store, name)
@@ -286,6 +286,10 @@ class _Run:
             left = self._store.fetch_fleet_campaigns(over=False)
             if any(control.needs_engine(each) and not control.is_anothers(self._store, each, me) for each in left):
                 client.spawn_engine(self._settings)
+
+    def _has_begun(self, campaign: FleetCampaign) -> bool:
+        """Whether it has a trial, which its progress may not say yet: that is written now and then."""
+        return any(self._store.count_trials(campaign.id).values())
 
     def _has_ended(self, name: str) -> bool:
         """Look at it now and then: the engine's loop asks after every step."""
