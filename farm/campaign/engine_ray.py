@@ -123,17 +123,27 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
 
 @contextlib.contextmanager
 def own_signal_handlers() -> Iterator[None]:
-    """Keep ours: Ray puts handlers of its own in place, which would end the process past our cleaning up."""
+    """Keep ours, and have what ends a command heard after the block, in which Ray starts: some seconds later.
+
+    Ray puts handlers of its own in place, which would end the process past our cleaning up; and interrupted while it
+    starts it leaves threads and clients behind that fault when the process exits.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.getsignal(signal.SIGTERM)
+    heard: list[int] = []
+    utils = ray._private.utils
+    setter, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda handler: None
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(each, lambda number, frame: heard.append(number)) for each in signals]
     try:
         yield
-    except SystemExit as error:  # how Ray's handler takes a SIGTERM
-        raise KeyboardInterrupt from error
     finally:
-        signal.signal(signal.SIGTERM, before)
+        utils.set_sigterm_handler = setter
+        for each, handler in zip(signals, before, strict=True):
+            signal.signal(each, handler)
+        if heard:
+            signal.raise_signal(heard[0])
 
 
 @contextlib.contextmanager

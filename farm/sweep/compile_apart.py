@@ -56,6 +56,8 @@ def start_child(code: str) -> tuple[subprocess.Popen[bytes], Connection]:
         [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid())],
         stdin=subprocess.DEVNULL,
         pass_fds=[theirs.fileno()],
+        # Out of the reach of a terminal's Ctrl-C from its first moment on: who started us decides.
+        start_new_session=True,
         # Python looks for modules where it starts: nothing of the user's may stand in the way of ours.
         cwd="/",
     )
@@ -79,17 +81,16 @@ def receive(ours: Connection, child: subprocess.Popen[bytes], timeout_s: float, 
 
 
 def end_child(child: subprocess.Popen[bytes], ours: Connection) -> None:
-    """Leave no child behind."""
+    """Leave no child behind, nor a linker of its."""
     ours.close()
-    child.kill()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
     child.wait(_END_TIMEOUT_S)
 
 
 @contextlib.contextmanager
 def live_as_child(connection: int, parent: int) -> Iterator[Connection]:
     """For the child: its end of the pipe, for a block. It ends with its parent, whoever is interrupted."""
-    # Ctrl-C in a terminal reaches the whole group; who started us decides.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     # Who asked may have gone.
     with contextlib.suppress(BrokenPipeError, EOFError), Connection(connection) as answers:

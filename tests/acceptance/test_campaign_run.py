@@ -87,9 +87,9 @@ def test_a_file_may_order_this_machine(rack: Home) -> None:
     done = rack.run("campaign", "run", "local.yaml", "--json")
     assert done.code == 0, done.err
     assert done.json()["progress"]["counted"] == done.json()["budget"]["trials"]
+    wait_until(lambda: not rack.processes(), "the engine to be gone", 20.0)
     [board] = [row for row in rack.run("board", "list", "--json").json() if row["board_type"] == "local"]
     assert (board["health"], board["lease"]) == ("good", None)
-    wait_until(lambda: not rack.processes(), "the engine to be gone", 20.0)
 
 
 def test_what_a_file_may_not_order(rack: Home) -> None:

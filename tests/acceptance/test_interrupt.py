@@ -9,8 +9,9 @@ import pytest
 
 from tests.acceptance.conftest import Done, Home, Running, wait_until
 
-# What a user accepts between Ctrl-C and the prompt; measured: 3 s.
-END_TIMEOUT_S = 10.0
+# Between Ctrl-C and the prompt. Measured: 3 s, and five times that on a busy machine while Ray starts, which is not
+# interrupted.
+END_TIMEOUT_S = 45.0
 # Whoever is orphaned by a kill -9 notices within this; measured: 3 s for Ray's workers.
 ORPHAN_TIMEOUT_S = 20.0
 

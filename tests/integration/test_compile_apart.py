@@ -43,3 +43,8 @@ def test_an_error_of_ours_is_raised_here() -> None:
         compile_apart(functools.partial(bring, "nonsense"), "nonsense")
     with pytest.raises(InternalError, match=r"ended by itself \(7\)"):
         compile_apart(functools.partial(os._exit, 7), "nothing")
+
+
+def test_a_terminal_s_ctrl_c_does_not_reach_it() -> None:
+    """From its first moment on it is in a session of its own, and whoever started it ends it."""
+    assert compile_apart(functools.partial(os.getsid, 0), "nothing") not in (os.getsid(0), 0)
