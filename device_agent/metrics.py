@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 
 from device_agent import processes
 from device_agent.board import Board
-from device_agent.board_types import Fan, load_board_types
+from device_agent.board_types import Fan
 from device_agent.errors import AgentError, SensorError
 from device_agent.sysfs import list_names, read_int, read_text
 
@@ -163,8 +163,7 @@ def run(chosen: argparse.Namespace, board: Board) -> int:
     if chosen.exit_with_parent:
         processes.die_with_parent(os.getppid())
     registry = CollectorRegistry(auto_describe=False)
-    facts = load_board_types().get(board.board_type)
-    registry.register(BoardMetrics(board, chosen.agent_port, facts.fan if facts else None))
+    registry.register(BoardMetrics(board, chosen.agent_port, board.facts.fan if board.facts else None))
     # Before any thread starts, so that none of them takes the signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:

@@ -55,7 +55,10 @@ def test_a_healthy_board(rack: Home, tmp_path: pathlib.Path) -> None:
     assert "within the type's range" in checks["power"]["detail"]
     assert page.startswith("# NVIDIA Jetson Nano 4 GB (simulated): passed")
     text = (tmp_path / "report" / "report.json").read_text()
-    before = json.loads(text)["facts"]["clocks_before"]
+    facts = json.loads(text)["facts"]
+    before, speed = facts["clocks_before"], facts["speed"]
+    assert {name: len(turns) for name, turns in speed["turns_s"].items()} == {"low": 3, "high": 3}
+    assert speed["gain"] == min(speed["turns_s"]["low"]) / min(speed["turns_s"]["high"])
     assert (before["clusters"][0]["min_hz"], before["clusters"][0]["max_hz"]) == (102_000_000, 1_479_000_000)
     home = rack.environment["FARM_HOME"]
     assert not [word for word in ('"well"', home, "127.0.0.1", f'"{socket.gethostname()}"') if word in text + page]

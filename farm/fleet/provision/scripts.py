@@ -20,6 +20,11 @@ from farm.fleet.provision.shell import join_lines
 from farm.fleet.provision.survey import MARKER, find_agent
 
 BUNDLE = "incoming/bundle.tar"
+# Everything that starts on a board: its agent and clock helper, their metrics, the commands for people.
+_LOADED = tuple(
+    f"device_agent.{name}"
+    for name in ("agent", "clocks.helper", "commands", "doctor", "metrics", "rig", "rpc", "session", "worker")
+)
 # Ends the wait for an agent that is started again and again: three failed starts are no coincidence.
 _FAILED_STARTS = 3
 _PAUSE = "sleep 0.1 2>/dev/null || sleep 1"
@@ -80,7 +85,7 @@ def install_version(layout: Layout, manifest: Manifest, plan: Plan) -> str:
     python = plan.python or layout.below(f"python/{manifest.managed_python}/bin/python3")
     # As the owner of the folder, so this also leaves the bytecode of what an agent loads, which the agent's user could
     # not write. Compiling all of TVM's 2,000 modules would take a slow board a minute.
-    check = "import device_agent.commands, device_agent.session, device_agent.worker, device_agent.rpc, tvm.rpc, numpy"
+    check = f"import {', '.join(_LOADED)}, tvm.rpc, numpy"
     return join_lines(
         f"cd {shlex.quote(layout.prefix)}",
         f"rm -rf {folder}",
