@@ -14,6 +14,7 @@ import pytest
 
 from farm.errors import PermanentError, UsageError
 from farm.fleet.provision import scripts, survey
+from farm.fleet.provision.agent_wheel import find_agent_source
 from farm.fleet.provision.bundle import Bundle, Manifest
 from farm.fleet.provision.layout import ROOT_PREFIX, Layout, plan_layout
 from farm.fleet.provision.plan import check_board, describe_span, plan_removals, plan_steps
@@ -214,6 +215,20 @@ def test_agents_listen_where_they_were_registered(layout: Layout) -> None:
     for option in ("nano-01", "jetson-nano", "9090", "127.0.0.1:9190"):
         assert option in text
     assert "--host" not in text
+
+
+def test_what_starts_on_a_board_is_compiled_when_it_is_installed() -> None:
+    """An agent's user may not write bytecode: what is left out would be compiled anew by each start."""
+    plan = plan_steps(BOARD, ROOT, BUNDLE, render_files(ROOT, OPTIONS))
+    check = re.search(r"-I -c '(import device_agent[^']*)'", scripts.install_version(ROOT, BUNDLE.manifest, plan))
+    assert check is not None
+    code = check[1].replace(", tvm.rpc", "") + "; import sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    folder = find_agent_source()
+    own = {".".join(path.relative_to(folder.parent).with_suffix("").parts) for path in folder.rglob("*.py")}
+    simulated = {name for name in own if name.startswith("device_agent.virtual.")}
+    entry = {name for name in own if name.endswith("__")}
+    assert own - simulated - entry - set(done.stdout.split()) == set()
 
 
 @LAYOUTS
