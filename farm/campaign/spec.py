@@ -198,7 +198,8 @@ class SearchSpec(StrictModel):
     """How candidates are found. `early_stopping`: trials of a workload without a gain after which it is
     left; `early_stopping_all`: trials of all workloads together without any gain after which the campaign ends.
 
-    `ops` are the operator kinds to tune, as `farm model show` names them; empty: all.
+    `ops` are the operator kinds to tune, as `farm model show` names them; empty: all. `exact` leaves out algorithms
+    that round worse than the model as it stands.
     """
 
     tuner: Literal["random", "ga", "xgb", "droplet", "grid"] = "xgb"
@@ -207,6 +208,7 @@ class SearchSpec(StrictModel):
     early_stopping_all: Count | None = None
     ops: Annotated[tuple[Text, ...], pydantic.BeforeValidator(_one_or_more)] = ()
     warm_start: pydantic.StrictBool = True
+    exact: pydantic.StrictBool = False
     seed: Annotated[int, pydantic.Field(strict=True, ge=0, lt=1 << 31)] | None = None
 
     @pydantic.field_validator("ops")

@@ -70,6 +70,7 @@ def compile_(
     def work() -> None:
         from farm.artifacts import make
         from farm.artifacts.brought import bring
+        from farm.search.pipeline import make_exact
 
         if missing not in make.MISSING:
             raise UsageError(f"--missing {missing!r} is unknown", f"Known: {', '.join(make.MISSING)}.")
@@ -82,7 +83,7 @@ def compile_(
             )
         options.require_trials(trials)
         settings = farm_settings.load()
-        kind = options.make_exact(require_board_type(board_type), exact)
+        kind = make_exact(require_board_type(board_type), exact)
         require_place(out)
         found = bring(model, shape or (), batch)
         order = make.Order(found, kind, operating_point, simulated, missing, _read_labels(labels), device)

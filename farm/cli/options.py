@@ -12,7 +12,6 @@ from farm.settings import Settings
 from farm.store import Store
 
 if TYPE_CHECKING:
-    from farm.inventory.board_types import BoardType
     from farm.models.inputs import InputSpec
     from farm.models.source import ModelSource
 
@@ -44,15 +43,6 @@ def require_trials(trials: int) -> int:
     if trials <= 0:
         raise UsageError(f"--trials must be at least 1, not {trials}")
     return trials
-
-
-def make_exact(kind: BoardType, exact: bool) -> BoardType:
-    """A board type whose graph pipeline leaves out what rounds worse than the model as it stands, where `exact`."""
-    if not exact:
-        return kind
-    from farm.search import pipeline  # the farm's search is large, and most commands need none of it
-
-    return kind.model_copy(update={"pipeline": pipeline.exact(kind.pipeline)})
 
 
 def read_model(

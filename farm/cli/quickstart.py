@@ -49,11 +49,12 @@ def quickstart(
         # Imported here: Ray takes a second that wrong usage should not wait for.
         from farm.campaign import quickstart as job
         from farm.campaign.running.tune import find_failure
+        from farm.search.pipeline import make_exact
 
         with options.open_store(settings) as store:
             try:
                 request = job.Request(source, inputs, trials, out.absolute(), fresh, since, sweep)
-                kind = options.make_exact(require_board_type("local"), exact)
+                kind = make_exact(require_board_type("local"), exact)
                 document = job.run(request, settings, store, kind, screen)
             finally:
                 screen.close()

@@ -61,12 +61,13 @@ def tune(
             from farm.campaign.plan_models import to_variant
             from farm.campaign.running.one_model import Request
             from farm.campaign.running.tune import find_failure, tune
+            from farm.search.pipeline import make_exact
 
             try:
                 request = Request(
                     "tune",
                     to_variant(source, inputs),
-                    options.make_exact(kind, exact),
+                    make_exact(kind, exact),
                     trials,
                     board=name,
                     ops=tuple(op.strip() for op in ops.split(",") if op.strip()),

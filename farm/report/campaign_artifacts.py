@@ -19,6 +19,7 @@ class ToCompile:
     board_type: str
     point: str
     simulated: bool
+    exact: bool
     name: str
 
     @property
@@ -31,6 +32,7 @@ class ToCompile:
         for shape in self.model.get("shapes", ()):
             words += ["--shape", shape]
         words += ["--simulated"] if self.simulated else []
+        words += ["--exact"] if self.exact else []
         return shlex.join([*words, "--out", self.name])
 
 
@@ -42,6 +44,7 @@ def list_artifacts(document: Mapping[str, Any]) -> list[ToCompile]:
             kind["type"],
             point,
             bool(kind["simulated"]),
+            bool(document["search"].get("exact")),
             _to_name(model["name"], kind["type"], "" if len(kind["points"]) == 1 else point),
         )
         for model in document["models"]

@@ -11,6 +11,7 @@ import dataclasses
 from typing import Any, Literal
 
 from farm.errors import UsageError
+from farm.inventory.board_types import BoardType
 from farm.search import (
     algorithms,
     canonical,
@@ -76,6 +77,11 @@ def exact(name: str) -> str:
         return name
     wanted = dataclasses.replace(pipeline, winograd="exact", polynomials=False)
     return next(each for each, p in PIPELINES.items() if p == dataclasses.replace(wanted, name=each))
+
+
+def make_exact(kind: BoardType, wanted: bool) -> BoardType:
+    """The board type with the `exact` one of its graph pipeline, where that is `wanted`."""
+    return kind.model_copy(update={"pipeline": exact(kind.pipeline)}) if wanted else kind
 
 
 def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, GraphPipeline]:

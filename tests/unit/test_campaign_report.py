@@ -143,6 +143,10 @@ def test_every_model_has_a_command_that_compiles_it() -> None:
         "--out my-net-batch-4-jetson-nano-default"
     )
     assert "--operating-point 'cores=0-3 a57=921.6MHz'" in second
+    exact = document | {"search": {**document["search"], "exact": True}}
+    assert next(each.command for each in campaign_artifacts.list_artifacts(exact)) == first.replace(
+        "--simulated", "--simulated --exact"
+    )
     page = campaign_words.write_page(document, [], {})
     assert first in page
     assert second in page

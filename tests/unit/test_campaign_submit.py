@@ -76,6 +76,15 @@ def gather(given: CampaignSpec) -> Gathered:
     return Gathered(planned, tuple(surveyed))
 
 
+def test_an_exact_campaign_orders_the_exact_pipeline() -> None:
+    """What `search.exact` leaves out is left out when models are read, and when they are compiled afterwards."""
+    [kind] = make_order(gather(plain := spec()), plain, Settings(), "ana@desk").types
+    given = spec(search={"exact": True})
+    order = make_order(gather(given), given, Settings(), "ana@desk")
+    assert (kind.pipeline, order.types[0].pipeline) == ("graph/2", "graph/2-exact")
+    assert order.search.exact
+
+
 def test_an_order_says_everything() -> None:
     """What a file leaves out is settled when it is submitted: settings, the target's dict, budgets in seconds."""
     given = spec(

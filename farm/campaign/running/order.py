@@ -56,6 +56,7 @@ class SearchOrder:
     warm_start: bool
     seed: int
     early_stopping_all: int | None = None
+    exact: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -161,6 +161,7 @@ def _to_search(spec: SearchSpec, settings: Settings) -> SearchOrder:
         early_stopping=spec.early_stopping,
         early_stopping_all=spec.early_stopping_all,
         warm_start=spec.warm_start,
+        exact=spec.exact,
         seed=settings.seed if spec.seed is None else spec.seed,
     )
 
