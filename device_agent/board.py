@@ -168,10 +168,20 @@ class Board:
         from device_agent.virtual import pace
 
         host_cores = min(limits.thread_count(spec.limits), len(os.sched_getaffinity(0)))
-        key = pace.name_content(spec, content, host_cores)
+        gpu = self.facts.gpu if self.facts else None
+        key = pace.name_content(spec, content, host_cores, f"{gpu.arch} x {gpu.processors}" if gpu else "")
         self._runs[key] += 1
+        draw, on_gpu = self._runs[key], spec.device == protocol.GPU
         return pace.Pace(
-            self.tree, self.time, spec.limits.cluster, host_cores, limit_s, self._work_folder, key, self._runs[key]
+            self.tree,
+            self.time,
+            spec.limits.cluster,
+            host_cores,
+            limit_s,
+            self._work_folder,
+            key,
+            draw,
+            on_gpu=on_gpu,
         )
 
     def pinned_hz(self) -> dict[int, int]:

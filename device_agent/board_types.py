@@ -52,6 +52,7 @@ class Gpu(Message):
     arch: str
     devices: tuple[str, ...]
     processors: int | None = None  # streaming multiprocessors
+    memory_bytes_per_s: int | None = None  # at the memory's highest clock
     registers_per_block: int | None = None
     shared_bytes_per_block: int | None = None
     cuda: dict[str, str] = dataclasses.field(default_factory=dict)  # release -> the driver's version of CUDA

@@ -125,11 +125,16 @@ def _tensors(arrays: Arrays, device: Any = None) -> list[Any]:
 
 
 def _load_kernel(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, Collector]:
+    import tvm.runtime
+
+    device = gpu.open_device() if spec.device == protocol.GPU else tvm.runtime.cpu()
     _, function = load(program, spec.entry)
-    tensors = _tensors(arrays)
+    tensors = _tensors(arrays, device)
 
     def run() -> list[Any]:
         function(*tensors)
+        if spec.device == protocol.GPU:
+            device.sync()
         return tensors
 
     return run, _collect

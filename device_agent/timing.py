@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from device_agent import arguments, protocol
+from device_agent import arguments, gpu, protocol
 from device_agent.plan import HostPace, Plan
 from device_agent.protocol import Outcome, Status
 
@@ -55,9 +55,15 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Out
     """
     import tvm.runtime
 
+    on_gpu = spec.device == protocol.GPU
+    device = gpu.open_device() if on_gpu else tvm.runtime.cpu()
     module, function = load(library, spec.entry)
     tensors = arguments.allocate(spec.arguments, spec.seed)
-    turns = [tensors, *(arguments.copy_weights(spec.arguments, tensors) if spec.cold_weights else ())]
+    if on_gpu:
+        tensors = [tvm.runtime.tensor(each.numpy(), device) for each in tensors]
+    # A GPU's cache is small beside what most functions read.
+    is_cold = spec.cold_weights and not on_gpu
+    turns = [tensors, *(arguments.copy_weights(spec.arguments, tensors) if is_cold else ())]
     plan.marks.set("loaded_s", time.monotonic())
     plan.rest()
     before = plan.sensors.read()
@@ -81,7 +87,7 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Out
     def evaluate(number: int, repeat: int) -> list[float]:
         if len(turns) > 1:
             return [run_in_turns(number) for _ in range(repeat)]
-        evaluator = module.time_evaluator(spec.entry, tvm.runtime.cpu(), number=number, repeat=repeat)
+        evaluator = module.time_evaluator(spec.entry, device, number=number, repeat=repeat)
         return list(evaluator(*tensors).results)
 
     def run(calls: int) -> float:

@@ -91,8 +91,8 @@ class MeasureSpec(Message):
         require_positive(self, "number", "repeat")
         if self.min_repeat_s < 0 or self.warmup < 0:
             raise ProtocolError("MeasureSpec.min_repeat_s and .warmup must be >= 0")
-        if self.device != "cpu":
-            raise ProtocolError(f"MeasureSpec.device {self.device!r} is not served by this agent; known: cpu")
+        if self.device not in (CPU, GPU):
+            raise ProtocolError(f"MeasureSpec.device {self.device!r} is not served by this agent; known: {CPU}, {GPU}")
 
 
 class Engine(StrEnum):
@@ -127,5 +127,5 @@ class RunSpec(Message):
             raise ProtocolError("RunSpec.warmup must be >= 0")
         if self.device not in (CPU, GPU):
             raise ProtocolError(f"RunSpec.device {self.device!r} is not served by this agent; known: {CPU}, {GPU}")
-        if self.device == GPU and self.engine is not Engine.RELAX_VM:
+        if self.device == GPU and self.engine is Engine.ONNXRUNTIME:
             raise ProtocolError(f"the engine {self.engine} does not run on the GPU")

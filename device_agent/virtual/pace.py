@@ -1,7 +1,8 @@
 """How fast a virtual board is: what a call costs (`work.py`), stretched by the board's clocks and cores.
 
 The board takes `slowdown` times as long as this machine at its highest clocks, a share of which goes with the core
-clock and the rest with the memory clock. What ran in parallel is spread over the board's cores.
+clock and the rest with the memory clock. What ran in parallel is spread over the board's cores. What its GPU does is in
+`gpu_time.py`.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any
 
 from device_agent.board_time import BoardTime
 from device_agent.plan import OverrunError
-from device_agent.protocol import MeasureSpec, RunSpec
+from device_agent.protocol import GPU, MeasureSpec, RunSpec
 from device_agent.sysfs import Tree
-from device_agent.virtual import work
+from device_agent.virtual import gpu_time, work
 from device_agent.virtual.tree import CLOCKS, LOAD, PACE
 
 # What a kernel draws from the memory's bandwidth, per busy share of the board's cores.
@@ -32,12 +33,14 @@ _CREDIT_S = 0.5
 _ESTABLISHING = 0.5
 
 
-def name_content(spec: MeasureSpec | RunSpec, content: Sequence[bytes], host_cores: int) -> str:
-    """The key of what `spec` runs: everything that decides what one call costs this machine."""
+def name_content(spec: MeasureSpec | RunSpec, content: Sequence[bytes], host_cores: int, gpu: str = "") -> str:
+    """The key of what `spec` runs: everything that decides what one call costs this machine, and a `gpu` so called."""
     if isinstance(spec, MeasureSpec):
         how = [spec.arguments, spec.entry, spec.seed, spec.cold_weights]
     else:
         how = [str(spec.engine), spec.entry]
+    if spec.device == GPU:
+        how += [GPU, gpu]
     return work.make_key(repr(how), str(host_cores), *content)
 
 
@@ -58,8 +61,11 @@ class Pace:
         folder: Path | None,
         key: str,
         draw: int = 1,
+        *,
+        on_gpu: bool = False,
     ) -> None:
         """`limit_s` is all of the board's time there is; `folder` keeps what work costs, None: nothing is kept."""
+        self._on_gpu = on_gpu
         self._tree, self._time = tree, time
         self._cluster = cluster
         self._host_cores = max(1, host_cores)
@@ -70,12 +76,15 @@ class Pace:
         self._told = -1.0
         self._owed_s = 0.0
         self._clocks: tuple[float, int] | None = None
+        self._gpu_clocks = (0.0, 1.0)
 
     def begin(self) -> float:
         """The board starts to compute: as much as the host's cores say, until the work is known."""
         timing_s = float(self._read_facts()["timing_s"])
         cores = self._read_clocks()[1]
-        self._tell(float(cores if self._host_cores > 1 else 1), cores)
+        if self._on_gpu:
+            gpu_time.take_launches()  # what loading started is nobody's
+        self._tell(float(cores if self._host_cores > 1 and not self._on_gpu else 1), cores)
         return timing_s
 
     def end(self) -> None:
@@ -94,6 +103,11 @@ class Pace:
             self._work = self._book.find(self._key)
             if self._work is not None:
                 run(1)
+            elif self._on_gpu:
+                run(1)
+                kernels = gpu_time.sum_up(gpu_time.take_launches(), self._read_facts()["gpu"], 1 + calls_beside)
+                asking_s = gpu_time.ASKING_S * sum(kernel.times for kernel in kernels)
+                self._work = self._book.keep(self._key, work.Work(max(asking_s, gpu_time.ASKING_S), 0.0, kernels))
             else:
                 found = work.establish(run, calls_beside, self._host_cores, _ESTABLISHING * self._limit_s)
                 self._work = self._book.keep(self._key, found)
@@ -112,10 +126,26 @@ class Pace:
         stretch, cores = self._read_clocks()
         base_s = done.base_s(cores)
         if self._told >= 0:
-            self._tell((done.alone_s + done.shared_s) / base_s, cores)
+            busy = (done.alone_s + done.shared_s) / base_s
+            if done.kernels:
+                gpu_s, computing, moving = self._compute_gpu(done)
+                share = gpu_s / max(gpu_s, base_s * stretch)
+                self._tell(busy * min(1.0, base_s * stretch / gpu_s), cores, share * computing, share * moving)
+            else:
+                self._tell(busy, cores)
             stretch, cores = self._read_clocks()
         noise = 1 + float(facts["noise"]) * self._dice.gauss(0, 1)
-        return done.base_s(cores) * stretch * max(0.5, noise)
+        # The processor goes on asking while the GPU computes what was asked for.
+        board_s = max(done.base_s(cores) * stretch, self._compute_gpu(done)[0])
+        return board_s * max(0.5, noise)
+
+    def _compute_gpu(self, done: work.Work) -> tuple[float, float, float]:
+        """`gpu_time.compute_seconds` at the clocks now; nothing for what no GPU computes."""
+        if not done.kernels:
+            return 0.0, 0.0, 0.0
+        self._read_clocks()
+        gpu_hz, memory_share = self._gpu_clocks
+        return gpu_time.compute_seconds(done.kernels, self._read_facts()["gpu"], gpu_hz, memory_share)
 
     def settle(self) -> None:
         """Let pass what is owed; what the host sleeps too long counts for the next block."""
@@ -124,10 +154,11 @@ class Pace:
         self._owed_s = max(self._owed_s - self._time.sleep(self._owed_s), -_CREDIT_S)
         self._clocks = None  # heat may have changed them
 
-    def _tell(self, busy: float, cores: int) -> None:
-        if abs(busy - self._told) > _SAME_LOAD * max(busy, self._told):
-            self._told = busy
-            load = {"cluster": self._cluster, "cores": busy, "memory": min(1.0, _TRAFFIC * busy / cores)}
+    def _tell(self, busy: float, cores: int, gpu: float = 0.0, memory: float = 0.0) -> None:
+        if abs(busy + gpu - self._told) > _SAME_LOAD * max(busy + gpu, self._told):
+            self._told = busy + gpu
+            memory = min(1.0, _TRAFFIC * busy / cores + memory)
+            load = {"cluster": self._cluster, "cores": busy, "memory": memory, "gpu": gpu}
             self._tree.write(LOAD, json.dumps(load))
             self._clocks = None  # the governor follows the load
 
@@ -158,6 +189,7 @@ class Pace:
         memory_s = 1.0
         if facts["memory_reference_hz"]:
             memory_s = facts["memory_reference_hz"] / now["memory_hz"]
+        self._gpu_clocks = (float(now["gpu_hz"]), 1 / memory_s)
         stretches = [
             facts["clusters"][name]["slowdown"]
             * (

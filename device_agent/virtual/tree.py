@@ -113,14 +113,28 @@ class Hardware:
                 "memory_reference_hz": board.memory.table[-1] if board.memory else 0,
                 "core_share": latency.core_share,
                 "noise": latency.noise,
+                "gpu": self._describe_gpu(),
                 "timing_s": self.faults.timing_s,
             }
         )
 
+    def _describe_gpu(self) -> dict[str, float | str]:
+        """What `gpu_time.py` goes by; "stretch" is by how much this board is slower than its type."""
+        board, gpu = self.board, self.board.board_type.gpu
+        if gpu is None:
+            return {}
+        return {
+            "arch": gpu.arch,
+            "processors": gpu.processors or 1,
+            "memory_bytes_per_s": gpu.memory_bytes_per_s or 0.0,
+            "stretch": board.individual.latency * self.faults.slowness,
+        }
+
     def _describe_clocks(self) -> str:
         board = self.board
         clusters = {c.name: {"hz": c.true_hz, "online": len(board.online_in(c))} for c in board.clusters.values()}
-        return json.dumps({"clusters": clusters, "memory_hz": board.memory_hz})
+        gpu_hz = board.gpu.hz if board.gpu else 0
+        return json.dumps({"clusters": clusters, "memory_hz": board.memory_hz, "gpu_hz": gpu_hz})
 
     def _describe_energy(self) -> str:
         board = self.board

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from device_agent.virtual.gpu_time import Kernel
+
 # Long enough that neither the clock's resolution nor the call beside the counted ones shows.
 _BATCH_S = 0.002
 # The least of several batches is the work: whatever else the machine does only adds to it. It is believed once three
@@ -27,10 +29,11 @@ _FEWEST, _LONG_S = 3, 1.0
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """CPU seconds of one call: on one core, and spread over all."""
+    """CPU seconds of one call: on one core, and spread over all; and what of it a GPU does meanwhile."""
 
     alone_s: float
     shared_s: float
+    kernels: tuple[Kernel, ...] = ()
 
     def base_s(self, cores: int) -> float:
         """How long it takes where so many cores share what can be shared."""
@@ -60,7 +63,8 @@ class WorkBook:
             return None
         try:
             value = json.loads(_path(self._folder, key).read_text())
-            work = Work(float(value["alone_s"]), float(value["shared_s"]))
+            kernels = tuple(Kernel(**each) for each in value.get("kernels", ()))
+            work = Work(float(value["alone_s"]), float(value["shared_s"]), kernels)
         except (OSError, ValueError, TypeError, KeyError):
             return None
         return work if 0 <= work.alone_s < math.inf and 0 <= work.shared_s < math.inf and work.base_s(1) > 0 else None

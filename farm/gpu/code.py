@@ -56,4 +56,4 @@ def make_code(source: str, plan: GpuPlan, simulated: bool) -> Made:
     """
     text = ptx.rewrite_version(nvrtc.compile_ptx(source, plan.arch), plan.newest_ptx)
     usages = tuple(ptx.check(text, plan.arch, plan.limits))
-    return Made(host_code.compile_kernels(source, None) if simulated else text.encode(), usages)
+    return Made(host_code.compile_kernels(source, None, usages) if simulated else text.encode(), usages)

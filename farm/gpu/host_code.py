@@ -8,13 +8,15 @@ from __future__ import annotations
 import re
 import struct
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from farm.errors import PermanentError
-from farm.gpu import native
+from farm.gpu import native, ptx
 from farm.search import linker
 
-# What the stand-in for the driver knows a library by; its size and itself follow.
+# What the stand-in for the driver knows a library by; its size and itself follow, then so the source, by which the
+# board's model says how long it takes.
 _MARK = b"FARMGPU1"
 _KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(")
 _SHARED = re.compile(r"__shared__\s+(alignas\(\d+\))")
@@ -27,13 +29,16 @@ _MOST_SHARED_BYTES = 96 << 10
 _HALF = re.compile(r"\bhalf[1-8]?\b")
 
 
-def compile_kernels(source: str, triple: str | None) -> bytes:
+def compile_kernels(source: str, triple: str | None, usages: Sequence[ptx.Usage] = ()) -> bytes:
     """What a virtual board's driver loads as a module, for the processor that zig calls `triple` (None: this one).
 
-    Raises PermanentError for source that cannot be compiled so.
+    `usages` are what its kernels take on the GPU. Raises PermanentError for source that cannot be compiled so.
     """
     if _HALF.search(source.partition('extern "C"')[2]):
         raise PermanentError("this model computes in half precision, which virtual GPUs do not do")
+    facts = "".join(f"// farm: {u.kernel} registers={u.registers} shared_bytes={u.shared_bytes}\n" for u in usages)
+    # The plug-in refuses what looks like CUDA source.
+    told = (facts + source.partition('extern "C"')[2].replace("__global__", "__kernel__")).encode()
     # C++ wants the alignment first, and a size.
     source = _DYNAMIC_SHARED.sub(
         lambda found: f"alignas(16) __shared__ {found[2]} {found[3]}[{_MOST_SHARED_BYTES} / sizeof({found[2]})];",
@@ -45,7 +50,7 @@ def compile_kernels(source: str, triple: str | None) -> bytes:
         options = ["-fno-strict-aliasing", "-w", "-I", str(native.find_virtual_gpu())]
         linker.link_cpp(output, [path], triple, options)
         library = output.read_bytes()
-    return _MARK + struct.pack("<Q", len(library)) + library
+    return b"".join([_MARK, struct.pack("<Q", len(library)), library, struct.pack("<Q", len(told)), told, b"\0"])
 
 
 def _write_entries(source: str) -> str:
@@ -59,5 +64,7 @@ def _write_entries(source: str) -> str:
         f'extern "C" __attribute__((visibility("default"))) void farm_gpu_{name}(void** arguments, '
         "const unsigned* sizes, unsigned) {\n"
         f"  farm_host::run({name}, arguments, sizes, {'true' if meets else 'false'});\n}}\n"
+        f'extern "C" __attribute__((visibility("default"))) const unsigned farm_pointers_{name} = '
+        f"farm_host::pointers({name});\n"
         for name, meets in entries.items()
     )

@@ -96,6 +96,7 @@ class Gpu(StrictModel):
     processors: int | None = pydantic.Field(default=None, strict=True, gt=0)
     registers_per_block: int | None = pydantic.Field(default=None, strict=True, gt=0)
     shared_bytes_per_block: int | None = pydantic.Field(default=None, strict=True, gt=0)
+    memory_bytes_per_s: int | None = pydantic.Field(default=None, strict=True, gt=0)
     cuda: dict[str, Annotated[str, pydantic.Field(pattern=r"^\d+\.\d+$")]] = pydantic.Field(default_factory=dict)
     devices: tuple[Text, ...] = pydantic.Field(min_length=1)
     freqs_hz: Table = ()

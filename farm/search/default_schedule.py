@@ -9,7 +9,7 @@ import dataclasses
 import logging
 from typing import Any
 
-from farm.search import cores, traces, tvm_env
+from farm.search import gpus, traces, tvm_env
 from farm.search.families import rule
 from farm.search.families.family import Plan
 from farm.search.pipeline import PIPELINES
@@ -43,7 +43,7 @@ def find_default(workload: Workload, entry: Any, target: Any) -> Default | None:
 
     context = traces.make_context(entry.mod, target)
     refused: list[str] = []
-    for outlook in rule.list_outlooks(entry.mod, cores.core_of(workload.target)):
+    for outlook in rule.list_outlooks(entry.mod, gpus.unit_of(workload.target)):
         for prediction, plan in outlook.plans()[:_MOST_TRIED]:
             schedule = tvm.s_tir.Schedule(entry.mod, error_render_level="none")
             try:

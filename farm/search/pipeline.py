@@ -55,6 +55,8 @@ PIPELINES = {
         # Measured best on x86 and expected best on Arm: see docs/performance.md.
         GraphPipeline("graph/2", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="any", polynomials=True),
         GraphPipeline("graph/2-exact", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="exact"),
+        # For GPUs: weights stay as they are, and are read in rows.
+        GraphPipeline("gpu/1", ("NHWC", "HWIO"), prepack=False, canonical=True),
         GraphPipeline("graph/1", ("NHWC", "HWIO"), prepack=True),
         GraphPipeline("graph/1-nchw", None, prepack=True),
         GraphPipeline("graph/1-plain", None, prepack=False),

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from farm.errors import InternalError
-from farm.search import cores, traces, tvm_env
+from farm.search import gpus, traces, tvm_env
 from farm.search.candidates import Candidate
 from farm.search.cost_model import Features
 from farm.search.decisions import Choice, Decision, Genome, Knob, Place, Tile, fit
@@ -113,7 +113,7 @@ class ScheduleSpace:
         pipeline = PIPELINES.get(self.workload.pipeline)
         if pipeline is None or not pipeline.canonical:
             return None
-        for outlook in rule.list_outlooks(self._module, cores.core_of(self.workload.target)):
+        for outlook in rule.list_outlooks(self._module, gpus.unit_of(self.workload.target)):
             sketch = FamilySketch(outlook)
             if any(self._make(sketch, decisions, 0) for decisions in sketch.ranked[:_MOST_TRIED]):
                 return sketch

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
+import statistics
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -11,7 +13,7 @@ import onnxruntime
 import pytest
 
 from device_agent import gpu
-from device_agent.protocol import GPU, Engine, Limits, RunSpec, Status
+from device_agent.protocol import GPU, EnergySpec, Engine, Limits, OperatingPoint, PinStatus, RunSpec, Status
 from farm.artifacts.compile_gpu import compile_for_gpu
 from farm.artifacts.verify import compare
 from farm.errors import PermanentError
@@ -75,6 +77,30 @@ def test_a_model_on_the_gpu_gives_the_references_output(board: BoardSession, lib
     session = onnxruntime.InferenceSession(ZOO["tiny-cnn"].build(), providers=["CPUExecutionProvider"])
     comparison = compare(list(outputs.values()), session.run(None, inputs))
     assert comparison.matches, comparison.reason
+
+
+def test_gpu_clocks_change_time_and_power(
+    folder: pathlib.Path, start_agent: Callable[..., Agent], library: bytes
+) -> None:
+    """A third of the GPU's clock takes longer and draws less; in another session the same again, to the digit."""
+    options = ("--virtual", "jetson-nano", "--port", "9600", "--port-end", "9699", "--gpu-folder", str(folder))
+    agent = start_agent(*options)
+    spec = dataclasses.replace(SPEC, runs=3, energy=EnergySpec(min_updates=2, limit_s=3.0, idle_s=0.0))
+    seen = []
+    for _ in range(2):
+        with connect(agent) as board:
+            for gpu_hz in (921_600_000, 307_200_000):
+                report = board.pin(OperatingPoint(cpu_freq_hz={"a57": 1_479_000_000}, gpu_freq_hz=gpu_hz))
+                assert report.status is PinStatus.OK, report.message
+                outcome, _ = board.run_model(spec, library, feed())
+                assert outcome.status is Status.OK, outcome.message
+                assert outcome.energy is not None
+                watts = {rail.rail: rail.power_w for rail in outcome.energy.busy.rails}["POM_5V_GPU"]
+                seen.append((statistics.median(outcome.latency_s), watts))
+    (fast_s, fast_w), (slow_s, slow_w) = seen[:2]
+    assert 2.0 < slow_s / fast_s < 3.0
+    assert slow_w < 0.5 * fast_w
+    assert seen[2:] == seen[:2]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #define __global__
@@ -276,6 +277,14 @@ void run(void (*kernel)(Arguments...), void** arguments, const unsigned* sizes, 
 template <typename... Arguments>
 void run(void (*kernel)(Arguments...), void** arguments, const unsigned* sizes, bool meets) {
   run(kernel, arguments, sizes, meets, std::index_sequence_for<Arguments...>());
+}
+
+// Bit i is set where a kernel's argument i is a pointer.
+template <typename... Arguments>
+constexpr unsigned pointers(void (*)(Arguments...)) {
+  unsigned bits = 0, bit = 1;
+  ((bits |= std::is_pointer_v<Arguments> ? bit : 0, bit <<= 1), ...);
+  return bits;
 }
 
 // What the thread `lane` of the caller's warp shows, while those of `mask` show something.

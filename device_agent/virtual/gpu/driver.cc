@@ -103,11 +103,14 @@ using Kernel = void (*)(void** arguments, const unsigned* sizes, unsigned shared
 struct Module {
   void* library = nullptr;  // null: PTX
   std::string text;
+  size_t number = 0;  // of its source
 };
 
 struct Function {
   Kernel run;  // null: PTX
   std::string name;
+  size_t source;
+  unsigned pointers;  // bit i: its argument i is one
 };
 
 Settings settings;
@@ -115,6 +118,10 @@ bool initialised = false;
 CUresult lost = 0;  // a kernel's error, which every later call returns
 size_t allocated = 0;
 std::map<CUdeviceptr, size_t> blocks;
+// What ran since somebody asked last, and the CUDA source of it by module: the board's model says how long that takes.
+std::string launches;
+std::map<size_t, std::string> sources;
+constexpr size_t kMostLaunchBytes = 4 << 20;
 
 void read_settings() {
   const char* text = std::getenv("TVM_FARM_VIRTUAL_GPU");
@@ -210,7 +217,12 @@ CUresult judge_ptx(const std::string& text, std::string* reason) {
   return 0;
 }
 
-// A library for this machine travels as these bytes, its size, itself.
+size_t size_of(CUdeviceptr pointer) {
+  auto after = blocks.upper_bound(pointer);
+  return after == blocks.begin() ? 0 : std::prev(after)->second;
+}
+
+// A library for this machine travels as these bytes, its size, itself, and so its CUDA source.
 constexpr char kMark[] = "FARMGPU1";
 
 void* open_library(const char* image) {
@@ -407,7 +419,14 @@ FARM_ENTRY cuModuleLoadDataEx(void** module, const void* image, unsigned count, 
   CUresult result = 0;
   if (std::memcmp(text, kMark, 8) == 0) {
     loaded->library = open_library(text);
-    if (loaded->library == nullptr) reason = dlerror(), result = 200;
+    if (loaded->library == nullptr) {
+      reason = dlerror(), result = 200;
+    } else {
+      uint64_t size = 0, length = 0;
+      std::memcpy(&size, text + 8, sizeof(size));
+      std::memcpy(&length, text + 16 + size, sizeof(length));
+      sources[loaded->number = sources.size()] = std::string(text + 24 + size, length);
+    }
   } else if (std::strstr(text, ".version")) {
     loaded->text = text;
     result = judge_ptx(loaded->text, &reason);
@@ -430,13 +449,16 @@ FARM_ENTRY cuModuleGetFunction(void** function, void* module, const char* name) 
   FARM_ENTER("%s", name);
   auto loaded = static_cast<Module*>(module);
   Kernel kernel = nullptr;
+  unsigned pointers = 0;
   if (loaded->library) {
     kernel = reinterpret_cast<Kernel>(dlsym(loaded->library, (std::string("farm_gpu_") + name).c_str()));
     if (kernel == nullptr) return 500;
+    void* known = dlsym(loaded->library, (std::string("farm_pointers_") + name).c_str());
+    if (known != nullptr) pointers = *static_cast<unsigned*>(known);
   } else if (loaded->text.find(std::string(".entry ") + name + "(") == std::string::npos) {
     return 500;
   }
-  *function = new Function{kernel, name};
+  *function = new Function{kernel, name, loaded->number, pointers};
   return 0;
 }
 
@@ -457,5 +479,32 @@ FARM_ENTRY cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsi
   if (kernel->run == nullptr) return settings.pretends ? 0 : 801;
   const unsigned sizes[] = {grid_x, grid_y, grid_z, block_x, block_y, block_z};
   kernel->run(arguments, sizes, shared_bytes);
+  if (launches.size() < kMostLaunchBytes) {
+    char line[512];
+    int length = std::snprintf(line, sizeof(line), "%zu %s %u %u %u %u %u %u %u", kernel->source, kernel->name.c_str(),
+                               grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes);
+    launches.append(line, static_cast<size_t>(length) < sizeof(line) ? static_cast<size_t>(length) : 0);
+    for (unsigned i = 0; kernel->pointers >> i; ++i) {
+      bool is_pointer = kernel->pointers >> i & 1;
+      std::snprintf(line, sizeof(line), " %zu", is_pointer ? size_of(*static_cast<CUdeviceptr*>(arguments[i])) : 0);
+      launches.append(line);
+    }
+    launches.append("\n");
+  }
   return 0;
+}
+
+// Not the driver's: what ran since the last call, a line each: number of the source, kernel, grid, block, bytes of
+// dynamic shared memory, and for each argument the bytes of what it points into.
+extern "C" __attribute__((visibility("default"))) const char* farm_gpu_launches() {
+  static std::string answer;
+  answer = launches;
+  launches.clear();
+  return answer.c_str();
+}
+
+// Not the driver's: the CUDA source of that number.
+extern "C" __attribute__((visibility("default"))) const char* farm_gpu_source(size_t number) {
+  auto found = sources.find(number);
+  return found == sources.end() ? "" : found->second.c_str();
 }

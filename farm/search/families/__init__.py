@@ -10,10 +10,13 @@ from farm.search.families.dense import Dense
 from farm.search.families.depthwise import Depthwise
 from farm.search.families.dots import Dots
 from farm.search.families.elementwise import Elementwise
-from farm.search.families.family import Family
+from farm.search.families.family import Family, Unit
+from farm.search.families.gpu_flat import GpuFlat, GpuSums
+from farm.search.families.gpu_tiles import GpuTiles
 from farm.search.families.norm import Norms
 from farm.search.families.reduce import Reduce
 from farm.search.families.winograd import Winograd
+from farm.search.gpus import Gpu
 
 FAMILIES: tuple[Family, ...] = (
     Dots(),
@@ -26,3 +29,10 @@ FAMILIES: tuple[Family, ...] = (
     Norms(),
     Elementwise(),
 )
+
+GPU_FAMILIES: tuple[Family, ...] = (GpuTiles(), GpuSums(), GpuFlat())
+
+
+def list_families(unit: Unit) -> tuple[Family, ...]:
+    """Those for cores, or for a GPU."""
+    return GPU_FAMILIES if isinstance(unit, Gpu) else FAMILIES

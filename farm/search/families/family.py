@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from farm.search.cores import Core
+from farm.search.gpus import Gpu
 
+# What computes.
+Unit = Core | Gpu
 Plan = Mapping[str, int]
 
 
@@ -38,11 +41,11 @@ class Family(Protocol):
     def read(self, schedule: Any) -> Any | None:
         """Facts of the only function of an unscheduled `tvm.s_tir.Schedule`; changes nothing."""
 
-    def options(self, facts: Any, core: Core) -> Mapping[str, tuple[int, ...]]:
-        """The knobs of such a function by name, each with its options, for a target's core."""
+    def options(self, facts: Any, core: Any) -> Mapping[str, tuple[int, ...]]:
+        """The knobs of such a function by name, each with its options, for a target's `Unit`: a core, or a GPU."""
 
-    def predict(self, facts: Any, plan: Plan, core: Core) -> Prediction | None:
-        """What a plan costs on `core.threads` cores; None for one that makes no sense."""
+    def predict(self, facts: Any, plan: Plan, core: Any) -> Prediction | None:
+        """What a plan costs on `core.threads` cores, or a GPU; None for one that makes no sense."""
 
     def apply(self, schedule: Any, facts: Any, plan: Plan) -> None:
         """Schedule the function with primitives whose traces survive as JSON: no layout maps.

@@ -7,9 +7,8 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from farm.search.cores import Core
-from farm.search.families import FAMILIES
-from farm.search.families.family import Family, Plan, Prediction
+from farm.search.families import list_families
+from farm.search.families.family import Family, Plan, Prediction, Unit
 
 # What a schedule of a family is marked with, on its root block, so that its trace tells the plan.
 MARK = "farm.plan"
@@ -23,7 +22,7 @@ class Outlook:
 
     family: Family
     facts: Any
-    core: Core
+    core: Unit
     options: Mapping[str, tuple[int, ...]]
 
     def plans(self) -> list[tuple[Prediction, Plan]]:
@@ -47,16 +46,16 @@ class Outlook:
         schedule.annotate(schedule.get_sblock("root"), MARK, " ".join(words))
 
 
-def list_outlooks(module: Any, core: Core) -> list[Outlook]:
+def list_outlooks(module: Any, core: Unit) -> list[Outlook]:
     """The only function of a module as each family sees it that knows it, in the order of the families."""
     import tvm
 
     schedule = tvm.s_tir.Schedule(module, error_render_level="none")
-    read = ((family, family.read(schedule)) for family in FAMILIES)
+    read = ((family, family.read(schedule)) for family in list_families(core))
     return [Outlook(family, facts, core, family.options(facts, core)) for family, facts in read if facts is not None]
 
 
-def read_outlook(module: Any, core: Core) -> Outlook | None:
+def read_outlook(module: Any, core: Unit) -> Outlook | None:
     """The first family's that knows the only function of a module and has plans for it, None where none has."""
     return next((outlook for outlook in list_outlooks(module, core) if outlook.plans()), None)
 

@@ -1,0 +1,92 @@
+"""What predictions for GPUs share: how long blocks of threads take, and how loops are given to threads."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from device_agent.protocol.processors import WARP, count_resident
+from farm.search.families.family import Prediction
+from farm.search.gpus import Gpu
+
+# Assumed: what a kernel's start costs, a wait for memory, a barrier; a sector of memory is the least that is moved.
+_START_S, _MEMORY_CYCLES, _BARRIER_CYCLES = 3e-6, 350.0, 40.0
+SECTOR_BYTES = 32
+# Registers that addresses and loop counters take beside a thread's values.
+OTHER_REGISTERS = 22
+_MOST_PARALLEL = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """`blocks` blocks of `threads`; of one thread: multiply-adds, other instructions, values that it holds, rounds in
+    which it waits for memory, barriers. `shared_turns` are a block's accesses to shared memory by a warp each,
+    `moved_bytes` what all blocks read and write, `far_bytes` what of it comes from memory.
+    """
+
+    blocks: int
+    threads: int
+    multiplied: float
+    others: float
+    held: int
+    waits: float
+    moved_bytes: float
+    far_bytes: float
+    shared_bytes: int = 0
+    shared_turns: float = 0.0
+    barriers: float = 0.0
+
+    @property
+    def registers(self) -> int:
+        """Of one thread, as `ptxas` will about give it."""
+        return self.held + OTHER_REGISTERS
+
+
+def predict(work: Blocks, gpu: Gpu) -> Prediction | None:
+    """How long it takes; None for what a block may not have."""
+    limits = gpu.plan.limits
+    warps = math.ceil(work.threads / WARP)
+    too_much = work.threads > limits.threads or work.shared_bytes > limits.shared_bytes
+    if too_much or work.registers > 240 or work.registers * warps * WARP > limits.registers:
+        return None
+    unit = gpu.unit
+    width = unit.lanes / WARP
+    own = math.ceil(work.blocks / gpu.processors)
+    resident = min(own, count_resident(unit, work.threads, work.registers, work.shared_bytes))
+    issued = warps * (work.multiplied + work.others)
+    parallel = min(_MOST_PARALLEL, max(1, work.held))
+    filled = min(1.0, resident * warps * parallel / (unit.fma_cycles * width))
+    busy = max(issued / width / filled, work.shared_turns, work.moved_bytes / work.blocks / (2 * SECTOR_BYTES))
+    waited = work.waits * _MEMORY_CYCLES + work.barriers * _BARRIER_CYCLES + issued / warps
+    cycles = max(own * busy, own / resident * waited)
+    far_s = work.far_bytes / gpu.memory_bytes_per_s
+    seconds = max(cycles / gpu.freq_hz, far_s) + _START_S
+    terms = {
+        "compute": cycles,
+        "far": far_s * gpu.freq_hz,
+        "pad": work.shared_turns * own,
+        "balance": own * gpu.processors / work.blocks,
+        "steps": resident * warps,
+    }
+    return Prediction(seconds, terms)
+
+
+def far(asked_bytes: float, size_bytes: float, gpu: Gpu) -> float:
+    """Bytes of an argument that come from memory where so many are asked for: it once, and again what no cache has."""
+    once = min(asked_bytes, size_bytes)
+    return once + (asked_bytes - once) * max(0.0, 1 - gpu.unit.cache_bytes / max(size_bytes, 1.0))
+
+
+def give_to_threads(schedule: Any, block: Any, threads: int, vector: int) -> None:
+    """Have a block that copies into shared memory do so with all threads, `vector` elements each at a time.
+
+    It was put inside a loop of the block that reads it; its own loops are the innermost ones.
+    """
+    loops = schedule.get_loops(block)
+    depth = len(schedule.get(block).iter_vars)
+    fused = schedule.fuse(*loops[-depth:])
+    _, thread, lane = schedule.split(fused, [None, threads, vector])
+    schedule.bind(thread, "threadIdx.x")
+    if vector > 1:
+        schedule.vectorize(lane)

@@ -1,0 +1,190 @@
+"""Functions on GPUs each of whose results a thread has on its own, and those whose sums the threads of a block share."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from farm.search.families import expressions, gpu_cost
+from farm.search.families import facts as reading
+from farm.search.families.family import Plan, Prediction
+from farm.search.families.gpu_cost import Blocks
+from farm.search.gpus import Gpu
+
+# With at least so many steps to a sum, and at most so many results, threads of one result each are too few.
+_LONG, _FEW = 32, 1 << 15
+
+
+@dataclasses.dataclass(frozen=True)
+class Map:
+    """A function of at most one block that sums up, `main`, and blocks around it that write one element each.
+
+    `inlined` are computed where they are read, `last` writes the result, which has `results` elements of
+    `element_bytes`, `run` of them in a row along its last loop. `depth` is how many steps one takes, `loads` what it
+    reads at each. `moved_bytes` are those of all arguments and the result.
+    """
+
+    main: str | None
+    inlined: tuple[str, ...]
+    last: str
+    results: int
+    run: int
+    depth: int
+    loads: int
+    element_bytes: int
+    moved_bytes: int
+    follows: bool  # whether something read moves with the last loop
+
+
+class GpuFlat:
+    """One thread has `each` results that lie in a row: element-wise functions, pools, depthwise convolutions."""
+
+    name = "gpu-flat"
+
+    def read(self, schedule: Any) -> Map | None:
+        return read_map(schedule)
+
+    def options(self, facts: Map, core: Gpu) -> Mapping[str, tuple[int, ...]]:
+        each = tuple(n for n in (1, 2, 4) if facts.run % n == 0)
+        return {"threads": (64, 128, 256, 512), "each": each}
+
+    def predict(self, facts: Map, plan: Plan, core: Gpu) -> Prediction | None:
+        each = plan["each"]
+        # Weights are read by all, so a warp's threads read in rows where results lie in rows.
+        moved = facts.results * (facts.depth * facts.loads + 1) * facts.element_bytes
+        if not facts.follows:
+            moved *= 4
+        work = Blocks(
+            blocks=math.ceil(facts.results / (plan["threads"] * each)),
+            threads=plan["threads"],
+            multiplied=facts.depth * each,
+            others=(facts.depth * (facts.loads + 2)) * (1 if facts.follows else each) + 4 * each + 8,
+            held=each * (facts.loads + 1),
+            waits=1 + facts.depth / 16,
+            moved_bytes=moved,
+            far_bytes=float(facts.moved_bytes),
+        )
+        return gpu_cost.predict(work, core)
+
+    def apply(self, schedule: Any, facts: Map, plan: Plan) -> None:
+        last = _prepare(schedule, facts, "local")
+        loops = schedule.get_loops(last)
+        block, thread, lane = schedule.split(schedule.fuse(*loops), [None, plan["threads"], plan["each"]])
+        schedule.bind(block, "blockIdx.x")
+        schedule.bind(thread, "threadIdx.x")
+        if facts.main:
+            main = schedule.get_sblock(facts.main)
+            schedule.compute_at(main, thread, preserve_unit_loops=True)
+            depth = len(schedule.get(main).iter_vars)
+            own = schedule.get_loops(main)[-depth:]
+            kinds = [reading.is_sum(v) for v in schedule.get(main).iter_vars]
+            sums = [loop for loop, is_sum in zip(own, kinds, strict=True) if is_sum]
+            schedule.reorder(*sums, *(loop for loop, is_sum in zip(own, kinds, strict=True) if not is_sum))
+            schedule.decompose_reduction(main, sums[0])
+        if plan["each"] > 1:
+            schedule.vectorize(lane)
+
+
+class GpuSums:
+    """`shares` threads share the sum of one result, `beside` results are had by a block: means, products with a vector."""
+
+    name = "gpu-sums"
+
+    def read(self, schedule: Any) -> Map | None:
+        found = read_map(schedule)
+        return found if found and found.main and found.depth >= _LONG and found.results <= _FEW else None
+
+    def options(self, facts: Map, core: Gpu) -> Mapping[str, tuple[int, ...]]:
+        return {
+            "beside": tuple(n for n in (1, 4, 8, 16, 32) if n <= facts.results),
+            "shares": tuple(n for n in (8, 16, 32, 64, 128, 256) if n <= 2 * facts.depth),
+        }
+
+    def predict(self, facts: Map, plan: Plan, core: Gpu) -> Prediction | None:
+        threads = plan["beside"] * plan["shares"]
+        if not 32 <= threads <= 512:
+            return None
+        steps = math.ceil(facts.depth / plan["shares"])
+        # Threads beside each other read what lies in a row, where results do.
+        in_row = min(8, plan["beside"]) if facts.follows else 8
+        work = Blocks(
+            blocks=math.ceil(facts.results / plan["beside"]),
+            threads=threads,
+            multiplied=steps,
+            others=steps * (facts.loads + 3) + 12 * math.log2(plan["shares"]),
+            held=4,
+            waits=1 + steps / 8,
+            moved_bytes=facts.results * facts.depth * facts.loads * facts.element_bytes * 8 / in_row,
+            far_bytes=float(facts.moved_bytes),
+            barriers=math.log2(plan["shares"]),
+            shared_bytes=threads * 4 + plan["beside"] * 4,
+        )
+        return gpu_cost.predict(work, core)
+
+    def apply(self, schedule: Any, facts: Map, plan: Plan) -> None:
+        last = _prepare(schedule, facts, "shared")
+        block, beside = schedule.split(schedule.fuse(*schedule.get_loops(last)), [None, plan["beside"]])
+        schedule.bind(block, "blockIdx.x")
+        main = schedule.get_sblock(facts.main)
+        schedule.compute_at(main, block, preserve_unit_loops=True)
+        schedule.bind(beside, "threadIdx.x")
+        variables = schedule.get(main).iter_vars
+        own = schedule.get_loops(main)[-len(variables) :]
+        sums = [loop for loop, v in zip(own, variables, strict=True) if reading.is_sum(v)]
+        rest = [loop for loop, v in zip(own, variables, strict=True) if not reading.is_sum(v)]
+        schedule.reorder(*rest, *sums)
+        schedule.bind(schedule.fuse(*rest), "threadIdx.x")
+        _, share = schedule.split(schedule.fuse(*sums), [None, plan["shares"]])
+        schedule.bind(share, "threadIdx.y")
+
+
+def _prepare(schedule: Any, facts: Map, scope: str) -> Any:
+    """Inline what is, and put sums into a buffer of that scope; returns the block that writes the result."""
+    for name in facts.inlined:
+        schedule.compute_inline(schedule.get_sblock(name))
+    if facts.main is None:
+        return schedule.get_sblock(facts.last)
+    main = schedule.get_sblock(facts.main)
+    if facts.last == facts.main:
+        return schedule.cache_write(main, 0, scope)
+    schedule.set_scope(main, 0, scope)
+    return schedule.get_sblock(facts.last)
+
+
+def read_map(schedule: Any) -> Map | None:
+    """The function as a map, None where it is none."""
+    names = reading.list_blocks(schedule)
+    if not names or len(set(names)) < len(names):
+        return None
+    blocks = {name: schedule.get(schedule.get_sblock(name)) for name in names}
+    mains = [name for name in names if any(reading.is_sum(v) for v in blocks[name].iter_vars)]
+    last = blocks[names[-1]]
+    if len(mains) > 1 or not reading.is_plain(schedule, names[-1]) and names[-1] not in mains:
+        return None
+    from tvm import tirx
+
+    main = mains[0] if mains else None
+    body = blocks[main or names[-1]].body
+    if not isinstance(body, tirx.BufferStore) or not last.iter_vars:
+        return None
+    final = [v for v in blocks[main or names[-1]].iter_vars if not reading.is_sum(v)][-1:]
+    loads, _ = expressions.read_value(body.value)
+    read = [load for load in loads if not load.source.same_as(body.buffer)]
+    function = schedule.mod["main"]
+    sizes = [reading.size_of(buffer) for buffer in function.buffer_map.values()]
+    spatial = [int(v.dom.extent) for v in last.iter_vars if not reading.is_sum(v)]
+    sums = [int(v.dom.extent) for v in blocks[main].iter_vars if reading.is_sum(v)] if main else []
+    return Map(
+        main=main,
+        inlined=tuple(name for name in names[:-1] if name != main),
+        last=names[-1],
+        results=math.prod(spatial),
+        run=spatial[-1] if spatial else 1,
+        depth=math.prod(sums),
+        loads=max(1, len(read)),
+        element_bytes=reading.bytes_of(body.buffer.dtype),
+        moved_bytes=sum(sizes),
+        follows=bool(final) and any(expressions.mentions(list(load.indices)[-1], final[0].var) for load in read),
+    )

@@ -1,0 +1,145 @@
+"""Contractions on GPUs: tiles in shared memory, smaller ones in the registers of each thread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from farm.search.families import facts as reading
+from farm.search.families import gpu_cost
+from farm.search.families.facts import Contraction
+from farm.search.families.family import Plan, Prediction
+from farm.search.families.gpu_cost import Blocks
+from farm.search.gpus import Gpu
+
+# Fewer results are had sooner by threads that share their sums (`gpu_sums.py`).
+_FEWEST_PIXELS = 4
+
+
+class GpuTiles:
+    """Dense convolutions and matrix products, also many at once.
+
+    Threads of a block are `wide` along the channels, and `high` by `far` along rows and columns of pixels; each has
+    `channels` times `rows` times `columns` results. `steps` of the innermost sum are staged at a time.
+    """
+
+    name = "gpu-tiles"
+
+    def read(self, schedule: Any) -> Contraction | None:
+        found = reading.read_contraction(schedule)
+        if found is None or found.group or len(found.channels) != 1 or not found.pixels or not found.sums:
+            return None
+        if math.prod(axis.extent for axis in found.pixels) < _FEWEST_PIXELS or found.element_bytes != 4:
+            return None
+        plain = all(reading.is_plain(schedule, name) for name in (*found.between, found.last) if name != found.main)
+        return found if plain and len(found.pixels) <= 3 else None
+
+    def options(self, facts: Contraction, core: Gpu) -> Mapping[str, tuple[int, ...]]:
+        rows, columns = _area(facts)
+        wide = tuple(n for n in (4, 8, 16, 32) if n <= max(4, facts.channel))
+        return {
+            "wide": wide,
+            "channels": tuple(n for n in (1, 2, 4, 8) if n * 4 <= max(4, facts.channel)),
+            "high": tuple(n for n in (1, 2, 4, 8) if n <= rows) or (1,),
+            "far": tuple(n for n in (1, 2, 4, 7, 8, 14, 16) if n <= columns),
+            "rows": tuple(n for n in (1, 2) if n <= rows) or (1,),
+            "columns": tuple(n for n in (1, 2, 4, 7, 8) if n <= columns),
+            "steps": tuple(n for n in (4, 8, 16, 32) if facts.sums[-1].extent % n == 0) or (facts.sums[-1].extent,),
+        }
+
+    def predict(self, facts: Contraction, plan: Plan, core: Gpu) -> Prediction | None:
+        threads = plan["wide"] * plan["high"] * plan["far"]
+        if threads < 32 or threads > 512:
+            return None
+        rows, columns = _area(facts)
+        tile_rows, tile_columns = plan["high"] * plan["rows"], plan["far"] * plan["columns"]
+        tile_channels = plan["wide"] * plan["channels"]
+        if tile_rows >= 2 * rows or tile_columns >= 2 * columns or tile_channels >= 2 * facts.channel + 4:
+            return None
+        parts = math.ceil(rows / tile_rows) * math.ceil(columns / tile_columns)
+        outer = math.prod(axis.extent for axis in (*facts.batch, *facts.pixels[:-2]))
+        blocks = outer * parts * math.ceil(facts.channel / tile_channels)
+        kernel = facts.depth // facts.sums[-1].extent
+        stages = math.ceil(facts.sums[-1].extent / plan["steps"])
+        values = plan["rows"] * plan["columns"]
+        own = values * plan["channels"]
+        sizes = [tile_columns, tile_rows][: len(facts.pixels)]
+        spans = zip(sizes, reversed(facts.stride), reversed(facts.reach), strict=False)
+        data = math.prod((size - 1) * stride + reach for size, stride, reach in spans) * plan["steps"]
+        weights = kernel * plan["steps"] * tile_channels
+        steps = kernel * stages * plan["steps"]
+        warps = math.ceil(threads / 32)
+        # Of each step a thread reads its pixels one by one, its channels as vectors of up to four.
+        read = values * min(8, max(1, 32 // plan["wide"])) ** 0.25 + math.ceil(plan["channels"] / 4) * _turns(plan)
+        fetched = stages * (data + weights) / threads
+        moved = blocks * (stages * (data + weights) + tile_rows * tile_columns * tile_channels) * 4.0
+        data_asked, weights_asked = blocks * stages * data * 4.0, blocks * stages * weights * 4.0
+        work = Blocks(
+            blocks=blocks,
+            threads=threads,
+            multiplied=steps * own,
+            others=steps * (values + plan["channels"] / 4 + 1) + fetched * (8 if facts.pad else 4) + own * 4,
+            held=own + values + plan["channels"],
+            waits=stages,
+            moved_bytes=moved,
+            far_bytes=gpu_cost.far(data_asked, facts.data_bytes, core)
+            + gpu_cost.far(weights_asked, facts.weight_bytes, core)
+            + facts.result_bytes,
+            shared_bytes=(data + weights) * 4,
+            shared_turns=warps * steps * read + stages * (data + weights) / 32,
+            barriers=2 * stages,
+        )
+        return gpu_cost.predict(work, core)
+
+    def apply(self, schedule: Any, facts: Contraction, plan: Plan) -> None:
+        """Tile what follows the contraction, compute that inside, stage what it reads."""
+        main = schedule.get_sblock(facts.main)
+        if facts.pad:
+            schedule.compute_inline(schedule.get_sblock(facts.pad))
+        for name in facts.between:
+            schedule.compute_inline(schedule.get_sblock(name))
+        last = schedule.cache_write(main, 0, "local") if facts.last == facts.main else schedule.get_sblock(facts.last)
+        if facts.last != facts.main:
+            schedule.set_scope(main, 0, "local")
+        *before, channel = schedule.get_loops(last)
+        pixels = before[-min(2, len(facts.pixels)) :]
+        blocks, threads, own = list(before[: len(before) - len(pixels)]), [], []
+        factors = [(plan["high"], plan["rows"]), (plan["far"], plan["columns"])][-len(pixels) :]
+        for loop, (shared, kept) in zip(pixels, factors, strict=True):
+            block, thread, inner = schedule.split(loop, [None, shared, kept])
+            blocks.append(block)
+            threads.append(thread)
+            own.append(inner)
+        block, thread, vector = schedule.split(channel, [None, plan["wide"], plan["channels"]])
+        schedule.reorder(*blocks, block, *threads, thread, *own, vector)
+        schedule.bind(schedule.fuse(*blocks, block), "blockIdx.x")
+        inside = schedule.fuse(*threads, thread)
+        schedule.bind(inside, "threadIdx.x")
+        if plan["channels"] > 1:
+            lanes = min(4, plan["channels"])
+            schedule.vectorize(schedule.split(vector, [None, lanes])[-1])
+        schedule.compute_at(main, inside, preserve_unit_loops=True)
+        mine = schedule.get_loops(main)[1 + 1 - 2 :][-(len(schedule.get(main).iter_vars)) :]
+        sums = [mine[axis.at] for axis in facts.sums]
+        results = [loop for at, loop in enumerate(mine) if at not in {axis.at for axis in facts.sums}]
+        stage, step = schedule.split(sums[-1], [None, plan["steps"]])
+        schedule.reorder(stage, *sums[:-1], step, *results)
+        reads = range(len(schedule.get(main).reads))
+        staged = [schedule.cache_read(main, at, "shared") for at in reads]
+        total = plan["wide"] * plan["high"] * plan["far"]
+        for copy in staged:
+            schedule.compute_at(copy, stage, preserve_unit_loops=True)
+            gpu_cost.give_to_threads(schedule, copy, total, 1)
+        schedule.decompose_reduction(main, stage)
+
+
+def _area(facts: Contraction) -> tuple[int, int]:
+    """Rows and columns of pixels; one row where pixels are in one loop."""
+    rows = facts.pixels[-2].extent if len(facts.pixels) > 1 else 1
+    return rows, facts.pixels[-1].extent
+
+
+def _turns(plan: Plan) -> int:
+    """How often shared memory is asked for the channels' vectors of a warp."""
+    return max(1, min(4, plan["channels"]) * min(32, plan["wide"]) // 32)

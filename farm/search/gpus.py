@@ -1,0 +1,78 @@
+"""The GPU of a target, as predictions of schedules and the making of code need it; the numbers are the inventory's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from device_agent.protocol.processors import Processor, find_processor
+from farm.errors import UsageError
+from farm.gpu.code import THREADS_PER_BLOCK, WARP, GpuPlan, plan_gpu
+from farm.inventory.board_types import load_board_types
+from farm.search import cores
+from farm.search.cores import Core
+
+# In a target's `libs`: that a virtual board runs it, by this machine's processor.
+VIRTUAL = "virtual"
+# Of the memory's peak that code reaches. Assumed.
+_REACHED = 0.8
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A board type's GPU at its highest clocks. What a block may have is in `plan`; `unit` is one of its processors."""
+
+    plan: GpuPlan
+    unit: Processor
+    processors: int
+    freq_hz: float
+    memory_bytes_per_s: float
+
+
+def to_config(board_type: str, plan: GpuPlan, host: Mapping[str, Any], *, simulated: bool) -> dict[str, Any]:
+    """TVM's target for the GPU of boards of a type, whose processor is `host`. It names the type: what else code for it
+    depends on is looked up by that.
+    """
+    return {
+        "kind": "cuda",
+        "arch": plan.arch,
+        "model": board_type,
+        "libs": [VIRTUAL] if simulated else [],
+        "max_num_threads": THREADS_PER_BLOCK,
+        "max_threads_per_block": THREADS_PER_BLOCK,
+        "thread_warp_size": WARP,
+        "max_shared_memory_per_block": plan.limits.shared_bytes,
+        "registers_per_block": plan.limits.registers,
+        "host": dict(host),
+    }
+
+
+def is_gpu(target: Mapping[str, Any]) -> bool:
+    """Whether a target in TVM's dict form is a GPU's."""
+    return target.get("kind") == "cuda"
+
+
+def is_virtual(target: Mapping[str, Any]) -> bool:
+    """Whether code for a GPU's target is run by this machine's processor."""
+    return VIRTUAL in target.get("libs", ())
+
+
+def gpu_of(target: Mapping[str, Any]) -> Gpu:
+    """The GPU that a target of `to_config` names. Raises UsageError for a board type that is not known."""
+    board_type = load_board_types().get(str(target.get("model", "")))
+    if board_type is None or board_type.gpu is None:
+        raise UsageError(f"a GPU's target names the board type {target.get('model', '')!r}, which is not known")
+    gpu = board_type.gpu
+    return Gpu(
+        plan_gpu(board_type),
+        find_processor(gpu.arch),
+        gpu.processors or 1,
+        float(max(gpu.freqs_hz, default=1_000_000_000)),
+        _REACHED * float(gpu.memory_bytes_per_s or 25_600_000_000),
+    )
+
+
+def unit_of(target: Mapping[str, Any]) -> Core | Gpu:
+    """What computes for a target: its processor's cores, or its GPU. Raises UsageError for one that is not known."""
+    return gpu_of(target) if is_gpu(target) else cores.core_of(target)
