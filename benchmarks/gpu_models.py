@@ -6,7 +6,6 @@ ONNX Runtime's outputs on a virtual GPU, which a processor plays: no time here i
 
 from __future__ import annotations
 
-import functools
 import os
 import tempfile
 import time
@@ -21,13 +20,14 @@ import onnxruntime
 from device_agent import engines, gpu
 from device_agent.board_types import load_board_types as load_for_agent
 from device_agent.protocol import GPU, Engine, RunSpec
-from farm.artifacts.compile_gpu import compile_for_gpu
+from farm.artifacts.compile import compile_model
 from farm.artifacts.verify import compare
 from farm.gpu import code, native
 from farm.inventory.board_types import load_board_types
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.zoo import ZOO
-from farm.search import target
+from farm.search import gpus, target
+from farm.search.pipeline import GPU_PIPELINE
 
 MODELS = ("squeezenet1.1", "mobilenet_v2", "resnet18")
 # One of each architecture.
@@ -51,14 +51,19 @@ def try_model(name: str, boards: tuple[str, ...], home: Path) -> dict[str, Any]:
     """What becomes of a model: its code for each board type, and its output on a virtual board of the first one."""
     entry, types = ZOO[name], load_board_types()
     data = entry.build()
-    make = functools.partial(compile_for_gpu, onnx.load_model_from_string(data), entry.input_shapes)
+    model = onnx.load_model_from_string(data)
+
+    def make(board: str, host: Any, triple: str | None, *, simulated: bool) -> Any:
+        config = gpus.to_config(board, code.plan_gpu(types[board]), host, simulated=simulated)
+        return compile_model(model, entry.input_shapes, config, GPU_PIPELINE, [], triple)
+
     code_for = {}
     for board in boards:
         _machine.say(f"{name} for {board}")
         begun = time.monotonic()
         plan, host = code.plan_gpu(types[board]), types[board].target
         assert host is not None  # of `local` alone
-        _, made = make(plan, host.to_tvm(), types[board].link_triple, simulated=False)
+        made = make(board, host.to_tvm(), types[board].link_triple, simulated=False)
         code_for[board] = {
             "arch": plan.arch,
             "ptx": plan.newest_ptx,
@@ -69,7 +74,7 @@ def try_model(name: str, boards: tuple[str, ...], home: Path) -> dict[str, Any]:
                 for each in ("registers", "spilled_bytes", "shared_bytes")
             },
         }
-    compiled, _ = make(code.plan_gpu(types[boards[0]]), target.host_target(2), None, simulated=True)
+    compiled = make(boards[0], target.host_target(2), None, simulated=True)
     inputs = make_inputs([InputSpec(*each, "float32") for each in entry.input_shapes.items()], 0)
     given = run(compiled.library, inputs, boards[0], home / f"{name}.so")
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])

@@ -9,6 +9,7 @@
     │   └── BoardNonsenseError  a board answered what cannot be
     ├── PermanentError      trying again cannot work                exit 1
     │   ├── UnavailableError    a part of the farm is missing       exit 3
+    │   ├── CodeRefusedError    a compiler or assembler refuses     exit 1
     │   └── LeaseOverError      a board is no longer ours to use    exit 1
     ├── BoardUnsafeError    a board must not be used                exit 4
     │   └── BoardHostileError   a board attacked whoever worked with it
@@ -70,6 +71,10 @@ class UnavailableError(PermanentError):
     """A part of the farm that this needs is not there: tracker, agent, disk, optional package."""
 
     exit_code = 3
+
+
+class CodeRefusedError(PermanentError):
+    """Code for a GPU is refused, or takes more than the GPU has: a fault of whatever it was made of."""
 
 
 class LeaseOverError(PermanentError):

@@ -18,7 +18,8 @@ import onnx
 
 from farm.artifacts.choice import Choice, Records
 from farm.errors import InternalError, PermanentError
-from farm.search import default_schedule, linker, pipeline, traces, tvm_env, workloads
+from farm.gpu.ptx import Usage
+from farm.search import default_schedule, gpu_code, gpus, linker, pipeline, traces, tvm_env, workloads
 from farm.search.prepared import prepare_model
 from farm.search.tvm_errors import find_reason
 from farm.values import Record
@@ -48,7 +49,7 @@ class Compiled:
 
     Of the model's `workloads` distinct functions, `applied` are from records and `by_rule` scheduled by prediction;
     `served` has all of them. `outputs` are shapes and NumPy's names of element types. `activations_bytes` is what the
-    program allocates for one inference.
+    program allocates for one inference; `usages` what its kernels take of a GPU.
     """
 
     library: bytes = dataclasses.field(repr=False)
@@ -59,6 +60,7 @@ class Compiled:
     served: tuple[Served, ...] = dataclasses.field(default=(), repr=False)
     outputs: tuple[tuple[tuple[int, ...], str], ...] = ()
     activations_bytes: int = 0
+    usages: tuple[Usage, ...] = ()
 
 
 def compile_model(
@@ -70,6 +72,7 @@ def compile_model(
     link_triple: str | None,
 ) -> Compiled:
     """Compile `model`. A function without a record is scheduled by the best prediction where the pipeline has families.
+    For a GPU's target what no family serves gets TVM's defaults.
 
     A sequence of records is of the board type and point compiled for, whatever they say. `link_triple` is Zig's name
     of the board's system, None for this machine. Raises UsageError, PermanentError.
@@ -95,8 +98,14 @@ def compile_model(
     scheduled = _count_scheduled(finished)
     _log.info("%d of %d functions from records, %d by the rule", applied, len(found), by_rule)
 
-    compiled = build_library(finished, compile_target, link_triple, used.name, tuple(served))
-    return dataclasses.replace(compiled, applied=min(applied, scheduled), by_rule=min(by_rule, scheduled))
+    with gpu_code.making(target_config) as made:
+        if gpus.is_gpu(target_config):
+            finished = gpu_code.bind_rest(finished, compile_target)
+        compiled = build_library(finished, compile_target, link_triple, used.name, tuple(served))
+    usages = tuple(usage for each in made for usage in each.usages)
+    return dataclasses.replace(
+        compiled, applied=min(applied, scheduled), by_rule=min(by_rule, scheduled), usages=usages
+    )
 
 
 def build_library(

@@ -29,6 +29,7 @@ from farm.inventory.board_types import BoardType, load_board_types
 from farm.inventory.core_types import find_core_type
 from farm.models.inputs import InputSpec
 from farm.models.source import ModelSource
+from farm.search.pipeline import GPU_PIPELINE
 from farm.search.target import host_target
 from farm.settings import Settings
 from farm.store import Store
@@ -48,7 +49,7 @@ _MOST_NAMED = 4
 class Order:
     """What is compiled, for which boards: those of a type that are, or are not, `simulated`, at an operating point.
 
-    `device` is `cpu`, or `gpu` for code without records: then neither the point nor `missing` has a say.
+    `device` is `cpu` or `gpu`.
     """
 
     brought: Brought
@@ -75,9 +76,9 @@ def make_artifact(order: Order, out: Path, settings: Settings, store: Store) -> 
     manifests.require_place(out)
     settings.share_linker_cache()
     target = find_target(order.board_type, order.simulated)
-    if order.device == GPU:
-        return _make_for_gpu(order, target, out)
     records, relatives = fetch_candidates(order, store)
+    if order.device == GPU:
+        return _make_for_gpu(order, target, records, out)
     ways = {order.board_type.name: (order.board_type.pipeline, True)}
     job = functools.partial(compile_ways, order, target, records, relatives, ways)
     done, config = compile_apart(job, order.source.name)
@@ -90,9 +91,12 @@ def make_artifact(order: Order, out: Path, settings: Settings, store: Store) -> 
     return manifests.write_artifact(out, _describe(order, target, config, compiled, files), files)
 
 
-def _make_for_gpu(order: Order, target: TargetPlan, out: Path) -> Artifact:
+def _make_for_gpu(order: Order, target: TargetPlan, records: Sequence[Record], out: Path) -> Artifact:
     plan = plan_gpu(order.board_type)
-    compiled, used, config = compile_apart(functools.partial(_compile_for_gpu, order, target, plan), order.source.name)
+    job = functools.partial(_compile_for_gpu, order, target, plan, records)
+    compiled, used, config = compile_apart(job, order.source.name)
+    if order.missing == REFUSE:
+        _require_records(order, compiled.served)
     files = {manifests.LIBRARY: compiled.library}
     if order.labels is not None:
         files["labels.txt"] = order.labels
@@ -108,24 +112,27 @@ def _make_for_gpu(order: Order, target: TargetPlan, out: Path) -> Artifact:
     return manifests.write_artifact(out, manifest, files)
 
 
-def _compile_for_gpu(order: Order, target: TargetPlan, plan: GpuPlan) -> tuple[Compiled, GpuCode, dict[str, Any]]:
+def _compile_for_gpu(
+    order: Order, target: TargetPlan, plan: GpuPlan, records: Sequence[Record]
+) -> tuple[Compiled, GpuCode, dict[str, Any]]:
     """Loads TVM's compiler: for a process of its own."""
-    from farm.artifacts.compile_gpu import compile_for_gpu
+    from farm.search.gpus import to_config as to_gpu_config
 
-    config = to_config(target)
+    host = to_config(target)
+    config = to_gpu_config(order.board_type.name, plan, host, simulated=order.simulated)
     shapes = {spec.name: spec.static_shape for spec in order.inputs}
-    triple = find_triple(order.board_type, target)
-    compiled, made = compile_for_gpu(order.source.load(), shapes, plan, config, triple, order.simulated)
+    book, triple = make_book(order, records, ()), find_triple(order.board_type, target)
+    compiled = compile_model(order.source.load(), shapes, config, GPU_PIPELINE, book, triple)
     used = GpuCode(
         arch=plan.arch,
         ptx=plan.newest_ptx,
-        kernels=len(made.usages),
+        kernels=len(compiled.usages),
         **{
-            name: max((getattr(usage, name) for usage in made.usages), default=0)
+            name: max((getattr(usage, name) for usage in compiled.usages), default=0)
             for name in ("registers", "shared_bytes", "threads", "spilled_bytes")
         },
     )
-    return compiled, used, config
+    return compiled, used, host
 
 
 def find_missing(served: Sequence[Served]) -> list[str]:

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from farm.errors import PermanentError
+from farm.errors import CodeRefusedError
 from farm.gpu import native, ptx
 from farm.search import linker
 
@@ -35,7 +35,7 @@ def compile_kernels(source: str, triple: str | None, usages: Sequence[ptx.Usage]
     `usages` are what its kernels take on the GPU. Raises PermanentError for source that cannot be compiled so.
     """
     if _HALF.search(source.partition('extern "C"')[2]):
-        raise PermanentError("this model computes in half precision, which virtual GPUs do not do")
+        raise CodeRefusedError("this model computes in half precision, which virtual GPUs do not do")
     facts = "".join(f"// farm: {u.kernel} registers={u.registers} shared_bytes={u.shared_bytes}\n" for u in usages)
     # The plug-in refuses what looks like CUDA source.
     told = (facts + source.partition('extern "C"')[2].replace("__global__", "__kernel__")).encode()

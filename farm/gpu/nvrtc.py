@@ -10,7 +10,7 @@ import functools
 import importlib.util
 from pathlib import Path
 
-from farm.errors import PermanentError, UnavailableError
+from farm.errors import CodeRefusedError, PermanentError, UnavailableError
 
 # TVM's source includes two headers of libcu++, which take three times as long as the rest; this is all that it uses.
 _HEADERS = {
@@ -43,7 +43,7 @@ template <class T> struct is_floating_point { static constexpr bool value = !is_
 def compile_ptx(source: str, arch: str) -> str:
     """The PTX of CUDA source for an architecture such as sm_53; its header says NVRTC's own version of PTX.
 
-    Raises PermanentError with the compiler's words, UnavailableError without the compiler.
+    Raises CodeRefusedError with the compiler's words, UnavailableError without the compiler.
     """
     library = _load()
     program = ctypes.c_void_p()
@@ -63,7 +63,7 @@ def compile_ptx(source: str, arch: str) -> str:
         words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         if library.nvrtcCompileProgram(program, len(options), words) != 0:
             log = _read(library, program, "nvrtcGetProgramLog").strip()
-            raise PermanentError(f"the CUDA compiler refuses the code: {log[:2000]}")
+            raise CodeRefusedError(f"the CUDA compiler refuses the code: {log[:2000]}")
         return _read(library, program, "nvrtcGetPTX")
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))

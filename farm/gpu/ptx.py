@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from farm.errors import DeadlineError, PermanentError, UsageError
+from farm.errors import CodeRefusedError, DeadlineError, PermanentError, UsageError
 from farm.gpu.nvrtc import find_file
 
 # 70 ms for a matrix product, some seconds for all kernels of a big model.
@@ -97,7 +97,7 @@ def rewrite_version(text: str, newest: str) -> str:
 def check(text: str, arch: str, limits: Limits) -> list[Usage]:
     """What every kernel of the PTX takes on an architecture such as sm_53.
 
-    Raises PermanentError with ptxas' words for PTX that it refuses, or naming the kernel and the limit that it breaks.
+    Raises CodeRefusedError with ptxas' words for PTX that it refuses, or naming the kernel and the limit that it breaks.
     """
     threads = {name: _count_threads(words) for name, words in _THREADS.findall(text)}
     with tempfile.TemporaryDirectory(prefix="farm-ptx-") as folder:
@@ -115,7 +115,7 @@ def check(text: str, arch: str, limits: Limits) -> list[Usage]:
         except subprocess.TimeoutExpired as error:
             raise DeadlineError(f"ptxas did not finish within {_TIMEOUT_S:g} s") from error
     if done.returncode != 0:
-        raise PermanentError(f"ptxas refuses the code for {arch}: {(done.stderr or done.stdout).strip()[:2000]}")
+        raise CodeRefusedError(f"ptxas refuses the code for {arch}: {(done.stderr or done.stdout).strip()[:2000]}")
     usages = []
     for kernel, stack, stores, loads, registers, rest in _COMPILED.findall(done.stderr + done.stdout):
         shared = re.search(r"(\d+) bytes smem", rest)
@@ -151,4 +151,4 @@ def _require(usage: Usage, limits: Limits) -> None:
         (registers, limits.registers, "registers"),
     ):
         if has > may:
-            raise PermanentError(f"the kernel {usage.kernel} takes {has} {what} per block; the GPU has {may}")
+            raise CodeRefusedError(f"the kernel {usage.kernel} takes {has} {what} per block; the GPU has {may}")

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import ray
 
 from device_agent.protocol import Status
-from farm.errors import DeadlineError, FarmError
+from farm.errors import CodeRefusedError, DeadlineError, FarmError
 from farm.search.build_cache import compiler_versions
 from farm.search.tvm_errors import find_reason
 from farm.settings import Settings
@@ -60,6 +60,8 @@ class Builder:
         try:
             library = builder.build_candidate(module_json, target, standalone=standalone)
             result = BuildResult(Status.OK, "", library, builder.content_address(library), time.monotonic() - started)
+        except CodeRefusedError as error:  # of its code, by whoever assembles it for a GPU
+            result = BuildResult(Status.BUILD_FAILED, _one_line(error), seconds=time.monotonic() - started)
         except (OSError, FarmError) as error:  # a full disk, a linker that cannot run: no candidate's fault
             result = BuildResult(Status.FARM_ERROR, _one_line(error), seconds=time.monotonic() - started)
         except Exception as error:  # noqa: BLE001 - edge of a process: what the compiler raises is the candidate's fault

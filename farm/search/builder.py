@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from farm.search import linker, tvm_env
+from farm.search import gpu_code, linker, tvm_env
 from farm.search.target import make_target
 
 _PREFIX = "farm-build-"
@@ -26,6 +26,7 @@ def build_candidate(module_json: str, target_config: Mapping[str, Any], *, stand
 
     Weights that the schedule wants packed are taken as packed already, as they will be in the compiled model. With
     `standalone` the packing stays inside the function, so that it computes the right result from ordinary weights.
+    Raises CodeRefusedError for code that a board's GPU cannot take, and what TVM raises.
     """
     tvm = tvm_env.load_compiler()
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
@@ -33,7 +34,8 @@ def build_candidate(module_json: str, target_config: Mapping[str, Any], *, stand
     module = tvm.ir.load_json(module_json)
     if not standalone:
         module = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module)
-    built = tvm.tirx.build(module, target=make_target(target_config))
+    with gpu_code.making(target_config):
+        built = tvm.tirx.build(module, target=make_target(target_config))
     with _folder() as folder:
         path = folder / "candidate.so"
         # Objects go there too: a folder of TVM's own would stay where this process is killed.

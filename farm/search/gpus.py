@@ -9,6 +9,7 @@ from typing import Any
 from device_agent.protocol.processors import Processor, find_processor
 from farm.errors import UsageError
 from farm.gpu.code import THREADS_PER_BLOCK, WARP, GpuPlan, plan_gpu
+from farm.gpu.ptx import Limits
 from farm.inventory.board_types import load_board_types
 from farm.search import cores
 from farm.search.cores import Core
@@ -64,8 +65,13 @@ def gpu_of(target: Mapping[str, Any]) -> Gpu:
     if board_type is None or board_type.gpu is None:
         raise UsageError(f"a GPU's target names the board type {target.get('model', '')!r}, which is not known")
     gpu = board_type.gpu
+    limits = Limits(
+        int(target["registers_per_block"]),
+        int(target["max_shared_memory_per_block"]),
+        int(target["max_threads_per_block"]),
+    )
     return Gpu(
-        plan_gpu(board_type),
+        dataclasses.replace(plan_gpu(board_type), limits=limits),
         find_processor(gpu.arch),
         gpu.processors or 1,
         float(max(gpu.freqs_hz, default=1_000_000_000)),

@@ -49,6 +49,8 @@ class GraphPipeline:
     polynomials: bool = False
 
 
+GPU_PIPELINE = "gpu/1"
+
 PIPELINES = {
     p.name: p
     for p in (
@@ -56,7 +58,7 @@ PIPELINES = {
         GraphPipeline("graph/2", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="any", polynomials=True),
         GraphPipeline("graph/2-exact", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="exact"),
         # For GPUs: weights stay as they are, and are read in rows.
-        GraphPipeline("gpu/1", ("NHWC", "HWIO"), prepack=False, canonical=True),
+        GraphPipeline(GPU_PIPELINE, ("NHWC", "HWIO"), prepack=False, canonical=True),
         GraphPipeline("graph/1", ("NHWC", "HWIO"), prepack=True),
         GraphPipeline("graph/1-nchw", None, prepack=True),
         GraphPipeline("graph/1-plain", None, prepack=False),

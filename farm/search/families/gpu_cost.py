@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from device_agent.protocol.processors import WARP, count_resident
+from farm.search.families import facts as reading
 from farm.search.families.family import Prediction
 from farm.search.gpus import Gpu
 
@@ -76,6 +77,16 @@ def far(asked_bytes: float, size_bytes: float, gpu: Gpu) -> float:
     """Bytes of an argument that come from memory where so many are asked for: it once, and again what no cache has."""
     once = min(asked_bytes, size_bytes)
     return once + (asked_bytes - once) * max(0.0, 1 - gpu.unit.cache_bytes / max(size_bytes, 1.0))
+
+
+def writes_once(schedule: Any, name: str) -> bool:
+    """Whether a block stores one element for each step of its own loops, and sums nothing up."""
+    from tvm import tirx
+
+    block = schedule.get(schedule.get_sblock(name))
+    loops = len(schedule.get_loops(schedule.get_sblock(name)))
+    plain = isinstance(block.body, tirx.BufferStore) and len(block.iter_vars) == loops
+    return plain and not any(reading.is_sum(v) for v in block.iter_vars)
 
 
 def give_to_threads(schedule: Any, block: Any, threads: int, vector: int) -> None:

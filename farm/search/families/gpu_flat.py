@@ -7,14 +7,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from farm.search.families import expressions, gpu_cost
+from farm.gpu.code import THREADS_PER_BLOCK, WARP
+from farm.search.families import expressions, gpu_cost, loops
 from farm.search.families import facts as reading
 from farm.search.families.family import Plan, Prediction
 from farm.search.families.gpu_cost import Blocks
 from farm.search.gpus import Gpu
 
-# With at least so many steps to a sum, and at most so many results, threads of one result each are too few.
-_LONG, _FEW = 32, 1 << 15
+# With at least so many steps to a sum, and fewer results than a processor has threads, these share their sums.
+_LONG, _FEW = 32, 2048
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,10 +49,14 @@ class GpuFlat:
 
     def options(self, facts: Map, core: Gpu) -> Mapping[str, tuple[int, ...]]:
         each = tuple(n for n in (1, 2, 4) if facts.run % n == 0)
-        return {"threads": (64, 128, 256, 512), "each": each}
+        # What a thread sums up is moved to it only where all blocks are full.
+        full = sorted({_nearest(facts.results, n) for n in (64, 128, 256, 512)}) if facts.main else []
+        return {"threads": tuple(n for n in full if n >= WARP) or (64, 128, 256, 512), "each": each}
 
     def predict(self, facts: Map, plan: Plan, core: Gpu) -> Prediction | None:
         each = plan["each"]
+        if facts.main and facts.results % (plan["threads"] * each):
+            return None
         # Weights are read by all, so a warp's threads read in rows where results lie in rows.
         moved = facts.results * (facts.depth * facts.loads + 1) * facts.element_bytes
         if not facts.follows:
@@ -70,8 +75,8 @@ class GpuFlat:
 
     def apply(self, schedule: Any, facts: Map, plan: Plan) -> None:
         last = _prepare(schedule, facts, "local")
-        loops = schedule.get_loops(last)
-        block, thread, lane = schedule.split(schedule.fuse(*loops), [None, plan["threads"], plan["each"]])
+        fused = schedule.fuse(*schedule.get_loops(last))
+        block, thread, lane = schedule.split(fused, [None, plan["threads"], plan["each"]])
         schedule.bind(block, "blockIdx.x")
         schedule.bind(thread, "threadIdx.x")
         if facts.main:
@@ -140,6 +145,11 @@ class GpuSums:
         schedule.bind(share, "threadIdx.y")
 
 
+def _nearest(results: int, wanted: int) -> int:
+    """The divisor of a number that is nearest to another, at most a block's threads."""
+    return min(loops.divisors(results, THREADS_PER_BLOCK // 2), key=lambda each: (abs(each - wanted), each))
+
+
 def _prepare(schedule: Any, facts: Map, scope: str) -> Any:
     """Inline what is, and put sums into a buffer of that scope; returns the block that writes the result."""
     for name in facts.inlined:
@@ -161,7 +171,7 @@ def read_map(schedule: Any) -> Map | None:
     blocks = {name: schedule.get(schedule.get_sblock(name)) for name in names}
     mains = [name for name in names if any(reading.is_sum(v) for v in blocks[name].iter_vars)]
     last = blocks[names[-1]]
-    if len(mains) > 1 or not reading.is_plain(schedule, names[-1]) and names[-1] not in mains:
+    if len(mains) > 1 or not (names[-1] in mains or gpu_cost.writes_once(schedule, names[-1])):
         return None
     from tvm import tirx
 
@@ -172,8 +182,7 @@ def read_map(schedule: Any) -> Map | None:
     final = [v for v in blocks[main or names[-1]].iter_vars if not reading.is_sum(v)][-1:]
     loads, _ = expressions.read_value(body.value)
     read = [load for load in loads if not load.source.same_as(body.buffer)]
-    function = schedule.mod["main"]
-    sizes = [reading.size_of(buffer) for buffer in function.buffer_map.values()]
+    sizes = {load.source: reading.size_of(load.source) for load in read}
     spatial = [int(v.dom.extent) for v in last.iter_vars if not reading.is_sum(v)]
     sums = [int(v.dom.extent) for v in blocks[main].iter_vars if reading.is_sum(v)] if main else []
     return Map(
@@ -185,6 +194,6 @@ def read_map(schedule: Any) -> Map | None:
         depth=math.prod(sums),
         loads=max(1, len(read)),
         element_bytes=reading.bytes_of(body.buffer.dtype),
-        moved_bytes=sum(sizes),
+        moved_bytes=sum(sizes.values()) + reading.size_of(last.writes[0].source),
         follows=bool(final) and any(expressions.mentions(list(load.indices)[-1], final[0].var) for load in read),
     )

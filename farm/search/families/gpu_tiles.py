@@ -32,8 +32,8 @@ class GpuTiles:
             return None
         if math.prod(axis.extent for axis in found.pixels) < _FEWEST_PIXELS or found.element_bytes != 4:
             return None
-        plain = all(reading.is_plain(schedule, name) for name in (*found.between, found.last) if name != found.main)
-        return found if plain and len(found.pixels) <= 3 else None
+        after = [name for name in (*found.between, found.last) if name != found.main]
+        return found if all(gpu_cost.writes_once(schedule, name) for name in after) else None
 
     def options(self, facts: Contraction, core: Gpu) -> Mapping[str, tuple[int, ...]]:
         rows, columns = _area(facts)
@@ -99,6 +99,11 @@ class GpuTiles:
             schedule.compute_inline(schedule.get_sblock(facts.pad))
         for name in facts.between:
             schedule.compute_inline(schedule.get_sblock(name))
+        held = None
+        if len(facts.sums) == 1:
+            # By the block's own loops: rows and columns of pixels in one loop would be staged as whole rows.
+            held = schedule.reindex(main, ("read", facts.data_at))
+            schedule.set_scope(held, 0, "shared")
         last = schedule.cache_write(main, 0, "local") if facts.last == facts.main else schedule.get_sblock(facts.last)
         if facts.last != facts.main:
             schedule.set_scope(main, 0, "local")
@@ -120,13 +125,15 @@ class GpuTiles:
             lanes = min(4, plan["channels"])
             schedule.vectorize(schedule.split(vector, [None, lanes])[-1])
         schedule.compute_at(main, inside, preserve_unit_loops=True)
-        mine = schedule.get_loops(main)[1 + 1 - 2 :][-(len(schedule.get(main).iter_vars)) :]
+        mine = schedule.get_loops(main)[-len(schedule.get(main).iter_vars) :]
         sums = [mine[axis.at] for axis in facts.sums]
         results = [loop for at, loop in enumerate(mine) if at not in {axis.at for axis in facts.sums}]
         stage, step = schedule.split(sums[-1], [None, plan["steps"]])
         schedule.reorder(stage, *sums[:-1], step, *results)
-        reads = range(len(schedule.get(main).reads))
-        staged = [schedule.cache_read(main, at, "shared") for at in reads]
+        staged = [
+            held if held and at == facts.data_at else schedule.cache_read(main, at, "shared")
+            for at in range(len(schedule.get(main).reads))
+        ]
         total = plan["wide"] * plan["high"] * plan["far"]
         for copy in staged:
             schedule.compute_at(copy, stage, preserve_unit_loops=True)

@@ -1,0 +1,122 @@
+"""Every schedule family for GPUs on small functions of all kinds: a virtual GPU gives what the function says."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farm.gpu import code, native
+from farm.inventory.board_types import load_board_types
+from farm.search import builder, gpus, target, traces, tvm_env
+from farm.search.families import rule
+from tests.integration.test_schedule_families import CASES as CPU_CASES
+from tests.integration.test_schedule_families import Build, _build, _run
+
+tvm_env.load_compiler()
+from tvm.s_tir.meta_schedule.arg_info import ArgInfo  # noqa: E402  TVM is found by then
+
+
+def _conv(*, kernel: int = 3, **options: Any) -> Build:
+    return lambda op, x, w: op.nn.relu(
+        op.nn.conv2d(x, w, padding=kernel // 2, data_layout="NHWC", kernel_layout="HWIO", **options)
+    )
+
+
+CASES: dict[str, tuple[str, tuple[Any, ...], Build]] = {
+    "dense 3x3": ("gpu-tiles", ((1, 9, 11, 12), (3, 3, 12, 20)), _conv()),
+    "dense 3x3/2, odd": ("gpu-tiles", ((1, 13, 13, 3), (3, 3, 3, 24)), _conv(strides=2)),
+    "dense 1x1": ("gpu-tiles", ((1, 13, 13, 16), (1, 1, 16, 40)), _conv(kernel=1)),
+    "product": ("gpu-tiles", ((30, 24), (24, 33)), lambda op, x, w: op.matmul(x, w)),
+    "many products": ("gpu-tiles", ((3, 14, 20), (3, 20, 24)), lambda op, x, y: op.matmul(x, y)),
+    "product with a vector": ("gpu-sums", ((1, 200), (200, 33)), lambda op, x, w: op.nn.relu(op.matmul(x, w))),
+    "global pool": ("gpu-sums", *CPU_CASES["global pool"][1:]),
+    "depthwise 3x3": ("gpu-flat", *CPU_CASES["depthwise 3x3"][1:]),
+    "groups": ("gpu-flat", *CPU_CASES["groups"][1:]),
+    "max pool": ("gpu-flat", *CPU_CASES["max pool"][1:]),
+    "residual": ("gpu-flat", *CPU_CASES["residual"][1:]),
+    "concatenation": ("gpu-flat", *CPU_CASES["concatenation"][1:]),
+    "transposition": ("gpu-flat", *CPU_CASES["transposition"][1:]),
+}
+
+# In a process of its own, which is what a worker is: what the driver's stand-in says stays there.
+_RUN = """
+import json, pathlib, sys
+import numpy as np
+from device_agent import board_types, engines, gpu
+from device_agent.protocol import GPU, Engine, RunSpec
+gpus, folder, names = sys.argv[1:]
+gpu.use_folder(pathlib.Path(gpus), board_types.load_board_types()["jetson-nano"], simulated=True)
+folder = pathlib.Path(folder)
+for name in json.loads(names):
+    arrays = dict(np.load(folder / f"{name.rpartition('_')[0]}.npz"))
+    spec = RunSpec(Engine.KERNEL, device=GPU, entry=name)
+    run, collect = engines.load_program(spec, folder / "kernels.so", arrays)
+    np.save(folder / f"{name}.npy", collect(run())[-1])
+"""
+
+
+@pytest.fixture(scope="module")
+def computed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[np.ndarray]]:
+    """By case: what the unscheduled function gives, and a virtual Nano's GPU by the first plan and by a drawn one."""
+    folder = tmp_path_factory.mktemp("families")
+    tvm = tvm_env.load()
+    host = target.host_target(2)
+    config = gpus.to_config("jetson-nano", code.plan_gpu(load_board_types()["jetson-nano"]), host, simulated=True)
+    kernels, results, inputs = {}, {}, {}
+    for number, (name, (family, shapes, build)) in enumerate(CASES.items()):
+        function = _build(shapes, build, target.make_target(host))
+        module = tvm.IRModule({"main": function})
+        library = tvm.compile(module, target=target.make_target(host))
+        draw = np.random.default_rng(0)
+        infos = ArgInfo.from_entry_func(module, remove_preproc=False)
+        arrays = [draw.standard_normal([int(d) for d in info.shape]).astype(str(info.dtype)) for info in infos]
+        np.savez(folder / f"case{number}.npz", *arrays)
+        results[name] = [_run(library, function, ["main"])["main"]]
+        for label, schedule in (("first", 0), ("drawn", None)):
+            kernels[f"case{number}_{label}"] = _schedule(module, config, family, schedule, name)
+        inputs[name] = number
+    module = tvm.IRModule({key: function.with_attr("global_symbol", key) for key, function in kernels.items()})
+    (folder / "kernels.so").write_bytes(builder.build_candidate(tvm.ir.save_json(module), config, standalone=True))
+    native.prepare(folder)
+    command = [sys.executable, "-c", _RUN, str(native.find_folder(folder)), str(folder), json.dumps(list(kernels))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    for name, number in inputs.items():
+        results[name] += [np.load(folder / f"case{number}_{label}.npy") for label in ("first", "drawn")]
+    return results
+
+
+def _schedule(module: Any, config: Any, family: str, index: int | None, name: str) -> Any:
+    """The function by a plan that TVM takes, its trace gone through JSON: the best predicted, or one of the better."""
+    tvm = tvm_env.load()
+    outlook = rule.read_outlook(module, gpus.unit_of(config))
+    assert outlook is not None
+    assert outlook.family.name == family
+    plans = [plan for _, plan in outlook.plans()]
+    tried = plans if index is not None else random.Random(name).sample(plans, len(plans))
+    context = traces.make_context(module, target.make_target(config))
+    for plan in tried[:8]:
+        schedule, again = (tvm.s_tir.Schedule(module, error_render_level="none") for _ in range(2))
+        try:
+            outlook.apply(schedule, plan)
+            tvm.s_tir.schedule.Trace.apply_json_to_schedule(schedule.trace.as_json(), again)
+            traces.finish(again, context)
+        except (RuntimeError, ValueError, TypeError) as error:
+            print(name, dict(plan), str(error)[:200])
+            continue
+        return again.mod["main"]
+    pytest.fail(f"TVM takes none of eight plans of {name}")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_family_computes_what_the_function_says(name: str, computed: dict[str, list[np.ndarray]]) -> None:
+    """Whatever the plan."""
+    reference, *others = computed[name]
+    for result in others:
+        np.testing.assert_allclose(result.reshape(reference.shape), reference, rtol=1e-4, atol=1e-4)
