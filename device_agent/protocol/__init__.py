@@ -26,6 +26,7 @@ from device_agent.protocol.messages import Message, ProtocolError, StrEnum, load
 from device_agent.protocol.names import NAME_RULE, is_name
 from device_agent.protocol.outcome import FaultSide, Outcome, Status
 from device_agent.protocol.power import Energy, EnergySpec, PowerSpec, PowerTrace, PowerWindow, RailPower, SensorInfo
+from device_agent.protocol.processors import WARP, Processor, count_resident, find_processor
 from device_agent.protocol.specs import CPU, GPU, Engine, Limits, MeasureSpec, RunSpec, StartConditions, TensorSpec
 from device_agent.protocol.texts import format_cpus, format_hz, format_mhz, format_table, parse_cpus, parse_hz
 
@@ -58,6 +59,7 @@ __all__ = [
     "RPC_SUCCESS",
     "RUN_MODEL",
     "UNPIN",
+    "WARP",
     "ClaimReport",
     "ClaimStatus",
     "Clocks",
@@ -79,6 +81,7 @@ __all__ = [
     "PowerSpec",
     "PowerTrace",
     "PowerWindow",
+    "Processor",
     "ProtocolError",
     "RailPower",
     "RunSpec",
@@ -87,7 +90,9 @@ __all__ = [
     "Status",
     "StrEnum",
     "TensorSpec",
+    "count_resident",
     "fence_key",
+    "find_processor",
     "format_cpus",
     "format_hz",
     "format_mhz",

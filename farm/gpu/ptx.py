@@ -97,7 +97,7 @@ def rewrite_version(text: str, newest: str) -> str:
 def check(text: str, arch: str, limits: Limits) -> list[Usage]:
     """What every kernel of the PTX takes on an architecture such as sm_53.
 
-    Raises CodeRefusedError with ptxas' words for PTX that it refuses, or naming the kernel and the limit that it breaks.
+    Raises CodeRefusedError with ptxas' words for PTX that it refuses, or naming the kernel and the limit it breaks.
     """
     threads = {name: _count_threads(words) for name, words in _THREADS.findall(text)}
     with tempfile.TemporaryDirectory(prefix="farm-ptx-") as folder:

@@ -42,7 +42,7 @@ def making(target: Mapping[str, Any]) -> Iterator[list[Made]]:
     register_global_func(_HOOK, make, override=True)
     try:
         yield made
-    except Exception as error:
+    except (FarmError, RuntimeError, ValueError, TypeError) as error:
         # TVM passes an exception on as text: the error itself says more.
         raise (failed[0] if failed else error) from None
     finally:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from device_agent.protocol.processors import Processor, find_processor
+from device_agent.protocol import Processor, find_processor
 from farm.errors import UsageError
 from farm.gpu.code import THREADS_PER_BLOCK, WARP, GpuPlan, plan_gpu
 from farm.gpu.ptx import Limits

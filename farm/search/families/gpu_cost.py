@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from device_agent.protocol.processors import WARP, count_resident
+from device_agent.protocol import WARP, count_resident
 from farm.search.families import facts as reading
 from farm.search.families.family import Prediction
 from farm.search.gpus import Gpu

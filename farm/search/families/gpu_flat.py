@@ -1,4 +1,4 @@
-"""Functions on GPUs each of whose results a thread has on its own, and those whose sums the threads of a block share."""
+"""Functions on GPUs each of whose results a thread has on its own, and those whose sums a block's threads share."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class GpuFlat:
 
 
 class GpuSums:
-    """`shares` threads share the sum of one result, `beside` results are had by a block: means, products with a vector."""
+    """`shares` threads share a sum, a block has `beside` results: means, products with a vector."""
 
     name = "gpu-sums"
 
