@@ -51,7 +51,8 @@ class GpuFlat:
         each = tuple(n for n in (1, 2, 4) if facts.run % n == 0)
         # What a thread sums up is moved to it only where all blocks are full.
         full = sorted({_nearest(facts.results, n) for n in (64, 128, 256, 512)}) if facts.main else []
-        return {"threads": tuple(n for n in full if n >= WARP) or (64, 128, 256, 512), "each": each}
+        threads = tuple(n for n in full if n >= WARP) or tuple(full[-1:])
+        return {"threads": threads or (64, 128, 256, 512), "each": each}
 
     def predict(self, facts: Map, plan: Plan, core: Gpu) -> Prediction | None:
         each = plan["each"]
