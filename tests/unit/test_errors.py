@@ -53,6 +53,7 @@ def test_exit_codes_follow_the_contract() -> None:
         "BoardLostError": 3,
         "BoardNonsenseError": 3,
         "PermanentError": 1,
+        "CodeRefusedError": 1,
         "UnavailableError": 3,
         "LeaseOverError": 1,
         "BoardUnsafeError": 4,
