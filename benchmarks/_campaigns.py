@@ -62,7 +62,7 @@ class Rack:
 def rack(count: int, **settings: str) -> Iterator[Rack]:
     """`count` boards that are fit for work, labelled so that a campaign can take the first few; FARM_ settings too."""
     import farm.settings
-    from farm.services.client import find_services, start_services
+    from farm.reach.services import find_services, start_services
     from farm.store import Store
 
     # Told to end, the benchmark leaves nothing running either.
@@ -109,7 +109,7 @@ def _register(store: Any, index: int, name: str, count: int) -> None:
 
 
 def _stop_engine(settings: Any) -> None:
-    from farm.campaign.running.client import stop_engine
+    from farm.campaign.engine.client import stop_engine
 
     stop_engine(settings)
 
@@ -141,7 +141,7 @@ def run_campaign(name: str, model: pathlib.Path, boards: int, budget: Any, **sec
     """Run one on the first `boards` boards, to its end; raises SystemExit where that is not a good one."""
     import farm
     import farm.settings
-    from farm.campaign.running.watch import watch
+    from farm.campaign.watch import watch
     from farm.store import Store
 
     campaign = farm.Campaign(
@@ -187,7 +187,7 @@ def run_campaign(name: str, model: pathlib.Path, boards: int, budget: Any, **sec
 
 def find_running_pid(settings: Any) -> int:
     """The process of the services."""
-    from farm.services.client import find_services
+    from farm.reach.services import find_services
 
     services = find_services(settings)
     if services is None:
@@ -255,7 +255,7 @@ class Spent:
     # What a command line holds, and whose it is; the first that fits.
     _PARTS = (
         ("ray::SearchActor", "search"), ("ray::Builder", "compilers"), ("ray::CampaignBoard", "boards_actors"),
-        ("farm.campaign.running", "engine"), ("device_agent", "boards"), ("ray", "ray"), ("farm.services", "services"),
+        ("farm.campaign.engine", "engine"), ("device_agent", "boards"), ("ray", "ray"), ("farm.services", "services"),
     )  # fmt: skip
 
     def __init__(self, roots: Sequence[int]) -> None:

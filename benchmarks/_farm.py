@@ -16,17 +16,17 @@ import numpy as np
 from device_agent.protocol import Engine, Limits, RunSpec, Status
 from farm.artifacts.compile import compile_model
 from farm.artifacts.verify import compare
-from farm.campaign.machine import machine_lock
+from farm.boards.local import LocalFarm
+from farm.campaign.engine.host import share_cores
+from farm.campaign.one_model import Request
 from farm.campaign.plan_models import to_variant
-from farm.campaign.running.host import share_cores
-from farm.campaign.running.one_model import Request
-from farm.campaign.running.tune import Tuned
-from farm.campaign.running.tune import tune as tuning
-from farm.fleet.local import LocalFarm
+from farm.campaign.tune import Tuned
+from farm.campaign.tune import tune as tuning
 from farm.inventory.board_types import BoardType
 from farm.measure.session import BoardSession
 from farm.models.inputs import InputSpec, make_inputs, read_inputs, resolve_inputs
 from farm.models.source import ModelSource, resolve_model
+from farm.processes.machine import machine_lock
 from farm.report.campaign_table import summary_line
 from farm.search import tvm_env
 from farm.search.default_schedule import find_default
@@ -43,7 +43,7 @@ _NOTE_INTERVAL_S = 15.0
 
 
 class Notes:
-    """Tells stderr how a tuning goes; see `farm.campaign.running.tune.Listener`."""
+    """Tells stderr how a tuning goes; see `farm.campaign.tune.Listener`."""
 
     def __init__(self) -> None:
         self._said_at = 0.0

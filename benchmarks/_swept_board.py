@@ -21,8 +21,8 @@ from device_agent.virtual.board import TOTAL, VirtualBoard
 from device_agent.virtual.clocks import Load
 from farm.inventory.board_types import require_board_type
 from farm.measure.statistics import summarise
-from farm.sweep.grid import Coupling, GridRequest, plan_grid
-from farm.sweep.values import Z95, Estimate, Grid, GridPoint, PointMeasurement
+from farm.points.grid import Coupling, GridRequest, plan_grid
+from farm.points.values import Z95, Estimate, Grid, GridPoint, PointMeasurement
 
 # Factors on what the board type's file says, and what is drawn outright. Uniform unless named otherwise.
 RANGES: dict[str, tuple[float, float]] = {

@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def measure(options: Any) -> dict[str, Any]:
-    from farm.campaign.running import engine as engine_module
+    from farm.campaign.engine import engine as engine_module
     from farm.settings import Settings
     from farm.store import Store
 
@@ -130,8 +130,8 @@ def register(store: Any, name: str) -> None:
 def submit(store: Any) -> None:
     """A campaign without an end, of three workloads."""
     from device_agent.protocol import OperatingPoint
-    from farm.campaign.fleet_values import Budget
-    from farm.campaign.running.order import MeasureOrder, ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
+    from farm.campaign.order import MeasureOrder, ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
+    from farm.campaign.scheduler.values import Budget
 
     target = {"kind": "llvm", "num-cores": 4}
     works = tuple(WorkloadOrder(f"w-{kind}", kind, kind, 1e7, 1, ("m",), (1,)) for kind in KINDS)
@@ -173,7 +173,7 @@ class Searches:
     def replay(self, token: str, task: Any, trace_json: str) -> None: ...
 
     def ask(self, request: int, task: Any, count: int) -> None:
-        from farm.campaign.running.searches import Answer
+        from farm.campaign.engine.searches import Answer
         from farm.search.candidates import Candidate
 
         made = []
@@ -199,7 +199,7 @@ class Compilers:
 
     def submit(self, job: Any, module_json: str, target: Mapping[str, Any], standalone: bool = False) -> None:
         from device_agent.protocol import Status
-        from farm.campaign.running.builds import Built
+        from farm.campaign.engine.builds import Built
         from farm.search.build_pool import BuildResult
 
         library = text_of(LIBRARY_BYTES, job).encode()
@@ -218,7 +218,7 @@ class Crew:
     anchor_s = 0.0
 
     def __init__(self, count: int) -> None:
-        from farm.campaign.running.boards import Arrived
+        from farm.campaign.engine.boards import Arrived
 
         self._events: list[Any] = [
             Arrived(f"nano-{index + 1}", TYPE, {}, {"simulated": True}) for index in range(count)
@@ -236,7 +236,7 @@ class Crew:
 
     def measure(self, assignment: int, board: str, point: Any, spec: Any, library: bytes) -> None:
         from device_agent.protocol import Outcome, Status
-        from farm.campaign.running.boards import Measured
+        from farm.campaign.engine.boards import Measured
 
         latency_s = 1e-3 + 1e-9 * assignment
         outcome = Outcome(

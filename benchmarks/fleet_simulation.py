@@ -12,8 +12,8 @@ import time
 
 import _machine
 
-from farm.campaign import fleet_values as v
-from farm.campaign.fleet_simulation import Chances, Fleet, Simulation
+from farm.campaign.scheduler import values as v
+from farm.campaign.scheduler.simulation import Chances, Fleet, Simulation
 
 BOARDS, WORKLOADS, TRIALS, OWNERS = 1000, 100, 1_000_000, 4
 POINTS = ("default", "maxn")

@@ -26,7 +26,7 @@ import _machine
 
 import farm.settings
 from device_agent.protocol import Engine, Limits, MeasureSpec, Outcome, Status, TensorSpec
-from farm.campaign.running.host import share_cores
+from farm.campaign.engine.host import share_cores
 from farm.values import DEFAULT_POINT
 
 MODES = ("exclusive", "own-core", "none")
@@ -171,7 +171,7 @@ def probed(probes: Sequence[Probe], threads: int, every: int, into: Samples) -> 
     """Have whatever board is held in the block measure a probe before every so many trials."""
     import ray
 
-    from farm.campaign.running import board_actor
+    from farm.campaign.engine import board_actor
 
     with tempfile.TemporaryDirectory(prefix="farm-bench-probes-") as folder:
         path = Path(folder) / "probes.jsonl"

@@ -27,19 +27,19 @@ import yaml
 
 from farm import settings as farm_settings
 from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled, compile_model
-from farm.campaign.quickstart_sweep import sweep_virtual_board
 from farm.inventory.board_types import require_board_type
 from farm.inventory.paths import require_inventory_folder
 from farm.models.inputs import make_inputs
+from farm.points.values import Goal
+from farm.quickstart.sweep import sweep_virtual_board
+from farm.reach.services import using_services
 from farm.search.target import host_target
-from farm.services.client import using_services
 from farm.settings import Settings
 from farm.store import Store
-from farm.sweep import runner
-from farm.sweep.document import make_document
-from farm.sweep.order import Order, Where
-from farm.sweep.programs import TUNED, UNTUNED, Program
-from farm.sweep.values import Goal
+from farm.sweep.export.document import make_document
+from farm.sweep.plan.order import Order, Where
+from farm.sweep.run import runner
+from farm.sweep.run.programs import TUNED, UNTUNED, Program
 from farm.values import Virtual
 
 WAIT_S = 120.0

@@ -58,10 +58,10 @@ def _sweep(swept: Any, name: str, seed: int) -> dict[str, Any]:
     """One board swept to the end, and what came of it against the truth."""
     import numpy as np
 
-    from farm.sweep import pareto
-    from farm.sweep.adaptive import Planner, Settings, Step
-    from farm.sweep.pick import pick_point
-    from farm.sweep.values import Goal
+    from farm.points.values import Goal
+    from farm.sweep.fit import pareto
+    from farm.sweep.fit.pick import pick_point
+    from farm.sweep.plan.adaptive import Planner, Settings, Step
 
     board = swept.SweptBoard(swept.CASES[name], seed)
     deadline_s = float(board.latency_s.min() * np.random.default_rng(seed).uniform(*_DEADLINE))

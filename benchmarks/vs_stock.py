@@ -24,8 +24,8 @@ import onnx
 
 import farm.settings
 from device_agent.protocol import Limits, MeasureSpec, Status, TensorSpec
-from farm.campaign.machine import machine_lock
-from farm.fleet.local import LocalFarm
+from farm.boards.local import LocalFarm
+from farm.processes.machine import machine_lock
 from farm.settings import Settings
 
 KINDS = ("conv2d", "dense")
@@ -143,9 +143,9 @@ def tune_ours(base: Settings, model: Any, options: Any) -> dict[str, Any]:
     """The farm's tuning, workload by workload."""
     import _farm
 
+    from farm.campaign.one_model import Request
     from farm.campaign.plan_models import to_variant
-    from farm.campaign.running.one_model import Request
-    from farm.campaign.running.tune import tune
+    from farm.campaign.tune import tune
     from farm.inventory.board_types import require_board_type
     from farm.store import Store
 

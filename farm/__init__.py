@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__version__ = "0.1.0"
+from farm.version import __version__ as __version__
 
 _API = {"Campaign": "farm.api", "campaigns": "farm.api", "optimize": "farm.one_model"}
 

@@ -14,17 +14,17 @@ from typing import Any
 
 from farm import settings as farm_settings
 from farm.campaign import plan as planned
-from farm.campaign import plan_kept
-from farm.campaign.fleet_values import Budget
-from farm.campaign.machine import name_user
+from farm.campaign import plan_kept, watch
+from farm.campaign.engine import control
+from farm.campaign.engine.ahead import engine_ahead
+from farm.campaign.engine.client import ensure_engine
 from farm.campaign.planning import make_plan
-from farm.campaign.running import control, watch
-from farm.campaign.running.ahead import engine_ahead
-from farm.campaign.running.client import ensure_engine
-from farm.campaign.running.submit import clone, submit, to_budget
+from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import BudgetSpec, CampaignFile, check_campaign, read_campaign
+from farm.campaign.submit import clone, submit, to_budget
 from farm.errors import UsageError
 from farm.inventory.documents import check_document
+from farm.processes.machine import name_user
 from farm.report.campaign_document import make_document
 from farm.settings import Settings
 from farm.store import Store

@@ -15,9 +15,9 @@ from farm import api
 from farm import settings as farm_settings
 from farm.artifacts.brought import bring
 from farm.artifacts.of_campaign import make_artifacts
+from farm.campaign.one_model import Request
 from farm.campaign.plan_models import to_variant
-from farm.campaign.running.one_model import Request
-from farm.campaign.running.tune import tune
+from farm.campaign.tune import tune
 from farm.errors import PermanentError, UsageError
 from farm.inventory.board_types import require_board_type
 from farm.settings import Settings

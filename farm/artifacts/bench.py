@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from device_agent.protocol import Engine
@@ -23,20 +21,18 @@ from farm.artifacts.on_board import HeldForModels
 from farm.artifacts.running import read_energy
 from farm.artifacts.timing import Timed, Variant, describe_runs, ordered, time_in_turns
 from farm.artifacts.verify import compare
-from farm.campaign.board_choice import plan_target
+from farm.boards.choice import plan_target
+from farm.boards.visits import plan_window
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
 from farm.models.inputs import make_inputs
-from farm.report import plots
+from farm.processes.compile_apart import compile_apart
 from farm.settings import Settings
 from farm.store import Store
-from farm.sweep.compile_apart import compile_apart
-from farm.sweep.visits import plan_window
 
 OURS, ONNXRUNTIME, RULE, UNTUNED = "tvm-farm", "onnxruntime", "rule", "untuned"
 RIVALS = (ONNXRUNTIME, RULE, UNTUNED)
 LABELS = {OURS: "tvm-farm", ONNXRUNTIME: "ONNX Runtime", RULE: "tvm-farm, no record", UNTUNED: "TVM, untuned"}
-_ROLES = {OURS: plots.Role.OURS, RULE: plots.Role.OURS, ONNXRUNTIME: plots.Role.RIVAL, UNTUNED: plots.Role.BASELINE}
 _WINDOW_S = 2.0
 
 
@@ -143,29 +139,3 @@ def _describe(
         "sha256": subject.brought.about.sha256,
         "variants": rows,
     }
-
-
-def write_report(document: dict[str, Any], folder: Path) -> list[str]:
-    """One chart of latencies for each model, and the document; returns the files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    board, paths = document["board"], [str(folder / "bench.json")]
-    (folder / "bench.json").write_text(json.dumps(document, indent=2) + "\n")
-    for index, model in enumerate(document["models"]):
-        rows = [
-            plots.LatencyRow(
-                each["label"],
-                each["latency_s"]["median"],
-                _ROLES[name],
-                each["latency_s"]["ci_low"],
-                each["latency_s"]["ci_high"],
-            )
-            for name, each in model["variants"].items()
-            if each["latency_s"]
-        ]
-        same = [each["model"] for each in document["models"][:index]].count(model["model"])
-        path = folder / f"latency-{model['model']}{f'-{same + 1}' if same else ''}.png"
-        subtitle = f"{document['operating_point']} clocks, {document['threads']} threads"
-        title = f"{model['model']} on {board['type']}/{board['name']}"
-        plots.plot_latency(path, rows, title, subtitle, simulated=board["simulated"])
-        paths.append(str(path))
-    return paths

@@ -23,7 +23,7 @@ import numpy as np
 from farm.artifacts import manifest as manifests
 from farm.artifacts.manifest import Artifact, Manifest, Tensor
 from farm.errors import UnavailableError, UsageError
-from farm.fleet.provision.bundle import open_bundle
+from farm.provision.bundle import open_bundle
 from farm.search import linker
 
 # TVM's runtime without Python; the model's own library is loaded by the program.

@@ -16,9 +16,9 @@ from farm.artifacts.checking import require_verified
 from farm.artifacts.manifest import Artifact
 from farm.artifacts.package import find_name, list_members
 from farm.errors import PermanentError
-from farm.fleet.provision.layout import HOME_PREFIX, ROOT_PREFIX
-from farm.fleet.ssh import SshConnection
-from farm.fleet.ssh_files import put
+from farm.provision.layout import HOME_PREFIX, ROOT_PREFIX
+from farm.reach.ssh import SshConnection
+from farm.reach.ssh_files import put
 
 # Below the login's home, or below FARM_HOME for boards on this machine.
 FOLDER = "tvm-farm-models"

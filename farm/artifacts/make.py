@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import farm
 from device_agent.protocol import CPU, GPU
 from farm.artifacts import manifest as manifests
 from farm.artifacts.brought import Brought
@@ -22,19 +21,20 @@ from farm.artifacts.choice import Records, Relative
 from farm.artifacts.compile import Compiled, Served, compile_model
 from farm.artifacts.manifest import Artifact, GpuCode, Manifest, RecordUsed, Tensor, WorkloadServed
 from farm.artifacts.task import find_task
-from farm.campaign.board_choice import TargetPlan, plan_target
+from farm.boards.choice import TargetPlan, plan_target
 from farm.errors import PermanentError, UsageError
 from farm.gpu.code import GpuPlan, plan_gpu
 from farm.inventory.board_types import BoardType, load_board_types
 from farm.inventory.core_types import find_core_type
 from farm.models.inputs import InputSpec
 from farm.models.source import ModelSource
+from farm.processes.compile_apart import compile_apart
 from farm.search.pipeline import GPU_PIPELINE
 from farm.search.target import host_target
 from farm.settings import Settings
 from farm.store import Store
-from farm.sweep.compile_apart import compile_apart
 from farm.values import DEFAULT_POINT, Record
+from farm.version import __version__
 
 RULE, TUNE, REFUSE = "rule", "tune", "refuse"
 MISSING = (RULE, TUNE, REFUSE)
@@ -264,7 +264,7 @@ def _describe(
         predicted_latency_s=predicted,
         task=find_task(inputs, outputs),
         files={name: manifests.describe_file(data) for name, data in files.items()},
-        versions={"tvm-farm": farm.__version__} | {name: importlib.metadata.version(name) for name in _PACKAGES},
+        versions={"tvm-farm": __version__} | {name: importlib.metadata.version(name) for name in _PACKAGES},
         created_at=time.time(),
     )
 

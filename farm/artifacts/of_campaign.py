@@ -9,11 +9,11 @@ from typing import Any
 
 from farm.artifacts import checking, make
 from farm.artifacts.brought import Brought, bring_same
+from farm.artifacts.listed import ToCompile, list_artifacts
 from farm.artifacts.manifest import Model
 from farm.artifacts.on_board import hold_type
 from farm.artifacts.package import WHEEL, write_package
 from farm.inventory.board_types import require_board_type
-from farm.report.campaign_artifacts import ToCompile, list_artifacts
 from farm.search.pipeline import make_exact
 from farm.settings import Settings
 from farm.store import Store

@@ -12,6 +12,7 @@ from typing import Any
 from device_agent.protocol import Description, Limits, OperatingPoint, Outcome, RunSpec, Status
 from farm.artifacts.manifest import GpuCode, Manifest
 from farm.artifacts.timing import Run
+from farm.boards.crew import open_crew, wait_for
 from farm.errors import PermanentError, UsageError
 from farm.gpu import native
 from farm.gpu.ptx import find_newest, is_newer
@@ -19,7 +20,6 @@ from farm.inventory.board_types import BoardType, require_board_type
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import is_on_demand
-from farm.sweep.crew import open_crew, wait_for
 from farm.values import DEFAULT_POINT
 
 LOCAL = "local"

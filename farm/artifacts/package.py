@@ -18,7 +18,7 @@ from farm.artifacts import manifest as manifests
 from farm.artifacts.checking import require_verified
 from farm.artifacts.manifest import Artifact, Manifest
 from farm.errors import UsageError
-from farm.fleet.provision.wheels import pack_wheel
+from farm.provision.wheels import pack_wheel
 
 TAR, WHEEL, C = "tar", "wheel", "c"
 FORMATS = (TAR, WHEEL, C)

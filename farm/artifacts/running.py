@@ -16,9 +16,9 @@ from farm.artifacts.manifest import Artifact, Manifest, Measured, new_file
 from farm.artifacts.on_board import HeldForModels
 from farm.artifacts.runtime import InputError, tasks
 from farm.artifacts.timing import Variant, ordered, time_in_turns
+from farm.boards.visits import plan_window
 from farm.errors import PermanentError, UsageError
 from farm.measure.statistics import summarise
-from farm.sweep.visits import plan_window
 
 # How long power is looked at; slower sensors get longer.
 _WINDOW_S = 2.0

@@ -1,1 +1,1 @@
-"""Campaigns: which workload gets the next trial (scheduler, pure) and the machinery that carries it out (engine)."""
+"""Campaigns: ordered and planned; what to do next (`scheduler`, pure), doing it (`engine`), winners (`verify`)."""

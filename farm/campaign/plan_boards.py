@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import OperatingPoint
-from farm.campaign import board_choice
-from farm.campaign.board_choice import TargetPlan
+from farm.boards import choice as board_choice
+from farm.boards.choice import TargetPlan
 from farm.campaign.plan_models import ModelVariant
 from farm.campaign.plan_points import find_clocks, format_spec, plan_point, to_point
 from farm.campaign.spec import BoardsSpec, CampaignSpec, PointSpec

@@ -8,8 +8,8 @@ from typing import Any
 from device_agent.protocol import Clocks, Description, DomainClocks, OperatingPoint, ProtocolError
 from farm.campaign.spec import PointSpec
 from farm.inventory.board_types import BoardType
-from farm.sweep.grid import GPU, MEMORY, Coupling, GridRequest, format_point, plan_grid
-from farm.sweep.values import GridPoint
+from farm.points.grid import GPU, MEMORY, Coupling, GridRequest, format_point, plan_grid
+from farm.points.values import GridPoint
 
 
 def find_clocks(board_type: BoardType, description: Mapping[str, Any]) -> Clocks | None:

@@ -11,10 +11,10 @@ from typing import Any
 
 from farm.campaign.plan_models import ModelVariant
 from farm.errors import FarmError, UsageError
+from farm.processes.compile_apart import end_child, live_as_child, receive, start_child
 from farm.search.prepared import prepare_model
 from farm.search.target import host_target
 from farm.search.workloads import Workload
-from farm.sweep.compile_apart import end_child, live_as_child, receive, start_child
 
 # The biggest models take a minute to import.
 TIMEOUT_S = 600.0

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from device_agent.protocol import EVERY_CLUSTER, NAME_RULE, is_name
-from farm.durations import EXAMPLES, parse_duration_s
 from farm.errors import UsageError
 from farm.inventory import document_lines, documents
 from farm.inventory.document_lines import Place
@@ -22,7 +21,8 @@ from farm.inventory.documents import StrictModel
 from farm.inventory.fleet_document import Label, LabelName
 from farm.inventory.hardware import Hertz, Name, Text, find_repeated
 from farm.models import zoo
-from farm.sweep.requests import parse_cores
+from farm.points.requests import parse_cores
+from farm.units import DURATION_EXAMPLES, parse_duration_s
 
 DEFAULT = "default"
 ALL_OPS = "all"
@@ -35,7 +35,7 @@ def _seconds(value: Any) -> Any:
     try:
         return parse_duration_s(str(value))
     except ValueError:
-        raise ValueError(f"it must be a duration above 0; examples: 100ms, {EXAMPLES}") from None
+        raise ValueError(f"it must be a duration above 0; examples: 100ms, {DURATION_EXAMPLES}") from None
 
 
 def _one_or_more(value: Any) -> Any:

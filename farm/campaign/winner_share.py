@@ -1,6 +1,6 @@
 """How many measurements a campaign's winners may take: a share of its budget, so that what is ordered bounds all of it.
 
-Pure. Plans, progress and the verification itself go by it; who takes part and who wins is `running/winner*`' business.
+Pure. Plans, progress and the verification itself go by it; who takes part and who wins is the business of `verify`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`farm board`: the boards that the farm knows, and the types that a board can be of.
 
 Registering and ordering only: nothing here connects to a board. What an order means for a board's health is decided in
-`farm/fleet/health.py` and kept by the store.
+`farm/boards/health.py` and kept by the store.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from farm import settings
-from farm.campaign.machine import name_user
+from farm.boards.health import Kind, Limits, Observation, decide_by
 from farm.cli import (
     board_certify,
     board_remote,
@@ -26,12 +26,12 @@ from farm.cli import (
     services,
 )
 from farm.errors import UsageError
-from farm.fleet.health import Kind, Limits, Observation, decide_by
-from farm.fleet.host_keys import FILE_NAME, KnownHosts, require_fingerprint
 from farm.inventory import fleet_addresses, fleet_ranges
 from farm.inventory.board_types import load_board_types, require_board_type
 from farm.inventory.fleet_document import check_labels
-from farm.services.state import is_held
+from farm.processes.machine import name_user
+from farm.reach.host_keys import FILE_NAME, KnownHosts, require_fingerprint
+from farm.reach.services_state import is_held
 from farm.store.standing import parse_transport
 from farm.values import Direct, Ssh, State, Transport, Virtual
 

@@ -23,11 +23,11 @@ from farm import settings as farm_settings
 from farm.cli import first_contact, options, output
 from farm.cli.durations import read_duration_s
 from farm.errors import FarmError, PermanentError, TransientError, UnavailableError, UsageError
-from farm.fleet.addresses import to_ssh_address
-from farm.fleet.board_logs import MAX_LINES, plan_log_command
-from farm.fleet.host_keys import FILE_NAME, KnownHosts
-from farm.fleet.ssh import ExecResult, SshConnection
-from farm.fleet.ssh_handshake import SshAddress
+from farm.reach.addresses import to_ssh_address
+from farm.reach.board_logs import MAX_LINES, plan_log_command
+from farm.reach.host_keys import FILE_NAME, KnownHosts
+from farm.reach.ssh import ExecResult, SshConnection
+from farm.reach.ssh_handshake import SshAddress
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import parse_transport

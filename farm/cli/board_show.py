@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from farm.boards.board_calibration import Calibration, fetch_calibration
 from farm.cli import board_types, options, output
 from farm.errors import UsageError
-from farm.fleet.board_calibration import Calibration, fetch_calibration
 from farm.inventory.board_types import require_board_type
 from farm.values import Health
 

@@ -11,12 +11,12 @@ from typing import Annotated
 import typer
 
 from farm import settings as farm_settings
-from farm.campaign.machine import name_user
 from farm.cli import board_remote, first_contact, options, output
 from farm.errors import FarmError, UnavailableError, UsageError
-from farm.fleet.addresses import to_ssh_address
-from farm.fleet.host_keys import FILE_NAME, KnownHosts, changed, require_fingerprint
-from farm.fleet.ssh_handshake import SshAddress, fetch_host_key
+from farm.processes.machine import name_user
+from farm.reach.addresses import to_ssh_address
+from farm.reach.host_keys import FILE_NAME, KnownHosts, changed, require_fingerprint
+from farm.reach.ssh_handshake import SshAddress, fetch_host_key
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import Ssh
@@ -99,7 +99,7 @@ def _forget(store: Store, known_hosts: KnownHosts, name: str, transport: Ssh) ->
 
 def _reconnect(settings: Settings, names: list[str]) -> None:
     """Tell running services that a key was confirmed, so that they need not find out."""
-    from farm.services.client import find_services
+    from farm.reach.services import find_services
 
     with contextlib.suppress(UnavailableError):
         if names and (services := find_services(settings)):

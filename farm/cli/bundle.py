@@ -11,10 +11,10 @@ import typer
 from farm import settings as farm_settings
 from farm.cli import options, output
 from farm.errors import UsageError
-from farm.fleet.provision.bundle import Bundle, open_bundle
-from farm.fleet.provision.bundle_build import Recipe, build_bundle
-from farm.fleet.provision.interpreters import MANAGED_PYTHON
 from farm.inventory.board_types import require_board_type
+from farm.provision.bundle import Bundle, open_bundle
+from farm.provision.bundle_build import Recipe, build_bundle
+from farm.provision.interpreters import MANAGED_PYTHON
 
 app = typer.Typer(help="Bundles: everything that a board is given, in one file.", no_args_is_help=True)
 

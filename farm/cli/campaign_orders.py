@@ -10,12 +10,12 @@ import typer
 
 from device_agent.protocol import is_name
 from farm import settings as farm_settings
-from farm.campaign.machine import name_user
+from farm.artifacts.listed import list_artifacts
 from farm.cli import campaign_options, options, output
 from farm.cli.campaign_options import Name
 from farm.errors import UsageError
+from farm.processes.machine import name_user
 from farm.report import campaign_table
-from farm.report.campaign_artifacts import list_artifacts
 from farm.report.campaign_document import make_document, summarise
 from farm.values import CampaignState, FleetCampaign
 
@@ -34,7 +34,7 @@ def list_campaigns(json: options.Json = False, debug: options.Debug = False) -> 
     """List the campaigns in the store, the newest first."""
 
     def work() -> None:
-        from farm.campaign.running import control
+        from farm.campaign.engine import control
 
         with options.open_store() as store:
             control.close_abandoned(store)
@@ -56,7 +56,7 @@ def show(name: Name, json: options.Json = False, debug: options.Debug = False) -
     """Show a campaign: its tasks, how far each is, its boards and winners."""
 
     def work() -> None:
-        from farm.campaign.running import control
+        from farm.campaign.engine import control
 
         with options.open_store() as store:
             control.close_abandoned(store)
@@ -100,7 +100,7 @@ def report(
 
     def work() -> None:
         # Here, as it loads Matplotlib.
-        from farm.campaign.running import control
+        from farm.campaign.engine import control
         from farm.report.campaign_page import write_campaign_report
 
         with options.open_store() as store:
@@ -139,7 +139,7 @@ def budget(
     """Change the budget of a campaign, under way or not. What is not named stays; `none` takes a limit away."""
 
     def work() -> None:
-        from farm.campaign.running import control
+        from farm.campaign.engine import control
 
         changes = campaign_options.read_budget(trials, wall_clock, board_hours, per_workload)
         if not changes:
@@ -158,7 +158,7 @@ def budget(
 
 def _change(name: str, verb: str, wanted: CampaignState, json: bool, debug: bool) -> None:
     def work() -> None:
-        from farm.campaign.running import control
+        from farm.campaign.engine import control
 
         settings = farm_settings.load()
         with options.open_store(settings) as store:

@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from farm import settings as farm_settings
-from farm.campaign.machine import name_user
-from farm.campaign.running.ahead import Ahead, engine_ahead
+from farm.campaign.engine.ahead import Ahead, engine_ahead
 from farm.cli import campaign_options, options, output
 from farm.cli.campaign_options import Name
 from farm.cli.campaign_screen import CampaignScreen
 from farm.errors import PermanentError, UsageError
+from farm.processes.machine import name_user
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignState
@@ -56,8 +56,8 @@ def run(
         if detach and compile_to is not None:
             raise UsageError("--compile waits for the campaign's end, --detach does not", "Leave one of both out.")
         # Imported here: a tenth of a second that no other command should wait for.
-        from farm.campaign.running.submit import submit
         from farm.campaign.spec import read_campaign
+        from farm.campaign.submit import submit
 
         campaign = read_campaign(file)
         settings = farm_settings.load()
@@ -93,7 +93,7 @@ def resume(name: Name, detach: Detach = False, json: options.Json = False, debug
     """Let a campaign go on that was paused or interrupted: every trial that it made is kept, and none is made twice."""
 
     def work() -> None:
-        from farm.campaign.running import control
+        from farm.campaign.engine import control
 
         settings = farm_settings.load()
         with options.open_store(settings) as store:
@@ -118,7 +118,7 @@ def clone(
     """Carry out a campaign's order once more under another name, maybe with another budget. Needs no file."""
 
     def work() -> None:
-        from farm.campaign.running.submit import clone as submit_clone
+        from farm.campaign.submit import clone as submit_clone
 
         changes = campaign_options.read_budget(trials, wall_clock, board_hours, per_workload)
         settings = farm_settings.load()
@@ -160,7 +160,7 @@ def _carry_out(
     told: bool = True,
 ) -> None:
     """See that an engine has the campaign, and follow it; Ctrl-C pauses it."""
-    from farm.campaign.running import control
+    from farm.campaign.engine import control
 
     try:
         engine.ensure()
@@ -187,8 +187,8 @@ def _follow(settings: Settings, store: Store, name: str, screen: CampaignScreen,
 
     Not `told`: where it ended well, nothing is said on stdout, since more is to come.
     """
-    from farm.campaign.running.watch import find_error, wait_settled
-    from farm.report.campaign_artifacts import list_artifacts
+    from farm.artifacts.listed import list_artifacts
+    from farm.campaign.watch import find_error, wait_settled
     from farm.report.campaign_document import make_document, summarise
 
     try:

@@ -38,7 +38,7 @@ def doctor(
         if board or every:
             _examine_boards(list(dict.fromkeys(board)) if board else None, json)
             return
-        from farm.campaign.doctor import examine
+        from farm.doctor import examine
 
         checks: list[Check] = []
 

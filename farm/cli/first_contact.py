@@ -1,6 +1,6 @@
 """First contact: a person confirms the host keys of boards that nobody has confirmed yet. Nobody logs in here.
 
-A key that is pinned is compared on every connection (`farm/fleet/host_keys.py`); one that has changed is never asked
+A key that is pinned is compared on every connection (`farm/reach/host_keys.py`); one that has changed is never asked
 about.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Mapping
 
 from farm.cli import output
 from farm.errors import FarmError, UsageError
-from farm.fleet.host_keys import HostKey, HostKeyError, KnownHosts, UnknownHostKeyError, require_fingerprint
-from farm.fleet.ssh_handshake import SshAddress, fetch_host_key
+from farm.reach.host_keys import HostKey, HostKeyError, KnownHosts, UnknownHostKeyError, require_fingerprint
+from farm.reach.ssh_handshake import SshAddress, fetch_host_key
 
 _AT_ONCE = 16
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 import typer
 
-import farm
-from farm.fleet.listening import raise_descriptor_limit
+from farm.processes.listening import raise_descriptor_limit
+from farm.version import __version__
 
 # In the order of `farm --help`: module of farm/cli and what in it is the command, or the noun's commands.
 _COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -61,7 +61,7 @@ def make_app(word: str | None = None) -> typer.Typer:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"tvm-farm {farm.__version__}")
+        print(f"tvm-farm {__version__}")
         raise typer.Exit
 
 

@@ -203,9 +203,9 @@ def _read_labels(path: Path | None) -> bytes | None:
 
 def _tune(order: Any, settings: Settings, store: Store, kind: BoardType, trials: int, since: float) -> None:
     """Tune what has no record of its own board type, as `farm tune` does."""
+    from farm.campaign.one_model import Request
     from farm.campaign.plan_models import to_variant
-    from farm.campaign.running.one_model import Request
-    from farm.campaign.running.tune import tune
+    from farm.campaign.tune import tune
 
     screen = CampaignScreen()
     model = to_variant(order.source, order.inputs)

@@ -38,9 +38,9 @@ def deploy(
         from farm.artifacts import checking, on_board
         from farm.artifacts.deploy import deploy_here, deploy_over_ssh
         from farm.cli.board_remote import fetch_transport
-        from farm.fleet.addresses import to_ssh_address
-        from farm.fleet.host_keys import FILE_NAME, KnownHosts
-        from farm.fleet.ssh import SshConnection
+        from farm.reach.addresses import to_ssh_address
+        from farm.reach.host_keys import FILE_NAME, KnownHosts
+        from farm.reach.ssh import SshConnection
         from farm.values import Ssh
 
         artifact = open_artifact(folder)
@@ -101,7 +101,7 @@ def run(
 
     def work() -> None:
         from farm.artifacts import on_board, running
-        from farm.sweep.requests import parse_point
+        from farm.points.requests import parse_point
 
         artifact = open_artifact(folder)
         artifact.require_whole()
@@ -154,7 +154,8 @@ def bench(
     def work() -> None:
         from farm.artifacts import bench as benching
         from farm.artifacts import on_board
-        from farm.sweep.requests import parse_point
+        from farm.points.requests import parse_point
+        from farm.report.bench_page import write_report
 
         rivals = benching.read_rivals(against)
         point = parse_point(operating_point)
@@ -169,7 +170,7 @@ def bench(
             kind, _ = on_board.find_board(store, board)
             document = benching.bench(subjects, held, kind, rivals, settings, store, output.note)
         if out is not None:
-            document["report"] = benching.write_report(document, out)
+            document["report"] = write_report(document, out)
         if json:
             output.print_json(document)
         else:

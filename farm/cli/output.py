@@ -20,8 +20,8 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 
+from farm import foreign
 from farm.errors import FarmError
-from farm.report import foreign
 
 INTERRUPTED = 130
 # Seconds; a store of gigabytes is looked over when somebody asks for it.
@@ -139,8 +139,7 @@ def _fail(text: str, code: int, debug: bool, kind: str = "error") -> NoReturn:
 
 def _find_store_problem() -> str:
     """What is wrong with the store, looked at only now: a damaged one makes any command fail in any way."""
-    from farm import settings
-    from farm.campaign import safekeeping
+    from farm import safekeeping, settings
 
     with contextlib.suppress(FarmError, OSError):
         loaded = settings.load()

@@ -1,6 +1,6 @@
 """`farm board provision`: put the agent on boards, bring it up to date, remove it.
 
-What that means is in `farm/fleet/provision/`; here it is joined with the store and the farm's services.
+What that means is in `farm/provision/`; here it is joined with the store and the farm's services.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Annotated, Any
 import typer
 
 from farm import settings as farm_settings
-from farm.campaign.machine import name_user
+from farm.boards import golden_runs
 from farm.cli import first_contact, options, output
 from farm.errors import FarmError, UsageError
-from farm.fleet import golden_runs
-from farm.fleet.addresses import to_ssh_address
-from farm.fleet.host_keys import FILE_NAME, KnownHosts
-from farm.fleet.provision.board import Job, Target
-from farm.fleet.provision.boards import provision_boards
-from farm.fleet.provision.bundle_build import BundleCache
-from farm.fleet.provision.hold import StoreHold
-from farm.fleet.provision.proof import prove
-from farm.fleet.provision.reports import GOOD, BoardReport, Outcome, StepReport, StepStatus
-from farm.fleet.provision.service_files import AgentOptions
+from farm.processes.machine import name_user
+from farm.provision.board import Job, Target
+from farm.provision.boards import provision_boards
+from farm.provision.bundle_build import BundleCache
+from farm.provision.hold import StoreHold
+from farm.provision.proof import prove
+from farm.provision.reports import GOOD, BoardReport, Outcome, StepReport, StepStatus
+from farm.provision.service_files import AgentOptions
+from farm.reach.addresses import to_ssh_address
+from farm.reach.host_keys import FILE_NAME, KnownHosts
+from farm.reach.services import Services, using_services
 from farm.search.golden import GoldenKernels
-from farm.services.client import Services, using_services
 from farm.settings import Settings
 from farm.store.standing import parse_transport
 from farm.values import Health, Ssh

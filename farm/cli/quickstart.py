@@ -47,8 +47,8 @@ def quickstart(
         _require_writable(out)
         screen = CampaignScreen()
         # Imported here: Ray takes a second that wrong usage should not wait for.
-        from farm.campaign import quickstart as job
-        from farm.campaign.running.tune import find_failure
+        from farm.campaign.tune import find_failure
+        from farm.quickstart import run as job
         from farm.search.pipeline import make_exact
 
         with options.open_store(settings) as store:
@@ -85,7 +85,7 @@ def _require_writable(out: Path) -> None:
 
 def _print(document: dict[str, Any]) -> None:
     rows: list[tuple[str | None, ...]] = []
-    from farm.campaign.quickstart import LABELS
+    from farm.quickstart.run import LABELS
 
     for name, label in LABELS.items():
         figures = document["latency_ms"][name]

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from farm.durations import parse_duration_s
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
 from farm.store import Store
+from farm.units import parse_duration_s
 from farm.values import Record
 
 Workload = Annotated[

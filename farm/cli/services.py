@@ -15,8 +15,8 @@ from farm import settings as farm_settings
 from farm.cli import options, output
 from farm.cli.durations import read_duration_s
 from farm.errors import DeadlineError, PermanentError, TransientError, UsageError
-from farm.services.client import Services, find_services, start_services, using_services
-from farm.services.state import is_held
+from farm.reach.services import Services, find_services, start_services, using_services
+from farm.reach.services_state import is_held
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import is_on_demand, require_kept
@@ -69,7 +69,7 @@ def down(
     def work() -> None:
         settings = farm_settings.load()
         if force:
-            from farm.campaign.running.client import stop_engine
+            from farm.campaign.engine.client import stop_engine
 
             if stop_engine(settings):
                 output.stderr.print("the engine of campaigns has ended; campaigns under way are interrupted")

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from farm import safekeeping
 from farm import settings as farm_settings
-from farm.campaign import safekeeping
 from farm.cli import options, output
 from farm.errors import PermanentError, UsageError
 

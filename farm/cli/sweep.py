@@ -10,16 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from farm import settings as farm_settings
-from farm.campaign.machine import close_abandoned_sweeps
 from farm.cli import options, output, sweep_report, sweep_table
 from farm.cli.durations import read_duration_s
 from farm.cli.sweep_goal import Aim, Deadline, MaxPower, read_goal
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType, require_board_type
+from farm.points.values import Goal
+from farm.processes.machine import close_abandoned_sweeps
 from farm.store import Store
 from farm.store.standing import is_on_demand
 from farm.sweep import stored
-from farm.sweep.values import Goal
 
 app = typer.Typer(help="Sweeps: latency, power and energy of a model over a board's clocks.", no_args_is_help=True)
 
@@ -86,8 +86,8 @@ def run(
     """Measure a model at the clocks that a board has; say which setting to ship. Exit code 1 where none can be."""
 
     def work() -> None:
-        from farm.sweep import programs, runner
-        from farm.sweep.order import Order, Where
+        from farm.sweep.plan.order import Order, Where
+        from farm.sweep.run import programs, runner
 
         goal, named = read_goal(Goal(), deadline, max_power, objective), bool(objective)
         if boards is not None and boards < 1:
@@ -130,7 +130,7 @@ def resume(
     """Go on with a sweep that was interrupted, from the visits that it holds."""
 
     def work() -> None:
-        from farm.sweep import runner
+        from farm.sweep.run import runner
 
         settings = farm_settings.load()
         with options.open_store(settings) as store:
@@ -212,10 +212,10 @@ def pick(
             close_abandoned_sweeps(store)
             goal = read_goal(stored.goal_from_dict(store.require_sweep(sweep)["goal"]), deadline, max_power, objective)
             if measure:
-                from farm.sweep import runner
+                from farm.sweep.run import runner
 
                 runner.resume_sweep(sweep, settings, store, output.note, goal)
-            from farm.sweep.document import find_failure, find_series
+            from farm.sweep.export.document import find_failure, find_series
 
             document = _make_document(store, sweep, goal)
             chosen = find_series(document, variant, batch)
@@ -236,7 +236,7 @@ def pick(
 
 
 def _make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[str, Any]:
-    from farm.sweep.document import make_document
+    from farm.sweep.export.document import make_document
 
     return make_document(store, sweep, goal)
 
@@ -247,7 +247,7 @@ def _finish(store: Store, sweep: int, out: Path | None, json: bool) -> None:
     if out is not None:
         document["report"] = _write_report(document, out)
     _show(document, json)
-    from farm.sweep.document import find_failure
+    from farm.sweep.export.document import find_failure
 
     if error := find_failure(document):
         raise error

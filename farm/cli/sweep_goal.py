@@ -10,7 +10,7 @@ import typer
 
 from farm.cli.durations import LATENCIES, read_duration_s
 from farm.errors import UsageError
-from farm.sweep.values import Goal, Objective
+from farm.points.values import Goal, Objective
 
 NONE = "none"
 

@@ -8,20 +8,21 @@ from typing import Annotated, Any
 
 import typer
 
+from farm import units
 from farm.cli import options, output
 from farm.cli.sweep_goal import Aim, Deadline, MaxPower, read_goal
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
-from farm.report import sweep_rows, sweep_words
-from farm.report.sweep_rows import Ratio
-from farm.sweep import compare as comparing
-from farm.sweep import export as exporting
+from farm.points.values import Goal
+from farm.sweep import rows as sweep_rows
 from farm.sweep import stored
-from farm.sweep.compare import PointPair, SeriesPair
-from farm.sweep.export import Chosen, Form
-from farm.sweep.export_nvpmodel import export_nvpmodel
-from farm.sweep.export_script import export_script
-from farm.sweep.values import Goal
+from farm.sweep.export import chosen as exporting
+from farm.sweep.export import compare as comparing
+from farm.sweep.export.chosen import Chosen, Form
+from farm.sweep.export.compare import PointPair, SeriesPair
+from farm.sweep.export.nvpmodel import export_nvpmodel
+from farm.sweep.export.script import export_script
+from farm.sweep.rows import Ratio
 
 _Sweep = Annotated[int, typer.Argument(metavar="ID", help="Number of the sweep; `farm sweep list` has them.")]
 
@@ -127,7 +128,7 @@ def compare(
 
 def _fetch(sweep: int, change: Callable[[Goal], Goal] = lambda goal: goal) -> dict[str, Any]:
     """A sweep's document, its picks for its own goal as `change` makes it."""
-    from farm.sweep.document import make_document
+    from farm.sweep.export.document import make_document
 
     with options.open_store() as store:
         return make_document(store, sweep, change(stored.goal_from_dict(store.require_sweep(sweep)["goal"])))
@@ -135,7 +136,7 @@ def _fetch(sweep: int, change: Callable[[Goal], Goal] = lambda goal: goal) -> di
 
 def _choose_series(document: Mapping[str, Any], variant: str | None, batch: int | None) -> Mapping[str, Any]:
     """The one that is meant: tuned before others; one batch size, or the one named. Raises UsageError."""
-    from farm.sweep.document import find_series
+    from farm.sweep.export.document import find_series
 
     found = find_series(document, variant, batch)
     best = sweep_rows.order_series({"series": found})[0]
@@ -162,9 +163,9 @@ def _print_pair(pair: SeriesPair) -> None:
     names = [f"{series['variant']}, batch {series['batch']}" for series in (pair.one, pair.other)]
     print(f"\n{names[0]}" if names[0] == names[1] else f"\nA: {names[0]}; B: {names[1]}")
     times = [row["latency_s"]["value"] for each in (*pair.points, *pair.bests) for row in (each.one, each.other)]
-    scale = sweep_words.seconds_scale(times)
+    scale = units.seconds_scale(times)
     columns = ["Operating point", f"A, {scale.unit}", f"B, {scale.unit}", "Latency B/A", "Power B/A", "Energy B/A"]
-    rows = [_row(sweep_words.format_point(each.label), each, scale) for each in pair.points]
+    rows = [_row(units.format_point(each.label), each, scale) for each in pair.points]
     rows += [_row(_describe_best(each), each, scale) for each in pair.bests]
     output.print_table(columns, rows)
     for quantity in ("latency", "energy"):
@@ -179,13 +180,13 @@ def _print_pair(pair: SeriesPair) -> None:
     print("= stands by ratios that chance alone may have moved from 1")
 
 
-def _row(label: str, pair: PointPair, scale: sweep_words.Scale) -> Sequence[str]:
+def _row(label: str, pair: PointPair, scale: units.Scale) -> Sequence[str]:
     times = [scale.number(row["latency_s"]["value"]) for row in (pair.one, pair.other)]
     return label, *times, *(_ratio(pair.ratios[name]) for name in ("latency", "power", "energy"))
 
 
 def _describe_best(pair: PointPair) -> str:
-    keys = [sweep_words.format_point(row["key"]) for row in (pair.one, pair.other)]
+    keys = [units.format_point(row["key"]) for row in (pair.one, pair.other)]
     return f"{pair.label}: {keys[0]}" + (f" / {keys[1]}" if keys[0] != keys[1] else "")
 
 

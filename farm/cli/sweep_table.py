@@ -8,8 +8,9 @@ from typing import Any
 
 from rich import markup
 
+from farm import units
 from farm.cli import output
-from farm.report import sweep_variants, sweep_words
+from farm.report import sweep_variants
 
 # More columns than that (a TX2 has twelve rails) no terminal holds.
 _MOST_RAILS = 3
@@ -108,7 +109,7 @@ class _Column:
     @property
     def width(self) -> int:
         """Characters, with the space between columns."""
-        return max(len(self.title), *(len(cell or sweep_words.NOTHING) for cell in self.cells)) + _GAP
+        return max(len(self.title), *(len(cell or units.NOTHING) for cell in self.cells)) + _GAP
 
 
 def _print_rows(series: Mapping[str, Any]) -> None:
@@ -143,7 +144,7 @@ def fit_columns(columns: Sequence[_Column], width: int) -> list[_Column]:
 def _plan_columns(series: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[_Column]:
     """All columns there are."""
     measured = [row for row in rows if row["measured"]]
-    time = sweep_words.seconds_scale(row["latency_s"]["value"] for row in measured)
+    time = units.seconds_scale(row["latency_s"]["value"] for row in measured)
     latency = [row["latency_s"] if row["measured"] else None for row in rows]
     columns = [
         _Column("Operating point", 0, [row["key"] for row in rows], is_text=True),
@@ -164,7 +165,7 @@ def _plan_columns(series: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) 
 
 def _plan_power(series: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[_Column]:
     """What there is with a sensor."""
-    joule = sweep_words.joule_scale(row["energy_j"]["value"] for row in rows if row["measured"] and row["energy_j"])
+    joule = units.joule_scale(row["energy_j"]["value"] for row in rows if row["measured"] and row["energy_j"])
     power, energy = ([row[which] if row["measured"] else None for row in rows] for which in ("power_w", "energy_j"))
     above = [row["energy_above_idle_j"] for row in rows]
     per_joule = [row["inferences_per_joule"] if row["measured"] else None for row in rows]

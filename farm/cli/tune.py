@@ -15,7 +15,7 @@ from farm.inventory.board_types import BoardType, require_board_type
 from farm.store import Store
 
 if TYPE_CHECKING:
-    from farm.campaign.running.tune import Tuned
+    from farm.campaign.tune import Tuned
 
 LOCAL = "local"
 
@@ -58,9 +58,9 @@ def tune(
             kind, name = _choose_board(store, board_type, board)
             source, inputs = options.read_model(model, shape, batch)
             # Imported here: Ray takes a second that wrong usage should not wait for.
+            from farm.campaign.one_model import Request
             from farm.campaign.plan_models import to_variant
-            from farm.campaign.running.one_model import Request
-            from farm.campaign.running.tune import find_failure, tune
+            from farm.campaign.tune import find_failure, tune
             from farm.search.pipeline import make_exact
 
             try:

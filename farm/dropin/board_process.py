@@ -11,8 +11,8 @@ import time
 from typing import Any
 
 from device_agent.protocol import MeasureSpec, Outcome, Status
-from farm.campaign.engine_blame import Blame
-from farm.campaign.fleet_site import FleetSite
+from farm.boards.blame import Blame
+from farm.boards.leased_site import FleetSite
 from farm.dropin.children import Parent, StoppedError
 from farm.errors import (
     BoardBusyError,
@@ -22,8 +22,8 @@ from farm.errors import (
     LeaseOverError,
     TransientError,
 )
-from farm.fleet.tracker import Tracker
 from farm.measure.session import BoardSession
+from farm.reach.tracker import Tracker
 from farm.settings import StoreLocation
 from farm.store import Store
 

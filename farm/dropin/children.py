@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from farm.fleet import processes
+from farm.processes import children
 
 # A board's child may be within a call on the board, which the cut ends at once, or write to a store that is busy.
 STOP_TIMEOUT_S = 10.0
@@ -90,7 +90,7 @@ class Child:
         """How the process ended, for a message."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(1.0)
-        said = processes.tail(self.log)
+        said = children.tail(self.log)
         return f"exit code {self.process.returncode}" + (f": {said}" if said else "")
 
 

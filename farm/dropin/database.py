@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from farm import settings as farm_settings
-from farm.campaign.board_choice import plan_pool, plan_target
-from farm.campaign.machine import name_user, process_identity
+from farm.boards.choice import plan_pool, plan_target
 from farm.dropin.measured import recent
 from farm.dropin.tvm_objects import as_tvm_object, load_for_script, to_plain_target
 from farm.errors import InternalError, UsageError
 from farm.inventory.board_types import require_board_type
+from farm.processes.machine import name_user, process_identity
 from farm.search import names, traces, workloads
 from farm.search.target import host_target, make_target
 from farm.store import Store

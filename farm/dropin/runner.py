@@ -15,19 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from device_agent.protocol import FaultSide, Limits, MeasureSpec, Outcome, TensorSpec
-from farm import durations
+from farm import foreign, units
 from farm import settings as farm_settings
-from farm.campaign.board_choice import TargetPlan, plan_pool, plan_target
-from farm.campaign.machine import name_user
+from farm.boards.choice import TargetPlan, plan_pool, plan_target
 from farm.dropin.board_process import BoardOrder
 from farm.dropin.boards import Boards, Measurement
 from farm.dropin.measured import Measured, recent
 from farm.dropin.tvm_objects import as_tvm_object, load_for_script
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
-from farm.report import foreign
+from farm.processes.machine import name_user
+from farm.reach.services import using_services
 from farm.search.target import host_target, make_target
-from farm.services.client import using_services
 from farm.store import Store
 from farm.store.standing import require_kept
 
@@ -230,11 +229,11 @@ def _to_argument(about: Any) -> TensorSpec:
 
 def _to_seconds(wait: float | str) -> float:
     try:
-        seconds = durations.parse_duration_s(wait) if isinstance(wait, str) else float(wait)
+        seconds = units.parse_duration_s(wait) if isinstance(wait, str) else float(wait)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise UsageError(f"wait={wait!r} is not a duration", f"Examples: {durations.EXAMPLES}.")
+        raise UsageError(f"wait={wait!r} is not a duration", f"Examples: {units.DURATION_EXAMPLES}.")
     return seconds
 
 

@@ -43,11 +43,11 @@ from farm.errors import (
     TransientError,
     UnavailableError,
 )
-from farm.fleet import fences
-from farm.fleet.relay import Relay
-from farm.fleet.tracker import Tracker
 from farm.measure import answers
 from farm.measure.arrays import Arrays, pack_arrays, unpack_arrays
+from farm.reach import fences
+from farm.reach.relay import Relay
+from farm.reach.tracker import Tracker
 from farm.values import Lease
 
 REQUEST_TIMEOUT_S = 60.0

@@ -11,11 +11,11 @@ from prometheus_client import CollectorRegistry, Histogram, disable_created_metr
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-import farm
 from device_agent.protocol import Status
 from farm.metrics import table
 from farm.metrics.table import Kind, Metric
 from farm.values import Health, State
+from farm.version import __version__
 
 _RESULTS = ("passed", "failed", "skipped")
 
@@ -40,7 +40,7 @@ class FarmMetrics(Collector):
         disable_created_metrics()  # type: ignore[no-untyped-call] # a series more of every histogram, which is not in the table
         seconds = table.PROBE_SECONDS
         self._probe_seconds = Histogram(seconds.full_name, seconds.help, buckets=seconds.buckets, registry=registry)
-        self._values[table.INFO][(farm.__version__,)] = 1
+        self._values[table.INFO][(__version__,)] = 1
         self.observe_boards(())
         self.observe_tracker(False, 0)
         self.observe_probe_worker(0)

@@ -1,1 +1,1 @@
-"""Makes figures readable: plots and Markdown from plain values. Measures nothing and reads no database."""
+"""Makes figures readable: plots, Markdown and HTML. Measures nothing; whoever calls it has the document."""

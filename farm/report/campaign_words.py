@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from farm.report import campaign_rows, foreign
-from farm.report.campaign_artifacts import list_artifacts
+from farm import foreign
+from farm.artifacts.listed import list_artifacts
+from farm.report import campaign_rows
 from farm.report.campaign_models import Gain
 from farm.report.campaign_rows import format_latency
 

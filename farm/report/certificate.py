@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import format_mhz
-from farm.report import foreign
+from farm import foreign
 
 PAGE, JSON = "report.md", "report.json"
 _LEVELS = {"ok": "ok", "warning": "**look**", "failed": "**FAILED**", "not tried": "not tried"}

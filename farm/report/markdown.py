@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from farm.report import foreign
+from farm import foreign
 
 _VARIANTS = {
     "untuned": "untuned TVM",

@@ -9,9 +9,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from farm.report import sweep_rows, sweep_variants, sweep_words
-from farm.report.sweep_rows import Document, Series
-from farm.report.sweep_words import format_percent, format_point
+from farm import units
+from farm.report import sweep_variants
+from farm.sweep import rows as sweep_rows
+from farm.sweep.rows import Document, Series
+from farm.units import format_percent, format_point
 
 _OBJECTIVES = {
     "energy": "the least energy per inference",
@@ -40,10 +42,10 @@ def describe_goal(goal: Mapping[str, Any]) -> str:
     limits = []
     if goal["deadline_s"]:
         what = "95th percentile of the latency" if goal.get("deadline_on_p95") else "latency"
-        scale = sweep_words.seconds_scale([goal["deadline_s"]])
+        scale = units.seconds_scale([goal["deadline_s"]])
         limits.append(f"a {what} of at most {scale.text(goal['deadline_s'])}")
     if goal["max_power_w"]:
-        limits.append(f"a power of at most {sweep_words.WATT.text(goal['max_power_w'])}")
+        limits.append(f"a power of at most {units.WATT.text(goal['max_power_w'])}")
     objective = _OBJECTIVES.get(goal["objective"], str(goal["objective"]))
     return objective + (f", with {' and '.join(limits)}" if limits else "")
 
@@ -73,21 +75,21 @@ def _spread(ratios: list[sweep_rows.Ratio]) -> str:
 
 
 def _answer(document: Document, series: Series) -> Answer:
-    name = sweep_words.name_series(series, document)
+    name = sweep_rows.name_series(series, document)
     pick, row = series["pick"], sweep_rows.find_pick(series)
     if not pick or row is None:
         text = _sentence(series["no_pick"] or "the sweep ended before one was chosen")
         return Answer(name, "No operating point can be recommended.", text)
     rows = sweep_rows.counted(series)
-    time = sweep_words.seconds_scale(each["latency_s"]["value"] for each in rows)
+    time = units.seconds_scale(each["latency_s"]["value"] for each in rows)
     value, interval = time.interval(row["latency_s"])
     costs = f"{value} {time.unit} ({interval})"
     if row["energy_j"]:
-        energy = sweep_words.joule_scale(each["energy_j"]["value"] for each in rows if each["energy_j"])
+        energy = units.joule_scale(each["energy_j"]["value"] for each in rows if each["energy_j"])
         value, interval = energy.interval(row["energy_j"])
         costs += f" and {value} {energy.unit} ({interval})"
         if row["power_w"]:
-            costs += f", at {sweep_words.WATT.text(row['power_w']['value'])}"
+            costs += f", at {units.WATT.text(row['power_w']['value'])}"
     measured = "" if row["measured"] else " as far as is predicted: this point was not measured"
     what = "An inference" if series["batch"] == 1 else f"A batch of {series['batch']}"
     then = "" if row["key"] == "default" else " then"
@@ -100,9 +102,9 @@ def _answer(document: Document, series: Series) -> Answer:
 
 def _certainty(pick: Mapping[str, Any]) -> str:
     told = "The chance that no other measured point is better"
-    told += f" is {sweep_words.format_share(pick['certainty'])}"
+    told += f" is {units.format_share(pick['certainty'])}"
     if pick.get("close") is not None:
-        told += f", that none is better by more than 3 %: {sweep_words.format_share(pick['close'])}"
+        told += f", that none is better by more than 3 %: {units.format_share(pick['close'])}"
     return told + "."
 
 

@@ -16,9 +16,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from farm.report import plots, sweep_rows
-from farm.report.sweep_rows import Document, Row, Series
-from farm.report.sweep_words import Scale
+from farm.report import plots
+from farm.sweep import rows as sweep_rows
+from farm.sweep.rows import Document, Row, Series
+from farm.units import Scale
 
 DOMINATED = "#b4b4b4"
 _LEFT_INCHES, TOP_INCHES = 0.85, 1.05

@@ -6,8 +6,8 @@ import csv
 import io
 from typing import Any
 
-from farm.report import sweep_rows
-from farm.report.sweep_rows import Document, Row, Series
+from farm.sweep import rows as sweep_rows
+from farm.sweep.rows import Document, Row, Series
 
 # What a point's own visits say; the estimates are those joined with the fit.
 _ALONE = ("latency_s", "power_w", "energy_j")

@@ -8,20 +8,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from farm.report import (
-    sweep_answer,
-    sweep_csv,
-    sweep_html,
-    sweep_plots,
-    sweep_rows,
-    sweep_schedules,
-    sweep_tables,
-    sweep_variants,
-    sweep_words,
-)
+from farm import units
+from farm.report import sweep_answer, sweep_csv, sweep_html, sweep_plots, sweep_schedules, sweep_tables, sweep_variants
 from farm.report.sweep_canvas import Picture
 from farm.report.sweep_html import Cell, Line, element, escape, items, section
-from farm.report.sweep_rows import Document, Series
+from farm.sweep import rows as sweep_rows
+from farm.sweep.rows import Document, Series
 
 PAGE, CSV, JSON = "sweep.html", "sweep.csv", "sweep.json"
 _STATES = {
@@ -91,7 +83,7 @@ def _subtitle(document: Document) -> str:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(document["started_at"]))
     names = ", ".join(board["names"])
     points = f"{grid['measured']} of {grid['points']} operating points measured"
-    took = sweep_words.format_duration(document["seconds"])
+    took = units.format_duration(document["seconds"])
     word = "board" if len(board["names"]) == 1 else "boards"
     return f"Sweep {document['sweep']} · {word} {names} · {points} · started {when}, took {took}"
 
@@ -115,36 +107,36 @@ def _answers(document: Document) -> list[str]:
 def _runners_up(document: Document, series: Series) -> str:
     if not series["pick"] or not series["pick"]["runners_up"]:
         return ""
-    time_scale = sweep_words.seconds_scale(row["latency_s"]["value"] for row in sweep_rows.counted(series))
+    time_scale = units.seconds_scale(row["latency_s"]["value"] for row in sweep_rows.counted(series))
     energies = [row["energy_j"]["value"] for row in sweep_rows.counted(series) if row["energy_j"]]
-    energy_scale = sweep_words.joule_scale(energies)
+    energy_scale = units.joule_scale(energies)
     lines = []
     for runner in series["pick"]["runners_up"]:
         row = sweep_rows.find_row(series, runner["key"])
         if row is None or not row["latency_s"]:
             continue
         value, interval = time_scale.interval(row["latency_s"])
-        cells = [Cell(sweep_words.format_point(runner["key"])), Cell(value, note=interval, kind="number")]
+        cells = [Cell(units.format_point(runner["key"])), Cell(value, note=interval, kind="number")]
         if energies:
             power = row["power_w"]["value"] if row["power_w"] else None
-            value, interval = energy_scale.interval(row["energy_j"]) if row["energy_j"] else (sweep_words.NOTHING, "")
-            cells += [Cell(sweep_words.WATT.number(power), kind="number"), Cell(value, note=interval, kind="number")]
+            value, interval = energy_scale.interval(row["energy_j"]) if row["energy_j"] else (units.NOTHING, "")
+            cells += [Cell(units.WATT.number(power), kind="number"), Cell(value, note=interval, kind="number")]
         lines.append(Line(cells))
     head = [
         "operating point",
         f"latency, {time_scale.unit}",
         *(["power, W", f"energy, {energy_scale.unit}"] if energies else []),
     ]
-    return sweep_html.table(head, lines, sweep_words.name_series(series, document))
+    return sweep_html.table(head, lines, sweep_rows.name_series(series, document))
 
 
 def _unmeasured(document: Document) -> list[str]:
     """Points that might be better still, which nobody measured."""
     told = []
     for series in sweep_rows.order_series(document):
-        name = sweep_words.name_series(series, document).capitalize()
+        name = sweep_rows.name_series(series, document).capitalize()
         for each in series.get("unmeasured", ()):
-            text = each["text"].replace(each["key"], sweep_words.format_point(each["key"]))
+            text = each["text"].replace(each["key"], units.format_point(each["key"]))
             told.append(element("p", f"{name}: {text}."))
     return told
 
@@ -168,7 +160,7 @@ def _how_to_read(document: Document) -> str:
 def _points(document: Document, series: Series) -> str:
     _, left_out = sweep_tables.choose_rows(series)
     more = f"{left_out:,} more points were only predicted, away from the front; they are in {CSV}." if left_out else ""
-    name = sweep_words.name_series(series, document)
+    name = sweep_rows.name_series(series, document)
     heading = element("h3", name.capitalize()) if len(document["series"]) > 1 else ""
     return heading + sweep_tables.draw_points(document, series) + element("p", more, "how")
 
@@ -191,7 +183,7 @@ def _merged(document: Document) -> str:
     lines = [
         Line(
             [
-                Cell(sweep_words.format_point(merge["kept"])),
+                Cell(units.format_point(merge["kept"])),
                 Cell(_list_dropped(merge["dropped"])),
                 Cell(merge["reason"]),
             ]
@@ -203,7 +195,7 @@ def _merged(document: Document) -> str:
 
 
 def _list_dropped(keys: list[str]) -> str:
-    shown = "; ".join(map(sweep_words.format_point, keys[:4]))
+    shown = "; ".join(map(units.format_point, keys[:4]))
     return shown + (f"; and {len(keys) - 4} more" if len(keys) > 4 else "")
 
 
@@ -214,14 +206,14 @@ def _drift(document: Document) -> list[str]:
         if not drift:
             continue
         text = drift["text"] or f"{drift['percent']:.1f} %" + (", corrected" if drift["corrected"] else "")
-        told.append(f"{sweep_words.name_series(series, document)}: {text}.")
+        told.append(f"{sweep_rows.name_series(series, document)}: {text}.")
     anchors = {
         series["anchor"]
         for series in document["series"]
         if (row := sweep_rows.find_row(series, series["anchor"] or "")) and row["visits"] > 1
     }
     if told and anchors:
-        points = " and ".join(sorted(map(sweep_words.format_point, anchors)))
+        points = " and ".join(sorted(map(units.format_point, anchors)))
         told.append(f"The anchor, measured again and again in between: {points}.")
     return told
 
@@ -236,7 +228,7 @@ def _environment(document: Document) -> list[tuple[str, object]]:
         told.append(
             (
                 "time",
-                f"{sweep_words.format_duration(cost['seconds'])}, {sweep_words.format_share(share)} of it measuring",
+                f"{units.format_duration(cost['seconds'])}, {units.format_share(share)} of it measuring",
             )
         )
     facts = [(name, _plain(value)) for name, value in document["environment"].items() if value not in (None, "")]

@@ -14,10 +14,12 @@ import matplotlib
 from matplotlib import ticker
 from matplotlib.axes import Axes
 
-from farm.report import plots, sweep_canvas, sweep_labels, sweep_rows, sweep_words
+from farm import units
+from farm.report import plots, sweep_canvas, sweep_labels
 from farm.report.sweep_canvas import Look, Picture
-from farm.report.sweep_rows import Document, Row
-from farm.report.sweep_words import Scale
+from farm.sweep import rows as sweep_rows
+from farm.sweep.rows import Document, Row
+from farm.units import Scale
 
 # Told apart by shape too, for readers who see no colours and for print.
 _COLOURS = (plots.BLUE, "#c85200", "#00775a", "#8f4f86")
@@ -70,7 +72,7 @@ def _draw_front(document: Document, looks: Sequence[Look], folder: pathlib.Path,
     rows, left_out = _choose_rows(looks)
     times = [row["latency_s"]["value"] for row in rows]
     energies = [row["energy_j"]["value"] for row in rows]
-    time, energy = sweep_words.seconds_scale(times), sweep_words.joule_scale(energies)
+    time, energy = units.seconds_scale(times), units.joule_scale(energies)
     with matplotlib.rc_context(sweep_canvas.STYLE):
         figure = sweep_canvas.new_figure(4.6)
         axes = figure.subplots()
@@ -175,7 +177,7 @@ def _label_points(
     axes: Axes, document: Document, looks: Sequence[Look], rows: Sequence[Row], time: Scale, energy: Scale
 ) -> None:
     """Names beside the pick, the ends of each front and as many others as find room."""
-    common = sweep_words.find_common_words(row["key"] for look in looks for row in look.series["rows"])
+    common = units.find_common_words(row["key"] for look in looks for row in look.series["rows"])
     place = _place("latency_s", "energy_j", time, energy)
     wanted: list[sweep_labels.Label] = []
     rings = []
@@ -186,10 +188,10 @@ def _label_points(
         for row in front:
             if row is not pick:
                 rank = 2 if row is front[0] or row is front[-1] else 3
-                text = sweep_words.format_label(row["key"], common)
+                text = units.format_label(row["key"], common)
                 wanted.append(sweep_labels.Label(place(row), text, plots.FAINT, rank))
         if pick and pick["energy_j"]:
-            text = f"pick: {sweep_words.format_label(pick['key'], common)}"
+            text = f"pick: {units.format_label(pick['key'], common)}"
             wanted.append(sweep_labels.Label(place(pick), text, look.colour, 1, bold=True))
             rings.append(place(pick))
     sweep_labels.write_labels(axes, wanted, [place(row) for row in rows], rings)
@@ -204,12 +206,12 @@ def _draw_clock(
 ) -> Picture:
     """Latency, power and energy over one clock, one below the other, all series in each."""
     rows = [row for _, some in slices for row in some]
-    scale = sweep_words.seconds_scale(row["latency_s"]["value"] for row in rows)
+    scale = units.seconds_scale(row["latency_s"]["value"] for row in rows)
     panels: list[tuple[str, str, Scale]] = [("latency_s", "latency", scale)]
     if any(row["power_w"] for row in rows):
-        panels.append(("power_w", "power", sweep_words.WATT))
+        panels.append(("power_w", "power", units.WATT))
     if energies := [row["energy_j"]["value"] for row in rows if row["energy_j"]]:
-        panels.append(("energy_j", "energy", sweep_words.joule_scale(energies)))
+        panels.append(("energy_j", "energy", units.joule_scale(energies)))
     with matplotlib.rc_context(sweep_canvas.STYLE):
         figure = sweep_canvas.new_figure(sweep_canvas.TOP_INCHES + 0.55 + 1.75 * len(panels))
         stack = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
@@ -273,9 +275,9 @@ def _explain_slice(document: Document, clock: Sequence[str], slices: Sequence[tu
     """What the other clocks are in this picture; nothing to say where they do not change."""
     look, rows = slices[0]
     words = rows[0]["key"].split()
-    common = sweep_words.find_common_words(row["key"] for row in look.series["rows"])
+    common = units.find_common_words(row["key"] for row in look.series["rows"])
     others = [word for word in words if word.partition("=")[0] not in clock and word not in common]
-    at = f", with {sweep_words.format_point(' '.join(others))}" if others else ""
+    at = f", with {units.format_point(' '.join(others))}" if others else ""
     return f"Over the clock of {' and '.join(clock)}{at}"
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farm.report import sweep_html, sweep_words
+from farm import units
+from farm.report import sweep_html
 from farm.report.sweep_html import Cell, Line, element
-from farm.report.sweep_rows import Document
-from farm.report.sweep_words import format_percent, format_point
+from farm.sweep.rows import Document
+from farm.units import format_percent, format_point
 
 _NUMBER = "number"
 
@@ -40,13 +41,13 @@ def _sentence(fitted: Mapping[str, Any], better: int) -> str:
 
 def _change(model: Mapping[str, Any], what: str, more: str, less: str) -> str:
     before, after = (float(model[which][what]["value"]) for which in ("before", "after"))
-    scale = sweep_words.seconds_scale([after]) if what == "latency_s" else sweep_words.joule_scale([after])
+    scale = units.seconds_scale([after]) if what == "latency_s" else units.joule_scale([after])
     percent = format_percent(after / before, more, less, "the same")
     return f"{scale.text(after)} instead of {scale.text(before)} ({percent})"
 
 
 def _table(fitted: Mapping[str, Any], better: Sequence[Mapping[str, Any]]) -> str:
-    scale = sweep_words.seconds_scale(float(each["best_s"]) for each in better)
+    scale = units.seconds_scale(float(each["best_s"]) for each in better)
     lines = [
         Line(
             [

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from farm.report import sweep_html, sweep_rows, sweep_words
+from farm import units
+from farm.report import sweep_html
 from farm.report.sweep_html import Cell, Line
-from farm.report.sweep_rows import Document, Row, Series
-from farm.report.sweep_words import WATT, Scale, format_point
+from farm.sweep import rows as sweep_rows
+from farm.sweep.rows import Document, Row, Series
+from farm.units import WATT, Scale, format_point
 
 # Predictions beyond the front are worth a line each only while they are few.
 _MAX_PREDICTIONS = 40
@@ -30,10 +32,10 @@ def choose_rows(series: Series) -> tuple[list[Row], int]:
 def draw_points(document: Document, series: Series) -> str:
     """The main table of a series: latency, power, energy, temperature and marks of each operating point."""
     rows, _ = choose_rows(series)
-    common = sweep_words.find_common_words(row["key"] for row in series["rows"])
+    common = units.find_common_words(row["key"] for row in series["rows"])
     known = [row for row in rows if row["latency_s"]]
-    time = sweep_words.seconds_scale(row["latency_s"]["value"] for row in known)
-    energy = sweep_words.joule_scale(row["energy_j"]["value"] for row in rows if row["energy_j"])
+    time = units.seconds_scale(row["latency_s"]["value"] for row in known)
+    energy = units.joule_scale(row["energy_j"]["value"] for row in rows if row["energy_j"])
     power = sweep_rows.has_energy(document) or any(row["power_w"] for row in rows)
     batch = series["batch"]
     head = ["operating point", f"latency, {time.unit}", f"95th percentile, {time.unit}"]
@@ -49,7 +51,7 @@ def draw_points(document: Document, series: Series) -> str:
             cells += [_estimate(row, "power_w", WATT), _estimate(row, "energy_j", energy)]
             cells.append(_estimate(row, "energy_above_idle_j", energy))
             each = row["inferences_per_joule"]
-            cells.append(Cell("–" if each is None else sweep_words.format_number(each * batch), kind=_NUMBER))
+            cells.append(Cell("–" if each is None else units.format_number(each * batch), kind=_NUMBER))
         celsius = row["temperature_c"]
         cells += [
             Cell("–" if celsius is None else f"{celsius:.0f}", kind=_NUMBER),
@@ -67,7 +69,7 @@ def draw_rails(document: Document, series: Series) -> str:
     rows = [row for row in series["rows"] if row["rail_power_w"]]
     if not rails or not rows:
         return ""
-    common = sweep_words.find_common_words(row["key"] for row in series["rows"])
+    common = units.find_common_words(row["key"] for row in series["rows"])
     lines = [
         Line(
             [
@@ -89,7 +91,7 @@ def _most_w(series: Series, rail: str) -> float:
 
 def _watts(power_w: float | None) -> str:
     """To the milliwatt, so that a column can be read down."""
-    return sweep_words.NOTHING if power_w is None else f"{power_w:.3f}"
+    return units.NOTHING if power_w is None else f"{power_w:.3f}"
 
 
 def _estimate(row: Row, quantity: str, scale: Scale) -> Cell:
@@ -133,4 +135,4 @@ def _line_kind(series: Series, row: Row) -> str:
 def _caption(document: Document, series: Series, common: Sequence[str]) -> str:
     same = f"; everywhere {format_point(' '.join(common))}" if common else ""
     simulated = ", simulated" if document["board"]["simulated"] else ""
-    return f"{sweep_words.name_series(series, document)} on {document['board']['type']}{simulated}{same}"
+    return f"{sweep_rows.name_series(series, document)} on {document['board']['type']}{simulated}{same}"

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from farm.report import sweep_html, sweep_rows, sweep_words
+from farm import units
+from farm.report import sweep_html
 from farm.report.sweep_html import Cell, Line
-from farm.report.sweep_rows import Document, Ratio, Row
+from farm.sweep import rows as sweep_rows
+from farm.sweep.rows import Document, Ratio, Row
 
 TUNED, UNTUNED = "tuned", "untuned"
 
@@ -68,11 +70,11 @@ class Comparison:
 def tabulate(variants: Variants) -> Comparison:
     """Latency, power and energy of both beside each other, and tuned over untuned."""
     rows = [row for pair in variants.pairs for row in (pair.untuned, pair.tuned)]
-    time = sweep_words.seconds_scale(row["latency_s"]["value"] for row in rows)
-    joule = sweep_words.joule_scale(row["energy_j"]["value"] for row in rows if row["energy_j"])
+    time = units.seconds_scale(row["latency_s"]["value"] for row in rows)
+    joule = units.joule_scale(row["energy_j"]["value"] for row in rows if row["energy_j"])
     quantities = [("latency", "latency_s", time)]
     if any(row["power_w"] for row in rows):
-        quantities.append(("power", "power_w", sweep_words.WATT))
+        quantities.append(("power", "power_w", units.WATT))
     if any(row["energy_j"] for row in rows):
         quantities.append(("energy", "energy_j", joule))
     head: list[str] = []
@@ -84,7 +86,7 @@ def tabulate(variants: Variants) -> Comparison:
         for _, quantity, scale in quantities:
             ratio = pair.ratio(quantity)
             cells += [_value(pair.untuned, quantity, scale), _value(pair.tuned, quantity, scale)]
-            cells.append(sweep_words.NOTHING if ratio is None else f"{ratio.value:.2f}")
+            cells.append(units.NOTHING if ratio is None else f"{ratio.value:.2f}")
             below += ["", "", "" if ratio is None else f"{ratio.low:.2f} – {ratio.high:.2f}"]
         lines.append(tuple(cells))
         intervals.append(tuple(below))
@@ -96,11 +98,11 @@ def draw_variants(document: Document) -> list[str]:
     tables = []
     for variants in pair_variants(document):
         table = tabulate(variants)
-        common = sweep_words.find_common_words(table.keys)
+        common = units.find_common_words(table.keys)
         lines = [
             Line(
                 [
-                    Cell(sweep_words.format_point(key, common)),
+                    Cell(units.format_point(key, common)),
                     *(Cell(text, note=note, kind="number") for text, note in zip(cells, notes, strict=True)),
                 ]
             )
@@ -113,5 +115,5 @@ def draw_variants(document: Document) -> list[str]:
     return tables
 
 
-def _value(row: Row, quantity: str, scale: sweep_words.Scale) -> str:
-    return scale.interval(row[quantity])[0] if row[quantity] else sweep_words.NOTHING
+def _value(row: Row, quantity: str, scale: units.Scale) -> str:
+    return scale.interval(row[quantity])[0] if row[quantity] else units.NOTHING

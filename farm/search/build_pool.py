@@ -1,7 +1,7 @@
 """Compilers in Ray workers that keep TVM loaded: one build each at a time, replaced when old, fat, stuck or dead.
 
 They are actors rather than plain tasks, so that who is replaced, and when, is decided here and not by Ray's pool. A
-pool is on one machine; several machines have one each, and what they share is in `farm.campaign.running.builds`.
+pool is on one machine; several machines have one each, and what they share is in `farm.campaign.engine.builds`.
 """
 
 from __future__ import annotations

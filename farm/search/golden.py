@@ -1,7 +1,7 @@
 """The golden kernel: one fixed, versioned program that every board runs now and then, so that boards and days compare.
 
 Built here, in a process of its own that ends (a compiler takes seconds and hundreds of megabytes), and kept under
-FARM_HOME. When it runs, and what its time says, is decided in `farm.services` and `farm.fleet.calibration`.
+FARM_HOME. When it runs, and what its time says, is decided in `farm.services` and `farm.boards.calibration`.
 
 It fills a table of 4 MiB with products of two vectors and multiplies the table with a narrow matrix, on one core. The
 table exceeds the 2 MiB of second-level cache of a Jetson Nano or TX2, so it goes to memory and comes back; the product

@@ -15,17 +15,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import farm
 from farm.errors import BoardUnsafeError, FarmError, LeaseOverError, PermanentError
 from farm.inventory.board_types import require_board_type
+from farm.reach.services import using_services
 from farm.services.board_doctor import describe_board, plan_way
 from farm.services.certify_hardware import HardwareChecks
 from farm.services.checks import Check, Doubt, Level, Show, Work, run_chain, run_each
-from farm.services.client import using_services
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import parse_transport
 from farm.values import Ssh
+from farm.version import __version__
 
 SCHEMA = "tvm-farm certificate 1"
 _ADDRESS = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])")
@@ -83,7 +83,7 @@ def certify_board(
             "simulated": about.simulated,
             "at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at)),
             "took_s": round(time.monotonic() - began, 1),
-            "farm_version": farm.__version__,
+            "farm_version": __version__,
             "agent_version": about.agent_version,
             "result": run.result,
             "checks": [_to_dict(check) for check in run.checks],
@@ -159,8 +159,8 @@ def _to_dict(check: Check) -> dict[str, Any]:
 
 
 def _describe_versions(agent_version: str) -> str | Doubt:
-    said = f"agent {agent_version}, farm {farm.__version__}"
-    return said if agent_version == farm.__version__ else Doubt(said, "Bring the agent up to date, and certify again.")
+    said = f"agent {agent_version}, farm {__version__}"
+    return said if agent_version == __version__ else Doubt(said, "Bring the agent up to date, and certify again.")
 
 
 def _list_names(settings: Settings, board: Mapping[str, Any]) -> dict[str, str]:

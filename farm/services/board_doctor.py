@@ -12,14 +12,14 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from farm.errors import PermanentError
-from farm.fleet.addresses import to_ssh_address
-from farm.fleet.host_keys import FILE_NAME, KnownHosts
-from farm.fleet.processes import tail
+from farm.processes.children import tail
+from farm.reach.addresses import to_ssh_address
+from farm.reach.host_keys import FILE_NAME, KnownHosts
+from farm.reach.services import Services, find_services, using_services
+from farm.reach.services_state import LOG_FILE
 from farm.services.checks import Check, Doubt, Level, Show, Work, run_chain, run_check
-from farm.services.client import Services, find_services, using_services
 from farm.services.doctor_agent import AgentHops
 from farm.services.doctor_ssh import SshHops
-from farm.services.state import LOG_FILE
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import parse_transport

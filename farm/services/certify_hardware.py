@@ -23,8 +23,8 @@ from device_agent.protocol import (
     RailPower,
     format_hz,
 )
+from farm.boards import golden_runs
 from farm.errors import BoardUnsafeError, PermanentError
-from farm.fleet import golden_runs
 from farm.inventory.board_types import BoardType
 from farm.measure.session import BoardSession
 from farm.search import golden

@@ -23,10 +23,10 @@ from typing import Any
 
 from farm import settings as farm_settings
 from farm.errors import FarmError, UnavailableError, UsageError
-from farm.fleet.listening import raise_descriptor_limit
-from farm.services.control import ControlServer
+from farm.processes.listening import raise_descriptor_limit
+from farm.reach.services_socket import ControlServer
+from farm.reach.services_state import LOG_FILE, ServicesInfo, publish, services_lock
 from farm.services.keeper import Keeper
-from farm.services.state import LOG_FILE, ServicesInfo, publish, services_lock
 from farm.services.telemetry import Telemetry
 from farm.services.worker import skipped
 from farm.store import Store

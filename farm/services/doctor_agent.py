@@ -15,6 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import Description, OperatingPoint, PinStatus, format_hz
+from farm.boards import golden_runs
+from farm.boards.health import Limits, Observation, decide_by, find_kind
+from farm.boards.lease_keeper import LeaseKeeper
 from farm.errors import (
     BoardHostileError,
     BoardUnsafeError,
@@ -24,14 +27,11 @@ from farm.errors import (
     TransientError,
     UnavailableError,
 )
-from farm.fleet import golden_runs
-from farm.fleet.health import Limits, Observation, decide_by, find_kind
-from farm.fleet.lease_keeper import LeaseKeeper
 from farm.inventory.board_types import require_board_type
 from farm.measure.session import BoardSession
+from farm.reach.services import Services
 from farm.search import golden
 from farm.services.checks import Doubt, Work
-from farm.services.client import Services
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import Health, Lease

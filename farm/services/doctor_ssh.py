@@ -12,12 +12,12 @@ from typing import Any
 
 from device_agent.protocol import load_json
 from farm.errors import DeadlineError, PermanentError, TransientError, UsageError
-from farm.fleet import host_keys
-from farm.fleet.board_logs import AGENT_UNIT, HELPER_UNIT, PREFIXES, plan_log_command, plan_unit_test
-from farm.fleet.host_keys import KnownHosts
-from farm.fleet.ssh import SshConnection
-from farm.fleet.ssh_handshake import SshAddress, fetch_host_key
-from farm.fleet.user_keys import load_user_keys
+from farm.reach import host_keys
+from farm.reach.board_logs import AGENT_UNIT, HELPER_UNIT, PREFIXES, plan_log_command, plan_unit_test
+from farm.reach.host_keys import KnownHosts
+from farm.reach.ssh import SshConnection
+from farm.reach.ssh_handshake import SshAddress, fetch_host_key
+from farm.reach.user_keys import load_user_keys
 from farm.services.checks import Doubt, Work
 from farm.values import Ssh
 

@@ -1,7 +1,7 @@
 """The services' one loop: keeps the tracker, the ways to boards and the probe worker up, and the store told.
 
 Everything runs on the main thread; requests come in through `submit`. What commands may ask is in `daemon`, which board
-is due for a probe in `probe_plan`, what an observation means in `farm.fleet.health`.
+is due for a probe in `probe_plan`, what an observation means in `farm.boards.health`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from farm.boards.health import Kind, Limits, Observation, decide_by
 from farm.errors import FarmError, UsageError
-from farm.fleet import processes
-from farm.fleet.board_link import Backoff
-from farm.fleet.health import Kind, Limits, Observation, decide_by
-from farm.fleet.host_keys import FILE_NAME, KnownHosts
-from farm.fleet.tracker import Tracker
 from farm.gpu import native
+from farm.processes import children
+from farm.reach.board_link import Backoff
+from farm.reach.host_keys import FILE_NAME, KnownHosts
+from farm.reach.tracker import Tracker
 from farm.services.probing import Probing
 from farm.services.strangers import Strangers
 from farm.services.ways import DirectWay, VirtualWay, Way, WayState, make_way
@@ -234,7 +234,7 @@ class Keeper:
         self._tracker_since = time.monotonic()
 
     def _tidy(self) -> None:
-        processes.trim_logs(self._logs)
+        children.trim_logs(self._logs)
         if gone := self._store.prune_events():
             _log.info("%d old events were forgotten", gone)
 

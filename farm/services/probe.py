@@ -14,6 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import ClaimStatus, Description, Outcome
+from farm.boards import golden_runs
+from farm.boards.calibration import MIN_SAMPLES
+from farm.boards.health import Kind, Limits, Observation, decide_by, find_kind
 from farm.errors import (
     BoardNonsenseError,
     BoardUnsafeError,
@@ -23,12 +26,10 @@ from farm.errors import (
     TransientError,
     UnavailableError,
 )
-from farm.fleet import fences, golden_runs
-from farm.fleet.calibration import MIN_SAMPLES
-from farm.fleet.health import Kind, Limits, Observation, decide_by, find_kind
-from farm.fleet.tracker import Tracker
 from farm.inventory.board_types import BoardType
 from farm.measure.session import BoardSession, Direct
+from farm.reach import fences
+from farm.reach.tracker import Tracker
 from farm.search import golden
 from farm.services import probe_rules
 from farm.services.probe_rules import Finding

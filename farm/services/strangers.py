@@ -12,7 +12,7 @@ from typing import Any
 
 from device_agent.protocol import ClaimReport, LeaseClaim
 from farm.errors import FarmError, LeaseOverError
-from farm.fleet import fences
+from farm.reach import fences
 from farm.store import Store
 from farm.values import Health, Lease
 

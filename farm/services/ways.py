@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Protocol
 
 from farm.errors import FarmError
-from farm.fleet import processes
-from farm.fleet.addresses import to_ssh_address
-from farm.fleet.board_link import Backoff, BoardLink, LinkState
-from farm.fleet.host_keys import KnownHosts
-from farm.fleet.tunnels import Forward
+from farm.processes import children
+from farm.reach.addresses import to_ssh_address
+from farm.reach.board_link import Backoff, BoardLink, LinkState
+from farm.reach.host_keys import KnownHosts
+from farm.reach.tunnels import Forward
 from farm.values import Direct, Ssh, Transport, Virtual
 
 # A key that was refused may have been put right since; looked at again after so long.
@@ -180,7 +180,7 @@ class VirtualWay:
             if now >= self._again_at and self.may_start():
                 self._start(now)
         elif self._process.poll() is not None:
-            self._give_up(now, f"its agent ended: {processes.tail(self._log, 1)}")
+            self._give_up(now, f"its agent ended: {children.tail(self._log, 1)}")
         elif not self._state.up and self._ready_file.exists():
             self._connects += 1
             self._state = WayState(True, now, "", self._connects)
@@ -191,7 +191,7 @@ class VirtualWay:
     def close(self) -> None:
         """See `Way`."""
         if self._process is not None:
-            processes.stop(self._process)
+            children.stop(self._process)
             self._process = None
         with contextlib.suppress(OSError):
             self._ready_file.unlink()
@@ -205,7 +205,7 @@ class VirtualWay:
             self._ready_file.unlink()
         self._began = now
         try:
-            self._process = processes.start(self._command, self._log, os.environ)
+            self._process = children.start(self._command, self._log, os.environ)
         except FarmError as error:
             self._give_up(now, error.message)
             return

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import FarmError
-from farm.fleet import processes
-from farm.fleet.board_link import Backoff
-from farm.fleet.listening import start_thread
+from farm.processes import children
+from farm.processes.listening import start_thread
+from farm.reach.board_link import Backoff
 from farm.settings import StoreLocation
 
 # Beyond every deadline of a probe's own (waiting for the board, connecting, measuring): then the child itself is stuck.
@@ -106,7 +106,7 @@ class ProbeWorker:
         with self._lock:
             oldest = min((at for _, at in self._pending.values()), default=now)
         if self._process.poll() is not None:
-            self._give_up(f"the probe worker ended: {processes.tail(self._log, 1)}")
+            self._give_up(f"the probe worker ended: {children.tail(self._log, 1)}")
         elif now - oldest > PROBE_TIMEOUT_S:
             self._give_up(f"the probe worker gave no answer within {PROBE_TIMEOUT_S:g} s")
 
@@ -116,7 +116,7 @@ class ProbeWorker:
             if self._process.stdin is not None:
                 with contextlib.suppress(OSError):
                     self._process.stdin.close()
-            processes.stop(self._process)
+            children.stop(self._process)
             self._process = None
 
     def _ensure_started(self) -> bool:
@@ -128,7 +128,7 @@ class ProbeWorker:
             return False
         self._began = now
         try:
-            self._process = processes.start(self._command, self._log, os.environ, pipes=True)
+            self._process = children.start(self._command, self._log, os.environ, pipes=True)
         except FarmError as error:
             self._give_up(f"the probe worker cannot be started: {error.message}")
             return False

@@ -1,6 +1,6 @@
 """Engines of several hosts on one store: who takes a campaign, and which of them are there still.
 
-On one machine a lock and the process table say that better; see `farm.campaign.running.control`.
+On one machine a lock and the process table say that better; see `farm.campaign.engine.control`.
 """
 
 from __future__ import annotations

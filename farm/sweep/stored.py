@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from device_agent.protocol import OperatingPoint
-from farm.sweep.values import DomainSetting, Estimate, Goal, Grid, GridPoint, Merge, Objective, PointMeasurement
+from farm.points.values import DomainSetting, Estimate, Goal, Grid, GridPoint, Merge, Objective, PointMeasurement
 
 _ESTIMATES = ("latency", "power", "energy", "energy_above_idle")
 

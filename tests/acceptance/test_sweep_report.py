@@ -12,10 +12,10 @@ import pytest
 
 from device_agent.clocks.power_mode import parse_configuration
 from device_agent.protocol import OperatingPoint
+from farm.points.values import DomainSetting, Estimate, Goal, Grid, GridPoint, Merge, PointMeasurement
 from farm.store import Store
 from farm.sweep import stored
-from farm.sweep.order import Order
-from farm.sweep.values import DomainSetting, Estimate, Goal, Grid, GridPoint, Merge, PointMeasurement
+from farm.sweep.plan.order import Order
 from tests.acceptance.conftest import Home, new_home
 from tests.unit import sweep_documents
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from farm.boards.health import Kind, Limits, Observation, decide_by, transition
 from farm.errors import InternalError, TransientError, UsageError
-from farm.fleet.health import Kind, Limits, Observation, decide_by, transition
 from farm.settings import StoreLocation
 from farm.store import Store, golden, parse_transport
 from farm.values import DEFAULT_POINT, Board, Direct, GoldenSample, Health, HealthHistory, Standing, Virtual

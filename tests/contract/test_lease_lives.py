@@ -18,8 +18,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from farm.boards.health import Kind
 from farm.errors import PermanentError, TransientError
-from farm.fleet.health import Kind
 from farm.settings import StoreLocation
 from farm.store import PROBE
 from farm.values import Lease

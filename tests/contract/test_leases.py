@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from farm.boards.health import Kind, Limits
 from farm.errors import BoardUnsafeError, PermanentError, TransientError, UnavailableError, UsageError
-from farm.fleet.health import Kind, Limits
 from farm.settings import StoreLocation
 from farm.store import PROBE, Store
 from farm.store.clock import read_clock

@@ -20,7 +20,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from device_agent.protocol import Outcome, Status
-from farm.campaign import safekeeping
+from farm import safekeeping
 from farm.errors import UnavailableError
 from farm.settings import StoreLocation
 from farm.store import Store, database, parse_transport, schema
@@ -253,7 +253,7 @@ def test_several_processes_migrate_the_same_store(places: Places, revision: str)
     place = places.make(empty=True)
     make_old(place, revision)
     script = (
-        "import sys; from farm.campaign import safekeeping; from farm.settings import parse_store;"
+        "import sys; from farm import safekeeping; from farm.settings import parse_store;"
         "from farm.store import Store; place = parse_store(sys.argv[1]); safekeeping.upgrade(place);"
         "print(len(Store(place).fetch_boards()))"
     )

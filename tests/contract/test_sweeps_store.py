@@ -15,8 +15,8 @@ import psutil
 import pytest
 import sqlalchemy as sa
 
-from farm.campaign.machine import close_abandoned_sweeps, process_identity
 from farm.errors import InternalError, TransientError, UsageError
+from farm.processes.machine import close_abandoned_sweeps, process_identity
 from farm.settings import StoreLocation
 from farm.store import Store
 from farm.store.sweeps import ENDED
@@ -233,7 +233,7 @@ def test_a_running_sweep_is_not_taken_over(store: Store) -> None:
 
 _RESUMING = """
 import sys
-from farm.campaign.machine import process_identity
+from farm.processes.machine import process_identity
 from farm.errors import TransientError
 from farm.settings import parse_store
 from farm.store import Store
@@ -282,7 +282,7 @@ def test_of_several_processes_one_resumes(store: Store, place: StoreLocation) ->
 _SWEEPING = """
 import os, pathlib, signal, sys
 import sqlalchemy as sa
-from farm.campaign.machine import close_abandoned_sweeps, process_identity
+from farm.processes.machine import close_abandoned_sweeps, process_identity
 from farm.settings import parse_store
 from farm.store import Store
 

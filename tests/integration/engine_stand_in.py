@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable
 
 from farm import settings as farm_settings
-from farm.campaign.machine import process_identity
-from farm.campaign.running.process import serve
-from farm.campaign.running.state import engine_lock
+from farm.campaign.engine.process import serve
+from farm.campaign.engine.state import engine_lock
+from farm.processes.machine import process_identity
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignState

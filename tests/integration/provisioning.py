@@ -18,15 +18,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from farm.fleet.provision.agent_wheel import find_agent_source, pack_agent
-from farm.fleet.provision.board import Job, Target
-from farm.fleet.provision.boards import provision_boards
-from farm.fleet.provision.bundle import Bundle, write_bundle
-from farm.fleet.provision.bundle_build import BundleCache, Recipe, build_bundle
-from farm.fleet.provision.reports import BoardReport, StepStatus
-from farm.fleet.provision.service_files import AgentOptions
-from farm.fleet.ssh_files import hash_file
-from farm.fleet.ssh_handshake import SshAddress
+from farm.provision.agent_wheel import find_agent_source, pack_agent
+from farm.provision.board import Job, Target
+from farm.provision.boards import provision_boards
+from farm.provision.bundle import Bundle, write_bundle
+from farm.provision.bundle_build import BundleCache, Recipe, build_bundle
+from farm.provision.reports import BoardReport, StepStatus
+from farm.provision.service_files import AgentOptions
+from farm.reach.ssh_files import hash_file
+from farm.reach.ssh_handshake import SshAddress
 from tests.integration.conftest import find_free_port, wait_until
 
 # The Python that a board on this machine has, as its root finds it.

@@ -17,10 +17,9 @@ import yaml
 from ray.cluster_utils import Cluster
 
 from device_agent.protocol import Status
-from farm.campaign import engine_ray
-from farm.campaign.engine_ray import ray_running
-from farm.campaign.running import ray_nodes
-from farm.campaign.running.builds import BuildFarm, Built
+from farm.campaign.engine import ray_calls, ray_nodes
+from farm.campaign.engine.builds import BuildFarm, Built
+from farm.campaign.engine.ray_calls import ray_running
 from farm.errors import UnavailableError, UsageError
 from farm.search import target, tvm_env
 from farm.settings import Settings
@@ -173,7 +172,7 @@ def cluster(_own_ray: None) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        engine_ray._forget_token()
+        ray_calls._forget_token()
         # Or Ray takes 127.0.0.1 for this machine's address in some network, and listens there.
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         patch.setattr(ray._private.ray_constants, "ENABLE_RAY_CLUSTER", False)
@@ -186,7 +185,7 @@ def cluster(_own_ray: None) -> Iterator[Cluster]:
         finally:
             ray.shutdown()
             cluster.shutdown()
-            engine_ray._forget_token()
+            ray_calls._forget_token()
 
 
 def test_a_machine_joins_and_dies_in_the_middle_of_a_build(

@@ -13,7 +13,7 @@ import pytest
 
 from farm.artifacts.brought import bring
 from farm.errors import InternalError, UsageError
-from farm.sweep.compile_apart import compile_apart
+from farm.processes.compile_apart import compile_apart
 
 
 def test_what_the_job_returns_comes_back() -> None:
@@ -28,7 +28,7 @@ def test_a_plain_script_is_not_run_once_more(tmp_path: pathlib.Path) -> None:
     folder.mkdir()
     (folder / "script.py").write_text(
         "import functools, operator\n"
-        "from farm.sweep.compile_apart import compile_apart\n"
+        "from farm.processes.compile_apart import compile_apart\n"
         "print(compile_apart(functools.partial(operator.add, 1, 2), 'a sum'))\n"
     )
     done = subprocess.run(

@@ -11,7 +11,7 @@ import pytest
 
 from farm.artifacts.deploy import FOLDER, deploy_over_ssh
 from farm.errors import PermanentError
-from farm.fleet.ssh import SshConnection
+from farm.reach.ssh import SshConnection
 from tests.integration.sshd import Sshd, running_sshd
 from tests.unit.artifacts import LIBRARY, verified, write
 

@@ -15,14 +15,14 @@ import psutil
 import pytest
 
 from device_agent.protocol import Limits, MeasureSpec, Outcome, Status, TensorSpec
+from farm.boards.health import Kind, Observation, decide_by
+from farm.boards.health import Limits as HealthLimits
 from farm.dropin.board_process import BoardOrder
 from farm.dropin.boards import Boards, Measurement
 from farm.dropin.builder import Compilers
 from farm.dropin.children import Child
 from farm.dropin.measured import Measured, recent
 from farm.errors import UnavailableError, UsageError
-from farm.fleet.health import Kind, Observation, decide_by
-from farm.fleet.health import Limits as HealthLimits
 from farm.search import probe, tvm_env
 from farm.store import Store
 from farm.values import DEFAULT_POINT, Board, Trial

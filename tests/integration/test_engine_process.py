@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import sqlalchemy as sa
 
-from farm.campaign.machine import process_identity
-from farm.campaign.running import ahead, client, control
-from farm.campaign.running.process import serve
-from farm.campaign.running.state import ANOTHER_RUNS, engine_lock, find_engine, is_held, read_last_words
+from farm.campaign.engine import ahead, client, control
+from farm.campaign.engine.process import serve
+from farm.campaign.engine.state import ANOTHER_RUNS, engine_lock, find_engine, is_held, read_last_words
 from farm.errors import UnavailableError
+from farm.processes.machine import process_identity
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignState
@@ -101,7 +101,7 @@ def test_an_engine_ends_when_nothing_is_left(engine: subprocess.Popen[bytes], st
     assert found is not None
     assert found.pid == engine.pid
     second = subprocess.run(
-        [sys.executable, "-m", "farm.campaign.running"],
+        [sys.executable, "-m", "farm.campaign.engine"],
         env=os.environ | {"FARM_HOME": settings.home},
         capture_output=True,
         text=True,
@@ -230,7 +230,7 @@ def test_a_campaign_that_an_engine_cannot_begin_does_not_keep_it_busy(settings: 
     runs = []
 
     def run(given: Settings, store: Store, stopping: Callable[[], bool], note: Callable[[str], None]) -> None:
-        from farm.campaign.machine import process_identity
+        from farm.processes.machine import process_identity
 
         runs.append(1)
         store.note_campaign(1, CampaignState.RUNNING, "", process_identity())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from farm.campaign import fleet_values as v
-from farm.campaign.fleet_simulation import Chances, Fleet, Simulation
+from farm.campaign.scheduler import values as v
+from farm.campaign.scheduler.simulation import Chances, Fleet, Simulation
 
 TRIALS, BOARDS, OWNERS = 50_000, 100, 4
 # A million trials in ten minutes are 600 microseconds each; here the machine may be busy with other tests.

@@ -17,12 +17,12 @@ import psutil
 import pytest
 
 from device_agent.protocol import FaultSide, Limits, MeasureSpec, OperatingPoint, Status, TensorSpec
-from farm.campaign.engine_ray import ray_running
-from farm.campaign.machine import machine_lock
-from farm.campaign.running import board_held
-from farm.campaign.running.boards import Arrived, BoardCrew, Left, Measured
-from farm.campaign.running.host import BOARD_TYPE, Host
+from farm.campaign.engine import board_held
+from farm.campaign.engine.boards import Arrived, BoardCrew, Left, Measured
+from farm.campaign.engine.host import BOARD_TYPE, Host
+from farm.campaign.engine.ray_calls import ray_running
 from farm.errors import UnavailableError
+from farm.processes.machine import machine_lock
 from farm.settings import Settings
 from farm.store import Store
 from tests.integration import candidates

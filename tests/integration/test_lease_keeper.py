@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
+from farm.boards.lease_keeper import LeaseKeeper
 from farm.errors import TransientError
-from farm.fleet.lease_keeper import LeaseKeeper
 from farm.store import Store, database
 from farm.values import Board
 from tests.integration.conftest import wait_until

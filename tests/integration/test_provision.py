@@ -17,14 +17,14 @@ import psutil
 import pytest
 
 from farm.errors import PermanentError
-from farm.fleet.provision import interpreters
-from farm.fleet.provision.board import Job, Target
-from farm.fleet.provision.boards import provision_boards
-from farm.fleet.provision.bundle import Bundle
-from farm.fleet.provision.bundle_build import BundleCache
-from farm.fleet.provision.proof import TunnelProof
-from farm.fleet.provision.reports import Outcome, StepReport
-from farm.fleet.ssh_files import hash_file
+from farm.provision import interpreters
+from farm.provision.board import Job, Target
+from farm.provision.boards import provision_boards
+from farm.provision.bundle import Bundle
+from farm.provision.bundle_build import BundleCache
+from farm.provision.proof import TunnelProof
+from farm.provision.reports import Outcome, StepReport
+from farm.reach.ssh_files import hash_file
 from farm.search.golden import GoldenKernels
 from tests.integration.conftest import Tracker, find_free_port, wait_until
 from tests.integration.provisioning import (
@@ -315,7 +315,7 @@ def test_boards_that_fail_do_not_stop_the_others(
 
 def test_work_that_is_interrupted(sshd: Sshd, bundles: dict[str, Bundle], job: Job, room: pathlib.Path) -> None:
     """It ends at once, says how the board is left, and can be taken up again or undone."""
-    from farm.fleet.provision.board import Provisioner
+    from farm.provision.board import Provisioner
 
     target = make_target("stopped", sshd.pinned)
     before = list_tree(room)

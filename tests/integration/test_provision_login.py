@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from farm.fleet.provision import board as provision_board
-from farm.fleet.provision.board import Job
-from farm.fleet.provision.boards import provision_boards
-from farm.fleet.provision.bundle_build import BundleCache
-from farm.fleet.provision.reports import Outcome
+from farm.provision import board as provision_board
+from farm.provision.board import Job
+from farm.provision.boards import provision_boards
+from farm.provision.bundle_build import BundleCache
+from farm.provision.reports import Outcome
 from tests.integration.provisioning import find_failed, list_tree, made_user, make_target, open_folder
 from tests.integration.sshd import running_sshd
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from farm.artifacts.compile import UNTUNED_PIPELINE, compile_model
-from farm.campaign import quickstart
 from farm.inventory.board_types import require_board_type
 from farm.measure.statistics import summarise
 from farm.models.inputs import read_inputs
 from farm.models.source import ModelSource, resolve_model
+from farm.quickstart import run as quickstart
 from farm.search import importer, pipeline, workloads
 from farm.search import target as targets
 from farm.search.workloads import Workload

@@ -12,12 +12,12 @@ import tempfile
 
 import pytest
 
-from farm.campaign import engine_ray
+from farm.campaign.engine import ray_calls
 
 # In a process of its own: a test session may have a Ray already.
 _PROGRAM = """
 import json, psutil
-from farm.campaign.engine_ray import ray_running
+from farm.campaign.engine.ray_calls import ray_running
 with ray_running(1):
     found = []
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
@@ -41,7 +41,7 @@ def test_a_ray_of_our_own_listens_on_loopback_alone() -> None:
 _STRANGER = """
 import os, subprocess, sys
 import ray
-from farm.campaign.engine_ray import ray_running
+from farm.campaign.engine.ray_calls import ray_running
 os.environ["RAY_AUTH_MODE"] = "disabled"  # what a user has set is for clusters of theirs
 ask = "import sys; from ray._raylet import GcsClient; print('in', GcsClient(address=sys.argv[1]).get_all_node_info())"
 with ray_running(1):
@@ -63,7 +63,7 @@ def test_a_ray_of_our_own_lets_in_nobody_without_its_token() -> None:
 def test_folders_of_other_users_are_left_alone(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a dead farm of ours left is removed; a link, and what somebody else made, is not even looked into."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(engine_ray, "_LONGEST_FOLDER", 1000)
+    monkeypatch.setattr(ray_calls, "_LONGEST_FOLDER", 1000)
     ours, link, theirs = (tmp_path / f"farm-ray-999999999-{name}" for name in ("ours", "link", "theirs"))
     ours.mkdir()
     (tmp_path / "precious").mkdir()
@@ -71,7 +71,7 @@ def test_folders_of_other_users_are_left_alone(tmp_path: pathlib.Path, monkeypat
     theirs.mkdir()
     if os.getuid() == 0:
         os.chown(theirs, 65534, 65534)
-    with engine_ray._folder():
+    with ray_calls._folder():
         assert not ours.exists()
         assert link.is_symlink()
         assert theirs.exists() == (os.getuid() == 0)

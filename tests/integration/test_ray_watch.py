@@ -8,7 +8,7 @@ import sys
 # A stand-in for the node manager, which is known by an argument, and a call that would never return.
 _PROGRAM = """
 import subprocess, sys, threading
-from farm.campaign.running.ray_watch import ray_watched
+from farm.campaign.engine.ray_watch import ray_watched
 command = [sys.executable, "-c", "input()", "--raylet_socket_name=/nowhere/raylet"]
 raylet = subprocess.Popen(command, stdin=subprocess.PIPE)
 with ray_watched("/nowhere/raylet", grace_s=0.1):

@@ -12,11 +12,11 @@ import threading
 
 import pytest
 
-from farm.campaign import safekeeping
-from farm.campaign.machine import machine_lock
-from farm.campaign.running.state import engine_lock
+from farm import safekeeping
+from farm.campaign.engine.state import engine_lock
 from farm.errors import FarmError, PermanentError, TransientError, UnavailableError, UsageError
-from farm.services.state import services_lock
+from farm.processes.machine import machine_lock
+from farm.reach.services_state import services_lock
 from farm.store import Store
 from farm.values import Board
 from tests.contract.test_migrations import make_old
@@ -216,7 +216,7 @@ def test_a_full_disk_leaves_the_store(home: pathlib.Path, tmp_path: pathlib.Path
     safekeeping.back_up(home, copy)
     size = copy.stat().st_size
     script = (
-        "import pathlib, sys, resource\nfrom farm.campaign import safekeeping\n"
+        "import pathlib, sys, resource\nfrom farm import safekeeping\n"
         "from farm.errors import UnavailableError\n"
         "home, copy, room = map(pathlib.Path, sys.argv[1:])\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (int(str(room)),) * 2)\n"

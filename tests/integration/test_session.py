@@ -15,9 +15,9 @@ import pytest
 
 from device_agent.protocol import Engine, Limits, MeasureSpec, RunSpec, Status, TensorSpec
 from farm.errors import BoardLostError, DeadlineError, UnavailableError
-from farm.fleet.tracker import Tracker
 from farm.measure import session as farm_session
 from farm.measure.session import BoardSession
+from farm.reach.tracker import Tracker
 from farm.search import tvm_env
 from tests.integration import candidates
 from tests.integration.conftest import PATIENCE_S, find_free_port, wait_until

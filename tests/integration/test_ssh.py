@@ -24,9 +24,9 @@ from farm.errors import (
     TransientError,
     UsageError,
 )
-from farm.fleet.host_keys import HostKeyError, KnownHosts, UnknownHostKeyError
-from farm.fleet.ssh import SshConnection
-from farm.fleet.ssh_handshake import SshAddress, fetch_host_key
+from farm.reach.host_keys import HostKeyError, KnownHosts, UnknownHostKeyError
+from farm.reach.ssh import SshConnection
+from farm.reach.ssh_handshake import SshAddress, fetch_host_key
 from tests.integration.conftest import find_free_port, wait_until
 from tests.integration.sshd import KINDS, Sshd, make_key, running_sshd
 

@@ -19,10 +19,10 @@ import pytest
 
 from device_agent.protocol import Limits, MeasureSpec, Status, TensorSpec
 from farm.errors import BoardLostError
-from farm.fleet.board_link import Backoff, BoardLink
-from farm.fleet.tracker import Tracker
-from farm.fleet.tunnels import Forward
 from farm.measure.session import BoardSession, Direct
+from farm.reach.board_link import Backoff, BoardLink
+from farm.reach.tracker import Tracker
+from farm.reach.tunnels import Forward
 from farm.search import tvm_env
 from tests.integration import candidates
 from tests.integration.conftest import ROOT, wait_until

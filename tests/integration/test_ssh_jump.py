@@ -13,9 +13,9 @@ import pytest
 
 from farm.cli.first_contact import confirm_host_keys
 from farm.errors import FarmError, PermanentError, TransientError
-from farm.fleet.addresses import to_ssh_address
-from farm.fleet.host_keys import KnownHosts
-from farm.fleet.ssh import SshConnection
+from farm.reach.addresses import to_ssh_address
+from farm.reach.host_keys import KnownHosts
+from farm.reach.ssh import SshConnection
 from farm.values import Ssh
 from tests.integration import board_hosts
 from tests.integration.board_hosts import BoardHost, HostSshd

@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from farm.errors import DeadlineError, PermanentError, TransientError
-from farm.fleet.board_link import Backoff, BoardLink
-from farm.fleet.frames import FrameFilter
-from farm.fleet.host_keys import HostKeyError
-from farm.fleet.ssh import SshConnection
-from farm.fleet.tunnels import Forward, ReverseForward
+from farm.reach.board_link import Backoff, BoardLink
+from farm.reach.frames import FrameFilter
+from farm.reach.host_keys import HostKeyError
+from farm.reach.ssh import SshConnection
+from farm.reach.tunnels import Forward, ReverseForward
 from tests import hostile_board
 from tests.integration.conftest import find_free_port, wait_until
 from tests.integration.sshd import Sshd, read_all, require_end, running_sshd

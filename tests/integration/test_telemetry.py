@@ -9,9 +9,9 @@ import urllib.request
 
 import pytest
 
+from farm.boards.health import Kind, Limits, Observation, decide_by
 from farm.cli import services
 from farm.errors import UsageError
-from farm.fleet.health import Kind, Limits, Observation, decide_by
 from farm.services.keeper import Keeper
 from farm.services.probe_plan import plan_probes
 from farm.services.telemetry import Telemetry

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from farm.errors import DeadlineError, TransientError, UnavailableError
-from farm.fleet import tracker as farm_tracker
-from farm.fleet.tracker import Tracker
+from farm.reach import tracker as farm_tracker
+from farm.reach.tracker import Tracker
 from tests.integration.conftest import find_free_port, wait_until
 
 

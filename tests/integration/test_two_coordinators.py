@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from farm.campaign.machine import process_identity
-from farm.campaign.running import board_leases, control
-from farm.campaign.running.heartbeat import beating
+from farm.campaign.engine import board_leases, control
+from farm.campaign.engine.heartbeat import beating
 from farm.errors import LeaseOverError
+from farm.processes.machine import process_identity
 from farm.store import Store
 from farm.store.engines import name_engine
 from farm.values import Board, CampaignState

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 
 from device_agent.protocol import Limits, MeasureSpec, OperatingPoint, Outcome, Status, TensorSpec
-from farm.campaign.fleet_values import Budget
-from farm.campaign.running.order import MeasureOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
-from farm.campaign.running.tie import TieRule
-from farm.campaign.running.winner_requests import BuildWanted, MeasureWanted, ReplayWanted, Request, RunWanted
-from farm.campaign.running.winners import Verification
+from farm.campaign.order import MeasureOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
+from farm.campaign.scheduler.values import Budget
+from farm.campaign.verify.requests import BuildWanted, MeasureWanted, ReplayWanted, Request, RunWanted
+from farm.campaign.verify.tie import TieRule
+from farm.campaign.verify.winners import Verification
 from farm.errors import TransientError
 from farm.measure.session import BoardSession, Direct
 from farm.models import inputs as model_inputs

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from farm.fleet.provision.bundle import open_bundle
+from farm.provision.bundle import open_bundle
 from tests.acceptance.conftest import wait_until
 from tests.integration.provisioning import BROKEN, change_agent
 from tests.real_kernel.conftest import AGENT, NAME, PROVISION_TIMEOUT_S, Site, list_board

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from device_agent.protocol import OperatingPoint
-from farm.campaign.fleet_values import Budget
-from farm.campaign.running.order import MeasureOrder, ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
+from farm.campaign.order import MeasureOrder, ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
+from farm.campaign.scheduler.values import Budget
 from farm.store import Store
 
 TARGET = {"kind": "llvm", "num-cores": 4}

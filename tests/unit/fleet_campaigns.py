@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from device_agent.protocol import FaultSide
-from farm.campaign import fleet_values as v
-from farm.campaign.fleet_scheduler import step
-from farm.campaign.fleet_state import FleetState
+from farm.campaign.scheduler import values as v
+from farm.campaign.scheduler.scheduler import step
+from farm.campaign.scheduler.state import FleetState
 
 Wanted = TypeVar("Wanted")
 

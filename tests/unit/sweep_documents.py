@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import OperatingPoint
-from farm.sweep import export
-from farm.sweep.export import Chosen
+from farm.sweep.export import chosen as export
+from farm.sweep.export.chosen import Chosen
 
 NANO_HZ = (
     102_000_000, 204_000_000, 307_200_000, 403_200_000, 518_400_000, 614_400_000, 710_400_000, 825_600_000,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from farm.campaign.running.anchors import MIN_RUNS, AnchorBook, Rhythm, Run, estimate_noise, judge_board
+from farm.campaign.engine.anchors import MIN_RUNS, AnchorBook, Rhythm, Run, estimate_noise, judge_board
 
 
 def runs(*medians_ms: float, start: float = 0.0) -> list[Run]:

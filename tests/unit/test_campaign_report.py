@@ -8,7 +8,8 @@ import struct
 
 import pytest
 
-from farm.report import campaign_artifacts, campaign_document, campaign_models, campaign_words
+from farm.artifacts import listed
+from farm.report import campaign_document, campaign_models, campaign_words
 from farm.report.campaign_page import write_campaign_report
 from farm.store import Store
 from tests.unit.campaign_documents import PLACES, make_document
@@ -137,14 +138,14 @@ def test_every_model_has_a_command_that_compiles_it() -> None:
             {"type": "jetson-nano", "simulated": True, "points": ["default", "cores=0-3 a57=921.6MHz"], "workloads": 1}
         ],
     }
-    first, second = (each.command for each in campaign_artifacts.list_artifacts(document))
+    first, second = (each.command for each in listed.list_artifacts(document))
     assert first == (
         "farm model compile '/data/my net.onnx' --board-type jetson-nano --batch 4 --shape x=4,3 --simulated "
         "--out my-net-batch-4-jetson-nano-default"
     )
     assert "--operating-point 'cores=0-3 a57=921.6MHz'" in second
     exact = document | {"search": {**document["search"], "exact": True}}
-    assert next(each.command for each in campaign_artifacts.list_artifacts(exact)) == first.replace(
+    assert next(each.command for each in listed.list_artifacts(exact)) == first.replace(
         "--simulated", "--simulated --exact"
     )
     page = campaign_words.write_page(document, [], {})

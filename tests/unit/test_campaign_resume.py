@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from device_agent.protocol import OperatingPoint
-from farm.campaign import fleet_scheduler
-from farm.campaign import fleet_values as v
-from farm.campaign.fleet_state import FleetState
-from farm.campaign.running.active import Active, Work, to_measure_spec
-from farm.campaign.running.order import (
+from farm.campaign.engine.active import Active, Work, to_measure_spec
+from farm.campaign.engine.orders import _to_search_budget
+from farm.campaign.engine.progress import find_latencies, sum_latencies, to_progress, to_rows
+from farm.campaign.engine.resume import list_tasks, to_added
+from farm.campaign.order import (
     MeasureOrder,
     ModelOrder,
     Order,
@@ -17,9 +17,9 @@ from farm.campaign.running.order import (
     TypeOrder,
     WorkloadOrder,
 )
-from farm.campaign.running.orders import _to_search_budget
-from farm.campaign.running.progress import find_latencies, sum_latencies, to_progress, to_rows
-from farm.campaign.running.resume import list_tasks, to_added
+from farm.campaign.scheduler import scheduler as fleet_scheduler
+from farm.campaign.scheduler import values as v
+from farm.campaign.scheduler.state import FleetState
 from farm.search.candidates import Candidate
 
 CONV = WorkloadOrder("c1", "conv2d 3x3", "conv2d", 2e6, 5.0, ("a", "b"), (2, 3))

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 import farm
-from farm.campaign.fleet_values import Budget
+from farm.campaign.order import Order
 from farm.campaign.plan import Known, Sampling, plan_campaign
 from farm.campaign.plan_boards import choose_boards
 from farm.campaign.plan_kept import keep_plan
 from farm.campaign.plan_models import read_models
 from farm.campaign.plan_survey import Survey
 from farm.campaign.planning import Gathered
-from farm.campaign.running.order import Order
-from farm.campaign.running.submit import clone, list_workloads, make_order, submit
+from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import CampaignFile, CampaignSpec, check_campaign
+from farm.campaign.submit import clone, list_workloads, make_order, submit
 from farm.errors import UsageError
 from farm.inventory.board_types import load_board_types
 from farm.search.workloads import Workload

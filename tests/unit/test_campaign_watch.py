@@ -13,12 +13,13 @@ import pytest
 from rich.console import Console
 
 from device_agent.protocol import Outcome, Status
-from farm.campaign.fleet_values import Budget
-from farm.campaign.machine import process_identity
-from farm.campaign.running import control, watch
-from farm.campaign.running.state import ANOTHER_RUNS, engine_lock, find_engine, is_held, publish, withdraw
+from farm.campaign import watch
+from farm.campaign.engine import control
+from farm.campaign.engine.state import ANOTHER_RUNS, engine_lock, find_engine, is_held, publish, withdraw
+from farm.campaign.scheduler.values import Budget
 from farm.cli import campaign_options
 from farm.errors import DeadlineError, FarmError, UnavailableError, UsageError
+from farm.processes.machine import process_identity
 from farm.report import campaign_table
 from farm.settings import Settings
 from farm.store import Store

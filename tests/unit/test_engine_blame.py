@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from device_agent.protocol import Outcome, Status
-from farm.campaign.engine_blame import Blame
+from farm.boards.blame import Blame
+from farm.boards.health import Kind
 from farm.errors import BoardHostileError, BoardNonsenseError, BoardUnsafeError
-from farm.fleet.health import Kind
-from farm.fleet.tracker import Tracker
+from farm.reach.tracker import Tracker
 
 
 class Place:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from farm.campaign.running.tune import find_failure
-from farm.sweep import document
+from farm.campaign.tune import find_failure
+from farm.sweep.export import document
 
 
 @pytest.mark.parametrize(

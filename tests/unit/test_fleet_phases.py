@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from device_agent.protocol import FaultSide
-from farm.campaign import fleet_values as v
-from farm.campaign.fleet_values import Phase, Status
+from farm.campaign.scheduler import values as v
+from farm.campaign.scheduler.values import Phase, Status
 from tests.unit.fleet_campaigns import Hands, campaign
 
 

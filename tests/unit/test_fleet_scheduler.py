@@ -7,10 +7,10 @@ import itertools
 import pytest
 
 from device_agent.protocol import FaultSide
-from farm.campaign import fleet_values as v
-from farm.campaign.fleet_scheduler import decide, observe, step
-from farm.campaign.fleet_state import FleetState
-from farm.campaign.fleet_values import Status
+from farm.campaign.scheduler import values as v
+from farm.campaign.scheduler.scheduler import decide, observe, step
+from farm.campaign.scheduler.state import FleetState
+from farm.campaign.scheduler.values import Status
 from farm.errors import UsageError
 from tests.unit.fleet_campaigns import Hands, campaign
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from device_agent.protocol import FaultSide
-from farm.campaign import fleet_values as v
-from farm.campaign.fleet_edit import ON_BOARD
-from farm.campaign.fleet_scheduler import decide, observe, step
-from farm.campaign.fleet_state import Board, Job
-from farm.campaign.fleet_values import Status
+from farm.campaign.scheduler import values as v
+from farm.campaign.scheduler.edit import ON_BOARD
+from farm.campaign.scheduler.scheduler import decide, observe, step
+from farm.campaign.scheduler.state import Board, Job
+from farm.campaign.scheduler.values import Status
 from tests.unit.fleet_campaigns import Hands, campaign
 
 NAMES = st.sampled_from(["one", "two", "three"])

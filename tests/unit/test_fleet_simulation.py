@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from farm.campaign import fleet_values as v
-from farm.campaign.fleet_simulation import Books, Chances, Fleet, Simulation
-from farm.campaign.fleet_values import Status
+from farm.campaign.scheduler import values as v
+from farm.campaign.scheduler.simulation import Books, Chances, Fleet, Simulation
+from farm.campaign.scheduler.values import Status
 from farm.errors import InternalError
 from tests.unit.fleet_campaigns import campaign
 

@@ -11,9 +11,9 @@ import sqlite3
 import pytest
 
 from device_agent.protocol import Outcome, Status
+from farm.points.values import Goal, Objective, PointMeasurement
 from farm.store import Store, schema
 from farm.sweep import stored
-from farm.sweep.values import Goal, Objective, PointMeasurement
 from farm.values import Record, Trial
 from tests import fuzzing
 from tests.fleet_store import Clocks, open_fleet, take

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from device_agent.protocol import RunSpec
-from farm.fleet import golden_runs
+from farm.boards import golden_runs
 from farm.measure.session import BoardSession
 from farm.search.golden import GoldenKernel
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farm.boards.health import COMMANDS, Kind, Limits, Observation, transition
 from farm.errors import UsageError
-from farm.fleet.health import COMMANDS, Kind, Limits, Observation, transition
 from farm.values import Health, HealthHistory, Standing, State, Transition
 
 LIMITS = Limits(faults=3, window_s=100.0, cooldown_s=50.0, passes=2)

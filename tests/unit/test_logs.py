@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from farm.fleet import processes
+from farm.processes import children
 
 
 def test_of_a_long_log_the_end_is_read(tmp_path: pathlib.Path) -> None:
@@ -17,20 +17,20 @@ def test_of_a_long_log_the_end_is_read(tmp_path: pathlib.Path) -> None:
         file.seek(1 << 30)  # a hole, which no disk has to hold
         file.write(b"\nlast but one\nlast \xff\n")
     began = time.process_time()
-    assert processes.tail(log, 2) == "last but one | last \ufffd"
+    assert children.tail(log, 2) == "last but one | last \ufffd"
     assert time.process_time() - began < 0.5
-    assert processes.tail(tmp_path / "none") == ""
+    assert children.tail(tmp_path / "none") == ""
 
 
 def test_a_log_that_grew_too_long_is_begun_anew(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One older piece is kept, its writer goes on, and short ones are left alone."""
-    monkeypatch.setattr(processes, "LOG_BYTES", 100)
+    monkeypatch.setattr(children, "LOG_BYTES", 100)
     log, short = tmp_path / "boards" / "a.log", tmp_path / "short.log"
     short.write_text("x" * 100)
     log.parent.mkdir()
     log.write_text("x" * 101)
     with log.open("a") as writer:
-        processes.trim_logs(tmp_path)
+        children.trim_logs(tmp_path)
         writer.write("goes on\n")
     assert log.read_text() == "goes on\n"
     assert (tmp_path / "boards" / "a.log.1").read_text() == "x" * 101

@@ -10,8 +10,8 @@ import tempfile
 
 import pytest
 
-from farm.campaign.machine import machine_lock
 from farm.errors import UnavailableError
+from farm.processes.machine import machine_lock
 
 NAME = f"tvm-farm-{os.getuid()}.lock"
 
@@ -68,7 +68,7 @@ def test_a_folder_of_ones_own_is_preferred(
 
 def test_a_second_farm_is_told_of_the_first(shared: pathlib.Path) -> None:
     """It hears which process measures, and may measure once that has ended."""
-    script = "from farm.campaign.machine import machine_lock\nwith machine_lock(): pass"
+    script = "from farm.processes.machine import machine_lock\nwith machine_lock(): pass"
     environment = os.environ | {"TMPDIR": str(shared)}
     with machine_lock():
         second = subprocess.run(

@@ -15,7 +15,7 @@ import pytest
 from farm import errors
 from farm.cli import campaign_run, options, output
 from farm.cli.durations import LATENCIES, read_duration_s
-from farm.fleet import processes
+from farm.processes import children
 
 
 @pytest.fixture(autouse=True)
@@ -131,8 +131,8 @@ def test_detaching_is_no_interruption(
 def test_a_program_that_could_say_nothing_has_a_reason(tmp_path: pathlib.Path) -> None:
     """Where a child's log is empty, its exit code and a full disk are told; the folder /proc has no room at all."""
     log = tmp_path / "agent.log"
-    assert processes.explain_end(log) == f"it said nothing; its log is {log}"
-    assert processes.explain_end(log, 1) == "exit code 1"
+    assert children.explain_end(log) == f"it said nothing; its log is {log}"
+    assert children.explain_end(log, 1) == "exit code 1"
     log.write_text("one\ntwo\n")
-    assert processes.explain_end(log, -9) == "killed by signal 9; one | two"
-    assert "the disk that holds /proc is full" in processes.explain_end(pathlib.Path("/proc/agent.log"), 1)
+    assert children.explain_end(log, -9) == "killed by signal 9; one | two"
+    assert "the disk that holds /proc is full" in children.explain_end(pathlib.Path("/proc/agent.log"), 1)

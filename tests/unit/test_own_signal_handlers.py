@@ -7,7 +7,7 @@ import signal
 import pytest
 import ray
 
-from farm.campaign.engine_ray import own_signal_handlers
+from farm.campaign.engine.ray_calls import own_signal_handlers
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

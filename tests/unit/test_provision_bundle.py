@@ -11,13 +11,13 @@ import zipfile
 import pytest
 
 from farm.errors import InternalError, UsageError
-from farm.fleet.provision import interpreters
-from farm.fleet.provision.agent_wheel import find_agent_source, pack_agent
-from farm.fleet.provision.bundle import Bundle, Manifest, open_bundle, write_bundle
-from farm.fleet.provision.bundle_build import BundleCache
-from farm.fleet.provision.pins import choose_pins, to_requirements
-from farm.fleet.provision.resources import read_resource
-from farm.fleet.provision.wheels import pack_wheel, plan_platforms, slim_wheel
+from farm.provision import interpreters
+from farm.provision.agent_wheel import find_agent_source, pack_agent
+from farm.provision.bundle import Bundle, Manifest, open_bundle, write_bundle
+from farm.provision.bundle_build import BundleCache
+from farm.provision.pins import choose_pins, to_requirements
+from farm.provision.resources import read_resource
+from farm.provision.wheels import pack_wheel, plan_platforms, slim_wheel
 
 CONTENTS = {"requirements-3.11.txt": b"a==1\n", "wheels/a-1-py3-none-any.whl": b"wheel" * 1000}
 

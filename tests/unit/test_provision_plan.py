@@ -13,13 +13,13 @@ import sys
 import pytest
 
 from farm.errors import PermanentError, UsageError
-from farm.fleet.provision import scripts, survey
-from farm.fleet.provision.agent_wheel import find_agent_source
-from farm.fleet.provision.bundle import Bundle, Manifest
-from farm.fleet.provision.layout import ROOT_PREFIX, Layout, plan_layout
-from farm.fleet.provision.plan import check_board, describe_span, plan_removals, plan_steps
-from farm.fleet.provision.service_files import AgentOptions, compute_digest, render_files
-from farm.fleet.provision.survey import Survey
+from farm.provision import scripts, survey
+from farm.provision.agent_wheel import find_agent_source
+from farm.provision.bundle import Bundle, Manifest
+from farm.provision.layout import ROOT_PREFIX, Layout, plan_layout
+from farm.provision.plan import check_board, describe_span, plan_removals, plan_steps
+from farm.provision.service_files import AgentOptions, compute_digest, render_files
+from farm.provision.survey import Survey
 
 NOW = 1_800_000_000.0
 BOARD = Survey(

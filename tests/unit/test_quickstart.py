@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from farm.artifacts.timing import Timed
-from farm.campaign.quickstart import choose_program
+from farm.quickstart.run import choose_program
 
 
 def _timed(**milliseconds: float) -> Timed:

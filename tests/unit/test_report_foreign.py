@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rich.table import Table
 
+from farm import foreign
 from farm.cli import output
-from farm.report import foreign
 from tests import fuzzing
 
 CLEAR, TITLE, COPY = "\x1b[2J", "\x1b]0;owned\x07", "\x9b31m"

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from farm.report import plots, sweep_answer, sweep_csv, sweep_page, sweep_plots, sweep_rows, sweep_words
+from farm import units
+from farm.report import plots, sweep_answer, sweep_csv, sweep_page, sweep_plots
+from farm.sweep import rows as sweep_rows
 from tests.unit import sweep_documents
 
 DOCUMENTS = {
@@ -90,7 +92,7 @@ def test_page_answers_first() -> None:
     before_pictures = page.text.partition("Pictures")[0]
     for words in (
         f"Set a57 {pick['key'].removeprefix('a57=').removesuffix('MHz')} MHz.",
-        sweep_words.seconds_scale([0.01]).interval(pick["latency_s"])[1],
+        units.seconds_scale([0.01]).interval(pick["latency_s"])[1],
         "Against the fastest point (a57 1479 MHz) that is",
         "less energy",
         "is 93 %",
@@ -279,7 +281,7 @@ def test_ratios_add_relative_errors_by_their_squares() -> None:
 def test_intervals_have_the_digits_that_they_need(estimate: tuple[float, float, float], told: tuple[str, str]) -> None:
     """The ends can be told apart, and there are no digits beyond that."""
     values = dict(zip(("value", "low", "high"), estimate, strict=True))
-    assert sweep_words.Scale(1e3, "ms").interval(values) == told
+    assert units.Scale(1e3, "ms").interval(values) == told
 
 
 def test_answers_begin_with_what_is_shipped() -> None:

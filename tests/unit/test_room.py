@@ -15,12 +15,12 @@ import paramiko
 import pytest
 
 from farm.errors import TransientError
-from farm.fleet import listening, processes
-from farm.fleet.board_link import BoardLink
-from farm.fleet.ssh_handshake import SshAddress
-from farm.fleet.tracker import Tracker
-from farm.fleet.tunnels import MAX_LINKS, Forward
-from farm.services.control import ControlClient, ControlServer
+from farm.processes import children, listening
+from farm.reach.board_link import BoardLink
+from farm.reach.services_socket import ControlClient, ControlServer
+from farm.reach.ssh_handshake import SshAddress
+from farm.reach.tracker import Tracker
+from farm.reach.tunnels import MAX_LINKS, Forward
 from farm.services.ways import VirtualWay
 from farm.services.worker import ProbeWorker
 
@@ -147,10 +147,10 @@ def test_a_link_without_descriptors_goes_on_trying(tmp_path: pathlib.Path) -> No
 def test_a_process_that_cannot_be_started_is_said(tmp_path: pathlib.Path) -> None:
     """Whatever the machine lacks for it comes as an error of ours that a retry may mend."""
     with pytest.raises(TransientError, match="cannot be started"), no_descriptors():
-        processes.start(["true"], tmp_path / "log", {})
+        children.start(["true"], tmp_path / "log", {})
     (tmp_path / "file").touch()
     with pytest.raises(TransientError, match="cannot be started"):
-        processes.start(["true"], tmp_path / "file" / "log", {})
+        children.start(["true"], tmp_path / "file" / "log", {})
 
 
 def test_a_virtual_board_that_cannot_be_started_is_tried_again(tmp_path: pathlib.Path) -> None:
@@ -183,7 +183,7 @@ def test_a_probe_worker_that_cannot_be_started_is_tried_again(tmp_path: pathlib.
 
 def test_a_tracker_that_was_stopped_is_not_alive() -> None:
     """One that could not be started again is not taken for one that somebody else runs."""
-    tracker = Tracker("127.0.0.1", 1, processes.start(["sleep", "60"], pathlib.Path(os.devnull), os.environ))
+    tracker = Tracker("127.0.0.1", 1, children.start(["sleep", "60"], pathlib.Path(os.devnull), os.environ))
     before = tracker.is_alive
     tracker.stop()
     assert (before, tracker.is_alive, Tracker("127.0.0.1", 1).is_alive) == (True, False, True)

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from farm.campaign import fleet_values as v
-from farm.campaign.fleet_scheduler import step
-from farm.campaign.fleet_state import FleetState
-from farm.campaign.running.active import Active
-from farm.campaign.running.board_events import Arrived
-from farm.campaign.running.order import Order
-from farm.campaign.running.resume import to_added
-from farm.campaign.running.roster import Roster
+from farm.campaign.engine.active import Active
+from farm.campaign.engine.board_events import Arrived
+from farm.campaign.engine.resume import to_added
+from farm.campaign.engine.roster import Roster
+from farm.campaign.order import Order
+from farm.campaign.scheduler import values as v
+from farm.campaign.scheduler.scheduler import step
+from farm.campaign.scheduler.state import FleetState
 from farm.store import Store
 from farm.values import Board
 from tests.unit import campaign_orders

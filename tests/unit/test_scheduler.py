@@ -8,8 +8,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.campaign import scheduler
-from farm.campaign.scheduler import SchedulerSettings, WorkloadState
+from farm.campaign.scheduler import priority as scheduler
+from farm.campaign.scheduler.priority import SchedulerSettings, WorkloadState
 
 SETTINGS = SchedulerSettings(warmup=4, batch=8)
 

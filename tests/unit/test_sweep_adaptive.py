@@ -11,12 +11,12 @@ import pytest
 
 from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks
 from farm.errors import UsageError
-from farm.sweep import pareto
-from farm.sweep.adaptive import ANCHOR_EVERY, MAX_RETRIES, Decision, Planner, Settings, Step
-from farm.sweep.grid import GridRequest, plan_grid
-from farm.sweep.pick import pick_point
-from farm.sweep.terms import Knee
-from farm.sweep.values import Estimate, Goal, Objective, PointMeasurement
+from farm.points.grid import GridRequest, plan_grid
+from farm.points.values import Estimate, Goal, Objective, PointMeasurement
+from farm.sweep.fit import pareto
+from farm.sweep.fit.pick import pick_point
+from farm.sweep.fit.terms import Knee
+from farm.sweep.plan.adaptive import ANCHOR_EVERY, MAX_RETRIES, Decision, Planner, Settings, Step
 
 TABLE = tuple(100_000_000 * step for step in range(1, 13))
 CLOCKS = Clocks((DomainClocks("cpu", available_hz=TABLE, cpus=(0, 1)),), DomainClocks("gpu", available_hz=TABLE))

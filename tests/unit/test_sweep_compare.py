@@ -7,7 +7,7 @@ import json
 import pytest
 
 from farm.errors import UsageError
-from farm.sweep import compare
+from farm.sweep.export import compare
 from tests.unit import sweep_documents
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from device_agent.protocol import OperatingPoint
-from farm.sweep.adaptive import Settings
-from farm.sweep.conductor import Conductor, Series, Task
-from farm.sweep.rounds import RoundConductor
-from farm.sweep.values import DomainSetting, Estimate, Goal, Grid, GridPoint, Objective, PointMeasurement
+from farm.points.values import DomainSetting, Estimate, Goal, Grid, GridPoint, Objective, PointMeasurement
+from farm.sweep.plan.adaptive import Settings
+from farm.sweep.plan.conductor import Conductor, Series, Task
+from farm.sweep.plan.rounds import RoundConductor
 
 UNTUNED, TUNED = ("untuned", 1), ("tuned", 1)
 GRID = Grid(

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks
-from farm.sweep.drift import MAX_DRIFT, estimate_drift
-from farm.sweep.grid import GridRequest, plan_grid
-from farm.sweep.model import Data, fit_latency, fit_power
-from farm.sweep.pareto import (
+from farm.points.grid import GridRequest, plan_grid
+from farm.points.values import Estimate, Grid
+from farm.sweep.fit.drift import MAX_DRIFT, estimate_drift
+from farm.sweep.fit.model import Data, fit_latency, fit_power
+from farm.sweep.fit.pareto import (
     Candidate,
     find_front,
     front_rows,
@@ -20,8 +21,7 @@ from farm.sweep.pareto import (
     reference_point,
     surely_dominates,
 )
-from farm.sweep.terms import Knee, build_terms
-from farm.sweep.values import Estimate, Grid
+from farm.sweep.fit.terms import Knee, build_terms
 
 TABLE = tuple(100_000_000 * step for step in range(1, 13))
 CLOCKS = Clocks((DomainClocks("cpu", available_hz=TABLE, cpus=(0, 1)),), DomainClocks("gpu", available_hz=TABLE))

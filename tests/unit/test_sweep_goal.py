@@ -13,13 +13,13 @@ from farm.cli import sweep as commands
 from farm.cli import sweep_report
 from farm.cli.sweep_goal import read_goal
 from farm.errors import UsageError
+from farm.points.grid import GridRequest, plan_grid
+from farm.points.values import Estimate, Goal, Objective, PointMeasurement
 from farm.store import Store
 from farm.sweep import stored
-from farm.sweep.analysis import Combined
-from farm.sweep.export import Form
-from farm.sweep.grid import GridRequest, plan_grid
-from farm.sweep.pick import _explain
-from farm.sweep.values import Estimate, Goal, Objective, PointMeasurement
+from farm.sweep.export.chosen import Form
+from farm.sweep.fit.analysis import Combined
+from farm.sweep.fit.pick import _explain
 
 HZ = (600_000_000, 1_200_000_000)
 GRID = plan_grid(Clocks((DomainClocks("a57", available_hz=HZ, cpus=(0, 1, 2, 3)),)), GridRequest({"a57": HZ}))

@@ -9,7 +9,7 @@ import pytest
 from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks, OperatingPoint, format_cpus
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
-from farm.sweep.grid import (
+from farm.points.grid import (
     Coupling,
     GridRequest,
     find_reboot_modes,
@@ -18,8 +18,8 @@ from farm.sweep.grid import (
     merge_reached,
     plan_grid,
 )
-from farm.sweep.order import Order, plan_order
-from farm.sweep.requests import parse_core_sets, parse_freqs, parse_point
+from farm.points.requests import parse_core_sets, parse_freqs, parse_point
+from farm.sweep.plan.order import Order, plan_order
 
 MHZ = 1_000_000
 TX2 = Clocks(

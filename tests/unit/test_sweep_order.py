@@ -9,11 +9,12 @@ import pytest
 
 from device_agent.protocol import Clocks, DomainClocks, OperatingPoint
 from farm.errors import UsageError
-from farm.sweep import order, stored
-from farm.sweep.grid import NO_COUPLING
-from farm.sweep.order import Order
-from farm.sweep.programs import read_batches, read_variants
-from farm.sweep.values import Estimate, Goal, Objective, PointMeasurement
+from farm.points.grid import NO_COUPLING
+from farm.points.values import Estimate, Goal, Objective, PointMeasurement
+from farm.sweep import stored
+from farm.sweep.plan import order
+from farm.sweep.plan.order import Order
+from farm.sweep.run.programs import read_batches, read_variants
 
 MHZ = 1_000_000
 CLOCKS = Clocks(

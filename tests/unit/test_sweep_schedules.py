@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from farm.errors import UsageError
-from farm.sweep.order import Order
-from farm.sweep.schedules import choose_candidates, choose_workloads, judge
+from farm.sweep.plan.order import Order
+from farm.sweep.plan.schedules import choose_candidates, choose_workloads, judge
 
 ROWS = [
     {"candidate": name, "median_s": time_s, "trace_json": "[]"}

@@ -18,10 +18,10 @@ from device_agent.protocol import (
     SensorInfo,
     Status,
 )
+from farm.boards import visits
+from farm.boards.visits import Window
 from farm.errors import PermanentError
-from farm.sweep import visits
-from farm.sweep.values import DomainSetting, GridPoint
-from farm.sweep.visits import Window
+from farm.points.values import DomainSetting, GridPoint
 
 
 def description(period_s: float | None = None, rails: tuple[str, ...] = ()) -> Description:

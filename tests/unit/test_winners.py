@@ -16,11 +16,9 @@ import numpy as np
 import pytest
 
 from device_agent.protocol import OperatingPoint, Outcome, Status
-from farm.campaign.fleet_values import Budget
-from farm.campaign.running import winner_check
-from farm.campaign.running.order import MeasureOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
-from farm.campaign.running.tie import TieRule
-from farm.campaign.running.winner_requests import (
+from farm.campaign.order import MeasureOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
+from farm.campaign.scheduler.values import Budget
+from farm.campaign.verify.requests import (
     BuildWanted,
     MeasureWanted,
     ReplayWanted,
@@ -28,9 +26,11 @@ from farm.campaign.running.winner_requests import (
     RunWanted,
     WinnerKey,
 )
-from farm.campaign.running.winner_round import SECOND_BOARD_WAIT_S, Contest, RoundRun
-from farm.campaign.running.winners import Verification
+from farm.campaign.verify.rounds import SECOND_BOARD_WAIT_S, Contest, RoundRun
+from farm.campaign.verify.tie import TieRule
+from farm.campaign.verify.winners import Verification
 from farm.errors import InternalError
+from farm.measure.arguments import make_inputs
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import DEFAULT_POINT, UNTUNED, WINNER_TRIAL, Record, Trial
@@ -771,9 +771,7 @@ def test_whatever_happens_it_ends_and_every_trial_is_written_once(store: Store, 
 def test_values_that_may_be_indices_stay_within_what_they_index() -> None:
     """A table of three rows and a number without dimensions that says which: never beyond the third."""
     for seed in range(8):
-        table, index, _ = winner_check.make_inputs(
-            [((3, 8), "float32"), ((), "int64"), ((8,), "float32")], seed
-        ).values()
+        table, index, _ = make_inputs([((3, 8), "float32"), ((), "int64"), ((8,), "float32")], seed).values()
         assert table.shape == (3, 8)
         assert index.shape == ()
         assert 0 <= int(index) < 3

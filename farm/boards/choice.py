@@ -1,0 +1,139 @@
+"""Which boards of a fleet may do a run's work, and for which target its code is then made. Pure.
+
+Rows are those of `Store.fetch_boards`. Taking a board is `leased_site`'s business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farm.errors import BoardUnsafeError, UnavailableError, UsageError
+from farm.inventory.board_types import BoardType
+from farm.values import Health, State
+
+# What does not mend by itself.
+_OPERATORS = (Health.MAINTENANCE, Health.UNSAFE, Health.RETIRED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Boards that can be taken now, the first one first, and why each other one cannot."""
+
+    free: tuple[str, ...]
+    reasons: Mapping[str, str]
+
+    @property
+    def text(self) -> str:
+        """The reasons in one line."""
+        return "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetPlan:
+    """What to compile for: TVM's target (None: this host's, with `cores` cores), and how many threads run it there."""
+
+    config: Mapping[str, Any] | None
+    cores: int
+    threads: int
+
+
+def has_labels(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    """Whether a board that is labelled so may be used where these labels are asked for."""
+    return wanted.items() <= labels.items()
+
+
+def plan_pool(rows: Sequence[Mapping[str, Any]], board_type: str, name: str | None) -> tuple[str, ...]:
+    """The boards that a run may ever use: `name` alone, or all of a type, in the order of their names.
+
+    Where there are real boards of the type, simulated ones are left out: their figures never mix, and nobody who has
+    the hardware means the model of it. Raises UsageError where there is none.
+    """
+    if name is not None:
+        known = {row["name"]: row for row in rows}
+        if name not in known:
+            raise UsageError(f"there is no board {name!r}", "`farm board list` shows those that there are.")
+        if known[name]["board_type"] != board_type:
+            raise UsageError(
+                f"board {name!r} is a {known[name]['board_type']}, not a {board_type}",
+                "Leave --board-type out, or give the board's own.",
+            )
+        return (name,)
+    mine = [row for row in rows if row["board_type"] == board_type]
+    if not mine:
+        there = ", ".join(sorted({row["board_type"] for row in rows})) or "none"
+        raise UsageError(
+            f"no board of type {board_type!r} is registered",
+            f"Registered types: {there}. `farm board add NAME --type {board_type} --ssh USER@HOST` adds one.",
+        )
+    simulated = all(row["simulated"] for row in mine)
+    return tuple(sorted(row["name"] for row in mine if bool(row["simulated"]) == simulated))
+
+
+def plan_choice(rows: Sequence[Mapping[str, Any]], pool: Sequence[str]) -> Choice:
+    """Which boards of the pool can be taken now."""
+    known = {row["name"]: row for row in rows}
+    reasons = {name: find_reason(known.get(name)) for name in pool}
+    return Choice(
+        tuple(name for name, reason in reasons.items() if not reason),
+        {name: reason for name, reason in reasons.items() if reason},
+    )
+
+
+def find_hopeless(rows: Sequence[Mapping[str, Any]], pool: Sequence[str]) -> str:
+    """Why waiting for the pool is in vain, as an operator has to act first; "" where it may not be."""
+    needing = [row for row in rows if row["name"] in pool and row["health"] in _OPERATORS]
+    if len(needing) < len(pool):
+        return ""
+    return "; ".join(f"{row['name']}: {row['health']}: {row['health_reason']}" for row in needing)
+
+
+def require_hope(rows: Sequence[Mapping[str, Any]], pool: Sequence[str], board_type: str) -> None:
+    """Raise UnavailableError, or BoardUnsafeError, where an operator has to act before a board can be taken."""
+    if hopeless := find_hopeless(rows, pool):
+        unsafe = all(row["health"] == Health.UNSAFE for row in rows if row["name"] in pool)
+        raise (BoardUnsafeError if unsafe else UnavailableError)(
+            f"no {board_type} can be used: {hopeless}",
+            "`farm board undrain` or `farm board clear` puts one back in service.",
+        )
+
+
+def find_reason(row: Mapping[str, Any] | None) -> str:
+    """Why a board cannot be taken now; "" where it can."""
+    if row is None:
+        return "it was removed"
+    if row["state"] == State.LEASED:
+        return str(row["state_reason"])
+    return find_unfit(row)
+
+
+def find_unfit(row: Mapping[str, Any] | None) -> str:
+    """Why a board must not be worked on, whoever holds it; "" where it may."""
+    if row is None:
+        return "it was removed"
+    if row["state"] == State.OFFLINE:
+        return f"offline: {row['state_reason']}"
+    if row["health"] != Health.GOOD:
+        return f"{row['health']}: {row['health_reason']}"
+    return ""
+
+
+def plan_target(board_type: BoardType, description: Mapping[str, Any], host_cores: int) -> TargetPlan:
+    """The target for a board of a type that describes itself so.
+
+    A simulated board runs its host's code: it gets this host's target with the board's cores. Raises UnavailableError
+    where a real board is of another architecture than its type.
+    """
+    target = board_type.target
+    if target is None:
+        return TargetPlan(None, host_cores, host_cores)
+    architecture = str(description["architecture"])
+    if target.mtriple.partition("-")[0] == architecture:
+        return TargetPlan(target.to_tvm(), target.num_cores, target.num_cores)
+    if not description["simulated"]:
+        raise UnavailableError(
+            f"board {description['name']!r} is {architecture}, which a {board_type.name} ({target.mtriple}) is not",
+            "It may be registered as the wrong type; `farm board doctor` says what it is.",
+        )
+    return TargetPlan(None, target.num_cores, min(target.num_cores, host_cores))

@@ -1,0 +1,230 @@
+"""One visit to an operating point: how a board is to be asked, and what its answer says. Pure.
+
+Asking is `held_board.py`'s business, choosing points `adaptive.py`'s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from device_agent.protocol import (
+    Description,
+    EnergySpec,
+    Engine,
+    Limits,
+    Outcome,
+    RailPower,
+    RunSpec,
+    StartConditions,
+    Status,
+)
+from farm.errors import PermanentError
+from farm.measure.statistics import summarise
+from farm.points.grid import GPU, MEMORY
+from farm.points.values import Estimate, GridPoint, PointMeasurement
+
+# Of the window, for runs that are timed one by one; the rest of their time power is looked at.
+_TIMED_SHARE = 0.2
+# An interval of a median says something from 5 samples on, and hardly more after some hundred; the rest is to last.
+_LEAST_RUNS, _MOST_RUNS = 5, 2000
+# Runs that take seconds each average over much already, and so few must do.
+_LEAST_SLOW_RUNS, _SLOW_S = 3, 1.0
+# Caches and governors settle within this.
+_WARMUP_S = 0.1
+_MOST_WARMUPS = 20
+# The idle baseline varies less than what runs, so it needs less of the window.
+_IDLE_SHARE = 0.4
+# What the agent asks for at least, and what it adds at a window's edges (`device_agent/power/energy.py`).
+_LEAST_UPDATES, _EDGE_UPDATES = 3, 2
+# A guess of the latency is an upper bound but for what other clocks do; a worker that takes five times as long hangs.
+_PATIENCE = 5.0
+_LEAST_TIMEOUT_S = 30.0
+# A board this much hotter than it was idle leaks more; one that does not cool down in time is measured all the same.
+WARM_K = 15.0
+_COOLING_S = 20.0
+_AMBIENT_K = 25.0
+# The first run of a program is to show that it works, and roughly how long it takes.
+FIRST_RUNS = 3
+# What a later visit may repair, and what only another program would.
+_RETRIED = frozenset({Status.THROTTLED, Status.CLOCK_DRIFTED, Status.NOISY, Status.FARM_ERROR, Status.BOARD_LOST})
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """How long power is looked at, in s: while the model runs, and idle before. Without sensor, `seconds` are timed."""
+
+    seconds: float
+    idle_s: float = 0.0
+    min_updates: int = 0
+    note: str = ""
+
+    @property
+    def has_sensor(self) -> bool:
+        """Whether there is anything to look at."""
+        return self.min_updates > 0
+
+    def to_energy(self) -> EnergySpec | None:
+        """What to ask of the agent."""
+        if not self.has_sensor:
+            return None
+        return EnergySpec(min_updates=self.min_updates, limit_s=self.seconds, idle_s=self.idle_s)
+
+
+def plan_window(description: Description, wanted_s: float, usual_period_s: float | None = None) -> Window:
+    """A window of `wanted_s`, longer where the board's slowest sensor needs that for enough values.
+
+    `usual_period_s`: how often the type's sensors have a new value, for a board that could not tell.
+    """
+    if not description.rails:
+        return Window(wanted_s)
+    counted = [info for info in description.sensors if info.rail in (description.total_rails or description.rails)]
+    periods = [info.update_period_s or usual_period_s for info in counted]
+    known = [period_s for period_s in periods if period_s]
+    if not known or len(known) < len(periods):
+        # The agent then fills whatever it is given, and says how many values there were.
+        return Window(wanted_s, _IDLE_SHARE * wanted_s, _LEAST_UPDATES)
+    period_s = max(known)
+    least_s = (_LEAST_UPDATES + _EDGE_UPDATES) * period_s
+    seconds = max(wanted_s, least_s)
+    note = ""
+    if seconds > wanted_s:
+        note = (
+            f"windows last {seconds:.2g} s instead of {wanted_s:.2g} s: "
+            f"the power sensor has a new value every {period_s:.2g} s"
+        )
+    updates = max(_LEAST_UPDATES, math.floor(seconds / period_s) - _EDGE_UPDATES)
+    # Idle is constant but for the sensor's own noise: fewer values will do than of a load.
+    return Window(seconds, max(_IDLE_SHARE * seconds, least_s), updates, note)
+
+
+def plan_start_c(idle_c: float | None, ambient_c: float | None) -> float | None:
+    """The temperature that a visit is to begin below; None where nothing is known to compare with."""
+    if idle_c is None:
+        return None
+    limit_c = idle_c + WARM_K
+    return limit_c if ambient_c is None else max(limit_c, ambient_c + _AMBIENT_K)
+
+
+def plan_visit(
+    window: Window,
+    latency_s: float,
+    threads: int,
+    memory_bytes: int,
+    start_c: float | None = None,
+) -> RunSpec:
+    """How to run a program at a point where it takes about `latency_s`."""
+    timed_s = _TIMED_SHARE * window.seconds if window.has_sensor else window.seconds
+    slow = latency_s >= _SLOW_S
+    runs = min(_MOST_RUNS, max(_LEAST_SLOW_RUNS if slow else _LEAST_RUNS, math.ceil(timed_s / latency_s)))
+    warmup = 0 if slow else min(_MOST_WARMUPS, math.ceil(_WARMUP_S / latency_s))
+    timeout_s = max(_LEAST_TIMEOUT_S, _PATIENCE * (runs + warmup) * latency_s)
+    return RunSpec(
+        Engine.RELAX_VM,
+        runs=runs,
+        warmup=warmup,
+        return_outputs=False,
+        limits=Limits(timeout_s=timeout_s, memory_bytes=memory_bytes, threads=threads),
+        start=None if start_c is None else StartConditions(max_temperature_c=start_c, deadline_s=_COOLING_S),
+        energy=window.to_energy(),
+    )
+
+
+def plan_first_run(threads: int, memory_bytes: int, timeout_s: float) -> RunSpec:
+    """How to run a program for the first time, for its outputs and a rough latency."""
+    limits = Limits(timeout_s=timeout_s, memory_bytes=memory_bytes, threads=threads)
+    return RunSpec(Engine.RELAX_VM, runs=FIRST_RUNS, warmup=1, limits=limits)
+
+
+def guess_latency_s(known: Iterable[tuple[GridPoint, float]], point: GridPoint) -> float | None:
+    """About how long a program takes at `point` at most, from where it was measured (point, s); None from nowhere.
+
+    As if all of it were bound by the clock, or the cores, that lost most.
+    """
+    guesses = [latency_s * max(_clock_ratio(there, point), _core_ratio(there, point)) for there, latency_s in known]
+    return min(guesses, default=None)
+
+
+def count_cores(point: GridPoint, threads: int) -> int:
+    """How many threads to use where fewer cores are online than the code is made for."""
+    units = sum(domain.units for domain in point.domains if domain.name not in (GPU, MEMORY))
+    return max(1, min(threads, units)) if units else threads
+
+
+def is_unmet_start(outcome: Outcome) -> bool:
+    """Whether nothing was run because the board was too warm to begin."""
+    return outcome.status is Status.NOISY and not outcome.latency_s
+
+
+def is_candidate_fault(outcome: Outcome) -> bool:
+    """Whether the program itself is to blame, so that no other visit would help."""
+    return outcome.status is not Status.OK and outcome.status not in _RETRIED
+
+
+def read_temperature_c(zones: dict[str, float] | None) -> float | None:
+    """The hottest zone."""
+    return max(zones.values(), default=None) if zones else None
+
+
+def to_measurement(
+    outcome: Outcome, key: str, at_s: float, board: str, *, needs_total: bool = False
+) -> PointMeasurement | None:
+    """What an outcome says of its point; None where the program was not timed at all.
+
+    `needs_total`: the board has a power sensor, so a visit without power counts for nothing. Raises PermanentError
+    where the program is to blame.
+    """
+    if is_candidate_fault(outcome):
+        raise PermanentError(f"the model does not run on {board} at {key}: {outcome.status} {outcome.message}")
+    if not outcome.latency_s:
+        return None
+    summary = summarise(outcome.latency_s)
+    busy = outcome.energy.busy if outcome.energy else None
+    total = busy.total if busy else None
+    invalid = outcome.message or str(outcome.status) if outcome.status is not Status.OK else ""
+    if needs_total and total is None and not invalid:
+        invalid = f"the power sensor gave no total{f': {busy.note}' if busy and busy.note else ''}"
+    after = outcome.after or outcome.before
+    energy = outcome.energy
+    return PointMeasurement(
+        key=key,
+        latency=Estimate(summary.median, summary.ci_low, summary.ci_high),
+        at_s=at_s,
+        latency_p95_s=float(np.quantile(outcome.latency_s, 0.95)),
+        power=_to_power(total),
+        energy=_to_estimate(energy.per_call_j, energy.per_call_ci_j) if energy else None,
+        energy_above_idle=_to_estimate(energy.above_idle_j, energy.above_idle_ci_j) if energy else None,
+        rail_power_w={rail.rail: rail.power_w for rail in busy.rails} if busy else {},
+        temperature_c=read_temperature_c(after.temperature_c) if after else None,
+        throttled=outcome.status is Status.THROTTLED,
+        invalid=invalid,
+        retry=bool(invalid),
+        board=board,
+        simulated=outcome.simulated,
+    )
+
+
+def _to_power(total: RailPower | None) -> Estimate | None:
+    return None if total is None else _to_estimate(total.power_w, total.power_ci_w)
+
+
+def _to_estimate(value: float | None, interval: Sequence[float] | None) -> Estimate | None:
+    """None also for what is not told apart from nothing: the load may be too small for the sensor."""
+    if value is None or interval is None or not value > 0:
+        return None
+    return Estimate(value, min(max(0.0, interval[0]), value), max(interval[1], value))
+
+
+def _clock_ratio(there: GridPoint, here: GridPoint) -> float:
+    """The most that any clock which the CPU's code depends on is slower here; 1 where none is."""
+    clocks = {domain.name: domain.freq_hz for domain in there.domains if domain.name != GPU}
+    ratios = [hz / domain.freq_hz for domain in here.domains if domain.freq_hz and (hz := clocks.get(domain.name))]
+    return max([1.0, *ratios])
+
+
+def _core_ratio(there: GridPoint, here: GridPoint) -> float:
+    cores = [sum(d.units for d in point.domains if d.name not in (GPU, MEMORY)) for point in (there, here)]
+    return max(1.0, cores[0] / cores[1]) if all(cores) else 1.0

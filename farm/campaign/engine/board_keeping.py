@@ -1,0 +1,196 @@
+"""Which boards the crew holds: wanted ones are leased as they become free and fit, unfit ones are left.
+
+What they are given to do is in `boards`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+from device_agent.protocol import Outcome, Status
+from farm.boards.choice import find_unfit, plan_choice
+from farm.campaign.engine.board_events import BoardEvent, Left, Measured, Ran
+from farm.campaign.engine.board_held import HeldBoard, find_trouble
+from farm.campaign.engine.board_leases import free_orphans, name_owner
+from farm.campaign.engine.host import Host
+from farm.errors import FarmError
+from farm.reach.tracker import Tracker
+from farm.store import Store
+
+# How often the store is looked at: for free boards, and for whether ours are still fit.
+_LOOK_S = 0.5
+_CLOSE_TIMEOUT_S = 4.0
+
+_log = logging.getLogger(__name__)
+
+
+class Reach(Protocol):
+    """What is needed of the farm's services."""
+
+    @property
+    def tracker(self) -> Tracker | None:
+        """The tracker at which boards within reach are asked for; None while there is none yet."""
+
+
+class BoardKeeping:
+    """Every board that is held, and what there is to tell of them. Not thread-safe, like the store it is given."""
+
+    def __init__(self, services: Reach, store: Store, purpose: str, note: Callable[[str], None], host: Host) -> None:
+        """Nothing is leased before `want`. `purpose` is what leases say; `note` is told what an operator may want.
+
+        `host` is this machine, whose agent runs while it is wanted.
+        """
+        self._host = host
+        self._host_is_wanted = False
+        self._services, self._store, self._purpose, self._note = services, store, purpose, note
+        self._wanted: dict[str, str] = {}
+        self._held: dict[str, HeldBoard] = {}
+        self._paused: dict[str, float] = {}
+        self._look_at = 0.0
+        self._events: list[BoardEvent] = []
+        self._closing: list[threading.Thread] = []
+        self._trouble = ""
+
+    def want(self, wanted: Mapping[str, Collection[str]]) -> None:
+        """From now on these boards, by type, may be used, and no others.
+
+        They are leased as they become free and fit; one that is wanted no more is left once it has nothing to do.
+        """
+        self._wanted = {name: board_type for board_type, names in wanted.items() for name in names}
+
+    def want_host(self, wanted: bool) -> str:
+        """Have this machine be a board, or not any more; its name, "" where it is none now."""
+        self._host_is_wanted = wanted
+        if wanted:
+            self._host.want()
+        return self._host.name
+
+    def close(self) -> None:
+        """Leave every board. Waits for some seconds at most; what is not given back by then expires."""
+        for held in self._held.values():
+            held.end_actor()
+            self._give_back(held)
+        self._held.clear()
+        self._host.close()
+        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+        for thread in self._closing:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _look(self, now: float) -> None:
+        """Leave what is unfit or wanted no more, and take what is free; does nothing where that was just done."""
+        self._closing = [thread for thread in self._closing if thread.is_alive()]
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK_S
+        self._look_after_host()
+        rows = {row["name"]: row for row in self._store.fetch_boards()}
+        offline = [held for held in self._held.values() if find_unfit(rows.get(held.name)).startswith("offline")]
+        for held in list(self._held.values()):
+            row = rows.get(held.name)
+            if held.over:
+                self._leave(held, held.over)
+            elif row is not None and (row["lease"] or {}).get("token") != held.lease.token:
+                self._leave(held, "our lease was ended")  # by an operator, say; its keeper finds out later
+            elif reason := find_unfit(row):
+                if held in offline:
+                    self._lose(held, reason, alone=len(offline) == 1)
+                self._leave(held, reason)
+            elif held.name not in self._wanted and not held.calls:
+                self._leave(held, "not needed any more")
+        self._take(rows)
+
+    def _look_after_host(self) -> None:
+        """Start again what died of this machine's farm, or end it once nobody wants it. Raises UnavailableError."""
+        host = self._host
+        if not host.name:
+            return
+        held = self._held.get(host.name)
+        if held is None:
+            if not self._host_is_wanted:
+                host.close()
+            return
+        before = held.tracker_address
+        for what in host.ensure_alive():
+            self._store.add_event("restarted", what, "its process had died")
+        if held.tracker_address != before:
+            held.start_actor()
+
+    def _take(self, rows: Mapping[str, Mapping[str, Any]]) -> None:
+        """Lease what is wanted and free."""
+        now = time.monotonic()
+        names = [
+            name
+            for name, board_type in self._wanted.items()
+            if name not in self._held
+            and self._paused.get(name, 0.0) <= now
+            and name in rows
+            and rows[name]["board_type"] == board_type
+        ]
+        if free_orphans(self._store, rows, names, self._purpose):
+            self._look_at = 0.0  # they are seen to be free at the next look
+        free = plan_choice(list(rows.values()), names).free
+        if not free:
+            return
+        if mine := [name for name in free if name == self._host.name]:
+            self._lease(mine, rows, None)
+        free = tuple(name for name in free if name not in mine)
+        if not free:
+            return
+        tracker = self._services.tracker
+        trouble = find_trouble(tracker)
+        if trouble != self._trouble:
+            self._trouble = trouble
+            self._note(trouble or "the farm's services answer again")
+        if tracker is not None and not trouble:
+            self._lease(free, rows, tracker)
+
+    def _lease(self, names: Collection[str], rows: Mapping[str, Mapping[str, Any]], tracker: Tracker | None) -> None:
+        """Lease boards at a tracker; None: this machine."""
+        for name in names:
+            try:
+                lease = self._store.acquire_lease(name, name_owner(), self._purpose)
+            except FarmError as error:  # somebody was faster, or the store is busy
+                _log.info("%s is not taken: %s", name, error.message)
+                continue
+            host = self._host if tracker is None else None
+            held = self._held[name] = HeldBoard(rows[name], lease, tracker, self._store, self._purpose, host)
+            self._store.add_event("board_taken", held.key, f"lease {lease.token}, {self._purpose}")
+
+    def _lose(self, held: HeldBoard, reason: str, alone: bool) -> None:
+        """The board went down: what it was measuring, if anything, was lost with it.
+
+        Boards that go down together do so for a reason that they share, such as the network: no candidate's doing.
+        """
+        if held.calls and held.connecting is None:
+            began_s = held.calls[0].began_s
+            board_s = 0.0 if began_s is None else time.monotonic() - began_s
+            call = held.calls.popleft()
+            status, others = (Status.BOARD_LOST, "") if alone else (Status.FARM_ERROR, "; so did others just then")
+            outcome = Outcome(status, f"the board went {reason}{others}", board=held.name)
+            if call.kind == "measure" and not call.revoked:
+                self._events.append(Measured(call.key, held.name, outcome, board_s))
+            elif call.kind == "run" and not call.revoked:
+                self._events.append(Ran(call.key, held.name, outcome, {}))
+
+    def _leave(self, held: HeldBoard, reason: str, pause_s: float = 0.0, doubted_after: int | None = None) -> None:
+        """Let go of a board; `pause_s` keeps us from taking it at once again."""
+        if self._held.pop(held.name, None) is None:
+            return
+        if pause_s:
+            self._paused[held.name] = time.monotonic() + pause_s
+        self._store.add_event("board_left", held.key, reason)
+        self._note(f"left {held.name}: {reason}")
+        held.end_actor()
+        self._give_back(held)
+        if held.arrived:
+            self._events.append(Left(held.name, reason, False, doubted_after))
+
+    def _give_back(self, held: HeldBoard) -> None:
+        """Give the lease back, on a thread: the store may be busy, and others need us."""
+        thread = threading.Thread(target=held.give_back, name=f"farm-leave-{held.name}", daemon=True)
+        thread.start()
+        self._closing.append(thread)

@@ -1,0 +1,296 @@
+"""Builds for all campaigns, over all machines that Ray has: each module is compiled once, and what was built is kept.
+
+One pool of compilers per machine (`farm.search.build_pool`); here is what they share: the queue, who waits for which
+build, who gets it next, and what a compiler or a machine that dies means. Nothing here knows campaigns or boards.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from device_agent.protocol import Status
+from farm.campaign.engine import ray_nodes
+from farm.campaign.engine.ray_nodes import RayNode
+from farm.errors import UnavailableError
+from farm.search.build_cache import BuildCache, build_key, compiler_versions
+from farm.search.build_pool import BuildPool, BuildResult
+from farm.settings import Settings
+
+# Twice is no accident: such a module took two compilers down, and whoever proposed it is to blame.
+MAX_LOSSES = 2
+# So many failures in a row that blame no module, and a machine's builds go elsewhere.
+_MAX_FAULTS = 5
+# A compiler that cannot start is started again so often.
+_MAX_STARTS = 3
+# How often to look for machines that came or went. It is a question to Ray's head.
+_NODES_INTERVAL_S = 2.0
+# Starting and loading takes seconds, and a minute on a machine that does other things; then something is wrong.
+_START_TIMEOUT_S = 300.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """How a build ended for one job, which is what `submit` was given.
+
+    `cached`: it cost nothing, because the library was kept, or made for another job.
+    """
+
+    job: Any
+    result: BuildResult
+    cached: bool
+
+
+@dataclasses.dataclass(eq=False)
+class _Build:
+    """One module to compile, for everybody who waits for it. `avoid` is a machine where it did not go well."""
+
+    key: str
+    module_json: str
+    target: Mapping[str, Any]
+    standalone: bool
+    jobs: list[Hashable]
+    losses: int = 0
+    avoid: str = ""
+
+
+@dataclasses.dataclass(eq=False)
+class _Machine:
+    """A node and its compilers. `faults` and `failed_starts` are in a row."""
+
+    node: RayNode
+    size: int
+    pool: BuildPool[_Build]
+    faults: int = 0
+    failed_starts: int = 0
+
+    @property
+    def is_free(self) -> bool:
+        return self.pool.free > 0 and self.pool.has_loaded()
+
+
+class BuildFarm:
+    """Compilers on all machines of the running Ray. Not thread-safe; a context manager that ends them."""
+
+    def __init__(
+        self, settings: Settings, cache_folder: Path, host_cores: int, note: Callable[[str], None] = _log.warning
+    ) -> None:
+        """Start the compilers: FARM_BUILD_WORKERS or `host_cores` here, one per CPU on other machines of a cluster.
+
+        `note` is told what an operator should know: machines that come, go or cannot be used.
+        """
+        self._settings, self._host_cores, self._note = settings, host_cores, note
+        self._cache = BuildCache(cache_folder, note)
+        self._machines: dict[str, _Machine] = {}
+        self._refused: set[str] = set()
+        self._builds: dict[str, _Build] = {}
+        self._queue: collections.deque[_Build] = collections.deque()
+        self._done: list[Built] = []
+        self._marker: Any = None
+        self._stuck_since: float | None = None
+        self.counts: collections.Counter[str] = collections.Counter()
+        self._next_look = 0.0
+        self._look_at_nodes()
+
+    def __enter__(self) -> BuildFarm:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def workers(self) -> int:
+        """How many builds can run at a time, as things are."""
+        return max(1, sum(machine.size for machine in self._machines.values()))
+
+    @property
+    def pending(self) -> list[Any]:
+        """Ray references to wait for; one is there at once while `poll` has something to give."""
+        references = [
+            reference
+            for machine in self._machines.values()
+            for reference in (*machine.pool.pending, *machine.pool.loading)
+        ]
+        if self._done:
+            if self._marker is None:
+                self._marker = ray.put(None)
+            references.append(self._marker)
+        return references
+
+    @property
+    def waiting(self) -> int:
+        """How many builds no compiler has begun yet."""
+        return len(self._queue)
+
+    def submit(self, job: Hashable, module_json: str, target: Mapping[str, Any], standalone: bool = False) -> None:
+        """Have a module compiled; its result comes from `poll`. Never waits."""
+        key = build_key(module_json, target, standalone)
+        if (build := self._builds.get(key)) is not None:
+            build.jobs.append(job)
+            return
+        library = self._cache.find(key)
+        if library is not None:
+            self.counts["cached"] += 1
+            result = BuildResult(Status.OK, "", library, hashlib.sha256(library).hexdigest())
+            self._done.append(Built(job, result, True))
+            return
+        build = _Build(key, module_json, dict(target), standalone, [job])
+        self._builds[key] = build
+        self._queue.append(build)
+        self._dispatch()
+
+    def poll(self) -> list[Built]:
+        """What has ended since the last time. Never waits.
+
+        Raises UnavailableError where no compiler can be started on any machine.
+        """
+        if time.monotonic() >= self._next_look:
+            self._look_at_nodes()
+        for machine in list(self._machines.values()):
+            self._look_at(machine)
+        self._dispatch()
+        self._check_progress()
+        done, self._done = self._done, []
+        return done
+
+    def close(self) -> None:
+        """End all compilers."""
+        for machine in self._machines.values():
+            machine.pool.close()
+        self._machines.clear()
+        self._queue.clear()
+        self._builds.clear()
+
+    # Machines
+
+    def _look_at_nodes(self) -> None:
+        """Take machines that came into use, and what those that went were building back into the queue."""
+        nodes = {node.id: node for node in ray_nodes.fetch_nodes()}
+        for gone in [id for id in self._machines if id not in nodes]:
+            self._drop(self._machines[gone], "it left the cluster")
+        for node in nodes.values():
+            if node.id not in self._machines and node.id not in self._refused:
+                size = (self._settings.build_workers or self._host_cores) if node.is_here else node.cpus
+                if size:
+                    pool: BuildPool[_Build] = BuildPool(size, self._settings, ray_nodes.on(node))
+                    self._machines[node.id] = _Machine(node, size, pool)
+                    if not node.is_here:
+                        self._note(f"{node.name} builds too, {size} at a time")
+        self._refused &= set(nodes)
+        # A Ray of our own has one machine for ever.
+        self._next_look = time.monotonic() + _NODES_INTERVAL_S if self._settings.ray_address else float("inf")
+
+    def _look_at(self, machine: _Machine) -> None:
+        pool = machine.pool
+        if why := pool.look():
+            machine.failed_starts += 1
+            if machine.failed_starts >= _MAX_STARTS:
+                self._give_up(machine, f"no compiler can be started there: {why}")
+                return
+        elif pool.versions:
+            machine.failed_starts = 0
+            if pool.versions != compiler_versions():
+                self._give_up(machine, f"it has {pool.versions}, not {compiler_versions()} as this machine")
+                return
+        if running := pool.pending:
+            ready, _ = ray.wait(running, num_returns=len(running), timeout=0)
+            for reference in ready:
+                self._on_ended(machine, *pool.collect(reference))
+        for build, result in pool.expire():
+            self._on_ended(machine, build, result)
+
+    def _give_up(self, machine: _Machine, why: str) -> None:
+        """Use a machine no more until it leaves and comes back. Raises UnavailableError where it is our own."""
+        if machine.node.is_here:
+            raise UnavailableError(f"this machine cannot build: {why}", "Try `farm doctor`.")
+        self._refused.add(machine.node.id)
+        self._drop(machine, why)
+
+    def _drop(self, machine: _Machine, why: str) -> None:
+        self._note(f"{machine.node.name} builds no more: {why}")
+        self._machines.pop(machine.node.id, None)
+        self._queue.extendleft(reversed(machine.pool.jobs))
+        machine.pool.close()
+
+    # Builds
+
+    def _dispatch(self) -> None:
+        """Give waiting builds to compilers that are free, the emptiest machine first."""
+        while self._queue and (free := [each for each in self._machines.values() if each.is_free]):
+            build = self._queue.popleft()
+            machine = max(free, key=lambda each: (each.node.id != build.avoid, each.pool.free / each.size))
+            machine.pool.submit(build, build.module_json, build.target, build.standalone)
+
+    def _on_ended(self, machine: _Machine, build: _Build, result: BuildResult) -> None:
+        if result.status is Status.FARM_ERROR:
+            self._on_fault(machine, build, result)
+            return
+        machine.faults = 0
+        if result.status is Status.BUILD_TIMEOUT and not machine.node.is_here and not build.avoid:
+            # A machine that hangs, or that the network cut off, looks just like this.
+            self._again(machine, build)
+            return
+        if result.library is not None:
+            self._cache.keep(build.key, result.library)
+        self._conclude(build, result)
+
+    def _on_fault(self, machine: _Machine, build: _Build, result: BuildResult) -> None:
+        """A compiler died, or could not do its work: once more, elsewhere if there is an elsewhere."""
+        if self._settings.ray_address:
+            self._look_at_nodes()
+        if self._machines.get(machine.node.id) is not machine:  # the whole machine is gone: nobody's fault
+            self._again(machine, build)
+            return
+        machine.faults += 1
+        if result.died:
+            build.losses += 1
+            if build.losses >= MAX_LOSSES:
+                message = f"took {build.losses} compilers down: {result.message}"
+                self._conclude(
+                    build, dataclasses.replace(result, status=Status.BUILD_FAILED, message=message, died=False)
+                )
+            else:
+                self._again(machine, build)
+        elif len(self._machines) > 1 and not build.avoid:
+            self._again(machine, build)
+        else:
+            self._conclude(build, result)
+        if machine.faults >= _MAX_FAULTS and not machine.node.is_here:
+            self._give_up(machine, f"{machine.faults} builds in a row failed there: {result.message}")
+
+    def _again(self, machine: _Machine, build: _Build) -> None:
+        build.avoid = machine.node.id
+        self._queue.appendleft(build)
+
+    def _conclude(self, build: _Build, result: BuildResult) -> None:
+        """Tell everybody who waits; the first of them had it built."""
+        del self._builds[build.key]
+        self.counts["built"] += 1
+        self.counts["joined"] += len(build.jobs) - 1
+        first, *others = build.jobs
+        self._done.append(Built(first, result, False))
+        shared = dataclasses.replace(result, seconds=0.0)
+        self._done.extend(Built(job, shared, True) for job in others)
+
+    def _check_progress(self) -> None:
+        """Raise UnavailableError where builds wait and no compiler has become ready for too long."""
+        if not self._queue or any(machine.pool.pending or machine.is_free for machine in self._machines.values()):
+            self._stuck_since = None
+            return
+        now = time.monotonic()
+        self._stuck_since = self._stuck_since or now
+        if now - self._stuck_since > _START_TIMEOUT_S:
+            raise UnavailableError(
+                f"no compiler became ready within {_START_TIMEOUT_S:g} s, {len(self._queue)} builds wait",
+                "Try `farm doctor`; `ray status` shows what a cluster's machines do.",
+            )

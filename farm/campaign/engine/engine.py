@@ -1,0 +1,305 @@
+"""Carry out campaigns: tell the scheduler what happened, do what it decides, and write every trial before it counts.
+
+One loop on one thread owns all state. Boards, builds, searches and winners are parts that it asks and never waits for;
+what is done next is decided in `farm.campaign.scheduler`. Which campaigns there are, and what operators want of
+them, comes from the store (`orders`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import ray
+
+from device_agent.protocol import FaultSide, Outcome, Status
+from farm.campaign.engine import boards, builds, searches
+from farm.campaign.engine.active import Active, Work, to_measure_spec
+from farm.campaign.engine.ahead import is_expected
+from farm.campaign.engine.host import BOARD_TYPE, Host
+from farm.campaign.engine.journal import Journal
+from farm.campaign.engine.kept_services import KeptServices
+from farm.campaign.engine.orders import Orders, to_search_settings
+from farm.campaign.engine.ray_nodes import farm_ray
+from farm.campaign.engine.roster import Roster
+from farm.campaign.engine.verifying import Verifying
+from farm.campaign.order import Order, SearchOrder
+from farm.campaign.scheduler import scheduler as fleet_scheduler
+from farm.campaign.scheduler import values as v
+from farm.campaign.scheduler.state import FleetState
+from farm.errors import InternalError, UsageError
+from farm.settings import Settings
+from farm.store import Store
+
+# How long the loop waits where nothing finishes; orders, leases and deadlines are looked at that often.
+_TICK_S = 0.2
+
+_log = logging.getLogger(__name__)
+
+
+def run_engine(settings: Settings, store: Store, stopping: Callable[[], bool], note: Callable[[str], None]) -> None:
+    """Carry out the store's campaigns until none is left or `stopping` says so; `note` is told what happens.
+
+    Campaigns that are under way then stay as they are in the store. Raises UnavailableError where a part of the farm
+    cannot be had.
+    """
+    orders = [Order.from_document(each.order) for each in store.fetch_fleet_campaigns(over=False)]
+    only_host = orders and not is_expected() and all(of.is_host for order in orders for of in order.types)
+    with engine_up(settings, store, note, () if only_host else None) as engine:
+        engine.run(stopping)
+
+
+@contextlib.contextmanager
+def engine_up(
+    settings: Settings,
+    store: Store,
+    note: Callable[[str], None],
+    boards_kept: Collection[str] | None,
+    open_host: bool = False,
+) -> Iterator[Engine]:
+    """An engine for the block, with all its parts. `boards_kept` are brought within reach at once (None: all), others
+    when they are needed; with `open_host` this machine's agent is started at once.
+
+    Raises UnavailableError where a part of the farm cannot be had.
+    """
+    settings.share_linker_cache()
+    with contextlib.ExitStack() as stack:
+        host = Host(settings, store, note)
+        stack.callback(host.close)
+        if open_host:  # before Ray, which takes over what cores are left to it
+            host.open()
+        cores = len(os.sched_getaffinity(0))
+        services = stack.enter_context(KeptServices(settings, note, boards_kept))
+        stack.enter_context(farm_ray(settings, cores))
+        crew = stack.enter_context(boards.BoardCrew(services, store, settings, "campaign", note, host=host))
+        folder = settings.home_path / "cache" / "builds"
+        compilers = stack.enter_context(builds.BuildFarm(settings, folder, cores))
+        engine = Engine(settings, store, crew, compilers, note, services.need)
+        stack.callback(engine.close)
+        yield engine
+
+
+class Engine:
+    """All campaigns of one farm. Not thread-safe."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        crew: boards.BoardCrew,
+        compilers: builds.BuildFarm,
+        note: Callable[[str], None],
+        need: Callable[[Collection[str]], None] = lambda names: None,
+    ) -> None:
+        """`need` is told which boards have to be brought within reach."""
+        self._settings = settings
+        self._store, self._crew, self._compilers, self._note = store, crew, compilers, note
+        self._journal = Journal(store)
+        self._searches = searches.Searches(self._tell)
+        self._orders = Orders(settings, store, self._searches, self._list_under_way, note)
+        self._roster = Roster(store, crew, need)
+        self._verifying = Verifying(settings, store, crew, compilers, self._searches, self._tell)
+        self._state = FleetState(v.Settings(batch=settings.batch, warmup=settings.warmup, builders=compilers.workers))
+        # The campaigns under way by name; the code of what is proposed, and of jobs, by what the scheduler calls them.
+        self.active: dict[str, Active] = self._orders.active
+        self._proposed: dict[tuple[v.TaskKey, str], Any] = {}
+        self._works: dict[int, Work] = {}
+        self._outcomes: dict[int, boards.Measured] = {}
+        self._wake_s: float | None = None
+
+    def prepare(self, search: SearchOrder, on_host: bool) -> None:
+        """Begin what a campaign that is about to be ordered needs: its search's process, and this machine's session."""
+        self._searches.prepare(to_search_settings(search, self._settings, on_host))
+        if on_host:
+            self._crew.want({BOARD_TYPE: [self._crew.want_host(True)]})
+            self._crew.poll()
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Until there is nothing left to do."""
+        while not stopping():
+            expected = is_expected()
+            self._obey()
+            idle = self._orders.idle  # now: what follows may take seconds, where this machine's agent is started
+            events = self._gather()
+            now_s = time.monotonic()
+            if events or self._state.pending or self._state.stale or (self._wake_s or now_s + 1.0) <= now_s:
+                self._carry_out(fleet_scheduler.step(self._state, events, now_s))
+            self._verifying.step(self._state, self._roster)
+            self._orders.report(self._state, self._roster, self._verifying)
+            if idle and not self._verifying.busy and not expected:
+                return
+            pending = [*self._crew.pending, *self._compilers.pending, *self._searches.pending]
+            if pending:
+                ray.wait(pending, num_returns=1, timeout=_TICK_S)
+            else:
+                time.sleep(_TICK_S)
+
+    def close(self) -> None:
+        """End searches, and let go of campaigns."""
+        self._searches.close_all()
+        self._orders.release()
+
+    # What happened
+
+    def _obey(self) -> None:
+        """Tell the scheduler what operators want, one by one, so that what cannot be stops nothing else."""
+        for event in self._orders.poll(self._state, self._verifying):
+            try:
+                self._state = fleet_scheduler.observe(self._state, [event], time.monotonic())
+            except UsageError as error:
+                self._orders.refuse(event, error)
+
+    def _gather(self) -> list[v.Event]:
+        events: list[v.Event] = [*self._verifying.poll()]
+        events += self._roster.want(self.active.values(), self._state)
+        for report in self._crew.poll():
+            events += self._on_report(report)
+        for built in self._compilers.poll():
+            if not self._verifying.on_built(built):
+                events += self._on_built(built)
+        for answer in self._searches.poll():
+            if isinstance(answer, searches.Replayed):
+                self._verifying.on_replayed(answer)
+            elif answer.candidates is None:
+                events.append(v.SearchFailed(answer.request))
+            else:
+                events.append(self._on_proposed(answer))
+        return events
+
+    def _on_proposed(self, answer: searches.Answer) -> v.Event:
+        candidates = answer.candidates or []
+        request = self._state.requests.find(answer.request)
+        if request is not None:
+            task = self._state.tasks[request.task].key
+            for candidate in candidates:
+                self._proposed[task, candidate.hash] = candidate
+        return v.Proposed(answer.request, tuple(each.hash for each in candidates), answer.exhausted)
+
+    def _on_built(self, built: builds.Built) -> list[v.Event]:
+        job, result = built.job, built.result
+        if not isinstance(job, int) or job not in self._works or job not in self._state.jobs:
+            return []
+        work = self._works[job]
+        work.build_s = result.seconds
+        if result.status is Status.OK:
+            work.library, work.sha256 = result.library, result.sha256
+            return [v.Built(job)]
+        outcome = Outcome(result.status, result.message, started_at=time.time())
+        side = result.status.fault_side
+        if side is FaultSide.CANDIDATE:
+            work.failure = outcome
+        else:
+            self._journal.write_attempt(self.active[work.task.campaign], work, outcome, None)
+        return [v.Built(job, side)]
+
+    def _on_report(self, report: Any) -> list[v.Event]:
+        """What the crew said, as the scheduler hears it."""
+        if isinstance(report, boards.Arrived):
+            return self._roster.arrive(report)
+        if isinstance(report, boards.Left):
+            self._verifying.take(report)
+            return self._roster.leave(report)
+        if isinstance(report, boards.Ran):
+            self._verifying.on_ran(report)
+            return []
+        if self._verifying.on_measured(report):
+            return []
+        assignment = self._state.assignments.find(report.assignment)
+        if assignment is None:
+            return []
+        work = self._works[assignment.job]
+        active = self.active[work.task.campaign]
+        side = report.outcome.status.fault_side
+        if side in (None, FaultSide.CANDIDATE):
+            self._outcomes[report.assignment] = report
+            latency_s = self._journal.find_median_s(report.outcome)
+            return [v.Measured(report.assignment, side, report.board_s, latency_s)]
+        self._journal.write_attempt(active, work, report.outcome, report.board_s)
+        return [v.Measured(report.assignment, side, report.board_s)]
+
+    def _list_under_way(self, task: v.TaskKey) -> list[tuple[str, str]]:
+        """Hash and trace of a task's candidates that are on their way through the engine."""
+        proposed = [candidate for (key, _), candidate in self._proposed.items() if key == task]
+        candidates = [*proposed, *(work.candidate for work in self._works.values() if work.task == task)]
+        return [(each.hash, each.trace_json) for each in candidates]
+
+    # What to do
+
+    def _carry_out(self, decided: fleet_scheduler.Decided) -> None:
+        self._state, self._wake_s = decided.state, decided.wake_s
+        for decision in decided.decisions:
+            match decision:
+                case v.Search():
+                    self._searches.ask(decision.request, decision.task, decision.count)
+                case v.Build():
+                    self._build(decision)
+                case v.Measure():
+                    self._measure(decision)
+                case v.Revoke():
+                    self._crew.revoke(decision.assignment)
+                    self._outcomes.pop(decision.assignment, None)
+                case v.Count():
+                    self._count(decision)
+                case v.Discard() | v.Ban():
+                    self._drop(decision)
+                case v.TaskEnded():
+                    self.active[decision.task.campaign].note_ended(decision.task, decision.reason)
+                case v.Changed():
+                    self._orders.change(decision, self._roster)
+                    if decision.status is v.Status.FINISHED:
+                        self._verifying.begin(self.active[decision.campaign])
+
+    def _build(self, decision: v.Build) -> None:
+        work = self._works.get(decision.job)
+        if work is None:
+            candidate = self._proposed.pop((decision.task, decision.candidate))
+            work = self._works[decision.job] = Work(decision.task, candidate)
+        target = self.active[decision.task.campaign].type_of(decision.task.board_type).target
+        self._compilers.submit(decision.job, work.candidate.module_json, target)
+
+    def _measure(self, decision: v.Measure) -> None:
+        work = self._works[decision.job]
+        active = self.active[decision.task.campaign]
+        task = self._state.tasks[self._state.jobs[decision.job].task]
+        point = active.type_of(decision.task.board_type).points[decision.task.point]
+        spec = to_measure_spec(active, work, task.best_s)
+        if work.library is None:
+            raise InternalError(f"job {decision.job} was given to a board before it was built")
+        self._crew.measure(decision.assignment, decision.board, point, spec, work.library)
+
+    def _count(self, decision: v.Count) -> None:
+        """Write a trial, and only then let the search learn from it."""
+        work = self._works.pop(decision.job)
+        active = self.active[decision.task.campaign]
+        report = None if decision.assignment is None else self._outcomes.pop(decision.assignment)
+        outcome = work.failure if report is None else report.outcome
+        if outcome is None:
+            raise InternalError(f"job {decision.job} counts and has no outcome")
+        self._journal.write_counted(active, work, outcome, None if report is None else report.board_s)
+        active.note_counted(decision.task, decision.latency_s)
+        self._searches.observe(decision.task, [(decision.candidate, decision.latency_s)])
+        if decision.latency_s is not None and work.library is not None and active.is_heaviest(decision.task):
+            point = active.type_of(decision.task.board_type).points[decision.task.point]
+            self._roster.offer_anchor(
+                decision.task.board_type, point, to_measure_spec(active, work, decision.latency_s), work.library
+            )
+
+    def _drop(self, decision: v.Discard | v.Ban) -> None:
+        self._proposed.pop((decision.task, decision.candidate), None)
+        if decision.job is not None:
+            self._works.pop(decision.job, None)
+        if isinstance(decision, v.Ban):
+            self._tell("banned", decision.task.campaign, f"{decision.candidate}: {decision.reason}")
+        self._searches.forget(decision.task, decision.candidate)
+
+    def _tell(self, kind: str, subject: str, message: str) -> None:
+        """Log and keep what happened."""
+        if kind == "warm_start" and subject in self.active:
+            name, _, said = message.partition(": ")
+            self.active[subject].warm[name] = said
+        _log.info("%s %s: %s", kind, subject, message)
+        self._store.add_event(kind, subject, message)

@@ -1,0 +1,119 @@
+"""The host itself as a board of campaigns: its tracker and agent run while a campaign wants it, and no other farm
+measures here meanwhile.
+
+It is registered on first use and leased like any other. Nobody probes it: whoever sits at it judges it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+
+from farm.boards.local import LocalFarm
+from farm.errors import DeadlineError, FarmError, UnavailableError, UsageError
+from farm.processes.machine import machine_lock
+from farm.reach.tracker import Tracker
+from farm.settings import Settings
+from farm.store import Store
+from farm.values import Board
+
+BOARD_TYPE = "local"
+# How long after it could not be had it is tried again.
+_AGAIN_S = 5.0
+
+
+class Host:
+    """The host's own tracker and agent. Used by one thread, which lives as long as they do."""
+
+    def __init__(self, settings: Settings, store: Store, note: Callable[[str], None]) -> None:
+        """Nothing is started before `open` or `want`. `note` is told what an operator may want to know."""
+        self._settings, self._store, self._note = settings, store, note
+        self._stack = contextlib.ExitStack()
+        self._farm: LocalFarm | None = None
+        self._again_at = 0.0
+        self._trouble = ""
+
+    @property
+    def name(self) -> str:
+        """The board's name; "" while its agent does not run."""
+        return "" if self._farm is None else self._farm.key.partition("/")[2]
+
+    @property
+    def tracker(self) -> Tracker:
+        """Where it is asked for. Raises UnavailableError where its agent does not run."""
+        return self._require().tracker
+
+    @property
+    def rests(self) -> bool:
+        """Whether search and build have to rest while it measures."""
+        return self._settings.isolation == "exclusive"
+
+    def open(self) -> None:
+        """Start tracker and agent, and register the board. Raises UnavailableError, DeadlineError, UsageError."""
+        if self._farm is not None:
+            return
+        settings = self._settings
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(machine_lock())
+            board_cores, host_cores = share_cores(settings.isolation)
+            pinned = settings.isolation == "own-core"
+            if pinned:
+                stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
+                os.sched_setaffinity(0, host_cores)
+            logs = settings.home_path / "logs"
+            farm = stack.enter_context(LocalFarm(settings.tracker_port, logs, board_cores if pinned else None))
+            if farm.tracker.port != settings.tracker_port:
+                self._note(f"port {settings.tracker_port} is in use; the tracker took {farm.tracker.port}")
+            name = farm.key.partition("/")[2]
+            known = {row["name"]: row["description"] for row in self._store.fetch_boards()}
+            self._store.save_board(Board(name, BOARD_TYPE, False, known.get(name) or {}))
+            self._stack, self._farm = stack.pop_all(), farm
+
+    def want(self) -> None:
+        """Open it for campaigns that want it; where that cannot be, say so once and try again later."""
+        if self._farm is not None or time.monotonic() < self._again_at:
+            return
+        try:
+            self.open()
+            self._trouble = ""
+        except FarmError as error:
+            self._again_at = time.monotonic() + _AGAIN_S
+            if error.message != self._trouble:
+                self._trouble = error.message
+                self._note(f"this machine cannot be measured on: {error.message}")
+
+    def ensure_alive(self) -> list[str]:
+        """Start again what died; says what it was. Raises UnavailableError where that cannot be done."""
+        try:
+            return self._require().ensure_alive()
+        except DeadlineError as error:
+            raise UnavailableError(
+                f"the farm on this machine cannot be kept up: {error.message}", error.hint
+            ) from error
+
+    def restart_agent(self) -> None:
+        """End an agent that lives but does not answer; `ensure_alive` starts it again."""
+        self._require().restart_agent()
+
+    def close(self) -> None:
+        """End tracker and agent, and let others measure."""
+        self._farm = None
+        self._stack.close()
+
+    def _require(self) -> LocalFarm:
+        if self._farm is None:
+            raise UnavailableError("the agent of this machine does not run")
+        return self._farm
+
+
+def share_cores(isolation: str) -> tuple[set[int], set[int]]:
+    """Cores of the board and of the host's own work. One machine is both; only `own-core` divides it."""
+    cores = sorted(os.sched_getaffinity(0))
+    if isolation != "own-core":
+        return set(cores), set(cores)
+    if len(cores) < 2:
+        raise UsageError("FARM_ISOLATION=own-core needs at least two cores", "Use exclusive on this machine.")
+    half = len(cores) // 2
+    return set(cores[half:]), set(cores[:half])

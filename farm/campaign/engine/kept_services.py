@@ -1,0 +1,91 @@
+"""The farm's services for as long as an engine runs: others take the place of those that were killed.
+
+How services are found, held and started is in `farm.reach.services`; what becomes of boards meanwhile in `boards`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection
+from types import TracebackType
+
+from farm.errors import FarmError
+from farm.reach.services import Services, find_services, using_services
+from farm.reach.services_state import was_killed
+from farm.reach.tracker import Tracker
+from farm.settings import Settings
+
+# How often it is looked at who the services are, and how long after others could not be had.
+_LOOK_S, _AGAIN_S = 1.0, 5.0
+
+
+class KeptServices:
+    """The services that run, whichever those are; a `Reach`. Use as a context manager, from one thread."""
+
+    def __init__(self, settings: Settings, note: Callable[[str], None], boards: Collection[str] | None = None) -> None:
+        """Find services, or start some, for these boards (None: all; without any, when they are needed).
+
+        `note` is told when they are started. Raises what `using_services` raises.
+        """
+        self._settings, self._note = settings, note
+        self._boards = None if boards is None else frozenset(boards)
+        self._services: Services | None = None
+        self._using = contextlib.ExitStack()
+        if self._boards is None or self._boards:
+            self._services, self._using = self._hold()
+        self._look_at = self._again_at = 0.0
+        self._mending: threading.Thread | None = None
+
+    def __enter__(self) -> KeptServices:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._using.close()
+
+    def need(self, boards: Collection[str]) -> None:
+        """Have these boards brought within reach, if they are not yet; never waits."""
+        if self._boards is not None and not self._boards.issuperset(boards):
+            self._boards = None
+            self._begin_mending()
+
+    @property
+    def tracker(self) -> Tracker | None:
+        """Where boards are asked for. Asking for it looks whether the services are still there; never waits.
+
+        Those that were killed are replaced, and those that somebody else has started are used; those that an operator
+        has ended are not started again.
+        """
+        if self._services is None:
+            if self._boards is None:
+                self._begin_mending()
+            return None
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_S
+            found = find_services(self._settings)
+            if found.info != self._services.info if found else was_killed(self._settings.home_path):
+                self._begin_mending()
+        return self._services.tracker
+
+    def _begin_mending(self) -> None:
+        if time.monotonic() >= self._again_at and (self._mending is None or not self._mending.is_alive()):
+            self._mending = threading.Thread(target=self._mend, name="farm-mend-services", daemon=True)
+            self._mending.start()
+
+    def _mend(self) -> None:
+        try:
+            services, using = self._hold()
+        except FarmError as error:
+            self._note(f"the farm's services are gone, and others could not be had: {error.message}")
+            self._again_at = time.monotonic() + _AGAIN_S
+            return
+        gone, self._using, self._services = self._using, using, services
+        gone.close()
+
+    def _hold(self) -> tuple[Services, contextlib.ExitStack]:
+        using = contextlib.ExitStack()
+        return using.enter_context(using_services(self._settings, self._boards, self._note)), using

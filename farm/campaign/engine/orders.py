@@ -1,0 +1,246 @@
+"""What operators want, read from the store, and what the engine answers there: campaigns begin, pause, end, show how
+far they are. Between two engines a campaign lives in the store alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from farm.campaign.engine import foreign
+from farm.campaign.engine.active import Active
+from farm.campaign.engine.progress import sum_latencies, to_progress, to_rows
+from farm.campaign.engine.resume import list_tasks, to_added
+from farm.campaign.engine.roster import Roster
+from farm.campaign.engine.searches import Known, Searches, SearchPlan
+from farm.campaign.engine.verifying import Verifying
+from farm.campaign.order import Order, SearchOrder
+from farm.campaign.scheduler import values as v
+from farm.campaign.scheduler.state import FleetState
+from farm.campaign.winner_share import leave_room
+from farm.errors import FarmError
+from farm.processes.machine import process_identity
+from farm.settings import Settings
+from farm.store import Store
+from farm.values import SEARCH_TRIAL, FleetCampaign
+
+# How often the store is asked, and how often it is told. An operator waits for the sum at most.
+_LOOK_S = 0.5
+_REPORT_S = 1.0
+# How long an engine without work waits for some before it ends.
+_LINGER_S = 2.0
+_BEGIN = ("submitted",)
+
+
+class Orders:
+    """The campaigns under way (`active`, by name), and the store's word on them."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        searches: Searches,
+        under_way: Callable[[v.TaskKey], list[tuple[str, str]]],
+        note: Callable[[str], None],
+    ) -> None:
+        """`under_way`: hash and trace of the candidates of a task that are being built or measured."""
+        self._under_way = under_way
+        self._settings, self._store, self._searches, self._note = settings, store, searches, note
+        self.active: dict[str, Active] = {}
+        self._budgets: dict[str, Any] = {}
+        self._look_at = self._report_at = 0.0
+        self._idle_since = time.monotonic()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing has been left to do for a while: no campaign, or only paused ones."""
+        return time.monotonic() - self._idle_since > _LINGER_S
+
+    def poll(self, state: FleetState, verifying: Verifying) -> list[v.Event]:
+        """What is wanted now that was not before."""
+        now = time.monotonic()
+        if any(self._is_at_work(active, state) for active in self.active.values()):
+            self._idle_since = now
+        if now < self._look_at:
+            return []
+        self._look_at = now + _LOOK_S
+        events: list[v.Event] = []
+        for row in self._store.fetch_fleet_campaigns(over=False):
+            events += self._hear(row, state, verifying)
+        if events:  # a campaign takes seconds to begin
+            self._idle_since = time.monotonic()
+        return events
+
+    def refuse(self, event: v.Event, error: FarmError) -> None:
+        """An order that cannot be carried out."""
+        name = event.spec.name if isinstance(event, v.CampaignAdded) else getattr(event, "campaign", "")
+        active = self.active.get(name)
+        if active is not None and isinstance(event, v.CampaignAdded):
+            self._leave(active)
+            self._store.note_campaign(active.id, "failed", error.message)
+        self._note(f"{name}: {error.message}")
+
+    def change(self, decision: v.Changed, roster: Roster) -> None:
+        """Note a campaign's new status. One that is over is forgotten, unless its winners are still to be found."""
+        active = self.active[decision.campaign]
+        if decision.status is v.Status.WAITING and (borrowers := roster.find_borrowers(active)):
+            decision = dataclasses.replace(decision, reason=f"boards measure the winners of {', '.join(borrowers)}")
+        # For the scheduler it is over with its search; for people once its winners are found.
+        status = "verifying" if decision.status is v.Status.FINISHED else str(decision.status)
+        self._store.note_campaign(active.id, status, decision.reason)
+        if decision.status is v.Status.PAUSED:
+            # Where nobody wanted it: so that an operator's resume is something new.
+            self._store.want_campaign(decision.campaign, "pause", "its engine")
+        self._note(f"{decision.campaign} is {status}" + (f": {decision.reason}" if decision.reason else ""))
+        if decision.status is v.Status.CANCELLED:
+            self._leave(active)
+        self._report_at = 0.0
+
+    def finish(self, active: Active, progress: dict[str, Any]) -> None:
+        """A campaign's winners are found: it is over."""
+        self._store.save_progress(active.id, progress)
+        reason = self._store.fetch_fleet_campaign(active.name).reason
+        self._store.note_campaign(active.id, "finished", reason)
+        self._note(f"{active.name} is finished: {reason}")
+        self._leave(active)
+
+    def report(self, state: FleetState, roster: Roster, verifying: Verifying) -> None:
+        """Tell the store how far everything is, now and then."""
+        now = time.monotonic()
+        ended = verifying.take_ended()
+        if now < self._report_at and not ended:
+            return
+        self._report_at = now + _REPORT_S
+        for active in list(self.active.values()):
+            phase = "verifying" if verifying.is_open(active.name) else str(state.campaigns[active.name].status)
+            boards, winners = roster.list_boards(active, state), verifying.to_winners(active)
+            progress = to_progress(active, state, boards, phase, now, winners)
+            active.note_history(progress["counted"], sum_latencies(active, progress["tasks"]))
+            progress["verdict"] = verifying.to_verdict(active)
+            if active.name in ended:
+                self.finish(active, progress | {"phase": "done", "eta_s": None, "boards": []})
+            else:
+                self._store.save_progress(active.id, progress)
+
+    def release(self) -> None:
+        """Note that nobody carries out paused campaigns any more. Of what else is under way, the process tells."""
+        for row in self._store.fetch_fleet_campaigns(over=False):
+            if row.name in self.active and row.state == "paused":
+                self._store.note_campaign(row.id, "paused", row.reason, {})
+
+    def _is_at_work(self, active: Active, state: FleetState) -> bool:
+        campaign = state.campaigns.get(active.name)
+        return campaign is None or campaign.status is not v.Status.PAUSED
+
+    def _hear(self, row: FleetCampaign, state: FleetState, verifying: Verifying) -> list[v.Event]:
+        active, known = self.active.get(row.name), state.campaigns.get(row.name)
+        if active is None:
+            if row.state in _BEGIN and row.wanted == "run":
+                # Another host's engine may be asking, too.
+                return [self._begin(row)] if self._store.take_campaign(row.id, process_identity()) else []
+            if row.state in _BEGIN and row.wanted != "run":
+                self._store.note_campaign(
+                    row.id, "cancelled" if row.wanted == "cancel" else "paused", "before it had begun"
+                )
+            return []
+        if known is None:
+            return []
+        if row.wanted != "run" and known.status is v.Status.FINISHED:
+            verifying.stop(row.name)
+            # Nobody carries it out from now on, so that a resume submits it anew.
+            after = "cancelled" if row.wanted == "cancel" else "paused"
+            self._store.note_campaign(row.id, after, "while winners were looked for", {})
+            self._leave(active)
+            return []
+        events: list[v.Event] = []
+        if row.wanted == "cancel" and known.status not in v.OVER:
+            return [v.CampaignCancelled(row.name)]
+        if row.wanted == "pause" and known.status in (v.Status.RUNNING, v.Status.WAITING):
+            events.append(v.CampaignPaused(row.name))
+        if row.wanted == "run" and known.status is v.Status.PAUSED:
+            events.append(v.CampaignResumed(row.name))
+        if dict(row.budget) != self._budgets.get(row.name) and known.status not in v.OVER:
+            self._budgets[row.name] = dict(row.budget)
+            events.append(v.BudgetChanged(row.name, _to_search_budget(row.budget)))
+        return events
+
+    def _begin(self, row: FleetCampaign) -> v.Event:
+        """A campaign's beginning, or where it left off."""
+        order = Order.from_document(row.order)
+        counted = self._store.fetch_counted(row.id, traces=False)
+        progress = row.progress or {}
+        used_s = float(progress.get("wall_clock_s", 0.0))
+        active = Active(row.id, order, time.monotonic() - used_s, dict(self._store.fetch_attempts(row.id)), used_s)
+        counts = self._store.count_trials(row.id, purpose=SEARCH_TRIAL)
+        active.faults |= {key: count for key, count in counts.items() if key in active.faults}
+        active.history = [(number, dict(sums)) for number, sums in progress.get("history", [])]
+        active.warm = dict(progress.get("warm_start", {}))
+        self.active[row.name] = active
+        self._budgets[row.name] = dict(row.budget)
+        self._open_search(active)
+        self._store.note_campaign(row.id, "running", "", process_identity())
+        self._note(f"{row.name}: {len(list_tasks(order))} workloads to search, {len(counted)} trials made already")
+        breakers = self._store.fetch_board_breakers(row.id, v.Settings().max_losses)
+        board_s = self._store.fetch_board_seconds(row.id)
+        added = to_added(order, _to_search_budget(row.budget), counted, board_s, used_s, breakers)
+        active.tasks = to_rows(order, added.done)
+        return added
+
+    def _open_search(self, active: Active) -> None:
+        order, settings = active.order, self._settings
+        rows = {(row["board_type"], row["hash"]): row for row in self._store.fetch_workloads(active.id)}
+        tasks = {
+            task: foreign.to_search_task(rows[task.board_type, task.workload], task, active.type_of(task.board_type))
+            for task in list_tasks(order)
+        }
+
+        def recall(task: v.TaskKey) -> list[Known]:
+            return self._recall(active, task)
+
+        def find_foreign(task: v.TaskKey) -> list[Any]:
+            return foreign.fetch_foreign(self._store, active, task) if order.search.warm_start else []
+
+        self._searches.open(
+            SearchPlan(
+                order.name,
+                to_search_settings(order.search, settings, any(of.is_host for of in order.types)),
+                tasks,
+                recall,
+                self._under_way,
+                find_foreign,
+            )
+        )
+
+    def _recall(self, active: Active, task: v.TaskKey) -> list[Known]:
+        """What is known of a task: all trials at the very same place, or only this campaign's own."""
+        if active.order.search.warm_start:
+            simulated = active.type_of(task.board_type).simulated
+            rows = self._store.fetch_known_candidates(task.workload, task.board_type, task.point, simulated)
+        else:
+            rows = self._store.fetch_counted(active.id, (task.board_type, task.workload, task.point))
+        return [(row["candidate"], row["trace_json"], row["median_s"]) for row in rows]
+
+    def _leave(self, active: Active) -> None:
+        self.active.pop(active.name, None)
+        self._searches.close(active.name)
+
+
+def to_search_settings(search: SearchOrder, settings: Settings, on_host: bool) -> dict[str, Any]:
+    """What a search is made with. A host that is the board rests while it measures, and has all its cores else."""
+    return {
+        "tuner": search.tuner,
+        "loss": search.loss,
+        "seed": search.seed,
+        "population": settings.population,
+        "generations": settings.generations,
+        "threads": len(os.sched_getaffinity(0)) if on_host else 1,
+    }
+
+
+def _to_search_budget(budget: Mapping[str, Any]) -> v.Budget:
+    """What of a budget is the search's: of board-hours winners need their part."""
+    whole = v.Budget(**budget)
+    return dataclasses.replace(whole, board_s=leave_room(whole.board_s))

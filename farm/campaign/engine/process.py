@@ -1,0 +1,170 @@
+"""The engine's process: lock, log, signals, and when it ends. What it does meanwhile is `engine.run_engine`.
+
+It ends by itself when no campaign needs it any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import logging.handlers
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from farm import settings as farm_settings
+from farm.campaign.engine.ahead import is_expected
+from farm.campaign.engine.control import RUN, close_abandoned, is_anothers, needs_engine, recount_campaign
+from farm.campaign.engine.heartbeat import beating
+from farm.campaign.engine.state import (
+    ANOTHER_RUNS,
+    LOG_FILE,
+    engine_lock,
+    leave_last_words,
+    publish,
+    withdraw,
+)
+from farm.errors import FarmError, UnavailableError
+from farm.processes.listening import raise_descriptor_limit
+from farm.processes.machine import process_identity
+from farm.settings import Settings
+from farm.store import Store
+from farm.store.engines import name_engine
+from farm.values import CampaignState
+
+_LOG_BYTES, _LOGS_KEPT = 4 << 20, 3
+
+Run = Callable[[Settings, Store, Callable[[], bool], Callable[[str], None]], None]
+
+# A run that gives up at once over and over has met something that it does not see as an end.
+_MAX_EMPTY_RUNS = 5
+_EMPTY_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Be the engine until there is nothing left to do, or until told to end. Returns the exit code."""
+    # Here: it loads Ray, which commands that only ask for this module's names should not wait for.
+    from farm.campaign.engine.engine import run_engine
+
+    try:
+        settings = farm_settings.load()
+        raise_descriptor_limit()
+        _start_log(settings.home_path / "logs")
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(engine_lock(settings.home_path))
+            except UnavailableError as error:
+                return _fail(str(error), ANOTHER_RUNS)
+            store = stack.enter_context(Store(settings.store_location))
+            serve(settings, store, run_engine)
+    except FarmError as error:
+        return _fail(str(error), error.exit_code)
+    except OSError as error:
+        return _fail(str(error), 3)
+    return 0
+
+
+def serve(settings: Settings, store: Store, run: Run) -> None:
+    """Carry out campaigns with `run` until none needs it any more, or a signal says that it is enough.
+
+    Whatever ends it, campaigns of this process that are not over are noted as interrupted. Raises what `run` raises.
+    """
+    with beating(store.location, process_identity()):
+        _serve(settings, store, run)
+
+
+def _serve(settings: Settings, store: Store, run: Run) -> None:
+    told = Told()
+    home, me = settings.home_path, process_identity()
+    for name in close_abandoned(store, me):
+        _log.warning("campaign %s was left by an engine that is gone", name)
+    reason = ""
+    try:
+        empty = 0
+        while not told.yes and empty < _MAX_EMPTY_RUNS:
+            publish(home)
+            _take_up(store)
+            if _is_needed(store, me):
+                began = time.monotonic()
+                run(settings, store, lambda: told.yes, lambda text: _log.info("%s", text))
+                empty = empty + 1 if time.monotonic() - began < _EMPTY_S else 0
+            withdraw(home)
+            # What was ordered before a command saw the file go is in the store by now.
+            if not _is_needed(store, me):
+                break
+        if told.yes:
+            reason = "its engine was told to end"
+        elif empty == _MAX_EMPTY_RUNS:
+            reason = "its engine could not begin with it; the log of the engine may say why"
+    except FarmError as error:
+        reason = error.message
+        raise
+    except BaseException as error:
+        reason = f"its engine ended with {type(error).__name__}: {error}"
+        _log.exception("ending")
+        raise
+    finally:
+        _log.info("ending")
+        try:
+            _leave(store, me, reason)
+        except FarmError as error:  # a store that is full refuses this too; the first error is the one to tell
+            leave_last_words(home, reason or error.message)
+
+
+class Told:
+    """Whether a signal has said that it is enough. A plain flag: a handler may interrupt anything, locks included."""
+
+    def __init__(self) -> None:
+        self.yes = False
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._hear)
+
+    def _hear(self, *_: object) -> None:
+        self.yes = True
+
+
+def _is_needed(store: Store, me: Mapping[str, Any]) -> bool:
+    # In this order: who is done waiting has submitted by then.
+    return is_expected() or any(
+        needs_engine(each) and not is_anothers(store, each, me) for each in store.fetch_fleet_campaigns(over=False)
+    )
+
+
+def _take_up(store: Store) -> None:
+    """Have campaigns begin anew that were resumed while their engine was giving them up as paused."""
+    for campaign in store.fetch_fleet_campaigns(over=False):
+        if campaign.state is CampaignState.PAUSED and campaign.wanted == RUN:
+            store.note_campaign(campaign.id, CampaignState.SUBMITTED, "waits for an engine")
+
+
+def _leave(store: Store, me: Mapping[str, Any], reason: str) -> None:
+    """Note what of ours is not over, and where there is a `reason` what we have not begun with: nobody else will.
+
+    A paused campaign stays paused, with no engine.
+    """
+    others = store.fetch_living_engines() - {name_engine(me)}
+    for campaign in store.fetch_fleet_campaigns(over=False):
+        if campaign.engine == me and campaign.state is CampaignState.PAUSED:
+            store.note_campaign(campaign.id, CampaignState.PAUSED, campaign.reason, {})
+        elif campaign.engine == me or (reason and not campaign.engine and needs_engine(campaign) and not others):
+            store.note_campaign(campaign.id, CampaignState.INTERRUPTED, reason or "its engine has ended")
+            recount_campaign(store, campaign.name)
+
+
+def _fail(text: str, code: int) -> int:
+    _log.error("%s", text)
+    print(f"error: {text}", file=sys.stderr)
+    return code
+
+
+def _start_log(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    handler = logging.handlers.RotatingFileHandler(folder / LOG_FILE, maxBytes=_LOG_BYTES, backupCount=_LOGS_KEPT)
+    text = "%(asctime)s %(levelname)s %(name)s %(message)s"
+    logging.basicConfig(level=logging.INFO, handlers=[handler], format=text, force=True)
+    logging.getLogger("paramiko").setLevel(logging.WARNING)

@@ -1,0 +1,183 @@
+"""How far a campaign is, as one plain document: what commands show and reports are drawn from.
+
+Pure, but for `recount`, which asks the store.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from farm.campaign.engine import resume
+from farm.campaign.engine.active import Active
+from farm.campaign.order import Order
+from farm.campaign.scheduler.state import Campaign, FleetState
+from farm.campaign.scheduler.values import Budget, Done, TaskKey
+from farm.campaign.winner_share import LOOKS, plan_allowance
+from farm.store import Store
+from farm.values import SEARCH_TRIAL, FleetCampaign
+
+
+def to_progress(
+    active: Active,
+    state: FleetState,
+    boards: Sequence[Mapping[str, str]],
+    phase: str,
+    now_s: float,
+    winners: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The document. `boards` are those that the campaign may use, with what they are doing; `now_s` is monotonic,
+    `winners` what `Verifying.to_winners` says.
+    """
+    campaign = state.campaigns.get(active.name)
+    tasks = list_tasks(active, state)
+    counted = campaign.counted if campaign else sum(task["counted"] for task in tasks)
+    wall_clock_s = _find_wall_clock_s(campaign, active, now_s)
+    active.used_s = wall_clock_s
+    return {
+        "at": time.time(),
+        "phase": phase,
+        "counted": counted,
+        "faults": dict(active.faults),
+        "board_s": campaign.board_s if campaign else 0.0,
+        "wall_clock_s": wall_clock_s,
+        "eta_s": _find_eta_s(campaign, counted, wall_clock_s, len(tasks), active.order.measure.verify_top, len(boards))
+        if winners is None
+        else winners["eta_s"],
+        "winners": None if winners is None else {key: winners[key] for key in ("measured", "at_most")},
+        "boards": [dict(each) for each in boards],
+        "tasks": tasks,
+        "models": find_latencies(active.order, tasks),
+        "history": [[number, dict(sums)] for number, sums in active.history],
+        "warm_start": dict(active.warm),
+        "verdict": None,
+    }
+
+
+def recount(store: Store, campaign: FleetCampaign) -> dict[str, Any]:
+    """The document of a campaign that nobody carries out now, from the trials that were written until its end."""
+    order = Order.from_document(campaign.order)
+    added = resume.to_added(order, Budget(**campaign.budget), store.fetch_course(campaign.id), 0.0, 0.0)
+    tasks = to_rows(order, added.done)
+    counts = store.count_trials(campaign.id, purpose=SEARCH_TRIAL)
+    fresh = {
+        "at": time.time(),
+        "phase": str(campaign.state),
+        "counted": sum(task["counted"] for task in tasks),
+        "faults": {side: count for side, count in counts.items() if side != "ok"},
+        "board_s": store.fetch_board_seconds(campaign.id),
+        "eta_s": None,
+        "boards": [],
+        "tasks": tasks,
+        "models": find_latencies(order, tasks),
+    }
+    empty = {"wall_clock_s": 0.0, "history": [], "warm_start": {}, "verdict": None}
+    return empty | dict(campaign.progress or {}) | fresh
+
+
+def list_tasks(active: Active, state: FleetState) -> list[dict[str, Any]]:
+    """Every task with what it has come to. A campaign that ended has no tasks in the state: its own account stays."""
+    campaign = state.campaigns.get(active.name)
+    tasks = [state.tasks[number] for lane in campaign.lanes for number in state.lanes[lane].tasks] if campaign else []
+    if tasks:
+        active.tasks = [_to_row(active.order, task.key, task.counted, task.best_s, task.ended) for task in tasks]
+    return [dict(row) for row in active.tasks]
+
+
+def to_rows(order: Order, done: Iterable[Done]) -> list[dict[str, Any]]:
+    """Every task of an order, with what trials made before have come to."""
+    known = {each.task: each for each in done}
+    rows = []
+    for key in resume.list_tasks(order):
+        before = known.get(key, Done(key, 0))
+        rows.append(_to_row(order, key, before.counted, before.best_s, ""))
+    return rows
+
+
+def _to_row(order: Order, key: TaskKey, counted: int, best_s: float | None, ended: str) -> dict[str, Any]:
+    of_type = next(each for each in order.types if each.board_type == key.board_type)
+    workload = next(each for each in of_type.workloads if each.hash == key.workload)
+    return {
+        "workload": workload.hash,
+        "name": workload.name,
+        "kind": workload.kind,
+        "board_type": key.board_type,
+        "point": key.point,
+        "weight": workload.weight,
+        "flop": workload.flop,
+        "counted": counted,
+        "best_s": best_s,
+        "ended": ended,
+    }
+
+
+def find_latencies(order: Order, tasks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """For each model on each type at each point the sum of its workloads' best; None while one has no good trial."""
+    best = {(task["board_type"], task["point"], task["workload"]): task["best_s"] for task in tasks}
+    rows = []
+    for each in order.types:
+        for point in each.points:
+            for model in order.models:
+                mine = [workload for workload in each.workloads if model.name in workload.models]
+                parts = [
+                    (dict(zip(w.models, w.calls, strict=True))[model.name], best.get((each.board_type, point, w.hash)))
+                    for w in mine
+                ]
+                known = [calls * best_s for calls, best_s in parts if best_s is not None]
+                if mine:
+                    rows.append(
+                        {
+                            "name": model.name,
+                            "board_type": each.board_type,
+                            "point": point,
+                            "latency_s": sum(known) if len(known) == len(mine) else None,
+                        }
+                    )
+    return rows
+
+
+def sum_latencies(active: Active, tasks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """For each type at each point the weighted sum over all workloads (s); left out while one has no good trial."""
+    sums: dict[str, float] = {}
+    missing = set()
+    for task in tasks:
+        key = f"{task['board_type']}@{task['point']}"
+        if task["best_s"] is None:
+            missing.add(key)
+        else:
+            sums[key] = sums.get(key, 0.0) + task["weight"] * task["best_s"]
+    return {key: value for key, value in sums.items() if key not in missing}
+
+
+def _find_wall_clock_s(campaign: Campaign | None, active: Active, now_s: float) -> float:
+    """Time from start, pauses left out, as the budget counts it."""
+    if campaign is None:
+        return active.used_s
+    if campaign.pause_began_s and campaign.status == "paused":
+        now_s = campaign.pause_began_s
+    return max(active.used_s, now_s - campaign.began_s - campaign.pauses_s)
+
+
+def _find_eta_s(
+    campaign: Campaign | None, counted: int, used_s: float, tasks: int, top: int, boards: int
+) -> float | None:
+    """When the trials are made at the pace so far, or the wall clock is over, and winners are measured after that; None
+    while that cannot be said.
+    """
+    if campaign is None:
+        return None
+    budget = campaign.budget
+    times = [] if budget.wall_clock_s is None else [max(0.0, budget.wall_clock_s - used_s)]
+    if budget.trials is not None and counted:
+        times.append((budget.trials - counted) * used_s / counted)
+    if budget.board_s is not None and campaign.board_s:
+        times.append((budget.board_s - campaign.board_s) * used_s / campaign.board_s)
+    if not times:
+        return None
+    search_s = max(0.0, min(times))
+    if not counted or not tasks:
+        return search_s
+    expected = counted * (1 + search_s / used_s) if used_s else counted
+    usual = plan_allowance(expected / tasks, top, LOOKS).usual
+    return search_s + tasks * usual * campaign.board_s / counted / max(1, boards)

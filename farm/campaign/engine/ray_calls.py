@@ -1,0 +1,242 @@
+"""Ray on this machine for the length of a block, and waiting for its answers.
+
+What its actors do is in `searches`, `board_actor` and `farm.search.build_pool`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import signal
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+
+from farm.errors import DeadlineError, FarmError, PermanentError, UnavailableError
+
+_PREFIX = "farm-ray-"
+# Ray's socket names add some 80 characters to its folder, and the kernel takes 107 in all.
+_LONGEST_FOLDER = 24
+_STRAGGLERS_TIMEOUT_S = 3.0
+_LOOK_S = 0.05
+
+
+class ActorLostError(PermanentError):
+    """The process that should have answered is gone: killed, out of memory, or never started."""
+
+
+@contextlib.contextmanager
+def ray_running(cores: int) -> Iterator[None]:
+    """A local Ray for the block; its processes and files end with it. Raises UnavailableError where it cannot start."""
+    prepare_environment()
+    with _folder() as folder:
+        try:
+            with own_signal_handlers(), _on_loopback(), _with_token():
+                # `local`: RAY_ADDRESS in the environment would take us to somebody else's cluster.
+                ray.init(
+                    address="local",
+                    num_cpus=cores,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    object_store_memory=256 << 20,
+                    _temp_dir=str(folder),
+                )
+            yield
+        except (ray.exceptions.RaySystemError, ConnectionError, TimeoutError) as error:
+            raise UnavailableError(f"Ray cannot work here: {_first_line(error)}", "Try `farm doctor`.") from error
+        finally:
+            ray.shutdown()
+            _forget_token()  # another Ray of this process, a cluster say, has one of its own
+            _end_stragglers(folder)
+
+
+def prepare_environment() -> None:
+    """Keep Ray quiet; to be called before it is started or joined."""
+    # Its usage report would go over the network; its dashboard and its workers' prints are nobody's business here.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    logging.getLogger("ray").setLevel(logging.ERROR)
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Have a Ray that is started in the block listen on loopback alone.
+
+    Where the machine has a network, Ray takes its address there for the node's and listens on all of them, so that
+    others may join, which nobody may here. This is the switch by which it does not on systems that it has no clusters
+    on (ray/_private/ray_constants.py); its children read it from the environment.
+    """
+    name = ray._private.ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    before, os.environ[name] = os.environ.get(name), "0"
+    known, ray._private.ray_constants.ENABLE_RAY_CLUSTER = ray._private.ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        ray._private.ray_constants.ENABLE_RAY_CLUSTER = known
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+@contextlib.contextmanager
+def _with_token() -> Iterator[None]:
+    """Have a Ray that is started in the block let in nobody but its own processes: other users reach loopback too.
+
+    The token is made for this Ray and nowhere kept; Ray's own would lie in the user's home, and RAY_AUTH_MODE=disabled
+    in the environment would do without. Its children read it from the environment.
+    """
+    wanted = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_AUTH_TOKEN_PATH": None}
+    before = {name: os.environ.get(name) for name in wanted}
+    _set_environment(wanted)
+    _forget_token()
+    try:
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _forget_token() -> None:
+    """Have this process read from its environment anew how Ray lets it in, which Ray reads once."""
+    ray._raylet.Config.initialize("")
+    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+@contextlib.contextmanager
+def own_signal_handlers() -> Iterator[None]:
+    """Keep ours, and have what ends a command heard after the block, in which Ray starts: some seconds later.
+
+    Ray puts handlers of its own in place, which would end the process past our cleaning up; and interrupted while it
+    starts it leaves threads and clients behind that fault when the process exits.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard: list[int] = []
+    utils = ray._private.utils
+    setter, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda handler: None
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(each, lambda number, frame: heard.append(number)) for each in signals]
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = setter
+        for each, handler in zip(signals, before, strict=True):
+            signal.signal(each, handler)
+        if heard:
+            signal.raise_signal(heard[0])
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder for Ray's sockets and logs, removed afterwards; so are those of farms that were killed."""
+    root = tempfile.gettempdir()
+    if len(root) > _LONGEST_FOLDER and os.access("/tmp", os.W_OK):  # noqa: S108 - chosen for being short
+        root = "/tmp"  # noqa: S108
+    for left in Path(root).glob(f"{_PREFIX}*-*"):
+        owner = left.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdecimal() and not _is_alive(int(owner)) and _is_ours(left):
+            _end_stragglers(left)  # on a busy machine they see late that they are alone, and write into it till then
+            _remove(left)
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
+    try:
+        yield folder
+    finally:
+        _remove(folder)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether this user made it. Whoever else may write here may not have us end processes, or follow links."""
+    with contextlib.suppress(OSError):
+        status = folder.lstat()
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return False
+
+
+def _is_alive(pid: int) -> bool:
+    # Nobody waits for the children of some containers: what is left of a killed one keeps its number.
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder in which processes that are just ending may still write."""
+    deadline = time.monotonic() + _STRAGGLERS_TIMEOUT_S
+    while folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists() or time.monotonic() > deadline:  # then the next command does it
+            return
+        time.sleep(_LOOK_S)
+
+
+def _end_stragglers(folder: Path) -> None:
+    """End what `ray.shutdown` leaves: it ends those that it started, not those that they were starting just then."""
+    deadline = time.monotonic() + _STRAGGLERS_TIMEOUT_S
+    while time.monotonic() < deadline:
+        left = [process for process in psutil.process_iter() if _is_of_session(process, str(folder))]
+        if not left:
+            return
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=1.0)
+
+
+def _is_of_session(process: psutil.Process, folder: str) -> bool:
+    """Whether a process was started by the Ray whose folder this is: all have its path among their arguments.
+
+    Workers overwrite their arguments with a title, but by then they have seen their raylet and end with it.
+    """
+    try:
+        return any(folder in argument for argument in process.cmdline()) and process.pid != os.getpid()
+    except (psutil.Error, OSError):
+        return False
+
+
+def kill(actor: Any) -> None:
+    """End an actor, however it is; never raises for one that is gone already."""
+    with contextlib.suppress(ray.exceptions.RayError, ValueError):
+        ray.kill(actor)
+
+
+def get(reference: Any, what: str, timeout_s: float) -> Any:
+    """A Ray result; the farm's own errors come out as they were raised over there.
+
+    Raises DeadlineError naming `what` after `timeout_s`, ActorLostError where the process that should answer died,
+    PermanentError for foreign errors.
+    """
+    try:
+        return ray.get(reference, timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError as error:
+        raise DeadlineError(f"{what} did not finish within {timeout_s:g} s") from error
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, FarmError):
+            raise error.cause from None
+        raise PermanentError(f"{what} failed: {type(error.cause).__name__}: {_first_line(error.cause)}") from error
+    except ray.exceptions.RayError as error:
+        raise ActorLostError(f"{what} failed: its process died: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,175 @@
+"""The Ray that a campaign's engine works with: one of its own, or the cluster that FARM_RAY_ADDRESS names.
+
+Which machines there are, and how to put an actor on one. Boards and searches stay on the engine's own (`here`), because
+boards' tunnels end there; what builds on the others is in `builds`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from farm.campaign.engine.ray_calls import own_signal_handlers, prepare_environment, ray_running
+from farm.campaign.engine.ray_watch import ray_watched
+from farm.errors import UnavailableError, UsageError
+from farm.settings import Settings
+
+# A port that nobody answers is known at once or never.
+_PORT_TIMEOUT_S = 5.0
+# Ray itself would try for two minutes; a cluster that works answers in three seconds.
+_CLUSTER_TIMEOUT_S = 45.0
+# What Ray's own log says where the token is not the cluster's.
+_TOKEN_WORDS = "InvalidAuthToken"  # noqa: S105 - no password
+_ADDRESS = re.compile(r"\[?(?P<host>[\w.:-]+?)\]?:(?P<port>\d{1,5})")
+
+
+@dataclasses.dataclass(frozen=True)
+class RayNode:
+    """A machine of the cluster. `cpus` is how many it offers, `is_here` whether the engine runs there too."""
+
+    id: str
+    name: str
+    cpus: int
+    is_here: bool
+
+
+@contextlib.contextmanager
+def farm_ray(settings: Settings, cores: int) -> Iterator[None]:
+    """Ray for the block: with `cores` cores of this machine, or the cluster of `settings.ray_address`.
+
+    Raises UsageError for what is no address, UnavailableError where Ray cannot start or the cluster cannot be used. A
+    cluster goes on after the block; only the actors that were started in it end.
+    """
+    if not settings.ray_address:
+        with ray_running(cores), ray_watched(_find_socket()):
+            yield
+        return
+    address = require_address(settings.ray_address)
+    prepare_environment()
+    _require_cluster(address)
+    try:
+        _join(address)
+        with ray_watched(_find_socket()):
+            yield
+    except ray.exceptions.RaySystemError as error:
+        raise _unusable(address, str(error)) from error
+    finally:
+        ray.shutdown()
+
+
+def _join(address: str) -> None:
+    """Become a client of the cluster. Raises UnavailableError."""
+    try:
+        with own_signal_handlers():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ray.exceptions.RaySystemError, ray.exceptions.AuthenticationError, OSError, RuntimeError) as error:
+        raise _unusable(address, str(error)) from error
+
+
+def require_address(text: str) -> str:
+    """`host:port` as Ray wants it. Raises UsageError."""
+    match = _ADDRESS.fullmatch(text.strip())
+    if match is None or not 0 < int(match["port"]) <= 65535:
+        raise UsageError(
+            f"FARM_RAY_ADDRESS={text!r} is not the address of a Ray cluster",
+            "It is HOST:PORT, as `ray start --head` prints it; ray:// addresses do not do, because this machine has "
+            "to be a node itself.",
+        )
+    return text.strip()
+
+
+def here() -> dict[str, Any]:
+    """Options that keep an actor on the engine's own machine."""
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(_own_id(), soft=False)}
+
+
+def on(node: RayNode) -> dict[str, Any]:
+    """Options that put an actor on a machine: it takes one of the CPUs that another machine offers, none of our own."""
+    strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)
+    return {"scheduling_strategy": strategy, "num_cpus": 0 if node.is_here else 1}
+
+
+def fetch_nodes() -> list[RayNode]:
+    """The machines that are up, the engine's own first."""
+    own = _own_id()
+    nodes = [
+        RayNode(
+            id=str(node["NodeID"]),
+            name=f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})",
+            cpus=int(node["Resources"].get("CPU", 0)),
+            is_here=node["NodeID"] == own,
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    return sorted(nodes, key=lambda node: not node.is_here)
+
+
+def _own_id() -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def _find_socket() -> str:
+    """Where this machine's node manager is reached: a path that it has among its arguments."""
+    return next(str(node["RayletSocketName"]) for node in ray.nodes() if node["NodeID"] == _own_id())
+
+
+def _require_cluster(address: str) -> None:
+    """Make sure that the cluster lets us in. Asked in a process of its own: nothing else can end Ray's wait."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PORT_TIMEOUT_S).close()
+    except OSError as error:
+        raise _unusable(address, f"nothing answers there: {error}") from error
+    # TVM and the rest of the farm stay out of it: a second at most.
+    script = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
+    command = [sys.executable, "-c", script, address]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        timer = threading.Timer(_CLUSTER_TIMEOUT_S, process.kill)
+        timer.start()
+        try:
+            lines: list[str] = []
+            for line in process.stderr or ():
+                lines.append(line.strip())
+                if _TOKEN_WORDS in line:  # it would go on trying for 20 s
+                    break
+            else:
+                if process.wait() == 0:
+                    return
+        finally:
+            timer.cancel()
+            process.kill()
+    said = "\n".join(line for line in lines if line)
+    raise _unusable(address, said or f"no answer within {_CLUSTER_TIMEOUT_S:g} s")
+
+
+def _unusable(address: str, said: str) -> UnavailableError:
+    """What Ray said, as an error with what to do about it."""
+    lines = said.splitlines() or [""]
+    what, hint = lines[-1], "docs/howto/build-on-many-machines.md says what its machines need."
+    if _TOKEN_WORDS in said or "AuthenticationError" in said:
+        what = "its token is another, or none is set here"
+        hint = "Give this machine the cluster's token: RAY_AUTH_TOKEN, or the file that RAY_AUTH_TOKEN_PATH names."
+    elif "ersion mismatch" in said:
+        what = " ".join(line.strip() for line in lines[-8:] if "Ray:" in line or "Python:" in line) or what
+        what = f"its versions are not ours: {what}"
+        hint = "All its machines need the same Python, Ray and tvm-farm as this one."
+    elif "nothing answers" in said:
+        hint = "Start its head with `ray start --head`, or unset FARM_RAY_ADDRESS to build on this machine alone."
+    elif "o node" in said or "raylet" in said.lower():
+        what = f"this machine is no node of it: {what}"
+        hint = f"Make it one: ray start --address={address}"
+    return UnavailableError(f"the Ray cluster at {address} cannot be used: {what[:300]}", hint)

@@ -1,0 +1,174 @@
+"""Which boards the engine has, whom they work for, and which ones its campaigns may use.
+
+Taking and keeping boards is `boards`' business, giving them work the scheduler's; one that measures winners again is
+lent out, and gone for the scheduler meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from device_agent.protocol import MeasureSpec, OperatingPoint
+from farm.campaign.engine import boards
+from farm.campaign.engine.active import Active
+from farm.campaign.engine.resume import to_labels, to_names
+from farm.campaign.order import Order
+from farm.campaign.scheduler import values as v
+from farm.campaign.scheduler.state import FleetState
+from farm.store import Store
+
+# How often the store is asked which boards there are.
+_LOOK_S = 1.0
+
+
+class Roster:
+    """The boards at hand. Not thread-safe."""
+
+    def __init__(
+        self, store: Store, crew: boards.BoardCrew, need: Callable[[Collection[str]], None] = lambda names: None
+    ) -> None:
+        """`need` is told which boards have to be brought within reach."""
+        self._store, self._crew, self._need = store, crew, need
+        # The boards that campaigns name, each campaign's together.
+        self._named: set[tuple[str, ...]] = set()
+        self._here: dict[str, boards.Arrived] = {}
+        self._lent: dict[str, str] = {}
+        self._look_at = 0.0
+
+    def want(self, actives: Iterable[Active], state: FleetState) -> list[v.Event]:
+        """Have the crew take the boards that campaigns under way may use, and give back all others.
+
+        Returns what the scheduler has to hear: boards that only some campaigns may use are told apart.
+        """
+        now = time.monotonic()
+        if now < self._look_at:
+            return []
+        self._look_at = now + _LOOK_S
+        wanted: dict[str, set[str]] = {}
+        under_way = []
+        for active in actives:
+            campaign = state.campaigns.get(active.name)
+            if campaign is not None and campaign.status is v.Status.PAUSED:
+                continue
+            under_way.append(active.order)
+        host = self._crew.want_host(any(each.is_host for order in under_way for each in order.types))
+        rows = self._store.fetch_boards()
+        for order in under_way:
+            for each in order.types:
+                wanted.setdefault(each.board_type, set()).update(
+                    row["name"]
+                    for row in rows
+                    if row["board_type"] == each.board_type
+                    and bool(row["simulated"]) == each.simulated
+                    and order.may_use(row["name"], row["labels"])
+                    and (row["name"] == host or not each.is_host)
+                )
+        self._crew.want(wanted)
+        self._need({name for names in wanted.values() for name in names} - {host})
+        return self._regroup({order.boards for order in under_way if order.boards})
+
+    def arrive(self, report: boards.Arrived) -> list[v.Event]:
+        """A board is here."""
+        self._here[report.board] = report
+        labels = to_labels(report.labels).union(*(to_names(names) for names in self._find_named(report.board)))
+        return [v.BoardArrived(report.board, report.board_type, labels=labels, is_host=report.is_host)]
+
+    def _find_named(self, board: str) -> set[tuple[str, ...]]:
+        return {names for names in self._named if board in names}
+
+    def _regroup(self, named: set[tuple[str, ...]]) -> list[v.Event]:
+        """Let boards come anew for the scheduler that other campaigns name now."""
+        before = {name: self._find_named(name) for name in self._here}
+        self._named = named
+        moved = [name for name in before if name not in self._lent and self._find_named(name) != before[name]]
+        return [event for name in moved for event in self.arrive(self._here[name])]
+
+    def leave(self, report: boards.Left) -> list[v.Event]:
+        """A board is gone."""
+        self._here.pop(report.board, None)
+        if report.doubted_after is not None:
+            count = self._store.add_doubt(report.board, report.doubted_after, report.reason)
+            self._store.add_event("board_lied", report.board, f"{count} trials are doubted: {report.reason}")
+        if self._lent.pop(report.board, None) is not None:
+            return []
+        return [v.BoardLeft(report.board, report.lost)]
+
+    def lend(self, order: Order, board_type: str, count: int, state: FleetState) -> list[str]:
+        """Up to `count` boards of a type for measuring a campaign's winners again, those without work first."""
+        fits = [
+            name
+            for name, about in self._here.items()
+            if about.board_type == board_type and name not in self._lent and order.may_use(name, about.labels)
+        ]
+
+        def is_working(name: str) -> bool:
+            board = state.boards.find(name)
+            return board is not None and board.running is not None
+
+        chosen = sorted(fits, key=lambda name: (is_working(name), name))[:count]
+        for name in chosen:
+            self._lent[name] = order.name
+        return chosen
+
+    def take_back(self, name: str) -> list[v.Event]:
+        """A board that was lent has nothing more to do there."""
+        if self._lent.pop(name, None) is None or name not in self._here:
+            return []
+        return self.arrive(self._here[name])
+
+    def find_borrowers(self, active: Active) -> list[str]:
+        """The other campaigns that have boards of a campaign's types for their winners."""
+        kinds = {each.board_type for each in active.order.types}
+        return sorted(
+            {
+                campaign
+                for name, campaign in self._lent.items()
+                if campaign != active.name and self._here[name].board_type in kinds
+            }
+        )
+
+    def find(self, name: str) -> boards.Arrived | None:
+        """What a board said of itself when it came."""
+        return self._here.get(name)
+
+    def is_of(self, name: str, board_type: str) -> bool:
+        """Whether a board is here and of a type."""
+        return name in self._here and self._here[name].board_type == board_type
+
+    def count(self, order: Order, board_type: str) -> int:
+        """How many boards of a type that a campaign may use are here, lent ones included."""
+        return sum(
+            about.board_type == board_type and order.may_use(name, about.labels) for name, about in self._here.items()
+        )
+
+    def offer_anchor(self, board_type: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> None:
+        """The first good candidate of a type's heaviest workload is what its boards are compared by from then on.
+
+        One that takes long enough is what noise says least of.
+        """
+        alone = any(about.is_host for about in self._here.values() if about.board_type == board_type)
+        if not alone and not self._crew.has_anchor(board_type):
+            self._crew.set_anchor(board_type, point, spec, library)
+
+    def list_boards(self, active: Active, state: FleetState) -> list[dict[str, Any]]:
+        """The boards that a campaign may use, and what they are doing."""
+        kinds = {each.board_type for each in active.order.types}
+        rows = []
+        for name, about in sorted(self._here.items()):
+            if about.board_type not in kinds or not active.order.may_use(name, about.labels):
+                continue
+            board = state.boards.find(name)
+            doing = "verifying" if name in self._lent else "idle"
+            if board is not None and board.running is not None:
+                doing = "measuring"
+            rows.append(
+                {
+                    "name": name,
+                    "board_type": about.board_type,
+                    "doing": doing,
+                    "point": "" if board is None else board.point,
+                }
+            )
+        return rows

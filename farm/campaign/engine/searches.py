@@ -1,0 +1,312 @@
+"""The searches of all campaigns under way: one Ray actor each, asked, taught, and started again when it dies or hangs.
+
+What a search does is in `farm.search.campaign_search`; how often it may fail is the scheduler's business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import ray
+
+from farm.campaign.engine import ray_calls
+from farm.campaign.engine.ray_calls import ActorLostError
+from farm.campaign.engine.ray_nodes import here
+from farm.campaign.scheduler.values import TaskKey
+from farm.errors import DeadlineError, FarmError
+
+# What earlier trials say of a candidate: hash, trace, latency (s) or None where it failed by its own fault.
+Known = tuple[str, str, float | None]
+
+# Opening a campaign replays what is known of hundreds of candidates before the first answer comes.
+ASK_TIMEOUT_S = 600.0
+# For an answer that Ray has announced to arrive here.
+_FETCH_TIMEOUT_S = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class Answer(NamedTuple):
+    """What a search said to a request: candidates and whether it will never have more; None: it died or hung."""
+
+    request: int
+    candidates: list[Any] | None
+    exhausted: bool
+
+
+class Replayed(NamedTuple):
+    """A trace's scheduled function in TVM's JSON; "" where there is none, with the reason. `lost`: the search died."""
+
+    token: str
+    module_json: str
+    reason: str
+    lost: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchPlan:
+    """How a campaign searches. Of a task that is asked for, `recall` says what is known by now, `under_way` what is
+    being built or measured (hash and trace), `foreign` what is known elsewhere.
+    """
+
+    campaign: str
+    settings: Mapping[str, Any]
+    tasks: Mapping[TaskKey, Any]
+    recall: Callable[[TaskKey], list[Known]]
+    under_way: Callable[[TaskKey], list[tuple[str, str]]]
+    foreign: Callable[[TaskKey], list[Any]]
+
+
+class SearchActor:
+    """A campaign's search in a Ray worker; see `farm.search.campaign_search.CampaignSearch`."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        from farm.search import tvm_env
+
+        tvm_env.load()
+        from farm.search.campaign_search import CampaignSearch
+
+        self._search = CampaignSearch(**settings)
+
+    def open(
+        self, key: str, task: Any, known: list[Known], under_way: list[tuple[str, str]], foreign: list[Any]
+    ) -> tuple[str, list[str]]:
+        """Make a task searchable from what is known; says in words what came of its warm start, and what else is."""
+        self._search.open(key, task)
+        warm = str(self._search.warm_start(key, foreign)) if foreign else ""
+        if known:
+            self._search.recall(key, known)
+        if under_way:
+            self._search.hold(key, under_way)
+        return warm, self._search.remarks(key)
+
+    def propose(self, key: str, count: int) -> tuple[list[Any], bool]:
+        """See `CampaignSearch.propose`."""
+        candidates, exhausted = self._search.propose(key, count)
+        return list(candidates), exhausted
+
+    def observe(self, key: str, results: list[tuple[str, float | None]]) -> None:
+        """See `CampaignSearch.observe`."""
+        self._search.observe(key, results)
+
+    def forget(self, key: str, candidate: str) -> None:
+        """See `CampaignSearch.forget`."""
+        self._search.forget(key, candidate)
+
+    def replay(self, key: str, trace_json: str) -> str:
+        """See `CampaignSearch.replay`."""
+        return str(self._search.replay(key, trace_json))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """A request for candidates, and when its answer is late (monotonic seconds)."""
+
+    request: int
+    task: TaskKey
+    count: int
+    deadline_s: float
+
+
+class Searches:
+    """The searches by campaign. Not thread-safe; never waits."""
+
+    def __init__(self, note: Callable[[str, str, str], None]) -> None:
+        """`note` is told what happened: kind, campaign, message."""
+        self._note = note
+        self._spare: tuple[dict[str, Any], Any] | None = None
+        self._plans: dict[str, SearchPlan] = {}
+        self._actors: dict[str, Any] = {}
+        # What each actor has been told of. Preparing a task takes a second or two: only those asked for are prepared.
+        self._opened: dict[str, set[TaskKey]] = {}
+        # In the order of asking, which is that of answering: what an actor dies of is the first of its requests.
+        self._asked: dict[Any, _Asked] = {}
+        # What was asked of an actor that died of another request.
+        self._again: list[_Asked] = []
+        self._replays: dict[Any, tuple[str, str, float]] = {}
+        self._loose: dict[Any, tuple[str, TaskKey | None]] = {}
+        self._died: list[Answer | Replayed] = []
+
+    @property
+    def pending(self) -> list[Any]:
+        """Ray references to wait for."""
+        return [*self._asked, *self._replays]
+
+    def open(self, plan: SearchPlan) -> None:
+        """Begin a campaign's search; it loads TVM and prepares itself in the background."""
+        self._plans[plan.campaign] = plan
+        self._start(plan)
+
+    def prepare(self, settings: Mapping[str, Any]) -> None:
+        """Have the search of a campaign with these settings load TVM before that is opened."""
+        if self._spare is None:
+            self._spare = (dict(settings), _start_actor(settings))
+
+    def close(self, campaign: str) -> None:
+        """End a campaign's search. Requests to it are answered as failed."""
+        self._plans.pop(campaign, None)
+        self._fail(campaign)
+
+    def ask(self, request: int, task: TaskKey, count: int) -> None:
+        """Ask for candidates; the answer comes from `poll`."""
+        reference = self._open(task).propose.remote(to_key(task), count)
+        self._asked[reference] = _Asked(request, task, count, time.monotonic() + ASK_TIMEOUT_S)
+
+    def replay(self, token: str, task: TaskKey, trace_json: str) -> None:
+        """Ask for the scheduled function that a trace leads to."""
+        reference = self._open(task).replay.remote(to_key(task), trace_json)
+        self._replays[reference] = (token, task.campaign, time.monotonic() + ASK_TIMEOUT_S)
+
+    def observe(self, task: TaskKey, results: Sequence[tuple[str, float | None]]) -> None:
+        """Teach a search; nobody waits for it."""
+        if task in self._opened.get(task.campaign, ()):
+            reference = self._actors[task.campaign].observe.remote(to_key(task), list(results))
+            self._loose[reference] = (task.campaign, None)
+
+    def forget(self, task: TaskKey, candidate: str) -> None:
+        """Let a search drop a candidate that it proposed."""
+        if task in self._opened.get(task.campaign, ()):
+            reference = self._actors[task.campaign].forget.remote(to_key(task), candidate)
+            self._loose[reference] = (task.campaign, None)
+
+    def poll(self) -> list[Answer | Replayed]:
+        """What was answered since. One that died or is late fails what it was doing, and starts anew with the rest.
+
+        What is given here has to be taken in before the next call: a new search is told then what is under way.
+        """
+        answers, self._died = self._died, []
+        again, self._again = self._again, []
+        for asked in again:
+            self.ask(asked.request, asked.task, asked.count)
+        self._look_at_loose()
+        waiting = self.pending
+        ready = set(ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]) if waiting else set()
+        now = time.monotonic()
+        for reference, asked in list(self._asked.items()):
+            if reference not in self._asked or (reference not in ready and now < asked.deadline_s):
+                continue
+            self._asked.pop(reference)
+            try:
+                if reference not in ready:
+                    raise DeadlineError(f"searching did not finish within {ASK_TIMEOUT_S:g} s")
+                candidates, exhausted = ray_calls.get(reference, "searching", _FETCH_TIMEOUT_S)
+                answers.append(Answer(asked.request, candidates, exhausted))
+            except (ActorLostError, DeadlineError) as error:
+                answers.append(Answer(asked.request, None, False))
+                self._restart(asked.task.campaign, error.message)
+            except FarmError as error:
+                self._note("search_failed", asked.task.campaign, error.message)
+                answers.append(Answer(asked.request, None, False))
+        for reference, (token, campaign, deadline) in list(self._replays.items()):
+            if reference not in self._replays or (reference not in ready and now < deadline):
+                continue
+            self._replays.pop(reference)
+            try:
+                if reference not in ready:
+                    raise DeadlineError(f"replaying a trace did not finish within {ASK_TIMEOUT_S:g} s")
+                module_json = ray_calls.get(reference, "replaying a trace", _FETCH_TIMEOUT_S)
+                answers.append(Replayed(token, module_json, ""))
+            except (ActorLostError, DeadlineError) as error:
+                answers.append(Replayed(token, "", error.message, lost=True))
+                self._restart(campaign, error.message)
+            except FarmError as error:
+                answers.append(Replayed(token, "", error.message))
+        died, self._died = self._died, []
+        return [*answers, *died]
+
+    def close_all(self) -> None:
+        """End all searches."""
+        for campaign in list(self._actors):
+            self.close(campaign)
+        if self._spare is not None:
+            ray_calls.kill(self._spare[1])
+            self._spare = None
+
+    def _open(self, task: TaskKey) -> Any:
+        """The actor of a task's campaign, once it has been told of the task."""
+        plan = self._plans[task.campaign]
+        if task.campaign not in self._actors:
+            self._start(plan)
+        actor = self._actors[task.campaign]
+        if task not in self._opened[task.campaign]:
+            self._opened[task.campaign].add(task)
+            reference = actor.open.remote(
+                to_key(task), plan.tasks[task], plan.recall(task), plan.under_way(task), plan.foreign(task)
+            )
+            self._loose[reference] = (task.campaign, task)
+        return actor
+
+    def _start(self, plan: SearchPlan) -> None:
+        if self._spare is not None and self._spare[0] == plan.settings:
+            actor, self._spare = self._spare[1], None
+        else:
+            actor = _start_actor(plan.settings)
+        self._actors[plan.campaign] = actor
+        self._opened[plan.campaign] = set()
+
+    def _restart(self, campaign: str, reason: str) -> None:
+        self._note("restarted", campaign, f"its search had died or hung: {reason}")
+        self._fail(campaign)
+        if campaign in self._plans:
+            self._start(self._plans[campaign])
+
+    def _fail(self, campaign: str) -> None:
+        """End an actor. What it was asked is asked again of the next one, or fails where there will be none."""
+        actor = self._actors.pop(campaign, None)
+        self._opened.pop(campaign, None)
+        if actor is not None:
+            ray_calls.kill(actor)
+        asked = [each for each in (*self._again, *self._asked.values()) if each.task.campaign == campaign]
+        self._asked = {reference: each for reference, each in self._asked.items() if each not in asked}
+        self._again = [each for each in self._again if each not in asked]
+        if campaign in self._plans:
+            self._again += asked
+        else:
+            self._died += [Answer(each.request, None, False) for each in asked]
+        for reference, (token, owner, _) in list(self._replays.items()):
+            if owner == campaign:
+                self._replays.pop(reference)
+                self._died.append(Replayed(token, "", "the search had to be started again", lost=True))
+        self._loose = {ref: about for ref, about in self._loose.items() if about[0] != campaign}
+
+    def _look_at_loose(self) -> None:
+        """Note what went wrong in calls that nobody waits for, and what warm starts came to."""
+        if not self._loose:
+            return
+        done, _ = ray.wait(list(self._loose), num_returns=len(self._loose), timeout=0)
+        for reference in done:
+            if reference not in self._loose:  # an actor that was just replaced
+                continue
+            campaign, task = self._loose.pop(reference)
+            try:
+                said = ray_calls.get(reference, "teaching the search", _FETCH_TIMEOUT_S)
+                if task is not None:
+                    self._tell(campaign, f"{task.workload} on {task.board_type} at {task.point}", *said)
+            except ActorLostError as error:
+                # What it was asked fails too, and tells whose fault it is.
+                if not any(each.task.campaign == campaign for each in self._asked.values()):
+                    self._restart(campaign, error.message)
+            except DeadlineError:
+                continue
+            except FarmError as error:
+                self._note("search_failed", campaign, error.message)
+
+    def _tell(self, campaign: str, name: str, warm: str, remarks: Sequence[str]) -> None:
+        """Pass on what a search had to say when it was told of a task."""
+        if warm:
+            self._note("warm_start", campaign, f"{name}: {warm}")
+        for remark in remarks:
+            self._note("search_remark", campaign, f"{name}: {remark}")
+
+
+def _start_actor(settings: Mapping[str, Any]) -> Any:
+    return ray.remote(num_cpus=0, max_restarts=0, **here())(SearchActor).remote(settings)
+
+
+def to_key(task: TaskKey) -> str:
+    """How a search calls a task."""
+    return f"{task.board_type}|{task.point}|{task.workload}"

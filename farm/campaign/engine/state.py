@@ -1,0 +1,106 @@
+"""Which process is the engine of campaigns, and whether it takes orders: a lock and a small file under FARM_HOME.
+
+The lock is the truth, because the kernel lets go of it whatever happens to its holder. The file says that the engine
+will look into the store once more before it ends, so that nothing is ordered of an engine that is just going.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from farm.processes.machine import process_identity
+from farm.reach.services_state import hold_lock, is_locked, write_whole
+
+LOG_FILE = "engine.log"
+# The exit code of an engine that finds another one; no error of ours has it.
+ANOTHER_RUNS = 75
+_LOCK, _FILE, _WORDS = "engine.lock", "engine.json", "engine.words"
+_WORDS_BYTES = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineInfo:
+    """The engine's process, as `farm.processes.machine.process_identity` tells it."""
+
+    identity: Mapping[str, Any]
+
+    @property
+    def pid(self) -> int:
+        """Its number on this machine."""
+        return int(self.identity["pid"])
+
+
+def find_engine(home: Path) -> EngineInfo | None:
+    """The engine of this FARM_HOME, or None where none runs, or it is not ready yet, or it is about to end."""
+    if not is_held(home):
+        return None
+    try:
+        document = json.loads((home / _FILE).read_text())
+        return EngineInfo({"host": str(document["host"]), "pid": int(document["pid"]), "created": document["created"]})
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def is_held(home: Path) -> bool:
+    """Whether some process is the engine of this FARM_HOME, ready or not."""
+    return is_locked(home / _LOCK)
+
+
+@contextlib.contextmanager
+def engine_lock(home: Path) -> Iterator[None]:
+    """Be the engine of this FARM_HOME for the block, or keep one from starting.
+
+    Raises UnavailableError where another process is.
+    """
+    refusal = "the engine of this farm's campaigns runs already"
+    with hold_lock(home / _LOCK, refusal, "`farm campaign list` shows what it does."):
+        withdraw(home)  # of one that was killed
+        _reserve_words(home)
+        try:
+            yield
+        finally:
+            withdraw(home)
+
+
+def publish(home: Path) -> None:
+    """Say that this process is the engine and takes orders; in one step, so that nobody reads half of it."""
+    write_whole(home / _FILE, json.dumps(process_identity()))
+
+
+def withdraw(home: Path) -> None:
+    """Take no more orders. What was ordered before is in the store by now, and has to be looked for there."""
+    (home / _FILE).unlink(missing_ok=True)
+
+
+def leave_last_words(home: Path, reason: str) -> None:
+    """Say why this engine ends, in space that was taken when it began: for when the disk is too full for the store."""
+    text = json.dumps({"engine": process_identity(), "reason": reason[: _WORDS_BYTES // 8]})
+    with contextlib.suppress(OSError):
+        number = os.open(home / _WORDS, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.pwrite(number, text.encode().ljust(_WORDS_BYTES), 0)
+        finally:
+            os.close(number)
+
+
+def read_last_words(home: Path, engine: Mapping[str, Any]) -> str:
+    """Why the engine that was this process ended; "" where it could not say: it was killed."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        words = json.loads((home / _WORDS).read_bytes())
+        if words["engine"] == dict(engine):
+            return str(words["reason"])
+    return ""
+
+
+def _reserve_words(home: Path) -> None:
+    """Take the space, with nothing said in it. A disk that is full by now will be met by whoever needs it."""
+    with contextlib.suppress(OSError), (home / _WORDS).open("wb") as file:
+        file.write(b" " * _WORDS_BYTES)
+        file.flush()
+        os.fsync(file.fileno())  # some file systems find room when data goes to the disk, not when it is written

@@ -1,0 +1,258 @@
+"""Between the engine and the winners of its campaigns: lends them boards, passes on what they ask and what is answered.
+
+How winners are found is in `winners`; which boards can be lent is the roster's business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+from farm.campaign.engine import boards, builds
+from farm.campaign.engine.active import Active
+from farm.campaign.engine.roster import Roster
+from farm.campaign.engine.searches import Replayed, Searches
+from farm.campaign.order import Order
+from farm.campaign.scheduler import values as v
+from farm.campaign.scheduler.state import FleetState
+from farm.campaign.verify.requests import (
+    BuildWanted,
+    MeasureWanted,
+    ReplayWanted,
+    Request,
+    RunWanted,
+    WinnerKey,
+)
+from farm.campaign.verify.winners import Verification
+from farm.settings import Settings
+from farm.store import Store
+
+# Measurements of winners are numbered down from here: the scheduler's own are numbered up from 1.
+_FIRST_NUMBER = -1
+# Winners are told apart on two boards.
+_LEAST_LENT = 2
+# How long winners wait until it is clear that no board has lied about them.
+_SETTLE_S = 90.0
+
+
+@dataclasses.dataclass(eq=False)
+class _Open:
+    active: Active
+    verification: Verification
+    boards: set[str] = dataclasses.field(default_factory=set)
+    settle_by_s: float | None = None
+
+    @property
+    def has_host(self) -> bool:
+        """Whether its boards are the machine that searches and builds, which then rests."""
+        return self.verification.rests
+
+
+class Verifying:
+    """The verifications under way. Not thread-safe; never waits."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        crew: boards.BoardCrew,
+        compilers: builds.BuildFarm,
+        searches: Searches,
+        note: Callable[[str, str, str], None],
+    ) -> None:
+        self._settings, self._store = settings, store
+        self._crew, self._compilers, self._searches, self._note = crew, compilers, searches, note
+        self._open: dict[str, _Open] = {}
+        self._ended: dict[str, dict[str, Any]] = {}
+        self._measuring: dict[int, tuple[str, str]] = {}
+        self._next_number = _FIRST_NUMBER
+        self._events: list[v.Event] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether winners are being looked for."""
+        return bool(self._open or self._ended or self._events)
+
+    def begin(self, active: Active) -> None:
+        """Find the winners of a campaign whose search is over, with a share of what that had."""
+        counted = sum(int(task["counted"]) for task in active.tasks)
+        trials = max(active.order.budget.trials or 0, counted) / max(1, len(active.tasks))
+        rests = self._settings.isolation == "exclusive" and any(of.is_host for of in active.order.types)
+        verification = Verification(active.id, active.order, self._store, self._settings, trials=trials, rests=rests)
+        verification.add()
+        self._open[active.name] = _Open(active, verification)
+        self._reserve()
+
+    def stop(self, name: str) -> None:
+        """Give up a campaign's winners; records that were written stay."""
+        if name in self._open:
+            self._give_boards_back(self._open.pop(name))
+            self._reserve()
+
+    def poll(self) -> list[v.Event]:
+        """What the scheduler has to hear: boards that were lent, what they did, and those that are back."""
+        events, self._events = self._events, []
+        return events
+
+    def step(self, state: FleetState, roster: Roster) -> None:
+        """Lend boards, ask for what is wanted, end what is done."""
+        self._roster = roster
+        for name, each in list(self._open.items()):
+            if not self._is_settled(each):
+                continue
+            verification = each.verification
+            if each.has_host and (state.requests or state.building):
+                continue  # what is under way ends first; nothing new begins
+            self._lend(each, state)
+            for request in verification.step(time.monotonic()):
+                self._ask(each, request)
+            for board in verification.spare():
+                self._return_surplus(each, board)
+            if verification.done:
+                self._open.pop(name)
+                self._ended[name] = verification.verdict.to_document()
+                self._give_boards_back(each)
+                self._reserve()
+
+    def take_ended(self) -> set[str]:
+        """The campaigns whose winners are found. `to_verdict` says what came of them until they are asked for again."""
+        return set(self._ended)
+
+    def is_open(self, name: str) -> bool:
+        """Whether a campaign's winners are being looked for."""
+        return name in self._open
+
+    def to_verdict(self, active: Active) -> dict[str, Any] | None:
+        """What came of a campaign's winners so far."""
+        if active.name in self._ended:
+            return self._ended.pop(active.name)
+        each = self._open.get(active.name)
+        return None if each is None else each.verification.verdict.to_document()
+
+    def to_winners(self, active: Active) -> dict[str, Any] | None:
+        """How many measurements of a campaign's winners were made and are left, and how long the rest takes (s)."""
+        each = self._open.get(active.name)
+        if each is None:
+            return None
+        verification = each.verification
+        usual, most = verification.left
+        mean_s = verification.measured_s / verification.measured if verification.measured else None
+        eta_s = None if mean_s is None else usual * mean_s / max(1, len(each.boards))
+        return {"measured": verification.measured, "at_most": verification.measured + most, "eta_s": eta_s}
+
+    # Answers; those that say whether it was theirs
+
+    def on_built(self, built: builds.Built) -> bool:
+        """A build ended."""
+        if not isinstance(built.job, tuple):
+            return False
+        name, token = built.job
+        if name in self._open:
+            self._open[name].verification.on_built(token, built.result)
+        return True
+
+    def on_replayed(self, answer: Replayed) -> None:
+        """A trace was replayed, or could not be."""
+        name, _, token = answer.token.partition("\n")
+        if name in self._open:
+            verification = self._open[name].verification
+            if answer.lost:
+                verification.on_failed(token, answer.reason)
+            else:
+                verification.on_replayed(token, answer.module_json or None, answer.reason)
+
+    def on_ran(self, report: boards.Ran) -> None:
+        """A run ended."""
+        name, _, token = report.token.partition("\n")
+        if name in self._open:
+            self._open[name].verification.on_ran(token, report.outcome, report.outputs)
+
+    def on_measured(self, report: boards.Measured) -> bool:
+        """A measurement ended."""
+        if report.assignment >= 0:
+            return False
+        name, token = self._measuring.pop(report.assignment, ("", ""))
+        if name in self._open:
+            self._open[name].verification.on_measured(token, report.outcome, report.board_s)
+            self._events.append(v.WinnerMeasured(name, report.board_s))
+        return True
+
+    def take(self, report: boards.Left) -> None:
+        """A board is gone."""
+        for each in self._open.values():
+            if report.board in each.boards:
+                each.boards.discard(report.board)
+                each.verification.take(report.board)
+
+    def _reserve(self) -> None:
+        """Have search and build rest while winners are measured on the machine that they run on."""
+        self._events.append(v.HostReserved(any(each.has_host for each in self._open.values())))
+
+    def _is_settled(self, each: _Open) -> bool:
+        """Whether boards have shown once more that they can be believed, before winners are chosen by their word."""
+        types = {of.board_type for of in each.active.order.types}
+        if each.settle_by_s is None:
+            each.settle_by_s = time.monotonic() + _SETTLE_S
+            self._crew.ask_anchors(types)
+        return time.monotonic() > each.settle_by_s or not self._crew.is_settling(types)
+
+    def _return_surplus(self, each: _Open, board: str) -> None:
+        about = self._roster.find(board)
+        if about is None:
+            return
+        have = sum(self._roster.is_of(name, about.board_type) for name in each.boards)
+        if have > each.verification.wants().get(about.board_type, 0):
+            self._return(each, board)
+
+    def _lend(self, each: _Open, state: FleetState) -> None:
+        order = each.active.order
+        each.verification.expect({of.board_type: self._roster.count(order, of.board_type) for of in order.types})
+        for board_type, count in each.verification.wants().items():
+            have = sum(self._roster.is_of(name, board_type) for name in each.boards)
+            most = self._find_most(order, board_type, state)
+            for name in self._roster.lend(order, board_type, max(0, min(count, most) - have), state):
+                each.boards.add(name)
+                self._events.append(v.BoardLeft(name))
+                about = self._roster.find(name)
+                each.verification.give(name, board_type, bool(about and about.description.get("simulated")))
+
+    def _find_most(self, order: Order, board_type: str, state: FleetState) -> int:
+        """How many boards of a type may be lent: all, or half of them while searches have work for them too."""
+        here = self._roster.count(order, board_type)
+        searched = any(
+            lane.board_type == board_type and state.campaigns[lane.campaign].status is v.Status.RUNNING
+            for lane in state.lanes.values()
+        )
+        return max(_LEAST_LENT, here // 2) if searched else here
+
+    def _ask(self, each: _Open, request: Request) -> None:
+        name = each.active.name
+        match request:
+            case ReplayWanted():
+                self._searches.replay(f"{name}\n{request.token}", _to_task(name, request.key), request.trace_json)
+            case BuildWanted():
+                self._compilers.submit((name, request.token), request.module_json, request.target, request.standalone)
+            case RunWanted():
+                self._crew.run(
+                    f"{name}\n{request.token}", request.board, request.point, request.spec, request.program,
+                    dict(request.inputs),
+                )  # fmt: skip
+            case MeasureWanted():
+                number, self._next_number = self._next_number, self._next_number - 1
+                self._measuring[number] = (name, request.token)
+                self._crew.measure(number, request.board, request.point, request.spec, request.library)
+
+    def _return(self, each: _Open, board: str) -> None:
+        each.boards.discard(board)
+        each.verification.take(board)
+        self._events += self._roster.take_back(board)
+
+    def _give_boards_back(self, each: _Open) -> None:
+        for board in list(each.boards):
+            self._return(each, board)
+
+
+def _to_task(campaign: str, key: WinnerKey) -> v.TaskKey:
+    return v.TaskKey(campaign, key.workload, key.board_type, key.point)

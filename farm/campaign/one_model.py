@@ -1,0 +1,176 @@
+"""A campaign of one model on one type of board: what `farm tune` and quickstart order.
+
+Which boards, which target and which workloads is settled here; who carries it out is `tune`'s business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from device_agent.protocol import OperatingPoint
+from farm.boards.choice import TargetPlan, plan_pool, plan_target, require_hope
+from farm.campaign import plan_boards
+from farm.campaign.engine.host import share_cores
+from farm.campaign.order import ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
+from farm.campaign.plan import merge_workloads
+from farm.campaign.plan_models import ModelVariant
+from farm.campaign.plan_survey import Form
+from farm.campaign.scheduler.values import Budget
+from farm.campaign.spec import XGB, MeasureSpec
+from farm.campaign.submit import to_measure, to_row
+from farm.errors import UsageError
+from farm.inventory.board_types import BoardType
+from farm.search.workloads import Workload
+from farm.settings import Settings
+from farm.store import Store
+from farm.values import DEFAULT_POINT
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a user asked for: `command` in so many words, `since` when that was (monotonic seconds).
+
+    `board` is the only one to be used, None: any of the type. `ops` are operator kinds, none: all. With `fresh` nothing
+    is taken from earlier trials. A board of the fleet is waited for `wait_s`. With `only_unknown` workloads that have a
+    record are left out; `simulated` says which records are meant, and boards of the other kind are refused.
+    """
+
+    command: str
+    model: ModelVariant
+    board_type: BoardType
+    trials: int
+    board: str | None = None
+    ops: tuple[str, ...] = ()
+    fresh: bool = False
+    wait_s: float = 60.0
+    only_unknown: bool = False
+    simulated: bool | None = None
+    since: float = dataclasses.field(default_factory=time.monotonic)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a model is tuned: the boards that may be used (none: this machine), and the target of all of them."""
+
+    boards: tuple[str, ...]
+    simulated: bool
+    target: TargetPlan
+
+    @property
+    def is_host(self) -> bool:
+        """Whether it is this machine."""
+        return not self.boards
+
+
+def choose_place(request: Request, store: Store, settings: Settings) -> Place:
+    """Settle where a model is tuned. Raises UsageError, UnavailableError and BoardUnsafeError where it cannot be."""
+    place = _choose_place(request, store, settings)
+    if request.simulated not in (None, place.simulated):
+        which = "virtual" if place.simulated else "real"
+        raise UsageError(
+            f"the boards of type {request.board_type.name} are {which} ones, whose records would not be used",
+            "Leave --simulated out." if request.simulated else "Add --simulated to compile for them.",
+        )
+    return place
+
+
+def _choose_place(request: Request, store: Store, settings: Settings) -> Place:
+    kind, rows = request.board_type, store.fetch_boards()
+    if kind.host_is_board and request.board is None:
+        board_cores, _ = share_cores(settings.isolation)
+        return Place((), False, plan_target(kind, {}, len(board_cores)))
+    if kind.target is None:
+        raise UsageError(
+            f"boards of type {kind.name!r} are whatever machine asks: there is no target to compile for",
+            "Leave --board out to tune for this machine; a board elsewhere needs a type with a target of its own.",
+        )
+    pool = plan_pool(rows, kind.name, request.board)
+    require_hope(rows, pool, kind.name)
+    mine = [row for row in rows if row["name"] in pool]
+    about = next((row for row in mine if row["description"]), mine[0])
+    target = plan_target(kind, plan_boards.describe(about, kind), len(os.sched_getaffinity(0)))
+    return Place(pool, all(row["simulated"] for row in mine), target)
+
+
+def to_form(request: Request, place: Place) -> Form:
+    """What decides a model's workloads there."""
+    return Form.of(place.target.config, place.target.cores, request.board_type.pipeline)
+
+
+def choose_workloads(workloads: Sequence[Workload], ops: Sequence[str]) -> tuple[Workload, ...]:
+    """The workloads of these operator kinds (none: all). Raises UsageError for one that the model lacks."""
+    kinds = {workload.kind for workload in workloads}
+    if unknown := sorted(set(ops) - kinds):
+        raise UsageError(
+            f"the model has no operator {', '.join(map(repr, unknown))}", f"It has: {', '.join(sorted(kinds))}."
+        )
+    return tuple(workload for workload in workloads if not ops or workload.kind in ops)
+
+
+def to_search(request: Request, settings: Settings) -> SearchOrder:
+    """How candidates are found."""
+    return SearchOrder(XGB, None, None, not request.fresh, settings.seed)
+
+
+def drop_known(request: Request, workloads: Sequence[Workload], store: Store) -> tuple[Workload, ...]:
+    """The workloads that have no record of their own board type."""
+    records = store.fetch_records(
+        board_type=request.board_type.name, operating_point=DEFAULT_POINT, simulated=bool(request.simulated)
+    )
+    known = {record.workload for record in records}
+    return tuple(each for each in workloads if each.hash not in known)
+
+
+def submit(
+    request: Request,
+    place: Place,
+    survey: Any,
+    workloads: Sequence[Workload],
+    store: Store,
+    settings: Settings,
+    by: str,
+) -> str:
+    """Put a campaign of these workloads into the store; returns its name."""
+    model, kind = request.model, request.board_type
+    planned = merge_workloads([(model, dataclasses.replace(survey, workloads=tuple(workloads)))], ())
+    order = Order(
+        name=_find_name(store, f"{request.command}-{model.name}"),
+        owner=by,
+        models=(ModelOrder(model.name, model.source.origin, model.source.sha256, model.batch, model.shapes),),
+        types=(
+            TypeOrder(
+                board_type=kind.name,
+                simulated=place.simulated,
+                target=dict(workloads[0].target),
+                threads=1 if place.simulated else place.target.threads,
+                pipeline=kind.pipeline,
+                points={DEFAULT_POINT: OperatingPoint()},
+                workloads=tuple(
+                    WorkloadOrder(each.hash, each.name, each.kind, each.flop, each.weight, each.models, each.calls)
+                    for each in planned
+                ),
+                is_host=place.is_host,
+            ),
+        ),
+        budget=Budget(trials=request.trials),
+        search=to_search(request, settings),
+        measure=dataclasses.replace(to_measure(MeasureSpec(verify_top=1), settings), repeat_alone=False),
+        boards=() if request.board is None else (request.board,),
+    )
+    found = {each.hash: each for each in workloads}
+    rows = [to_row(found[each.hash], each.weight, kind.name) for each in planned]
+    store.submit_campaign(order.to_document(), request.command, rows)
+    return order.name
+
+
+def _find_name(store: Store, text: str) -> str:
+    """A name that no campaign has, from a command and a model and the time."""
+    stem = re.sub(r"[^A-Za-z0-9_-]", "-", text)[:40].strip("-")
+    base = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    known = {each.name for each in store.fetch_fleet_campaigns()}
+    return next(name for name in (base, *(f"{base}-{n}" for n in range(2, 1000))) if name not in known)

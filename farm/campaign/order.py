@@ -1,0 +1,140 @@
+"""A campaign as it was ordered: everything that the engine needs of it, as it lies in the store.
+
+It is made from a plan once (`submit`) and never changes, but for the budget, which is kept beside it. Nothing here
+starts anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from device_agent.protocol import OperatingPoint
+from farm.boards.choice import has_labels
+from farm.campaign.scheduler.values import Budget
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkloadOrder:
+    """A tunable function. `weight`: calls in one inference of each of `models`, taken together; `calls`: of each."""
+
+    hash: str
+    name: str
+    kind: str
+    flop: float
+    weight: float
+    models: tuple[str, ...]
+    calls: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class TypeOrder:
+    """What is done on boards of one type: `target` is TVM's, in dict form; `threads` run a candidate there.
+
+    `points` are operating points by their text in trials and records. `is_host`: boards of this type are the machine
+    that searches and builds.
+    """
+
+    board_type: str
+    simulated: bool
+    target: Mapping[str, Any]
+    threads: int
+    pipeline: str
+    points: Mapping[str, OperatingPoint]
+    workloads: tuple[WorkloadOrder, ...]
+    is_host: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchOrder:
+    """How candidates are found; see `farm.campaign.spec.SearchSpec`."""
+
+    tuner: str
+    loss: str | None
+    early_stopping: int | None
+    warm_start: bool
+    seed: int
+    early_stopping_all: int | None = None
+    exact: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasureOrder:
+    """How a candidate is timed; times in seconds. So many (`verify_top`) of a workload's best are measured again.
+
+    Without `repeat_alone` one that has no rival is checked only: its trial is believed.
+    """
+
+    number: int
+    repeat: int
+    min_repeat_s: float
+    timeout_s: float
+    memory_bytes: int
+    verify_top: int
+    repeat_alone: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelOrder:
+    """A model that was planned: what `plan.to_document` says of it, and shapes as the file gives them."""
+
+    name: str
+    origin: str
+    sha256: str
+    batch: int | None
+    shapes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """A whole campaign. `labels` are those that its boards must have, `priority` is against its owner's others.
+
+    `boards` are the only ones to be used, by name; empty: all that fit.
+    """
+
+    name: str
+    owner: str
+    models: tuple[ModelOrder, ...]
+    types: tuple[TypeOrder, ...]
+    budget: Budget
+    search: SearchOrder
+    measure: MeasureOrder
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    priority: int = 0
+    boards: tuple[str, ...] = ()
+
+    def may_use(self, board: str, labels: Mapping[str, str]) -> bool:
+        """Whether a board of one of its types may be used, by its name and labels."""
+        return has_labels(labels, self.labels) and (not self.boards or board in self.boards)
+
+    def to_document(self) -> dict[str, Any]:
+        """Plain data, for the store."""
+        document = dataclasses.asdict(self)
+        for each, of_type in zip(document["types"], self.types, strict=True):
+            each["points"] = {key: point.to_dict() for key, point in of_type.points.items()}
+        return document
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Order:
+        """The inverse of `to_document`, whether or not it went through JSON."""
+        values = dict(document)
+        values["models"] = tuple(
+            ModelOrder(**{**each, "shapes": tuple(each.get("shapes", ()))}) for each in values["models"]
+        )
+        values["types"] = tuple(_read_type(each) for each in values["types"])
+        values["budget"] = Budget(**values["budget"])
+        values["search"] = SearchOrder(**values["search"])
+        values["measure"] = MeasureOrder(**values["measure"])
+        values["boards"] = tuple(values.get("boards", ()))
+        return cls(**values)
+
+
+def _read_type(document: Mapping[str, Any]) -> TypeOrder:
+    values = dict(document)
+    values["points"] = {key: OperatingPoint.from_dict(each) for key, each in values["points"].items()}
+    values["workloads"] = tuple(
+        WorkloadOrder(**{**each, "models": tuple(each["models"]), "calls": tuple(each.get("calls", ()))})
+        for each in values["workloads"]
+    )
+    return TypeOrder(**values)

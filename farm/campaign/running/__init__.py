@@ -1,5 +1,0 @@
-"""Carrying out campaigns over a fleet: the engine around `fleet_scheduler`, its boards, builds, searches and winners.
-
-What is done next is decided in `farm.campaign.fleet_scheduler`; here decisions are carried out, and what came of them
-is written to the store before anything else rests on it.
-"""

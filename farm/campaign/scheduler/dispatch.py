@@ -1,0 +1,202 @@
+"""Which built candidate goes to which board: fair shares, clocks left as they are, one prefetched, stragglers doubled.
+
+Works on a draft. Making candidates is `fleet_supply`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
+
+from farm.campaign.scheduler.draft import Draft
+from farm.campaign.scheduler.state import Board, Job, Lane, Pool, PoolKey
+from farm.campaign.scheduler.values import Phase, Status
+
+Key = TypeVar("Key", int, str)
+
+
+class _Option(NamedTuple):
+    """A lane that has work for a board. `stays`: the board's clocks need not change for it."""
+
+    owner: str
+    campaign: str
+    lane: int
+    stays: bool
+
+
+class _Pick(NamedTuple):
+    job: int
+    stays: bool
+    used: tuple[float, float, float]
+
+
+def dispatch(draft: Draft) -> None:
+    """Give work to idle boards, then one more to each board that measures; a board without either helps another out.
+
+    A host that searches and builds gets none (`fleet_phases`).
+    """
+    pools = [key for key, pool in draft.pools.items() if not pool.is_host or draft.phase is Phase.MEASURING]
+    for kind in ("idle", "room"):
+        # Boards whose clocks may stay choose first: otherwise, where boards outnumber jobs, one would change its clocks
+        # for a job that another one could have taken as it was.
+        for stays in (True, False):
+            for key in pools:
+                if getattr(draft.pools[key], kind) and _has_work(draft, draft.pools[key]):
+                    for point in list(getattr(draft.pools[key], kind)):
+                        _fill(draft, key, kind, point, stays)
+    for key in pools:
+        if draft.pools[key].idle:
+            _take_waiting(draft, key)
+        if draft.pools[key].idle:
+            _double_stragglers(draft, key)
+
+
+def _has_work(draft: Draft, pool: Pool) -> bool:
+    return any(draft.lanes[number].ready or draft.lanes[number].again for number in pool.lanes)
+
+
+def _fill(draft: Draft, key: PoolKey, kind: str, point: str, stays: bool) -> None:
+    """Give work to the boards of a group for as long as there is some for one of them."""
+    while names := getattr(draft.pools[key], kind).get(point, ()):
+        # A job avoids fewer boards than `max_losses`, so what none of so many may have, none of the group may.
+        for name in names[: draft.settings.max_losses]:
+            pick = _find_pick(draft, key, name, point)
+            if pick is not None and (pick.stays or not stays):
+                draft.assign(pick.job, name, pick.used)
+                break
+        else:
+            return
+
+
+def _find_pick(draft: Draft, key: PoolKey, name: str, point: str) -> _Pick | None:
+    """The job that a board is to have next: by the shares of owners, then campaigns, then lanes."""
+    pool = draft.pools[key]
+    options = []
+    for number in pool.lanes:
+        lane = draft.lanes[number]
+        if lane.ready or lane.again:
+            campaign = draft.campaigns[lane.campaign]
+            if (
+                campaign.status is Status.RUNNING
+                and campaign.may_measure(draft.settings.measure_limit_s)
+                and _find_job(draft, lane, name) is not None
+            ):
+                options.append(_Option(campaign.spec.owner, lane.campaign, number, lane.point == point))
+    if not options:
+        return None
+    owner, owner_used = _least(draft, pool, [(o.owner, o.stays) for o in options], pool.owner_used)
+    options = [o for o in options if o.owner == owner]
+    campaign_name, campaign_used = _least(draft, pool, [(o.campaign, o.stays) for o in options], pool.campaign_used)
+    options = [o for o in options if o.campaign == campaign_name]
+    number, lane_used = _least(draft, pool, [(o.lane, o.stays) for o in options], pool.lane_used)
+    lane = draft.lanes[number]
+    job = _find_job(draft, lane, name)
+    return None if job is None else _Pick(job, lane.point == point, (owner_used, campaign_used, lane_used))
+
+
+def _least(draft: Draft, pool: Pool, options: list[tuple[Key, bool]], used: Mapping[Key, float]) -> tuple[Key, float]:
+    """Whose turn it is, and what they count as having used of the pool (s, by weight).
+
+    Who needs other clocks stands back until behind by what changing them costs on every board: a band within which
+    boards keep their clocks, and outside of which shares win. Who is behind by more than the credit, having had
+    nothing to measure, counts as behind by the credit.
+    """
+    credit = draft.settings.credit_s * pool.boards
+    floor = max(used.get(key, 0.0) for key, _ in options) - credit
+    band = min(draft.settings.switch_s * pool.boards, credit / 2)
+    costs = [(max(used.get(key, 0.0), floor), stays, key) for key, stays in options]
+    effective, _, key = min(costs, key=lambda cost: (cost[0] + (0.0 if cost[1] else band), cost[2]))
+    return key, effective
+
+
+def _find_job(draft: Draft, lane: Lane, name: str) -> int | None:
+    """The first job of a lane that a board may have: those tried before come first, as somebody waits for them."""
+    for number in lane.again:
+        if _may_have(draft, lane, draft.jobs[number], name):
+            return number
+    return lane.ready[0] if lane.ready else None
+
+
+def _may_have(draft: Draft, lane: Lane, job: Job, name: str) -> bool:
+    """Whether a job may go to a board: not where it failed, unless it failed on every board that there is."""
+    if name not in job.avoid:
+        return True
+    here = sum(pool.boards for pool in draft.pools.values() if lane.number in pool.lanes)
+    return here <= sum(board in draft.boards and _serves(draft, draft.boards[board], lane) for board in job.avoid)
+
+
+def _serves(draft: Draft, board: Board, lane: Lane) -> bool:
+    return lane.number in draft.pools[board.pool].lanes
+
+
+def _take_waiting(draft: Draft, key: PoolKey) -> None:
+    """Boards without work take what waits at boards that are busy. Looks at all boards, where anything waits."""
+    for number in draft.pools[key].lanes:
+        if (
+            draft.campaigns[draft.lanes[number].campaign].status is not Status.RUNNING
+            or not draft.lanes[number].waiting
+        ):
+            continue
+        for board in draft.boards.values():
+            names = _idle(draft, key)
+            if not names or not draft.lanes[number].waiting:
+                break
+            if board.waiting is None:
+                continue
+            job = draft.jobs[draft.assignments[board.waiting].job]
+            lane = draft.lane_of(job)
+            if lane.number != number:
+                continue
+            name = next((n for n in names if _may_have(draft, lane, job, n)), None)
+            if name is not None:
+                draft.requeue(draft.revoke(board.waiting, "a board without work takes it").job)
+                draft.assign(job.number, name, _used(draft, draft.pools[key], lane))
+
+
+def _double_stragglers(draft: Draft, key: PoolKey) -> None:
+    """Boards without work measure once more what takes far longer than usual elsewhere. The first result counts.
+
+    Looks at all boards, so it says when to look again: what begins later cannot be late before that.
+    """
+    if draft.now_s < draft.pools[key].straggler_check_s:
+        return
+    settings = draft.settings
+    soonest_s = draft.now_s + settings.straggler_min_s
+    late = []
+    for board in draft.boards.values():
+        if board.running is None:
+            continue
+        assignment = draft.assignments[board.running]
+        job = draft.jobs[assignment.job]
+        lane = draft.lane_of(job)
+        if len(job.assignments) > 1 or assignment.started_s is None or lane.number not in draft.pools[key].lanes:
+            continue
+        usual_s = max(settings.straggler_min_s, settings.straggler_factor * (lane.measure_s or 0.0))
+        late_s = assignment.started_s + usual_s
+        if late_s <= draft.now_s:
+            late.append((assignment.started_s, job.number))
+        else:
+            soonest_s = min(soonest_s, late_s)
+    draft.set_pool(key, straggler_check_s=soonest_s)
+    for _, number in sorted(late):
+        job = draft.jobs[number]
+        lane = draft.lane_of(job)
+        campaign = draft.campaigns[lane.campaign]
+        has_it = draft.assignments[job.assignments[0]].board
+        name = next((n for n in _idle(draft, key) if n != has_it and n not in job.avoid), None)
+        if name is None or campaign.status is not Status.RUNNING or not campaign.may_measure(settings.measure_limit_s):
+            continue
+        draft.assign(number, name, _used(draft, draft.pools[key], lane))
+
+
+def _idle(draft: Draft, key: PoolKey) -> list[str]:
+    return [name for names in draft.pools[key].idle.values() for name in names]
+
+
+def _used(draft: Draft, pool: Pool, lane: Lane) -> tuple[float, float, float]:
+    owner = draft.campaigns[lane.campaign].spec.owner
+    return (
+        pool.owner_used.get(owner, 0.0),
+        pool.campaign_used.get(lane.campaign, 0.0),
+        pool.lane_used.get(lane.number, 0.0),
+    )

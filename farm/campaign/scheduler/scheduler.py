@@ -1,0 +1,181 @@
+"""Decide what a whole fleet does next, for all campaigns on it. Pure: state and time in, new state and decisions out.
+
+The engine that carries its decisions out is `farm.campaign.engine.engine`. `scheduler` decides for one model on one
+board; `fleet_simulation` plays a fleet; nothing here starts or waits for anything.
+
+How it is used: `observe` what happened, `decide`, carry the decisions out, and again, at the latest after `wake_s`.
+Whoever does so keeps no state of their own. States are never changed; they share what did not change (`fleet_tables`),
+so that one more trial costs the same on a thousand boards as on one, and an old state can be kept, compared, replayed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from farm.campaign.scheduler import events as fleet_events
+from farm.campaign.scheduler import phases
+from farm.campaign.scheduler.dispatch import dispatch
+from farm.campaign.scheduler.draft import Draft
+from farm.campaign.scheduler.state import Campaign, FleetState, Lane, Pool
+from farm.campaign.scheduler.supply import build_ahead, search_ahead
+from farm.campaign.scheduler.values import OVER, Decision, Event, Status
+
+_GOING = (Status.RUNNING, Status.WAITING)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decided:
+    """The state in which the decisions count as being carried out. Without any event `decide` need not be called again
+    before `wake_s`; None: never.
+    """
+
+    state: FleetState
+    decisions: tuple[Decision, ...]
+    wake_s: float | None
+
+
+def observe(state: FleetState, events: Iterable[Event], now_s: float) -> FleetState:
+    """The state after events, in their order. Decides nothing new; what events entail by themselves comes out of the
+    next `decide`. Late events, such as a result whose measurement was revoked, change nothing.
+
+    Raises UsageError where somebody asks for what cannot be; `state` is then still good.
+    """
+    draft = Draft(state, now_s)
+    for event in events:
+        fleet_events.observe(event, draft)
+    return draft.freeze(tuple(draft.decisions))
+
+
+def decide(state: FleetState, now_s: float) -> Decided:
+    """What to do at `now_s` (s, on any clock that does not go back)."""
+    return _decide(Draft(state, now_s))
+
+
+def step(state: FleetState, events: Iterable[Event], now_s: float) -> Decided:
+    """`decide` after `observe`, in one go, which is cheaper."""
+    draft = Draft(state, now_s)
+    for event in events:
+        fleet_events.observe(event, draft)
+    return _decide(draft)
+
+
+def _decide(draft: Draft) -> Decided:
+    for name in list(draft.campaigns):
+        reason = _find_end(draft, draft.campaigns[name])
+        if reason:
+            draft.end_campaign(name, Status.FINISHED, reason)
+    if draft.stale:
+        _share_out(draft)
+    phases.end_measuring(draft)
+    dispatch(draft)
+    search_ahead(draft)
+    build_ahead(draft)
+    if phases.begin_measuring(draft):
+        dispatch(draft)
+    decisions, wake_s = tuple(draft.decisions), _find_wake_s(draft)
+    return Decided(draft.freeze(), decisions, wake_s)
+
+
+def _find_end(draft: Draft, campaign: Campaign) -> str:
+    """Why a campaign has to end now; "" where it goes on."""
+    budget, patience = campaign.budget, campaign.spec.early_stopping_all
+    if campaign.status not in _GOING:
+        return ""
+    if budget.trials is not None and campaign.counted >= budget.trials:
+        return f"its {budget.trials} trials are made"
+    if campaign.ends_s is not None and draft.now_s >= campaign.ends_s:
+        return f"its {budget.wall_clock_s:g} s are over"
+    if patience is not None and campaign.since_best >= patience:
+        return f"no better candidate in {campaign.since_best} trials"
+    if not campaign.on_board and not campaign.may_measure(draft.settings.measure_limit_s):
+        return f"its {budget.board_s:g} s of board time are used, or too little is left for one more measurement"
+    if not campaign.open and not any(_may_be_asked(draft, campaign, draft.lanes[n]) for n in campaign.lanes):
+        return "all its workloads have ended"
+    return ""
+
+
+def _may_be_asked(draft: Draft, campaign: Campaign, lane: Lane) -> bool:
+    most = campaign.budget.per_workload
+    tasks = (draft.tasks[number] for number in lane.tasks)
+    return any(not task.ended and (most is None or task.counted < most) for task in tasks)
+
+
+def _share_out(draft: Draft) -> None:
+    """Work out anew which lanes each pool serves, how many boards are each lane's share, and who has to wait."""
+    draft.stale = False
+    boards: dict[int, float] = {}
+    alive = {number for number, lane in draft.lanes.items() if _is_alive(draft, lane)}
+    for key, pool in draft.pools.items():
+        mine = tuple(
+            number
+            for number, lane in draft.lanes.items()
+            if lane.board_type == key.board_type and draft.campaigns[lane.campaign].spec.labels <= set(key.labels)
+        )
+        lanes = [draft.lanes[number] for number in mine if number in alive]
+        campaigns = {lane.campaign: draft.campaigns[lane.campaign] for lane in lanes}
+        owners = {campaign.spec.owner for campaign in campaigns.values()}
+        for lane in lanes:
+            campaign = campaigns[lane.campaign]
+            weights = sum(c.weight for c in campaigns.values() if c.spec.owner == campaign.spec.owner)
+            lanes_of_it = sum(other.campaign == lane.campaign for other in lanes)
+            share = pool.boards * campaign.weight / (len(owners) * weights * lanes_of_it)
+            boards[lane.number] = boards.get(lane.number, 0.0) + share
+        draft.set_pool(key, lanes=mine, **_open_accounts(pool, lanes, campaigns))
+    for number, lane in draft.lanes.items():
+        if lane.boards != boards.get(number, 0.0):
+            draft.set_lane(number, boards=boards.get(number, 0.0))
+    for campaign in list(draft.campaigns.values()):
+        if campaign.status in _GOING:
+            _wait_or_go_on(draft, campaign, any(boards.get(number) for number in campaign.lanes))
+
+
+def _open_accounts(pool: Pool, lanes: list[Lane], campaigns: Mapping[str, Campaign]) -> dict[str, object]:
+    """The pool's accounts with one for everybody who has none: whoever comes has used as much as who used least.
+
+    A campaign's lanes come all at once, from nothing, and need no such account.
+    """
+    owner_used, campaign_used = dict(pool.owner_used), dict(pool.campaign_used)
+    for lane in lanes:
+        campaign = campaigns[lane.campaign]
+        owner = campaign.spec.owner
+        if owner not in owner_used:
+            others = {c.spec.owner for c in campaigns.values()} & owner_used.keys()
+            owner_used[owner] = min((owner_used[name] for name in others), default=0.0)
+        if lane.campaign not in campaign_used:
+            others = {name for name, c in campaigns.items() if c.spec.owner == owner} & campaign_used.keys()
+            campaign_used[lane.campaign] = min((campaign_used[name] for name in others), default=0.0)
+    return {"owner_used": owner_used, "campaign_used": campaign_used}
+
+
+def _is_alive(draft: Draft, lane: Lane) -> bool:
+    """Whether a lane may still have work for boards."""
+    campaign = draft.campaigns[lane.campaign]
+    return campaign.status in _GOING and (
+        any(draft.tasks[number].open for number in lane.tasks) or _may_be_asked(draft, campaign, lane)
+    )
+
+
+def _wait_or_go_on(draft: Draft, campaign: Campaign, has_boards: bool) -> None:
+    if has_boards == (campaign.status is Status.RUNNING):
+        return
+    spec = campaign.spec
+    with_labels = f" with {', '.join(sorted(spec.labels))}" if spec.labels else ""
+    kinds = " or ".join(dict.fromkeys(part.board_type for part in spec.all_parts))
+    reason = "" if has_boards else f"no board of type {kinds}{with_labels} is here"
+    draft.set_status(spec.name, Status.RUNNING if has_boards else Status.WAITING, reason)
+    # Who waits has no boards, so nobody's share has changed by it.
+    draft.stale = False
+
+
+def _find_wake_s(draft: Draft) -> float | None:
+    """When something becomes due that no event will tell of: a wall clock, a straggler for an idle board to double."""
+    times = [
+        c.ends_s for c in draft.campaigns.values() if c.status not in (*OVER, Status.PAUSED) and c.ends_s is not None
+    ]
+    times += [
+        pool.straggler_check_s
+        for pool in draft.pools.values()
+        if pool.idle and any(draft.campaigns[draft.lanes[number].campaign].on_board for number in pool.lanes)
+    ]
+    return min(times, default=None)

@@ -1,0 +1,219 @@
+"""What the fleet scheduler remembers between two calls. Nothing here is ever changed; changes make new values.
+
+All of it is bounded by the fleet and by what lies ahead of it, never by how many trials there were.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
+
+from farm.campaign.scheduler.priority import WorkloadState
+from farm.campaign.scheduler.tables import Table
+from farm.campaign.scheduler.values import Budget, CampaignSpec, Decision, Phase, Settings, Status, TaskKey
+from farm.values import DEFAULT_POINT
+
+Record = TypeVar("Record")
+
+
+def change(record: Record, **changes: object) -> Record:
+    """A copy of a dataclass with other values. `dataclasses.replace` does the same in five times the time, and a trial
+    needs some twenty copies; it would also run `__post_init__`, which none of the records here has.
+    """
+    copy: Record = object.__new__(type(record))
+    copy.__dict__.update(record.__dict__)
+    copy.__dict__.update(changes)
+    return copy
+
+
+class PoolKey(NamedTuple):
+    """Boards that nothing tells apart but their clocks."""
+
+    board_type: str
+    labels: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """The boards of one key, and how much of their time everybody had.
+
+    `idle` are boards without work, `room` boards that measure and have nothing waiting, both by operating point, the
+    one that has waited longest first. `used` is board time divided by weight: of owners, of campaigns, of lanes.
+    Accounts are kept per pool, so that nobody pays on scarce boards for what they had of others. `is_host`: its board
+    is the machine that searches and builds.
+    """
+
+    boards: int = 0
+    lanes: tuple[int, ...] = ()
+    idle: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    room: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    owner_used: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    campaign_used: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    lane_used: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    straggler_check_s: float = 0.0
+    is_host: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Board:
+    """A board that is here. `point` is where its clocks are, or will be once it has begun what it runs."""
+
+    name: str
+    pool: PoolKey
+    point: str = DEFAULT_POINT
+    running: int | None = None
+    waiting: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Lane:
+    """The tasks of a campaign for one board type at one operating point, and their jobs on the way to boards.
+
+    `again` are built jobs that were tried before, `ready` those that were not. `searching` are candidates asked for.
+    `boards` is how many boards are its fair share. Times are running means; None before the first.
+    """
+
+    number: int
+    campaign: str
+    board_type: str
+    point: str
+    tasks: tuple[int, ...]
+    to_build: tuple[int, ...] = ()
+    ready: tuple[int, ...] = ()
+    again: tuple[int, ...] = ()
+    building: int = 0
+    searching: int = 0
+    waiting: int = 0
+    boards: float = 0.0
+    dry: bool = False
+    search_s: float | None = None
+    build_s: float | None = None
+    measure_s: float | None = None
+
+    @property
+    def ahead(self) -> int:
+        """How many candidates lie ahead of the boards."""
+        return self.searching + len(self.to_build) + self.building + len(self.ready) + len(self.again)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A workload on one board type at one operating point.
+
+    `open` are trials asked for and not concluded. `ended` is why it is searched no further; `closed` says that its jobs
+    are not wanted either. `state.exhausted` says that nothing may be asked of it now: it ended, or its search works.
+    """
+
+    number: int
+    key: TaskKey
+    lane: int
+    state: WorkloadState
+    counted: int = 0
+    open: int = 0
+    since_best: int = 0
+    ended: str = ""
+    closed: bool = False
+    search_losses: int = 0
+    best_s: float | None = None
+    in_round: int = 0
+    banned: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class Campaign:
+    """A campaign and what it used. `on_board` are its measurements at boards; `faulty` the boards that failed since the
+    last trial that counted.
+    """
+
+    spec: CampaignSpec
+    budget: Budget
+    status: Status
+    began_s: float
+    reason: str = ""
+    lanes: tuple[int, ...] = ()
+    counted: int = 0
+    open: int = 0
+    on_board: int = 0
+    board_s: float = 0.0
+    since_best: int = 0
+    pause_began_s: float = 0.0
+    pauses_s: float = 0.0
+    faults_in_a_row: int = 0
+    faulty: frozenset[str] = frozenset()
+
+    @property
+    def weight(self) -> float:
+        """Its part of its owner's share, against the owner's other campaigns."""
+        return float(2.0**self.spec.priority)
+
+    @property
+    def ends_s(self) -> float | None:
+        """When its wall clock is over; None without a limit."""
+        limit = self.budget.wall_clock_s
+        return None if limit is None else self.began_s + self.pauses_s + limit
+
+    def may_measure(self, limit_s: float) -> bool:
+        """Whether one more measurement of at most `limit_s` fits into its board time."""
+        return self.budget.board_s is None or self.board_s + (self.on_board + 1) * limit_s <= self.budget.board_s
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """Candidates asked of a search. `count` shrinks where the budget does."""
+
+    number: int
+    task: int
+    count: int
+    asked_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A candidate from proposal to conclusion. `avoid` are the boards that failed under it; `stage` is where it is."""
+
+    number: int
+    task: int
+    candidate: str
+    stage: str
+    since_s: float
+    attempts: int = 0
+    losses: int = 0
+    avoid: tuple[str, ...] = ()
+    assignments: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+    """A job at a board. `started_s` None: it waits there. `charged_s` is what everybody's share was charged for it."""
+
+    number: int
+    job: int
+    board: str
+    charged_s: float
+    started_s: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class FleetState:
+    """Everything that a decision rests on. Begin with `FleetState(Settings(...))`.
+
+    `phase` is what a host that is a board itself does (`fleet_phases`), `reserved` whether winners are measured on it.
+    """
+
+    settings: Settings
+    boards: Table[str, Board] = dataclasses.field(default_factory=Table)
+    pools: Mapping[PoolKey, Pool] = dataclasses.field(default_factory=dict)
+    campaigns: Mapping[str, Campaign] = dataclasses.field(default_factory=dict)
+    lanes: Mapping[int, Lane] = dataclasses.field(default_factory=dict)
+    tasks: Table[int, Task] = dataclasses.field(default_factory=Table)
+    requests: Table[int, Request] = dataclasses.field(default_factory=Table)
+    jobs: Table[int, Job] = dataclasses.field(default_factory=Table)
+    assignments: Table[int, Assignment] = dataclasses.field(default_factory=Table)
+    owner_board_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    building: int = 0
+    next_number: int = 1
+    stale: bool = False
+    phase: Phase = Phase.FIRST
+    reserved: bool = False
+    pending: tuple[Decision, ...] = ()

@@ -1,0 +1,105 @@
+"""How much to search and build ahead, and of which workloads: bounded queues whose length follows what boards consume.
+
+Works on a draft. Who gets what was built is `fleet_dispatch`'s business.
+"""
+
+from __future__ import annotations
+
+import math
+
+from farm.campaign.scheduler.draft import Draft
+from farm.campaign.scheduler.edit import BUILDING
+from farm.campaign.scheduler.phases import may_prepare, plan_queue
+from farm.campaign.scheduler.priority import SchedulerSettings, decide_next
+from farm.campaign.scheduler.state import Lane, Request, change
+from farm.campaign.scheduler.values import Build, Search, Status
+
+# While nothing is known of how long search and build take: one candidate at each board, one waiting for it.
+_FIRST_DEPTH = 2.0
+
+
+def plan_ahead(draft: Draft, lane: Lane) -> int:
+    """Below how many candidates ahead of its boards a lane's searches are asked for more.
+
+    As many as its share of the boards measures while one is searched for and built, and one per board; waiting for a
+    compiler is left out of that time, or a host that is too slow would be given longer queues instead of nothing.
+    """
+    if not lane.boards:
+        return 0
+    settings = draft.settings
+    if (queue := plan_queue(draft, lane)) is not None:
+        return queue
+    depth = _FIRST_DEPTH
+    if lane.measure_s and lane.search_s is not None:
+        depth = max(depth, 1.0 + (lane.search_s + (lane.build_s or 0.0)) / lane.measure_s)
+    most = max(settings.batch, math.ceil(lane.boards * settings.max_ahead))
+    return min(most, math.ceil(lane.boards * depth))
+
+
+def search_ahead(draft: Draft) -> None:
+    """Ask searches for candidates wherever too few lie ahead."""
+    if not may_prepare(draft):
+        return
+    for number in list(draft.lanes):
+        lane = draft.lanes[number]
+        if lane.dry or draft.campaigns[lane.campaign].status is not Status.RUNNING:
+            continue
+        wanted = plan_ahead(draft, lane)
+        while draft.lanes[number].ahead < wanted and _ask(draft, draft.lanes[number], wanted):
+            pass
+
+
+def _ask(draft: Draft, lane: Lane, wanted: int) -> bool:
+    """Ask for candidates of the workload of a lane that promises most; False where there is none to ask."""
+    settings, campaign = draft.settings, draft.campaigns[lane.campaign]
+    if not campaign.may_measure(settings.measure_limit_s):
+        return False
+    remaining = 10**9 if campaign.budget.trials is None else campaign.budget.trials - campaign.counted - campaign.open
+    per_workload = campaign.budget.per_workload or 10**9
+    tasks = [draft.tasks[number] for number in lane.tasks]
+    states = [
+        change(task.state, exhausted=True) if task.counted + task.open >= per_workload else task.state for task in tasks
+    ]
+    batch = min(settings.max_batch, max(settings.batch, wanted // 8))
+    decided = decide_next(states, remaining, SchedulerSettings(settings.warmup, batch))
+    if decided is None:
+        draft.set_lane(lane.number, dry=True)
+        return False
+    task = tasks[decided[0]]
+    count = min(decided[1], per_workload - task.counted - task.open)
+    number = draft.new_number()
+    draft.requests[number] = Request(number, task.number, count, draft.now_s)
+    state = change(task.state, asked=task.state.asked + count, exhausted=True)
+    draft.tasks[task.number] = change(task, open=task.open + count, state=state)
+    draft.campaigns[lane.campaign] = change(campaign, open=campaign.open + count)
+    draft.set_lane(lane.number, searching=lane.searching + count)
+    draft.decisions.append(Search(number, task.key, count))
+    return True
+
+
+def build_ahead(draft: Draft) -> None:
+    """Give idle compilers work, first for the lane that has least built for its share of the boards.
+
+    Of lanes that are equal in that, as where compilers are too few for the boards, the owner goes first who had least.
+    """
+    while may_prepare(draft) and draft.building < draft.settings.builders:
+        lanes = [
+            lane
+            for lane in draft.lanes.values()
+            if lane.to_build and lane.boards and draft.campaigns[lane.campaign].status is Status.RUNNING
+        ]
+        if not lanes:
+            return
+        lane = min(lanes, key=lambda lane: _standing(draft, lane))
+        job = draft.jobs[lane.to_build[0]]
+        draft.unqueue(job.number)
+        draft.jobs[job.number] = change(job, stage=BUILDING, since_s=draft.now_s)
+        draft.building += 1
+        draft.set_lane(lane.number, building=lane.building + 1)
+        draft.decisions.append(Build(job.number, draft.tasks[job.task].key, job.candidate))
+
+
+def _standing(draft: Draft, lane: Lane) -> tuple[float, float]:
+    """What a lane has built or in the making for each board of its share, and the board time (s) of its owner."""
+    built = len(lane.ready) + len(lane.again) + lane.building
+    return built / lane.boards, draft.owner_board_s.get(draft.campaigns[lane.campaign].spec.owner, 0.0)

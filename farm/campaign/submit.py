@@ -1,0 +1,193 @@
+"""From a campaign file to an order in the store: planned as things are now, refused where that is not what was planned.
+
+Nothing is started here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from device_agent.protocol import NAME_RULE, is_name
+from farm.campaign import plan_kept
+from farm.campaign.order import (
+    MeasureOrder,
+    ModelOrder,
+    Order,
+    SearchOrder,
+    TypeOrder,
+    WorkloadOrder,
+)
+from farm.campaign.plan import PlannedType, to_document
+from farm.campaign.planning import Gathered, gather
+from farm.campaign.scheduler.values import Budget
+from farm.campaign.spec import BudgetSpec, CampaignFile, CampaignSpec, MeasureSpec, SearchSpec
+from farm.errors import UsageError
+from farm.search.workloads import Workload
+from farm.settings import Settings
+from farm.store import Store
+
+
+def submit(
+    campaign: CampaignFile,
+    store: Store,
+    settings: Settings,
+    owner: str,
+    command: str,
+    note: Callable[[str], None],
+    begin: Callable[[], None] = lambda: None,
+) -> str:
+    """Plan a campaign and put it into the store as an order; returns its name. `note` is told what takes time, and
+    `begin` called before that, once nothing but the models themselves can be wrong.
+
+    Raises UsageError where the file cannot be carried out, its name is taken, or a model is not the one that was
+    planned last under this name.
+    """
+    name = campaign.spec.name
+    require_new_name(store, name)
+    kept = plan_kept.find_plan(settings.home_path, name)
+    gathered = gather(campaign, store, settings, note, begin, kept=kept, texts=True)
+    order = make_order(gathered, campaign.spec, settings, owner)
+    if not order.types:
+        raise UsageError(f"{campaign.path}: no board type has both a workload and an operating point of this campaign")
+    if kept is None:
+        document = {"file": str(campaign.path.absolute()), **to_document(gathered.plan)}
+        plan_kept.keep_plan(settings.home_path, document)
+    store.submit_campaign(order.to_document(), command, list_workloads(gathered))
+    return name
+
+
+def clone(store: Store, name: str, new: str, changes: Mapping[str, Any], owner: str, command: str) -> str:
+    """Submit what another campaign ordered under a new name, with limits of its budget changed; returns the name.
+
+    Models and boards are not looked at again: what is tuned is what that campaign tunes. Raises UsageError.
+    """
+    source = store.fetch_fleet_campaign(name)
+    require_new_name(store, new)
+    order = Order.from_document(source.order)
+    budget = Budget(**{**source.budget, **changes})
+    order = dataclasses.replace(order, name=new, owner=owner, budget=budget)
+    store.submit_campaign(order.to_document(), command, store.fetch_workloads(source.id))
+    return new
+
+
+def require_new_name(store: Store, name: str) -> None:
+    """Refuse what is no name, or is that of a campaign that there is, before time is spent. Raises UsageError."""
+    if not is_name(name):
+        raise UsageError(f"{name!r} cannot be a campaign's name", f"A name is {NAME_RULE}.")
+    there = {each.name: each for each in store.fetch_fleet_campaigns()}
+    if name in there:
+        state = there[name].state
+        hint = (
+            f"`farm campaign resume {name}` goes on with it; give this one another name otherwise."
+            if not there[name].over
+            else f"Give this one another name; `farm campaign clone {name} NEW-NAME` does the same again."
+        )
+        raise UsageError(f"there is a campaign {name} already, which is {state}", hint)
+
+
+def make_order(gathered: Gathered, spec: CampaignSpec, settings: Settings, owner: str) -> Order:
+    """What the engine has to know, with every default filled in. Types that nothing can be done on are left out."""
+    targets = {each.board_type.name: _find_target(surveys) for each, surveys in gathered.surveyed}
+    return Order(
+        name=spec.name,
+        owner=owner,
+        models=tuple(
+            ModelOrder(each.name, each.source.origin, each.source.sha256, each.batch, each.shapes)
+            for each in gathered.plan.models
+        ),
+        types=tuple(
+            _to_type(planned, target)
+            for planned in gathered.plan.types
+            if (target := targets[planned.boards.board_type.name]) and planned.workloads and planned.points
+        ),
+        budget=to_budget(spec.budget),
+        search=_to_search(spec.search, settings),
+        measure=to_measure(spec.measure, settings),
+        labels=dict(spec.boards.labels),
+        priority=spec.priority,
+    )
+
+
+def list_workloads(gathered: Gathered) -> list[dict[str, Any]]:
+    """The workloads of an order with their functions, once for each board type."""
+    rows = []
+    for planned, (_, surveys) in zip(gathered.plan.types, gathered.surveyed, strict=True):
+        chosen = {each.hash: each for each in planned.workloads}
+        found = {each.hash: each for _, survey in surveys for each in survey.workloads if each.hash in chosen}
+        rows += [to_row(found[key], each.weight, planned.boards.board_type.name) for key, each in chosen.items()]
+    return rows
+
+
+def to_budget(spec: BudgetSpec) -> Budget:
+    """A budget as the scheduler counts it."""
+    return Budget(
+        trials=spec.trials,
+        wall_clock_s=spec.wall_clock,
+        board_s=None if spec.board_hours is None else spec.board_hours * 3600,
+        per_workload=spec.per_workload,
+    )
+
+
+def _find_target(surveys: Sequence[tuple[Any, Any]]) -> Mapping[str, Any] | None:
+    """TVM's target that a type's code is made for; None where no model has anything to tune."""
+    return next((each.target for _, survey in surveys for each in survey.workloads), None)
+
+
+def _to_type(planned: PlannedType, target: Mapping[str, Any]) -> TypeOrder:
+    boards = planned.boards
+    return TypeOrder(
+        board_type=boards.board_type.name,
+        simulated=boards.simulated,
+        target=dict(target),
+        # Simulated boards share this host's cores with each other and with the search. What one thread took is known by
+        # its CPU time, whoever else ran; several would wait for each other.
+        threads=1 if boards.simulated else boards.target.threads,
+        pipeline=boards.board_type.pipeline,
+        points={each.at.key: each.at.point for each in planned.points},
+        workloads=tuple(
+            WorkloadOrder(each.hash, each.name, each.kind, each.flop, each.weight, each.models, each.calls)
+            for each in planned.workloads
+        ),
+        is_host=boards.board_type.host_is_board,
+    )
+
+
+def _to_search(spec: SearchSpec, settings: Settings) -> SearchOrder:
+    return SearchOrder(
+        tuner=spec.tuner,
+        loss=spec.loss,
+        early_stopping=spec.early_stopping,
+        early_stopping_all=spec.early_stopping_all,
+        warm_start=spec.warm_start,
+        exact=spec.exact,
+        seed=settings.seed if spec.seed is None else spec.seed,
+    )
+
+
+def to_measure(spec: MeasureSpec, settings: Settings) -> MeasureOrder:
+    """How candidates are timed, with what the file leaves out from the settings."""
+    return MeasureOrder(
+        number=spec.number or settings.measure_number,
+        repeat=spec.repeat or settings.measure_repeat,
+        min_repeat_s=settings.measure_min_repeat_s if spec.min_repeat is None else spec.min_repeat,
+        timeout_s=settings.measure_timeout_s if spec.timeout is None else spec.timeout,
+        memory_bytes=settings.measure_memory_bytes,
+        verify_top=spec.verify_top,
+    )
+
+
+def to_row(workload: Workload, weight: int, board_type: str) -> dict[str, Any]:
+    """A workload of an order as the store takes it."""
+    return {
+        "hash": workload.hash,
+        "name": workload.name,
+        "flop": workload.flop,
+        "arguments": [[list(shape), dtype] for shape, dtype in workload.arguments],
+        "target": dict(workload.target),
+        "pipeline": workload.pipeline,
+        "module_json": workload.module_json,
+        "board_type": board_type,
+        "weight": weight,
+    }

@@ -1,0 +1,379 @@
+"""One model tuned from start to finish: a campaign of its own, carried out in this process, or by the engine that runs.
+
+`farm tune` is this, and the first half of quickstart. What is ordered is in `one_model`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from device_agent.protocol import Outcome
+from farm.boards.choice import plan_choice
+from farm.campaign import one_model
+from farm.campaign.engine import client, control
+from farm.campaign.engine.engine import Engine, engine_up
+from farm.campaign.engine.heartbeat import beating
+from farm.campaign.engine.state import engine_lock, publish, withdraw
+from farm.campaign.one_model import Place, Request
+from farm.campaign.plan_survey import Survey, Surveying
+from farm.campaign.watch import find_error, is_settled, watch
+from farm.errors import FarmError, PermanentError, UnavailableError
+from farm.processes import children
+from farm.processes.machine import (
+    close_abandoned_campaigns,
+    machine_lock,
+    name_user,
+    process_identity,
+    wait_for_machine,
+)
+from farm.search.workloads import Workload
+from farm.settings import Settings
+from farm.store import Store
+from farm.values import DEFAULT_POINT, SEARCH_TRIAL, CampaignState, FleetCampaign
+
+# Runs in a process of its own, so that nothing of it is left when the farm is told to end meanwhile.
+_WARM_LINKER = """
+import pathlib, sys
+from farm.search import linker
+linker.warm(pathlib.Path(sys.argv[1]), sys.argv[2] or None)
+"""
+# The first use ever of the linker takes 5 to 30 s; without it the farm works all the same, some seconds slower.
+_WARM_TIMEOUT_S = 120.0
+# How often it is looked at how far it is.
+_LOOK_S = 0.2
+# An engine ends the agent of this machine within a second or two of the last campaign that wanted it.
+_MACHINE_TIMEOUT_S = 15.0
+
+
+class Listener(Protocol):
+    """Who is told how a run goes."""
+
+    def note(self, text: str) -> None:
+        """One line about what begins or was decided."""
+
+    def show(self, campaign: FleetCampaign) -> None:
+        """How far tuning is; called several times a second."""
+
+    def finish(self, campaign: FleetCampaign) -> None:
+        """How far it was when it ended."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """What a tuning came to. Times in seconds; `overheads_s`: for how long each good trial held the session untimed.
+
+    `board` is the store's row of the board that measured most, `tasks` are those of the campaign's progress, with the
+    best that is known, `history` trials made and the model's latency then.
+    """
+
+    campaign: int
+    name: str
+    board: Mapping[str, Any]
+    target: Mapping[str, Any]
+    workloads: tuple[Workload, ...]
+    tasks: tuple[Mapping[str, Any], ...]
+    trials: dict[str, int]
+    verdict: Mapping[str, Any]
+    latency_s: float | None
+    recalled: int
+    seconds_to_first_trial: float | None
+    seconds_starting: float
+    seconds_tuning: float
+    overheads_s: tuple[float, ...]
+    history: tuple[tuple[int, float], ...]
+
+    @property
+    def trials_per_minute(self) -> float:
+        """How fast the search was, its beginning included."""
+        counted = self.trials["ok"] + self.trials["candidate_faults"]
+        return counted / self.seconds_tuning * 60 if self.seconds_tuning > 0 else 0.0
+
+    @property
+    def records(self) -> int:
+        """How many of its workloads have a record, new or kept."""
+        return int(self.verdict.get("records", 0)) + int(self.verdict.get("held", 0))
+
+
+def find_failure(trials: Mapping[str, int], records: int) -> PermanentError | None:
+    """What a run stands for that made `trials` (by fault side) and holds so many checked records; None: it worked."""
+    if not any(trials.values()) or (trials["ok"] and records):
+        return None
+    if trials["ok"]:
+        said = f"none of {trials['ok']} good trials computes what it should"
+    else:
+        faults = ", ".join(f"{side.removesuffix('_faults')} {count}" for side, count in trials.items() if count)
+        said = f"all {sum(trials.values())} trials failed; faults: {faults}"
+    return PermanentError(said, "`farm doctor` tries each part of the farm; logs are in the folder logs of FARM_HOME.")
+
+
+def tune(request: Request, settings: Settings, store: Store, listener: Listener) -> Tuned:
+    """Tune a model, wait for the end, and say what came of it. Raises as `tuning` does."""
+    with tuning(request, settings, store, listener) as tuned:
+        return tuned
+
+
+@contextlib.contextmanager
+def tuning(request: Request, settings: Settings, store: Store, listener: Listener) -> Iterator[Tuned]:
+    """Tune a model, and say what came of it; for the block this machine is kept from others where it was the board.
+
+    Raises UsageError, UnavailableError, BoardUnsafeError, and what the end of a campaign stands for that was not
+    finished (`watch.find_error`).
+    """
+    place = one_model.choose_place(request, store, settings)
+    run = _Run(request, place, settings, store, listener)
+    with contextlib.ExitStack() as machine, contextlib.ExitStack() as engine:
+        try:
+            engine.enter_context(engine_lock(settings.home_path))
+        except UnavailableError:
+            listener.note("another command is this farm's engine, and carries it out")
+            tuned = run.follow()
+            if place.is_host:
+                wait_for_machine(_MACHINE_TIMEOUT_S)  # its engine lets go of it about now
+        else:
+            if place.is_host:
+                machine.enter_context(machine_lock())
+            try:
+                tuned = run.carry_out()
+            finally:
+                engine.close()
+                run.hand_over()
+        yield tuned
+
+
+class _Run:
+    """One tuning under way."""
+
+    def __init__(self, request: Request, place: Place, settings: Settings, store: Store, listener: Listener) -> None:
+        self._request, self._place, self._settings = request, place, settings
+        self._store, self._listener = store, listener
+        self._waiting_since: float | None = None
+        self._look_at = 0.0
+        self._recalled = 0
+        self._submitted_at = request.since
+        self._workloads: tuple[Workload, ...] = ()
+
+    def carry_out(self) -> Tuned:
+        """Be the engine until the campaign has ended."""
+        store, settings, me = self._store, self._settings, process_identity()
+        control.close_abandoned(store, me)
+        close_abandoned_campaigns(store)
+        with (
+            self._letting_go(me),
+            beating(store.location, me),
+            self._surveying() as surveying,
+            engine_up(settings, store, self._note, self._place.boards, self._place.is_host) as engine,
+        ):
+            engine.prepare(one_model.to_search(self._request, settings), self._place.is_host)
+            with self._warming():
+                survey = surveying.take(self._note)[0]
+            name = self._submit(survey)
+            if name is not None:
+                publish(settings.home_path)
+                self._run_engine(engine, name)
+        return self._conclude(name)
+
+    def follow(self) -> Tuned:
+        """Have the engine that runs carry it out."""
+        with self._surveying() as surveying:
+            survey = surveying.take(self._note)[0]
+        name = self._submit(survey)
+        try:
+            if name is not None:
+                client.ensure_engine(self._settings)
+                for campaign in watch(self._settings, self._store, name):
+                    self._look(campaign)
+        except BaseException:
+            # Nobody waits for it any more; a store that is full refuses this too.
+            with contextlib.suppress(FarmError):
+                begun = self._has_begun(self._store.fetch_fleet_campaign(str(name)))
+                self._store.want_campaign(str(name), control.PAUSE if begun else control.CANCEL, name_user())
+            raise
+        return self._conclude(name)
+
+    def _surveying(self) -> Surveying:
+        return Surveying([(self._request.model, one_model.to_form(self._request, self._place))], texts=True)
+
+    def _note(self, text: str) -> None:
+        self._listener.note(text)
+
+    def _submit(self, survey: Survey | FarmError) -> str | None:
+        """Order the campaign; None where the model has nothing that can be tuned."""
+        if isinstance(survey, FarmError):
+            raise survey
+        request, place = self._request, self._place
+        chosen = one_model.choose_workloads(survey.workloads, request.ops)
+        self._workloads = one_model.drop_known(request, chosen, self._store) if request.only_unknown else chosen
+        if request.only_unknown:
+            self._note(f"tuning {len(self._workloads)} of {len(chosen)} workloads, which have no record")
+        if not self._workloads:
+            return None
+        gflop = sum(each.flop * each.weight for each in self._workloads) / 1e9
+        count = len(self._workloads)
+        self._note(f"{request.model.name}: {count} workloads, {gflop:.2f} GFLOP per inference")
+        if not request.fresh:
+            kind = request.board_type.name
+            self._recalled = sum(
+                len(self._store.fetch_known_candidates(each.hash, kind, DEFAULT_POINT, place.simulated))
+                for each in self._workloads
+            )
+        self._submitted_at = time.monotonic()
+        if self._recalled:
+            self._note(f"starting from {self._recalled} candidates measured by earlier runs (--fresh would not)")
+        return one_model.submit(request, place, survey, self._workloads, self._store, self._settings, name_user())
+
+    @contextlib.contextmanager
+    def _warming(self) -> Iterator[None]:
+        """Use the linker for the first time beside the block, where that would disturb what this machine measures."""
+        if not self._place.is_host:
+            yield
+            return
+        home = self._settings.home_path
+        folder = home / "cache" / "warm"
+        folder.mkdir(parents=True, exist_ok=True)
+        triple = self._request.board_type.link_triple or ""
+        command = [sys.executable, "-c", _WARM_LINKER, str(folder), triple]
+        warming = children.start(command, home / "logs" / "linker.log", os.environ)
+        try:
+            yield
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                warming.wait(_WARM_TIMEOUT_S)
+        finally:
+            children.stop(warming)
+
+    def _run_engine(self, engine: Engine, name: str) -> None:
+        reason = "its command was ended"
+        try:
+            engine.run(lambda: self._has_ended(name))
+        except FarmError as error:
+            reason = error.message
+            raise
+        finally:
+            # A store that is full refuses this too; the first error is the one to report.
+            with contextlib.suppress(FarmError):
+                campaign = self._store.fetch_fleet_campaign(name)
+                if not campaign.over and campaign.state is not CampaignState.PAUSED:
+                    begun = self._has_begun(campaign)
+                    after = CampaignState.INTERRUPTED if begun else CampaignState.CANCELLED
+                    self._store.note_campaign(campaign.id, after, reason)
+                    control.recount_campaign(self._store, name)
+
+    @contextlib.contextmanager
+    def _letting_go(self, me: Mapping[str, Any]) -> Iterator[None]:
+        """Leave what was ordered of us by others, as it is after the block, to another engine."""
+        home = self._settings.home_path
+        try:
+            yield
+        finally:
+            withdraw(home)
+            with contextlib.suppress(FarmError):
+                left = [each for each in self._store.fetch_fleet_campaigns(over=False) if each.engine == me]
+                for each in left:
+                    after = each.state if each.state is CampaignState.PAUSED else CampaignState.SUBMITTED
+                    self._store.note_campaign(each.id, after, each.reason or "waits for an engine", {})
+
+    def hand_over(self) -> None:
+        """Start an engine for what others have ordered meanwhile, if there is any; we must be none any more."""
+        me = process_identity()
+        with contextlib.suppress(FarmError):
+            left = self._store.fetch_fleet_campaigns(over=False)
+            if any(control.needs_engine(each) and not control.is_anothers(self._store, each, me) for each in left):
+                client.spawn_engine(self._settings)
+
+    def _has_begun(self, campaign: FleetCampaign) -> bool:
+        """Whether it has a trial, which its progress may not say yet: that is written now and then."""
+        return any(self._store.count_trials(campaign.id).values())
+
+    def _has_ended(self, name: str) -> bool:
+        """Look at it now and then: the engine's loop asks after every step."""
+        if time.monotonic() < self._look_at:
+            return False
+        self._look_at = time.monotonic() + _LOOK_S
+        return self._look(self._store.fetch_fleet_campaign(name))
+
+    def _look(self, campaign: FleetCampaign) -> bool:
+        """Show how far it is; whether it has ended. Raises UnavailableError where no board came in time."""
+        now = time.monotonic()
+        if is_settled(campaign):
+            self._listener.finish(campaign)
+            return True
+        self._listener.show(campaign)
+        if campaign.state is not CampaignState.WAITING:
+            self._waiting_since = None
+        elif self._waiting_since is None:
+            self._waiting_since = now
+        elif now - self._waiting_since > self._request.wait_s and not self._place.is_host:
+            kind = self._request.board_type.name
+            choice = plan_choice(self._store.fetch_boards(), self._place.boards)
+            raise UnavailableError(
+                f"no {kind} became free within {self._request.wait_s:g} s ({choice.text})",
+                "`farm board list` shows who holds what; --wait 10m waits longer.",
+            )
+        return False
+
+    def _conclude(self, name: str | None) -> Tuned:
+        if name is None:
+            return self._conclude_without()
+        store = self._store
+        campaign = store.fetch_fleet_campaign(name)
+        if campaign.state is not CampaignState.FINISHED:
+            raise find_error(campaign) or UnavailableError(f"campaign {name} is {campaign.state}")
+        columns = ("board", "fault_side", "held_s", "recorded_at", "outcome")
+        rows = store.fetch_trials(campaign.id, purpose=SEARCH_TRIAL, columns=columns)
+        good = [row for row in rows if row["fault_side"] is None]
+        boards = Counter(row["board"] for row in good or rows if row["board"])
+        progress = campaign.progress or {}
+        tasks = tuple(task if self._request.fresh else self._with_known(task) for task in progress["tasks"])
+        parts = [task["weight"] * task["best_s"] for task in tasks if task["best_s"] is not None]
+        first = min((row["recorded_at"] for row in good), default=None)
+        began = time.time() - (time.monotonic() - self._request.since)
+        return Tuned(
+            campaign=campaign.id,
+            name=name,
+            board=self._find_board(boards),
+            target=dict(self._workloads[0].target),
+            workloads=self._workloads,
+            tasks=tasks,
+            trials=store.count_trials(campaign.id, purpose=SEARCH_TRIAL),
+            verdict=progress.get("verdict") or {},
+            latency_s=math.fsum(parts) if len(parts) == len(tasks) else None,
+            recalled=self._recalled,
+            seconds_to_first_trial=None if first is None else first - began,
+            seconds_starting=self._submitted_at - self._request.since,
+            seconds_tuning=max(row["recorded_at"] for row in rows) - campaign.started_at if rows else 0.0,
+            overheads_s=tuple(row["held_s"] - Outcome.from_dict(row["outcome"]).timing_s for row in good),
+            history=tuple((int(count), math.fsum(sums.values())) for count, sums in progress["history"]),
+        )
+
+    def _with_known(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A task with the best of all that is known, earlier runs included."""
+        rows = self._store.fetch_known_candidates(
+            task["workload"], task["board_type"], DEFAULT_POINT, self._place.simulated
+        )
+        return {**task, "best_s": min((row["median_s"] for row in rows if row["median_s"] is not None), default=None)}
+
+    def _conclude_without(self) -> Tuned:
+        """Nothing of the model can be tuned."""
+        store, request = self._store, self._request
+        kind, source = request.board_type.name, request.model.source
+        campaign = store.start_campaign(request.command, source.name, source.sha256, kind, request.trials, {})
+        store.finish_campaign(campaign, "finished")
+        target = one_model.to_form(request, self._place).to_target()
+        trials = store.count_trials(campaign)
+        board = self._find_board(Counter())
+        return Tuned(campaign, "", board, target, (), (), trials, {}, None, 0, None, 0.0, 0.0, (), ())
+
+    def _find_board(self, measured: Counter[str]) -> Mapping[str, Any]:
+        name = measured.most_common(1)[0][0] if measured else next(iter(self._place.boards), "")
+        rows = {row["name"]: row for row in self._store.fetch_boards()}
+        kind = self._request.board_type.name
+        mine = (row for row in rows.values() if row["board_type"] == kind)
+        return rows.get(name) or next(mine, {"name": None, "board_type": kind, "simulated": self._place.simulated})

@@ -1,0 +1,218 @@
+"""Who of one task's candidates is measured next on which board, until `tie` has told them apart or called it a tie.
+
+Pure: boards, stores and libraries are `winners`' business. A round belongs to one board; two boards share the rounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+from device_agent.protocol import FaultSide, Status
+from farm.campaign.verify import tie
+from farm.campaign.verify.tie import Judgement, Round, TieRule
+
+BOARDS = 2
+# How long a task waits for a second board, or for a better one, before it goes on with what is there.
+SECOND_BOARD_WAIT_S = 600.0
+# Rounds that may be spoilt, by faults that are no candidate's, before a task is decided on what there is.
+MAX_SPOILT = 8
+# A board that spoilt so many of them is left out where another one can take its place.
+_MAX_SPOILT_ON_BOARD = 2
+# A candidate that is being measured when so many boards go down is out; see `winner_check.MAX_LOSSES`.
+_MAX_LOSSES = 3
+# Measurements of a round that a board has been given and not answered: one runs, one waits there.
+_AHEAD = 2
+
+
+@dataclasses.dataclass(eq=False)
+class RoundRun:
+    """A round under way on a board. `left` are not asked yet, `asked` not answered yet, both in order."""
+
+    number: int
+    board: str
+    left: list[str]
+    asked: list[str] = dataclasses.field(default_factory=list)
+    latency_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    is_spoilt: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes of it."""
+        return not self.asked and (self.is_spoilt or not self.left)
+
+    def plan(self) -> list[str]:
+        """Candidates to be measured now, from now on asked."""
+        now = [] if self.is_spoilt else self.left[: _AHEAD - len(self.asked)]
+        del self.left[: len(now)]
+        self.asked += now
+        return now
+
+
+class Contest:
+    """The rounds of one task. `alive` are candidates that may still win."""
+
+    def __init__(self, seed: int, rule: TieRule, rounds: Iterable[Round] = ()) -> None:
+        """`rounds` were measured before a restart; `seed` says who is measured first."""
+        self.alive: list[str] = []
+        self.rounds: list[Round] = list(rounds)
+        self.judgement: Judgement | None = None
+        # Rivals that were told from the leader, with the ratio that did it.
+        self.beaten: dict[str, tie.Ratio] = {}
+        # Candidates that failed, with the reason.
+        self.failed: dict[str, str] = {}
+        self.spoilt = 0
+        self.is_over = False
+        self._rule = rule
+        self._seed = seed
+        self._look = 0
+        self._next = 1 + max((each.number for each in self.rounds), default=0)
+        self._running: list[RoundRun] = []
+        self._spoilt_on: Counter[str] = Counter()
+        self._losses: Counter[str] = Counter()
+        # Since when a board that did its share, or spoilt rounds, waits for another one to do them.
+        self._waiting_since_s: float | None = None
+
+    def enter(self, candidates: Sequence[str]) -> None:
+        """These are to be measured; what earlier rounds say of them is taken into account at once."""
+        self.alive += candidates
+        self._look = 0
+        self.is_over = False
+        self._decide()
+
+    def drop(self, candidate: str, reason: str) -> None:
+        """A candidate failed by its own fault."""
+        self.failed[candidate] = reason
+        if candidate in self.alive:
+            self.alive.remove(candidate)
+            for run in list(self._running):
+                if candidate in run.left:
+                    run.left.remove(candidate)
+                self._end(run)
+            self._decide()
+
+    @property
+    def missing(self) -> int:
+        """Rounds that have to be begun before there is anything to decide."""
+        if self.is_over or not self.alive:
+            return 0
+        return self._rule.looks[self._look] - len(tie.complete(self.rounds, self.alive)) - len(self._running)
+
+    @property
+    def left(self) -> tuple[int, int]:
+        """Measurements that are still to be made of who takes part: until the next look, and until the last."""
+        if self.is_over or not self.alive:
+            return 0, 0
+        made = len(tie.complete(self.rounds, self.alive))
+        looks = self._rule.looks
+        return tuple(max(0, look - made) * len(self.alive) for look in (looks[self._look], looks[-1]))  # type: ignore[return-value]
+
+    def count_wanted(self, held: Collection[str], boards: int) -> int:
+        """How many boards should be there for it, beside those that are and are left out; `boards` may be had."""
+        usable = min(BOARDS, boards, max(0, self.missing) + len(self._running))
+        return usable + min(len(self._shunned().intersection(held)), boards - usable) if usable else 0
+
+    def begin(self, board: str, now_s: float, held: Collection[str], boards: int) -> RoundRun | None:
+        """A round for a free board, or None where it has none for this one.
+
+        `held` are the boards that are there now, this one included; `boards` are how many may be had sooner or later.
+        """
+        if self.missing <= 0 or not self._may_measure(board, now_s, held, boards):
+            return None
+        order = sorted(self.alive)
+        random.Random(f"{self._seed} {' '.join(order)}").shuffle(order)
+        # Each candidate is first, second, … equally often: what a place in the order does to all cancels.
+        turn = self._next % len(order)
+        run = RoundRun(self._next, board, order[turn:] + order[:turn])
+        self._next += 1
+        self._running.append(run)
+        return run
+
+    def on_measured(self, run: RoundRun, candidate: str, status: Status, message: str, latency_s: float | None) -> None:
+        """A measurement of a round that is under way ended."""
+        is_first = run.asked[:1] == [candidate]
+        run.asked.remove(candidate)
+        side = status.fault_side
+        if latency_s is not None:
+            run.latency_s[candidate] = latency_s
+        elif side is FaultSide.CANDIDATE:
+            self.drop(candidate, f"{status}: {message}")
+        else:
+            if not run.is_spoilt:
+                run.is_spoilt = True
+                self.spoilt += 1
+                self._spoilt_on[run.board] += 1
+            # What waited at the board behind another one was not what took it down.
+            if status is Status.BOARD_LOST and is_first:
+                self._losses[candidate] += 1
+                if self._losses[candidate] >= _MAX_LOSSES:
+                    self.drop(candidate, f"was being measured when {_MAX_LOSSES} boards went down: {message}")
+        self._end(run)
+
+    def abandon(self, run: RoundRun) -> None:
+        """A round's board is gone, which nobody is blamed for; what was measured counts where it is enough."""
+        run.asked.clear()
+        run.left.clear()
+        self._end(run)
+
+    def _end(self, run: RoundRun) -> None:
+        if run in self._running and run.is_over:
+            self._running.remove(run)
+            if run.latency_s.keys() >= set(self.alive):
+                self._waiting_since_s = None
+            if run.latency_s:
+                self.rounds.append(Round(run.number, run.board, run.latency_s))
+                self.rounds.sort(key=lambda each: each.number)
+            self._decide()
+
+    def _may_measure(self, board: str, now_s: float, held: Collection[str], boards: int) -> bool:
+        shunned = self._shunned()
+        if board in shunned and boards > len(shunned):
+            return self._has_waited(now_s)
+        rounds = Counter(each.board for each in tie.complete(self.rounds, self.alive))
+        rounds.update(run.board for run in self._running)
+        if boards - len(shunned - {board}) < BOARDS:
+            return True  # there is no second one
+        share = math.ceil(self._rule.looks[self._look] / BOARDS)
+        partners = {name for name in rounds if name in held and name != board} - shunned
+        if rounds[board] == 0 and len(partners) >= BOARDS:
+            # A third one only takes the place of one that went.
+            return sum(max(0, share - rounds[name]) for name in partners) < self.missing
+        if rounds[board] < share:
+            return True
+        return self._has_waited(now_s)
+
+    def _has_waited(self, now_s: float) -> bool:
+        """Whether another board was waited for long enough; the first call begins it."""
+        if self._waiting_since_s is None:
+            self._waiting_since_s = now_s
+        return now_s - self._waiting_since_s >= SECOND_BOARD_WAIT_S
+
+    def _shunned(self) -> set[str]:
+        return {name for name, count in self._spoilt_on.items() if count >= _MAX_SPOILT_ON_BOARD}
+
+    def _decide(self) -> None:
+        """Look at the rounds as soon as there are enough for the next look, or no more can be had."""
+        while self.alive and not self.is_over:
+            looks = self._rule.looks
+            rounds = tie.complete(self.rounds, self.alive)
+            given_up = self.spoilt > MAX_SPOILT
+            if len(rounds) < looks[self._look] and not given_up:
+                return
+            if len(rounds) < min(2, len(self.alive)):
+                self.is_over = True
+                return
+            is_last = given_up or self._look == len(looks) - 1
+            used = rounds if given_up else rounds[: looks[self._look]]
+            self.judgement = tie.judge(used, self.alive, self._rule, last=is_last)
+            for ratio in self.judgement.ratios:
+                if ratio.is_slower:
+                    self.beaten[ratio.candidate] = ratio
+                    self.alive.remove(ratio.candidate)
+            if self.judgement.open:
+                self._look += 1
+            else:
+                self.is_over = True

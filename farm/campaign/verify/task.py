@@ -1,0 +1,342 @@
+"""One task's way to a record: who takes part, what its rounds have shown, and the evidence that the record carries.
+
+Nothing here touches the store, a board or a compiler; `winners` does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from device_agent.protocol import FaultSide, OperatingPoint
+from farm.campaign.order import TypeOrder
+from farm.campaign.verify import tie
+from farm.campaign.verify.checks import Program
+from farm.campaign.verify.requests import WinnerKey
+from farm.campaign.verify.rounds import Contest
+from farm.campaign.verify.tie import Judgement, Round, TieRule
+from farm.errors import InternalError
+from farm.values import UNTUNED, Record
+
+# So many more than were asked for are tried in place of candidates that fail.
+_SPARES = 3
+# A candidate measured by a board that lied may be so many times as fast as it seemed; of those that could be the best
+# then, so many take part besides.
+_LIE = 1.5
+_MOST_DOUBTED = 3
+# One cold run of untuned code that took so many times as long as a candidate does leaves no doubt which is faster.
+FAR_SLOWER = 3.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What came of a task: a record that is to be written, or none and why.
+
+    `held`: the candidate that had the record keeps it; `untuned`: code without a record is as fast.
+    `compared` are all who took part to the end.
+    """
+
+    record: Record | None = None
+    held: bool = False
+    tied: bool = False
+    reason: str = ""
+    contradictions: tuple[str, ...] = ()
+    untuned: bool = False
+    compared: frozenset[str] = frozenset()
+
+
+class WinnerTask:
+    """A task being verified. `programs` holds who takes part, by candidate, in the order of joining."""
+
+    def __init__(
+        self,
+        key: WinnerKey,
+        campaign: int,
+        about: Mapping[str, Any],
+        of_type: TypeOrder,
+        verify_top: int,
+        seed: int,
+        rule: TieRule,
+        repeat_alone: bool = True,
+    ) -> None:
+        """`about` is the workload's row in the store; `repeat_alone`: see `MeasureOrder`."""
+        self._repeat_alone = repeat_alone
+        self.key, self.about, self.of_type = key, about, of_type
+        self.programs: dict[str, Program] = {}
+        self.contest = Contest(seed, rule)
+        self.incumbent: Record | None = None
+        self._campaign = campaign
+        self._rule = rule
+        self._top = verify_top
+        self._seed = seed
+        self._queue: list[tuple[str, str]] = []
+        self._spares = _SPARES
+        # Who was compared with the record's holder, or with those before it, under equal conditions.
+        self._settled: frozenset[str] = frozenset()
+        # The latencies that candidates were chosen for, in seconds.
+        self._known_s: dict[str, float] = {}
+        # Failures that the store knows of.
+        self._noted: set[str] = set()
+        self._boards: dict[str, str] = {}
+
+    @property
+    def name(self) -> str:
+        """The workload's, for people."""
+        return str(self.about["name"])
+
+    @property
+    def point(self) -> OperatingPoint:
+        """The operating point as boards take it."""
+        return self.of_type.points[self.key.point]
+
+    def prepare(
+        self,
+        known: Sequence[Mapping[str, Any]],
+        incumbent: Record | None,
+        trials: Sequence[Mapping[str, Any]],
+    ) -> Result | None:
+        """Choose who takes part; a result where there is nothing to be measured.
+
+        `known` are rows of `Store.fetch_known_candidates`, `trials` what was measured of winners before a restart.
+        Whoever was compared with the record's holder under equal conditions before is left out: the holder is there.
+        """
+        rounds = read_rounds(trials)
+        failed = {
+            str(row["candidate"]): str(row["status"]) for row in trials if row["fault_side"] == FaultSide.CANDIDATE
+        }
+        self.incumbent = incumbent
+        self.contest = Contest(self._seed, self._rule, rounds)
+        self.contest.failed.update(failed)
+        self._noted.update(failed)
+        evidence = (incumbent.evidence if incumbent is not None else None) or {}
+        self._settled = frozenset(map(str, evidence.get("settled", ())))
+        good = sorted(
+            (row for row in known if row["median_s"] is not None), key=lambda row: (row["median_s"], row["candidate"])
+        )
+        traces = {row["candidate"]: row["trace_json"] for row in good}
+        self._known_s = {str(row["candidate"]): float(row["median_s"]) for row in good}
+        fresh = [
+            name for name in traces if name not in self._settled and not (incumbent and name == incumbent.candidate)
+        ]
+        before = [name for name in traces if any(name in each.latency_s for each in rounds)]
+        doubted = _find_promising(good, fresh)
+        if incumbent is not None and evidence and not fresh and not before:
+            return Result(held=True, reason="nothing was found that it had not been compared with")
+        if not self._repeat_alone and incumbent is not None and good and incumbent.median_s <= good[0]["median_s"]:
+            return Result(held=True, reason="nothing was found that is faster")
+        self._boards = {str(row["candidate"]): str(row.get("board") or "") for row in good}
+        order = [*before]
+        if incumbent is not None:
+            traces[incumbent.candidate] = incumbent.trace_json
+            order.append(incumbent.candidate)
+            self._top += 1
+        order += doubted
+        self._top += len(set(doubted) - set(fresh[: self._top]))
+        order += [*fresh, *(name for name in traces if name in self._settled)]
+        self._queue = [(name, traces[name]) for name in dict.fromkeys(order) if name not in failed]
+        if not self._queue:
+            return Result(reason="no candidate of it ran well" if not failed else _join(failed))
+        return None
+
+    def advance(self, make: Callable[[str, str], Program], reference: Program) -> Result | None:
+        """Go on as far as is possible without an answer; the result where that is the end.
+
+        `make` gives the program of a candidate (hash, trace).
+        """
+        if reference.failure is not None:
+            return Result(reason=f"its unscheduled function cannot be run: {reference.failure.message}")
+        for name, program in self.programs.items():
+            if program.failure is not None and name not in self.contest.failed:
+                self.contest.drop(name, program.failure.message)
+        if not self.contest.is_over and not self.contest.alive:
+            self._let_in(make)
+            live = self._live()
+            if not set(live) - {UNTUNED}:
+                return Result(reason=_join(self.contest.failed))
+            if all(self.programs[name].settled for name in live):
+                if UNTUNED not in self.programs and self._may_lose(live, reference):
+                    self.programs[UNTUNED] = make(UNTUNED, "")
+                    return None
+                if len(live) == 1 and not self._repeat_alone:
+                    return self._believe(live[0])
+                self.contest.enter(live)
+        return self._conclude() if self.contest.is_over else None
+
+    def _may_lose(self, live: Sequence[str], reference: Program) -> bool:
+        """Whether code without a record may be as fast as the candidates: then it is measured beside them.
+
+        Most of it is slower by far, and would cost a board minutes: its single run when it was checked tells. It takes
+        the place of a record's holder, which has beaten it before.
+        """
+        if self.incumbent is not None:
+            return False
+        known = [self._known_s[name] for name in live if name in self._known_s]
+        return reference.latency_s is None or not known or reference.latency_s < FAR_SLOWER * min(known)
+
+    def take_failures(self) -> list[tuple[str, str]]:
+        """Candidates that failed since it was asked last, with the reasons."""
+        fresh = [(name, reason) for name, reason in self.contest.failed.items() if name not in self._noted]
+        self._noted.update(name for name, _ in fresh)
+        return fresh
+
+    def _live(self) -> list[str]:
+        gone = {*self.contest.failed, *self.contest.beaten}
+        return [name for name, program in self.programs.items() if program.failure is None and name not in gone]
+
+    def _let_in(self, make: Callable[[str, str], Program]) -> None:
+        """Fill up with the next best, in place of those that failed; not without end."""
+        while self._queue and len(self._live()) < self._top:
+            if len(self.programs) >= self._top:
+                if self._spares == 0:
+                    return
+                self._spares -= 1
+            name, trace_json = self._queue.pop(0)
+            self.programs[name] = make(name, trace_json)
+
+    def _conclude(self) -> Result:
+        judgement = self.contest.judgement
+        if judgement is None:
+            return Result(reason=f"{self.contest.spoilt} rounds were spoilt, by faults that are no candidate's")
+        winner = judgement.leader
+        if winner == UNTUNED:
+            return Result(reason="untuned code is as fast as its candidates, or faster", untuned=True)
+        if self.incumbent is not None and self.incumbent.candidate in judgement.tied:
+            winner = self.incumbent.candidate  # a record is only replaced by what beats it
+        rivals = sorted({*judgement.tied, *self.contest.beaten, judgement.leader} - {winner})
+        contradictions = tie.find_contradictions(self.contest.rounds, winner, rivals, self._rule)
+        said = tuple(
+            f"{each.candidate} is faster than {each.other} on {each.faster_on} and slower on {each.slower_on}"
+            for each in contradictions
+        )
+        program = self.programs[winner]
+        latencies = self._latencies(winner)
+        if program.comparison is None:
+            return Result(reason=f"{winner} won and was not checked")
+        median_s = statistics.median(statistics.median(each) for each in latencies.values())
+        evidence = self._evidence(winner, judgement, said, latencies)
+        settled = {"settled": sorted({winner, *rivals, *self._settled})}
+        record = self._make_record(program, median_s, evidence | settled)
+        held = self.incumbent is not None and winner == self.incumbent.candidate
+        return Result(record, held, bool(judgement.tied), "", said, compared=frozenset({winner, *rivals}))
+
+    def _believe(self, name: str) -> Result:
+        """The end of a task whose only candidate was checked: it is as fast as its trial says."""
+        median_s, board = self._known_s[name], self._boards.get(name, "")
+        latencies = {board: [median_s]} if board else {}
+        evidence = self._evidence(name, Judgement(name, (), (), ()), (), latencies) | {"rounds": 0, "settled": [name]}
+        return Result(self._make_record(self.programs[name], median_s, evidence), compared=frozenset({name}))
+
+    def _make_record(self, program: Program, median_s: float, evidence: Mapping[str, Any]) -> Record:
+        """The record of a program that was checked."""
+        if program.candidate is None or program.comparison is None:
+            raise InternalError("a record is made of a candidate that was checked")
+        return Record(
+            workload=self.key.workload,
+            workload_name=self.name,
+            board_type=self.key.board_type,
+            operating_point=self.key.point,
+            pipeline=str(self.about["pipeline"]),
+            candidate=program.candidate,
+            median_s=median_s,
+            flop=float(self.about["flop"]),
+            max_abs_error=program.comparison.max_abs_error,
+            max_rel_error=program.comparison.max_rel_error,
+            simulated=self.of_type.simulated,
+            trace_json=program.trace_json,
+            evidence=evidence,
+        )
+
+    def _latencies(self, candidate: str) -> dict[str, list[float]]:
+        """Each round's median by board, in seconds."""
+        found: dict[str, list[float]] = {}
+        for each in self.contest.rounds:
+            if candidate in each.latency_s:
+                found.setdefault(each.board, []).append(each.latency_s[candidate])
+        return dict(sorted(found.items()))
+
+    def _evidence(
+        self, winner: str, judgement: Judgement, contradictions: Sequence[str], latencies: Mapping[str, Sequence[float]]
+    ) -> dict[str, Any]:
+        """What the record rests on, as plain data.
+
+        A record's `median_s` is the median over boards of each board's median over rounds, raw: a board that is slow
+        stays slow. Ratios of who is tied are to the record's candidate, of who is slower to who led when that was seen.
+        """
+        decided = "tie" if judgement.tied else "parted" if self.contest.beaten else "alone"
+        ratios = dict(self.contest.beaten)
+        if tied := {judgement.leader, *judgement.tied} - {winner}:
+            ratios |= {each.candidate: each for each in tie.compare(self.contest.rounds, winner, tied, self._rule)}
+        before = self.incumbent
+        return {
+            "campaign": self._campaign,
+            "decided": decided,
+            "leader": judgement.leader,
+            "held": before is not None and before.candidate == winner,
+            "replaced": None
+            if before is None or before.candidate == winner
+            else {"candidate": before.candidate, "median_s": before.median_s},
+            "rounds": len({each.number for each in self.contest.rounds if winner in each.latency_s}),
+            "boards": {
+                board: {"median_s": statistics.median(each), "latency_s": list(each)}
+                for board, each in latencies.items()
+            },
+            "rivals": [
+                {
+                    "candidate": name,
+                    "ratio": ratio.value,
+                    "low": _finite(ratio.low),
+                    "high": _finite(ratio.high),
+                    "rounds": ratio.rounds,
+                    "verdict": "slower" if name in self.contest.beaten else "tied",
+                }
+                for name, ratio in sorted(ratios.items(), key=lambda item: (item[1].value, item[0]))
+            ],
+            "failed": [{"candidate": name, "reason": reason} for name, reason in sorted(self.contest.failed.items())],
+            "contradictions": list(contradictions),
+            "confidence": self._rule.confidence,
+            "band": self._rule.band,
+        }
+
+
+def _join(failed: Mapping[str, str]) -> str:
+    return "all its candidates failed: " + "; ".join(f"{name} {reason}" for name, reason in sorted(failed.items()))
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if value < float("inf") else None
+
+
+def read_rounds(rows: Iterable[Mapping[str, Any]]) -> list[Round]:
+    """The rounds that a task's winner trials (rows of the store) were measured in: an attempt is a round."""
+    rounds: dict[int, Round] = {}
+    for row in rows:
+        if row["median_s"] is not None:
+            latency_s = {row["candidate"]: float(row["median_s"])}
+            if (known := rounds.get(row["attempt"])) is not None:
+                latency_s = {**known.latency_s, **latency_s}
+            rounds[row["attempt"]] = Round(int(row["attempt"]), str(row["board"]), latency_s)
+    return [rounds[number] for number in sorted(rounds)]
+
+
+def read_result(record: Record) -> Result:
+    """What came of a task, from the record that it ended in before a restart."""
+    evidence = record.evidence or {}
+    return Result(
+        record,
+        held=bool(evidence.get("held")),
+        tied=evidence.get("decided") == "tie",
+        contradictions=tuple(map(str, evidence.get("contradictions", ()))),
+    )
+
+
+def _find_promising(good: Sequence[Mapping[str, Any]], fresh: Sequence[str]) -> list[str]:
+    """Of candidates that only a lying board measured, those that could be the best; `good` is sorted, best first."""
+    best_s = min((row["median_s"] for row in good if not row.get("doubted")), default=None)
+    return [
+        str(row["candidate"])
+        for row in good
+        if row.get("doubted") and row["candidate"] in fresh and (best_s is None or row["median_s"] < _LIE * best_s)
+    ][:_MOST_DOUBTED]

@@ -1,0 +1,207 @@
+"""Which of some candidates is fastest, from rounds that measured them one after the other; or that it cannot be told.
+
+Pure. A round measures every candidate once on one board. Only ratios within a round are compared, so that what a board
+does to all of them alike (a slower board, a day that gets warmer) cancels: rounds are the blocks of a randomised block
+design (Box, Hunter & Hunter 2005, Statistics for Experimenters, ch. 4). Who measures is the business of `rounds`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import scipy.special
+
+from farm.campaign.winner_share import LOOKS
+
+# Least of a board's rounds for which its own opinion is asked: with two, one odd sample is half of it.
+_OWN_OPINION = 3
+# A fifth of the ratios at each end is trimmed: withstands that many wild rounds and costs little where none is (Wilcox
+# 2017, Introduction to Robust Estimation and Hypothesis Testing, 4th ed., sec. 3.3 and 4.3).
+_TRIMMED = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class TieRule:
+    """When candidates count as told apart.
+
+    It is asked after so many rounds (`looks`) of all boards together; the last is when it gives up. `confidence` is for
+    a whole decision, over all looks and rivals. Candidates within `band` of each other (a part of latency) are a tie.
+
+    Of three candidates, one that is faster by five times a measurement's noise shows after four or eight rounds, one by
+    2.5 times in 99 % of decisions within 16 (tests/unit/test_tie.py). With these numbers of rounds intervals miss as
+    often as they say; with five or ten, where trimming has just begun, half as often again.
+    """
+
+    looks: tuple[int, ...] = LOOKS
+    confidence: float = 0.95
+    band: float = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """Latencies in seconds by candidate, measured one after the other on one board."""
+
+    number: int
+    board: str
+    latency_s: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+    """How much longer a rival takes than the leader (1.05: by 5 %), with an interval, from so many rounds."""
+
+    candidate: str
+    value: float
+    low: float
+    high: float
+    rounds: int
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the interval leaves no room for the rival being as fast."""
+        return self.low > 1.0
+
+    def is_within(self, band: float) -> bool:
+        """Whether the interval leaves no room for a difference that matters."""
+        return self.low >= 1 / (1 + band) and self.high <= 1 + band
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+    """The fastest so far, and each rival's ratio to it, the fastest rival first.
+
+    `open` are rivals that more rounds may tell from the leader, `tied` those that count as equally fast.
+    """
+
+    leader: str
+    ratios: tuple[Ratio, ...]
+    open: tuple[str, ...]
+    tied: tuple[str, ...]
+
+    @property
+    def slower(self) -> tuple[str, ...]:
+        """Rivals that need not be measured any more."""
+        return tuple(ratio.candidate for ratio in self.ratios if ratio.is_slower)
+
+
+@dataclasses.dataclass(frozen=True)
+class Contradiction:
+    """Boards that disagree whether a candidate is faster than another, each clearly."""
+
+    candidate: str
+    other: str
+    faster_on: str
+    slower_on: str
+
+
+def complete(rounds: Iterable[Round], candidates: Collection[str]) -> list[Round]:
+    """The rounds in which all of these were measured."""
+    return [each for each in rounds if all(candidate in each.latency_s for candidate in candidates)]
+
+
+def judge(rounds: Sequence[Round], candidates: Collection[str], rule: TieRule, *, last: bool) -> Judgement:
+    """Compare candidates over the rounds that have them all: at least two where there is more than one candidate.
+
+    Intervals are for the trimmed mean of the logarithms of a round's ratios, by Student's t with winsorised variance
+    (Tukey & McLaughlin 1963, Sankhya A 25, 331-352). Looking several times and at several rivals must not make a winner
+    out of noise: each interval leaves out an equal part of what the rule allows (Bonferroni; for looks: Pocock 1977,
+    Biometrika 64, 191-199, who shows that equal parts lose little). With `last`, none stays open: who cannot be told
+    from the leader by now is tied with it.
+
+    The leader is who has the least median of ratios to its rounds' geometric means; of equals, the first by name.
+    """
+    names = sorted(candidates)
+    used = complete(rounds, names)
+    if len(names) == 1:
+        return Judgement(names[0], (), (), ())
+    logs = _as_logs(used, names)
+    error = (1 - rule.confidence) / (len(rule.looks) * (len(names) - 1))
+    leader = _find_leader(logs)
+    ratios = _ratios(logs, names, leader, error)
+    if any(ratio.high < 1.0 for ratio in ratios):
+        # The median of few lopsided ratios may err where their interval does not.
+        leader = names.index(min(ratios, key=lambda ratio: (ratio.high, ratio.candidate)).candidate)
+        ratios = _ratios(logs, names, leader, error)
+    ratios.sort(key=lambda ratio: (ratio.value, ratio.candidate))
+    rest = [ratio for ratio in ratios if not ratio.is_slower]
+    is_tie = last or all(ratio.is_within(rule.band) for ratio in rest)
+    undecided = tuple(ratio.candidate for ratio in rest)
+    return Judgement(names[leader], tuple(ratios), () if is_tie else undecided, undecided if is_tie else ())
+
+
+def compare(rounds: Sequence[Round], base: str, others: Collection[str], rule: TieRule) -> list[Ratio]:
+    """Ratios to a candidate that need not lead, with intervals as `judge` makes them; the fastest first.
+
+    Over the rounds that have them all: at least two.
+    """
+    names = [base, *sorted(others)]
+    error = (1 - rule.confidence) / (len(rule.looks) * max(1, len(others)))
+    ratios = _ratios(_as_logs(complete(rounds, names), names), names, 0, error)
+    return sorted(ratios, key=lambda ratio: (ratio.value, ratio.candidate))
+
+
+def find_contradictions(
+    rounds: Sequence[Round], leader: str, rivals: Iterable[str], rule: TieRule
+) -> list[Contradiction]:
+    """Rivals that are clearly slower than the leader on one board and clearly faster on another.
+
+    Each board is asked alone, as often as it has three rounds of both.
+    """
+    found = []
+    for rival in sorted(rivals):
+        both = complete(rounds, (leader, rival))
+        slower, faster = [], []
+        for board in sorted({each.board for each in both}):
+            logs = _as_logs([each for each in both if each.board == board], [leader, rival])
+            if len(logs) < _OWN_OPINION:
+                continue
+            (ratio,) = _ratios(logs, [leader, rival], 0, 1 - rule.confidence)
+            if ratio.is_slower:
+                slower.append(board)
+            elif ratio.high < 1.0:
+                faster.append(board)
+        if slower and faster:
+            found.append(Contradiction(rival, leader, faster[0], slower[0]))
+    return found
+
+
+def _as_logs(rounds: Sequence[Round], names: Sequence[str]) -> npt.NDArray[np.float64]:
+    """Logarithms of latencies, one row per round."""
+    return np.log(np.array([[each.latency_s[name] for name in names] for each in rounds], dtype=np.float64))
+
+
+def _find_leader(logs: npt.NDArray[np.float64]) -> int:
+    # Rounded, so that equals stay equal whatever the order in which they were summed up.
+    centres = np.round(np.median(logs - logs.mean(axis=1, keepdims=True), axis=0), 12)
+    return int(np.argmin(centres))
+
+
+def _ratios(logs: npt.NDArray[np.float64], names: Sequence[str], leader: int, error: float) -> list[Ratio]:
+    found = []
+    for index, name in enumerate(names):
+        if index != leader:
+            centre, half = _trimmed_interval(logs[:, index] - logs[:, leader], error)
+            found.append(Ratio(name, math.exp(centre), _exp(centre - half), _exp(centre + half), len(logs)))
+    return found
+
+
+def _trimmed_interval(values: npt.NDArray[np.float64], error: float) -> tuple[float, float]:
+    """The trimmed mean, and half the width of its interval, which misses with probability `error`."""
+    count = len(values)
+    cut = int(_TRIMMED * count)
+    kept = np.sort(values)[cut : count - cut]
+    if len(kept) < 2:
+        return float(kept.mean()), math.inf
+    winsorised = np.clip(values, kept[0], kept[-1])
+    quantile = float(scipy.special.stdtrit(len(kept) - 1, 1 - error / 2))
+    half = quantile * float(winsorised.std(ddof=1)) / ((1 - 2 * cut / count) * math.sqrt(count))
+    return float(kept.mean()), half
+
+
+def _exp(value: float) -> float:
+    """Of what may be infinite."""
+    return math.inf if value > 700 else math.exp(value)

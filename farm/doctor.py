@@ -1,0 +1,145 @@
+"""Examine the farm hop by hop: each check uses the real part, and the last one runs a kernel on the board."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from device_agent.protocol import Engine as Runner
+from device_agent.protocol import OperatingPoint, Outcome, RunSpec, Status
+from farm.artifacts.verify import compare
+from farm.boards.local import LocalFarm
+from farm.campaign.engine import board_actor, ray_calls
+from farm.campaign.engine.board_held import REQUEST_TIMEOUT_S
+from farm.campaign.engine.ray_calls import ray_running
+from farm.errors import PermanentError
+from farm.inventory.board_types import load_board_types
+from farm.processes.machine import machine_lock
+from farm.search import linker
+from farm.search.build_pool import build_once
+from farm.search.target import host_target
+from farm.services.board_doctor import check_boards, describe_home
+from farm.services.checks import Check, run_check
+from farm.settings import Settings
+from farm.store import Store
+
+# What the farm was tested with; a newer tvm-ffi crashes inside TVM's tuning.
+_PINS = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
+
+# A process that loads TVM, on a busy machine, and what it is then asked for.
+_ACTOR_TIMEOUT_S = 180.0
+
+
+def examine(settings: Settings, show: Callable[[Check], None]) -> None:
+    """Go through all hops in order; a hop that needs a failed one is not tried. `show` hears of each at once."""
+    with contextlib.ExitStack() as stack:
+        found: dict[str, Any] = {}
+
+        def hop(name: str, work: Callable[[], str]) -> bool:
+            check = run_check(name, work)
+            show(check)
+            return check.ok
+
+        def store() -> str:
+            found["store"] = stack.enter_context(Store(settings.store_location))
+            return f"{settings.store_location}, {len(found['store'].fetch_records())} records"
+
+        def boards() -> None:
+            for check in check_boards(settings, found["store"]):
+                show(check)
+
+        def machine() -> str:
+            stack.enter_context(machine_lock())
+            return "no other farm command is measuring"
+
+        def start_ray() -> str:
+            stack.enter_context(ray_running(1))
+            return f"{importlib.metadata.version('ray')}, local, 1 CPU"
+
+        def farm() -> str:
+            found["farm"] = stack.enter_context(LocalFarm(settings.tracker_port, settings.home_path / "logs"))
+            tracker = found["farm"].tracker
+            busy = "" if tracker.port == settings.tracker_port else f" ({settings.tracker_port} is in use)"
+            return f"tracker on {tracker.host}:{tracker.port}{busy}, agent registered as {found['farm'].key}"
+
+        def agent() -> str:
+            at = found["farm"]
+            actor = board_actor.start_campaign_board(
+                at.tracker.host, at.tracker.port, at.key, None, {"board_type": "local"}, REQUEST_TIMEOUT_S
+            )
+            found["board"] = actor
+            stack.callback(ray_calls.kill, actor)
+            connecting = actor.connect.remote(REQUEST_TIMEOUT_S)
+            about = ray_calls.get(connecting, f"connecting to {at.key}", _ACTOR_TIMEOUT_S)
+            return (
+                f"protocol {about['protocol_version']}, agent {about['agent_version']}, {about['cpu_model']}, "
+                f"{len(about['cores_online'])} cores, engines {', '.join(about['engines'])}"
+            )
+
+        everything = all(
+            [
+                hop("packages", _packages),
+                hop("settings", lambda: describe_home(settings)),
+                hop("board types", lambda: ", ".join(sorted(load_board_types()))),
+                hop("linker", _link),
+            ]
+        )
+        if not hop("store", store):
+            return
+        boards()
+        if (
+            hop("machine", machine)
+            and hop("ray", start_ray)
+            and hop("tracker", farm)
+            and hop("agent", agent)
+            and everything
+        ):
+            hop("kernel", lambda: _kernel(found["board"], settings))
+
+
+def _packages() -> str:
+    names = (*_PINS, "ray", "xgboost-cpu", "numpy", "onnx", "ziglang")
+    found: dict[str, str] = {}
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    wrong = [f"{name} is not installed" for name in names if name not in found]
+    wrong += [f"{name} {found[name]}, needs {want}" for name, want in _PINS.items() if found.get(name, want) != want]
+    if wrong:
+        raise PermanentError("; ".join(wrong), "Install the pinned versions: make setup.")
+    return ", ".join(f"{name} {version}" for name, version in found.items())
+
+
+def _link() -> str:
+    with tempfile.TemporaryDirectory(prefix="farm-doctor-") as folder:
+        linker.warm(Path(folder), None)
+    return "zig links for this machine"
+
+
+def _kernel(board: Any, settings: Settings) -> str:
+    """A matrix product: built by a compiler process, sent to the board, run there, compared with NumPy."""
+    from farm.search.probe import probe_module
+
+    built = build_once(settings, probe_module(), host_target(1), _ACTOR_TIMEOUT_S)
+    if built.library is None:
+        raise PermanentError(f"the probe kernel does not build: {built.status} {built.message}")
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal((64, 64)).astype("float32") for _ in range(2))
+    inputs = {"arg_000": a, "arg_001": b, "arg_002": np.zeros((64, 64), "float32")}
+    spec = RunSpec(Runner.KERNEL, runs=10, warmup=2)
+    running = board.run_at.remote(1, OperatingPoint().to_json(), spec.to_json(), built.library, inputs)
+    ended = ray_calls.get(running, "the probe kernel", _ACTOR_TIMEOUT_S)
+    outcome, outputs = Outcome.from_json(ended.outcome_json), ended.outputs
+    if outcome.status is not Status.OK:
+        raise PermanentError(f"the probe kernel failed: {outcome.status} {outcome.message}")
+    verdict = compare([list(outputs.values())[-1]], [a @ b])
+    if not verdict.matches:
+        raise PermanentError(f"the probe kernel computes something else: {verdict.reason}")
+    microseconds = np.median(outcome.latency_s) * 1e6
+    return f"64x64 matrix product in {microseconds:.0f} us, largest error {verdict.max_abs_error:.1e}"

@@ -1,0 +1,394 @@
+"""Provision one board over SSH: look, decide, do what is left, prove it, or put back what was there before."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TypeVar
+
+from farm.errors import FarmError, PermanentError
+from farm.provision import scripts
+from farm.provision.bundle import Bundle
+from farm.provision.bundle_build import BundleCache
+from farm.provision.layout import ROOT_PREFIX, Layout, plan_layout
+from farm.provision.plan import Plan, check_board, choose_pythons, plan_removals, plan_steps
+from farm.provision.reports import BoardReport, Outcome, StepReport, StepStatus
+from farm.provision.service_files import AgentOptions, BoardFile, compute_digest, render_files
+from farm.provision.shell import BoardShell
+from farm.provision.survey import Login, Survey, fetch_login, fetch_survey
+from farm.reach.host_keys import KnownHosts
+from farm.reach.ssh import SshConnection
+from farm.reach.ssh_files import put
+from farm.reach.ssh_handshake import SshAddress
+
+# Deadlines of the steps on a slow board with a slow SD card: an unpacked bundle is 150 MB in 3,000 files.
+QUICK_S = 30.0
+UNPACK_S = 180.0
+PYTHON_S = 300.0
+INSTALL_S = 900.0
+# Importing TVM and looking at the sensors took 9 s under emulation, and 76 s where the emulator had a third of a core.
+START_S = 180.0
+REMOVE_S = 120.0
+_RECONNECTS = 3
+
+Result = TypeVar("Result")
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A board to provision: who it is, where its sshd is, and what its agent is told."""
+
+    name: str
+    address: SshAddress
+    options: AgentOptions
+
+    @property
+    def key(self) -> str:
+        """Its name at the tracker."""
+        return f"{self.options.board_type}/{self.name}"
+
+
+# Proves a board end to end and says in a line what it saw; raises FarmError where it is not proven.
+Probe = Callable[[Target], str]
+# Keeps others from a board while its agent is stopped and started; raises FarmError where somebody uses it.
+Hold = Callable[[str], AbstractContextManager[object]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What is wanted of every board of one call. `show` hears of each step as it ends, from any thread."""
+
+    bundles: BundleCache
+    probe: Probe
+    known_hosts: KnownHosts | None = None
+    prefix: str = ""
+    dry_run: bool = False
+    uninstall: bool = False
+    hold: Hold = lambda name: contextlib.nullcontext()
+    show: Callable[[str, StepReport], None] = lambda name, report: None
+    start_timeout_s: float = START_S
+
+
+class Interrupted(Exception):
+    """The work on a board was ended from outside, between two of its steps or within one."""
+
+
+class Provisioner:
+    """The work on one board. `run` is called once; `interrupt` may be called from another thread."""
+
+    def __init__(self, target: Target, job: Job) -> None:
+        self.target = target
+        self._job = job
+        self._port = target.options.agent_port
+        self._steps: list[StepReport] = []
+        self._notes: list[str] = []
+        self._stop = threading.Event()
+        self._connection: SshConnection | None = None
+        self._as_root = self._sudo = False
+        self._version = ""
+        self._state = "nothing was done to it"
+
+    def run(self) -> BoardReport:
+        """Do it; every way to fail is in the report."""
+        try:
+            outcome = self._uninstall() if self._job.uninstall else self._provision()
+        except Interrupted:
+            outcome = Outcome.INTERRUPTED
+        except FarmError:  # the failed step is reported already
+            outcome = Outcome.INTERRUPTED if self._stop.is_set() else Outcome.FAILED
+        finally:
+            if self._connection is not None:
+                self._connection.close()
+        return BoardReport(
+            self.target.name, outcome, self._version, self._state, tuple(self._steps), tuple(self._notes)
+        )
+
+    def interrupt(self) -> None:
+        """End the work soon: a step that waits for the board ends with the connection."""
+        self._stop.set()
+        if self._connection is not None:
+            self._connection.close("interrupted")
+
+    def _provision(self) -> Outcome:
+        shell, layout = self._connect()
+        files = render_files(layout, self.target.options)
+        survey = self._check(shell, layout, files)
+        bundle, plan = self._step("bundle", lambda: self._find_bundle(survey, layout, files))
+        key = bundle.manifest.key
+        if self._job.dry_run:
+            return self._tell_plan(plan)
+        try:
+            self._install(shell, layout, bundle, plan)
+        except (FarmError, Interrupted):
+            self._clean_up(layout, key)
+            raise
+        busy = ""
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self._job.hold(self.target.name))
+            except FarmError as error:
+                if _disturbing(plan):
+                    self._note_step("hold", StepStatus.FAILED, str(error))
+                    raise
+                busy = error.message
+            if not self._activate(shell, layout, plan, key, files):
+                return Outcome.ROLLED_BACK
+            return self._prove(shell, layout, plan, survey, key, busy)
+
+    def _connect(self) -> tuple[BoardShell, Layout]:
+        def work() -> tuple[tuple[BoardShell, Layout], StepStatus, str]:
+            self._connection = SshConnection.connect(self.target.address, self._job.known_hosts)
+            if self._stop.is_set():
+                raise Interrupted
+            login = fetch_login(BoardShell(self._connection), ROOT_PREFIX)
+            self._note_login(login)
+            self._as_root, self._sudo = login.uid == 0 or login.may_sudo, login.uid != 0 and login.may_sudo
+            layout = plan_layout(self._job.prefix, login.uid, login.may_sudo, login.systemd, login.home)
+            who = f"{self.target.address.user}{' with sudo' if self._sudo else ''}"
+            where = f"{who} at {self.target.address}, {layout.prefix}"
+            return (self._shell(), layout), StepStatus.OK, where
+
+        return self._timed("connect", work)
+
+    def _note_login(self, login: Login) -> None:
+        """Say why sudo is not had. Raises PermanentError where an installation stands that only root may change."""
+        if login.uid == 0 or login.may_sudo:
+            return
+        if login.standing is not None and not self._job.prefix:
+            version = login.standing or "an unfinished version"
+            self._state = f"as before: {version} in {ROOT_PREFIX}"
+            raise PermanentError(
+                f"{version} is installed for the whole system in {ROOT_PREFIX}, and changing that takes sudo without a "
+                f"password, which {self.target.address.user} does not have: {login.refused}",
+                "Let the login use sudo without a password again, or log in as root. A second installation beside it "
+                "takes --prefix, and a port of its own.",
+            )
+        self._notes.append(f"sudo: {login.refused}")
+
+    def _check(self, shell: BoardShell, layout: Layout, files: Sequence[BoardFile]) -> Survey:
+        def work() -> tuple[Survey, StepStatus, str]:
+            survey = fetch_survey(shell, layout, [file.path for file in files], self._port)
+            self._version = survey.current
+            self._state = f"as before: {survey.current or 'no agent of ours'}"
+            self._notes += check_board(survey, layout, time.time())
+            python = next(iter(survey.pythons), "")
+            facts = f"{survey.os_name}, {survey.arch}, glibc {survey.glibc}, Python {python or 'older than 3.10'}"
+            notes = "".join(f"; {note}" for note in self._notes)
+            return survey, StepStatus.OK, f"{facts}, {survey.free_bytes / 1e9:.1f} GB free{notes}"
+
+        return self._timed("check", work)
+
+    def _find_bundle(
+        self, survey: Survey, layout: Layout, files: tuple[BoardFile, ...]
+    ) -> tuple[tuple[Bundle, Plan], StepStatus, str]:
+        bundle = self._job.bundles.require(survey.arch, choose_pythons(survey))
+        plan = plan_steps(survey, layout, bundle, files)
+        return (bundle, plan), StepStatus.OK, f"{bundle.manifest.key}, {bundle.size / 1e6:.0f} MB"
+
+    def _install(self, shell: BoardShell, layout: Layout, bundle: Bundle, plan: Plan) -> None:
+        """Everything that the running agent cannot notice."""
+        manifest = bundle.manifest
+
+        def send() -> str:
+            shell.change(layout, scripts.make_incoming(layout), QUICK_S, "making a folder for the bundle")
+            moved = put(shell.connection, bundle.path, layout.below(scripts.BUNDLE), 0o600)
+            shell.change(layout, scripts.unpack(layout), UNPACK_S, "unpacking the bundle")
+            return f"{moved.size / 1e6:.0f} MB in {moved.seconds:.1f} s"
+
+        def python() -> str:
+            shell.change(layout, scripts.install_python(layout, manifest), PYTHON_S, "unpacking a Python")
+            return manifest.managed_python
+
+        def install() -> str:
+            shell.change(layout, scripts.install_version(layout, manifest, plan), INSTALL_S, "installing the agent")
+            return layout.version(manifest.key)
+
+        def user() -> str:
+            shell.change(layout, scripts.make_user(layout), QUICK_S, f"making the user {layout.user}")
+            return layout.user
+
+        def folder() -> str:
+            shell.run(scripts.make_folder(layout), QUICK_S, f"making {layout.prefix}")
+            return layout.prefix
+
+        self._change(plan, "folder", folder)
+        self._change(plan, "send", send)
+        self._change(plan, "python", python)
+        self._change(plan, "install", install)
+        self._change(plan, "user", user)
+
+    def _activate(self, shell: BoardShell, layout: Layout, plan: Plan, key: str, files: tuple[BoardFile, ...]) -> bool:
+        """Everything that the running agent does notice. False where it failed and what was there before is back."""
+        stamp = f"{key} {compute_digest(files)}"
+
+        def services() -> str:
+            shell.change(layout, scripts.write_files(layout, files), QUICK_S, "writing the services")
+            return ", ".join(layout.units) or "its own supervisor"
+
+        def switch() -> str:
+            shell.change(layout, scripts.switch(layout, key), QUICK_S, "switching")
+            return f"from {self._version or 'nothing'} to {key}"
+
+        def start() -> str:
+            timeout_s = self._job.start_timeout_s
+            shell.change(
+                layout, scripts.start(layout, stamp, self._port, timeout_s), timeout_s + QUICK_S, "starting the agent"
+            )
+            return f"listens on the board's loopback, port {self._port}"
+
+        try:
+            if _disturbing(plan):
+                self._state = f"between {self._version or 'nothing'} and {key}; run the command again"
+            self._change(plan, "services", services)
+            self._change(plan, "switch", switch)
+            self._change(plan, "start", start)
+        except (FarmError, Interrupted) as error:
+            if self._roll_back(layout, key, error):
+                return False
+            raise
+        return True
+
+    def _prove(self, shell: BoardShell, layout: Layout, plan: Plan, survey: Survey, key: str, busy: str) -> Outcome:
+        """Run something on the board, then drop what it replaced. `busy` says who uses it, whom nothing may disturb."""
+        changing = bool(plan.needed)
+        if changing:
+            self._state = f"{key} runs and is not proven yet; run the command again"
+        try:
+            self._step(
+                "probe", lambda: (None, StepStatus.OK, f"left out: {busy}" if busy else self._job.probe(self.target))
+            )
+        except (FarmError, Interrupted) as error:
+            changed = {"services", "switch"} & plan.needed or survey.pending is not None
+            if changed and self._roll_back(layout, key, error):
+                return Outcome.ROLLED_BACK
+            raise
+        self._version = key
+
+        def finish() -> str:
+            removals = plan_removals(survey, key)
+            shell.change(layout, scripts.finish(layout, removals), QUICK_S, "removing what is not needed any more")
+            return f"removed {', '.join(removals)}" if removals else ""
+
+        self._change(plan, "finish", finish)
+        self._state = f"{key} runs and is proven"
+        return Outcome.PROVISIONED if changing else Outcome.UNCHANGED
+
+    def _roll_back(self, layout: Layout, key: str, error: BaseException) -> bool:
+        """Put back what was there before; False where the board cannot be reached or nothing was there to put back."""
+        if isinstance(error, Interrupted) or self._stop.is_set():
+            return False
+
+        def work() -> tuple[StepStatus, str]:
+            timeout_s = self._job.start_timeout_s
+            script = scripts.roll_back(layout, key, self._port, timeout_s)
+            said = self._reconnected().change(layout, script, timeout_s + QUICK_S, "putting back what was there before")
+            before = said.split()[-1] if said.split() else "nothing"
+            if before == "nothing":  # it was not touched yet
+                self._state = f"as before: {self._version or 'no agent of ours'}"
+                return StepStatus.ALREADY, self._state
+            self._version = "" if before == "none" else before
+            self._state = f"{before} runs again" if self._version else f"no agent of {layout.prefix} runs, as before"
+            return StepStatus.DONE, self._state
+
+        with contextlib.suppress(FarmError):
+            self._step("roll back", lambda: (None, *work()))
+            return bool(self._version) and self._steps[-1].status is StepStatus.DONE
+        return False
+
+    def _clean_up(self, layout: Layout, key: str) -> None:
+        """Free what a failed step took on the board; where that fails too, the next run does it."""
+        if not self._stop.is_set():
+            with contextlib.suppress(FarmError):
+                self._reconnected().change(layout, scripts.clean_up(layout, key), REMOVE_S, "cleaning up")
+
+    def _reconnected(self) -> BoardShell:
+        """A shell on a connection that lives; a new one where the old one was cut."""
+        assert self._connection is not None
+        for _ in range(_RECONNECTS):
+            if not self._connection.lost.is_set():
+                break
+            with contextlib.suppress(FarmError):
+                self._connection = SshConnection.connect(self.target.address, self._job.known_hosts)
+            if self._stop.wait(0.5):
+                raise Interrupted
+        return self._shell()
+
+    def _shell(self) -> BoardShell:
+        assert self._connection is not None
+        return BoardShell(self._connection, self._as_root, self._sudo)
+
+    def _uninstall(self) -> Outcome:
+        shell, layout = self._connect()
+        files = render_files(layout, self.target.options)
+
+        def work() -> tuple[None, StepStatus, str]:
+            survey = fetch_survey(shell, layout, (), self._port)
+            self._version = survey.current
+            if not survey.ours:
+                self._state = "nothing of ours is there"
+                return None, StepStatus.ALREADY, f"nothing of ours in {layout.prefix}"
+            if self._job.dry_run:
+                self._state = "as before"
+                return None, StepStatus.WOULD, f"remove {layout.prefix} and {survey.current or 'what is left'}"
+            self._state = "partly removed; run the command again"
+            shell.change(layout, scripts.uninstall(layout, files), REMOVE_S, "removing the installation")
+            self._version, self._state = "", "nothing of ours is left there"
+            return None, StepStatus.DONE, f"removed {layout.prefix}"
+
+        with contextlib.ExitStack() as stack:
+            if not self._job.dry_run:
+                try:
+                    stack.enter_context(self._job.hold(self.target.name))
+                except FarmError as error:
+                    self._note_step("hold", StepStatus.FAILED, str(error))
+                    raise
+            self._timed("remove", work)
+        status = self._steps[-1].status
+        return {StepStatus.ALREADY: Outcome.UNCHANGED, StepStatus.WOULD: Outcome.PLANNED}.get(status, Outcome.REMOVED)
+
+    def _tell_plan(self, plan: Plan) -> Outcome:
+        for name in ("folder", "send", "python", "install", "user", "services", "switch", "start", "finish"):
+            if name in plan.needed:
+                self._note_step(name, StepStatus.WOULD, "")
+            else:
+                self._note_step(name, StepStatus.ALREADY, "")
+        return Outcome.PLANNED
+
+    def _change(self, plan: Plan, name: str, work: Callable[[], str]) -> None:
+        """Do a step if the plan says so."""
+        if name in plan.needed:
+            self._step(name, lambda: (None, StepStatus.DONE, work()))
+        else:
+            self._note_step(name, StepStatus.ALREADY, "")
+
+    def _step(self, name: str, work: Callable[[], tuple[Result, StepStatus, str]]) -> Result:
+        if self._stop.is_set():
+            raise Interrupted
+        return self._timed(name, work)
+
+    def _timed(self, name: str, work: Callable[[], tuple[Result, StepStatus, str]]) -> Result:
+        began = time.monotonic()
+        try:
+            result, status, detail = work()
+        except FarmError as error:
+            if self._stop.is_set():
+                self._note_step(name, StepStatus.FAILED, "interrupted", time.monotonic() - began)
+                raise Interrupted from error
+            self._note_step(name, StepStatus.FAILED, str(error), time.monotonic() - began)
+            raise
+        self._note_step(name, status, detail, time.monotonic() - began)
+        return result
+
+    def _note_step(self, name: str, status: StepStatus, detail: str, seconds: float = 0.0) -> None:
+        report = StepReport(name, status, detail, seconds)
+        self._steps.append(report)
+        self._job.show(self.target.name, report)
+
+
+def _disturbing(plan: Plan) -> bool:
+    """Whether the agent that runs would notice."""
+    return bool({"services", "switch", "start"} & plan.needed)

@@ -1,0 +1,218 @@
+"""Make bundles: fetch and pack what a board of one machine and one Python needs; keep them, so that they are made once.
+
+This runs on the coordinator alone. What a bundle looks like is in `bundle.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from farm.errors import UnavailableError, UsageError
+from farm.provision import interpreters, pins, wheels
+from farm.provision.agent_wheel import find_agent_source, pack_agent, read_agent_version
+from farm.provision.bundle import Bundle, Manifest, open_bundle, write_bundle
+from farm.provision.resources import read_resource
+
+# What a board has besides Python code, as it lies in a bundle.
+SERVICE_FILES = ("tvm-farm-agent.service", "tvm-farm-clock-helper.service", "supervisor.py")
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What a bundle is made for and from.
+
+    `pythons`: the series to have wheels for; `archive`: an interpreter to bring along, None for none; `managed`: fetch
+    one. `source` is the folder of the package `device_agent`.
+    """
+
+    arch: str
+    pythons: tuple[str, ...]
+    managed: bool = False
+    archive: Path | None = None
+    source: Path = dataclasses.field(default_factory=find_agent_source)
+
+    def compute_key(self) -> str:
+        """A short hash over everything that decides about the bundle's contents."""
+        digest = hashlib.sha256()
+        with tempfile.TemporaryDirectory(prefix="farm-agent-") as folder:
+            digest.update(pack_agent(self.source, Path(folder)).read_bytes())
+        for name in ("agent.txt", "board-tools.txt", *SERVICE_FILES):
+            digest.update(f"{name}\0{read_resource(name)}\0".encode())
+        if self.archive:
+            digest.update(self.archive.read_bytes())
+        digest.update(repr((self.arch, self.pythons, self.managed)).encode())
+        return digest.hexdigest()[:16]
+
+
+def build_bundle(recipe: Recipe, output: Path, note: Callable[[str], None] = lambda text: None) -> Bundle:
+    """Make a bundle at `output`. Equal recipes give equal bytes.
+
+    Raises UsageError (arch, Python or archive that no board has), UnavailableError (pip, disk, no interpreter to be
+    had), TransientError (nothing to be fetched), DeadlineError.
+    """
+    recipe = _require_sound(recipe)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".bundle-", dir=output.parent) as text:
+            folder = Path(text)
+            managed = _add_interpreter(recipe, folder, note)
+            unpacked = _add_wheels(recipe, folder, note)
+            _add_uv(recipe, folder)
+            for name in SERVICE_FILES:
+                (folder / name).write_text(read_resource(name), encoding="utf-8")
+            files = {
+                path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+                for path in sorted(folder.rglob("*"))
+                if path.is_file()
+            }
+            # An interpreter's archive is a third of what it unpacks to.
+            unpacked += sum(4 * path.stat().st_size for path in (folder / "python").glob("*.tar.*"))
+            version = read_agent_version(recipe.source)
+            manifest = Manifest(version, recipe.arch, recipe.pythons, managed, unpacked, files)
+            return write_bundle(folder, manifest, output)
+    except OSError as error:
+        raise UnavailableError(
+            f"the bundle cannot be written: {error}", "Is the disk full, or --output elsewhere?"
+        ) from error
+
+
+class BundleCache:
+    """Bundles of this coordinator: each made once, by whichever thread asks first. Thread-safe."""
+
+    def __init__(
+        self, folder: Path, given: Path | None = None, note: Callable[[str], None] = lambda text: None
+    ) -> None:
+        """`given` is a bundle to use for every board; else they are made, and kept in `folder`."""
+        self._folder = folder
+        self._given = given
+        self._note = note
+        self._lock = threading.Lock()
+        self._made: dict[tuple[str, str, bool], Bundle] = {}
+
+    def require(self, arch: str, pythons: Sequence[str]) -> Bundle:
+        """A bundle for a board of `arch` that has these Pythons, in order of preference, maybe none.
+
+        Raises UsageError where the given one is not for such a board, and what `build_bundle` raises.
+        """
+        with self._lock:
+            if self._given is not None:
+                key = ("", "", False)
+                if key not in self._made:
+                    self._made[key] = open_bundle(self._given)
+                return _require_fit(self._made[key], arch, pythons)
+            python = pythons[0] if pythons else interpreters.MANAGED_PYTHON
+            key = (arch, python, not pythons)
+            if key not in self._made:
+                self._made[key] = self._find_or_build(Recipe(arch, (python,), managed=not pythons))
+            return self._made[key]
+
+    def _find_or_build(self, recipe: Recipe) -> Bundle:
+        path = self._folder / f"{recipe.arch}-{recipe.pythons[0]}-{recipe.compute_key()}.tar"
+        if path.is_file():
+            try:
+                return open_bundle(path)
+            except UsageError as error:
+                self._note(f"making {path.name} anew: {error.message}")
+        bundle = build_bundle(recipe, path, self._note)
+        self._drop_old(path)
+        return bundle
+
+    def _drop_old(self, newest: Path) -> None:
+        """Bundles of the same kind are of no use once a newer one is there."""
+        kind = newest.name.rsplit("-", 1)[0]
+        for path in self._folder.glob(f"{kind}-*.tar"):
+            if path != newest:
+                path.unlink(missing_ok=True)
+
+
+def _require_fit(bundle: Bundle, arch: str, pythons: Sequence[str]) -> Bundle:
+    manifest = bundle.manifest
+    if manifest.arch != arch:
+        raise UsageError(
+            f"the bundle {bundle.path.name} is for {manifest.arch}, the board is {arch}",
+            "Make one for it: farm bundle build.",
+        )
+    if not manifest.managed_python and not set(pythons) & set(manifest.pythons):
+        has = f"has Python {', '.join(pythons)}" if pythons else "has no Python >= 3.10"
+        raise UsageError(
+            f"the bundle {bundle.path.name} is for Python {', '.join(manifest.pythons)}, the board {has}",
+            "Make one that fits, or one with an interpreter of its own: farm bundle build --python-archive FILE.",
+        )
+    return bundle
+
+
+def _require_sound(recipe: Recipe) -> Recipe:
+    """The recipe with the archive's Python among its own. Raises UsageError."""
+    if recipe.arch not in wheels.ARCHS:
+        raise UsageError(f"there are no wheels for {recipe.arch!r}", f"Boards are one of {', '.join(wheels.ARCHS)}.")
+    known = [f"3.{minor}" for minor in range(interpreters.LEAST_PYTHON[1], interpreters.LAST_PYTHON[1] + 1)]
+    pythons = recipe.pythons
+    if recipe.archive is not None:
+        if not recipe.archive.is_file():
+            raise UsageError(f"there is no file {recipe.archive}")
+        interpreter = interpreters.parse_interpreter(recipe.archive)
+        if interpreter.arch != recipe.arch:
+            raise UsageError(f"{recipe.archive.name} is for {interpreter.arch}, the bundle for {recipe.arch}")
+        pythons = tuple(dict.fromkeys((*pythons, interpreter.series)))
+    if wrong := [python for python in pythons if python not in known]:
+        raise UsageError(f"a board's Python cannot be {wrong[0]}", f"It is one of {', '.join(known)}.")
+    return dataclasses.replace(recipe, pythons=pythons)
+
+
+def _add_interpreter(recipe: Recipe, folder: Path, note: Callable[[str], None]) -> str:
+    """The interpreter's archive and uv's list with it; returns the folder name it will have on boards, or nothing."""
+    if recipe.archive is None and not recipe.managed:
+        return ""
+    place = folder / "python"
+    place.mkdir()
+    archive = recipe.archive
+    if archive is None:
+        note(f"fetching Python {recipe.pythons[0]} for {recipe.arch}")
+        archive = interpreters.fetch_interpreter(recipe.pythons[0], recipe.arch, place)
+    interpreter = interpreters.parse_interpreter(archive)
+    data = archive.read_bytes()
+    (place / interpreter.file_name).write_bytes(data)
+    (place / "downloads.json").write_text(interpreter.to_downloads(hashlib.sha256(data).hexdigest()))
+    return interpreter.key
+
+
+def _add_wheels(recipe: Recipe, folder: Path, note: Callable[[str], None]) -> int:
+    """Wheels for every Python and what is to be installed of them; returns the bytes that the largest set takes."""
+    place = folder / "wheels"
+    place.mkdir()
+    agent = pack_agent(recipe.source, place)
+    largest = 0
+    for python in recipe.pythons:
+        note(f"fetching wheels for {recipe.arch} and Python {python}")
+        chosen = pins.choose_pins(read_resource("agent.txt"), python, recipe.arch)
+        scratch = folder / f".{python}"
+        lines, size = [_line(agent)], wheels.unpacked_bytes(agent)
+        for wheel in wheels.fetch_wheels(chosen, python, recipe.arch, scratch):
+            wheels.slim_wheel(wheel)
+            size += wheels.unpacked_bytes(wheel)
+            # The same wheel may serve several Pythons.
+            lines.append(_line(wheel.replace(place / wheel.name)))
+        os.rmdir(scratch)  # noqa: PTH106 - fails if pip left something, which it must not
+        (folder / f"requirements-{python}.txt").write_text("".join(sorted(lines)))
+        largest = max(largest, size)
+    return largest
+
+
+def _line(wheel: Path) -> str:
+    """A wheel as a requirement: what a board installs is what was packed, TVM's slimmed wheel too."""
+    name, version = wheel.name.split("-")[:2]
+    return f"{name}=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+
+
+def _add_uv(recipe: Recipe, folder: Path) -> None:
+    place = folder / "uv"
+    program = interpreters.fetch_uv(recipe.arch, place)
+    (place / "uv.gz").write_bytes(gzip.compress(program.read_bytes(), mtime=0))
+    program.unlink()

@@ -1,0 +1,137 @@
+"""Pythons for boards whose own is too old: uv's managed builds, as the archives that their makers publish.
+
+The coordinator has uv fetch an archive for the board's machine, and the board's uv unpacks it without a network.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import stat
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from farm.errors import FarmError, TransientError, UnavailableError, UsageError
+from farm.provision.pins import choose_pins
+from farm.provision.resources import read_resource
+from farm.provision.wheels import fetch_wheels, pip_environment, run_tool
+
+# What boards get that lack a Python of their own: the version that this project is tested with.
+MANAGED_PYTHON = "3.11"
+LEAST_PYTHON, LAST_PYTHON = (3, 10), (3, 14)
+FETCH_TIMEOUT_S = 600.0
+# In a bundle's list of downloads, for the folder that it was unpacked to.
+FOLDER_MARK = "@FOLDER@"
+# cpython-3.11.14+20251120-aarch64-unknown-linux-gnu-install_only_stripped.tar.gz; a cache of uv's writes + as %2B.
+_NAME = re.compile(
+    r"(?:[A-Za-z0-9._-]+-)?(?P<name>cpython-3\.(?P<minor>\d+)\.(?P<patch>\d+)(?:\+|%2B)(?P<build>\d+)-"
+    r"(?P<arch>aarch64|x86_64)-unknown-linux-gnu-install_only(?:_stripped)?\.tar\.(?:gz|zst))"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Interpreter:
+    """What the name of an archive says: `version` such as `3.11.14`, `build` its date, `arch` the machine."""
+
+    minor: int
+    patch: int
+    build: str
+    arch: str
+    file_name: str
+
+    @property
+    def version(self) -> str:
+        """As `python --version` says it."""
+        return f"3.{self.minor}.{self.patch}"
+
+    @property
+    def series(self) -> str:
+        """The version without its last part."""
+        return f"3.{self.minor}"
+
+    @property
+    def key(self) -> str:
+        """Its name in uv, also the name of the folder that it is unpacked to."""
+        return f"cpython-{self.version}-linux-{self.arch}-gnu"
+
+    def to_downloads(self, sha256: str) -> str:
+        """A list of downloads for uv with this one alone, at `FOLDER_MARK`."""
+        entry = {
+            "name": "cpython",
+            "arch": {"family": self.arch, "variant": None},
+            "os": "linux",
+            "libc": "gnu",
+            "major": 3,
+            "minor": self.minor,
+            "patch": self.patch,
+            "prerelease": "",
+            "url": f"file://{FOLDER_MARK}/{self.file_name}",
+            "sha256": sha256,
+            "variant": None,
+            "build": self.build,
+        }
+        return json.dumps({self.key: entry}, indent=1) + "\n"
+
+
+def parse_interpreter(path: Path) -> Interpreter:
+    """What an archive is, by its name. Raises UsageError."""
+    found = _NAME.fullmatch(path.name)
+    if found is None or not LEAST_PYTHON <= (3, int(found["minor"])) <= LAST_PYTHON:
+        raise UsageError(
+            f"{path.name} does not name a Python that a board could use",
+            "It is an archive of python-build-standalone for Linux with glibc, Python 3.10 to 3.14, by its own name: "
+            "cpython-3.11.14+20251120-aarch64-unknown-linux-gnu-install_only.tar.gz.",
+        )
+    name = found["name"].replace("%2B", "+")
+    return Interpreter(int(found["minor"]), int(found["patch"]), found["build"], found["arch"], name)
+
+
+def fetch_uv(arch: str, folder: Path) -> Path:
+    """Fetch uv's program for a machine into `folder`, by pip and its pinned hash. Raises what `fetch_wheels` does."""
+    pins = choose_pins(read_resource("board-tools.txt"), MANAGED_PYTHON, arch)
+    (wheel,) = fetch_wheels(pins, MANAGED_PYTHON, arch, folder)
+    program = folder / "uv"
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("/scripts/uv")]
+        program.write_bytes(archive.read(name))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    wheel.unlink()
+    return program
+
+
+def fetch_interpreter(series: str, arch: str, folder: Path) -> Path:
+    """Have uv here fetch the newest managed build of a Python for another machine; returns the archive in `folder`.
+
+    Where it comes from is uv's own configuration (UV_PYTHON_INSTALL_MIRROR names a mirror, a `file://` one too).
+    Raises UnavailableError where it cannot be had.
+    """
+    with tempfile.TemporaryDirectory(prefix="farm-python-") as text:
+        scratch = Path(text)
+        try:
+            uv = fetch_uv(_own_arch(), scratch)
+            environment = pip_environment() | {"UV_PYTHON_CACHE_DIR": str(scratch / "cache")}
+            command = [str(uv), "python", "install", "--no-config", "--no-bin"]
+            command += ["--install-dir", str(scratch / "installed"), f"cpython-{series}-linux-{arch}-gnu"]
+            run_tool(command, f"uv, fetching Python {series} for {arch},", FETCH_TIMEOUT_S, environment)
+        except FarmError as error:
+            raise UnavailableError(
+                f"no Python {series} for {arch} can be fetched: {error.message}",
+                "Fetch an install_only archive of python-build-standalone elsewhere and give it to farm bundle build "
+                "--python-archive FILE, or name a mirror by UV_PYTHON_INSTALL_MIRROR.",
+            ) from error
+        for archive in (scratch / "cache").rglob("*"):
+            if archive.is_file() and _NAME.fullmatch(archive.name):
+                target = folder / parse_interpreter(archive).file_name
+                target.write_bytes(archive.read_bytes())
+                return target
+    raise TransientError(f"uv fetched Python {series} for {arch} and kept no archive of it")
+
+
+def _own_arch() -> str:
+    import platform
+
+    assert sys.platform == "linux"
+    return platform.machine()

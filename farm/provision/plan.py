@@ -1,0 +1,146 @@
+"""Decide whether a board can have an agent, and which steps are left to do. Pure: a survey in, decisions out."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+from farm.errors import PermanentError
+from farm.provision.bundle import Bundle
+from farm.provision.layout import Layout
+from farm.provision.service_files import BoardFile, compute_digest
+from farm.provision.survey import Survey
+from farm.provision.wheels import ARCHS, LEAST_GLIBC_MINOR
+
+# In the order in which they are done. `connect` and `check` look, `bundle` happens here, `probe` uses the board.
+STEPS = (
+    *("connect", "check", "bundle", "folder", "send", "python", "install", "user", "services", "switch", "start"),
+    *("probe", "finish"),
+)
+# Beyond what is installed: logs, a session's uploads.
+_ROOM_TO_LIVE_BYTES = 64 << 20
+_ROOM_TO_LIVE_FILES = 1000
+_FILES_PER_BYTE = 1 / 12_000
+# Certificates and logs are of no use with a clock that is this far off. Nothing here depends on it.
+CLOCK_TOLERANCE_S = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Which of `STEPS` change something on the board, and the Python that a version is made with.
+
+    `python` is a program on the board, empty where the bundle brings its own, of the series `series`.
+    """
+
+    needed: frozenset[str]
+    python: str
+    series: str
+
+
+def check_board(survey: Survey, layout: Layout, now: float) -> list[str]:
+    """What an operator should know of a board that can have an agent. Raises PermanentError for one that cannot."""
+    if survey.arch not in ARCHS:
+        raise PermanentError(
+            f"the board is {survey.arch or 'of an unknown machine'}, and there are wheels for {' and '.join(ARCHS)}",
+            "A 64-bit system is needed; some boards run a 32-bit one on a 64-bit processor.",
+        )
+    if not survey.glibc or tuple(map(int, survey.glibc.split("."))) < (2, LEAST_GLIBC_MINOR):
+        has = f"glibc {survey.glibc}" if survey.glibc else "no glibc"
+        raise PermanentError(
+            f"the board has {has}, TVM's wheels need 2.{LEAST_GLIBC_MINOR} or newer",
+            "Ubuntu 18.04 (JetPack 4), Debian 10 and anything later have it; musl systems such as Alpine do not.",
+        )
+    if survey.lacks:
+        raise PermanentError(f"the board lacks {', '.join(survey.lacks)}", "Install what is missing there.")
+    if survey.foreign:
+        raise PermanentError(
+            f"{layout.prefix} holds files that are not ours", "Move them away, or give another folder with --prefix."
+        )
+    if not survey.writable:
+        raise PermanentError(
+            f"the login may not write to {layout.prefix} or what is above it",
+            "Let it use sudo without a password, or give a folder of its own with --prefix.",
+        )
+    notes = []
+    off_s = survey.clock_s - now
+    if abs(off_s) > CLOCK_TOLERANCE_S:
+        ahead = "ahead" if off_s > 0 else "behind"
+        notes.append(f"its clock is {describe_span(abs(off_s))} {ahead} (it says {_date(survey.clock_s)}); set it")
+    if not layout.as_root:
+        notes.append(
+            "neither root nor sudo without a password: no clock helper, so clocks cannot be held; "
+            "nothing starts the agent when the board boots; candidates run as the login itself"
+        )
+    elif not layout.systemd:
+        notes.append("no systemd: the agent is not started when the board boots; tvm-farm-board start does it")
+    return notes
+
+
+def choose_pythons(survey: Survey) -> tuple[str, ...]:
+    """The series that a bundle may be made for, in order of preference."""
+    return tuple(survey.pythons)
+
+
+def plan_steps(survey: Survey, layout: Layout, bundle: Bundle, files: Sequence[BoardFile]) -> Plan:
+    """What is left to do. Raises PermanentError where the board has no room for it."""
+    manifest = bundle.manifest
+    usable = [series for series in survey.pythons if series in manifest.pythons]
+    needed = set()
+    installed = manifest.key in survey.versions
+    if not survey.ours:
+        needed.add("folder")
+    if not installed:
+        needed |= {"send", "install"} | ({"python"} if not usable else set())
+    if layout.user and not survey.user_exists:
+        needed.add("user")
+    if any(survey.files.get(file.path) != file.sha256 for file in files):
+        needed.add("services")
+    if survey.current != manifest.key:
+        needed.add("switch")
+    restart = {"services", "switch", "user"} & needed or survey.pending is not None or survey.agent_pid is None
+    if restart or survey.started != f"{manifest.key} {compute_digest(tuple(files))}":
+        needed.add("start")
+    if needed or survey.left or survey.partial or len(survey.versions) > 2 or survey.pending is not None:
+        needed.add("finish")
+    if not installed:
+        _require_room(survey, layout, bundle)
+    series = usable[0] if usable else ".".join(manifest.managed_python.removeprefix("cpython-").split(".")[:2])
+    return Plan(frozenset(needed), survey.pythons[usable[0]] if usable else "", series)
+
+
+def describe_span(seconds: float) -> str:
+    """A duration as a person says it: `4 min`, `3 h`, `12 days`, `1.1 years`."""
+    for unit, name in ((365.25 * 86400, "years"), (86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= unit:
+            return f"{seconds / unit:.1f} {name}" if name == "years" else f"{seconds / unit:.0f} {name}"
+    return f"{seconds:.0f} s"
+
+
+def plan_removals(survey: Survey, key: str) -> tuple[str, ...]:
+    """The versions to remove once `key` has proven itself: all but it and the one before it."""
+    others = [version for version in survey.versions if version != key]
+    before = survey.pending if survey.pending in others else survey.current
+    keep = before if before in others else next(iter(others), "")
+    return (*(version for version in others if version != keep), *(name for name in survey.partial if name != key))
+
+
+def _require_room(survey: Survey, layout: Layout, bundle: Bundle) -> None:
+    # Bytecode adds about a third; the bundle lies there too, whole and unpacked, until everything is installed.
+    manifest = bundle.manifest
+    need = int(1.4 * manifest.unpacked_bytes) + 2 * bundle.size + _ROOM_TO_LIVE_BYTES
+    if survey.free_bytes < need:
+        raise PermanentError(
+            f"the disk is full: {survey.free_bytes >> 20} MiB free for {layout.prefix}, {need >> 20} MiB needed",
+            "Free some space on the board, or give a folder on another disk with --prefix.",
+        )
+    files = int(manifest.unpacked_bytes * _FILES_PER_BYTE) + _ROOM_TO_LIVE_FILES
+    if survey.free_files is not None and survey.free_files < files:
+        raise PermanentError(
+            f"the board's disk takes only {survey.free_files} more files, {files} are needed",
+            "Remove what holds many small files.",
+        )
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

@@ -1,0 +1,54 @@
+"""Prove a provisioned board end to end: through the tunnel and the tracker to its agent, and a kernel really run there.
+
+Health is not decided here: that is what the farm's probes are for.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+from farm.boards import golden_runs
+from farm.inventory.board_types import require_board_type
+from farm.measure.session import BoardSession
+from farm.provision.board import Target
+from farm.reach.board_link import BoardLink
+from farm.reach.host_keys import KnownHosts
+from farm.reach.tracker import Tracker
+from farm.search import golden
+
+# The agent looks for its tracker every second or two; a slow board takes some more to register.
+FIND_TIMEOUT_S = 45.0
+
+
+def prove(tracker: Tracker, kernels: golden.GoldenKernels, target: Target) -> str:
+    """Borrow the board from a tracker that it can reach, run the golden kernel, and say what was seen.
+
+    Raises PermanentError for a kernel that fails or computes something else, and what `BoardSession` raises.
+    """
+    with BoardSession(tracker, target.key, FIND_TIMEOUT_S) as session:
+        about = session.description
+        kernel = golden_runs.require_kernel(kernels, require_board_type(target.options.board_type), about.architecture)
+        outcome = golden_runs.require_right(session, kernel)
+    median_s = statistics.median(outcome.latency_s)
+    return f"agent {about.agent_version}, protocol {about.protocol_version}, golden kernel {median_s * 1e3:.2f} ms"
+
+
+class TunnelProof:
+    """The same through a tunnel of its own to a tracker of the caller's, where the farm's services do not run.
+
+    Thread-safe.
+    """
+
+    def __init__(self, tracker: tuple[str, int], kernels: golden.GoldenKernels, known_hosts: KnownHosts | None) -> None:
+        self._tracker = tracker
+        self._kernels = kernels
+        self._known_hosts = known_hosts
+
+    def __call__(self, target: Target) -> str:
+        """What was seen. Raises what `prove` and links raise."""
+        link = BoardLink(target.address, self._known_hosts)
+        forward = link.add_agent(target.options.agent_port)
+        link.add_tracker(target.options.tracker_port, self._tracker, target.key, forward)
+        with link:
+            link.wait_up(FIND_TIMEOUT_S)
+            return prove(Tracker(*self._tracker), self._kernels, target)

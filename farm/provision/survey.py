@@ -1,0 +1,230 @@
+"""What a board is and what is installed there: two read-only scripts, and the reading of what they print.
+
+What follows from it is in `plan.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+from farm.errors import PermanentError
+from farm.provision.interpreters import LAST_PYTHON, LEAST_PYTHON
+from farm.provision.layout import Layout
+from farm.provision.shell import BoardShell
+
+SURVEY_TIMEOUT_S = 60.0
+# The marker of a folder that is ours; what is in it is said by `scripts.py`.
+MARKER = "tvm-farm-board"
+# sudo lectures at the first time; what it refuses is in its first lines.
+_MAX_REFUSAL = 300
+TOOLS = ("awk", "df", "flock", "gzip", "readlink", "sed", "sha256sum", "tar", "timeout")
+
+_LOGIN = """
+say() {{ printf '%s=%s\\n' "$1" "$2"; }}
+say uid "$(id -u)"; say home "${{HOME:-/}}"
+if [ "$(id -u)" != 0 ]; then
+  if ! command -v sudo >/dev/null; then say refused 'there is no sudo'
+  elif said=$(sudo -n true 2>&1); then say sudo 1
+  else say refused "$(printf %s "$said" | tr '\\n' ' ')"; fi
+fi
+if [ -d /run/systemd/system ]; then say systemd 1; fi
+if [ -f {prefix}/{marker} ]; then say standing "$(readlink {prefix}/current 2>/dev/null | sed 's,^versions/,,')"; fi
+"""
+
+_SURVEY = """
+say() {{ printf '%s=%s\\n' "$1" "$2"; }}
+say arch "$(uname -m)"
+say kernel "$(uname -sr)"
+say os "$(. /etc/os-release 2>/dev/null; echo "${{PRETTY_NAME:-unknown}}")"
+say glibc "$(getconf GNU_LIBC_VERSION 2>/dev/null | sed 's/.* //')"
+say clock "$(date +%s)"
+for tool in {tools}; do command -v "$tool" >/dev/null || say lacks "$tool"; done
+folder={prefix}
+while [ ! -d "$folder" ]; do folder=${{folder%/*}}; folder=${{folder:-/}}; done
+say free_kib "$(df -Pk "$folder" | awk 'NR==2 {{print $4}}')"
+say free_files "$(df -Pi "$folder" | awk 'NR==2 && $2>0 {{print $4}}')"
+if [ -w "$folder" ]; then say writable 1; fi
+for python in {pythons}; do
+  found=$(command -v "$python") || continue
+  version=$("$found" -I -c '{version}' 2>/dev/null) || continue
+  say python "$version $found"
+done
+cd {prefix} 2>/dev/null || exit 0
+if [ -f {marker} ]; then say ours 1; elif [ -n "$(ls -A)" ]; then say foreign 1; fi
+say current "$(readlink current 2>/dev/null | sed 's,^versions/,,')"
+if [ -f pending ]; then say pending "$(cat pending)"; fi
+say started "$(cat started 2>/dev/null || true)"
+for version in versions/*; do
+  if [ -f "$version/complete" ] && "$version/bin/python" -I -c '' 2>/dev/null; then say version "${{version#versions/}}"
+  elif [ -d "$version" ]; then say partial "${{version#versions/}}"; fi
+done
+for left in incoming previous; do if [ -e "$left" ]; then say left "$left"; fi; done
+for file in {files}; do if [ -f "$file" ]; then say file "$(sha256sum "$file")"; fi; done
+{account}
+{agent}
+if agent_listens; then say agent_pid "$pid"; fi
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Login:
+    """Who we are on a board, and what it starts services with.
+
+    `refused` is what sudo said to one who may not use it without a password. `standing` is the version installed for
+    the whole system at the usual place, empty where it is between two; None: there is none.
+    """
+
+    uid: int
+    home: str
+    may_sudo: bool
+    systemd: bool
+    refused: str = ""
+    standing: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """What a board is and what is installed there. Empty texts mean that there is no such thing.
+
+    `pythons`: series -> program, the preferred first. `clock_s` is its wall clock, seconds since the epoch. `current`
+    is the version that runs or would; `pending` the one before a switch that was never proven (`none`: there was none).
+    `started`: with what the services were last started. `files`: path -> SHA-256. `foreign`: the prefix is somebody
+    else's.
+    """
+
+    arch: str = ""
+    os_name: str = ""
+    glibc: str = ""
+    clock_s: float = 0.0
+    lacks: tuple[str, ...] = ()
+    free_bytes: int = 0
+    free_files: int | None = None
+    writable: bool = False
+    pythons: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ours: bool = False
+    foreign: bool = False
+    current: str = ""
+    pending: str | None = None
+    started: str = ""
+    versions: tuple[str, ...] = ()
+    partial: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    user_exists: bool = False
+    agent_pid: int | None = None
+
+
+def fetch_login(shell: BoardShell, system_prefix: str) -> Login:
+    """Ask a board who we are there, and what is installed at `system_prefix`.
+
+    Raises PermanentError, DeadlineError, BoardLostError.
+    """
+    script = _LOGIN.format(prefix=shlex.quote(system_prefix), marker=MARKER)
+    facts = _read(shell.run(script, SURVEY_TIMEOUT_S, "asking who we are"))
+    try:
+        return Login(
+            int(facts["uid"][0]),
+            facts["home"][0],
+            "sudo" in facts,
+            "systemd" in facts,
+            " ".join(facts.get("refused", [""])[0].split())[:_MAX_REFUSAL],
+            facts["standing"][0] if "standing" in facts else None,
+        )
+    except (KeyError, ValueError) as error:
+        raise PermanentError(
+            f"{shell.connection.address} has no shell that answers", "The login needs a POSIX shell, as sh is."
+        ) from error
+
+
+def fetch_survey(shell: BoardShell, layout: Layout, files: Sequence[str], agent_port: int) -> Survey:
+    """Look at a board; `files` are those whose sums are wanted. Changes nothing. Raises what `fetch_login` does."""
+    newest_first = range(LAST_PYTHON[1], LEAST_PYTHON[1] - 1, -1)
+    script = _SURVEY.format(
+        prefix=shlex.quote(layout.prefix),
+        tools=" ".join((*TOOLS, *(("useradd", "userdel") if layout.as_root else ()))),
+        # The system's own first: what it is made from is what other programs on it were tested with.
+        pythons=" ".join(("python3", *(f"python3.{minor}" for minor in newest_first))),
+        version='import sys, ctypes, sqlite3, ssl, zlib; print("%d.%d" % sys.version_info[:2])',
+        marker=MARKER,
+        files=" ".join(map(shlex.quote, files)),
+        account=f"if id {layout.user} >/dev/null 2>&1; then say user 1; fi" if layout.user else "",
+        agent=find_agent(layout, agent_port),
+    )
+    return parse_survey(shell.run(script, SURVEY_TIMEOUT_S, "looking at what is there"))
+
+
+def find_agent(layout: Layout, agent_port: int) -> str:
+    """A shell function `agent_listens`: whether the agent has its port; sets `pid` and `failures`.
+
+    The port's socket is looked for among the files of the agent's process: another program may have the port. Its own
+    word, the ready file, comes only once it has found a tracker. The working folder is the prefix.
+    """
+    if layout.systemd:
+        look = (
+            f"set -- $(systemctl show -p MainPID -p NRestarts {layout.units[-1]} 2>/dev/null | sort | sed 's/.*=//')\n"
+        )
+    else:
+        pattern = r'.*"agent": {"pid": \([0-9]*\), "restarts": \([0-9]*\).*'
+        look = f"set -- $(sed -n 's/{pattern}/\\1 \\2/p' run/state.json 2>/dev/null)\n"
+    # In /proc/net/tcp an address is hexadecimal, its bytes swapped on every machine that there are wheels for.
+    address = f"0100007F:{agent_port:04X}"
+    return (
+        f"agent_listens() {{\n{look}"
+        "pid=${1:-}; failures=${2:-0}\n"
+        f'inode=$(awk \'$2 == "{address}" && $4 == "0A" {{print $10}}\' /proc/net/tcp)\n'
+        '[ -n "$pid" ] && [ -n "$inode" ] && ls -l "/proc/$pid/fd" 2>/dev/null | grep -q "socket:.$inode]"\n}'
+    )
+
+
+def parse_survey(text: str) -> Survey:
+    """Read what the script prints. Raises PermanentError where it cannot be what it printed."""
+    facts = _read(text)
+
+    def one(name: str) -> str:
+        return facts.get(name, [""])[-1]
+
+    def number(name: str) -> int | None:
+        return int(one(name)) if one(name) else None
+
+    try:
+        pythons: dict[str, str] = {}
+        for line in facts.get("python", []):
+            series, _, program = line.partition(" ")
+            if LEAST_PYTHON <= tuple(map(int, series.split("."))) <= LAST_PYTHON:
+                pythons.setdefault(series, program)
+        return Survey(
+            arch=one("arch"),
+            os_name=one("os"),
+            glibc=one("glibc") if re.fullmatch(r"\d+\.\d+", one("glibc")) else "",
+            clock_s=float(one("clock")),
+            lacks=tuple(facts.get("lacks", ())),
+            free_bytes=1024 * int(one("free_kib")),
+            free_files=number("free_files"),
+            writable="writable" in facts,
+            pythons=pythons,
+            ours="ours" in facts,
+            foreign="foreign" in facts,
+            current=one("current"),
+            pending=facts["pending"][-1] if "pending" in facts else None,
+            started=one("started"),
+            versions=tuple(facts.get("version", ())),
+            partial=tuple(facts.get("partial", ())),
+            left=tuple(facts.get("left", ())),
+            files={path: digest for digest, _, path in (line.partition("  ") for line in facts.get("file", ()))},
+            user_exists="user" in facts,
+            agent_pid=number("agent_pid"),
+        )
+    except ValueError as error:
+        raise PermanentError(f"the board's answer cannot be understood: {error}") from error
+
+
+def _read(text: str) -> dict[str, list[str]]:
+    facts: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        if equals:
+            facts.setdefault(name, []).append(value)
+    return facts

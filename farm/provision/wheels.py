@@ -1,0 +1,162 @@
+"""Wheels for a board of another machine: fetched by pip with their pinned hashes, TVM's without its compiler.
+
+Where wheels come from is the user's own pip configuration. Nothing is built and nothing is installed here.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from farm.errors import DeadlineError, PermanentError, TransientError, UnavailableError
+from farm.provision.pins import Pin, to_requirements
+
+ARCHS = ("aarch64", "x86_64")
+# The oldest a board may have: what TVM's wheels ask for, and what JetPack 4 has.
+LEAST_GLIBC_MINOR = 27
+FETCH_TIMEOUT_S = 900.0
+# The compiler (248 MB), which an agent never loads: it runs with TVM_USE_RUNTIME_LIB=1. The CUDA runtime asks for a
+# libcudart of release 13, which no board here has. Headers and sources serve whoever builds against TVM.
+_TVM = "apache_tvm-"
+_LEFT_OUT = (
+    "tvm/lib/libtvm_compiler",
+    "tvm/lib/libtvm_runtime_cuda",
+    "tvm/3rdparty/",
+    "tvm/include/",
+    "tvm/src/",
+    "tvm/web/",
+)
+# The earliest that a zip can say; a repacked wheel must not depend on when it was packed.
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_running: set[subprocess.Popen[str]] = set()
+
+
+def fetch_wheels(pins: Collection[Pin], python: str, arch: str, folder: Path) -> tuple[Path, ...]:
+    """Fetch the wheels of `pins` into `folder`, each checked against its pinned hash.
+
+    Raises UnavailableError (no pip here), TransientError (pip found or reached nothing), DeadlineError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = folder / "requirements.txt"
+    wanted.write_text(to_requirements(pins))
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
+    command += ["--no-deps", "--only-binary=:all:", "--require-hashes", "--implementation", "cp"]
+    command += ["--python-version", python, "--dest", str(folder), "--requirement", str(wanted)]
+    for abi in (f"cp{python.replace('.', '')}", "abi3", "none"):
+        command += ["--abi", abi]
+    for platform in plan_platforms(arch):
+        command += ["--platform", platform]
+    run_tool(command, f"pip, fetching wheels for {arch} and Python {python},", FETCH_TIMEOUT_S)
+    wanted.unlink()
+    return tuple(sorted(folder.glob("*.whl")))
+
+
+def plan_platforms(arch: str) -> tuple[str, ...]:
+    """The platform tags that a board of `arch` with the oldest glibc takes, newest first."""
+    older = {"x86_64": ("manylinux2014", "manylinux2010", "manylinux1")}.get(arch, ("manylinux2014",))
+    first = 5 if arch == "x86_64" else 17
+    minors = range(LEAST_GLIBC_MINOR, first - 1, -1)
+    return (*(f"manylinux_2_{minor}_{arch}" for minor in minors), *(f"{name}_{arch}" for name in older))
+
+
+def slim_wheel(wheel: Path) -> None:
+    """Replace TVM's wheel by one without what a board does not need; others stay as they are.
+
+    Equal wheels give equal bytes.
+    """
+    if not wheel.name.startswith(_TVM):
+        return
+    with zipfile.ZipFile(wheel) as archive:
+        contents = {
+            info.filename: archive.read(info)
+            for info in archive.infolist()
+            if not info.is_dir()
+            and not info.filename.startswith(_LEFT_OUT)
+            and not info.filename.endswith(".dist-info/RECORD")
+        }
+        (record,) = [name for name in archive.namelist() if name.endswith(".dist-info/RECORD")]
+    part = wheel.with_name(wheel.name + ".part")
+    pack_wheel(part, contents, record)
+    part.replace(wheel)
+
+
+def pack_wheel(path: Path, contents: Mapping[str, bytes], record: str) -> None:
+    """Write a wheel of `contents` (name -> bytes), with a RECORD of that name. Equal contents give equal bytes."""
+    lines = []
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(contents):
+            digest = base64.urlsafe_b64encode(hashlib.sha256(contents[name]).digest()).rstrip(b"=").decode()
+            lines.append(f"{_quote(name)},sha256={digest},{len(contents[name])}\n")
+            archive.writestr(_entry(name), contents[name])
+        archive.writestr(_entry(record), "".join([*lines, f"{record},,\n"]))
+
+
+def run_tool(command: list[str], what: str, timeout_s: float, environment: Mapping[str, str] | None = None) -> str:
+    """Run a program of ours and return what it prints. Raises DeadlineError, TransientError, UnavailableError."""
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=dict(environment) if environment is not None else None,
+        )
+    except OSError as error:
+        raise UnavailableError(f"{what} cannot be started: {error}") from error
+    with process:
+        _running.add(process)
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise DeadlineError(f"{what} did not finish within {timeout_s:g} s") from error
+        finally:
+            _running.discard(process)
+            process.kill()  # of no effect once it has ended
+    if process.returncode == 0:
+        return out
+    said = " | ".join(line for line in err.strip().splitlines()[-6:] if not line.startswith("WARNING"))
+    if "No module named pip" in err:
+        raise UnavailableError(f"{sys.executable} has no pip, to fetch a board's wheels", "Set up again: make setup.")
+    if "DO NOT MATCH THE HASHES" in err:
+        raise PermanentError(f"{what} got another wheel than the pinned one: {said}", "Look at where pip fetches from.")
+    if "No space left" in err:
+        raise UnavailableError(f"{what} ran out of disk space here", "Free some space, or set FARM_HOME elsewhere.")
+    raise TransientError(
+        f"{what} failed: {said or f'exit code {process.returncode}'}", "Can this machine reach its package index?"
+    )
+
+
+def end_tools() -> None:
+    """End every tool that runs now, as somebody asked the whole command to end; whoever waits for one gets an error."""
+    for process in list(_running):
+        process.kill()
+
+
+def _entry(name: str) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name, _EPOCH)
+    info.compress_type = zipfile.ZIP_DEFLATED
+    info.external_attr = (0o755 if name.endswith((".so", "/bin/uv")) or ".so." in name else 0o644) << 16
+    info.create_system = 3  # Unix, wherever this runs
+    return info
+
+
+def _quote(name: str) -> str:
+    return f'"{name}"' if "," in name else name
+
+
+def unpacked_bytes(wheel: Path) -> int:
+    """How much a wheel takes on disk once it is installed."""
+    with zipfile.ZipFile(wheel) as archive:
+        return sum(info.file_size for info in archive.infolist())
+
+
+def pip_environment() -> dict[str, str]:
+    """Our environment without what would let an interpreter of ours leak into a tool's."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}

@@ -1,0 +1,1 @@
+"""The main job end to end on one machine, as `farm quickstart` does it. See `run`."""

@@ -1,0 +1,173 @@
+"""TVM's tracker: start it as a child, ask it for boards and for its summary, with deadlines that TVM's client lacks.
+
+The messages are TVM's own (a magic number, then length-prefixed JSON), so any TVM client shares the same tracker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from farm.errors import DeadlineError, TransientError, UnavailableError
+from farm.processes import children
+
+# From tvm/rpc/base.py of 0.27.
+_MAGIC = 0x2F271
+_REQUEST, _SUMMARY = 4, 6
+_SUCCESS = 0
+
+# What `python -m tvm.exec.rpc_tracker` runs in a second process, which would outlive the first if that is killed.
+_PROGRAM = """
+import sys
+from tvm.rpc.tracker import PopenTrackerServerState
+host, port = sys.argv[1], int(sys.argv[2])
+PopenTrackerServerState(host, port, port + 1, silent=True).thread.join()
+"""
+
+START_TIMEOUT_S = 30.0
+# A tracker on loopback or behind a tunnel answers in milliseconds; one that is stopped never does.
+HANDSHAKE_TIMEOUT_S = 5.0
+# Far above a summary of a thousand boards: a stranger's bytes must not be taken for a length.
+_MAX_MESSAGE_BYTES = 64 << 20
+LAST_PORT_OFFSET = 9
+
+
+class Tracker:
+    """A running tracker on loopback."""
+
+    def __init__(self, host: str, port: int, process: subprocess.Popen[bytes] | None = None) -> None:
+        self.host = host
+        self.port = port
+        self._process = process
+        self._is_stopped = False
+
+    @classmethod
+    def start(cls, first_port: int, log: Path, tries: int = LAST_PORT_OFFSET + 1) -> Tracker:
+        """Start TVM's tracker on the first free port of `tries` from `first_port` on.
+
+        Raises UnavailableError where all are busy or the tracker ends at once, DeadlineError where it is silent,
+        TransientError where no process can be started.
+        """
+        port = _free_port(first_port, tries)
+        process = children.start(
+            [sys.executable, "-c", _PROGRAM, "127.0.0.1", str(port)],
+            log,
+            # The tracker needs none of TVM's compiler, and starts in half the time without it.
+            {**os.environ, "TVM_USE_RUNTIME_LIB": "1"},
+        )
+        tracker = cls("127.0.0.1", port, process)
+        try:
+            tracker._wait_until_up(log)
+        except BaseException:
+            tracker.stop()
+            raise
+        return tracker
+
+    def stop(self) -> None:
+        """End the process, if it is ours."""
+        if self._process is not None:
+            children.stop(self._process)
+            self._process = None
+            self._is_stopped = True
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether our process still runs; True for a tracker that somebody else runs."""
+        return not self._is_stopped and (self._process is None or self._process.poll() is None)
+
+    def fetch_summary(self, timeout_s: float = 5.0) -> dict[str, Any]:
+        """The tracker's own summary: `server_info` and `queue_info`. Raises TransientError, UnavailableError."""
+        with self._connection(timeout_s) as sock:
+            _send(sock, [_SUMMARY])
+            code, summary = _receive(sock)
+        if code != _SUCCESS:
+            raise TransientError(f"the tracker {self.host}:{self.port} refused to tell its state")
+        return dict(summary)
+
+    def request(self, key: str, timeout_s: float, priority: int = 1) -> tuple[str, int, str]:
+        """Wait for a free board with `key`; returns its host, port and the key to connect with.
+
+        Raises DeadlineError after `timeout_s`, TransientError where the tracker is gone, UnavailableError where
+        something else listens there.
+        """
+        with self._connection(timeout_s) as sock:
+            _send(sock, [_REQUEST, key, "", priority])
+            try:
+                code, value = _receive(sock)
+            except TimeoutError:
+                raise DeadlineError(f"no board {key!r} became free within {timeout_s:g} s") from None
+        if code != _SUCCESS:
+            raise TransientError(f"the tracker refused to hand out {key!r}: {value}")
+        host, port, match_key = value
+        return str(host), int(port), str(match_key)
+
+    @contextlib.contextmanager
+    def _connection(self, timeout_s: float) -> Iterator[socket.socket]:
+        where = f"{self.host}:{self.port}"
+        try:
+            with socket.create_connection((self.host, self.port), timeout=min(HANDSHAKE_TIMEOUT_S, timeout_s)) as sock:
+                sock.sendall(struct.pack("<i", _MAGIC))
+                if struct.unpack("<i", _read(sock, 4))[0] != _MAGIC:
+                    raise UnavailableError(f"{where} is not a TVM tracker", "Give the tracker's host and port.")
+                sock.settimeout(timeout_s)
+                yield sock
+        except (OSError, EOFError) as error:
+            raise TransientError(f"the tracker at {where} does not answer: {error}") from error
+        except ValueError as error:
+            raise TransientError(f"the tracker at {where} answers nonsense: {error}") from error
+
+    def _wait_until_up(self, log: Path) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise UnavailableError(f"the tracker ended at once: {children.explain_end(log)}")
+            with contextlib.suppress(TransientError):
+                self.fetch_summary(1.0)
+                return
+            time.sleep(0.05)
+        raise DeadlineError(f"the tracker did not answer within {START_TIMEOUT_S:g} s: {children.explain_end(log)}")
+
+
+def _free_port(first: int, tries: int) -> int:
+    for port in range(first, min(first + tries - 1, 65535) + 1):
+        with contextlib.suppress(OSError), socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(("127.0.0.1", port))
+            return port
+    ports = f"port {first} is" if tries == 1 else f"ports {first} to {first + tries - 1} are all"
+    raise UnavailableError(
+        f"{ports} in use, so the tracker cannot start",
+        "Set FARM_TRACKER_PORT to the first of ten free ports.",
+    )
+
+
+def _send(sock: socket.socket, message: Any) -> None:
+    data = json.dumps(message).encode()
+    sock.sendall(struct.pack("<i", len(data)) + data)
+
+
+def _receive(sock: socket.socket) -> Any:
+    (size,) = struct.unpack("<i", _read(sock, 4))
+    if not 0 <= size <= _MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {size} bytes")
+    return json.loads(_read(sock, size))
+
+
+def _read(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        chunk = sock.recv(size - len(data))
+        if not chunk:
+            raise EOFError("it closed the connection")
+        data += chunk
+    return data

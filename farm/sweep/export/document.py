@@ -1,0 +1,315 @@
+"""A sweep as one plain document, for `--json`, tables and reports, made from what the store holds alone.
+
+What the visits mean is `adaptive.Planner` and `pick.py`; here their answers get names and units.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farm import units
+from farm.errors import PermanentError, UsageError
+from farm.points.values import Estimate, Goal, Grid, GridPoint, Merge, Objective, PointMeasurement
+from farm.store import Store
+from farm.sweep import stored
+from farm.sweep.fit.analysis import Analysis, Combined, MeasuredPoint
+from farm.sweep.fit.pareto import Candidate, find_front
+from farm.sweep.fit.pick import Choice, Pick, pick_point
+from farm.sweep.plan import adaptive
+from farm.sweep.plan.adaptive import PICK_LEFT, Planner, find_void
+
+# Below this a drift is not worth a word.
+_WORTH_SAYING = 0.005
+_UNITS = {Objective.ENERGY: ("J", 1e3, "mJ"), Objective.LATENCY: ("s", 1e3, "ms"), Objective.POWER: ("W", 1.0, "W")}
+
+
+def make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[str, Any]:
+    """The whole sweep; picks are for its own goal, or for `goal`. Raises UsageError where there is no such sweep."""
+    row = store.require_sweep(sweep)
+    rows = store.fetch_sweep_points(sweep)
+    grid, goal = _read_grid(row), goal or stored.goal_from_dict(row["goal"])
+    settings, summary = dict(row["settings"]), dict(row["summary"] or {})
+    visits = stored.read_visits(rows)
+    planner = Planner(grid, goal, _read_settings(row))
+    series = [_make_series(planner, goal, key, made) for key, made in visits.items()]
+    request = row["request"]
+    finished_at = row["finished_at"] or max([each["recorded_at"] for each in rows], default=row["started_at"])
+    return {
+        "sweep": row["id"],
+        "model": row["model"],
+        "state": row["state"],
+        "board": {
+            "type": row["board_type"],
+            "names": sorted({each["board"] for each in rows}),
+            "simulated": bool(row["simulated"]),
+        },
+        "started_at": row["started_at"],
+        "seconds": max(0.0, finished_at - row["started_at"]),
+        "goal": stored.goal_to_dict(goal),
+        "grid": {
+            "points": len(grid),
+            "measured": len({visit.key for made in visits.values() for visit in made if visit.is_valid}),
+            "merged": [{**dataclasses.asdict(merge), "dropped": list(merge.dropped)} for merge in grid.merged],
+        },
+        "series": series,
+        "schedules": summary.get("schedules", []),
+        "reason": summary.get("reason", ""),
+        "cost": summary.get("cost"),
+        "notes": [*settings.get("notes", ()), *summary.get("notes", ()), *_note_boards(series)],
+        "programs": settings.get("programs", {}),
+        "environment": settings.get("environment", {}) | {"exhaustive": request["exhaustive"], "seed": request["seed"]},
+    }
+
+
+def find_failure(document: Mapping[str, Any]) -> PermanentError | None:
+    """What the end of a sweep stands for: it was voided, or no series has a pick. None where it led to one."""
+    if document["state"] == "voided":
+        return PermanentError(
+            f"sweep {document['sweep']} is void: {document['reason']}", "Its visits are kept; see `farm sweep show`."
+        )
+    series = document["series"]
+    if any(each["pick"] for each in series):
+        return None
+    return PermanentError(f"nothing can be picked: {series[0]['no_pick'] if series else 'nothing is measured yet'}")
+
+
+def find_series(document: Mapping[str, Any], variant: str | None, batch: int | None) -> list[dict[str, Any]]:
+    """The series of a document that are meant; None: every. Raises UsageError where there is none."""
+    found = [
+        each for each in document["series"] if variant in (None, each["variant"]) and batch in (None, each["batch"])
+    ]
+    if not found:
+        there = ", ".join(f"{each['variant']} x{each['batch']}" for each in document["series"]) or "nothing yet"
+        raise UsageError(f"sweep {document['sweep']} has no such series", f"It has {there}.")
+    return found
+
+
+def _read_grid(row: Mapping[str, Any]) -> Grid:
+    """The grid as it was in the end: boards may have shown that two of its points are one."""
+    grid = stored.grid_from_dict(row["grid"])
+    summary = row["summary"] or {}
+    left = set(summary.get("points") or [point.key for point in grid.points])
+    merged = [Merge(each["kept"], tuple(each["dropped"]), each["reason"]) for each in summary.get("merged") or ()]
+    return Grid(tuple(p for p in grid.points if p.key in left) or grid.points, tuple(merged) or grid.merged)
+
+
+def _read_settings(row: Mapping[str, Any]) -> adaptive.Settings:
+    request = row["request"]
+    return adaptive.Settings(request["exhaustive"], request["budget_points"], request["seed"])
+
+
+def _make_series(
+    planner: Planner, goal: Goal, key: tuple[str, int], visits: Sequence[PointMeasurement]
+) -> dict[str, Any]:
+    analysis = planner.analyse(visits)
+    # A point's own visits joined with the fit: the raw ones alone lose some of the front to noise (docs/sweeps.md).
+    combined = analysis.combine()
+    front = [point.key for point in find_front(_candidates(combined)) if point.on_front]
+    picked, why = _find_pick(analysis, goal)
+    return {
+        "variant": key[0],
+        "batch": key[1],
+        "rows": [_make_row(analysis, combined, row, front, visits) for row in range(len(planner.grid))],
+        "front": front,
+        "anchor": planner.find_anchor(visits),
+        "drift": _describe_drift(analysis),
+        "pick": _describe_pick(planner.grid, picked) if picked is not None and picked.best is not None else None,
+        "no_pick": why,
+        "unmeasured": _find_better(planner, analysis, goal, visits, picked),
+    }
+
+
+def _candidates(measured: Mapping[str, Combined]) -> list[Candidate]:
+    """For the front of latency and energy; without a sensor it is the fastest point alone."""
+    return [Candidate(key, point.latency, point.energy or point.latency) for key, point in measured.items()]
+
+
+def _make_row(
+    analysis: Analysis,
+    combined: Mapping[str, Combined],
+    row: int,
+    front: Sequence[str],
+    visits: Sequence[PointMeasurement],
+) -> dict[str, Any]:
+    """A point as front and pick see it; what its visits alone say is beside it, in `visits_alone`."""
+    point = analysis.grid.points[row]
+    own = [visit for visit in visits if visit.key == point.key]
+    found = analysis.measured.get(point.key)
+    shown = combined.get(point.key) or analysis.predict(row)
+    seen = found.visits if found else tuple(own)
+    spoilt = own[-1].invalid if own and not found else ""
+    energy = shown.energy if shown else None
+    return {
+        "key": point.key,
+        "point": point.point.to_dict(),
+        "domains": [dataclasses.asdict(domain) for domain in point.domains],
+        "measured": found is not None,
+        "predicted": found is None and shown is not None,
+        "latency_s": stored.estimate_to_dict(shown.latency) if shown else None,
+        "latency_p95_s": _scale_p95(found, combined[point.key]) if found else None,
+        "power_w": stored.estimate_to_dict(shown.power) if shown else None,
+        "rail_power_w": _mean_rails(seen) if found else {},
+        "energy_j": stored.estimate_to_dict(energy),
+        "energy_above_idle_j": stored.estimate_to_dict(_mean([v.energy_above_idle for v in seen])) if found else None,
+        "temperature_c": max((v.temperature_c for v in seen if v.temperature_c is not None), default=None),
+        "throttled": any(visit.throttled for visit in own) and not found,
+        "invalid": spoilt,
+        "inferences_per_joule": 1 / energy.value if energy else None,
+        "on_front": point.key in front,
+        "visits": len(own),
+        "visits_alone": _describe_visits(found),
+        "board": ", ".join(dict.fromkeys(visit.board for visit in seen)),
+    }
+
+
+def _scale_p95(found: MeasuredPoint, figures: Combined) -> float | None:
+    """The 95th percentile as the visits have it, relative to their median."""
+    return found.latency_p95_s and found.latency_p95_s * figures.latency.value / found.latency.value
+
+
+def _describe_visits(found: MeasuredPoint | None) -> dict[str, Any] | None:
+    """What a point's own visits say, drift taken out, without its neighbours; None where it was not measured."""
+    if found is None:
+        return None
+    return {
+        "latency_s": stored.estimate_to_dict(found.latency),
+        "power_w": stored.estimate_to_dict(found.power),
+        "energy_j": stored.estimate_to_dict(found.energy),
+    }
+
+
+def _mean_rails(visits: Sequence[PointMeasurement]) -> dict[str, float]:
+    rails = dict.fromkeys(rail for visit in visits for rail in visit.rail_power_w)
+    return {rail: statistics.fmean(v.rail_power_w[rail] for v in visits if rail in v.rail_power_w) for rail in rails}
+
+
+def _mean(estimates: Sequence[Estimate | None]) -> Estimate | None:
+    """Of repeated visits; as wide as they are themselves, since their errors have one cause (the idle baseline's)."""
+    known = [estimate for estimate in estimates if estimate is not None]
+    if not known:
+        return None
+    values, lows, highs = zip(*((each.value, each.low, each.high) for each in known), strict=True)
+    return Estimate(statistics.fmean(values), statistics.fmean(lows), statistics.fmean(highs))
+
+
+def _describe_drift(analysis: Analysis) -> dict[str, Any]:
+    moved, words = 0.0, []
+    for board, drift in analysis.drift.items():
+        kinds = [("latency", drift.latency), *([("power", drift.power)] if drift.power else [])]
+        for what, found in kinds:
+            moved = max(moved, found.largest)
+            if found.largest >= _WORTH_SAYING:
+                words.append(f"{what} of {board} moved by {found.largest:.1%}")
+    void = find_void(analysis.drift)
+    text = void or ("; ".join(words) + ": taken out of every figure" if words else "none worth correcting")
+    return {"percent": 100 * moved, "corrected": bool(words) and not void, "void": bool(void), "text": text}
+
+
+def _find_pick(analysis: Analysis, goal: Goal) -> tuple[Pick | None, str]:
+    if not analysis.measured:
+        return None, "nothing is measured yet"
+    if void := find_void(analysis.drift):
+        return None, f"the sweep is void: {void}"
+    picked = pick_point(analysis, goal)
+    return picked, picked.reason
+
+
+def _describe_pick(grid: Grid, picked: Pick) -> dict[str, Any]:
+    best = picked.best
+    assert best is not None  # the caller looked
+    point = grid.find(best.point.key)
+    assert point is not None  # picks are points of the grid
+    ratios = {"latency": 1 + best.slower, "energy": None if best.saves is None else 1 - best.saves}
+    return {
+        "key": best.point.key,
+        "point": point.point.to_dict(),
+        "text": _say_pick(best, picked),
+        "certainty": picked.confidence,
+        "close": picked.close,
+        "against_fastest": ratios,
+        "runners_up": [{"key": each.point.key, "text": _say_choice(each)} for each in picked.runners_up],
+    }
+
+
+def _say_pick(best: Choice, picked: Pick) -> str:
+    words = f"Set {best.point.key}: {_say_choice(best)}"
+    if best.slower > 0:
+        words += f"; {best.slower * 100:.0f} % slower than the fastest point"
+        if best.saves is not None:
+            words += f", with {abs(best.saves) * 100:.0f} % {'less' if best.saves >= 0 else 'more'} energy"
+    else:
+        words += "; nothing measured is faster"
+    return f"{words}. It is the best measured with {units.format_share(picked.confidence)} confidence."
+
+
+def _say_choice(choice: Choice) -> str:
+    point = choice.figures
+    words = [f"{_with_interval(point.latency, 1e3, 'ms')}"]
+    if point.power is not None:
+        words.append(f"{point.power.value:.3g} W")
+    if point.energy is not None:
+        words.append(f"{_with_interval(point.energy, 1e3, 'mJ')} per inference")
+    return ", ".join(words)
+
+
+def _with_interval(estimate: Estimate, factor: float, unit: str) -> str:
+    if estimate.value >= 1:
+        factor, unit = 1.0, unit.removeprefix("m")
+    half = max(estimate.high - estimate.value, estimate.value - estimate.low) * factor
+    return f"{estimate.value * factor:.4g} ± {half:.2g} {unit}"
+
+
+def _find_better(
+    planner: Planner,
+    analysis: Analysis,
+    goal: Goal,
+    visits: Sequence[PointMeasurement],
+    picked: Pick | None,
+) -> list[dict[str, Any]]:
+    """Points that nobody measured and that the fit expects to be better for the goal than the pick; predictions."""
+    if analysis.model is None or picked is None or find_void(analysis.drift):
+        return []
+    if goal.needs_power and not analysis.has_power:
+        return []
+    excluded = planner.find_excluded(visits)
+    # What is left to gain when a sweep stops by itself is not worth a word.
+    bound = picked.best.objective.value * (1 - PICK_LEFT) if picked.best else float("inf")
+    found = []
+    for row, point in enumerate(planner.grid.points):
+        if point.key in analysis.measured or point.key in excluded:
+            continue
+        expected = analysis.predict(row)
+        if expected is None or not _may_keep(goal, expected.latency, expected.power):
+            continue
+        power, energy = expected.power, expected.energy
+        value = goal.objective.of(
+            expected.latency.value, power.value if power else None, energy.value if energy else None
+        )
+        if value < bound:
+            found.append((float(value), point))
+    return [_describe_prediction(goal, value, bound, point) for value, point in sorted(found, key=lambda f: f[0])[:3]]
+
+
+def _may_keep(goal: Goal, latency: Estimate, power: Estimate | None) -> bool:
+    if goal.deadline_s is not None and latency.value > goal.deadline_s:
+        return False
+    return goal.max_power_w is None or (power is not None and power.value <= goal.max_power_w)
+
+
+def _describe_prediction(goal: Goal, value: float, bound: float, point: GridPoint) -> dict[str, Any]:
+    gain = f", {1 - value / bound:.1%} less than the pick" if bound < float("inf") else ", which would keep the limits"
+    text = f"{point.key} is predicted to have a better {goal.objective}{gain}; not measured"
+    return {"key": point.key, "text": text}
+
+
+def _note_boards(series: Sequence[Mapping[str, Any]]) -> list[str]:
+    names = {name for each in series for row in each["rows"] for name in str(row["board"]).split(", ") if name}
+    if len(names) < 2:
+        return []
+    return [
+        f"points are spread over {len(names)} boards ({', '.join(sorted(names))}); each measured the anchor, and "
+        "figures are scaled by that to the first board's"
+    ]

@@ -1,0 +1,142 @@
+"""An operating point as a stanza for a Jetson's nvpmodel.conf, in the words of the file that its JetPack line ships.
+
+Names and order: LineageOS/android_device_nvidia_quill (T186), _galen (T194), _concord (T234), nvpmodel/*.conf; T210:
+public copies of nvpmodel_t210_jetson-nano.conf. nvpmodel writes only what a stanza names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from device_agent.protocol import EVERY_CLUSTER
+from farm.errors import UsageError
+from farm.inventory.board_types import BoardType
+from farm.inventory.hardware import Cluster, PowerMode
+from farm.sweep.export.chosen import Chosen, require_something_to_set, write_comments
+
+# What the file calls a cluster's clock; numbered where all clusters are alike. Carmel counts as Denver.
+_CPU_NAMES = {
+    "cortex-a57": "CPU_A57",
+    "denver2": "CPU_DENVER",
+    "carmel": "CPU_DENVER_{}",
+    "cortex-a78ae": "CPU_A78_{}",
+}
+# Lowest clock that the stock modes allow, in kHz; elsewhere 0.
+_LOWEST_KHZ = {"t194": 1_190_400, "t234": 729_600}
+# T186's file leaves its boot core out.
+_WITHOUT_CORE_0 = ("t186",)
+_NO_LIMIT = -1
+
+
+def export_nvpmodel(chosen: Chosen, board_type: BoardType, mode_id: int | None = None) -> str:
+    """The stanza, with its evidence as comments. `mode_id`: its ID; None: the first that stock files leave free.
+
+    Raises UsageError for what nvpmodel cannot express, saying why.
+    """
+    point = require_something_to_set(chosen)
+    if not board_type.power_modes:
+        raise UsageError(
+            f"boards of type {board_type.name} have no nvpmodel, so it has no modes to add one to",
+            "Use --as sh or --as json.",
+        )
+    taken = {mode.id: mode.name for mode in board_type.power_modes}
+    if mode_id is not None and mode_id in taken:
+        raise UsageError(f"ID {mode_id} is taken by the stock mode {taken[mode_id]}", f"Use {max(taken) + 1} or more.")
+    number = max(taken) + 1 if mode_id is None else mode_id
+    base = _find_mode(board_type, point.power_mode)
+    name = f"FARM_SWEEP_{chosen.document['sweep']}"
+    comments = [
+        *write_comments(chosen),
+        "",
+        f"Append this to /etc/nvpmodel.conf (keep a copy), then: sudo nvpmodel -m {number}",
+        f"Take another ID if the file has {number} already.",
+        f"Written in the words of L4T {' and '.join(board_type.releases)}.",
+        *_caveats(chosen, board_type, base),
+    ]
+    lines = [f"# {line}".rstrip() for line in comments]
+    lines += [f"< POWER_MODEL ID={number} NAME={name} >", *_settings(chosen, board_type, base)]
+    return "\n".join(lines) + "\n"
+
+
+def _settings(chosen: Chosen, board_type: BoardType, base: PowerMode | None) -> Iterator[str]:
+    domains = {domain["name"]: domain for domain in chosen.row["domains"]}
+    online = _plan_online(chosen, board_type, base)
+    for cpu in sorted(cpu for cluster in board_type.clusters for cpu in cluster.cpus):
+        if cpu or board_type.soc not in _WITHOUT_CORE_0:
+            yield f"CPU_ONLINE CORE_{cpu} {int(cpu in online)}"
+    if base and len({mode.power_gating for mode in board_type.power_modes}) > 1:
+        yield f"TPC_POWER_GATING TPC_PG_MASK {base.power_gating}"
+    for index, cluster in enumerate(board_type.clusters):
+        if not online.isdisjoint(cluster.cpus):
+            yield from _cluster_settings(cluster, index, domains, board_type, base)
+    if board_type.gpu:
+        yield "GPU_POWER_CONTROL_ENABLE GPU_PWR_CNTL_EN on"
+        held_hz = chosen.point.gpu_freq_hz
+        cap_hz = base.gpu_max_hz if base else None
+        yield f"GPU MIN_FREQ {held_hz or 0}"
+        yield f"GPU MAX_FREQ {held_hz or cap_hz or _NO_LIMIT}"
+        yield "GPU_POWER_CONTROL_DISABLE GPU_PWR_CNTL_DIS auto"
+    if board_type.memory:
+        cap_hz = chosen.point.memory_freq_hz or (base.memory_max_hz if base else None)
+        yield f"EMC MAX_FREQ {cap_hz or 0}"
+
+
+def _cluster_settings(
+    cluster: Cluster, index: int, domains: dict[str, Any], board_type: BoardType, base: PowerMode | None
+) -> Iterator[str]:
+    name = _require_name(cluster, board_type).format(index)
+    domain = domains.get(cluster.name)
+    if domain and domain["held"]:
+        khz = domain["freq_hz"] // 1000
+        yield f"{name} MIN_FREQ {khz}"
+        yield f"{name} MAX_FREQ {khz}"
+        return
+    cap_hz = (base.cpu_max_hz.get(cluster.name, base.cpu_max_hz.get(EVERY_CLUSTER)) if base else None) or None
+    yield f"{name} MIN_FREQ {_LOWEST_KHZ.get(board_type.soc, 0)}"
+    yield f"{name} MAX_FREQ {int(cap_hz) // 1000 if cap_hz else _NO_LIMIT}"
+
+
+def _plan_online(chosen: Chosen, board_type: BoardType, base: PowerMode | None) -> frozenset[int]:
+    """The CPUs that were online. Where only their number is known, the first of each cluster: its cores are alike."""
+    if chosen.point.cores_online is not None:
+        return frozenset(chosen.point.cores_online)
+    if base and base.cores_online is not None:
+        return frozenset(base.cores_online)
+    units = {domain["name"]: domain["units"] for domain in chosen.row["domains"]}
+    return frozenset(
+        cpu for cluster in board_type.clusters for cpu in cluster.cpus[: units.get(cluster.name, len(cluster.cpus))]
+    )
+
+
+def _caveats(chosen: Chosen, board_type: BoardType, base: PowerMode | None) -> Iterator[str]:
+    """What a stanza cannot say."""
+    if chosen.point.memory_freq_hz:
+        yield "nvpmodel caps the memory clock and cannot hold it: with little traffic it may be lower than it was when"
+        yield "this was measured. The script that `--as sh` writes holds it."
+    if board_type.soc in ("t194", "t234"):
+        copied = base.name if base else "that boards started in"
+        yield "Not named, so left as the mode before left them: masks of parts without power (TPC_PG_MASK, FBP_PG_MASK)"
+        yield f"and clocks of DLA, PVA and video. To boot into this mode, copy those lines from the mode {copied}."
+
+
+def _find_mode(board_type: BoardType, name: str | None) -> PowerMode | None:
+    if name is None:
+        return None
+    for mode in board_type.power_modes:
+        if mode.name.lower() == name.lower():
+            return mode
+    raise UsageError(
+        f"what the power mode {name} limits is not known of the board type {board_type.name}",
+        "Use --as sh: it sets the mode by asking nvpmodel.",
+    )
+
+
+def _require_name(cluster: Cluster, board_type: BoardType) -> str:
+    if cluster.core not in _CPU_NAMES:
+        known = ", ".join(_CPU_NAMES)
+        raise UsageError(
+            f"what nvpmodel calls the clock of {cluster.name} ({cluster.core}) of {board_type.name} is not known",
+            f"Known are {known}. Use --as sh or --as json.",
+        )
+    return _CPU_NAMES[cluster.core]

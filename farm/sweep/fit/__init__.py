@@ -1,0 +1,1 @@
+"""What visits say together: drift, fitted models, fronts, the pick. Pure."""

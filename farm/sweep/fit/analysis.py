@@ -1,0 +1,310 @@
+"""What all visits of a sweep say together: corrected for drift, combined per point, fitted over the whole grid."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import scipy.special
+
+from farm.points.values import Z95, Estimate, Grid, PointMeasurement, PointPrediction
+from farm.sweep.fit import drift as drifts
+from farm.sweep.fit.drift import Drift
+from farm.sweep.fit.model import Data, Model, fit_model
+from farm.sweep.fit.terms import Floats, Terms
+
+# Boards of one type differ by more than one factor: what remains at other points than the anchor (our choice).
+BOARD_SD = 0.01
+# Below this nothing can be fitted.
+MIN_POINTS = 3
+# A fit to more is worth less than its time, which grows with the third power (2,028 points: minutes). Beyond them a
+# point measured stands for itself, and what was not measured is predicted from so many, spread over the others.
+MAX_FITTED = 400
+# What a prediction's width is fitted with, in points: level, slope, and how large and how rough the residual is.
+_FITTED, _LEAST_FREEDOM = 4, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredPoint:
+    """A grid point as measured: drift taken out, repeated visits combined, intervals that cover both.
+
+    `latency_p95_s` is the visits' mean, corrected alike; `visits` the valid ones. `own_log_sd` is what of the intervals
+    of latency and power is the point's own: how far the board has moved is uncertain for all points alike.
+    """
+
+    key: str
+    latency: Estimate
+    power: Estimate | None
+    energy: Estimate | None
+    latency_p95_s: float | None
+    visits: tuple[PointMeasurement, ...]
+    own_log_sd: tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Combined:
+    """The best estimate of a measured point: its own visits together with what its neighbours tell through the fit.
+
+    Comparing points by it is fairer than by their own visits alone, the luckiest of which always wins.
+    """
+
+    key: str
+    latency: Estimate
+    power: Estimate | None
+    energy: Estimate | None
+
+
+@dataclasses.dataclass(frozen=True)
+class BoardDrift:
+    """How one board moved; `offset` is how far its latency lies from the first board's, relative, at the anchor."""
+
+    latency: Drift
+    power: Drift | None
+    offset: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Analysis:
+    """Everything known of a grid. `measured` by key; `drift` by board; `model` is None before it can be fitted.
+
+    `per_call` is the energy of a call over its median latency times power, at a typical point: calls that take longer
+    than the median, and what is between them, cost energy as well.
+    """
+
+    grid: Grid
+    measured: Mapping[str, MeasuredPoint]
+    drift: Mapping[str, BoardDrift]
+    model: Model | None
+    per_call: float = 1.0
+
+    @property
+    def has_power(self) -> bool:
+        return bool(self.measured) and all(point.energy is not None for point in self.measured.values())
+
+    def combine(self) -> dict[str, Combined]:
+        """Of every point measured, by key; what each says itself before anything is fitted, and in large grids."""
+        if self.model is None or len(self.measured) > MAX_FITTED:
+            return {key: Combined(key, p.latency, p.power, p.energy) for key, p in self.measured.items()}
+        return {
+            point.key: Combined(point.key, *self._estimate(row))
+            for row, point in enumerate(self.grid.points)
+            if point.key in self.measured
+        }
+
+    def predict(self, row: int) -> PointPrediction | None:
+        """What the fit expects of a grid row; None before anything is fitted."""
+        if self.model is None:
+            return None
+        # How rough the fit's residual is, is itself known from a few points only: Student's t instead of the normal.
+        freedom = max(len(self.measured) - _FITTED, _LEAST_FREEDOM)
+        wider = float(scipy.special.stdtrit(freedom, 0.975)) / Z95
+        return PointPrediction(self.grid.points[row].key, *self._estimate(row, wider))
+
+    def _estimate(self, row: int, wider: float = 1.0) -> tuple[Estimate, Estimate | None, Estimate | None]:
+        """Latency, power and energy as the fit has them, intervals `wider` than normal ones."""
+        assert self.model is not None
+        latency, power = self.model.latency, self.model.power
+        time = Estimate.of_log(latency.mean[row], wider * latency.sd[row])
+        if power is None:
+            return time, None, None
+        spread = wider * float(np.hypot(latency.sd[row], power.sd[row]))
+        watt = Estimate.of_log(power.mean[row], wider * power.sd[row])
+        middle = float(latency.mean[row] + power.mean[row] + np.log(self.per_call))
+        return time, watt, Estimate.of_log(middle, spread)
+
+
+def analyse(grid: Grid, terms: Terms, visits: Sequence[PointMeasurement], anchor: str) -> Analysis:
+    """Correct, combine and fit; `terms` are the grid's (`terms.build_terms`), `anchor` the key of the repeated point.
+
+    Invalid visits, and those of points outside the grid, count for nothing.
+    """
+    valid, by_power = _choose_valid(grid, visits)
+    drift, shifts = _correct(valid, anchor, by_power)
+    measured: dict[str, MeasuredPoint] = {}
+    by_key: dict[str, list[int]] = {}
+    for index, visit in enumerate(valid):
+        by_key.setdefault(visit.key, []).append(index)
+    for key, indices in by_key.items():
+        measured[key] = _combine(key, [valid[i] for i in indices], [shifts[i] for i in indices], by_power)
+    model = None
+    if len(measured) <= MAX_FITTED or len(measured) < len(grid):
+        model = fit_measured(grid, terms, _choose_fitted(measured), by_power) if len(measured) >= MIN_POINTS else None
+    return Analysis(grid, measured, drift, model, _find_per_call(list(measured.values())))
+
+
+def _choose_fitted(measured: Mapping[str, MeasuredPoint]) -> dict[str, MeasuredPoint]:
+    """At most `MAX_FITTED` of the points, evenly in the order in which they were measured, which is spread out."""
+    chosen = np.linspace(0, len(measured) - 1, min(len(measured), MAX_FITTED)).round().astype(int)
+    items = list(measured.items())
+    return dict(items[index] for index in chosen)
+
+
+def find_drift(grid: Grid, visits: Sequence[PointMeasurement], anchor: str) -> Mapping[str, BoardDrift]:
+    """The drift that `analyse` finds, without what it costs to combine and fit."""
+    valid, by_power = _choose_valid(grid, visits)
+    return _correct(valid, anchor, by_power)[0]
+
+
+def _choose_valid(grid: Grid, visits: Sequence[PointMeasurement]) -> tuple[list[PointMeasurement], bool]:
+    """The visits that count, and whether all of them have power."""
+    keys = {point.key for point in grid.points}
+    valid = [visit for visit in visits if visit.is_valid and visit.key in keys]
+    return valid, bool(valid) and all(visit.power is not None and visit.energy is not None for visit in valid)
+
+
+def _find_per_call(points: Sequence[MeasuredPoint]) -> float:
+    """See `Analysis`; the median, since one spoilt latency must not change every energy."""
+    ratios = [p.energy.value / (p.latency.value * p.power.value) for p in points if p.energy and p.power]
+    return float(np.median(ratios)) if ratios else 1.0
+
+
+def fit_measured(grid: Grid, terms: Terms, measured: Mapping[str, MeasuredPoint], by_power: bool) -> Model:
+    """The fit to points measured."""
+    rows = {point.key: row for row, point in enumerate(grid.points)}
+    at = tuple(rows[key] for key in measured)
+    points = list(measured.values())
+    latency = _to_data(at, [point.latency for point in points], [point.own_log_sd[0] for point in points])
+    power = None
+    if by_power:
+        power = _to_data(at, [p.power for p in points if p.power], [point.own_log_sd[1] for point in points])
+    return fit_model(terms, latency, power)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shift:
+    """What to take from one visit's logarithms, and the variances to add: of the visit, and of the drift taken out."""
+
+    latency: float
+    power: float
+    latency_variance: float
+    power_variance: float
+    latency_drift: float
+    power_drift: float
+    latency_tail: float
+    power_tail: float
+    power_believed: float
+
+
+def _correct(
+    valid: Sequence[PointMeasurement], anchor: str, by_power: bool
+) -> tuple[dict[str, BoardDrift], list[_Shift]]:
+    boards = list(dict.fromkeys(visit.board for visit in valid))
+    drift: dict[str, BoardDrift] = {}
+    shifts: dict[int, _Shift] = {}
+    levels: list[tuple[float, float]] = []
+    for board in boards:
+        indices = [index for index, visit in enumerate(valid) if visit.board == board]
+        own = [valid[index] for index in indices]
+        anchors = [visit for visit in own if visit.key == anchor]
+        latency = _estimate([visit.latency for visit in anchors], anchors, own)
+        watts = [v.power for v in anchors if v.power]
+        power = _estimate(watts, anchors, own, drifts.BOUND) if by_power else None
+        level = (
+            _level([visit.latency for visit in anchors], anchors, own, latency),
+            _level([v.power for v in anchors if v.power], anchors, own, power) if power else 0.0,
+        )
+        levels.append(level)
+        offset = (level[0] - levels[0][0], level[1] - levels[0][1])
+        between = BOARD_SD**2 if board != boards[0] else 0.0
+        drift[board] = BoardDrift(latency, power, float(np.expm1(offset[0])))
+        for place, index in enumerate(indices):
+            shifts[index] = _Shift(
+                latency.shift[place] + offset[0],
+                (power.shift[place] if power else 0.0) + offset[1],
+                latency.visit_sd**2 + between,
+                (power.visit_sd**2 if power else 0.0) + between,
+                float(latency.sd[place] ** 2),
+                float(power.sd[place] ** 2) if power else 0.0,
+                latency.tail,
+                power.tail if power else 1.0,
+                power.believed if power else 1.0,
+            )
+    return drift, [shifts[index] for index in range(len(valid))]
+
+
+def _estimate(
+    estimates: Sequence[Estimate],
+    anchors: Sequence[PointMeasurement],
+    own: Sequence[PointMeasurement],
+    stated: Sequence[tuple[float, float]] = drifts.EXACT,
+) -> Drift:
+    return drifts.estimate_drift(
+        [visit.at_s for visit in anchors],
+        [estimate.log for estimate in estimates],
+        [estimate.log_sd for estimate in estimates],
+        np.array([visit.at_s for visit in own]),
+        stated,
+    )
+
+
+def _level(
+    estimates: Sequence[Estimate], anchors: Sequence[PointMeasurement], own: Sequence[PointMeasurement], drift: Drift
+) -> float:
+    """The anchor's logarithm on this board when it began, 0 where it was never visited there."""
+    if not anchors:
+        return 0.0
+    places = [index for index, visit in enumerate(own) if any(visit is anchor for anchor in anchors)]
+    return float(np.mean([estimate.log - drift.shift[at] for estimate, at in zip(estimates, places, strict=True)]))
+
+
+def _combine(key: str, visits: Sequence[PointMeasurement], shifts: Sequence[_Shift], by_power: bool) -> MeasuredPoint:
+    drift = float(np.mean([shift.latency_drift for shift in shifts]))
+    power_drift = float(np.mean([shift.power_drift for shift in shifts]))
+    tail = float(np.mean([shift.latency_tail for shift in shifts]))
+    power_tail = float(np.mean([shift.power_tail for shift in shifts]))
+    latency, own_latency = _mean(
+        [v.latency for v in visits], [s.latency for s in shifts], [s.latency_variance for s in shifts], drift, tail
+    )
+    power = energy = None
+    own_power = 0.0
+    if by_power:
+        power, own_power = _mean(
+            [visit.power for visit in visits if visit.power],
+            [shift.power for shift in shifts],
+            [shift.power_variance for shift in shifts],
+            power_drift,
+            power_tail,
+            [shift.power_believed for shift in shifts],
+        )
+        energy, _ = _mean(
+            [visit.energy for visit in visits if visit.energy],
+            [shift.latency + shift.power for shift in shifts],
+            [shift.latency_variance + shift.power_variance for shift in shifts],
+            drift + power_drift,
+            (tail + power_tail) / 2,
+            [shift.power_believed for shift in shifts],
+        )
+    tails = [v.latency_p95_s * np.exp(-s.latency) for v, s in zip(visits, shifts, strict=True) if v.latency_p95_s]
+    p95_s = float(np.mean(tails)) if tails else None
+    return MeasuredPoint(key, latency, power, energy, p95_s, tuple(visits), (own_latency, own_power))
+
+
+def _mean(
+    estimates: Sequence[Estimate],
+    shifts: Sequence[float],
+    added: Sequence[float],
+    shared: float,
+    tail: float,
+    believed: Sequence[float] | None = None,
+) -> tuple[Estimate, float]:
+    """Visits weighed by how sure they are, and the sd without `shared`, a variance that repeating does not lessen.
+
+    `believed` is how much of each visit's own interval counts, `tail` see `Drift`.
+    """
+    shares = believed or [1.0] * len(estimates)
+    parts = zip(estimates, added, shares, strict=True)
+    variances = np.array([(share * estimate.log_sd) ** 2 + extra for estimate, extra, share in parts])
+    logs = np.array([estimate.log - shift for estimate, shift in zip(estimates, shifts, strict=True)])
+    weights = 1 / np.maximum(variances, 1e-12)
+    own = float(1 / weights.sum())
+    sd = tail * float(np.sqrt(own + shared))
+    return Estimate.of_log(float(weights @ logs / weights.sum()), sd), tail * float(np.sqrt(own))
+
+
+def _to_data(rows: tuple[int, ...], estimates: Sequence[Estimate], own: Sequence[float]) -> Data:
+    logs: Floats = np.array([estimate.log for estimate in estimates])
+    totals: Floats = np.array([estimate.log_sd for estimate in estimates])
+    sds: Floats = np.array(own)
+    shared = np.sqrt(np.maximum(totals**2 - sds**2, 0.0).mean())
+    return Data(rows, logs, sds, float(shared))

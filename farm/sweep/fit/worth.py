@@ -1,0 +1,156 @@
+"""What another measurement is worth: how much it may still change the front or the pick. Draws are seeded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from farm.points.values import Goal
+from farm.sweep.fit import pareto
+from farm.sweep.fit.analysis import Analysis
+from farm.sweep.fit.terms import Floats, Indices
+
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+# Joint draws of what unmeasured points may turn out to be. More cost time and change few decisions.
+_DRAWS = 48
+# How many unmeasured points are looked at: those that could do most if they turned out well.
+_CONTENDERS = 160
+# "Well" is so many standard deviations better than expected.
+_HOPE = 1.5
+# A point is only picked if its whole interval keeps the deadline; a measured one is about so wide to one side.
+_MARGIN = 0.004
+
+
+@dataclasses.dataclass(frozen=True)
+class Worth:
+    """Of measuring once more. `rows` are grid rows, best first by `score`, which sums what a point may do.
+
+    `front_share` is what share of the whole grid's hypervolume those measured are expected to have; `pick_gain` by how
+    much of the objective the best unmeasured point is expected to beat the best measured one. `feasible` is the
+    probability that any point at all meets the goal's limits.
+    """
+
+    rows: tuple[int, ...]
+    scores: tuple[float, ...]
+    front_share: float
+    pick_gain: float
+    feasible: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Values:
+    """Latency in s, power in W, energy in J, of points in one shape. Without a sensor power and energy are 1."""
+
+    latency: Floats
+    power: Floats
+
+    @property
+    def energy(self) -> Floats:
+        return self.latency * self.power
+
+
+def weigh(analysis: Analysis, goal: Goal, excluded: Collection[str], wants: tuple[float, float], seed: int) -> Worth:
+    """Weigh every point that is neither measured nor excluded.
+
+    `wants` scales both worths against each other: what is left to gain of the front and of the pick counts 1 each where
+    it equals these. `analysis` must have a model.
+    """
+    model = analysis.model
+    assert model is not None  # the caller asks only once something is fitted
+    rng = np.random.default_rng(seed)
+    keys = [point.key for point in analysis.grid.points]
+    done = np.array([row for row, key in enumerate(keys) if key in analysis.measured], dtype=np.int64)
+    left = np.array([r for r, k in enumerate(keys) if k not in analysis.measured and k not in excluded], dtype=np.int64)
+    # The fit knows more of a measured point than its own visit does: its neighbours.
+    known = _Values(
+        np.exp(model.latency.mean[done]), _power(model.power.mean[done] if model.power else None, done.size)
+    )
+    if not left.size:
+        return Worth((), (), 1.0, 0.0, float(_meets(goal, known, _p95(analysis), 1.0).any()))
+    p95 = _p95(analysis)
+    rows = _find_contenders(analysis, goal, known, left, p95)
+    latency = np.exp(model.latency.draw(rows, _DRAWS, rng))
+    power = np.exp(model.power.draw(rows, _DRAWS, rng)) if model.power else np.ones_like(latency)
+    drawn = _Values(latency, power)
+    expected = _Values(np.exp(model.latency.mean), _power(model.power.mean if model.power else None, len(keys)))
+    front, share = _weigh_front(drawn, known, pareto.reference_point(expected.latency, expected.energy))
+    pick, gain, feasible = _weigh_pick(goal, drawn, known, p95)
+    scores = front / wants[0] + pick / wants[1]
+    order = np.argsort(-scores, kind="stable")
+    return Worth(tuple(int(rows[i]) for i in order), tuple(float(scores[i]) for i in order), share, gain, feasible)
+
+
+def _power(mean: Floats | None, count: int) -> Floats:
+    return np.ones(count) if mean is None else np.exp(mean)
+
+
+def _p95(analysis: Analysis) -> float:
+    """What the 95th percentile is of the median, at a typical point measured."""
+    ratios = [p.latency_p95_s / p.latency.value for p in analysis.measured.values() if p.latency_p95_s]
+    return float(np.median(ratios)) if ratios else 1.0
+
+
+def _meets(goal: Goal, values: _Values, p95: float, margin: float) -> Flags:
+    meets = np.ones(values.latency.shape, dtype=bool)
+    if goal.deadline_s is not None:
+        meets &= values.latency * (p95 if goal.deadline_on_p95 else 1.0) * margin <= goal.deadline_s
+    if goal.max_power_w is not None:
+        meets &= values.power * margin <= goal.max_power_w
+    return meets
+
+
+def _find_contenders(analysis: Analysis, goal: Goal, known: _Values, left: Indices, p95: float) -> Indices:
+    """Rows that would do most if they turned out well; half of them for the front, half for the pick."""
+    model = analysis.model
+    assert model is not None
+    if left.size <= _CONTENDERS:
+        return left
+    power_sd = model.power.sd[left] if model.power else 0.0
+    power_mean = model.power.mean[left] if model.power else 0.0
+    latency = np.exp(model.latency.mean[left] - _HOPE * model.latency.sd[left])
+    hoped = _Values(latency, np.exp(power_mean - _HOPE * power_sd) * np.ones_like(latency))
+    reference = pareto.reference_point(
+        np.concatenate([known.latency, hoped.latency]), np.concatenate([known.energy, hoped.energy])
+    )
+    worth = pareto.improvements(hoped.latency, hoped.energy, known.latency, known.energy, reference)
+    objective = goal.objective.of(hoped.latency, hoped.power, hoped.energy)
+    objective = np.where(_meets(goal, hoped, p95, 1.0), objective, objective.max() + hoped.latency / latency.max())
+    half = _CONTENDERS // 2
+    chosen = set(np.argsort(-worth, kind="stable")[:half]) | set(np.argsort(objective, kind="stable")[:half])
+    return np.asarray(left[sorted(int(row) for row in chosen)])
+
+
+def _weigh_front(drawn: _Values, known: _Values, reference: tuple[float, float]) -> tuple[Floats, float]:
+    """Expected gain of each point as a share of the whole front's worth, and the share that is there already."""
+    now = pareto.hypervolume(known.latency, known.energy, reference)
+    gains, shares = np.zeros(drawn.latency.shape[1]), []
+    for latency, energy in zip(drawn.latency, drawn.energy, strict=True):
+        whole = pareto.hypervolume(
+            np.concatenate([known.latency, latency]), np.concatenate([known.energy, energy]), reference
+        )
+        gains += pareto.improvements(latency, energy, known.latency, known.energy, reference) / max(whole, 1e-300)
+        shares.append(now / whole if whole else 1.0)
+    return gains / len(shares), float(np.mean(shares))
+
+
+def _weigh_pick(goal: Goal, drawn: _Values, known: _Values, p95: float) -> tuple[Floats, float, float]:
+    """Expected improvement of the pick by each point, by the best of them, and the probability that any pick exists."""
+    margin = 1 + _MARGIN
+    fits = _meets(goal, known, p95, margin)
+    may = _meets(goal, drawn, p95, margin)
+    objective = goal.objective.of(drawn.latency, drawn.power, drawn.energy)
+    if fits.any():
+        best = float(goal.objective.of(known.latency, known.power, known.energy)[fits].min())
+        better = np.where(may, np.maximum(0.0, best - objective) / best, 0.0)
+        return better.mean(axis=0), float(better.max(axis=1).mean()), 1.0
+    if may.any():
+        # Anything that meets the limits is worth more than the best of what does not.
+        return may.mean(axis=0), 1.0, float(may.any(axis=1).mean())
+    # Nothing does: what is left is to know how close one gets.
+    short = drawn.latency if goal.deadline_s is not None else drawn.power
+    best = float((known.latency if goal.deadline_s is not None else known.power).min())
+    closer = np.maximum(0.0, best - short) / best
+    return closer.mean(axis=0), float(closer.max(axis=1).mean()), 0.0

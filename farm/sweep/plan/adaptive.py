@@ -1,0 +1,269 @@
+"""Which point of a sweep to measure next, and when to stop: a pure function of grid, goal and visits so far.
+
+So a sweep can be resumed from its visits alone, and the same visits always give the same decision. Measuring, storing
+and moving clocks belong to the caller.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from device_agent.protocol import StrEnum
+from farm.points.values import Goal, Grid, PointMeasurement
+from farm.sweep.fit.analysis import MIN_POINTS, Analysis, BoardDrift, analyse, find_drift, fit_measured
+from farm.sweep.fit.drift import MAX_DRIFT
+from farm.sweep.fit.terms import build_terms
+from farm.sweep.fit.worth import Worth, weigh
+
+# Visits of other points between two of the anchor: as many as the drift of half a minute to a minute allows.
+ANCHOR_EVERY = 7
+# How often a point is tried again whose visit was spoilt by somebody else.
+MAX_RETRIES = 2
+# What may be left to gain when a sweep stops: of the front's hypervolume, of the pick's objective. The fit expects more
+# of the front than there is: stopping at 0.6 % took a fifth more points of a Nano's grid for 0.4 % of the front.
+FRONT_LEFT, PICK_LEFT = 0.016, 0.003
+# A grid of up to so many points has few to spare, and each of them is much of its front.
+_SMALL_GRID, _SMALL_FRONT_LEFT = 40, 0.002
+# Every so many points one is spent on the fit itself, where it is least certain, whatever the front or the pick would
+# gain: a fit that was only ever asked about its favourites is wrong elsewhere without knowing it.
+EXPLORE_EVERY = 3
+# A fit may say that it is done once it has foreseen so many points to within so many standard deviations. Of ten normal
+# figures one lies farther out in 12 % of cases.
+_FORESEEN, _FAR = 5, 2.5
+# First points, before anything is fitted: so many per clock that varies, and so many more.
+_PER_CLOCK, _MORE = 2, 2
+
+
+class Step(StrEnum):
+    """What to do next."""
+
+    MEASURE = "measure"
+    STOP = "stop"
+    VOID = "void"  # what was measured cannot be believed
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """The next step and, for people, why. `key` is the point to measure.
+
+    `front_share` and `pick_gain` are the fit's own expectation (see `worth.Worth`), None while nothing is fitted.
+    """
+
+    step: Step
+    reason: str
+    key: str = ""
+    front_share: float | None = None
+    pick_gain: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a sweep goes about it. `budget_points` limits different points measured, anchors' repeats not counted."""
+
+    exhaustive: bool = False
+    budget_points: int | None = None
+    seed: int = 0
+    anchor_every: int = ANCHOR_EVERY
+
+
+class Planner:
+    """Decides for one grid and goal. Holds nothing but what follows from them; `visits` are in the order of time."""
+
+    def __init__(self, grid: Grid, goal: Goal | None = None, settings: Settings | None = None) -> None:
+        if not grid.points:
+            raise ValueError("a grid without points cannot be swept")
+        self.grid = grid
+        self.goal = goal or Goal()
+        self.settings = settings or Settings()
+        self.terms = build_terms(grid.points)
+        self._order = self._spread_out()
+
+    def analyse(self, visits: Sequence[PointMeasurement]) -> Analysis:
+        """What the visits say together."""
+        return analyse(self.grid, self.terms, visits, self.find_anchor(visits))
+
+    def find_anchor(self, visits: Sequence[PointMeasurement]) -> str:
+        """The point that is repeated: the middle of the grid, or the nearest to it that can be measured."""
+        excluded = self.find_excluded(visits)
+        centre = np.abs(self.terms.place - 0.5).sum(axis=1)
+        keys = [self.grid.points[int(row)].key for row in np.argsort(centre, kind="stable")]
+        return next((key for key in keys if key not in excluded), keys[0])
+
+    def find_excluded(self, visits: Sequence[PointMeasurement]) -> frozenset[str]:
+        """Points that cannot be measured here: throttled, or spoilt too often. One that was valid once stays."""
+        valid = {visit.key for visit in visits if visit.is_valid}
+        spoilt = [visit for visit in visits if not visit.is_valid and visit.key not in valid]
+        final = {visit.key for visit in spoilt if not visit.retry}
+        often = {key for key in {v.key for v in spoilt} if sum(v.key == key for v in spoilt) > MAX_RETRIES}
+        return frozenset(final | often)
+
+    def decide_next(self, visits: Sequence[PointMeasurement], board: str = "") -> Decision:
+        """The next point for `board`. Deterministic: equal visits, equal answers."""
+        excluded = self.find_excluded(visits)
+        anchor = self.find_anchor(visits)
+        if len(excluded) == len(self.grid):
+            return Decision(Step.VOID, "no point of the grid could be measured; the last: " + visits[-1].invalid)
+        own = [visit for visit in visits if visit.board == board or not board]
+        if own and not own[-1].is_valid and own[-1].retry and own[-1].key not in excluded:
+            if sum(not visit.is_valid for visit in own[-MAX_RETRIES - 1 :]) > MAX_RETRIES:
+                return Decision(
+                    Step.VOID, f"{own[-1].key} was spoilt {MAX_RETRIES + 1} times in a row: {own[-1].invalid}"
+                )
+            return Decision(Step.MEASURE, f"again: {own[-1].invalid}", own[-1].key)
+        if len(self.grid) == 1:
+            return self._stop("the grid has one point") if own else Decision(Step.MEASURE, "the only point", anchor)
+        since = self._since_anchor(own, anchor)
+        if since is None:
+            return Decision(Step.MEASURE, "the anchor: every other point is compared with it", anchor)
+        # Drift is seen at the anchor; where nothing else asks for it, only there, and of many only now and then.
+        telling = [visit for visit in visits if visit.key == anchor] if self.settings.exhaustive else visits
+        looks = not self.settings.exhaustive or (since == 0 and _is_look_due(len(telling)))
+        if looks and (reason := find_void(find_drift(self.grid, telling, anchor))):
+            return Decision(Step.VOID, reason)
+        if since >= self.settings.anchor_every:
+            return Decision(Step.MEASURE, "the anchor again, against drift", anchor)
+        measured = {visit.key for visit in visits if visit.is_valid}
+        left = [key for key in self._order if key not in measured and key not in excluded]
+        wanted = self._decide_point(visits, left, excluded)
+        # The last visits are only as good as what was seen of the drift after them.
+        if wanted.step is Step.STOP and since > 0:
+            return dataclasses.replace(
+                wanted, step=Step.MEASURE, reason="the anchor once more, to end with", key=anchor
+            )
+        return wanted
+
+    def _decide_point(
+        self, visits: Sequence[PointMeasurement], left: Sequence[str], excluded: Collection[str]
+    ) -> Decision:
+        if not left:
+            return self._stop("every point is measured")
+        if self.settings.exhaustive:  # no fit is asked for: of two thousand points one takes a second
+            return Decision(Step.MEASURE, f"{len(left)} points are left", left[0])
+        analysis = self.analyse(visits)
+        count = len(analysis.measured)
+        if self.settings.budget_points is not None and count >= max(self.settings.budget_points, 1):
+            return self._stop(f"the budget of {self.settings.budget_points} points is spent")
+        if count < max(self._first_points, MIN_POINTS) or analysis.model is None:
+            return Decision(Step.MEASURE, "spread over the grid, for the first fit", left[0])
+        # The seed changes with every point, so that no unlucky draw is met twice.
+        seed = self.settings.seed * 1_000_003 + count
+        enough = _SMALL_FRONT_LEFT if len(self.grid) <= _SMALL_GRID else FRONT_LEFT
+        worth = weigh(analysis, self.goal, excluded, (enough, PICK_LEFT), seed)
+        front_left, pick_left = 1 - worth.front_share, worth.pick_gain
+        done = front_left <= enough and pick_left <= PICK_LEFT
+        if done and not self._foresaw(analysis):
+            return Decision(
+                Step.MEASURE,
+                "the fit did not foresee the last points",
+                self._key(worth),
+                front_share=worth.front_share,
+                pick_gain=worth.pick_gain,
+            )
+        if done:
+            return Decision(
+                Step.STOP,
+                f"what is unmeasured is expected to add {front_left:.1%} to the front and {pick_left:.1%} to the pick",
+                front_share=worth.front_share,
+                pick_gain=worth.pick_gain,
+            )
+        if count % EXPLORE_EVERY == 0:
+            key = self._least_known(analysis, left)
+            return Decision(
+                Step.MEASURE,
+                "the fit is least certain there",
+                key,
+                front_share=worth.front_share,
+                pick_gain=worth.pick_gain,
+            )
+        why = "the pick" if pick_left / PICK_LEFT > front_left / enough else "the front"
+        return Decision(
+            Step.MEASURE,
+            f"may change {why} most",
+            self._key(worth),
+            front_share=worth.front_share,
+            pick_gain=worth.pick_gain,
+        )
+
+    def _least_known(self, analysis: Analysis, left: Sequence[str]) -> str:
+        """Where the fit's interval is widest; the first of `left` where several are."""
+        assert analysis.model is not None
+        latency, power = analysis.model.latency.sd, analysis.model.power
+        spread = latency if power is None else np.hypot(latency, power.sd)
+        rows = {point.key: row for row, point in enumerate(self.grid.points)}
+        return max(left, key=lambda key: float(spread[rows[key]]))
+
+    def _key(self, worth: Worth) -> str:
+        return self.grid.points[worth.rows[0]].key
+
+    def _foresaw(self, analysis: Analysis) -> bool:
+        """Whether the fit without the newest points foresaw them: an expectation that was wrong so far may not stop."""
+        newest = list(analysis.measured)[-_FORESEEN:]
+        rest = {key: point for key, point in analysis.measured.items() if key not in newest}
+        if len(rest) < MIN_POINTS:
+            return False
+        before = fit_measured(self.grid, self.terms, rest, analysis.has_power)
+        rows = {point.key: row for row, point in enumerate(self.grid.points)}
+        return all(
+            abs(posterior.mean[rows[key]] - estimate.log)
+            <= _FAR * float(np.hypot(posterior.sd[rows[key]], estimate.log_sd))
+            for key in newest
+            for posterior, estimate in (
+                (before.latency, analysis.measured[key].latency),
+                (before.power, analysis.measured[key].power),
+            )
+            if posterior is not None and estimate is not None
+        )
+
+    @property
+    def _first_points(self) -> int:
+        return min(_PER_CLOCK * len(self.terms.domains) + _MORE, len(self.grid))
+
+    def _stop(self, reason: str) -> Decision:
+        return Decision(Step.STOP, reason)
+
+    def _since_anchor(self, visits: Sequence[PointMeasurement], anchor: str) -> int | None:
+        """Visits since the anchor's last valid one; None before the first."""
+        places = [index for index, visit in enumerate(visits) if visit.key == anchor and visit.is_valid]
+        return len(visits) - 1 - places[-1] if places else None
+
+    def _spread_out(self) -> tuple[str, ...]:
+        """All points in the order of an exhaustive sweep, its start serving as first points of an adaptive one.
+
+        First each the farthest from all before it, then shuffled: no clock goes steadily up or down while time passes.
+        """
+        rng = np.random.default_rng(self.settings.seed)
+        keys = [point.key for point in self.grid.points]
+        place = self.terms.place
+        first = int(np.argsort(np.abs(place - 0.5).sum(axis=1), kind="stable")[0])
+        chosen = [first]
+        # Ties, as between the corners of a box, are for the seed to break.
+        jitter = 1e-6 * rng.random(len(keys))
+        nearest = np.linalg.norm(place - place[first], axis=1)
+        for _ in range(min(self._first_points, len(keys) - 1)):
+            chosen.append(int(np.argmax(np.where(np.isin(np.arange(len(keys)), chosen), -1.0, nearest + jitter))))
+            nearest = np.minimum(nearest, np.linalg.norm(place - place[chosen[-1]], axis=1))
+        rest = np.setdiff1d(np.arange(len(keys)), chosen)
+        rng.shuffle(rest)
+        return tuple(keys[row] for row in [*chosen, *(int(r) for r in rest)])
+
+
+def find_void(drifts: Mapping[str, BoardDrift]) -> str:
+    """Why a sweep cannot be believed, by each board's drift; "" where it can."""
+    for board, drift in drifts.items():
+        for what, moved in (("latency", drift.latency), ("power", drift.power)):
+            if moved is not None and moved.is_too_large:
+                whose = f" of {board}" if board else ""
+                return (
+                    f"the anchor's {what}{whose} moved by {moved.largest:.0%}, more than {MAX_DRIFT:.0%}: "
+                    "the board throttles, heats up or is used by somebody else"
+                )
+    return ""
+
+
+def _is_look_due(anchors: int) -> bool:
+    """Whether so many visits of the anchor are a fifth more than at the last look: what one costs grows faster."""
+    return anchors <= 20 or math.floor(math.log(anchors, 1.2)) > math.floor(math.log(anchors - 1, 1.2))

@@ -1,0 +1,164 @@
+"""Who measures what next, over all series and boards of one sweep: what the planners decide, shared out. Thread-safe.
+
+A series is a variant and batch; all series are measured at a point once it is pinned, since pinning and cooling cost
+more than another run. What comes next in one series is `adaptive.Planner`'s decision.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Mapping, Sequence
+
+from device_agent.protocol import OperatingPoint
+from farm.points.grid import leave_out, merge_reached
+from farm.points.values import Estimate, Goal, Grid, GridPoint, PointMeasurement
+from farm.sweep.plan.adaptive import Planner, Settings, Step
+
+Series = tuple[str, int]
+
+# Stands in for a visit that another board is making just now; its figures are never looked at.
+_NOBODY = Estimate(1.0, 1.0, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A point to hold and the series to measure there, the first one for `reason`."""
+
+    point: GridPoint
+    series: tuple[Series, ...]
+    reason: str
+
+
+class Conductor:
+    """The state of one sweep while it runs. `visits` are those made before, by series."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        goal: Goal,
+        settings: Settings,
+        series: Sequence[Series],
+        visits: Mapping[Series, Sequence[PointMeasurement]] | None = None,
+    ) -> None:
+        self._goal, self._settings = goal, settings
+        self.series = tuple(series)
+        self.visits = {each: list((visits or {}).get(each, ())) for each in series}
+        self.grid = grid
+        self._planner = Planner(grid, goal, settings)
+        self._changed = threading.Condition()
+        self._pending: dict[str, str] = {}  # board -> key
+        self._turn = 0
+        self.void = ""
+        self.reason = ""  # why the sweep has ended
+        self.notes: list[str] = []  # what has to be said of the grid
+
+    def next(self, board: str, timeout_s: float) -> Task | None:
+        """The next task of a board, None where nothing is left for it.
+
+        Waits up to `timeout_s` for other boards' results where it depends on them, then raises TimeoutError.
+        """
+        with self._changed:
+            while not self.void:
+                task = self._plan(board)
+                if task is not None:
+                    self._pending[board] = task.point.key
+                    return task
+                if not any(other != board for other in self._pending):
+                    return None
+                if not self._changed.wait(timeout_s):
+                    raise TimeoutError
+            return None
+
+    def add(self, series: Series, measurement: PointMeasurement) -> None:
+        """Note a visit."""
+        with self._changed:
+            self.visits[series].append(measurement)
+
+    def done(self, board: str) -> None:
+        """The board's task is over, whatever came of it."""
+        with self._changed:
+            self._pending.pop(board, None)
+            self._changed.notify_all()
+
+    def leave(self, board: str) -> None:
+        """The board takes no part in the sweep any more; `done` has been called."""
+
+    def merge(self, point: GridPoint, reached: OperatingPoint) -> bool:
+        """Whether the board made another point of the grid of this one; then it is left out from now on."""
+        with self._changed:
+            grid = merge_reached(self.grid, point.key, reached)
+            if grid is self.grid:
+                return False
+            self.grid = grid
+            self._planner = Planner(grid, self._goal, self._settings)
+            return True
+
+    def refuse(self, point: GridPoint, reason: str) -> bool:
+        """Leave out a point that a board refuses, and others of its power mode; False where none would remain."""
+        with self._changed:
+            grid = leave_out(self.grid, point.key)
+            if grid is self.grid:
+                return False
+            gone = len(self.grid) - len(grid)
+            self.notes.append(f"{point.key} is left out{f' with {gone - 1} more' if gone > 1 else ''}: {reason}")
+            self.grid = grid
+            self._planner = Planner(grid, self._goal, self._settings)
+            return True
+
+    def known_latencies(self, series: Series) -> list[tuple[GridPoint, float]]:
+        """Points at which a series was timed, with its latency in s."""
+        with self._changed:
+            points = {point.key: point for point in self.grid.points}
+            return [(points[v.key], v.latency.value) for v in self.visits[series] if v.key in points]
+
+    @property
+    def anchor(self) -> GridPoint:
+        """The point that is repeated, and measured first."""
+        with self._changed:
+            key = self._planner.find_anchor(self.visits[self.series[0]])
+            point = self.grid.find(key)
+            assert point is not None  # it is one of the grid's
+            return point
+
+    def _plan(self, board: str) -> Task | None:
+        busy = {key for other, key in self._pending.items() if other != board}
+        for offset in range(len(self.series)):
+            series = self.series[(self._turn + offset) % len(self.series)]
+            visits = self.visits[series]
+            anchor = self._planner.find_anchor(visits)
+            decision = self._planner.decide_next([*visits, *_stand_ins(busy - {anchor}, board, visits)], board)
+            if decision.step is Step.VOID and not busy:
+                self.void = decision.reason
+                self._changed.notify_all()
+                return None
+            if decision.step is not Step.MEASURE:
+                self.reason = decision.reason
+                continue
+            self._turn = (self._turn + offset + 1) % len(self.series)
+            point = self.grid.find(decision.key)
+            assert point is not None  # a planner decides within its grid
+            return Task(point, (series, *self._companions(series, decision.key, anchor)), decision.reason)
+        return None
+
+    def _companions(self, leader: Series, key: str, anchor: str) -> list[Series]:
+        """Other series that are measured at the point, too: where they lack it, and at the anchor always."""
+        found = []
+        for series in self.series:
+            visits = self.visits[series]
+            lacks = not any(v.key == key and v.is_valid for v in visits) and key not in self._planner.find_excluded(
+                visits
+            )
+            if series != leader and (key == anchor or lacks):
+                found.append(series)
+        return found
+
+
+def _stand_ins(keys: set[str], board: str, visits: Sequence[PointMeasurement]) -> list[PointMeasurement]:
+    """Visits that have points left out which other boards are at; never of `board` itself."""
+    at_s = visits[-1].at_s if visits else 0.0
+    # The boards' own last visits must stay the last ones: hence a name that no board has.
+    return [
+        PointMeasurement(key, _NOBODY, at_s, invalid="another board is at it", board=f"not {board}")
+        for key in sorted(keys)
+    ]

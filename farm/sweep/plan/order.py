@@ -1,0 +1,196 @@
+"""What a user orders: which model, what to vary, how to measure. Pure; kept with the sweep, so that it can go on.
+
+Frequencies stay as they were typed until a board has said what it has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks
+from farm.errors import UsageError
+from farm.points import requests
+from farm.points.grid import Coupling, GridRequest, find_reboot_modes, plan_grid
+from farm.points.requests import ALL
+from farm.points.values import Goal, Grid, Objective
+from farm.sweep.plan.schedules import MAX_TOP_K
+
+MIN_WINDOW_S, MAX_WINDOW_S = 0.1, 600.0
+_CLUSTER_MARK = "="
+TUNED = "tuned"
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """One sweep as it was asked for. Clocks as typed; empty: not varied.
+
+    `cpu_freqs` are lists for all clusters or `CLUSTER=LIST`. `repeat` visits are made to each point in a row.
+    `ambient_c` is the temperature of the room. `top_k` schedules of each workload are tried again at the points that
+    matter most, 1: none but the record's.
+    """
+
+    model: str
+    shapes: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ("untuned",)
+    batches: tuple[int, ...] = (1,)
+    cpu_freqs: tuple[str, ...] = ()
+    cores: str = ""
+    gpu_freqs: str = ""
+    mem_freqs: str = ""
+    power_modes: str = ""
+    window_s: float = 5.0
+    repeat: int = 1
+    ambient_c: float | None = None
+    exhaustive: bool = False
+    budget_points: int | None = None
+    seed: int = 0
+    top_k: int = 1
+
+    def __post_init__(self) -> None:
+        if not MIN_WINDOW_S <= self.window_s <= MAX_WINDOW_S:
+            raise UsageError(f"--window must be {MIN_WINDOW_S:g} s to {MAX_WINDOW_S:g} s, not {self.window_s:g} s")
+        if not 1 <= self.repeat <= 100:
+            raise UsageError(f"--repeat must be 1 to 100, not {self.repeat}")
+        if not 1 <= self.top_k <= MAX_TOP_K:
+            raise UsageError(f"--top-k must be 1 to {MAX_TOP_K}, not {self.top_k}")
+        if self.top_k > 1 and TUNED not in self.variants:
+            raise UsageError("--top-k tries schedules of tuned code", "Add --variants tuned, or untuned,tuned.")
+        if self.budget_points is not None and self.budget_points < 1:
+            raise UsageError(f"--budget-points must be at least 1, not {self.budget_points}")
+        if self.exhaustive and self.budget_points is not None:
+            raise UsageError("--exhaustive and --budget-points contradict each other", "Give one of them.")
+        if self.ambient_c is not None and not -60 <= self.ambient_c <= 100:
+            raise UsageError(f"--ambient {self.ambient_c:g}C is no temperature of a room")
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Order:
+        """From what `dataclasses.asdict` made of one, back from the store."""
+        lists = {name: tuple(document[name]) for name in ("shapes", "variants", "batches", "cpu_freqs")}
+        return cls(**{**document, **lists})
+
+    @property
+    def series(self) -> tuple[tuple[str, int], ...]:
+        """Variant and batch of each series."""
+        return tuple((variant, batch) for batch in self.batches for variant in self.variants)
+
+    @property
+    def varies(self) -> bool:
+        """Whether anything was said of what to vary."""
+        return bool(self.cpu_freqs or self.cores or self.gpu_freqs or self.mem_freqs or self.power_modes)
+
+    @property
+    def names_modes(self) -> bool:
+        """Whether particular power modes were asked for."""
+        return self.power_modes.strip().lower() not in ("", ALL)
+
+    @property
+    def names_values(self) -> bool:
+        """Whether particular values were asked for, not just all that there are."""
+        clocks = [*(text.rpartition(_CLUSTER_MARK)[2] for text in self.cpu_freqs), self.gpu_freqs, self.mem_freqs]
+        return any(text.strip().lower() not in ("", ALL) for text in (*clocks, self.power_modes)) or bool(self.cores)
+
+
+@dataclasses.dataclass(frozen=True)
+class Where:
+    """On which boards. `name` None: any of the type; `boards` is how many at most, None: as many as are of use."""
+
+    board_type: str
+    name: str | None = None
+    boards: int | None = None
+    wait_s: float = 60.0
+
+
+def plan_order(order: Order, clocks: Clocks, coupling: Coupling) -> tuple[Grid, list[str]]:
+    """The grid of a board with these clocks, and what of it has to be said.
+
+    Where nothing was asked for, all CPU clocks are varied, as far as there are any. Raises UsageError.
+    """
+    has_tables = any(cluster.available_hz for cluster in clocks.clusters)
+    others = order.gpu_freqs or order.mem_freqs or order.power_modes
+    if not has_tables and not order.names_values and not others:
+        return default_grid(clocks, coupling), [
+            "this board has no CPU clocks that can be held: it is measured as it is"
+        ]
+    cpu = _read_cpu(order.cpu_freqs, clocks) if order.varies else {EVERY_CLUSTER: ()}
+    request = GridRequest(
+        cpu_freqs_hz=cpu,
+        cores=requests.parse_core_sets(order.cores) if order.cores else None,
+        gpu_freqs_hz=_read_domain(order.gpu_freqs, clocks.gpu),
+        memory_freqs_hz=_read_domain(order.mem_freqs, clocks.memory),
+        power_modes=_read_modes(order.power_modes),
+    )
+    notes = _find_silent(cpu, clocks) if has_tables else []
+    reboot = find_reboot_modes(clocks, coupling) if request.power_modes == () else ()
+    notes += [
+        f"power mode {name} takes a reboot from {clocks.power_mode} and is left out; `sudo nvpmodel -m "
+        f"{coupling.modes[name].number}` on the board sets it, then sweep it by name"
+        for name in reboot
+    ]
+    return plan_grid(clocks, request, coupling), notes
+
+
+def _find_silent(cpu: Mapping[str, tuple[int, ...]] | None, clocks: Clocks) -> list[str]:
+    """What has to be said of clusters that are meant, but not named, and do not say what they have."""
+    return [
+        f"the CPU cluster {cluster.name} does not say which frequencies it has (it is offline), and is left as it is"
+        for cluster in clocks.clusters
+        if cpu is not None and EVERY_CLUSTER in cpu and cluster.name not in cpu and not cluster.available_hz
+    ]
+
+
+def default_grid(clocks: Clocks, coupling: Coupling) -> Grid:
+    """The board as it is: one point."""
+    return plan_grid(clocks, GridRequest(), coupling)
+
+
+def require_goal(goal: Goal, has_power: bool, objective_named: bool) -> tuple[Goal, list[str]]:
+    """The goal as this board can serve it: without a power sensor and unless asked otherwise, least latency.
+
+    Raises UsageError where power was asked for and there is no sensor.
+    """
+    if has_power or not goal.needs_power:
+        return goal, [] if has_power else ["this board has no power sensor: latency only, energy is not known"]
+    objective = objective_named and goal.objective is not Objective.LATENCY
+    if objective or goal.max_power_w is not None:
+        what = f"--objective {goal.objective}" if objective else "--max-power"
+        raise UsageError(
+            f"{what} needs power, and this board has no sensor for its total",
+            "Use --objective latency, or leave it out.",
+        )
+    return (
+        dataclasses.replace(goal, objective=Objective.LATENCY),
+        ["this board has no power sensor: latency only, energy is not known"],
+    )
+
+
+def _read_cpu(texts: tuple[str, ...], clocks: Clocks) -> dict[str, tuple[int, ...]] | None:
+    if not texts:
+        return None
+    tables = {cluster.name: cluster.available_hz for cluster in clocks.clusters}
+    everything = tuple(sorted({hz for table in tables.values() for hz in table}))
+    read: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, mark, values = text.rpartition(_CLUSTER_MARK)
+        name = name.strip() if mark else EVERY_CLUSTER
+        if name in read:
+            raise UsageError(f"--cpu-freqs says twice what {name} is to run at", "Put the frequencies into one list.")
+        # Without a table nothing is looked up: the grid says what is wrong.
+        read[name] = _read_list(values, tables.get(name, everything))
+    return read
+
+
+def _read_domain(text: str, domain: DomainClocks | None) -> tuple[int, ...] | None:
+    return _read_list(text, domain.available_hz if domain else ()) if text else None
+
+
+def _read_list(text: str, available_hz: tuple[int, ...]) -> tuple[int, ...]:
+    """Empty for all there is, as `GridRequest` has it."""
+    return () if text.strip().lower() == ALL else requests.parse_freqs(text, available_hz)
+
+
+def _read_modes(text: str) -> tuple[str, ...] | None:
+    if not text:
+        return None
+    return () if text.strip().lower() == ALL else tuple(word.strip() for word in text.split(",") if word.strip())

@@ -1,0 +1,170 @@
+"""What can be asked of a sweep's document: which rows count, which clocks were varied, how two figures compare.
+
+The document is what `farm sweep show ID --json` prints. Nothing here is drawn or written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+Series = Mapping[str, Any]
+Document = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+    """One estimate over another with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def is_one(self) -> bool:
+        """Whether chance alone may have made the difference."""
+        return self.low <= 1 <= self.high
+
+    def to_dict(self) -> dict[str, float]:
+        """For JSON."""
+        return dataclasses.asdict(self)
+
+
+def divide(over: Mapping[str, float], under: Mapping[str, float]) -> Ratio:
+    """`over / under` of two independent estimates; relative errors add by their squares."""
+    ratio = over["value"] / under["value"]
+    half = math.hypot(_half_width(over), _half_width(under))
+    return Ratio(ratio, ratio * math.exp(-half), ratio * math.exp(half))
+
+
+def mean_ratio(ratios: Sequence[Ratio]) -> float:
+    """The geometric mean."""
+    return math.exp(sum(math.log(ratio.value) for ratio in ratios) / len(ratios))
+
+
+def counts(row: Row) -> bool:
+    """Whether the row says something about its point: it has a latency, and nothing spoilt it."""
+    return bool(row["latency_s"]) and not row["throttled"] and not row["invalid"]
+
+
+def counted(series: Series) -> list[Row]:
+    """The rows that count, measured and predicted."""
+    return [row for row in series["rows"] if counts(row)]
+
+
+def measured(series: Series) -> list[Row]:
+    """The rows that count and were measured."""
+    return [row for row in counted(series) if row["measured"]]
+
+
+def find_row(series: Series, key: str) -> Row | None:
+    """The row of an operating point."""
+    return next((row for row in series["rows"] if row["key"] == key), None)
+
+
+def find_pick(series: Series) -> Row | None:
+    """The row of the recommended point."""
+    return find_row(series, series["pick"]["key"]) if series["pick"] else None
+
+
+def find_fastest(series: Series) -> Row | None:
+    """The measured row with the least latency."""
+    return min(measured(series), key=lambda row: float(row["latency_s"]["value"]), default=None)
+
+
+def find_thriftiest(series: Series) -> Row | None:
+    """The measured row with the least energy; None without a sensor."""
+    rows = [row for row in measured(series) if row["energy_j"]]
+    return min(rows, key=lambda row: float(row["energy_j"]["value"]), default=None)
+
+
+def has_energy(document: Document) -> bool:
+    """Whether the board had a power sensor, as far as the rows show."""
+    return any(row["energy_j"] for series in document["series"] for row in series["rows"])
+
+
+def list_rails(document: Document) -> list[str]:
+    """Every rail that was read, in the order of the rows."""
+    rows = (row for series in document["series"] for row in series["rows"])
+    return list(dict.fromkeys(rail for row in rows for rail in row["rail_power_w"]))
+
+
+def order_series(document: Document) -> list[Series]:
+    """The series as people want to see them: tuned ones first, since that is what one ships."""
+    return sorted(document["series"], key=lambda series: bool(series["variant"] != "tuned"))
+
+
+def list_batches(document: Document) -> list[int]:
+    """The batch sizes, in the order of the series."""
+    return list(dict.fromkeys(series["batch"] for series in document["series"]))
+
+
+def find_domain(row: Row, name: str) -> Mapping[str, Any] | None:
+    """One clock of a row."""
+    return next((domain for domain in row["domains"] if domain["name"] == name), None)
+
+
+def find_swept_clocks(document: Document) -> list[tuple[str, ...]]:
+    """Names of the clocks that were held at several frequencies; those that always moved together are one entry."""
+    rows = [row for series in document["series"] for row in series["rows"]]
+    by_course: dict[tuple[Any, ...], list[str]] = {}
+    names = dict.fromkeys(domain["name"] for row in rows for domain in row["domains"])
+    for name in names:
+        course = tuple(_held_hz(row, name) for row in rows)
+        if len(set(course) - {None}) > 1:
+            by_course.setdefault(course, []).append(name)
+    return [tuple(alike) for alike in by_course.values()]
+
+
+def find_slice(series: Series, clock: Sequence[str], through: Row) -> list[Row]:
+    """Rows that differ from `through` in this clock alone, slowest first."""
+    rows = [row for row in counted(series) if _elsewhere(row, clock) == _elsewhere(through, clock)]
+    rows = [row for row in rows if _held_hz(row, clock[0])]
+    return sorted(rows, key=lambda row: _held_hz(row, clock[0]) or 0)
+
+
+def choose_slice(series: Series, clock: Sequence[str]) -> list[Row]:
+    """The slice through the pick, or the one with most measured points where that has fewer than three rows."""
+    pick = find_pick(series)
+    slices = [find_slice(series, clock, pick)] if pick else []
+    if slices and len(slices[0]) > 2:
+        return slices[0]
+    seen: set[object] = set()
+    for row in counted(series):
+        if (elsewhere := _elsewhere(row, clock)) not in seen:
+            seen.add(elsewhere)
+            slices.append(find_slice(series, clock, row))
+    return max(slices, key=lambda rows: (sum(row["measured"] for row in rows), len(rows)), default=[])
+
+
+def clock_hz(row: Row, clock: Sequence[str]) -> int | None:
+    """What the clock was held at."""
+    return _held_hz(row, clock[0])
+
+
+def _held_hz(row: Row, name: str) -> int | None:
+    domain = find_domain(row, name)
+    return domain["freq_hz"] if domain and domain["held"] and domain["units"] else None
+
+
+def _elsewhere(row: Row, clock: Sequence[str]) -> tuple[object, ...]:
+    """Everything about a point that is not this clock's frequency; what follows it by itself does not count."""
+    others = tuple(
+        (domain["name"], domain["units"], domain["freq_hz"] if domain["held"] and domain["name"] not in clock else None)
+        for domain in row["domains"]
+    )
+    return *others, *(word for word in row["key"].split() if word.startswith("mode="))
+
+
+def _half_width(estimate: Mapping[str, float]) -> float:
+    """Of the logarithm's interval."""
+    return math.log(estimate["high"] / estimate["low"]) / 2 if estimate["low"] > 0 else math.inf
+
+
+def name_series(series: Mapping[str, Any], document: Mapping[str, Any]) -> str:
+    """What tells a series from the others of its sweep: `tuned`, `tuned, batch 4`."""
+    batches = {each["batch"] for each in document["series"]}
+    return str(series["variant"]) + (f", batch {series['batch']}" if len(batches) > 1 or series["batch"] != 1 else "")

@@ -1,0 +1,1 @@
+"""A sweep carried out: boards, programs, visits, schedules tried again."""

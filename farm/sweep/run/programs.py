@@ -1,0 +1,149 @@
+"""What a sweep runs: the model compiled for a board type, untuned and from records, for one or more batch sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled, compile_model
+from farm.artifacts.make import to_config
+from farm.artifacts.verify import compare
+from farm.boards.choice import TargetPlan
+from farm.errors import PermanentError, UsageError
+from farm.inventory.board_types import BoardType
+from farm.models.batches import set_batch
+from farm.models.inputs import InputSpec, make_inputs
+from farm.models.source import ModelSource
+from farm.values import Record
+
+UNTUNED, TUNED = "untuned", "tuned"
+VARIANTS = (UNTUNED, TUNED)
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """One series of a sweep: a linked library and its inputs in call order. `about` says what it is made of."""
+
+    variant: str
+    batch: int
+    library: bytes = dataclasses.field(repr=False)
+    inputs: Arrays = dataclasses.field(repr=False)
+    about: str = ""
+
+    @property
+    def series(self) -> tuple[str, int]:
+        """What its visits are kept under."""
+        return (self.variant, self.batch)
+
+
+def read_variants(text: str) -> tuple[str, ...]:
+    """`untuned,tuned`, in this order whatever was typed. Raises UsageError."""
+    wanted = [word.strip() for word in text.split(",") if word.strip()]
+    if unknown := [word for word in wanted if word not in VARIANTS]:
+        raise UsageError(f"--variants: there is no variant {unknown[0]!r}", f"Known: {', '.join(VARIANTS)}.")
+    if not wanted:
+        raise UsageError("--variants names none", f"Known: {', '.join(VARIANTS)}.")
+    return tuple(name for name in VARIANTS if name in wanted)
+
+
+def read_batches(text: str) -> tuple[int, ...]:
+    """`1,4`, ascending. Raises UsageError."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words or not all(word.isdecimal() and 0 < int(word) <= 4096 for word in words):
+        raise UsageError(f"--batch {text!r} is no list of batch sizes", "Examples: 1, or 1,4.")
+    return tuple(sorted({int(word) for word in words}))
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What programs are compiled from. `target` is for boards of `board_type` that are, or are not, `simulated`."""
+
+    source: ModelSource
+    shapes: tuple[str, ...]
+    board_type: BoardType
+    target: TargetPlan
+    simulated: bool
+    records: Sequence[Record] = ()
+    seed: int = 0
+
+    def compile_all(self, variants: Sequence[str], batches: Sequence[int]) -> list[Program]:
+        """A program for every variant and batch.
+
+        Raises UsageError where records are missing or a batch is impossible, PermanentError where it does not compile.
+        """
+        if TUNED in variants and not self.records:
+            raise self._untuned()
+        programs = []
+        for batch in batches:
+            model, inputs = set_batch(self.source, self.shapes, batch)
+            arrays = make_inputs(inputs, self.seed).values()
+            ordered: Arrays = {f"arg_{index:03d}": array for index, array in enumerate(arrays)}
+            for variant in variants:
+                done = self._compile(model, inputs, variant, batch)
+                about = f"graph pipeline {done.pipeline}"
+                if variant == TUNED:
+                    about += f", {done.applied} of {done.workloads} functions from records"
+                programs.append(Program(variant, batch, done.library, ordered, about))
+        return programs
+
+    @property
+    def target_config(self) -> Mapping[str, Any]:
+        """What TVM compiles for. Loads TVM's compiler, so not for a process that talks to boards."""
+        return to_config(self.target)
+
+    def _compile(self, model: onnx.ModelProto, inputs: Sequence[InputSpec], variant: str, batch: int) -> Compiled:
+        target, kind = self.target, self.board_type
+        shapes = {spec.name: spec.static_shape for spec in inputs}
+        pipeline, records = (kind.pipeline, self.records) if variant == TUNED else (UNTUNED_PIPELINE, ())
+        triple = None if target.config is None else kind.link_triple
+        try:
+            done = compile_model(model, shapes, self.target_config, pipeline, records, triple)
+        except PermanentError as error:
+            if batch == 1:
+                raise
+            raise UsageError(
+                f"--batch {batch}: {error.message}", "The model may fix its batch inside; export it with an open one."
+            ) from error
+        if variant == TUNED and not done.applied:
+            raise self._untuned()
+        return done
+
+    def _untuned(self) -> UsageError:
+        name, kind = self.source.name, self.board_type.name
+        boards = f"simulated boards of type {kind}" if self.simulated else f"boards of type {kind}"
+        return UsageError(
+            f"there is no record of {name} for {boards}, so there is no tuned code",
+            f"`farm tune {name} --board-type {kind}` makes some; --variants untuned sweeps without them.",
+        )
+
+
+def require_equal_outputs(outputs: Mapping[tuple[str, int], Sequence[npt.NDArray[Any]]]) -> list[str]:
+    """Refuse a variant that computes something else than untuned code, PermanentError; says how close each came."""
+    said = []
+    for (variant, batch), arrays in outputs.items():
+        if any(array.ndim and array.shape[0] != batch for array in arrays) and batch > 1:
+            shapes = ", ".join(str(list(array.shape)) for array in arrays)
+            raise UsageError(
+                f"--batch {batch}: the model gives outputs of shape {shapes} then, so its batch cannot be changed",
+                "Export the model with an open batch dimension.",
+            )
+        if any(not np.isfinite(array).all() for array in arrays if array.dtype.kind == "f"):
+            said.append(f"{variant}, batch {batch}: outputs hold values that are no numbers")
+        reference = outputs.get((UNTUNED, batch))
+        if variant == UNTUNED or reference is None:
+            continue
+        verdict = compare(list(arrays), list(reference))
+        if not verdict.matches:
+            raise PermanentError(
+                f"the {variant} model computes something else than the untuned one: {verdict.reason}",
+                "`farm tune --fresh` makes new records; --variants untuned sweeps without them.",
+            )
+        said.append(f"{variant} and untuned outputs agree to {verdict.max_rel_error:.1e} of their peak (batch {batch})")
+    return said

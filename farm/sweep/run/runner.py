@@ -1,0 +1,119 @@
+"""One sweep from start to finish, or on from where it was left: boards, grid, programs, visits. `farm sweep run`.
+
+The parts are elsewhere: what was ordered (`order.py`), the boards (`crew.py`), what each does (`visitor.py`), what
+comes next (`conductor.py`), what it all says (`document.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+
+from farm.errors import UsageError
+from farm.inventory.board_types import require_board_type
+from farm.models.batches import set_batch
+from farm.models.source import ModelSource, resolve_model
+from farm.points.values import Goal
+from farm.processes.machine import close_abandoned_sweeps, process_identity
+from farm.settings import Settings
+from farm.store import Store
+from farm.sweep import stored
+from farm.sweep.plan import order
+from farm.sweep.plan.order import Order, Where
+from farm.sweep.run.programs import Program
+from farm.sweep.run.session import SweepSession
+
+__all__ = ["ZOO", "Say", "Where", "resume_sweep", "run_sweep"]
+
+# What an origin that is no file begins with.
+ZOO = "zoo:"
+
+Say = Callable[[str], None]
+
+
+def run_sweep(
+    wanted: Order,
+    where: Where,
+    goal: Goal,
+    objective_named: bool,
+    settings: Settings,
+    store: Store,
+    say: Say,
+    made: Sequence[Program] = (),
+) -> int:
+    """Sweep; returns its number in the store, whatever it ended as.
+
+    `made` are the programs of all series where they are compiled already, for boards of this kind.
+
+    Raises UsageError before anything is kept, and what ended it early once it is (`interrupted`, `failed`).
+    """
+    close_abandoned_sweeps(store)
+    board_type = require_board_type(where.board_type)
+    source = resolve_model(wanted.model)
+    _check_batches(wanted, source)
+    with SweepSession(wanted, where, board_type, source, settings, store, say, made) as session:
+        description = session.connect()
+        goal, notes = order.require_goal(goal, bool(description.total_rails), objective_named)
+        grid, more = session.plan_grid(description)
+        more += session.prepare(description)
+        sweep = store.start_sweep(
+            command="sweep run",
+            model=source.name,
+            model_sha256=source.sha256,
+            board_type=board_type.name,
+            simulated=description.simulated,
+            request=dataclasses.asdict(wanted) | {"where": dataclasses.asdict(where), "origin": source.origin},
+            goal=stored.goal_to_dict(goal),
+            grid=stored.grid_to_dict(grid),
+            settings={
+                "process": process_identity(),
+                "notes": [*notes, *more],
+                "has_power": bool(description.total_rails),
+                "programs": {f"{p.variant} {p.batch}": p.about for p in session.programs.values()},
+                "environment": session.environment(description),
+            },
+        )
+        say(f"sweep {sweep}: {len(grid)} operating points of {session.first.name}")
+        for note in (*notes, *more):
+            say(note)
+        session.sweep(sweep, time.time(), grid, goal, {})
+    return sweep
+
+
+def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: Goal | None = None) -> None:
+    """Go on with a sweep from the visits that it holds. Raises what `run_sweep` raises.
+
+    With a `goal` it is measured until nothing can change the pick for that, whatever its budget of points was.
+    """
+    close_abandoned_sweeps(store)
+    row = store.require_sweep(sweep)
+    request = dict(row["request"])
+    where, origin = Where(**request.pop("where")), str(request.pop("origin"))
+    wanted = Order.from_dict(request)
+    source = resolve_model(origin.removeprefix(ZOO))
+    if source.sha256 != row["model_sha256"]:
+        raise UsageError(
+            f"{source.origin} is not the model any more that sweep {sweep} was begun with", "Begin a new sweep."
+        )
+    board_type = require_board_type(row["board_type"])
+    if goal is not None:
+        wanted = dataclasses.replace(wanted, budget_points=None)
+    goal = goal or stored.goal_from_dict(row["goal"])
+    with SweepSession(wanted, where, board_type, source, settings, store, say) as session:
+        description = session.connect()
+        if description.simulated != row["simulated"]:
+            raise UsageError(f"sweep {sweep} was made on {'simulated' if row['simulated'] else 'real'} boards")
+        grid = stored.grid_from_dict(row["grid"])
+        session.require_grid(grid, description)
+        session.prepare(description)
+        store.resume_sweep(sweep, process_identity())
+        before = stored.read_visits(store.fetch_sweep_points(sweep))
+        say(f"going on with sweep {sweep}: {sum(map(len, before.values()))} visits are there")
+        session.sweep(sweep, row["started_at"], grid, goal, before)
+
+
+def _check_batches(wanted: Order, source: ModelSource) -> None:
+    """What needs no board to be refused. Raises UsageError."""
+    for batch in wanted.batches:
+        set_batch(source, wanted.shapes, batch)

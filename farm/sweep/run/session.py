@@ -1,0 +1,357 @@
+"""What a sweep needs while it runs: boards, programs for them, their work, and the store's row closed at the end.
+
+Which sweep that is, and with which grid and goal, is `runner.py`'s business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from device_agent.protocol import Description, Status
+from farm.boards import visits
+from farm.boards.choice import TargetPlan, plan_target
+from farm.boards.crew import BoardThread, open_crew, wait_for
+from farm.boards.held_board import HeldBoard, StoppedError
+from farm.errors import BoardUnsafeError, FarmError, PermanentError, TransientError, UnavailableError, UsageError
+from farm.inventory.board_types import BoardType
+from farm.models.source import ModelSource
+from farm.points.grid import Coupling, leave_out
+from farm.points.values import Goal, Grid, GridPoint, PointMeasurement
+from farm.processes.compile_apart import compile_apart
+from farm.settings import Settings
+from farm.store import Store
+from farm.sweep.plan import adaptive, order, schedules
+from farm.sweep.plan.conductor import Conductor, Series
+from farm.sweep.plan.order import Order, Where
+from farm.sweep.plan.rounds import RoundConductor
+from farm.sweep.run import programs
+from farm.sweep.run.programs import Program, Recipe
+from farm.sweep.run.refit import Bench, refit
+from farm.sweep.run.visitor import Orders, Visitor
+from farm.values import DEFAULT_POINT
+from farm.version import __version__
+
+# One more board of the type for every so many points: each has to measure the anchor, too.
+_POINTS_PER_BOARD = 4
+_LOOK_S = 0.2
+
+Say = Callable[[str], None]
+
+
+class SweepSession:
+    """What a sweep needs while it runs: the boards, and the programs for them."""
+
+    def __init__(
+        self,
+        wanted: Order,
+        where: Where,
+        board_type: BoardType,
+        source: ModelSource,
+        settings: Settings,
+        store: Store,
+        say: Say,
+        made: Sequence[Program] = (),
+    ) -> None:
+        self._made = made
+        self._wanted, self._where, self._type, self._source = wanted, where, board_type, source
+        self._settings, self._store, self._say = settings, store, say
+        self._stack = contextlib.ExitStack()
+        self._began = time.monotonic()
+        self.programs: dict[Series, Program] = {}
+        self.notes: list[str] = []
+        self.schedules: list[dict[str, Any]] = []
+        self.first: BoardThread
+
+    def __enter__(self) -> SweepSession:
+        purpose = f"sweep {self._source.name}"
+        with self._stack:
+            self._crew, self._add_more = self._stack.enter_context(
+                open_crew(
+                    self._settings,
+                    self._store,
+                    self._type,
+                    self._where.name,
+                    self._where.wait_s,
+                    purpose,
+                    self._say,
+                )
+            )
+            self._stack = self._stack.pop_all()
+        self.first = self._crew.boards[0]
+        return self
+
+    def __exit__(self, *about: Any) -> None:
+        self._stack.__exit__(*about)
+
+    def connect(self) -> Description:
+        """The first board's description."""
+        return wait_for(self.first.submit(lambda board, _: board.open()))
+
+    def plan_grid(self, description: Description) -> tuple[Grid, list[str]]:
+        """The grid that this board has, tried once: where nothing can be held there is one point."""
+        coupling = Coupling.of(self._type)
+        grid, notes = order.plan_order(self._wanted, description.clocks, coupling)
+        # One point of each power mode: which of them takes a reboot only the board knows for sure.
+        tried = {each.point.power_mode: each for each in reversed(grid.points) if not each.point.is_empty}
+        for point in reversed(tried.values()):
+            try:
+                wait_for(self.first.submit(_hold(point)))
+            except UnavailableError as error:
+                if self._wanted.names_values:
+                    raise UsageError(
+                        error.message,
+                        "Leave the clocks out to measure the board as it is, or run a clock helper there.",
+                    ) from error
+                notes.append(f"{error.message}; the board is measured as it is")
+                return order.default_grid(description.clocks, coupling), notes
+            except UsageError as error:
+                smaller = leave_out(grid, point.key)
+                if smaller is grid or self._wanted.names_modes or point.point.power_mode is None:
+                    raise
+                grid = smaller
+                notes.append(f"power mode {point.point.power_mode} is left out: {error.message}")
+        return grid, notes
+
+    def require_grid(self, grid: Grid, description: Description) -> None:
+        """Refuse a board that does not have the points of a grid. Raises UsageError."""
+        found, _ = order.plan_order(self._wanted, description.clocks, Coupling.of(self._type))
+        if lost := {point.key for point in grid.points} - {point.key for point in found.points} - {DEFAULT_POINT}:
+            raise UsageError(
+                f"{description.name} does not have all points of this sweep: {sorted(lost)[0]}", "Begin a new sweep."
+            )
+
+    def prepare(self, description: Description) -> list[str]:
+        """Compile, while the board waits; returns what has to be said of how it will be measured."""
+        self._settings.share_linker_cache()
+        target = plan_target(self._type, description.to_dict(), len(os.sched_getaffinity(0)))
+        self._threads = target.threads
+        self._target = target
+        self._window = visits.plan_window(description, self._wanted.window_s, self._type.power.update_period_s)
+        self._needs_total = bool(description.total_rails)
+        self._simulated = description.simulated
+        if self._made and self._wanted.top_k > 1:
+            raise UsageError("--top-k needs the programs compiled here", "Leave the programs out.")
+        made = self._made or self._compile(target, description.simulated)
+        self.programs = {program.series: program for program in made}
+        return [self._window.note] if self._window.note else []
+
+    def _compile(self, target: TargetPlan, simulated: bool) -> list[Program]:
+        self._say(f"compiling {self._source.name}: {', '.join(self._wanted.variants)}")
+        records = self._store.fetch_records(
+            board_type=self._type.name, operating_point=DEFAULT_POINT, simulated=simulated
+        )
+        recipe = Recipe(
+            self._source,
+            self._wanted.shapes,
+            self._type,
+            target,
+            simulated,
+            records,
+            self._settings.seed,
+        )
+        self._recipe = recipe
+        job = functools.partial(recipe.compile_all, self._wanted.variants, self._wanted.batches)
+        return compile_apart(job, self._source.name)
+
+    def environment(self, description: Description) -> dict[str, Any]:
+        """What the figures were made with."""
+        return {
+            "tvm-farm": __version__,
+            "agent": description.agent_version,
+            "cpu": description.cpu_model,
+            "cores": len(description.cores_online),
+            "architecture": description.architecture,
+            "engines": ", ".join(f"{name} {version}" for name, version in description.engine_versions.items()),
+            "target": dict(self._target.config) if self._target.config else f"this host, {self._target.cores} cores",
+            "threads": self._threads,
+            "window_s": self._window.seconds,
+            "idle_s": self._window.idle_s,
+            "sensors": [
+                f"{info.rail}: {info.driver}"
+                + (f", every {info.update_period_s * 1e3:.3g} ms" if info.update_period_s else "")
+                for info in description.sensors
+            ],
+            "total": "+".join(description.total_rails) or None,
+            "ambient_c": self._wanted.ambient_c,
+        }
+
+    def sweep(self, sweep: int, started_at: float, grid: Grid, goal: Goal, before: dict[Series, Any]) -> None:
+        """Measure until nothing is left; the store's row is closed however this ends."""
+        settings = adaptive.Settings(self._wanted.exhaustive, self._wanted.budget_points, self._wanted.seed)
+        conductor = Conductor(grid, goal, settings, self._wanted.series, before)
+        visitor: list[Visitor] = []
+        try:
+            first = self._run_first(conductor.anchor)
+            numbers = _count_visits(self._store, sweep)
+            orders = Orders(
+                sweep=sweep,
+                started_at=started_at,
+                programs=self.programs,
+                window=self._window,
+                threads=self._threads,
+                memory_bytes=self._settings.model_memory_bytes,
+                timeout_s=self._settings.model_timeout_s,
+                needs_total=self._needs_total,
+                repeat=self._wanted.repeat,
+                ambient_c=self._wanted.ambient_c,
+                say=self._say,
+                first_latency_s=first,
+            )
+            self._add_more(self._plan_more(len(grid)))
+            conductor = self._share(conductor, goal, settings, before)
+            self._wait(orders, conductor, numbers, visitor)
+            if self._wanted.top_k > 1 and not conductor.void:
+                self._refit(sweep, conductor, goal, settings)
+        except BaseException as error:
+            # A store that is full refuses this too; the first error is the one to report.
+            with contextlib.suppress(FarmError):
+                state = (
+                    "interrupted"
+                    if isinstance(error, KeyboardInterrupt | TransientError | UnavailableError)
+                    else "failed"
+                )
+                self._store.finish_sweep(sweep, state, self._summarise(conductor, visitor))
+            if isinstance(error, KeyboardInterrupt | TransientError | UnavailableError):
+                self._say(f"`farm sweep resume {sweep}` goes on from here")
+            raise
+        state = "voided" if conductor.void else "finished"
+        self._store.finish_sweep(sweep, state, self._summarise(conductor, visitor))
+
+    def _refit(self, sweep: int, conductor: Conductor, goal: Goal, settings: adaptive.Settings) -> None:
+        """Try other schedules at the points that matter. A board that is lost meanwhile costs only that."""
+        bench = Bench(
+            self.first,
+            self._recipe,
+            self._settings,
+            self._store,
+            sweep,
+            self._threads,
+            self._window,
+            self._needs_total,
+            self._say,
+        )
+        for series, program in self.programs.items():
+            if program.variant != programs.TUNED:
+                continue
+            planner = adaptive.Planner(conductor.grid, goal, settings)
+            keys = schedules.choose_points(planner.analyse(conductor.visits[series]), goal)
+            points = [point for key in keys if (point := conductor.grid.find(key))]
+            try:
+                self.schedules += refit(bench, program, points, self._wanted.top_k)
+            except (TransientError, UnavailableError) as error:
+                self.notes.append(f"other schedules were not all tried: {error.message}")
+                self._say(self.notes[-1])
+
+    def _run_first(self, anchor: GridPoint) -> dict[Series, tuple[GridPoint, float]]:
+        """Run every program once at the anchor: that it works, that all variants agree, and about how long it takes."""
+        found: dict[Series, tuple[GridPoint, float]] = {}
+        outputs: dict[Series, list[Any]] = {}
+        settings = self._settings
+        threads = visits.count_cores(anchor, self._threads)
+        spec = visits.plan_first_run(threads, settings.model_memory_bytes, settings.model_timeout_s)
+        wait_for(self.first.submit(lambda board, _: board.pin(anchor.point)))
+        for series, program in self.programs.items():
+
+            def job(board: HeldBoard, _: Store, program: Program = program) -> Any:
+                return board.run(spec, program.library, program.inputs)
+
+            outcome, arrays = wait_for(self.first.submit(job))
+            if not outcome.latency_s or outcome.status is Status.CRASHED:
+                raise PermanentError(
+                    f"the {program.variant} model does not run on {self.first.name}: {outcome.status} {outcome.message}"
+                )
+            found[series] = (anchor, max(outcome.latency_s))
+            outputs[series] = list(arrays.values())
+        for text in programs.require_equal_outputs(outputs):
+            self.notes.append(text)
+            self._say(text)
+        return found
+
+    def _plan_more(self, points: int) -> int:
+        """How many boards to take beside the first one."""
+        if self._where.name is not None:
+            return 0
+        return (self._where.boards or max(1, points // _POINTS_PER_BOARD)) - 1
+
+    def _share(
+        self,
+        conductor: Conductor,
+        goal: Goal,
+        settings: adaptive.Settings,
+        before: Mapping[Series, Sequence[PointMeasurement]],
+    ) -> Conductor:
+        """Who shares the points out among these boards: for several simulated ones, in rounds."""
+        boards = [thread.name for thread in self._crew.boards]
+        if len(boards) == 1 or not self._simulated:
+            return conductor
+        return RoundConductor(conductor.grid, goal, settings, conductor.series, before, boards)
+
+    def _wait(self, orders: Orders, conductor: Conductor, numbers: dict[Series, int], visitors: list[Visitor]) -> None:
+        """Have all boards work, and wait. A board that is lost leaves its work to the others. Raises the last loss."""
+        working: dict[Future[None], BoardThread] = {}
+        for thread in self._crew.boards:
+            visitor = Visitor(orders, conductor, numbers)
+            visitors.append(visitor)
+            working[thread.submit(_work(visitor, opened=thread is self.first))] = thread
+        lost: FarmError | None = None
+        finished = 0
+        while working:
+            for future in [each for each in working if each.done()]:
+                thread = working.pop(future)
+                error = future.exception()
+                if error is None:
+                    finished += 1
+                elif isinstance(error, TransientError | UnavailableError) and not isinstance(error, BoardUnsafeError):
+                    lost = error
+                    self._say(f"going on without {thread.name}: {error.message}")
+                else:
+                    raise error
+            time.sleep(_LOOK_S)
+        if lost is not None and not finished:
+            raise lost
+
+    def _summarise(self, conductor: Conductor, visitors: Sequence[Visitor]) -> dict[str, Any]:
+        return {
+            "reason": conductor.void or conductor.reason,
+            "merged": [dataclasses.asdict(merge) for merge in conductor.grid.merged],
+            "points": [point.key for point in conductor.grid.points],
+            "notes": [*self.notes, *conductor.notes],
+            "schedules": self.schedules,
+            "boards": [thread.name for thread in self._crew.boards],
+            "cost": {
+                "seconds": time.monotonic() - self._began,
+                "measuring_s": sum(visitor.measuring_s for visitor in visitors),
+                "running_s": sum(visitor.running_s for visitor in visitors),
+                "pinning_s": sum(visitor.pinning_s for visitor in visitors),
+            },
+        }
+
+
+def _hold(point: GridPoint) -> Callable[[HeldBoard, Store], object]:
+    return lambda board, _: board.pin(point.point)
+
+
+def _work(visitor: Visitor, opened: bool) -> Callable[[HeldBoard, Store], None]:
+    def job(board: HeldBoard, store: Store) -> None:
+        if not opened:
+            board.open()
+        with contextlib.suppress(StoppedError):
+            visitor.work(board, store)
+
+    return job
+
+
+def _count_visits(store: Store, sweep: int) -> dict[Series, int]:
+    """The highest number of a visit, by series."""
+    numbers: dict[Series, int] = {}
+    for row in store.fetch_sweep_points(sweep):
+        series = (row["variant"], row["batch"])
+        numbers[series] = max(numbers.get(series, 0), row["visit"])
+    return numbers

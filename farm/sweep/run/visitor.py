@@ -1,0 +1,210 @@
+"""The work of one board in a sweep, on the board's own thread: pin a point, run every series there, keep the answers.
+
+What comes next is the conductor's decision; which boards there are is `crew.py`'s business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from device_agent.protocol import Outcome
+from farm.boards import visits
+from farm.boards.health import Kind
+from farm.boards.held_board import HeldBoard
+from farm.boards.visits import Window
+from farm.errors import BoardLostError, PermanentError, TransientError, UsageError
+from farm.points.values import GridPoint, PointMeasurement
+from farm.store import Store
+from farm.sweep import stored
+from farm.sweep.plan.conductor import Conductor, Series, Task
+from farm.sweep.run.programs import Program
+
+# Losses in a row that end a board's part in the sweep.
+_MAX_LOSSES = 3
+# A throttled visit may be a warm afternoon; so many in a row are the board's cooling (as for trials of a campaign).
+_THROTTLED_IN_A_ROW = 3
+# How often the same visit is made again where the board did not run it at all.
+_TRIES = 3
+# Between looks whether another board has finished.
+_LOOK_S = 0.5
+# Somebody else's hold of the clocks is waited for a little.
+_PAUSE_S = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Orders:
+    """What every board of a sweep is told. `start_c`: see `visits.plan_start_c`, by board, filled as they come."""
+
+    sweep: int
+    started_at: float
+    programs: Mapping[Series, Program]
+    window: Window
+    threads: int
+    memory_bytes: int
+    timeout_s: float
+    needs_total: bool
+    repeat: int
+    ambient_c: float | None
+    say: Callable[[str], None]
+    first_latency_s: Mapping[Series, tuple[GridPoint, float]]
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+
+
+class Visitor:
+    """Works one board until nothing is left for it. `numbers` counts the visits of each series, over all boards."""
+
+    def __init__(self, orders: Orders, conductor: Conductor, numbers: dict[Series, int]) -> None:
+        self._orders, self._conductor, self._numbers = orders, conductor, numbers
+        self._idle_c: dict[str, float | None] = {}
+        self._throttled = 0
+        self._before_s = max((visit.at_s for each in conductor.visits.values() for visit in each), default=0.0)
+        self.measuring_s = self.pinning_s = self.running_s = 0.0
+
+    def work(self, board: HeldBoard, store: Store) -> None:
+        """Until the sweep has ended. Raises StoppedError, and what ends a board's part in it."""
+        try:
+            self._work(board, store)
+        finally:
+            self._conductor.leave(board.name)
+
+    def _work(self, board: HeldBoard, store: Store) -> None:
+        losses = 0
+        while True:
+            try:
+                task = self._conductor.next(board.name, _LOOK_S)
+            except TimeoutError:
+                board.check_running()
+                continue
+            if task is None:
+                return
+            name = board.name
+            try:
+                self._carry_out(task, board, store)
+                losses = 0
+            except TransientError as error:
+                losses += 1
+                if losses >= _MAX_LOSSES:
+                    raise
+                self._orders.say(f"{name}: {error.message}; trying again")
+                self._find_again(board, error)
+            finally:
+                self._conductor.done(name)
+
+    def _find_again(self, board: HeldBoard, error: TransientError) -> None:
+        if not isinstance(error, BoardLostError):
+            board.pause(_PAUSE_S)
+            return
+        before = board.name
+        board.open()
+        if board.name != before:
+            self._conductor.leave(before)
+            self._orders.say(f"going on with {board.name}, the anchor first")
+
+    def _carry_out(self, task: Task, board: HeldBoard, store: Store) -> None:
+        if board.name not in self._idle_c:
+            self._idle_c[board.name] = board.read_temperature_c()
+        began = time.monotonic()
+        try:
+            report = board.pin(task.point.point)
+        except UsageError as error:
+            # The board listed these clocks and refuses them all the same: a power mode that takes a reboot, mostly.
+            if not self._conductor.refuse(task.point, error.message):
+                raise
+            self._orders.say(self._conductor.notes[-1])
+            return
+        self.pinning_s += time.monotonic() - began
+        if report.reached is not None and self._conductor.merge(task.point, report.reached):
+            self._orders.say(f"{task.point.key}: the board makes another point of it, so it is left out")
+            return
+        for series in task.series:
+            for _ in range(self._orders.repeat):
+                measurement = self._visit(series, task.point, board, store)
+                self._watch_throttling(board, measurement)
+                if not measurement.is_valid:
+                    break
+
+    def _visit(self, series: Series, point: GridPoint, board: HeldBoard, store: Store) -> PointMeasurement:
+        """Measure once; written to the store before anything else is done. Raises PermanentError for a bad program."""
+        for _ in range(_TRIES):
+            at_s = time.time() - self._orders.started_at
+            simulated_s = self._before_s + self.measuring_s
+            began = time.monotonic()
+            outcome = self._run(series, point, board)
+            self.running_s += time.monotonic() - began
+            self.measuring_s += _measured_s(outcome)
+            if outcome.simulated:  # a board with a time of its own drifts in that
+                at_s = simulated_s
+            measurement = visits.to_measurement(
+                outcome, point.key, at_s, board.name, needs_total=self._orders.needs_total
+            )
+            if measurement is not None:
+                self._keep(series, measurement, outcome, store)
+                return measurement
+            self._orders.say(f"{point.key} on {board.name}: {outcome.message or outcome.status}; again")
+        raise PermanentError(f"{board.name} does not run the model at {point.key}: {outcome.status} {outcome.message}")
+
+    def _run(self, series: Series, point: GridPoint, board: HeldBoard) -> Outcome:
+        orders = self._orders
+        program = orders.programs[series]
+        known = [*self._conductor.known_latencies(series), orders.first_latency_s[series]]
+        latency_s = visits.guess_latency_s(known, point)
+        assert latency_s is not None  # the first run is always known
+        threads = visits.count_cores(point, orders.threads)
+        start_c = visits.plan_start_c(self._idle_c[board.name], orders.ambient_c)
+        spec = visits.plan_visit(orders.window, latency_s, threads, orders.memory_bytes, start_c)
+        outcome, _ = board.run(spec, program.library, program.inputs)
+        if visits.is_unmet_start(outcome):
+            orders.say(f"{point.key} on {board.name}: {outcome.message}; measured all the same")
+            outcome, _ = board.run(dataclasses.replace(spec, start=None), program.library, program.inputs)
+        return outcome
+
+    def _keep(self, series: Series, measurement: PointMeasurement, outcome: Outcome, store: Store) -> None:
+        with self._orders.lock:
+            number = self._numbers[series] = self._numbers.get(series, 0) + 1
+        variant, batch = series
+        store.add_sweep_point(
+            self._orders.sweep,
+            variant=variant,
+            batch=batch,
+            key=measurement.key,
+            visit=number,
+            board=measurement.board,
+            measurement=stored.measurement_to_dict(measurement),
+            outcome=outcome.to_dict(),
+        )
+        self._conductor.add(series, measurement)
+        self._orders.say(describe_visit(series, measurement))
+
+    def _watch_throttling(self, board: HeldBoard, measurement: PointMeasurement) -> None:
+        self._throttled = self._throttled + 1 if measurement.throttled else 0
+        if self._throttled >= _THROTTLED_IN_A_ROW:
+            self._throttled = 0
+            board.site.observe(Kind.THROTTLED, f"{_THROTTLED_IN_A_ROW} visits in a row: {measurement.invalid}")
+
+
+def describe_visit(series: Series, measurement: PointMeasurement) -> str:
+    """A visit in one line."""
+    variant, batch = series
+    name = f"{variant} x{batch}" if batch > 1 else variant
+    words = [f"{measurement.key}: {name} {_scaled(measurement.latency.value, 's')}"]
+    if measurement.power is not None:
+        words.append(f"{measurement.power.value:.3g} W")
+    if measurement.energy is not None:
+        words.append(_scaled(measurement.energy.value, "J"))
+    text = ", ".join(words)
+    return f"{text}; does not count: {measurement.invalid}" if measurement.invalid else text
+
+
+def _scaled(value: float, unit: str) -> str:
+    """A figure below 1 in thousandths."""
+    return f"{value:.4g} {unit}" if value >= 1 else f"{value * 1e3:.4g} m{unit}"
+
+
+def _measured_s(outcome: Outcome) -> float:
+    """For how long the board was watched: timing, the idle baseline, the window."""
+    energy = outcome.energy
+    windows = (energy.busy.window_s + (energy.idle.window_s if energy.idle else 0.0)) if energy else 0.0
+    return outcome.timing_s + windows

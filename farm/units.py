@@ -1,0 +1,133 @@
+"""Figures, spans of time and operating points written for people; spans read, as `60`, `100ms`, `10m`, `1.5h`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Mapping
+
+NOTHING = "–"
+
+DURATION_EXAMPLES = "60, 90s, 10m, 1.5h"
+
+_UNITS_S = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """A unit that suits all figures of one kind: multiply SI values by `factor`."""
+
+    factor: float
+    unit: str
+
+    def number(self, value: float | None) -> str:
+        """Three significant digits, a dash for what is unknown."""
+        return NOTHING if value is None else format_number(value * self.factor)
+
+    def text(self, value: float | None) -> str:
+        """The number and its unit."""
+        return NOTHING if value is None else f"{self.number(value)} {self.unit}"
+
+    def interval(self, estimate: Mapping[str, float]) -> tuple[str, str]:
+        """Value, and `low – high`, with as many digits as it takes to tell the ends apart."""
+        values = [estimate[end] * self.factor for end in ("value", "low", "high")]
+        digits = _plan_digits(values[0], values[2] - values[1])
+        value, low, high = (f"{each:,.{digits}f}" for each in values)
+        return value, f"{low} – {high}"
+
+
+def seconds_scale(values: Iterable[float]) -> Scale:
+    """The unit in which the smallest has a digit before the point."""
+    return _scale(values, ((1.0, "s"), (1e3, "ms"), (1e6, "µs")))
+
+
+def joule_scale(values: Iterable[float]) -> Scale:
+    """As `seconds_scale`, for energy."""
+    return _scale(values, ((1.0, "J"), (1e3, "mJ"), (1e6, "µJ")))
+
+
+WATT = Scale(1.0, "W")
+MHZ = Scale(1e-6, "MHz")
+
+
+def format_number(value: float) -> str:
+    """Three significant digits without exponent."""
+    size = abs(value)
+    if size >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 1 else f"{value:.3g}"
+
+
+def format_percent(ratio: float, more: str, less: str, same: str) -> str:
+    """How far a ratio is from 1: `38 % longer`."""
+    percent = abs(ratio - 1) * 100
+    if percent < 0.5:
+        return same
+    return f"{percent:.0f} % {more if ratio > 1 else less}" if ratio < 2 else f"{format_number(ratio)} times {more}"
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds, above 0. Raises ValueError."""
+    found = _SPAN.fullmatch(text.strip().lower())
+    value = float(found.group(1)) * _UNITS_S.get(found.group(2), math.nan) if found else math.nan
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{text!r} is not a duration")
+    return value
+
+
+def format_share(share: float) -> str:
+    """A probability in percent; of what was measured and computed from it none is ever 100."""
+    return "over 99 %" if share > 0.99 else "under 1 %" if 0 < share < 0.01 else f"{share * 100:.0f} %"
+
+
+def format_duration(seconds: float) -> str:
+    """`3 min 32 s`, `2 h 5 min`."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+
+
+def format_point(key: str, common: Iterable[str] = ()) -> str:
+    """An operating point's key for people: `a57 1420.8 MHz, gpu 921.6 MHz`, without its words in `common`."""
+    left_out = set(common)
+    words = [_format_word(word) for word in key.split() if word not in left_out]
+    return ", ".join(words) or ("as the board had it" if key == "default" else "as above")
+
+
+def find_common_words(keys: Iterable[str]) -> tuple[str, ...]:
+    """Words that every key has; none where there is only one key."""
+    split = [key.split() for key in keys]
+    if len(split) < 2:
+        return ()
+    return tuple(word for word in split[0] if all(word in other for other in split[1:]))
+
+
+def format_label(key: str, common: Iterable[str] = ()) -> str:
+    """The shortest text for a picture: the bare frequency where that is all there is to a point."""
+    words = [word for word in key.split() if word not in set(common)]
+    if len(words) == 1 and words[0].endswith("MHz"):
+        return words[0].partition("=")[2].replace("MHz", " MHz")
+    return format_point(key, common).replace(" MHz", "")
+
+
+def _format_word(word: str) -> str:
+    name, equals, value = word.partition("=")
+    if not equals:
+        return "as the board had it" if word == "default" else word
+    return f"{name} {value[:-3]} MHz" if value.endswith("MHz") else f"{name} {value}"
+
+
+def _scale(values: Iterable[float], units: tuple[tuple[float, str], ...]) -> Scale:
+    smallest = min(values, default=1.0)
+    factor, unit = next(((f, u) for f, u in units if smallest * f >= 1), units[-1])
+    return Scale(factor, unit)
+
+
+def _plan_digits(value: float, width: float) -> int:
+    """Digits behind the point: three significant ones, up to two more where the interval is narrower than that."""
+    usual = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 2
+    needed = max(0, math.ceil(-math.log10(width)) + 1) if width > 0 else 0
+    return min(max(usual, needed), usual + 2)
