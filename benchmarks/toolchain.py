@@ -69,7 +69,8 @@ def measure_imports(count: int) -> dict[str, Any]:
 
 def measure_links(count: int) -> dict[str, Any]:
     """Link one real candidate again and again, in turns, the caches being warm."""
-    from farm.search import linker, probe, target, tvm_env
+    from farm import linker
+    from farm.search import probe, target, tvm_env
 
     tvm = tvm_env.load()
     built = tvm.tirx.build(

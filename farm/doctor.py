@@ -13,6 +13,7 @@ import numpy as np
 
 from device_agent.protocol import Engine as Runner
 from device_agent.protocol import OperatingPoint, Outcome, RunSpec, Status
+from farm import linker
 from farm.artifacts.verify import compare
 from farm.boards.local import LocalFarm
 from farm.campaign.engine import board_actor, ray_calls
@@ -21,7 +22,6 @@ from farm.campaign.engine.ray_calls import ray_running
 from farm.errors import PermanentError
 from farm.inventory.board_types import load_board_types
 from farm.processes.machine import machine_lock
-from farm.search import linker
 from farm.search.build_pool import build_once
 from farm.search.target import host_target
 from farm.services.board_doctor import check_boards, describe_home

@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
+from farm import linker
 from farm.artifacts import manifest as manifests
 from farm.artifacts.manifest import Artifact, Manifest, Tensor
 from farm.errors import UnavailableError, UsageError
 from farm.provision.bundle import open_bundle
-from farm.search import linker
 
 # TVM's runtime without Python; the model's own library is loaded by the program.
 _RUNTIME = ("libtvm_ffi.so", "libtvm_runtime.so")

@@ -16,10 +16,11 @@ from typing import Any
 
 import onnx
 
+from farm import linker
 from farm.artifacts.choice import Choice, Records
 from farm.errors import InternalError, PermanentError
 from farm.gpu.ptx import Usage
-from farm.search import default_schedule, gpu_code, gpus, linker, pipeline, traces, tvm_env, workloads
+from farm.search import default_schedule, gpu_code, gpus, pipeline, traces, tvm_env, workloads
 from farm.search.prepared import prepare_model
 from farm.search.tvm_errors import find_reason
 from farm.values import Record

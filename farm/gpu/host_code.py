@@ -11,9 +11,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from farm import linker
 from farm.errors import CodeRefusedError
 from farm.gpu import native, ptx
-from farm.search import linker
 
 # What the stand-in for the driver knows a library by; its size and itself follow, then so the source, by which the
 # board's model says how long it takes.

@@ -9,8 +9,8 @@ import importlib.util
 import tempfile
 from pathlib import Path
 
+from farm import linker
 from farm.errors import UnavailableError
-from farm.search import linker
 
 PLUGIN = "libtvm_farm_cuda.so"
 DRIVER = "libcuda_virtual.so"

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from farm.search import gpu_code, linker, tvm_env
+from farm import linker
+from farm.search import gpu_code, tvm_env
 from farm.search.target import make_target
 
 _PREFIX = "farm-build-"

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from farm import linker
 from farm.inventory.board_types import require_board_type
-from farm.search import canonical, cores, dots, linker, target, tvm_env, winograd, workloads
+from farm.search import canonical, cores, dots, target, tvm_env, winograd, workloads
 from farm.search.families import FAMILIES
 from farm.search.families.rule import read_outlook
 

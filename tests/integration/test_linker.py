@@ -8,8 +8,8 @@ import re
 
 import pytest
 
+from farm import linker
 from farm.errors import PermanentError
-from farm.search import linker
 
 _SOURCE = """
 #include <math.h>
