@@ -43,7 +43,7 @@ from farm.values import DEFAULT_POINT, SEARCH_TRIAL, CampaignState, FleetCampaig
 # Runs in a process of its own, so that nothing of it is left when the farm is told to end meanwhile.
 _WARM_LINKER = """
 import pathlib, sys
-from farm.search import linker
+from farm import linker
 linker.warm(pathlib.Path(sys.argv[1]), sys.argv[2] or None)
 """
 # The first use ever of the linker takes 5 to 30 s; without it the farm works all the same, some seconds slower.

@@ -88,3 +88,31 @@ def test_a_command_loads_what_it_needs_alone() -> None:
     program = "import sys; from farm.cli.main import make_app; make_app('status'); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert not {"numpy", "onnx", "paramiko", "ray", "tvm"} & set(done.stdout.split())
+
+
+def test_code_in_strings_names_what_is_there() -> None:
+    """Programs for child processes are text, which no checker reads: what they import, or run by `-m`, exists."""
+    missing = []
+    for path in MODULES:
+        text = path.read_text(encoding="utf-8")
+        literals = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
+        code = "\n".join(each for each in literals if isinstance(each, str))
+        wanted = set(re.findall(r"\"-m\", \"((?:farm|device_agent)[\w.]*)\"", text))
+        for package, names in re.findall(
+            r"^(?:.*; )?from ((?:farm|device_agent)[\w.]*) import (\w+(?:, \w+)*)", code, re.M
+        ):
+            wanted |= {f"{package}.{name}" for name in names.split(", ")}
+        missing += [f"{path.relative_to(ROOT)}: {each}" for each in sorted(wanted) if not _is_there(each)]
+    assert not missing
+
+
+def _is_there(name: str) -> bool:
+    """Whether a dotted name is a module of ours, or something that stands in one."""
+    package, _, last = name.rpartition(".")
+    places = [ROOT.joinpath(*each.split(".")) for each in (name, package)]
+    modules = [
+        each.with_suffix(".py") if each.with_suffix(".py").is_file() else each / "__init__.py" for each in places
+    ]
+    return modules[0].is_file() or (
+        modules[1].is_file() and re.search(rf"\b{last}\b", modules[1].read_text()) is not None
+    )
