@@ -13,6 +13,7 @@ import os
 import pathlib
 import platform
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -118,6 +119,18 @@ def wait_until_quiet(quick: bool = False) -> bool:
             say("the machine does not become quiet: the figures will be noisy")
             return False
     return True
+
+
+@contextlib.contextmanager
+def busy(count: int) -> Iterator[None]:
+    """So many processes that compute all the while."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 def cores() -> int:

@@ -31,6 +31,8 @@ FIGURES = (
     "overhead_per_trial_ms",
 )
 LIMIT_S = 1800.0
+# Of the sweep of a simulated board: untuned and tuned.
+VARIANTS = 2
 
 
 def main() -> None:
@@ -38,6 +40,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=2, help="how often (default: 2)")
     parser.add_argument("--model", default="squeezenet1.1", help="zoo name or ONNX file (default: squeezenet1.1)")
     parser.add_argument("--trials", type=int, default=128, help="of each run (default: 128)")
+    parser.add_argument("--load", type=int, default=0, help="busy processes beside it (default: 0); goals are for none")
     options = parser.parse_args()
     if options.quick:
         options.times, options.trials = 1, 16
@@ -49,8 +52,10 @@ def measure(options: Any) -> dict[str, Any]:
     quiet, documents = [], []
     for number in range(options.times):
         _machine.say(f"quickstart {number + 1} of {options.times}")
-        quiet.append(_machine.wait_until_quiet(options.quick))
-        documents.append(run_once(options.model, options.trials))
+        quiet.append(_machine.wait_until_quiet(options.quick or options.load > 0))
+        with _machine.busy(options.load):
+            documents.append(run_once(options.model, options.trials))
+        _machine.say(f"{documents[-1]['seconds_wall']:.0f} s, picks of its sweep: {count_picks(documents[-1])}")
     figures = {name: [d[name] for d in documents if d.get(name) is not None] for name in FIGURES}
     goals = {}
     for name, kind, bound in GOALS:
@@ -67,9 +72,15 @@ def measure(options: Any) -> dict[str, Any]:
         },
         "trials": [d["trials"] for d in documents],
         "outputs_match": [d["outputs_match"] for d in documents],
+        "runs_with_a_pick_for_both": sum(count_picks(d) == VARIANTS for d in documents),
         "goals": goals,
         "all_goals_met": all(goal["met"] for goal in goals.values()),
     }
+
+
+def count_picks(document: dict[str, Any]) -> int:
+    """For how many variants the sweep at its end has found the best point."""
+    return sum(series["pick"] is not None for series in (document["sweep"] or {"series": []})["series"])
 
 
 def run_once(model: str, trials: int) -> dict[str, Any]:

@@ -9,16 +9,14 @@ processes, each time with what programs cost established anew. Programs are comp
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import pathlib
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import _farm
@@ -143,7 +141,7 @@ def run_quickstart(settings: Settings, store: Store, runs: int, load: int) -> di
     """The sweep of quickstart again and again, beside busy processes."""
     made = make("squeezenet1.1")
     ended = []
-    with busy(load), tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
+    with _machine.busy(load), tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
         for index in range(runs):
             shutil.rmtree(settings.home_path / "cache" / "work", ignore_errors=True)
             began = time.monotonic()
@@ -162,18 +160,6 @@ def run_quickstart(settings: Settings, store: Store, runs: int, load: int) -> di
         "seconds_median": round(seconds[len(seconds) // 2], 1),
         "seconds_most": round(seconds[-1], 1),
     }
-
-
-@contextlib.contextmanager
-def busy(count: int) -> Iterator[None]:
-    """So many processes that compute all the while."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
 
 
 def main() -> int:

@@ -161,8 +161,10 @@ class Board:
         cpus = self.platform.affinity(cluster)
         return () if not cluster and set(cpus) >= set(self.platform.hotplug.read_online()) else cpus
 
-    def pace(self, spec: protocol.MeasureSpec | protocol.RunSpec, content: Sequence[bytes], limit_s: float) -> Pace:
-        """How fast this board does what `spec` says with `content`, in `limit_s` of its time at most."""
+    def pace(
+        self, spec: protocol.MeasureSpec | protocol.RunSpec, content: Sequence[bytes], time: BoardTime, limit_s: float
+    ) -> Pace:
+        """How fast this board does what `spec` says with `content`, in `limit_s` of the worker's `time` at most."""
         if not self.tree.simulated:
             return HostPace()
         from device_agent.virtual import pace
@@ -174,7 +176,7 @@ class Board:
         draw, on_gpu = self._runs[key], spec.device == protocol.GPU
         return pace.Pace(
             self.tree,
-            self.time,
+            time,
             spec.limits.cluster,
             host_cores,
             limit_s,

@@ -61,6 +61,10 @@ class BoardTime(Protocol):
         """What samples beside a worker."""
         ...
 
+    def own(self) -> BoardTime:
+        """The same time for a worker, which lives alone in it as long as it runs."""
+        ...
+
 
 class HostTime:
     """The monotonic clock of this machine."""
@@ -85,6 +89,10 @@ class HostTime:
     def make_watch(self, sensors: PowerSensors, rate_hz: float) -> Watch:
         """A thread, beside the worker."""
         return Sampler(sensors, rate_hz)
+
+    def own(self) -> BoardTime:
+        """It is everybody's."""
+        return self
 
 
 class _HostTicker:

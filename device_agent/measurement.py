@@ -52,13 +52,14 @@ class Measurement:
         except BadPointError as error:
             self.refusal = Outcome(Status.FARM_ERROR, str(error))
             return
-        self.plan.time = self._board.time
+        self.plan.time = self._board.time.own()
         if not self._board.tree.simulated:
             self.plan.cpus = cpus
         if self._spec.energy is not None:
             windows = self._observer.plan_window(self._spec.energy)
             self.plan.idle_s, self.plan.busy_s, self.plan.margin_s = windows
-        self.plan.pace = self._board.pace(self._spec, self._content, self._spec.limits.timeout_s + self.plan.extra_s)
+        limit_s = self._spec.limits.timeout_s + self.plan.extra_s
+        self.plan.pace = self._board.pace(self._spec, self._content, self.plan.time, limit_s)
 
     def finish(self, outcome: Outcome) -> Outcome:
         """The outcome with power, energy and the board's name, judged by its own evidence."""

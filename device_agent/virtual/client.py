@@ -40,9 +40,13 @@ class SimulatedTree:
     def read(self, path: str) -> str:
         return str(self._ask("read", path))
 
-    def past(self, path: str, at_s: float) -> list[object]:
-        """What the file of a sensor showed then, and until when it went on to."""
+    def past(self, path: str, at_s: float) -> list[list[Any]]:
+        """What the file of a sensor showed then and from then on, each with until when it went on to."""
         return list(self._ask("past", path, at_s))
+
+    def let_pass(self, seconds: float) -> list[Any]:
+        """Let a simulated board's time pass; the time then, and what its clocks are."""
+        return list(self._ask("let_pass", float(seconds)))
 
     def write(self, path: str, text: str) -> None:
         self._ask("write", path, text)

@@ -5,10 +5,11 @@ The clock itself is the model's (`board.py`); over its file any user may let it 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from device_agent.board_time import BoardTime, HostTime, Ticker, Watch
 from device_agent.errors import SensorError
@@ -22,8 +23,12 @@ from device_agent.virtual.tree import TIME
 class SimulatedFiles(Tree, Protocol):
     """A virtual board's files, here or behind a socket."""
 
-    def past(self, path: str, at_s: float) -> list[object]:
-        """What a sensor's file showed then, and until when. Raises OSError."""
+    def past(self, path: str, at_s: float) -> list[list[Any]]:
+        """What a sensor's file showed then and from then on, each with until when. Raises OSError."""
+        ...
+
+    def let_pass(self, seconds: float) -> list[Any]:
+        """Let time pass; the time then, and what the file of the clocks shows. Raises OSError."""
         ...
 
 
@@ -35,18 +40,18 @@ class LookBack:
     def __init__(self, tree: SimulatedFiles) -> None:
         self._tree = tree
         self._ticker: _PastTicker | None = None
-        self._known: dict[str, tuple[float, float, str]] = {}
+        self._known: dict[str, collections.deque[list[Any]]] = {}
 
     def read(self, path: str) -> str:
         if self._ticker is None:
             return self._tree.read(path)
         now_s = self._ticker()
-        from_s, until_s, text = self._known.get(path, (now_s, now_s, ""))
-        if not from_s <= now_s < until_s:
-            answer = self._tree.past(path, now_s)
-            text, until_s = str(answer[0]), float(str(answer[1]))
-            self._known[path] = now_s, until_s, text
-        return text
+        known = self._known.get(path)
+        while known and known[0][1] <= now_s:
+            known.popleft()
+        if not known:
+            known = self._known[path] = collections.deque(self._tree.past(path, now_s))
+        return str(known[0][0])
 
     def write(self, path: str, text: str) -> None:
         self._tree.write(path, text)
@@ -88,7 +93,7 @@ class LapsedTime:
     Every method raises OSError when the simulator is gone.
     """
 
-    def __init__(self, tree: Tree, files: LookBack) -> None:
+    def __init__(self, tree: SimulatedFiles, files: LookBack) -> None:
         self._tree, self._files = tree, files
 
     def now_s(self) -> float:
@@ -115,6 +120,34 @@ class LapsedTime:
     def make_watch(self, sensors: PowerSensors, rate_hz: float) -> Watch:
         """Looks back when it is stopped."""
         return _Review(self, self._files, sensors, rate_hz)
+
+    def own(self) -> BoardTime:
+        """For a worker: the same time, asked for less often."""
+        return WorkersTime(self._tree, self._files)
+
+
+class WorkersTime(LapsedTime):
+    """The time of the one process that lets it pass: nobody has to be asked for what it was told last.
+
+    `clocks` is what the file of the clocks showed when time passed last; None: not known, or changed since.
+    """
+
+    def __init__(self, tree: SimulatedFiles, files: LookBack) -> None:
+        super().__init__(tree, files)
+        self._now_s: float | None = None
+        self.clocks: str | None = None
+
+    def now_s(self) -> float:
+        if self._now_s is None:
+            self._now_s = super().now_s()
+        return self._now_s
+
+    def sleep(self, seconds: float) -> float:
+        if seconds <= 0:
+            return 0.0
+        now_s, clocks = self._tree.let_pass(seconds)
+        self._now_s, self.clocks = float(now_s), str(clocks)
+        return seconds
 
 
 class _Review:
@@ -143,7 +176,7 @@ class _Review:
         return self._trace
 
 
-def find_time(tree: Tree, files: LookBack) -> BoardTime:
+def find_time(tree: SimulatedFiles, files: LookBack) -> BoardTime:
     """The time of the simulated board behind `tree`: its own, or this machine's where it is played live."""
     live = True
     with contextlib.suppress(OSError, ValueError):

@@ -18,6 +18,7 @@ from device_agent.plan import OverrunError
 from device_agent.protocol import GPU, MeasureSpec, RunSpec
 from device_agent.sysfs import Tree
 from device_agent.virtual import gpu_time, work
+from device_agent.virtual.lapse import WorkersTime
 from device_agent.virtual.tree import CLOCKS, LOAD, PACE
 
 # What a kernel draws from the memory's bandwidth, per busy share of the board's cores.
@@ -77,6 +78,7 @@ class Pace:
         self._owed_s = 0.0
         self._clocks: tuple[float, int] | None = None
         self._gpu_clocks = (0.0, 1.0)
+        self._shown: str | None = None
 
     def begin(self) -> float:
         """The board starts to compute: as much as the host's cores say, until the work is known."""
@@ -153,6 +155,7 @@ class Pace:
             return
         self._owed_s = max(self._owed_s - self._time.sleep(self._owed_s), -_CREDIT_S)
         self._clocks = None  # heat may have changed them
+        self._shown = self._time.clocks if isinstance(self._time, WorkersTime) else None
 
     def _tell(self, busy: float, cores: int, gpu: float = 0.0, memory: float = 0.0) -> None:
         if abs(busy + gpu - self._told) > _SAME_LOAD * max(busy + gpu, self._told):
@@ -160,7 +163,7 @@ class Pace:
             memory = min(1.0, _TRAFFIC * busy / cores + memory)
             load = {"cluster": self._cluster, "cores": busy, "memory": memory, "gpu": gpu}
             self._tree.write(LOAD, json.dumps(load))
-            self._clocks = None  # the governor follows the load
+            self._clocks = self._shown = None  # the governor follows the load
 
     def _read_facts(self) -> dict[str, Any]:
         if self._facts is None:
@@ -176,7 +179,8 @@ class Pace:
 
     def _fetch_clocks(self) -> tuple[float, int]:
         facts = self._read_facts()
-        now = json.loads(self._tree.read(CLOCKS))
+        known, self._shown = self._shown, None
+        now = json.loads(known or self._tree.read(CLOCKS))
         chosen = [
             name
             for name, cluster in facts["clusters"].items()

@@ -193,6 +193,7 @@ class Server:
 _ARGUMENTS: dict[str, list[type]] = {
     "read": [str],
     "past": [str, float],
+    "let_pass": [float],
     "write": [str, str],
     "names": [str],
     "exists": [str],

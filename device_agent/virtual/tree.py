@@ -40,6 +40,8 @@ ENERGY = "/sys/virtual/energy"
 TIME = "/sys/virtual/time"
 # A day: nothing that is asked of a board takes longer.
 _LONGEST_S = 86400.0
+# Of a sensor's past in one answer: some seconds of the fastest.
+_MOST_VALUES = 500
 # In place of infinity, which JSON lacks.
 _NEVER_S = 1e12
 _DEBUG = "/sys/kernel/debug"
@@ -205,10 +207,31 @@ class VirtualTree:
             except OSError as error:
                 raise OSError(error.errno, error.strerror, path) from None
 
-    def past(self, path: str, at_s: float) -> list[Any]:
-        """What the file of a sensor showed then, and until when it went on to. Raises what `read` raises, then."""
-        with self.board.look_back(at_s) as until:
-            return [self.read(path), min(until(), _NEVER_S)]
+    def past(self, path: str, at_s: float) -> list[list[Any]]:
+        """What the file of a sensor showed then and from then on until now, each with until when it went on to.
+
+        So many values at most; the last one is not that of now where there are more, or where a later read fails.
+        Raises what `read` raises, then.
+        """
+        shown: list[list[Any]] = []
+        now_s = self.board.advance()
+        while True:
+            try:
+                with self.board.look_back(at_s) as until:
+                    shown.append([self.read(path), min(until(), _NEVER_S)])
+            except OSError:
+                if not shown:
+                    raise
+                return shown
+            until_s = shown[-1][1]
+            if not at_s < until_s <= now_s or len(shown) == _MOST_VALUES:
+                return shown
+            at_s = until_s
+
+    def let_pass(self, seconds: float) -> list[Any]:
+        """Let so much time pass, as `TIME` does; the time then, and what `CLOCKS` shows. Raises OSError."""
+        self.write(TIME, json.dumps({"pass_s": seconds}))
+        return [self.board.advance(), self.read(CLOCKS)]
 
     def names(self, folder: str) -> list[str]:
         self._answer()

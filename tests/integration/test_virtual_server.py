@@ -252,9 +252,10 @@ def test_energy_and_clocks_can_be_asked_for(start: Start) -> None:
     user.write(TIME, '{"pass_s": 50}')
     last = json.loads(user.read(ENERGY))
     assert last["time_s"] == first["time_s"] + 50
-    text, until_s = user.past(_RAIL, first["time_s"] + 25)
+    (text, until_s), *_, (_, last_s) = user.past(_RAIL, first["time_s"] + 25)
     assert str(text).isdecimal()
-    assert first["time_s"] + 25 < float(str(until_s)) < first["time_s"] + 26
+    assert first["time_s"] + 25 < until_s < first["time_s"] + 26
+    assert first["time_s"] + 50 < last_s < first["time_s"] + 51
     power_w = (last["drawn_j"]["total"] - first["drawn_j"]["total"]) / (last["time_s"] - first["time_s"])
     assert 1.0 < power_w < 2.0
     assert last["drawn_j"]["POM_5V_GPU"] == 0

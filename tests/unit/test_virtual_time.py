@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from device_agent.virtual.clocks import Load
 from device_agent.virtual.history import START_S, OwnClock
 from device_agent.virtual.lapse import LapsedTime, LookBack
 from device_agent.virtual.pace import Pace
-from device_agent.virtual.tree import FAULT, LOAD, TIME, VirtualTree
+from device_agent.virtual.tree import CLOCKS, FAULT, LOAD, PACE, TIME, VirtualTree
 from device_agent.virtual.work import Work, WorkBook
 from tests.unit.virtual_boards import board_types, make_board
 
@@ -133,6 +134,53 @@ def test_a_sensor_that_fails_for_a_while_failed_then() -> None:
                 failed.append(turn)
             ticker.sleep(0.1)
     assert failed in (list(range(20, 30)), list(range(21, 31)), list(range(20, 31)), list(range(21, 30)))
+
+
+class Counted(VirtualTree):
+    """A Nano whose questions are counted: across a socket each costs as much as all that is worked out for it."""
+
+    def __init__(self) -> None:
+        super().__init__(make_tree().board)
+        self.asked: list[str] = []
+
+    def read(self, path: str) -> str:
+        if self.board._moment_s is None:
+            self.asked.append(path)
+        return super().read(path)
+
+    def past(self, path: str, at_s: float) -> list[list[Any]]:
+        self.asked.append(f"past {path}")
+        return super().past(path, at_s)
+
+
+def test_one_question_tells_all_of_a_sensors_past() -> None:
+    """However many values it has had."""
+    tree = Counted()
+    path = find_current(tree)
+    LapsedTime(tree, LookBack(tree)).sleep(10)
+    files = LookBack(tree)
+    with files.review(START_S) as ticker:
+        for _ in range(100):
+            files.read(path)
+            ticker.sleep(0.1)
+    assert tree.asked == [f"past {path}"]
+
+
+def test_a_worker_asks_for_time_and_clocks_as_it_lets_time_pass(tmp_path: Path) -> None:
+    """It is alone on the board: after the first time, what it was answered is what there is."""
+    tree = Counted()
+    WorkBook(tmp_path).keep("k", Work(0.1, 0.0))
+    passing = LapsedTime(tree, LookBack(tree)).own()
+    pace = Pace(tree, passing, "", 1, 100.0, tmp_path, "k")
+    pace.begin()
+    times_s = []
+    for _ in range(10):
+        pace.take(lambda calls: 0.1, 1)
+        times_s.append(passing.now_s())
+    assert times_s == sorted(set(times_s))
+    assert passing.now_s() == LapsedTime(tree, LookBack(tree)).now_s()
+    assert tree.asked.count(TIME) == 1  # the one just before
+    assert [tree.asked.count(path) for path in (PACE, CLOCKS)] == [1, 12]
 
 
 def test_what_takes_the_board_too_long_is_an_overrun_at_once(tmp_path: Path) -> None:
