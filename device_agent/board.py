@@ -11,6 +11,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from device_agent import board_types, describe, evidence, limits, protocol
 from device_agent.board_time import BoardTime, HostTime
@@ -68,8 +69,9 @@ class Board:
         if tree.simulated:
             from device_agent.virtual import lapse
 
-            sensor_tree = files = lapse.LookBack(tree)  # type: ignore[arg-type]
-            self.time = lapse.find_time(tree, files)
+            simulated = cast("lapse.SimulatedFiles", tree)
+            sensor_tree = files = lapse.LookBack(simulated)
+            self.time = lapse.find_time(simulated, files)
         self.power = find_sensors(sensor_tree, facts, access)
         self.sensor_infos = self.power.infos
         gpu, memory = self.platform.gpu, self.platform.memory

@@ -42,6 +42,8 @@ TIME = "/sys/virtual/time"
 _LONGEST_S = 86400.0
 # Of a sensor's past in one answer: some seconds of the fastest.
 _MOST_VALUES = 500
+# Surely after a value has changed, whatever rounding has made of the time when it does.
+_MOMENT_S = 1e-9
 # In place of infinity, which JSON lacks.
 _NEVER_S = 1e12
 _DEBUG = "/sys/kernel/debug"
@@ -226,7 +228,7 @@ class VirtualTree:
             until_s = shown[-1][1]
             if not at_s < until_s <= now_s or len(shown) == _MOST_VALUES:
                 return shown
-            at_s = until_s
+            at_s = until_s + _MOMENT_S
 
     def let_pass(self, seconds: float) -> list[Any]:
         """Let so much time pass, as `TIME` does; the time then, and what `CLOCKS` shows. Raises OSError."""
