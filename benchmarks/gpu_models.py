@@ -27,7 +27,6 @@ from farm.inventory.board_types import load_board_types
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.zoo import ZOO
 from farm.search import gpus, target
-from farm.search.pipeline import GPU_PIPELINE
 
 MODELS = ("squeezenet1.1", "mobilenet_v2", "resnet18")
 # One of each architecture.
@@ -55,7 +54,7 @@ def try_model(name: str, boards: tuple[str, ...], home: Path) -> dict[str, Any]:
 
     def make(board: str, host: Any, triple: str | None, *, simulated: bool) -> Any:
         config = gpus.to_config(board, code.plan_gpu(types[board]), host, simulated=simulated)
-        return compile_model(model, entry.input_shapes, config, GPU_PIPELINE, [], triple)
+        return compile_model(model, entry.input_shapes, config, gpus.PIPELINE, [], triple)
 
     code_for = {}
     for board in boards:

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from device_agent.protocol import CPU
 from farm.values import DEFAULT_POINT
 
 
@@ -20,6 +21,7 @@ class ToCompile:
     point: str
     simulated: bool
     exact: bool
+    device: str
     name: str
 
     @property
@@ -33,6 +35,7 @@ class ToCompile:
             words += ["--shape", shape]
         words += ["--simulated"] if self.simulated else []
         words += ["--exact"] if self.exact else []
+        words += ["--device", self.device] if self.device != CPU else []
         return shlex.join([*words, "--out", self.name])
 
 
@@ -45,6 +48,7 @@ def list_artifacts(document: Mapping[str, Any]) -> list[ToCompile]:
             point,
             bool(kind["simulated"]),
             bool(document["search"].get("exact")),
+            str(kind.get("device", CPU)),
             _to_name(model["name"], kind["type"], "" if len(kind["points"]) == 1 else point),
         )
         for model in document["models"]

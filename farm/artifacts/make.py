@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from device_agent.protocol import CPU, GPU
 from farm.artifacts import manifest as manifests
 from farm.artifacts.brought import Brought
 from farm.artifacts.choice import Records, Relative
@@ -23,13 +22,13 @@ from farm.artifacts.manifest import Artifact, GpuCode, Manifest, RecordUsed, Ten
 from farm.artifacts.task import find_task
 from farm.boards.choice import TargetPlan, plan_target
 from farm.errors import PermanentError, UsageError
-from farm.gpu.code import GpuPlan, plan_gpu
+from farm.gpu.code import plan_gpu
 from farm.inventory.board_types import BoardType, load_board_types
 from farm.inventory.core_types import find_core_type
 from farm.models.inputs import InputSpec
 from farm.models.source import ModelSource
 from farm.processes.compile_apart import compile_apart
-from farm.search.pipeline import GPU_PIPELINE
+from farm.search import gpus
 from farm.search.target import host_target
 from farm.settings import Settings
 from farm.store import Store
@@ -49,7 +48,7 @@ _MOST_NAMED = 4
 class Order:
     """What is compiled, for which boards: those of a type that are, or are not, `simulated`, at an operating point.
 
-    `device` is `cpu` or `gpu`.
+    A type as `gpus.require_device` gives it stands for its GPU.
     """
 
     brought: Brought
@@ -58,7 +57,6 @@ class Order:
     simulated: bool = False
     missing: str = RULE
     labels: bytes | None = dataclasses.field(default=None, repr=False)
-    device: str = CPU
 
     @property
     def source(self) -> ModelSource:
@@ -77,8 +75,6 @@ def make_artifact(order: Order, out: Path, settings: Settings, store: Store) -> 
     settings.share_linker_cache()
     target = find_target(order.board_type, order.simulated)
     records, relatives = fetch_candidates(order, store)
-    if order.device == GPU:
-        return _make_for_gpu(order, target, records, out)
     ways = {order.board_type.name: (order.board_type.pipeline, True)}
     job = functools.partial(compile_ways, order, target, records, relatives, ways)
     done, config = compile_apart(job, order.source.name)
@@ -88,42 +84,19 @@ def make_artifact(order: Order, out: Path, settings: Settings, store: Store) -> 
     files = {manifests.LIBRARY: compiled.library}
     if order.labels is not None:
         files["labels.txt"] = order.labels
-    return manifests.write_artifact(out, _describe(order, target, config, compiled, files), files)
-
-
-def _make_for_gpu(order: Order, target: TargetPlan, records: Sequence[Record], out: Path) -> Artifact:
-    plan = plan_gpu(order.board_type)
-    job = functools.partial(_compile_for_gpu, order, target, plan, records)
-    compiled, used, config = compile_apart(job, order.source.name)
-    if order.missing == REFUSE:
-        _require_records(order, compiled.served)
-    files = {manifests.LIBRARY: compiled.library}
-    if order.labels is not None:
-        files["labels.txt"] = order.labels
-    manifest = _describe(order, target, config, compiled, files).model_copy(update={"gpu": used})
-    # Weights lie in the library and once more in the GPU's memory, which is the processor's, too.
-    manifest = manifest.model_copy(update={"memory_bytes": manifest.memory_bytes + len(compiled.library)})
-    if plan.memory_bytes is not None and plan.memory_bytes < manifest.memory_bytes:
-        raise PermanentError(
-            f"{manifest.name} needs about {manifest.memory_bytes >> 20} MiB; a {order.board_type.name} has "
-            f"{plan.memory_bytes >> 20} MiB for processor and GPU together",
-            "Take a smaller model or batch, or another board type.",
-        )
+    manifest = _describe(order, target, dict(gpus.reference_of(config)), compiled, files)
+    if gpus.is_gpu(config):
+        # Weights lie in the library and once more in the GPU's memory, which is the processor's, too.
+        needed = manifest.memory_bytes + len(compiled.library)
+        used = _describe_gpu(order.board_type, compiled)
+        manifest = manifest.model_copy(update={"gpu": used, "memory_bytes": needed})
+        _require_memory(manifest, order.board_type)
     return manifests.write_artifact(out, manifest, files)
 
 
-def _compile_for_gpu(
-    order: Order, target: TargetPlan, plan: GpuPlan, records: Sequence[Record]
-) -> tuple[Compiled, GpuCode, dict[str, Any]]:
-    """Loads TVM's compiler: for a process of its own."""
-    from farm.search.gpus import to_config as to_gpu_config
-
-    host = to_config(target)
-    config = to_gpu_config(order.board_type.name, plan, host, simulated=order.simulated)
-    shapes = {spec.name: spec.static_shape for spec in order.inputs}
-    book, triple = make_book(order, records, ()), find_triple(order.board_type, target)
-    compiled = compile_model(order.source.load(), shapes, config, GPU_PIPELINE, book, triple)
-    used = GpuCode(
+def _describe_gpu(kind: BoardType, compiled: Compiled) -> GpuCode:
+    plan = plan_gpu(kind)
+    return GpuCode(
         arch=plan.arch,
         ptx=plan.newest_ptx,
         kernels=len(compiled.usages),
@@ -132,7 +105,16 @@ def _compile_for_gpu(
             for name in ("registers", "shared_bytes", "threads", "spilled_bytes")
         },
     )
-    return compiled, used, host
+
+
+def _require_memory(manifest: Manifest, kind: BoardType) -> None:
+    """Raise PermanentError for a model that fits no board of a type, whose processor and GPU share the memory."""
+    if kind.memory_bytes is not None and kind.memory_bytes < manifest.memory_bytes:
+        raise PermanentError(
+            f"{manifest.name} needs about {manifest.memory_bytes >> 20} MiB; a {kind.name} has "
+            f"{kind.memory_bytes >> 20} MiB for processor and GPU together",
+            "Take a smaller model or batch, or another board type.",
+        )
 
 
 def find_missing(served: Sequence[Served]) -> list[str]:
@@ -169,7 +151,8 @@ def fetch_candidates(order: Order, store: Store) -> tuple[list[Record], list[tup
 def list_relatives(order: Order) -> list[tuple[str, TargetPlan]]:
     """The other board types with cores of the kind that is compiled for, and what their code is made for."""
     own, kind = order.board_type, _core(order.board_type)
-    types = load_board_types().values() if kind is not None else ()
+    is_known = kind is not None and own.pipeline != gpus.PIPELINE
+    types = load_board_types().values() if is_known else ()
     return [
         (each.name, find_target(each, order.simulated))
         for each in types
@@ -218,7 +201,7 @@ def compile_ways(
 
 def find_triple(board_type: BoardType, target: TargetPlan) -> str | None:
     """Zig's name of the boards' system; None where they run this machine's code."""
-    return None if target.config is None else board_type.link_triple
+    return None if target.is_for_host else board_type.link_triple
 
 
 def _require_records(order: Order, served: Sequence[Served]) -> None:

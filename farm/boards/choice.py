@@ -6,11 +6,14 @@ Rows are those of `Store.fetch_boards`. Taking a board is `leased_site`'s busine
 from __future__ import annotations
 
 import dataclasses
+import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farm.errors import BoardUnsafeError, UnavailableError, UsageError
+from farm.gpu.code import plan_gpu
 from farm.inventory.board_types import BoardType
+from farm.search import gpus
 from farm.values import Health, State
 
 # What does not mend by itself.
@@ -37,6 +40,11 @@ class TargetPlan:
     config: Mapping[str, Any] | None
     cores: int
     threads: int
+
+    @property
+    def is_for_host(self) -> bool:
+        """Whether this host's linker, and so its processor, takes the code."""
+        return self.config is None or gpus.is_virtual(self.config)
 
 
 def has_labels(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
@@ -120,11 +128,22 @@ def find_unfit(row: Mapping[str, Any] | None) -> str:
 
 
 def plan_target(board_type: BoardType, description: Mapping[str, Any], host_cores: int) -> TargetPlan:
-    """The target for a board of a type that describes itself so.
+    """The target for a board of a type that describes itself so: of its processor, or its GPU where the type is as
+    `gpus.require_device` gives it.
 
     A simulated board runs its host's code: it gets this host's target with the board's cores. Raises UnavailableError
     where a real board is of another architecture than its type.
     """
+    plan = _plan_processor(board_type, description, host_cores)
+    if board_type.pipeline != gpus.PIPELINE:
+        return plan
+    # The processor only starts kernels: which of this machine's it is makes no difference to their code.
+    host = plan.config or {"kind": "llvm", "mtriple": f"{platform.machine()}-linux-gnu"}
+    config = gpus.to_config(board_type.name, plan_gpu(board_type), host, simulated=plan.config is None)
+    return TargetPlan(config, 1, 1)
+
+
+def _plan_processor(board_type: BoardType, description: Mapping[str, Any], host_cores: int) -> TargetPlan:
     target = board_type.target
     if target is None:
         return TargetPlan(None, host_cores, host_cores)

@@ -25,6 +25,7 @@ from farm.campaign.spec import XGB, MeasureSpec
 from farm.campaign.submit import to_measure, to_row
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
+from farm.search import gpus
 from farm.search.workloads import Workload
 from farm.settings import Settings
 from farm.store import Store
@@ -137,6 +138,7 @@ def submit(
 ) -> str:
     """Put a campaign of these workloads into the store; returns its name."""
     model, kind = request.model, request.board_type
+    gpus.prepare_boards(workloads[0].target, settings)
     planned = merge_workloads([(model, dataclasses.replace(survey, workloads=tuple(workloads)))], ())
     order = Order(
         name=_find_name(store, f"{request.command}-{model.name}"),

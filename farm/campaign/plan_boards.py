@@ -20,6 +20,7 @@ from farm.errors import FarmError, UsageError
 from farm.inventory import document_lines
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.inventory.document_lines import Place
+from farm.search.gpus import require_device
 from farm.search.pipeline import make_exact
 from farm.values import DEFAULT_POINT, Health, State
 
@@ -77,6 +78,7 @@ def choose_boards(
     for index, name in enumerate(spec.boards.types):
         try:
             board_type = make_exact(require_board_type(name, types), spec.search.exact)
+            board_type = require_device(board_type, spec.device)
             mine = _filter(rows, board_type, spec.boards)
             chosen.append((index, _choose_type(spec, board_type, mine, models, host_cores)))
         except FarmError as error:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ _CHILD = "import sys; from farm.campaign.plan_survey import main; main(int(sys.a
 class Form:
     """What besides the model decides its workloads: TVM's target (None: this host's, with `cores`), graph pipeline."""
 
-    config: tuple[tuple[str, Any], ...] | None
+    config: str | None
     cores: int
     pipeline: str
 
@@ -34,14 +35,14 @@ class Form:
         """Equal targets, written in whatever order, give equal forms, so that a model is imported once for them."""
         if config is None:
             return cls(None, cores, pipeline)
-        plain = {key: tuple(value) if isinstance(value, list | tuple) else value for key, value in config.items()}
-        return cls(tuple(sorted(plain.items())), 0, pipeline)
+        return cls(json.dumps(dict(config), sort_keys=True), 0, pipeline)
 
     def to_target(self) -> dict[str, Any]:
         """TVM's target as a dict. Loads TVM where it is this host's."""
         if self.config is None:
             return host_target(self.cores)
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in self.config}
+        target: dict[str, Any] = json.loads(self.config)
+        return target
 
 
 @dataclasses.dataclass(frozen=True)

@@ -239,13 +239,17 @@ class MeasureSpec(StrictModel):
 
 
 class CampaignSpec(StrictModel):
-    """A campaign: models x boards x operating points within a budget. `priority` is against its owner's others."""
+    """A campaign: models x boards x operating points within a budget. `priority` is against its owner's others.
+
+    `device`: code for the boards' processors, or for their GPUs.
+    """
 
     name: CampaignName
     models: Annotated[
         tuple[ModelSpec, ...], pydantic.BeforeValidator(_one_or_more), pydantic.AfterValidator(_not_empty)
     ]
     boards: BoardsSpec
+    device: Literal["cpu", "gpu"] = "cpu"
     operating_points: Annotated[
         tuple[PointSpec, ...], pydantic.BeforeValidator(_one_or_more), pydantic.AfterValidator(_not_empty)
     ] = (PointSpec(),)

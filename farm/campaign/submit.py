@@ -24,6 +24,7 @@ from farm.campaign.planning import Gathered, gather
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import BudgetSpec, CampaignFile, CampaignSpec, MeasureSpec, SearchSpec
 from farm.errors import UsageError
+from farm.search import gpus
 from farm.search.workloads import Workload
 from farm.settings import Settings
 from farm.store import Store
@@ -90,6 +91,8 @@ def require_new_name(store: Store, name: str) -> None:
 def make_order(gathered: Gathered, spec: CampaignSpec, settings: Settings, owner: str) -> Order:
     """What the engine has to know, with every default filled in. Types that nothing can be done on are left out."""
     targets = {each.board_type.name: _find_target(surveys) for each, surveys in gathered.surveyed}
+    for made_for in filter(None, targets.values()):
+        gpus.prepare_boards(made_for, settings)
     return Order(
         name=spec.name,
         owner=owner,

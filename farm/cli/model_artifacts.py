@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from device_agent.protocol import CPU, GPU
 from farm import settings as farm_settings
 from farm.artifacts.manifest import Artifact, Manifest, open_artifact, require_place
 from farm.cli import options, output
@@ -18,7 +17,6 @@ from farm.errors import PermanentError, UsageError
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import DEFAULT_POINT
 
 Folder = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="A folder that `farm model compile` wrote.")]
 Wait = Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait for a board.")]
@@ -53,7 +51,7 @@ def compile_(
     simulated: Annotated[
         bool, typer.Option("--simulated", help="Compile for virtual boards of the type, from records made on them.")
     ] = False,
-    device: Annotated[str, typer.Option("--device", metavar="cpu|gpu", help="Processor or GPU of the board.")] = "cpu",
+    device: options.Device = "cpu",
     exact: options.Exact = False,
     labels: Annotated[
         Path | None,
@@ -70,23 +68,17 @@ def compile_(
     def work() -> None:
         from farm.artifacts import make
         from farm.artifacts.brought import bring
+        from farm.search.gpus import require_device
         from farm.search.pipeline import make_exact
 
         if missing not in make.MISSING:
             raise UsageError(f"--missing {missing!r} is unknown", f"Known: {', '.join(make.MISSING)}.")
-        if device not in (CPU, GPU):
-            raise UsageError(f"--device {device!r} is unknown", f"Known: {CPU}, {GPU}.")
-        if device == GPU and (missing != make.RULE or operating_point != DEFAULT_POINT):
-            raise UsageError(
-                "GPU code is neither tuned nor chosen by operating point yet",
-                "Leave --missing and --operating-point out, or --device.",
-            )
         options.require_trials(trials)
         settings = farm_settings.load()
-        kind = make_exact(require_board_type(board_type), exact)
+        kind = require_device(make_exact(require_board_type(board_type), exact), device)
         require_place(out)
         found = bring(model, shape or (), batch)
-        order = make.Order(found, kind, operating_point, simulated, missing, _read_labels(labels), device)
+        order = make.Order(found, kind, operating_point, simulated, missing, _read_labels(labels))
         with options.open_store(settings) as store:
             if missing == make.TUNE:
                 _tune(order, settings, store, kind, trials, since)
@@ -248,7 +240,7 @@ def _show(artifact: Artifact, json: bool, since: float) -> None:
     if gpu := manifest.gpu:
         lines[0] = (
             f"{manifest.name} for the GPU of {manifest.board_type} ({gpu.arch}, PTX {gpu.ptx})"
-            f"{' (simulated)' if manifest.simulated else ''}: {gpu.kernels} kernels, untuned; at most {gpu.registers} "
+            f"{' (simulated)' if manifest.simulated else ''}: {gpu.kernels} kernels; at most {gpu.registers} "
             f"registers and {gpu.spilled_bytes} spilled bytes per thread, {gpu.shared_bytes} shared bytes per block"
         )
     for line in lines:

@@ -21,6 +21,7 @@ Trials = Annotated[int, typer.Option("--trials", metavar="N", help="Number of ca
 Exact = Annotated[
     bool, typer.Option("--exact", help="Leave out algorithms that round worse than the model as it stands.")
 ]
+Device = Annotated[str, typer.Option("--device", metavar="cpu|gpu", help="Processor or GPU of the board.")]
 Shapes = Annotated[
     list[str] | None,
     typer.Option(

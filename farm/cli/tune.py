@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from device_agent.protocol import CPU
 from farm import settings as farm_settings
 from farm.cli import options, output
 from farm.cli.campaign_screen import CampaignScreen
@@ -40,6 +41,7 @@ def tune(
     batch: options.Batch = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start without results of earlier runs.")] = False,
     exact: options.Exact = False,
+    device: options.Device = "cpu",
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
@@ -61,13 +63,14 @@ def tune(
             from farm.campaign.one_model import Request
             from farm.campaign.plan_models import to_variant
             from farm.campaign.tune import find_failure, tune
+            from farm.search.gpus import require_device
             from farm.search.pipeline import make_exact
 
             try:
                 request = Request(
                     "tune",
                     to_variant(source, inputs),
-                    make_exact(kind, exact),
+                    require_device(make_exact(kind, exact), device),
                     trials,
                     board=name,
                     ops=tuple(op.strip() for op in ops.split(",") if op.strip()),
@@ -78,7 +81,7 @@ def tune(
                 tuned = tune(request, settings, store, screen)
             finally:
                 screen.close()
-        document = _document(source.name, tuned)
+        document = _document(source.name, tuned) | {"device": device}
         if json:
             output.print_json(document)
         else:
@@ -143,9 +146,10 @@ def _print(document: dict[str, Any]) -> None:
     if document["latency_ms"] is not None:
         output.stdout.print(f"model latency, summed over its workloads: {document['latency_ms']:.2f} ms")
     option = " --simulated" if used["simulated"] else ""
+    device = f" --device {document['device']}" if document["device"] != CPU else ""
     output.stdout.print(
         f"`farm record list{option}` shows the records; `farm model compile MODEL --board-type "
-        f"{used['type']}{option} --out DIR` makes a library of them.",
+        f"{used['type']}{option}{device} --out DIR` makes a library of them.",
         soft_wrap=True,
         markup=False,
     )

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from device_agent.protocol import CPU, GPU
 from farm.store import Store
 from farm.values import FleetCampaign, Record
 
@@ -35,6 +36,7 @@ def summarise(campaign: FleetCampaign) -> dict[str, Any]:
             {
                 "type": each["board_type"],
                 "simulated": each["simulated"],
+                "device": GPU if dict(each["target"]).get("kind") == "cuda" else CPU,
                 "points": list(each["points"]),
                 "workloads": len(each["workloads"]),
             }

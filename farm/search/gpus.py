@@ -6,14 +6,18 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from device_agent.protocol import Processor, find_processor
+from device_agent.protocol import CPU, GPU, Processor, find_processor
 from farm.errors import UsageError
+from farm.gpu import native
 from farm.gpu.code import THREADS_PER_BLOCK, WARP, GpuPlan, plan_gpu
 from farm.gpu.ptx import Limits
-from farm.inventory.board_types import load_board_types
+from farm.inventory.board_types import BoardType, load_board_types
 from farm.search import cores
 from farm.search.cores import Core
+from farm.settings import Settings
 
+# The graph pipeline of code for GPUs; a board type with it is tuned and compiled for its GPU.
+PIPELINE = "gpu/1"
 # In a target's `libs`: that a virtual board runs it, by this machine's processor.
 VIRTUAL = "virtual"
 # Of the memory's peak that code reaches. Assumed.
@@ -49,6 +53,27 @@ def to_config(board_type: str, plan: GpuPlan, host: Mapping[str, Any], *, simula
     }
 
 
+def device_of(target: Mapping[str, Any]) -> str:
+    """What runs code for a target: `cpu` or `gpu`, as the agent calls them."""
+    return GPU if is_gpu(target) else CPU
+
+
+def reference_of(target: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The target for which an unscheduled function is built: a GPU runs none, its board's processor does."""
+    host: Mapping[str, Any] = target["host"] if is_gpu(target) else target
+    return host
+
+
+def require_device(board_type: BoardType, device: str) -> BoardType:
+    """The board type as what it is tuned and compiled for: its processor, or its GPU. Raises UsageError."""
+    if device not in (CPU, GPU):
+        raise UsageError(f"the device {device!r} is unknown", f"Known: {CPU}, {GPU}.")
+    if device == CPU:
+        return board_type
+    plan_gpu(board_type)
+    return board_type.model_copy(update={"pipeline": PIPELINE})
+
+
 def is_gpu(target: Mapping[str, Any]) -> bool:
     """Whether a target in TVM's dict form is a GPU's."""
     return target.get("kind") == "cuda"
@@ -57,6 +82,13 @@ def is_gpu(target: Mapping[str, Any]) -> bool:
 def is_virtual(target: Mapping[str, Any]) -> bool:
     """Whether code for a GPU's target is run by this machine's processor."""
     return VIRTUAL in target.get("libs", ())
+
+
+def prepare_boards(target: Mapping[str, Any], settings: Settings) -> None:
+    """Build what virtual boards need to run code for a target, once per home: nothing but for their GPUs."""
+    if is_gpu(target) and is_virtual(target):
+        settings.share_linker_cache()
+        native.prepare(settings.home_path)
 
 
 def gpu_of(target: Mapping[str, Any]) -> Gpu:

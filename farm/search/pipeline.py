@@ -19,6 +19,7 @@ from farm.search import (
     cores,
     dots,
     gathering,
+    gpus,
     joins,
     quantised,
     spelling,
@@ -49,8 +50,6 @@ class GraphPipeline:
     polynomials: bool = False
 
 
-GPU_PIPELINE = "gpu/1"
-
 PIPELINES = {
     p.name: p
     for p in (
@@ -58,7 +57,7 @@ PIPELINES = {
         GraphPipeline("graph/2", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="any", polynomials=True),
         GraphPipeline("graph/2-exact", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="exact"),
         # For GPUs: weights stay as they are, and are read in rows.
-        GraphPipeline(GPU_PIPELINE, ("NHWC", "HWIO"), prepack=False, canonical=True),
+        GraphPipeline(gpus.PIPELINE, ("NHWC", "HWIO"), prepack=False, canonical=True),
         GraphPipeline("graph/1", ("NHWC", "HWIO"), prepack=True),
         GraphPipeline("graph/1-nchw", None, prepack=True),
         GraphPipeline("graph/1-plain", None, prepack=False),

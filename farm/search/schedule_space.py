@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from farm.errors import InternalError
-from farm.search import gpus, traces, tvm_env
+from farm.search import gpu_code, gpus, traces, tvm_env
 from farm.search.candidates import Candidate
 from farm.search.cost_model import Features
 from farm.search.decisions import Choice, Decision, Genome, Knob, Place, Tile, fit
@@ -214,6 +214,8 @@ class ScheduleSpace:
         if not trace_json:
             if self.ranked:
                 raise InternalError("what it is compiled to without a record is among its candidates")
+            if gpus.is_gpu(self.workload.target):
+                return str(self._tvm.ir.save_json(gpu_code.bind_rest(self._module, self._target)))
             return self.workload.module_json
         return str(self._tvm.ir.save_json(traces.restore(trace_json, self._entry, self._target).sch.mod))
 

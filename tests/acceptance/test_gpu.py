@@ -6,7 +6,9 @@ from tests.acceptance.conftest import new_home
 
 
 def test_a_model_for_a_virtual_boards_gpu() -> None:
-    """Compiled without a GPU, right on the virtual board's; what GPU code cannot do yet is refused in plain words."""
+    """Compiled without a GPU, right on the virtual board's, tuned there; what GPU code cannot do yet is refused in plain
+    words. Records of a type's GPU are none of its processor's.
+    """
     with new_home() as home:
         made = ("model", "compile", "tiny-cnn", "--board-type", "jetson-nano", "--device", "gpu")
         manifest = home.run(*made, "--simulated", "--out", "art", "--json").json()
@@ -16,13 +18,19 @@ def test_a_model_for_a_virtual_boards_gpu() -> None:
         assert verified["matches"]
         assert verified["simulated"]
 
+        tuned = home.run("tune", "tiny-cnn", "--board-type", "jetson-nano", "--device", "gpu", "--trials", "8", "--json")
+        assert (tuned.json()["trials"]["ok"], tuned.json()["records"]["new"]) == (8, 8)
+        served = home.run(*made, "--simulated", "--missing", "refuse", "--out", "tuned", "--json").json()
+        assert {each["source"] for each in served["workloads"]} == {"record"}
+        refused = home.run(*made[:5], "--simulated", "--missing", "refuse", "--out", "no")
+        assert "8 of 8 workloads of tiny-cnn have no record" in refused.err
+
         for arguments, said in (
             (("model", "package", "art"), "compiled for a GPU, and a package takes code for processors alone"),
             (("model", "deploy", "art", "--board", "v1"), "compiled for a GPU"),
             (("model", "bench", "art", "--board", "local"), "compiled for a GPU"),
             ((*made[:3], "--out", "no", "--device", "gpu", "--board-type", "raspberry-pi-4"), "has no GPU"),
-            ((*made[:3], "--out", "no", "--device", "npu"), "--device 'npu' is unknown"),
-            ((*made, "--out", "no", "--missing", "tune"), "GPU code is neither tuned"),
+            ((*made[:3], "--out", "no", "--device", "npu"), "the device 'npu' is unknown"),
         ):
             done = home.run(*arguments)
             assert done.code == 2, done.err

@@ -22,7 +22,6 @@ from farm.inventory.board_types import load_board_types
 from farm.measure.session import BoardSession, Direct
 from farm.models.zoo import ZOO
 from farm.search import gpus, target, tvm_env
-from farm.search.pipeline import GPU_PIPELINE
 from tests.integration.conftest import Agent
 
 tvm_env.load()
@@ -56,7 +55,7 @@ def compile_tiny(plan: code.GpuPlan) -> Compiled:
     entry = ZOO["tiny-cnn"]
     config = gpus.to_config("jetson-nano", plan, target.host_target(2), simulated=True)
     model = onnx.load_model_from_string(entry.build())
-    return compile_model(model, entry.input_shapes, config, GPU_PIPELINE, [], None)
+    return compile_model(model, entry.input_shapes, config, gpus.PIPELINE, [], None)
 
 
 @pytest.fixture(scope="module")

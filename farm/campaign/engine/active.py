@@ -13,6 +13,7 @@ from device_agent.protocol import FaultSide, Limits, MeasureSpec, Outcome, Tenso
 from farm.campaign.engine.timeouts import LOAD_S, plan_run_timeout_s
 from farm.campaign.order import Order, TypeOrder, WorkloadOrder
 from farm.campaign.scheduler.values import TaskKey
+from farm.search import gpus
 
 # Points of the curve of latency over trials that are kept; every second one goes when there are more.
 _HISTORY = 200
@@ -113,6 +114,7 @@ def to_measure_spec(active: Active, work: Work, best_s: float | None) -> Measure
         repeat=order.repeat,
         min_repeat_s=order.min_repeat_s,
         cold_weights=True,
+        device=gpus.device_of(active.type_of(work.task.board_type).target),
         seed=active.order.search.seed,
         limits=Limits(
             timeout_s=timeout_s,

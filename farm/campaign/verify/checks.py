@@ -14,10 +14,11 @@ import numpy.typing as npt
 
 from device_agent.protocol import Engine, FaultSide, Limits, MeasureSpec, Outcome, RunSpec, Status, TensorSpec
 from farm.artifacts.verify import Comparison, compare
-from farm.campaign.order import Order
+from farm.campaign.order import Order, TypeOrder
 from farm.errors import InternalError
 from farm.measure.arguments import read_arguments
 from farm.measure.arrays import Arrays
+from farm.search import gpus
 from farm.settings import Settings
 
 if TYPE_CHECKING:  # it brings Ray along, which nothing here needs
@@ -40,15 +41,16 @@ class Failure(NamedTuple):
     message: str
 
 
-def to_run_spec(settings: Settings) -> RunSpec:
+def to_run_spec(settings: Settings, device: str) -> RunSpec:
     """How a program is run once for its output. Unscheduled code is slow: it gets the time that a model gets."""
     return RunSpec(
         Engine.KERNEL,
+        device=device,
         limits=Limits(timeout_s=settings.model_timeout_s, memory_bytes=settings.model_memory_bytes),
     )
 
 
-def to_measure_spec(program: Program, order: Order, threads: int) -> MeasureSpec:
+def to_measure_spec(program: Program, order: Order, of_type: TypeOrder) -> MeasureSpec:
     """How a candidate is timed: as in the search, but with all the time that the order allows."""
     measure = order.measure
     return MeasureSpec(
@@ -57,8 +59,9 @@ def to_measure_spec(program: Program, order: Order, threads: int) -> MeasureSpec
         repeat=measure.repeat,
         min_repeat_s=measure.min_repeat_s,
         cold_weights=True,
+        device=gpus.device_of(of_type.target),
         seed=order.search.seed,
-        limits=Limits(timeout_s=measure.timeout_s, memory_bytes=measure.memory_bytes, threads=threads),
+        limits=Limits(timeout_s=measure.timeout_s, memory_bytes=measure.memory_bytes, threads=of_type.threads),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from device_agent.protocol import Outcome, Status
 from farm.campaign.order import Order
@@ -34,6 +34,7 @@ from farm.campaign.winner_share import Allowance, plan_allowance
 from farm.errors import InternalError
 from farm.measure.arguments import make_inputs
 from farm.measure.arrays import Arrays
+from farm.search import gpus
 from farm.settings import Settings
 from farm.store import Store
 
@@ -224,8 +225,13 @@ class Verification:
             return ReplayWanted(token, key, program.trace_json)
         if program.module_json is None:
             raise InternalError("a program is built that was not replayed")
-        target = self._types[program.board_type].target
+        target = self._find_target(program)
         return BuildWanted(token, program.module_json, target, standalone=what == "checking")
+
+    def _find_target(self, program: Program) -> Mapping[str, Any]:
+        """What a program is built for: an unscheduled function, by which others are judged, runs on no GPU."""
+        target = self._types[program.board_type].target
+        return gpus.reference_of(target) if program.candidate is None else target
 
     def _check_on(self, held: Held) -> Request | None:
         """Check a program on a free board where one waits for that: others wait for what comes of it."""
@@ -237,7 +243,7 @@ class Verification:
                 arguments = self._workloads[program.place]["arguments"]
                 inputs = make_inputs(arguments, self._order.search.seed)
                 point = self._types[key.board_type].points[key.point]
-                spec = winner_check.to_run_spec(self._settings)
+                spec = winner_check.to_run_spec(self._settings, gpus.device_of(self._find_target(program)))
                 return RunWanted(token, held.name, point, spec, program.checking, inputs)
         return None
 
@@ -264,7 +270,7 @@ class Verification:
             program = task.programs[candidate]
             if program.library is None:
                 raise InternalError(f"{candidate} is measured before it was built")
-            spec = winner_check.to_measure_spec(program, self._order, task.of_type.threads)
+            spec = winner_check.to_measure_spec(program, self._order, task.of_type)
             token = self._ledger.ask(Asked(program, None, held.name, task, run))
             requests.append(MeasureWanted(token, held.name, task.point, spec, program.library))
         return requests

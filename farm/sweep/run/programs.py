@@ -102,7 +102,7 @@ class Recipe:
         target, kind = self.target, self.board_type
         shapes = {spec.name: spec.static_shape for spec in inputs}
         pipeline, records = (kind.pipeline, self.records) if variant == TUNED else (UNTUNED_PIPELINE, ())
-        triple = None if target.config is None else kind.link_triple
+        triple = None if target.is_for_host else kind.link_triple
         try:
             done = compile_model(model, shapes, self.target_config, pipeline, records, triple)
         except PermanentError as error:
