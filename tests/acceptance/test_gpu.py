@@ -18,10 +18,11 @@ def test_a_model_for_a_virtual_boards_gpu() -> None:
         assert verified["matches"]
         assert verified["simulated"]
 
-        tuned = home.run("tune", "tiny-cnn", "--board-type", "jetson-nano", "--device", "gpu", "--trials", "8", "--json")
-        assert (tuned.json()["trials"]["ok"], tuned.json()["records"]["new"]) == (8, 8)
-        served = home.run(*made, "--simulated", "--missing", "refuse", "--out", "tuned", "--json").json()
-        assert {each["source"] for each in served["workloads"]} == {"record"}
+        tuned = home.run("tune", "tiny-cnn", *made[3:], "--trials", "8", "--json").json()
+        assert tuned["trials"]["ok"] == 8
+        assert tuned["records"]["new"] >= 1
+        served = home.run(*made, "--simulated", "--out", "tuned", "--json").json()
+        assert [each["source"] for each in served["workloads"]].count("record") == tuned["records"]["new"]
         refused = home.run(*made[:5], "--simulated", "--missing", "refuse", "--out", "no")
         assert "8 of 8 workloads of tiny-cnn have no record" in refused.err
 
