@@ -6,8 +6,8 @@ from tests.acceptance.conftest import new_home
 
 
 def test_a_model_for_a_virtual_boards_gpu() -> None:
-    """Compiled without a GPU, right on the virtual board's, tuned there; what GPU code cannot do yet is refused in plain
-    words. Records of a type's GPU are none of its processor's.
+    """Compiled without a GPU, right on the virtual board's, tuned there, its records none of the processor's; what GPU
+    code cannot do yet is refused in plain words.
     """
     with new_home() as home:
         made = ("model", "compile", "tiny-cnn", "--board-type", "jetson-nano", "--device", "gpu")
