@@ -56,7 +56,7 @@ def measure(options: Any) -> dict[str, Any]:
             register(store, f"nano-{index + 1}")
         submit(store)
         crew, compilers, meter = Crew(options.boards), Compilers(), Meter(options.trials)
-        engine = engine_module.Engine(Settings(home=home), store, crew, compilers, lambda text: None)
+        engine = engine_module.CampaignEngine(Settings(home=home), store, crew, compilers, lambda text: None)
         crew.told = meter.look
         cpu_s, began = time.process_time(), time.monotonic()
         engine.run(lambda: crew.measured >= options.trials)
@@ -199,12 +199,12 @@ class Compilers:
 
     def submit(self, job: Any, module_json: str, target: Mapping[str, Any], standalone: bool = False) -> None:
         from device_agent.protocol import Status
-        from farm.campaign.engine.builds import Built
+        from farm.campaign.engine.builds import BuildAnswer
         from farm.search.build_pool import BuildResult
 
         library = text_of(LIBRARY_BYTES, job).encode()
         result = BuildResult(Status.OK, "", library, hashlib.sha256(library).hexdigest(), 0.3)
-        self._done.append(Built(job, result, False))
+        self._done.append(BuildAnswer(job, result, False))
 
     def poll(self) -> list[Any]:
         done, self._done = self._done, []
@@ -236,7 +236,7 @@ class Crew:
 
     def measure(self, assignment: int, board: str, point: Any, spec: Any, library: bytes) -> None:
         from device_agent.protocol import Outcome, Status
-        from farm.campaign.engine.boards import Measured
+        from farm.campaign.engine.boards import TrialMeasured
 
         latency_s = 1e-3 + 1e-9 * assignment
         outcome = Outcome(
@@ -247,7 +247,7 @@ class Crew:
             started_at=time.time(),
             board=board,
         )
-        self._events.append(Measured(assignment, board, outcome, 2.1))
+        self._events.append(TrialMeasured(assignment, board, outcome, 2.1))
 
     def revoke(self, assignment: int) -> None:
         self._events = [event for event in self._events if getattr(event, "assignment", None) != assignment]

@@ -63,7 +63,7 @@ def play(options: argparse.Namespace) -> dict[str, object]:
     fleet = Fleet(
         {"jetson-nano": options.boards // 2, "jetson-tx2": options.boards - options.boards // 2}, chances=CHANCES
     )
-    simulation = Simulation(v.Settings(builders=2 * options.boards), fleet, seed=1)
+    simulation = Simulation(v.SchedulerSettings(builders=2 * options.boards), fleet, seed=1)
     for number in range(OWNERS):
         simulation.at(0.0, v.CampaignAdded(campaign(number, options.trials // OWNERS)))
     before_kb, wall_s, cpu_s = peak_kb(), time.monotonic(), time.process_time()
@@ -96,7 +96,7 @@ def play(options: argparse.Namespace) -> dict[str, object]:
 def campaign(number: int, trials: int) -> v.CampaignSpec:
     """One owner's campaign: its part of the workloads, of two kinds and several sizes."""
     workloads = tuple(
-        v.Workload(f"w{number}-{n:02}", ("conv2d", "dense")[n % 2], 1.0 + n % 3, 1e8 * (1 + n % 7))
+        v.CampaignWorkload(f"w{number}-{n:02}", ("conv2d", "dense")[n % 2], 1.0 + n % 3, 1e8 * (1 + n % 7))
         for n in range(WORKLOADS // OWNERS)
     )
     types = ("jetson-nano", "jetson-tx2")

@@ -35,15 +35,15 @@ from farm.search.target import host_target
 from farm.settings import Settings
 from farm.store import Store
 from farm.sweep.export.document import make_document
-from farm.sweep.plan.order import Order, Where
+from farm.sweep.plan.order import SweepOrder, Where
 from farm.sweep.run import runner
-from farm.sweep.run.programs import TUNED, UNTUNED, Program
+from farm.sweep.run.programs import TUNED, UNTUNED, SweepProgram
 from farm.values import Virtual
 
 WAIT_S = 120.0
 PIPELINES = {UNTUNED: UNTUNED_PIPELINE, TUNED: require_board_type("jetson-nano").pipeline}
 # Twice as many points as clusters, since the Denver cores may be off: docs/sweeps.md.
-TX2 = Order(
+TX2 = SweepOrder(
     "tiny-cnn", cpu_freqs=("a57=all", "denver=all"), cores="0-5/0,3-5", gpu_freqs="all", window_s=2.0, exhaustive=True
 )
 
@@ -56,8 +56,8 @@ class Made:
     compiled: Mapping[str, Compiled]
     arrays: Mapping[str, Any]
 
-    def programs(self, *variants: str) -> list[Program]:
-        return [Program(name, 1, self.compiled[name].library, self.arrays, "") for name in variants]
+    def programs(self, *variants: str) -> list[SweepProgram]:
+        return [SweepProgram(name, 1, self.compiled[name].library, self.arrays, "") for name in variants]
 
 
 def make(name: str) -> Made:
@@ -72,7 +72,7 @@ def make(name: str) -> Made:
     return Made(model, compiled, arrays)
 
 
-def sweep(made: Made, order: Order, board_type: str, settings: Settings, store: Store) -> dict[str, Any]:
+def sweep(made: Made, order: SweepOrder, board_type: str, settings: Settings, store: Store) -> dict[str, Any]:
     """One sweep of a new board; its document, with the seconds that it took here."""
     store.register_board("b", board_type, Virtual(0))
     try:
@@ -112,7 +112,9 @@ def summarise(document: Mapping[str, Any]) -> dict[str, Any]:
 def run_nano(settings: Settings, store: Store) -> dict[str, Any]:
     """All clocks, two variants, twice."""
     made = make("squeezenet1.1")
-    order = Order(made.model.source.name, variants=(UNTUNED, TUNED), cpu_freqs=("all",), window_s=2.0, exhaustive=True)
+    order = SweepOrder(
+        made.model.source.name, variants=(UNTUNED, TUNED), cpu_freqs=("all",), window_s=2.0, exhaustive=True
+    )
     first, second = (sweep(made, order, "jetson-nano", settings, store) for _ in range(2))
     return {
         "first": summarise(first),

@@ -61,12 +61,12 @@ def _sweep(swept: Any, name: str, seed: int) -> dict[str, Any]:
     from farm.points.values import Goal
     from farm.sweep.fit import pareto
     from farm.sweep.fit.pick import pick_point
-    from farm.sweep.plan.adaptive import Planner, Settings, Step
+    from farm.sweep.plan.adaptive import Planner, PlannerSettings, Step
 
     board = swept.SweptBoard(swept.CASES[name], seed)
     deadline_s = float(board.latency_s.min() * np.random.default_rng(seed).uniform(*_DEADLINE))
     goal = Goal(deadline_s=deadline_s)
-    planner = Planner(board.grid, goal, Settings(seed=seed))
+    planner = Planner(board.grid, goal, PlannerSettings(seed=seed))
     visits: list[Any] = []
     began = time.process_time()
     decision = planner.decide_next(visits)

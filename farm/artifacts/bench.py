@@ -73,7 +73,7 @@ def bench(
         if subject.artifact is not None:
             board.require_fit(subject.artifact.manifest)
         say(f"{name}: compiling")
-        order = make.Order(subject.brought, board_type, simulated=about.simulated)
+        order = make.CompileOrder(subject.brought, board_type, simulated=about.simulated)
         records, relatives = make.fetch_candidates(order, store)
         wanted = [each for each in (OURS, *rivals) if each != ONNXRUNTIME and not (each == OURS and subject.artifact)]
         ways = {each: (UNTUNED_PIPELINE if each == UNTUNED else board_type.pipeline, each == OURS) for each in wanted}

@@ -45,7 +45,7 @@ _MOST_NAMED = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Order:
+class CompileOrder:
     """What is compiled, for which boards: those of a type that are, or are not, `simulated`, at an operating point.
 
     A type as `gpus.require_device` gives it stands for its GPU.
@@ -69,7 +69,7 @@ class Order:
         return self.brought.inputs
 
 
-def make_artifact(order: Order, out: Path, settings: Settings, store: Store) -> Artifact:
+def make_artifact(order: CompileOrder, out: Path, settings: Settings, store: Store) -> Artifact:
     """Compile and write. Raises UsageError, PermanentError, and what `compile_apart` raises."""
     manifests.require_place(out)
     settings.share_linker_cache()
@@ -131,7 +131,7 @@ def find_target(board_type: BoardType, simulated: bool) -> TargetPlan:
     return plan_target(board_type, about, len(os.sched_getaffinity(0)))
 
 
-def fetch_candidates(order: Order, store: Store) -> tuple[list[Record], list[tuple[str, TargetPlan]]]:
+def fetch_candidates(order: CompileOrder, store: Store) -> tuple[list[Record], list[tuple[str, TargetPlan]]]:
     """The records of the board type and of those with cores of the same kind, and the targets of the latter.
 
     Raises UsageError for an operating point that none was measured at.
@@ -148,7 +148,7 @@ def fetch_candidates(order: Order, store: Store) -> tuple[list[Record], list[tup
     return records, relatives
 
 
-def list_relatives(order: Order) -> list[tuple[str, TargetPlan]]:
+def list_relatives(order: CompileOrder) -> list[tuple[str, TargetPlan]]:
     """The other board types with cores of the kind that is compiled for, and what their code is made for."""
     own, kind = order.board_type, _core(order.board_type)
     is_known = kind is not None and own.pipeline != gpus.PIPELINE
@@ -168,7 +168,7 @@ def _core(board_type: BoardType) -> str | None:
     return found.name if found else None
 
 
-def make_book(order: Order, records: Sequence[Record], relatives: Sequence[tuple[str, TargetPlan]]) -> Records:
+def make_book(order: CompileOrder, records: Sequence[Record], relatives: Sequence[tuple[str, TargetPlan]]) -> Records:
     """The records as `compile_model` takes them. Loads TVM's compiler."""
     known = [Relative(name, to_config(plan)) for name, plan in relatives]
     return Records(records, order.board_type.name, order.operating_point, known)
@@ -180,7 +180,7 @@ def to_config(plan: TargetPlan) -> dict[str, Any]:
 
 
 def compile_ways(
-    order: Order,
+    order: CompileOrder,
     target: TargetPlan,
     records: Sequence[Record],
     relatives: Sequence[tuple[str, TargetPlan]],
@@ -204,7 +204,7 @@ def find_triple(board_type: BoardType, target: TargetPlan) -> str | None:
     return None if target.is_for_host else board_type.link_triple
 
 
-def _require_records(order: Order, served: Sequence[Served]) -> None:
+def _require_records(order: CompileOrder, served: Sequence[Served]) -> None:
     if missing := find_missing(served):
         named = ", ".join(missing[:_MOST_NAMED]) + (", …" if len(missing) > _MOST_NAMED else "")
         kind = order.board_type.name
@@ -215,7 +215,7 @@ def _require_records(order: Order, served: Sequence[Served]) -> None:
 
 
 def _describe(
-    order: Order, target: TargetPlan, config: dict[str, Any], compiled: Compiled, files: dict[str, bytes]
+    order: CompileOrder, target: TargetPlan, config: dict[str, Any], compiled: Compiled, files: dict[str, bytes]
 ) -> Manifest:
     source = order.source
     inputs = tuple(Tensor(name=i.name, shape=i.static_shape, dtype=i.dtype) for i in order.inputs)

@@ -102,7 +102,7 @@ class Verified(StrictModel):
     library_sha256: str
 
 
-class Measured(StrictModel):
+class MeasuredModel(StrictModel):
     """Latency of one inference in seconds (`latency` as `Summary` has it), energy where the board has a sensor."""
 
     at: float
@@ -162,7 +162,7 @@ class Manifest(StrictModel):
     created_at: float
     gpu: GpuCode | None = None  # None: it runs on the processor
     verified: Verified | None = None
-    measured: tuple[Measured, ...] = ()
+    measured: tuple[MeasuredModel, ...] = ()
 
     @property
     def device(self) -> str:

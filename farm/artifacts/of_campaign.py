@@ -51,7 +51,7 @@ def make_artifacts(
         kind = require_device(make_exact(require_board_type(wanted.board_type), wanted.exact), wanted.device)
         say(f"{wanted.name}: compiling")
         brought = _bring(wanted)
-        order = make.Order(brought, kind, wanted.point, wanted.simulated)
+        order = make.CompileOrder(brought, kind, wanted.point, wanted.simulated)
         artifact = make.make_artifact(order, out / wanted.name, settings, store)
         cases = checking.make_cases(artifact.manifest, ())
         say(f"{wanted.name}: verifying on a board of type {kind.name}")

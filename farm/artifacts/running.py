@@ -12,7 +12,7 @@ import numpy as np
 
 from device_agent.protocol import Engine, Outcome
 from farm.artifacts.checking import take_inputs
-from farm.artifacts.manifest import Artifact, Manifest, Measured, new_file
+from farm.artifacts.manifest import Artifact, Manifest, MeasuredModel, new_file
 from farm.artifacts.on_board import HeldForModels
 from farm.artifacts.runtime import InputError, tasks
 from farm.artifacts.timing import Variant, ordered, time_in_turns
@@ -31,7 +31,7 @@ class Ran:
     """What came of it: outputs by name, and the figures that the artifact keeps."""
 
     outputs: Mapping[str, Any]
-    measured: Measured
+    measured: MeasuredModel
 
 
 def read_input(manifest: Manifest, path: Path) -> tuple[Mapping[str, Any], float]:
@@ -56,7 +56,7 @@ def run_artifact(artifact: Artifact, board: HeldForModels, inputs: Mapping[str, 
     timed = time_in_turns(board.run, [variant], repeat, limits, rounds=1, energy=window.to_energy())
     figures = {key: float(value) for key, value in dataclasses.asdict(summarise(timed.samples[manifest.name])).items()}
     energy_j, power_w = read_energy(timed.outcomes[manifest.name])
-    measured = Measured(
+    measured = MeasuredModel(
         at=time.time(),
         board=board.name,
         board_type=board.description.board_type,

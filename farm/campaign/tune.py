@@ -20,7 +20,7 @@ from device_agent.protocol import Outcome
 from farm.boards.choice import plan_choice
 from farm.campaign import one_model
 from farm.campaign.engine import client, control
-from farm.campaign.engine.engine import Engine, engine_up
+from farm.campaign.engine.engine import CampaignEngine, engine_up
 from farm.campaign.engine.heartbeat import beating
 from farm.campaign.engine.state import engine_lock, publish, withdraw
 from farm.campaign.one_model import Place, Request
@@ -249,7 +249,7 @@ class _Run:
         finally:
             children.stop(warming)
 
-    def _run_engine(self, engine: Engine, name: str) -> None:
+    def _run_engine(self, engine: CampaignEngine, name: str) -> None:
         reason = "its command was ended"
         try:
             engine.run(lambda: self._has_ended(name))

@@ -78,7 +78,7 @@ def compile_(
         kind = require_device(make_exact(require_board_type(board_type), exact), device)
         require_place(out)
         found = bring(model, shape or (), batch)
-        order = make.Order(found, kind, operating_point, simulated, missing, _read_labels(labels))
+        order = make.CompileOrder(found, kind, operating_point, simulated, missing, _read_labels(labels))
         with options.open_store(settings) as store:
             if missing == make.TUNE:
                 _tune(order, settings, store, kind, trials, since)

@@ -86,13 +86,13 @@ def run(
     """Measure a model at the clocks that a board has; say which setting to ship. Exit code 1 where none can be."""
 
     def work() -> None:
-        from farm.sweep.plan.order import Order, Where
+        from farm.sweep.plan.order import SweepOrder, Where
         from farm.sweep.run import programs, runner
 
         goal, named = read_goal(Goal(), deadline, max_power, objective), bool(objective)
         if boards is not None and boards < 1:
             raise UsageError(f"--boards must be at least 1, not {boards}")
-        order = Order(
+        order = SweepOrder(
             model,
             tuple(shape or ()),
             programs.read_variants(variants),

@@ -55,7 +55,7 @@ class _Reach:
         self.tracker = Tracker(*tracker)
 
 
-class HeldBoard:
+class ScriptBoard:
     """Serves a script with one board at a time. Not thread-safe, but for `cut`."""
 
     def __init__(self, parent: Parent) -> None:
@@ -159,7 +159,7 @@ def main(arguments: list[str]) -> None:
     """Serve until the script is gone, or say why that cannot be: `("gone", message, hint)`."""
     cut: list[Any] = []
     parent = Parent(arguments, on_stop=lambda: cut[0]() if cut else None)
-    board = HeldBoard(parent)
+    board = ScriptBoard(parent)
     cut.append(board.cut)
     order = parent.receive(REQUEST_TIMEOUT_S)
     if order is None:

@@ -36,7 +36,7 @@ import tvm.s_tir.meta_schedule as ms  # noqa: E402
 
 
 @dataclasses.dataclass(frozen=True)
-class Built:
+class BuiltForScript:
     """`library` is None where there is none, and `error` says why."""
 
     library: bytes | None = dataclasses.field(repr=False)
@@ -59,10 +59,10 @@ class Compilers:
         for _ in range(count):
             self._start()
 
-    def build(self, jobs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Built]:
+    def build(self, jobs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[BuiltForScript]:
         """Compile (module JSON, target) pairs, in their order. Raises UnavailableError where compilers do not start."""
         self._waiting, self._deaths = list(range(len(jobs))), {}
-        done: dict[int, Built] = {}
+        done: dict[int, BuiltForScript] = {}
         while len(done) < len(jobs):
             while self._waiting and self._ready:
                 child, number = self._ready.pop(), self._waiting.pop(0)
@@ -85,7 +85,7 @@ class Compilers:
         """Their process ids, for tests that harm them."""
         return [child.process.pid for child in (*self._ready, *self._starting, *self._busy)]
 
-    def _collect(self, done: dict[int, Built]) -> None:
+    def _collect(self, done: dict[int, BuiltForScript]) -> None:
         children = {child.connection: child for child in (*self._starting, *self._busy)}
         ends = [*self._starting.values(), *(deadline for _, deadline in self._busy.values())]
         for connection in wait(list(children), max(0.0, min(ends) - time.monotonic())):
@@ -100,14 +100,14 @@ class Compilers:
                 self._false_starts = 0
             else:
                 number, _ = self._busy.pop(child)
-                done[number] = Built(*message[1:])
+                done[number] = BuiltForScript(*message[1:])
                 self._built[child] = self._built.get(child, 0) + 1
             if self._built.get(child, 0) < self._recycle_count:
                 self._ready.append(child)
             else:
                 self._replace(child)
 
-    def _bury(self, child: Child, done: dict[int, Built]) -> None:
+    def _bury(self, child: Child, done: dict[int, BuiltForScript]) -> None:
         """A compiler ended by itself. What it was compiling is tried once more before it is to blame."""
         if child in self._starting:
             self._count_false_start(child.describe_end(), child)
@@ -118,15 +118,15 @@ class Compilers:
                 self._waiting.insert(0, number)
             else:
                 text = f"{_MAX_DEATHS} compiler processes died of it, the last with {child.describe_end()}"
-                done[number] = Built(None, text)
+                done[number] = BuiltForScript(None, text)
         self._replace(child)
 
-    def _expire(self, done: dict[int, Built]) -> None:
+    def _expire(self, done: dict[int, BuiltForScript]) -> None:
         now = time.monotonic()
         for child, (number, deadline) in list(self._busy.items()):
             if deadline <= now:
                 del self._busy[child]
-                done[number] = Built(None, f"not built within {self._timeout_s:g} s")
+                done[number] = BuiltForScript(None, f"not built within {self._timeout_s:g} s")
                 self._replace(child)
         for child, deadline in list(self._starting.items()):
             if deadline <= now:

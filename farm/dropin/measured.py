@@ -17,7 +17,7 @@ _KEPT = 4096
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class MeasuredLately:
     """A good outcome, for how many seconds the board was busy with it, and the type of board that it is from."""
 
     outcome: Outcome
@@ -30,18 +30,18 @@ class Recent:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_samples: OrderedDict[tuple[float, ...], Measured] = OrderedDict()
+        self._by_samples: OrderedDict[tuple[float, ...], MeasuredLately] = OrderedDict()
         # The type of board that the newest runner measures on; "" while there is none.
         self.board_type = ""
 
-    def add(self, measured: Measured) -> None:
+    def add(self, measured: MeasuredLately) -> None:
         """Remember an outcome."""
         with self._lock:
             self._by_samples[tuple(measured.outcome.latency_s)] = measured
             if len(self._by_samples) > _KEPT:
                 self._by_samples.popitem(last=False)
 
-    def find(self, samples_s: Sequence[float]) -> Measured | None:
+    def find(self, samples_s: Sequence[float]) -> MeasuredLately | None:
         """The outcome with exactly these samples; None where no runner of ours made them."""
         with self._lock:
             return self._by_samples.get(tuple(samples_s))

@@ -20,7 +20,7 @@ from farm import settings as farm_settings
 from farm.boards.choice import TargetPlan, plan_pool, plan_target
 from farm.dropin.board_process import BoardOrder
 from farm.dropin.boards import Boards, Measurement
-from farm.dropin.measured import Measured, recent
+from farm.dropin.measured import MeasuredLately, recent
 from farm.dropin.tvm_objects import as_tvm_object, load_for_script
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
@@ -53,7 +53,7 @@ class FarmFuture(ms.runner.PyRunnerFuture):
         """Wait for the result. Raises UnavailableError where there is no board to have one from."""
         outcome = self._work.wait()
         if outcome.status.fault_side is None:
-            recent.add(Measured(outcome, self._work.board_s, self._board_type))
+            recent.add(MeasuredLately(outcome, self._work.board_s, self._board_type))
             return ms.runner.RunnerResult(list(outcome.latency_s), None)
         return ms.runner.RunnerResult(None, explain(outcome, self._work.tried))
 

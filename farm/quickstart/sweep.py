@@ -20,9 +20,9 @@ from farm.report.sweep_page import write_sweep_report
 from farm.settings import Settings
 from farm.store import Store
 from farm.sweep.export.document import make_document
-from farm.sweep.plan.order import Order, Where
+from farm.sweep.plan.order import SweepOrder, Where
 from farm.sweep.run import runner
-from farm.sweep.run.programs import TUNED, UNTUNED, Arrays, Program
+from farm.sweep.run.programs import TUNED, UNTUNED, Arrays, SweepProgram
 from farm.values import Virtual
 
 BOARD, BOARD_TYPE = "quickstart-nano", "jetson-nano"
@@ -49,8 +49,10 @@ def sweep_virtual_board(
     `compiled` has `untuned` and `tuned`, `inputs` the arrays in call order. The board is the store's for so long only.
     """
     began = time.monotonic()
-    made = [Program(name, 1, compiled[name].library, inputs, _describe(compiled[name])) for name in (UNTUNED, TUNED)]
-    order = Order(
+    made = [
+        SweepProgram(name, 1, compiled[name].library, inputs, _describe(compiled[name])) for name in (UNTUNED, TUNED)
+    ]
+    order = SweepOrder(
         source.origin.removeprefix(runner.ZOO),
         variants=(UNTUNED, TUNED),
         cpu_freqs=(_CPU_FREQS,),

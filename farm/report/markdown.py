@@ -36,7 +36,7 @@ class Latency(TypedDict, total=False):
     runs: int
 
 
-class Workload(TypedDict, total=False):
+class WorkloadRow(TypedDict, total=False):
     """One row of the workload table; figures are of the best trial, null where there was none."""
 
     name: str
@@ -67,7 +67,7 @@ class Document(TypedDict, total=False):
     max_rel_error: float | None
     outputs_match: bool | None
     report: Mapping[str, str]
-    workloads: Sequence[Workload]
+    workloads: Sequence[WorkloadRow]
     records_reused: int
     measurement: Mapping[str, Any]
     environment: Mapping[str, Any]
@@ -200,11 +200,11 @@ def _clocks(document: Document) -> str:
     )
 
 
-def _workloads(workloads: Sequence[Workload]) -> str:
+def _workloads(workloads: Sequence[WorkloadRow]) -> str:
     if not workloads:
         return ""
 
-    def share(workload: Workload) -> float:
+    def share(workload: WorkloadRow) -> float:
         return (workload.get("latency_us") or 0.0) * workload["weight"]
 
     rows = [

@@ -15,7 +15,7 @@ from device_agent.protocol import OperatingPoint
 from farm.points.values import DomainSetting, Estimate, Goal, Grid, GridPoint, Merge, PointMeasurement
 from farm.store import Store
 from farm.sweep import stored
-from farm.sweep.plan.order import Order
+from farm.sweep.plan.order import SweepOrder
 from tests.acceptance.conftest import Home, new_home
 from tests.unit import sweep_documents
 
@@ -37,7 +37,7 @@ def fill(store: Store, simulated: bool) -> int:
         for hz in clocks
     )
     grid = Grid(points, (Merge(points[-1].key, ("mode=MAXN",), "caps are rounded"),))
-    order = Order("squeezenet1.1", variants=("untuned", "tuned"), exhaustive=True)
+    order = SweepOrder("squeezenet1.1", variants=("untuned", "tuned"), exhaustive=True)
     sweep = store.start_sweep(
         command="sweep run",
         model="squeezenet1.1",

@@ -29,7 +29,7 @@ from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
 from farm.boards import health
 from farm.boards.health import Kind, Observation
 from farm.campaign.engine.anchors import Rhythm
-from farm.campaign.engine.boards import Arrived, BoardCrew, BoardEvent, Left, Measured, Ran
+from farm.campaign.engine.boards import Arrived, BoardCrew, BoardEvent, Left, Ran, TrialMeasured
 from farm.campaign.engine.ray_calls import ray_running
 from farm.reach.tracker import Tracker
 from farm.settings import Settings
@@ -89,10 +89,10 @@ class Bench:
         self.crew.measure(number, board, point, spec, library)
         return number
 
-    def measured(self, number: int) -> Measured:
+    def measured(self, number: int) -> TrialMeasured:
         """The end of a measurement."""
-        event = self.wait_for(lambda e: isinstance(e, Measured) and e.assignment == number, f"end of {number}")
-        assert isinstance(event, Measured)
+        event = self.wait_for(lambda e: isinstance(e, TrialMeasured) and e.assignment == number, f"end of {number}")
+        assert isinstance(event, TrialMeasured)
         return event
 
     def arrived(self, *names: str) -> None:
@@ -196,9 +196,9 @@ def test_boards_measure_side_by_side_two_deep(bench: Bench, matmul: bytes) -> No
     """Every board takes two measurements at a time; each ends once, on the board that it was given to."""
     given = {bench.measure(name, matmul): name for name in bench.agents for _ in range(2)}
     assert all(bench.crew.busy(name) for name in bench.agents)
-    ends: list[Measured] = []
+    ends: list[TrialMeasured] = []
     while len(ends) < len(given):
-        ends.append(bench.wait_for(lambda e: isinstance(e, Measured), "end"))
+        ends.append(bench.wait_for(lambda e: isinstance(e, TrialMeasured), "end"))
     assert {end.assignment: end.board for end in ends} == given
     assert {end.outcome.status for end in ends} == {Status.OK}
     assert all(0 < end.board_s < PATIENCE_S and end.outcome.simulated for end in ends)
@@ -262,7 +262,7 @@ def test_running_and_waiting_measurements_can_be_taken_back(bench: Bench, matmul
     began = time.monotonic()
     assert bench.measured(bench.measure(name, matmul)).outcome.status is Status.OK
     assert time.monotonic() - began < 10
-    assert not [e for e in bench.events if isinstance(e, Measured) and e.assignment in (running, waiting)]
+    assert not [e for e in bench.events if isinstance(e, TrialMeasured) and e.assignment in (running, waiting)]
     assert bench.store.require_board(name)["health"] == "good"
 
 
@@ -292,7 +292,7 @@ def test_a_drained_board_is_left_and_comes_back(bench: Bench, matmul: bytes, bad
     bench.observe(name, Kind.UNDRAIN)
     bench.observe(name, Kind.PROBE_PASSED)
     bench.arrived(name)
-    assert not [e for e in bench.events if isinstance(e, Measured) and e.assignment == running]
+    assert not [e for e in bench.events if isinstance(e, TrialMeasured) and e.assignment == running]
     assert bench.measured(bench.measure(name, matmul)).outcome.status is Status.OK
 
 
@@ -393,6 +393,6 @@ def test_a_board_that_dies_is_blamed_and_left(bench: Bench, matmul: bytes, bad: 
     assert bench.measured(running).outcome.status is Status.BOARD_LOST
     left = bench.left(name)
     assert "suspect" in left.reason
-    assert not [e for e in bench.events if isinstance(e, Measured) and e.assignment == waiting]
+    assert not [e for e in bench.events if isinstance(e, TrialMeasured) and e.assignment == waiting]
     assert bench.store.require_board(name)["health"] == "suspect"
     assert bench.measured(bench.measure(other, matmul)).outcome.status is Status.OK

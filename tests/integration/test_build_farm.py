@@ -18,7 +18,7 @@ from ray.cluster_utils import Cluster
 
 from device_agent.protocol import Status
 from farm.campaign.engine import ray_calls, ray_nodes
-from farm.campaign.engine.builds import BuildFarm, Built
+from farm.campaign.engine.builds import BuildAnswer, BuildFarm
 from farm.campaign.engine.ray_calls import ray_running
 from farm.errors import UnavailableError, UsageError
 from farm.search import target, tvm_env
@@ -44,9 +44,9 @@ def host() -> dict[str, Any]:
     return target.host_target(1)
 
 
-def collect(farm: BuildFarm, count: int) -> list[Built]:
+def collect(farm: BuildFarm, count: int) -> list[BuildAnswer]:
     """The next `count` results."""
-    found: list[Built] = []
+    found: list[BuildAnswer] = []
     deadline = time.monotonic() + TIMEOUT_S
     while len(found) < count:
         assert time.monotonic() < deadline, f"waited {TIMEOUT_S:g} s for {count - len(found)} builds"

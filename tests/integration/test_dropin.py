@@ -21,7 +21,7 @@ from farm.dropin.board_process import BoardOrder
 from farm.dropin.boards import Boards, Measurement
 from farm.dropin.builder import Compilers
 from farm.dropin.children import Child
-from farm.dropin.measured import Measured, recent
+from farm.dropin.measured import MeasuredLately, recent
 from farm.errors import UnavailableError, UsageError
 from farm.search import probe, tvm_env
 from farm.store import Store
@@ -200,7 +200,7 @@ def test_records_outlive_the_script(record: tuple[Store, Any, Callable[[float], 
 
     store, module, make = record
     outcome = Outcome(Status.OK, latency_s=(1.25e-3,), board="nano-01", simulated=True)
-    recent.add(Measured(outcome, 0.5, TYPE))
+    recent.add(MeasuredLately(outcome, 0.5, TYPE))
     first = FarmDatabase(store.location, board_type=TYPE)
     assert not first.has_workload(module)
     first.commit_tuning_record(make(1.25e-3))

@@ -190,7 +190,7 @@ def test_an_artifact_is_verified_and_its_packages_run(
     settings = Settings(home=str(tmp_path / "home"))
     brought = bring("tiny-cnn")
     with Store(tmp_path / "farm.db") as store:
-        artifact = make.make_artifact(make.Order(brought, nano), tmp_path / "artifact", settings, store)
+        artifact = make.make_artifact(make.CompileOrder(brought, nano), tmp_path / "artifact", settings, store)
     assert (artifact.manifest.architecture, artifact.manifest.simulated) == ("aarch64", False)
     held = HeldForModels(board.description, settings, board.run_model, board.pin)
     cases = checking.make_cases(artifact.manifest, ())

@@ -18,10 +18,12 @@ CHANCES = Chances(
 def test_a_fleet_is_used_and_shared_at_little_cost() -> None:
     """Boards have work for 95 % of the time, four owners are within 5 % of an equal share, no trial is lost."""
     simulation = Simulation(
-        v.Settings(builders=2 * BOARDS), Fleet({"nano": BOARDS // 2, "tx2": BOARDS // 2}, chances=CHANCES), seed=2
+        v.SchedulerSettings(builders=2 * BOARDS),
+        Fleet({"nano": BOARDS // 2, "tx2": BOARDS // 2}, chances=CHANCES),
+        seed=2,
     )
     for number in range(OWNERS):
-        workloads = tuple(v.Workload(f"w{number}-{n}", "conv2d", 1.0 + n % 3, 1e8) for n in range(25))
+        workloads = tuple(v.CampaignWorkload(f"w{number}-{n}", "conv2d", 1.0 + n % 3, 1e8) for n in range(25))
         spec = v.CampaignSpec(
             f"campaign-{number}",
             f"owner-{number}",

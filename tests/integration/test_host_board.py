@@ -18,7 +18,7 @@ import pytest
 
 from device_agent.protocol import FaultSide, Limits, MeasureSpec, OperatingPoint, Status, TensorSpec
 from farm.campaign.engine import board_held
-from farm.campaign.engine.boards import Arrived, BoardCrew, Left, Measured
+from farm.campaign.engine.boards import Arrived, BoardCrew, Left, TrialMeasured
 from farm.campaign.engine.host import BOARD_TYPE, Host
 from farm.campaign.engine.ray_calls import ray_running
 from farm.errors import UnavailableError
@@ -60,11 +60,11 @@ class Bench:
         self.events.remove(event)
         return event
 
-    def measure(self, library: bytes, spec: MeasureSpec = QUICK) -> Measured:
+    def measure(self, library: bytes, spec: MeasureSpec = QUICK) -> TrialMeasured:
         """Measure a candidate to its end."""
         self.begin(library, spec)
-        event = self.poll_until(Measured, "end of a measurement")
-        assert isinstance(event, Measured)
+        event = self.poll_until(TrialMeasured, "end of a measurement")
+        assert isinstance(event, TrialMeasured)
         return event
 
     def begin(self, library: bytes, spec: MeasureSpec) -> None:
@@ -136,7 +136,7 @@ def test_a_killed_agent_is_started_again(bench: Bench, matmul: bytes, bad: bytes
     bench.begin(bad, HANGS)
     wait_until(lambda: bench.crew.poll() == [] and bench.find("device_agent").children(recursive=True), "a session")
     bench.find("device_agent").kill()
-    ended = bench.poll_until(Measured, "end of what it measured")
+    ended = bench.poll_until(TrialMeasured, "end of what it measured")
     assert ended.outcome.status.fault_side is FaultSide.BOARD
     assert bench.measure(matmul).outcome.status is Status.OK
     assert "restarted agent" in bench.happened()

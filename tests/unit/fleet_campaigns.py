@@ -14,7 +14,9 @@ Wanted = TypeVar("Wanted")
 
 def campaign(name: str = "vision", **fields: Any) -> v.CampaignSpec:
     """A campaign of two workloads on one type of boards."""
-    workloads = tuple(v.Workload(f"{name}-w{n}", "conv2d", 1.0 + n, 1e8) for n in range(fields.pop("workloads", 2)))
+    workloads = tuple(
+        v.CampaignWorkload(f"{name}-w{n}", "conv2d", 1.0 + n, 1e8) for n in range(fields.pop("workloads", 2))
+    )
     values: dict[str, Any] = {
         "name": name,
         "owner": f"owner of {name}",
@@ -30,7 +32,7 @@ class Hands:
 
     def __init__(self, **settings: Any) -> None:
         values: dict[str, Any] = {"batch": 4, "warmup": 4, "builders": 8}
-        self.state = FleetState(v.Settings(**(values | settings)))
+        self.state = FleetState(v.SchedulerSettings(**(values | settings)))
         self.now_s = 0.0
         self.wake_s: float | None = None
         self.seen: list[v.Decision] = []

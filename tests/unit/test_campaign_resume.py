@@ -57,7 +57,7 @@ def begin(rows: list[dict[str, object]] | None = None) -> tuple[Active, FleetSta
     """A campaign that the scheduler has been told of."""
     order = make_order()
     added = to_added(order, order.budget, rows or [], 12.0, 30.0)
-    state = fleet_scheduler.observe(FleetState(v.Settings()), [added], 100.0)
+    state = fleet_scheduler.observe(FleetState(v.SchedulerSettings()), [added], 100.0)
     return Active(1, order, 70.0, {}), state
 
 
@@ -147,7 +147,7 @@ def test_what_took_boards_down_stays_banned() -> None:
     order = make_order(labels={}, types=make_order().types[1:])
     breakers = [row(None, board_type="tx2") | {"candidate": "breaker"}]
     added = to_added(order, order.budget, [], 0.0, 0.0, breakers)
-    decided = fleet_scheduler.step(FleetState(v.Settings()), [added, v.BoardArrived("n", "tx2")], 100.0)
+    decided = fleet_scheduler.step(FleetState(v.SchedulerSettings()), [added, v.BoardArrived("n", "tx2")], 100.0)
     request = next(each for each in decided.decisions if isinstance(each, v.Search))
     decided = fleet_scheduler.step(decided.state, [v.Proposed(request.request, ("breaker", "other"))], 101.0)
     assert [each.candidate for each in decided.decisions if isinstance(each, v.Discard)] == ["breaker"]

@@ -67,7 +67,7 @@ def test_what_promises_more_is_searched_more() -> None:
     """Of two workloads of which one weighs a hundred times the other, the heavy one gets most trials."""
     hands = Hands()
     hands.boards("a")
-    heavy, light = v.Workload("heavy", "conv2d", 100.0, 1e8), v.Workload("light", "dense", 1.0, 1e8)
+    heavy, light = v.CampaignWorkload("heavy", "conv2d", 100.0, 1e8), v.CampaignWorkload("light", "dense", 1.0, 1e8)
     spec = v.CampaignSpec("vision", "me", (light, heavy), ("nano",), v.Budget(trials=60))
     hands.tell(v.CampaignAdded(spec))
     hands.finish()
@@ -551,7 +551,7 @@ def test_orders_for_an_unknown_campaign_are_refused() -> None:
 def test_board_types_may_differ_in_what_is_searched_on_them() -> None:
     """A campaign in parts searches on each type, at each point, only the workloads of that part."""
     hands = Hands()
-    one, two = v.Workload("one", "conv2d", 1.0, 1e9), v.Workload("two", "dense", 1.0, 1e9)
+    one, two = v.CampaignWorkload("one", "conv2d", 1.0, 1e9), v.CampaignWorkload("two", "dense", 1.0, 1e9)
     parts = (v.Part("nano", "default", (one,)), v.Part("tx2", "slow", (one, two)))
     spec = v.CampaignSpec("vision", "me", (), (), v.Budget(per_workload=8), parts=parts)
     hands.tell(v.CampaignAdded(spec), v.BoardArrived("n", "nano"), v.BoardArrived("t", "tx2"))
@@ -566,11 +566,11 @@ def test_board_types_may_differ_in_what_is_searched_on_them() -> None:
 def test_to_step_is_to_observe_and_decide() -> None:
     """The short cut gives the same state and the same decisions, and the state that it began from is as it was."""
     events = [v.BoardArrived("a", "nano"), v.CampaignAdded(campaign())]
-    begin = FleetState(v.Settings())
+    begin = FleetState(v.SchedulerSettings())
     once = step(begin, events, 1.0)
     assert decide(observe(begin, events, 1.0), 1.0) == once
     assert step(begin, events, 1.0) == once
-    assert begin == FleetState(v.Settings())
+    assert begin == FleetState(v.SchedulerSettings())
 
 
 def test_winners_cost_their_campaign_board_time() -> None:

@@ -116,3 +116,32 @@ def _is_there(name: str) -> bool:
     return modules[0].is_file() or (
         modules[1].is_file() and re.search(rf"\b{last}\b", modules[1].read_text()) is not None
     )
+
+
+def test_a_name_means_one_thing() -> None:
+    """Words that much of the farm speaks of are the name of one class each."""
+    words = {
+        "Workload",
+        "Engine",
+        "HeldBoard",
+        "Settings",
+        "Verdict",
+        "Measured",
+        "Built",
+        "Order",
+        "Program",
+        "SearchActor",
+    }
+    places: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and node.name in words:
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_no_module_is_too_long() -> None:
+    """A module that one reads in a sitting: 400 lines at most."""
+    assert [
+        str(path.relative_to(ROOT)) for path in MODULES if len(path.read_text(encoding="utf-8").splitlines()) > 400
+    ] == []

@@ -66,7 +66,7 @@ def roster(store: Store, crew: Crew, needed: list[set[str]] | None = None) -> Ro
 def test_a_campaign_that_names_a_board_takes_no_other(store: Store) -> None:
     """Only the board that is named is leased, and only it is brought within reach."""
     crew, needed = Crew(), []
-    roster(store, crew, needed).want([active("c", boards=("n2",))], FleetState(v.Settings()))
+    roster(store, crew, needed).want([active("c", boards=("n2",))], FleetState(v.SchedulerSettings()))
     assert crew.wanted == {"jetson-nano": {"n2"}}
     assert needed == [{"n2"}]
 
@@ -75,7 +75,7 @@ def test_a_board_is_not_measured_on_by_those_that_name_another(store: Store) -> 
     """With both boards here, the campaign that names one gets that one alone; the other campaign may have both."""
     crew = Crew()
     mine, free = active("mine", boards=("n1",)), active("free")
-    state = FleetState(v.Settings())
+    state = FleetState(v.SchedulerSettings())
     for each in (mine, free):
         state = step(state, [to_added(each.order, each.order.budget, [], 0.0, 0.0)], 0.0).state
     made = roster(store, crew)
@@ -97,10 +97,10 @@ def test_of_this_machines_type_it_takes_our_own_alone(store: Store) -> None:
     order = campaign_orders.make_order("c")
     local = dataclasses.replace(order.types[0], board_type="local", simulated=False, is_host=True)
     made = roster(store, crew, needed)
-    made.want([active("c", types=(local,))], FleetState(v.Settings()))
+    made.want([active("c", types=(local,))], FleetState(v.SchedulerSettings()))
     assert (crew.host_wanted, crew.wanted, needed) == (True, {"local": {"here"}}, [set()])
     made._look_at = -1e9
-    made.want([], FleetState(v.Settings()))
+    made.want([], FleetState(v.SchedulerSettings()))
     assert not crew.host_wanted
 
 

@@ -16,7 +16,7 @@ from farm.points.values import Estimate, Goal, Objective, PointMeasurement
 from farm.sweep.fit import pareto
 from farm.sweep.fit.pick import pick_point
 from farm.sweep.fit.terms import Knee
-from farm.sweep.plan.adaptive import ANCHOR_EVERY, MAX_RETRIES, Decision, Planner, Settings, Step
+from farm.sweep.plan.adaptive import ANCHOR_EVERY, MAX_RETRIES, Decision, Planner, PlannerSettings, Step
 
 TABLE = tuple(100_000_000 * step for step in range(1, 13))
 CLOCKS = Clocks((DomainClocks("cpu", available_hz=TABLE, cpus=(0, 1)),), DomainClocks("gpu", available_hz=TABLE))
@@ -98,7 +98,7 @@ def test_the_anchor_comes_first_in_between_and_last() -> None:
 
 def test_an_exhaustive_sweep_measures_all_in_no_steady_order() -> None:
     """Every point once, and clocks that do not rise with time, which drift would look like."""
-    planner = Planner(SHORT, settings=Settings(exhaustive=True))
+    planner = Planner(SHORT, settings=PlannerSettings(exhaustive=True))
     visits, decision = World(SHORT).sweep(planner)
     assert decision.step is Step.STOP
     assert {visit.key for visit in visits} == {point.key for point in SHORT.points}
@@ -108,7 +108,7 @@ def test_an_exhaustive_sweep_measures_all_in_no_steady_order() -> None:
 
 def test_a_budget_is_kept() -> None:
     """Points beyond it are not measured; the anchor's repeats do not count."""
-    planner = Planner(GRID, settings=Settings(budget_points=9))
+    planner = Planner(GRID, settings=PlannerSettings(budget_points=9))
     visits, decision = World().sweep(planner)
     assert len({visit.key for visit in visits}) == 9
     assert "budget" in decision.reason
@@ -116,7 +116,7 @@ def test_a_budget_is_kept() -> None:
 
 def test_drift_is_taken_out_of_what_is_reported() -> None:
     """A board that slows down by 3 % until the end is reported as it was at the beginning."""
-    planner = Planner(SHORT, settings=Settings(exhaustive=True, anchor_every=3))
+    planner = Planner(SHORT, settings=PlannerSettings(exhaustive=True, anchor_every=3))
     world = World(SHORT, drift=0.03 / 160)
     visits, _ = world.sweep(planner)
     analysis = planner.analyse(visits)
@@ -127,7 +127,7 @@ def test_drift_is_taken_out_of_what_is_reported() -> None:
 
 def test_too_much_drift_voids_the_sweep() -> None:
     """What changed by a fifth while it was measured is not reported at all."""
-    visits, decision = World(drift=0.2 / 100).sweep(Planner(GRID, settings=Settings(anchor_every=4)))
+    visits, decision = World(drift=0.2 / 100).sweep(Planner(GRID, settings=PlannerSettings(anchor_every=4)))
     assert decision.step is Step.VOID
     assert "moved by" in decision.reason
     assert len(visits) < len(GRID)
@@ -135,7 +135,7 @@ def test_too_much_drift_voids_the_sweep() -> None:
 
 def test_drift_late_in_an_exhaustive_sweep_voids_it() -> None:
     """Of many visits of the anchor only every fifth more is looked at: enough to stop long before the end."""
-    settings = Settings(exhaustive=True, anchor_every=2)
+    settings = PlannerSettings(exhaustive=True, anchor_every=2)
     visits, decision = World(drift=0.2 / 1000).sweep(Planner(GRID, settings=settings))
     assert decision.step is Step.VOID
     assert 50 < len(visits) < len(GRID)  # the drift passes a tenth at the fiftieth visit
@@ -200,7 +200,7 @@ def test_a_deadline_that_nothing_meets_names_the_best_possible() -> None:
 def test_every_objective_has_its_own_best(objective: Objective) -> None:
     """The pick of an exhaustive sweep is the truth's, to within the noise."""
     world, goal = World(SHORT), Goal(objective)
-    planner = Planner(SHORT, goal, Settings(exhaustive=True))
+    planner = Planner(SHORT, goal, PlannerSettings(exhaustive=True))
     visits, _ = world.sweep(planner)
     pick = pick_point(planner.analyse(visits), goal)
     assert pick.best is not None
@@ -211,7 +211,7 @@ def test_every_objective_has_its_own_best(objective: Objective) -> None:
 def test_limits_are_kept_by_the_whole_interval() -> None:
     """A point whose latency or power only just keeps a limit by its value is not picked."""
     world = World(SHORT)
-    planner = Planner(SHORT, settings=Settings(exhaustive=True))
+    planner = Planner(SHORT, settings=PlannerSettings(exhaustive=True))
     visits, _ = world.sweep(planner)
     analysis = planner.analyse(visits)
     best = pick_point(analysis, Goal(Objective.LATENCY)).best
@@ -227,7 +227,7 @@ def test_limits_are_kept_by_the_whole_interval() -> None:
 
 def test_two_boards_are_compared_by_the_anchor() -> None:
     """A board that is 5 % slower throughout does not make its points look 5 % worse."""
-    world, planner = World(SHORT), Planner(SHORT, settings=Settings(exhaustive=True, anchor_every=3))
+    world, planner = World(SHORT), Planner(SHORT, settings=PlannerSettings(exhaustive=True, anchor_every=3))
     visits: list[PointMeasurement] = []
     for step in range(40):
         board = ("n-1", "n-2")[step % 2]
@@ -270,7 +270,7 @@ def test_one_point_needs_one_visit() -> None:
 def test_an_exhaustive_sweep_asks_for_no_fit() -> None:
     """What is left and the drift decide it: deciding costs a fraction of what saying everything at the end does."""
     world = World()
-    planner = Planner(GRID, settings=Settings(exhaustive=True))
+    planner = Planner(GRID, settings=PlannerSettings(exhaustive=True))
     visits, decision = world.sweep(planner, most=60)
     assert decision.step is Step.MEASURE
 

@@ -10,7 +10,7 @@ import pytest
 
 from device_agent.protocol import OperatingPoint
 from farm.points.values import DomainSetting, Estimate, Goal, Grid, GridPoint, Objective, PointMeasurement
-from farm.sweep.plan.adaptive import Settings
+from farm.sweep.plan.adaptive import PlannerSettings
 from farm.sweep.plan.conductor import Conductor, Series, Task
 from farm.sweep.plan.rounds import RoundConductor
 
@@ -25,7 +25,7 @@ GRID = Grid(
 
 def begin(*series: Series, **settings: object) -> Conductor:
     """A sweep of latency over nine clocks."""
-    return Conductor(GRID, Goal(Objective.LATENCY), Settings(**settings), series)  # type: ignore[arg-type]
+    return Conductor(GRID, Goal(Objective.LATENCY), PlannerSettings(**settings), series)  # type: ignore[arg-type]
 
 
 def visit(task: Task, board: str, at_s: float, invalid: str = "") -> PointMeasurement:
@@ -102,7 +102,7 @@ def test_rounds_deal_the_same_points_whoever_is_ready_first(last: str) -> None:
     boards = ("a", "b", "c")
     seen = []
     for seed in range(10):
-        goal, settings = Goal(Objective.LATENCY), Settings(exhaustive=True)
+        goal, settings = Goal(Objective.LATENCY), PlannerSettings(exhaustive=True)
         conductor = RoundConductor(GRID, goal, settings, (UNTUNED, TUNED), None, boards)
         seen.append(share_out(conductor, boards, random.Random(seed), last))
     assert all(each == seen[0] for each in seen)
@@ -144,7 +144,7 @@ def test_a_point_that_another_board_is_at_is_not_given_twice() -> None:
 
 def test_a_board_waits_for_the_last_points_of_another() -> None:
     """What that comes to decides whether there is more to do."""
-    conductor = Conductor(Grid(GRID.points[:1]), Goal(Objective.LATENCY), Settings(), (UNTUNED,))
+    conductor = Conductor(Grid(GRID.points[:1]), Goal(Objective.LATENCY), PlannerSettings(), (UNTUNED,))
     task = conductor.next("a", 0.1)
     assert task is not None
     carry_out(conductor, task, "a", 1.0)
@@ -180,7 +180,7 @@ def test_a_sweep_goes_on_from_its_visits() -> None:
         assert task is not None
         made.append(task.point.key)
         carry_out(first, task, "a", float(at_s))
-    second = Conductor(GRID, Goal(Objective.LATENCY), Settings(exhaustive=True), (UNTUNED,), first.visits)
+    second = Conductor(GRID, Goal(Objective.LATENCY), PlannerSettings(exhaustive=True), (UNTUNED,), first.visits)
     later = [task.point.key for _, task in run(second, "a")]
     assert not set(made[1:]) & (set(later) - {first.anchor.key})
     assert {*made, *later} == {point.key for point in GRID.points}

@@ -19,7 +19,7 @@ from farm.points.grid import (
     plan_grid,
 )
 from farm.points.requests import parse_core_sets, parse_freqs, parse_point
-from farm.sweep.plan.order import Order, plan_order
+from farm.sweep.plan.order import SweepOrder, plan_order
 
 MHZ = 1_000_000
 TX2 = Clocks(
@@ -169,7 +169,7 @@ def test_a_power_mode_that_takes_a_reboot_is_left_out_and_said() -> None:
     """All modes means all that can be had now; the one left out is named with the command that sets it."""
     coupling = Coupling.of(require_board_type("jetson-agx-xavier"))
     assert find_reboot_modes(XAVIER, coupling) == ("10W",)
-    grid, notes = plan_order(Order("m", power_modes="all"), XAVIER, coupling)
+    grid, notes = plan_order(SweepOrder("m", power_modes="all"), XAVIER, coupling)
     assert {point.point.power_mode for point in grid.points} == {"MAXN", "15W"}
     assert "sudo nvpmodel -m 1" in notes[-1]
 

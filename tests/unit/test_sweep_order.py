@@ -13,7 +13,7 @@ from farm.points.grid import NO_COUPLING
 from farm.points.values import Estimate, Goal, Objective, PointMeasurement
 from farm.sweep import stored
 from farm.sweep.plan import order
-from farm.sweep.plan.order import Order
+from farm.sweep.plan.order import SweepOrder
 from farm.sweep.run.programs import read_batches, read_variants
 
 MHZ = 1_000_000
@@ -24,39 +24,39 @@ CLOCKS = Clocks(
 )
 
 
-def keys(wanted: Order, clocks: Clocks = CLOCKS) -> list[str]:
+def keys(wanted: SweepOrder, clocks: Clocks = CLOCKS) -> list[str]:
     """The points of the grid that an order makes."""
     return [each.key for each in order.plan_order(wanted, clocks, NO_COUPLING)[0].points]
 
 
 def test_all_cpu_clocks_are_swept_where_nothing_is_said() -> None:
     """And `all` says the same."""
-    assert keys(Order("m")) == ["a57=100MHz", "a57=200MHz", "a57=300MHz"]
-    assert keys(Order("m", cpu_freqs=("all",))) == keys(Order("m"))
+    assert keys(SweepOrder("m")) == ["a57=100MHz", "a57=200MHz", "a57=300MHz"]
+    assert keys(SweepOrder("m", cpu_freqs=("all",))) == keys(SweepOrder("m"))
 
 
 def test_other_clocks_are_swept_alone() -> None:
     """What is not named is left as it is."""
-    assert keys(Order("m", gpu_freqs="all")) == ["gpu=50MHz", "gpu=60MHz"]
-    assert keys(Order("m", cpu_freqs=("a57=150..300",))) == ["a57=200MHz", "a57=300MHz"]
-    assert keys(Order("m", cores="0/0-1", cpu_freqs=("100",))) == ["cores=0 a57=100MHz", "cores=0-1 a57=100MHz"]
+    assert keys(SweepOrder("m", gpu_freqs="all")) == ["gpu=50MHz", "gpu=60MHz"]
+    assert keys(SweepOrder("m", cpu_freqs=("a57=150..300",))) == ["a57=200MHz", "a57=300MHz"]
+    assert keys(SweepOrder("m", cores="0/0-1", cpu_freqs=("100",))) == ["cores=0 a57=100MHz", "cores=0-1 a57=100MHz"]
 
 
 def test_a_frequency_that_the_board_lacks_is_refused_with_what_it_has() -> None:
     """In MHz, all of them."""
     with pytest.raises(UsageError, match="no 150 MHz") as refused:
-        keys(Order("m", cpu_freqs=("100,150",)))
+        keys(SweepOrder("m", cpu_freqs=("100,150",)))
     assert "100, 200, 300 MHz" in refused.value.hint
 
 
 def test_a_board_without_clocks_is_measured_as_it_is_unless_values_are_asked_for() -> None:
     """One point, and said; a frequency that was named cannot be replaced by anything."""
-    for wanted in (Order("m"), Order("m", cpu_freqs=("all",))):
+    for wanted in (SweepOrder("m"), SweepOrder("m", cpu_freqs=("all",))):
         grid, notes = order.plan_order(wanted, Clocks(), NO_COUPLING)
         assert [each.key for each in grid.points] == ["default"]
         assert "as it is" in notes[0]
     with pytest.raises(UsageError):
-        keys(Order("m", cpu_freqs=("100",)), Clocks())
+        keys(SweepOrder("m", cpu_freqs=("100",)), Clocks())
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_board_without_clocks_is_measured_as_it_is_unless_values_are_asked_for
 def test_impossible_orders_are_refused(wanted: dict[str, object], word: str) -> None:
     """Before any board is asked."""
     with pytest.raises(UsageError, match=word):
-        Order("m", **wanted)  # type: ignore[arg-type]
+        SweepOrder("m", **wanted)  # type: ignore[arg-type]
 
 
 def test_without_a_sensor_the_goal_is_latency_unless_power_was_asked_for() -> None:
@@ -90,9 +90,9 @@ def test_without_a_sensor_the_goal_is_latency_unless_power_was_asked_for() -> No
 
 def test_what_is_stored_comes_back() -> None:
     """Order, grid, goal and measurement survive JSON unchanged."""
-    wanted = Order("m", ("data=1,3",), ("untuned", "tuned"), (1, 4), ("all",), budget_points=3)
-    assert Order.from_dict(json.loads(json.dumps(dataclasses.asdict(wanted)))) == wanted
-    grid, _ = order.plan_order(Order("m", cpu_freqs=("all",), power_modes="all"), CLOCKS, NO_COUPLING)
+    wanted = SweepOrder("m", ("data=1,3",), ("untuned", "tuned"), (1, 4), ("all",), budget_points=3)
+    assert SweepOrder.from_dict(json.loads(json.dumps(dataclasses.asdict(wanted)))) == wanted
+    grid, _ = order.plan_order(SweepOrder("m", cpu_freqs=("all",), power_modes="all"), CLOCKS, NO_COUPLING)
     assert stored.grid_from_dict(json.loads(json.dumps(stored.grid_to_dict(grid)))) == grid
     goal = Goal(Objective.EDP, 0.033, 7.5, True)
     assert stored.goal_from_dict(json.loads(json.dumps(stored.goal_to_dict(goal)))) == goal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farm.errors import UsageError
-from farm.sweep.plan.order import Order
+from farm.sweep.plan.order import SweepOrder
 from farm.sweep.plan.schedules import choose_candidates, choose_workloads, judge
 
 ROWS = [
@@ -60,7 +60,7 @@ def test_schedules_that_failed_once_are_out() -> None:
 def test_other_schedules_need_tuned_code() -> None:
     """Said before anything is begun, as is a number that makes no sense."""
     with pytest.raises(UsageError, match="--variants"):
-        Order("m", top_k=3)
+        SweepOrder("m", top_k=3)
     with pytest.raises(UsageError, match="1 to 16"):
-        Order("m", variants=("tuned",), top_k=0)
-    assert Order("m", variants=("tuned",), top_k=3).top_k == 3
+        SweepOrder("m", variants=("tuned",), top_k=0)
+    assert SweepOrder("m", variants=("tuned",), top_k=3).top_k == 3

@@ -61,7 +61,7 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class AnchorVerdict:
     """What the runs say of a board. `ratio` is against others of its type, with the lower bound that chance leaves.
 
     `suspicious`: its latest run was slow, so that more of them are wanted now. `liar`: slow beyond chance; `since` is
@@ -78,7 +78,7 @@ class Verdict:
     mark: int | None = None
 
 
-def judge_board(board: str, runs: Mapping[str, Sequence[Run]], tolerance: float = TOLERANCE) -> Verdict:
+def judge_board(board: str, runs: Mapping[str, Sequence[Run]], tolerance: float = TOLERANCE) -> AnchorVerdict:
     """Whether a board is slower than others of its type, given every board's runs of the same anchor, oldest first.
 
     A board is a liar once `MIN_RUNS` or more of its latest runs, three in four of them, lie more than `tolerance` above
@@ -93,12 +93,12 @@ def judge_board(board: str, runs: Mapping[str, Sequence[Run]], tolerance: float 
     mine = list(runs.get(board, ()))
     others = [list(each)[-_RECENT:] for name, each in runs.items() if name != board and each]
     if not mine or not others:
-        return Verdict()
+        return AnchorVerdict()
     reference_s = statistics.median(statistics.median(run.median_s for run in each) for each in others)
     against = f"{len(others)} other board{'s' if len(others) > 1 else ''} of its type"
     slow = _count_slow(mine, reference_s, tolerance)
     if not slow:
-        return Verdict(ratio=mine[-1].median_s / reference_s, against=against)
+        return AnchorVerdict(ratio=mine[-1].median_s / reference_s, against=against)
     recent, earlier = mine[-slow:], mine[:-slow]
     level_s = statistics.median(run.median_s for run in recent)
     noise = estimate_noise([recent, earlier, *others])
@@ -110,7 +110,7 @@ def judge_board(board: str, runs: Mapping[str, Sequence[Run]], tolerance: float 
         against += " and its own earlier runs"
     good = earlier[-1] if earlier else None
     since, mark = (good.at, good.mark) if good else (None, None)
-    return Verdict(True, sure, ratio, low, since, against, mark)
+    return AnchorVerdict(True, sure, ratio, low, since, against, mark)
 
 
 def estimate_noise(groups: Sequence[Sequence[Run]]) -> float:
@@ -203,7 +203,7 @@ class AnchorBook:
         """Whether runs of a board are still to come that may show it to be a liar."""
         return board in self._asked or 0 < len(self._slow.get(board, ())) < _SETTLING_RUNS
 
-    def judge(self, board: str) -> Verdict:
+    def judge(self, board: str) -> AnchorVerdict:
         """See `judge_board`."""
         return judge_board(board, self._runs)
 
@@ -219,7 +219,7 @@ class AnchorBook:
         """Whether a board has lied before and not yet shown that it no longer does."""
         return board in self._doubted
 
-    def find_liar(self, board: str) -> Verdict | None:
+    def find_liar(self, board: str) -> AnchorVerdict | None:
         """The verdict on a board that must not be believed; None for the others.
 
         Who has lied before has to prove itself: `MIN_RUNS` runs, and the last of them not slow.

@@ -11,8 +11,8 @@ from typing import Any
 
 from device_agent.protocol import FaultSide, MeasureSpec, OperatingPoint, Outcome, Status
 from farm.campaign.engine import board_actor, timeouts
-from farm.campaign.engine.anchors import AnchorBook, Rhythm, Run, Verdict
-from farm.campaign.engine.board_held import REQUEST_TIMEOUT_S, Call, HeldBoard
+from farm.campaign.engine.anchors import AnchorBook, AnchorVerdict, Rhythm, Run
+from farm.campaign.engine.board_held import REQUEST_TIMEOUT_S, Call, CrewBoard
 
 _log = logging.getLogger(__name__)
 
@@ -57,27 +57,27 @@ class Anchoring:
             book = AnchorBook(self._rhythm)
             self._anchors[board_type] = _Anchor(point.to_json(), spec.to_json(), data, limit_s, book)
 
-    def note_trial(self, held: HeldBoard) -> None:
+    def note_trial(self, held: CrewBoard) -> None:
         """A board has measured something else."""
         if anchor := self._anchors.get(held.board_type):
             anchor.book.note_trial(held.name)
 
-    def needs_proof(self, held: HeldBoard) -> bool:
+    def needs_proof(self, held: CrewBoard) -> bool:
         """Whether a board has lied, and must not be given work before its anchor was good again."""
         anchor = self._anchors.get(held.board_type)
         return anchor is not None and anchor.book.needs_proof(held.name)
 
-    def ask(self, held: HeldBoard) -> None:
+    def ask(self, held: CrewBoard) -> None:
         """See `AnchorBook.ask`."""
         if anchor := self._anchors.get(held.board_type):
             anchor.book.ask(held.name)
 
-    def is_settling(self, held: HeldBoard) -> bool:
+    def is_settling(self, held: CrewBoard) -> bool:
         """See `AnchorBook.is_settling`."""
         anchor = self._anchors.get(held.board_type)
         return anchor is not None and anchor.book.is_settling(held.name)
 
-    def send_if_due(self, held: HeldBoard) -> None:
+    def send_if_due(self, held: CrewBoard) -> None:
         """Have a board measure its anchor once what it has to do is done, if it is time for that."""
         anchor = self._anchors.get(held.board_type)
         if anchor is None or any(call.kind == ANCHOR for call in held.calls):
@@ -90,7 +90,7 @@ class Anchoring:
 
         held.send(Call(ANCHOR, held.board_type, send, anchor.limit_s))
 
-    def take_in(self, held: HeldBoard, outcome: Outcome, board_s: float, mark: int) -> None:
+    def take_in(self, held: CrewBoard, outcome: Outcome, board_s: float, mark: int) -> None:
         """A board's run of the anchor ended; `mark` as in `Run`."""
         self.board_s += board_s
         anchor = self._anchors.get(held.board_type)
@@ -108,7 +108,7 @@ class Anchoring:
             if anchor.failures >= _MOST_FAILURES:
                 del self._anchors[held.board_type]
 
-    def find_liar(self, held: HeldBoard) -> Verdict | None:
+    def find_liar(self, held: CrewBoard) -> AnchorVerdict | None:
         """The verdict on a board that must not be believed. It is then to be left: its runs are forgotten."""
         anchor = self._anchors.get(held.board_type)
         verdict = None if anchor is None else anchor.book.find_liar(held.name)
@@ -123,7 +123,7 @@ class Anchoring:
         return min(rhythm.last_pause_s, rhythm.first_pause_s * 2.0 ** (self._lies[board] - 1))
 
 
-def describe(verdict: Verdict, since: float) -> str:
+def describe(verdict: AnchorVerdict, since: float) -> str:
     """What a liar is told to have done, for people, at some time after `since` (monotonic, s)."""
     clock = time.strftime("%H:%M:%S", time.localtime(time.time() - (time.monotonic() - since)))
     if not verdict.liar:

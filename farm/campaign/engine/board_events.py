@@ -25,10 +25,10 @@ class Arrived:
 
 @dataclasses.dataclass(frozen=True)
 class Left:
-    """A board may be used no more. Whatever it had still to do ends with this; no `Measured` or `Ran` follows.
+    """A board may be used no more. Whatever it had still to do ends with this; no `TrialMeasured` or `Ran` follows.
 
-    `lost`: it went down under what it was measuring, of which no `Measured` has told. `doubted_after`: what it measured
-    after this mark of the store's (`Store.fetch_mark`) is not to be believed.
+    `lost`: it went down under what it was measuring, of which no `TrialMeasured` told. `doubted_after`: what it
+    measured after this mark of the store's (`Store.fetch_mark`) is not to be believed.
     """
 
     board: str
@@ -38,7 +38,7 @@ class Left:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class TrialMeasured:
     """A measurement ended. `board_s` is for how long the board was busy with it, bringing its clocks there included."""
 
     assignment: int
@@ -57,4 +57,4 @@ class Ran:
     outputs: Arrays = dataclasses.field(repr=False)
 
 
-BoardEvent = Arrived | Left | Measured | Ran
+BoardEvent = Arrived | Left | TrialMeasured | Ran

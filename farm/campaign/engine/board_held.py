@@ -48,7 +48,7 @@ class Call:
     revoked: bool = False
 
 
-class HeldBoard:
+class CrewBoard:
     """A leased board. For `Blame` it is the place that a run works at. Not thread-safe."""
 
     def __init__(

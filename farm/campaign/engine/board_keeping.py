@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from device_agent.protocol import Outcome, Status
 from farm.boards.choice import find_unfit, plan_choice
-from farm.campaign.engine.board_events import BoardEvent, Left, Measured, Ran
-from farm.campaign.engine.board_held import HeldBoard, find_trouble
+from farm.campaign.engine.board_events import BoardEvent, Left, Ran, TrialMeasured
+from farm.campaign.engine.board_held import CrewBoard, find_trouble
 from farm.campaign.engine.board_leases import free_orphans, name_owner
 from farm.campaign.engine.host import Host
 from farm.errors import FarmError
@@ -48,7 +48,7 @@ class BoardKeeping:
         self._host_is_wanted = False
         self._services, self._store, self._purpose, self._note = services, store, purpose, note
         self._wanted: dict[str, str] = {}
-        self._held: dict[str, HeldBoard] = {}
+        self._held: dict[str, CrewBoard] = {}
         self._paused: dict[str, float] = {}
         self._look_at = 0.0
         self._events: list[BoardEvent] = []
@@ -157,10 +157,10 @@ class BoardKeeping:
                 _log.info("%s is not taken: %s", name, error.message)
                 continue
             host = self._host if tracker is None else None
-            held = self._held[name] = HeldBoard(rows[name], lease, tracker, self._store, self._purpose, host)
+            held = self._held[name] = CrewBoard(rows[name], lease, tracker, self._store, self._purpose, host)
             self._store.add_event("board_taken", held.key, f"lease {lease.token}, {self._purpose}")
 
-    def _lose(self, held: HeldBoard, reason: str, alone: bool) -> None:
+    def _lose(self, held: CrewBoard, reason: str, alone: bool) -> None:
         """The board went down: what it was measuring, if anything, was lost with it.
 
         Boards that go down together do so for a reason that they share, such as the network: no candidate's doing.
@@ -172,11 +172,11 @@ class BoardKeeping:
             status, others = (Status.BOARD_LOST, "") if alone else (Status.FARM_ERROR, "; so did others just then")
             outcome = Outcome(status, f"the board went {reason}{others}", board=held.name)
             if call.kind == "measure" and not call.revoked:
-                self._events.append(Measured(call.key, held.name, outcome, board_s))
+                self._events.append(TrialMeasured(call.key, held.name, outcome, board_s))
             elif call.kind == "run" and not call.revoked:
                 self._events.append(Ran(call.key, held.name, outcome, {}))
 
-    def _leave(self, held: HeldBoard, reason: str, pause_s: float = 0.0, doubted_after: int | None = None) -> None:
+    def _leave(self, held: CrewBoard, reason: str, pause_s: float = 0.0, doubted_after: int | None = None) -> None:
         """Let go of a board; `pause_s` keeps us from taking it at once again."""
         if self._held.pop(held.name, None) is None:
             return
@@ -189,7 +189,7 @@ class BoardKeeping:
         if held.arrived:
             self._events.append(Left(held.name, reason, False, doubted_after))
 
-    def _give_back(self, held: HeldBoard) -> None:
+    def _give_back(self, held: CrewBoard) -> None:
         """Give the lease back, on a thread: the store may be busy, and others need us."""
         thread = threading.Thread(target=held.give_back, name=f"farm-leave-{held.name}", daemon=True)
         thread.start()

@@ -15,8 +15,8 @@ from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, RunSpec,
 from farm.boards.health import Kind
 from farm.campaign.engine import board_actor, board_anchors, ray_calls, timeouts
 from farm.campaign.engine.anchors import Rhythm
-from farm.campaign.engine.board_events import Arrived, BoardEvent, Left, Measured, Ran
-from farm.campaign.engine.board_held import REQUEST_TIMEOUT_S, Call, HeldBoard
+from farm.campaign.engine.board_events import Arrived, BoardEvent, Left, Ran, TrialMeasured
+from farm.campaign.engine.board_held import REQUEST_TIMEOUT_S, Call, CrewBoard
 from farm.campaign.engine.board_keeping import BoardKeeping, Reach
 from farm.campaign.engine.host import Host
 from farm.campaign.engine.ray_calls import ActorLostError
@@ -43,7 +43,7 @@ _BUSY_PAUSE_S, _MISFIT_PAUSE_S, _TROUBLE_PAUSE_S = 10.0, 300.0, 10.0
 _MOST_IN_A_ROW = 2
 _DRIFTED_IN_A_ROW = 3
 
-__all__ = ["Arrived", "BoardCrew", "BoardEvent", "Left", "Measured", "Ran"]
+__all__ = ["Arrived", "BoardCrew", "BoardEvent", "Left", "Ran", "TrialMeasured"]
 
 
 class BoardCrew(BoardKeeping):
@@ -146,13 +146,13 @@ class BoardCrew(BoardKeeping):
         held.send(Call("run", token, send, limit_s))
 
     def revoke(self, assignment: int) -> None:
-        """Take a measurement back: no `Measured` follows. One that has ended meanwhile is forgotten too."""
+        """Take a measurement back: no `TrialMeasured` follows. One that has ended meanwhile is forgotten too."""
         for held in self._held.values():
             for call in held.calls:
                 if call.kind == "measure" and call.key == assignment and not call.revoked:
                     held.revoke(call)
         self._events = [
-            event for event in self._events if not (isinstance(event, Measured) and event.assignment == assignment)
+            event for event in self._events if not (isinstance(event, TrialMeasured) and event.assignment == assignment)
         ]
 
     def busy(self, board: str) -> bool:
@@ -160,7 +160,7 @@ class BoardCrew(BoardKeeping):
         held = self._held.get(board)
         return held is not None and bool(held.work)
 
-    def _look_at_clock(self, held: HeldBoard, now: float) -> None:
+    def _look_at_clock(self, held: CrewBoard, now: float) -> None:
         """End what takes too long at its actor."""
         if held.connecting is not None:
             if now > held.connect_by:
@@ -178,7 +178,7 @@ class BoardCrew(BoardKeeping):
 
     # Collecting
 
-    def _collect(self, held: HeldBoard) -> None:
+    def _collect(self, held: CrewBoard) -> None:
         """Take in what a board's actor answered."""
         if held.connecting is not None:
             self._finish_connecting(held)
@@ -213,14 +213,14 @@ class BoardCrew(BoardKeeping):
                 held.observe(Kind.FAULT, text)  # nobody's fault once; a probe tells whose it is
             self._leave(held, text, _TROUBLE_PAUSE_S)
 
-    def _end_call(self, held: HeldBoard, outcome: Outcome, board_s: float, outputs: Arrays) -> None:
+    def _end_call(self, held: CrewBoard, outcome: Outcome, board_s: float, outputs: Arrays) -> None:
         """The call at the head is over: judge the outcome, and tell."""
         call = held.calls.popleft()
         outcome = held.blame.judge(outcome, True)
         if not call.revoked:
             if call.kind == "measure":
                 self._anchoring.note_trial(held)
-                self._events.append(Measured(call.key, held.name, outcome, board_s))
+                self._events.append(TrialMeasured(call.key, held.name, outcome, board_s))
             elif call.kind == "run":
                 self._events.append(Ran(call.key, held.name, outcome, outputs))
             else:
@@ -233,7 +233,7 @@ class BoardCrew(BoardKeeping):
             self._look_at = 0.0  # what is seen of a board may make it unfit
         self._begin_next(held)
 
-    def _count_losses(self, held: HeldBoard, outcome: Outcome) -> None:
+    def _count_losses(self, held: CrewBoard, outcome: Outcome) -> None:
         """An agent of this machine's that was lost twice in a row and still runs is taken for stuck."""
         held.losses = held.losses + 1 if outcome.status is Status.BOARD_LOST else 0
         if held.host is not None and held.losses >= _MOST_IN_A_ROW:
@@ -242,7 +242,7 @@ class BoardCrew(BoardKeeping):
             self._store.add_event("stopped", held.key, "its agent did not answer")
             self._look_at = 0.0
 
-    def _judge_anchors(self, ran: HeldBoard) -> None:
+    def _judge_anchors(self, ran: CrewBoard) -> None:
         """Leave who lies: the latest run may tell of its own board, or be what others are measured by."""
         for held in [each for each in self._held.values() if each.board_type == ran.board_type]:
             verdict = self._anchoring.find_liar(held)
@@ -255,7 +255,7 @@ class BoardCrew(BoardKeeping):
             elif held is ran:
                 self._welcome(held)
 
-    def _welcome(self, held: HeldBoard) -> None:
+    def _welcome(self, held: CrewBoard) -> None:
         """Tell of a board that may be given work: its session is open, and it has proved itself where it had to."""
         if not held.arrived and not self._anchoring.needs_proof(held):
             held.arrived = True
@@ -266,11 +266,11 @@ class BoardCrew(BoardKeeping):
             self._events.append(Arrived(held.name, held.board_type, held.labels, held.description or {}, rests))
 
     @staticmethod
-    def _begin_next(held: HeldBoard) -> None:
+    def _begin_next(held: CrewBoard) -> None:
         if held.calls:
             held.calls[0].began_s = time.monotonic()
 
-    def _finish_connecting(self, held: HeldBoard) -> None:
+    def _finish_connecting(self, held: CrewBoard) -> None:
         reference, held.connecting = held.connecting, None
         pause_s, reason = _TROUBLE_PAUSE_S, ""
         try:
@@ -293,7 +293,7 @@ class BoardCrew(BoardKeeping):
         else:
             self._welcome(held)
 
-    def _replace_actor(self, held: HeldBoard, message: str) -> None:
+    def _replace_actor(self, held: CrewBoard, message: str) -> None:
         """The process that held the session is gone, through no fault of the board: what ran ends, the rest goes on."""
         self._store.add_event("restarted", f"actor of {held.key}", message)
         self._end_call(held, Outcome(Status.FARM_ERROR, message, board=held.name), 0.0, {})
@@ -302,7 +302,7 @@ class BoardCrew(BoardKeeping):
         elif held.name in self._held:
             held.start_actor()
 
-    def _require(self, board: str) -> HeldBoard:
+    def _require(self, board: str) -> CrewBoard:
         held = self._held.get(board)
         if held is None or not held.arrived:
             raise InternalError(f"board {board!r} is not held, so it cannot be given work")

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Built:
+class BuildAnswer:
     """How a build ended for one job, which is what `submit` was given.
 
     `cached`: it cost nothing, because the library was kept, or made for another job.
@@ -95,7 +95,7 @@ class BuildFarm:
         self._refused: set[str] = set()
         self._builds: dict[str, _Build] = {}
         self._queue: collections.deque[_Build] = collections.deque()
-        self._done: list[Built] = []
+        self._done: list[BuildAnswer] = []
         self._marker: Any = None
         self._stuck_since: float | None = None
         self.counts: collections.Counter[str] = collections.Counter()
@@ -142,14 +142,14 @@ class BuildFarm:
         if library is not None:
             self.counts["cached"] += 1
             result = BuildResult(Status.OK, "", library, hashlib.sha256(library).hexdigest())
-            self._done.append(Built(job, result, True))
+            self._done.append(BuildAnswer(job, result, True))
             return
         build = _Build(key, module_json, dict(target), standalone, [job])
         self._builds[key] = build
         self._queue.append(build)
         self._dispatch()
 
-    def poll(self) -> list[Built]:
+    def poll(self) -> list[BuildAnswer]:
         """What has ended since the last time. Never waits.
 
         Raises UnavailableError where no compiler can be started on any machine.
@@ -278,9 +278,9 @@ class BuildFarm:
         self.counts["built"] += 1
         self.counts["joined"] += len(build.jobs) - 1
         first, *others = build.jobs
-        self._done.append(Built(first, result, False))
+        self._done.append(BuildAnswer(first, result, False))
         shared = dataclasses.replace(result, seconds=0.0)
-        self._done.extend(Built(job, shared, True) for job in others)
+        self._done.extend(BuildAnswer(job, shared, True) for job in others)
 
     def _check_progress(self) -> None:
         """Raise UnavailableError where builds wait and no compiler has become ready for too long."""

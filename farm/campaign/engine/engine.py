@@ -60,7 +60,7 @@ def engine_up(
     note: Callable[[str], None],
     boards_kept: Collection[str] | None,
     open_host: bool = False,
-) -> Iterator[Engine]:
+) -> Iterator[CampaignEngine]:
     """An engine for the block, with all its parts. `boards_kept` are brought within reach at once (None: all), others
     when they are needed; with `open_host` this machine's agent is started at once.
 
@@ -78,12 +78,12 @@ def engine_up(
         crew = stack.enter_context(boards.BoardCrew(services, store, settings, "campaign", note, host=host))
         folder = settings.home_path / "cache" / "builds"
         compilers = stack.enter_context(builds.BuildFarm(settings, folder, cores))
-        engine = Engine(settings, store, crew, compilers, note, services.need)
+        engine = CampaignEngine(settings, store, crew, compilers, note, services.need)
         stack.callback(engine.close)
         yield engine
 
 
-class Engine:
+class CampaignEngine:
     """All campaigns of one farm. Not thread-safe."""
 
     def __init__(
@@ -103,12 +103,14 @@ class Engine:
         self._orders = Orders(settings, store, self._searches, self._list_under_way, note)
         self._roster = Roster(store, crew, need)
         self._verifying = Verifying(settings, store, crew, compilers, self._searches, self._tell)
-        self._state = FleetState(v.Settings(batch=settings.batch, warmup=settings.warmup, builders=compilers.workers))
+        self._state = FleetState(
+            v.SchedulerSettings(batch=settings.batch, warmup=settings.warmup, builders=compilers.workers)
+        )
         # The campaigns under way by name; the code of what is proposed, and of jobs, by what the scheduler calls them.
         self.active: dict[str, Active] = self._orders.active
         self._proposed: dict[tuple[v.TaskKey, str], Any] = {}
         self._works: dict[int, Work] = {}
-        self._outcomes: dict[int, boards.Measured] = {}
+        self._outcomes: dict[int, boards.TrialMeasured] = {}
         self._wake_s: float | None = None
 
     def prepare(self, search: SearchOrder, on_host: bool) -> None:
@@ -179,7 +181,7 @@ class Engine:
                 self._proposed[task, candidate.hash] = candidate
         return v.Proposed(answer.request, tuple(each.hash for each in candidates), answer.exhausted)
 
-    def _on_built(self, built: builds.Built) -> list[v.Event]:
+    def _on_built(self, built: builds.BuildAnswer) -> list[v.Event]:
         job, result = built.job, built.result
         if not isinstance(job, int) or job not in self._works or job not in self._state.jobs:
             return []

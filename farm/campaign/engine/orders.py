@@ -183,7 +183,7 @@ class Orders:
         self._open_search(active)
         self._store.note_campaign(row.id, "running", "", process_identity())
         self._note(f"{row.name}: {len(list_tasks(order))} workloads to search, {len(counted)} trials made already")
-        breakers = self._store.fetch_board_breakers(row.id, v.Settings().max_losses)
+        breakers = self._store.fetch_board_breakers(row.id, v.SchedulerSettings().max_losses)
         board_s = self._store.fetch_board_seconds(row.id)
         added = to_added(order, _to_search_budget(row.budget), counted, board_s, used_s, breakers)
         active.tasks = to_rows(order, added.done)

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from farm.campaign.order import Order
-from farm.campaign.scheduler.values import Budget, CampaignAdded, CampaignSpec, Done, Part, TaskKey, Workload
+from farm.campaign.scheduler.values import Budget, CampaignAdded, CampaignSpec, CampaignWorkload, Done, Part, TaskKey
 
 
 def to_spec(order: Order, budget: Budget) -> CampaignSpec:
     """The campaign for the scheduler; workloads are called by their hashes."""
     parts = tuple(
-        Part(each.board_type, point, tuple(Workload(w.hash, w.kind, w.weight, w.flop) for w in each.workloads))
+        Part(each.board_type, point, tuple(CampaignWorkload(w.hash, w.kind, w.weight, w.flop) for w in each.workloads))
         for each in order.types
         for point in each.points
         if each.workloads

@@ -144,7 +144,7 @@ class Verifying:
 
     # Answers; those that say whether it was theirs
 
-    def on_built(self, built: builds.Built) -> bool:
+    def on_built(self, built: builds.BuildAnswer) -> bool:
         """A build ended."""
         if not isinstance(built.job, tuple):
             return False
@@ -169,7 +169,7 @@ class Verifying:
         if name in self._open:
             self._open[name].verification.on_ran(token, report.outcome, report.outputs)
 
-    def on_measured(self, report: boards.Measured) -> bool:
+    def on_measured(self, report: boards.TrialMeasured) -> bool:
         """A measurement ended."""
         if report.assignment >= 0:
             return False

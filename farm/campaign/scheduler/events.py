@@ -68,7 +68,7 @@ def _(event: v.CampaignAdded, draft: Draft) -> None:
     draft.set_status(spec.name, Status.RUNNING, "")
 
 
-def _begin_task(number: int, key: v.TaskKey, lane: int, workload: v.Workload, done: v.Done) -> Task:
+def _begin_task(number: int, key: v.TaskKey, lane: int, workload: v.CampaignWorkload, done: v.Done) -> Task:
     """A task as earlier runs left it."""
     best = () if done.best_s is None else (done.best_s,)
     state = WorkloadState(workload.kind, workload.weight, workload.flop, asked=done.counted, best_s=best)

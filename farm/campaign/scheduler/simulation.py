@@ -118,7 +118,7 @@ class _Gone:
 class Simulation:
     """One run: add events with `at`, then `run`. What `state` and `books` hold may be looked at between steps."""
 
-    def __init__(self, settings: v.Settings, fleet: Fleet, seed: int = 0) -> None:
+    def __init__(self, settings: v.SchedulerSettings, fleet: Fleet, seed: int = 0) -> None:
         self.state = FleetState(settings)
         self.now_s = 0.0
         self.books = Books()

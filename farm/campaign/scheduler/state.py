@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from farm.campaign.scheduler.priority import WorkloadState
 from farm.campaign.scheduler.tables import Table
-from farm.campaign.scheduler.values import Budget, CampaignSpec, Decision, Phase, Settings, Status, TaskKey
+from farm.campaign.scheduler.values import Budget, CampaignSpec, Decision, Phase, SchedulerSettings, Status, TaskKey
 from farm.values import DEFAULT_POINT
 
 Record = TypeVar("Record")
@@ -201,7 +201,7 @@ class FleetState:
     `phase` is what a host that is a board itself does (`fleet_phases`), `reserved` whether winners are measured on it.
     """
 
-    settings: Settings
+    settings: SchedulerSettings
     boards: Table[str, Board] = dataclasses.field(default_factory=Table)
     pools: Mapping[PoolKey, Pool] = dataclasses.field(default_factory=dict)
     campaigns: Mapping[str, Campaign] = dataclasses.field(default_factory=dict)

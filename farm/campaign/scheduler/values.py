@@ -37,7 +37,7 @@ OVER = (Status.FINISHED, Status.CANCELLED)
 
 
 @dataclasses.dataclass(frozen=True)
-class Workload:
+class CampaignWorkload:
     """One tunable function. `weight` is its calls per inference, over all models of the campaign that have it."""
 
     name: str
@@ -75,7 +75,7 @@ class Part(NamedTuple):
 
     board_type: str
     point: str
-    workloads: tuple[Workload, ...]
+    workloads: tuple[CampaignWorkload, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ class CampaignSpec:
 
     name: str
     owner: str
-    workloads: tuple[Workload, ...]
+    workloads: tuple[CampaignWorkload, ...]
     board_types: tuple[str, ...]
     budget: Budget
     points: tuple[str, ...] = (DEFAULT_POINT,)
@@ -131,7 +131,7 @@ class Done:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class SchedulerSettings:
     """How far ahead to work, and when to give up. Times are in seconds.
 
     `batch` candidates are asked of a search at a time, up to `max_batch` where many boards wait; `warmup` of a workload

@@ -96,9 +96,9 @@ def _read_grid(row: Mapping[str, Any]) -> Grid:
     return Grid(tuple(p for p in grid.points if p.key in left) or grid.points, tuple(merged) or grid.merged)
 
 
-def _read_settings(row: Mapping[str, Any]) -> adaptive.Settings:
+def _read_settings(row: Mapping[str, Any]) -> adaptive.PlannerSettings:
     request = row["request"]
-    return adaptive.Settings(request["exhaustive"], request["budget_points"], request["seed"])
+    return adaptive.PlannerSettings(request["exhaustive"], request["budget_points"], request["seed"])
 
 
 def _make_series(

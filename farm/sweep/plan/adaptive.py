@@ -61,7 +61,7 @@ class Decision:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class PlannerSettings:
     """How a sweep goes about it. `budget_points` limits different points measured, anchors' repeats not counted."""
 
     exhaustive: bool = False
@@ -73,12 +73,12 @@ class Settings:
 class Planner:
     """Decides for one grid and goal. Holds nothing but what follows from them; `visits` are in the order of time."""
 
-    def __init__(self, grid: Grid, goal: Goal | None = None, settings: Settings | None = None) -> None:
+    def __init__(self, grid: Grid, goal: Goal | None = None, settings: PlannerSettings | None = None) -> None:
         if not grid.points:
             raise ValueError("a grid without points cannot be swept")
         self.grid = grid
         self.goal = goal or Goal()
-        self.settings = settings or Settings()
+        self.settings = settings or PlannerSettings()
         self.terms = build_terms(grid.points)
         self._order = self._spread_out()
 

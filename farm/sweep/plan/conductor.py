@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from device_agent.protocol import OperatingPoint
 from farm.points.grid import leave_out, merge_reached
 from farm.points.values import Estimate, Goal, Grid, GridPoint, PointMeasurement
-from farm.sweep.plan.adaptive import Planner, Settings, Step
+from farm.sweep.plan.adaptive import Planner, PlannerSettings, Step
 
 Series = tuple[str, int]
 
@@ -37,7 +37,7 @@ class Conductor:
         self,
         grid: Grid,
         goal: Goal,
-        settings: Settings,
+        settings: PlannerSettings,
         series: Sequence[Series],
         visits: Mapping[Series, Sequence[PointMeasurement]] | None = None,
     ) -> None:

@@ -23,7 +23,7 @@ TUNED = "tuned"
 
 
 @dataclasses.dataclass(frozen=True)
-class Order:
+class SweepOrder:
     """One sweep as it was asked for. Clocks as typed; empty: not varied.
 
     `cpu_freqs` are lists for all clusters or `CLUSTER=LIST`. `repeat` visits are made to each point in a row.
@@ -65,7 +65,7 @@ class Order:
             raise UsageError(f"--ambient {self.ambient_c:g}C is no temperature of a room")
 
     @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> Order:
+    def from_dict(cls, document: Mapping[str, Any]) -> SweepOrder:
         """From what `dataclasses.asdict` made of one, back from the store."""
         lists = {name: tuple(document[name]) for name in ("shapes", "variants", "batches", "cpu_freqs")}
         return cls(**{**document, **lists})
@@ -102,7 +102,7 @@ class Where:
     wait_s: float = 60.0
 
 
-def plan_order(order: Order, clocks: Clocks, coupling: Coupling) -> tuple[Grid, list[str]]:
+def plan_order(order: SweepOrder, clocks: Clocks, coupling: Coupling) -> tuple[Grid, list[str]]:
     """The grid of a board with these clocks, and what of it has to be said.
 
     Where nothing was asked for, all CPU clocks are varied, as far as there are any. Raises UsageError.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from farm.points.values import Goal, Grid, PointMeasurement
-from farm.sweep.plan.adaptive import Settings
+from farm.sweep.plan.adaptive import PlannerSettings
 from farm.sweep.plan.conductor import Conductor, Series, Task
 
 
@@ -23,7 +23,7 @@ class RoundConductor(Conductor):
         self,
         grid: Grid,
         goal: Goal,
-        settings: Settings,
+        settings: PlannerSettings,
         series: Sequence[Series],
         visits: Mapping[Series, Sequence[PointMeasurement]] | None,
         boards: Sequence[str],

@@ -27,7 +27,7 @@ _LEAST_GAIN = 0.005
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class ScheduleVerdict:
     """Which of several candidates is best at a point, against the `default` one. `ratio` is best over default."""
 
     default: str
@@ -78,7 +78,7 @@ def choose_workloads(times_s: Mapping[str, float]) -> set[str]:
     return chosen
 
 
-def judge(rounds: Sequence[Mapping[str, float]], default: str) -> Verdict | None:
+def judge(rounds: Sequence[Mapping[str, float]], default: str) -> ScheduleVerdict | None:
     """Which candidate is best; each round maps candidates to seconds, measured one right after the other.
 
     Rounds without the default count for nothing, candidates that lack a round are out. None where the default was not
@@ -88,7 +88,7 @@ def judge(rounds: Sequence[Mapping[str, float]], default: str) -> Verdict | None
     if len(whole) < 2:
         return None
     default_s = statistics.median(each[default] for each in whole)
-    best = Verdict(default, default, default_s, default_s, 1.0, 1.0, 1.0)
+    best = ScheduleVerdict(default, default, default_s, default_s, 1.0, 1.0, 1.0)
     for name in dict.fromkeys(name for each in whole for name in each):
         if name == default or any(name not in each for each in whole):
             continue
@@ -99,5 +99,5 @@ def judge(rounds: Sequence[Mapping[str, float]], default: str) -> Verdict | None
         if math.exp(middle + half) <= 1 - _LEAST_GAIN and math.exp(middle) < best.ratio:
             time_s = statistics.median(each[name] for each in whole)
             ratio, low, high = (math.exp(value) for value in (middle, middle - half, middle + half))
-            best = Verdict(default, name, default_s, time_s, ratio, low, high)
+            best = ScheduleVerdict(default, name, default_s, time_s, ratio, low, high)
     return best

@@ -28,7 +28,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class SweepProgram:
     """One series of a sweep: a linked library and its inputs in call order. `about` says what it is made of."""
 
     variant: str
@@ -73,7 +73,7 @@ class Recipe:
     records: Sequence[Record] = ()
     seed: int = 0
 
-    def compile_all(self, variants: Sequence[str], batches: Sequence[int]) -> list[Program]:
+    def compile_all(self, variants: Sequence[str], batches: Sequence[int]) -> list[SweepProgram]:
         """A program for every variant and batch.
 
         Raises UsageError where records are missing or a batch is impossible, PermanentError where it does not compile.
@@ -90,7 +90,7 @@ class Recipe:
                 about = f"graph pipeline {done.pipeline}"
                 if variant == TUNED:
                     about += f", {done.applied} of {done.workloads} functions from records"
-                programs.append(Program(variant, batch, done.library, ordered, about))
+                programs.append(SweepProgram(variant, batch, done.library, ordered, about))
         return programs
 
     @property

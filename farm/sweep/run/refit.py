@@ -26,8 +26,8 @@ from farm.store import Store
 from farm.sweep import stored
 from farm.sweep.plan import schedules
 from farm.sweep.plan.conductor import Series
-from farm.sweep.plan.schedules import Verdict
-from farm.sweep.run.programs import TUNED, Program, Recipe, require_equal_outputs
+from farm.sweep.plan.schedules import ScheduleVerdict
+from farm.sweep.run.programs import TUNED, Recipe, SweepProgram, require_equal_outputs
 from farm.sweep.run.rivals import Contest, Rival, build_checks, build_rivals
 from farm.values import DEFAULT_POINT, Record
 
@@ -65,7 +65,7 @@ class Bench:
         return {workload: rows for workload, rows in found.items() if rows}
 
 
-def refit(bench: Bench, tuned: Program, points: Sequence[GridPoint], top_k: int) -> list[dict[str, Any]]:
+def refit(bench: Bench, tuned: SweepProgram, points: Sequence[GridPoint], top_k: int) -> list[dict[str, Any]]:
     """What other schedules bring at each of the points; a document for each. Writes records where they differ.
 
     Raises what the board's calls raise.
@@ -82,7 +82,7 @@ def refit(bench: Bench, tuned: Program, points: Sequence[GridPoint], top_k: int)
     return [_refit_point(bench, tuned, point, contests) for point in points] if contests else []
 
 
-def _refit_point(bench: Bench, tuned: Program, point: GridPoint, contests: Sequence[Contest]) -> dict[str, Any]:
+def _refit_point(bench: Bench, tuned: SweepProgram, point: GridPoint, contests: Sequence[Contest]) -> dict[str, Any]:
     wait_for(bench.board.submit(lambda board, _: board.pin(point.point)))
     bench.say(f"{point.key}: {sum(len(each.rivals) for each in contests)} schedules, {_ROUNDS} times each")
     rounds: list[dict[str, dict[str, float]]] = [_measure_round(bench, contests, number) for number in range(_ROUNDS)]
@@ -136,7 +136,7 @@ def _time(bench: Bench, rival: Rival) -> float | None:
     return statistics.median(outcome.latency_s) if outcome.status is Status.OK and outcome.latency_s else None
 
 
-def _check(bench: Bench, won: Sequence[tuple[Contest, Verdict]]) -> list[Comparison]:
+def _check(bench: Bench, won: Sequence[tuple[Contest, ScheduleVerdict]]) -> list[Comparison]:
     """Whether each winner computes what unscheduled code does."""
     if not won:
         return []
@@ -168,7 +168,7 @@ def _find(contest: Contest, candidate: str) -> Rival:
     return next(rival for rival in contest.rivals if rival.candidate == candidate)
 
 
-def _to_record(bench: Bench, contest: Contest, verdict: Verdict, point: GridPoint, check: Comparison) -> Record:
+def _to_record(bench: Bench, contest: Contest, verdict: ScheduleVerdict, point: GridPoint, check: Comparison) -> Record:
     return Record(
         workload=contest.workload,
         workload_name=contest.name,
@@ -192,7 +192,7 @@ def _to_record(bench: Bench, contest: Contest, verdict: Verdict, point: GridPoin
     )
 
 
-def _describe(contest: Contest, verdict: Verdict | None, kept: bool) -> dict[str, Any]:
+def _describe(contest: Contest, verdict: ScheduleVerdict | None, kept: bool) -> dict[str, Any]:
     known: dict[str, Any] = {
         "workload": contest.workload,
         "name": contest.name,
@@ -205,7 +205,7 @@ def _describe(contest: Contest, verdict: Verdict | None, kept: bool) -> dict[str
     return known | dataclasses.asdict(verdict) | {"differs": kept, "note": note}
 
 
-def _measure_model(bench: Bench, tuned: Program, point: GridPoint, records: Sequence[Record]) -> dict[str, Any]:
+def _measure_model(bench: Bench, tuned: SweepProgram, point: GridPoint, records: Sequence[Record]) -> dict[str, Any]:
     """The model with the default point's schedules and with the point's own, visited in turns."""
     own = {record.workload: record for record in records}
     merged = [own.get(record.workload, record) for record in bench.recipe.records]
@@ -234,7 +234,7 @@ def _measure_model(bench: Bench, tuned: Program, point: GridPoint, records: Sequ
     return {name: _mean_visits(found) for name, found in made.items()}
 
 
-def _run(bench: Bench, spec: RunSpec, program: Program) -> Any:
+def _run(bench: Bench, spec: RunSpec, program: SweepProgram) -> Any:
     return wait_for(bench.board.submit(lambda board, _: board.run(spec, program.library, program.inputs)))
 
 

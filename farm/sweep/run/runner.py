@@ -20,8 +20,8 @@ from farm.settings import Settings
 from farm.store import Store
 from farm.sweep import stored
 from farm.sweep.plan import order
-from farm.sweep.plan.order import Order, Where
-from farm.sweep.run.programs import Program
+from farm.sweep.plan.order import SweepOrder, Where
+from farm.sweep.run.programs import SweepProgram
 from farm.sweep.run.session import SweepSession
 
 __all__ = ["ZOO", "Say", "Where", "resume_sweep", "run_sweep"]
@@ -33,14 +33,14 @@ Say = Callable[[str], None]
 
 
 def run_sweep(
-    wanted: Order,
+    wanted: SweepOrder,
     where: Where,
     goal: Goal,
     objective_named: bool,
     settings: Settings,
     store: Store,
     say: Say,
-    made: Sequence[Program] = (),
+    made: Sequence[SweepProgram] = (),
 ) -> int:
     """Sweep; returns its number in the store, whatever it ended as.
 
@@ -90,7 +90,7 @@ def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: G
     row = store.require_sweep(sweep)
     request = dict(row["request"])
     where, origin = Where(**request.pop("where")), str(request.pop("origin"))
-    wanted = Order.from_dict(request)
+    wanted = SweepOrder.from_dict(request)
     source = resolve_model(origin.removeprefix(ZOO))
     if source.sha256 != row["model_sha256"]:
         raise UsageError(
@@ -113,7 +113,7 @@ def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: G
         session.sweep(sweep, row["started_at"], grid, goal, before)
 
 
-def _check_batches(wanted: Order, source: ModelSource) -> None:
+def _check_batches(wanted: SweepOrder, source: ModelSource) -> None:
     """What needs no board to be refused. Raises UsageError."""
     for batch in wanted.batches:
         set_batch(source, wanted.shapes, batch)

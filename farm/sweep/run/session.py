@@ -29,10 +29,10 @@ from farm.settings import Settings
 from farm.store import Store
 from farm.sweep.plan import adaptive, order, schedules
 from farm.sweep.plan.conductor import Conductor, Series
-from farm.sweep.plan.order import Order, Where
+from farm.sweep.plan.order import SweepOrder, Where
 from farm.sweep.plan.rounds import RoundConductor
 from farm.sweep.run import programs
-from farm.sweep.run.programs import Program, Recipe
+from farm.sweep.run.programs import Recipe, SweepProgram
 from farm.sweep.run.refit import Bench, refit
 from farm.sweep.run.visitor import Orders, Visitor
 from farm.values import DEFAULT_POINT
@@ -50,21 +50,21 @@ class SweepSession:
 
     def __init__(
         self,
-        wanted: Order,
+        wanted: SweepOrder,
         where: Where,
         board_type: BoardType,
         source: ModelSource,
         settings: Settings,
         store: Store,
         say: Say,
-        made: Sequence[Program] = (),
+        made: Sequence[SweepProgram] = (),
     ) -> None:
         self._made = made
         self._wanted, self._where, self._type, self._source = wanted, where, board_type, source
         self._settings, self._store, self._say = settings, store, say
         self._stack = contextlib.ExitStack()
         self._began = time.monotonic()
-        self.programs: dict[Series, Program] = {}
+        self.programs: dict[Series, SweepProgram] = {}
         self.notes: list[str] = []
         self.schedules: list[dict[str, Any]] = []
         self.first: BoardThread
@@ -142,7 +142,7 @@ class SweepSession:
         self.programs = {program.series: program for program in made}
         return [self._window.note] if self._window.note else []
 
-    def _compile(self, target: TargetPlan, simulated: bool) -> list[Program]:
+    def _compile(self, target: TargetPlan, simulated: bool) -> list[SweepProgram]:
         self._say(f"compiling {self._source.name}: {', '.join(self._wanted.variants)}")
         records = self._store.fetch_records(
             board_type=self._type.name, operating_point=DEFAULT_POINT, simulated=simulated
@@ -184,7 +184,7 @@ class SweepSession:
 
     def sweep(self, sweep: int, started_at: float, grid: Grid, goal: Goal, before: dict[Series, Any]) -> None:
         """Measure until nothing is left; the store's row is closed however this ends."""
-        settings = adaptive.Settings(self._wanted.exhaustive, self._wanted.budget_points, self._wanted.seed)
+        settings = adaptive.PlannerSettings(self._wanted.exhaustive, self._wanted.budget_points, self._wanted.seed)
         conductor = Conductor(grid, goal, settings, self._wanted.series, before)
         visitor: list[Visitor] = []
         try:
@@ -224,7 +224,7 @@ class SweepSession:
         state = "voided" if conductor.void else "finished"
         self._store.finish_sweep(sweep, state, self._summarise(conductor, visitor))
 
-    def _refit(self, sweep: int, conductor: Conductor, goal: Goal, settings: adaptive.Settings) -> None:
+    def _refit(self, sweep: int, conductor: Conductor, goal: Goal, settings: adaptive.PlannerSettings) -> None:
         """Try other schedules at the points that matter. A board that is lost meanwhile costs only that."""
         bench = Bench(
             self.first,
@@ -259,7 +259,7 @@ class SweepSession:
         wait_for(self.first.submit(lambda board, _: board.pin(anchor.point)))
         for series, program in self.programs.items():
 
-            def job(board: HeldBoard, _: Store, program: Program = program) -> Any:
+            def job(board: HeldBoard, _: Store, program: SweepProgram = program) -> Any:
                 return board.run(spec, program.library, program.inputs)
 
             outcome, arrays = wait_for(self.first.submit(job))
@@ -284,7 +284,7 @@ class SweepSession:
         self,
         conductor: Conductor,
         goal: Goal,
-        settings: adaptive.Settings,
+        settings: adaptive.PlannerSettings,
         before: Mapping[Series, Sequence[PointMeasurement]],
     ) -> Conductor:
         """Who shares the points out among these boards: for several simulated ones, in rounds."""

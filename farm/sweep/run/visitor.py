@@ -20,7 +20,7 @@ from farm.points.values import GridPoint, PointMeasurement
 from farm.store import Store
 from farm.sweep import stored
 from farm.sweep.plan.conductor import Conductor, Series, Task
-from farm.sweep.run.programs import Program
+from farm.sweep.run.programs import SweepProgram
 
 # Losses in a row that end a board's part in the sweep.
 _MAX_LOSSES = 3
@@ -40,7 +40,7 @@ class Orders:
 
     sweep: int
     started_at: float
-    programs: Mapping[Series, Program]
+    programs: Mapping[Series, SweepProgram]
     window: Window
     threads: int
     memory_bytes: int
