@@ -63,8 +63,8 @@ class WorkBook:
             return None
         try:
             value = json.loads(_path(self._folder, key).read_text())
-            kernels = tuple(Kernel(**each) for each in value.get("kernels", ()))
-            work = Work(float(value["alone_s"]), float(value["shared_s"]), kernels)
+            alone_s, shared_s = float(value["alone_s"]), float(value["shared_s"])
+            work = Work(alone_s, shared_s, tuple(Kernel(**each) for each in value.get("kernels", ())))
         except (OSError, ValueError, TypeError, KeyError):
             return None
         return work if 0 <= work.alone_s < math.inf and 0 <= work.shared_s < math.inf and work.base_s(1) > 0 else None
