@@ -18,6 +18,11 @@ from typing import Any
 
 import _machine
 
+PIPELINE = "graph/2"
+WORKLOADS = {
+    "mobilenet_v2": ("depthwise_conv2d_add_clip 3x3 28x28x192>192", "conv2d_add 1x1 28x28x144>32"),
+    "resnet18": ("conv2d_add_relu 3x3/2 28x28x128>256",),
+}
 WITHIN = 1.05
 SAMPLES, LEAST_S = 5, 0.004
 # Types of boards: this machine with all of its vectors, and with those of every x86-64.
@@ -92,47 +97,18 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def make_workloads(config: dict[str, Any]) -> list[Any]:
-    """A convolution, a depthwise convolution and a matrix product, each with what follows it in a network."""
-    import numpy as np
-    import onnx
+    """Real ones, as the models' import leaves them: small and large, none of which Winograd's algorithm takes."""
+    from farm.models.inputs import read_inputs, resolve_inputs
+    from farm.models.source import resolve_model
+    from farm.search.prepared import prepare_model
 
-    from farm.search import importer, pipeline, target, workloads
-
-    random = np.random.default_rng(0)
-
-    def weight(name: str, *shape: int) -> Any:
-        return onnx.numpy_helper.from_array((random.standard_normal(shape) / 16).astype("float32"), name)
-
-    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
-    nodes = [
-        helper.make_node("Conv", ["x", "kernel", "b1"], ["c"], pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["c"], ["out_conv"]),
-        helper.make_node("Conv", ["y", "depthwise", "b2"], ["d"], pads=[1, 1, 1, 1], group=96),
-        helper.make_node("Relu", ["d"], ["out_depthwise"]),
-        helper.make_node("MatMul", ["z", "matrix"], ["m"]),
-        helper.make_node("Add", ["m", "b3"], ["out_dense"]),
-    ]
-    inputs = {"x": [1, 32, 28, 28], "y": [1, 96, 28, 28], "z": [64, 256]}
-    outputs = {"out_conv": [1, 48, 28, 28], "out_depthwise": [1, 96, 28, 28], "out_dense": [64, 192]}
-    tensors = [
-        weight("kernel", 48, 32, 3, 3), weight("b1", 48), weight("depthwise", 96, 1, 3, 3), weight("b2", 96),
-        weight("matrix", 256, 192), weight("b3", 192),
-    ]  # fmt: skip
-    graph = helper.make_graph(
-        nodes,
-        "three",
-        [helper.make_tensor_value_info(name, kind, shape) for name, shape in inputs.items()],
-        [helper.make_tensor_value_info(name, kind, shape) for name, shape in outputs.items()],
-        tensors,
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    compile_target = target.make_target(config)
-    shapes = {name: tuple(shape) for name, shape in inputs.items()}
-    module, used = pipeline.prepare(
-        importer.import_onnx(model, shapes), compile_target, pipeline.require_pipeline("graph/2")
-    )
-    found = workloads.extract(module, compile_target, config, used.name)
-    return [next(w for w in found if w.name.startswith(prefix)) for prefix in ("conv2d", "depthwise_conv2d", "matmul")]
+    found = []
+    for name, wanted in WORKLOADS.items():
+        model = resolve_model(name).load()
+        shapes = {spec.name: spec.static_shape for spec in resolve_inputs(read_inputs(model), {})}
+        by_name = {each.name: each for each in prepare_model(model, shapes, config, PIPELINE).workloads}
+        found += [by_name[each] for each in wanted]
+    return found
 
 
 class Timer:

@@ -20,6 +20,7 @@ from farm.search.workloads import Workload
 tvm = tvm_env.load()
 
 AVX2 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 2}
+AVX512 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "znver4", "num-cores": 1}
 NANO = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a57", "mattr": ["+neon"], "num-cores": 4}
 
 
@@ -132,6 +133,14 @@ def test_the_best_predicted_are_drawn_first() -> None:
     found = space.evaluate([(space.undecided(0), seed) for seed in range(4)])
     assert all(each is not None and each.genome in space.ranked for each in found)
     assert len({each.hash for each in found if each is not None}) > 1
+
+
+def test_weights_that_come_from_afar_serve_several_pixels() -> None:
+    """Weights of a block that no first cache holds are read for every tile: a tile of one pixel would wait for them."""
+    module = make_convolution((1, 14, 14, 1024), 2048, (1, 1), stride=2)
+    outlook = rule.read_outlook(module, cores.core_of(AVX512))
+    assert outlook is not None
+    assert outlook.plans()[0][1]["pixels"] == 7
 
 
 def test_a_plan_that_makes_no_sense_is_refused() -> None:

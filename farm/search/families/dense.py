@@ -83,7 +83,7 @@ class Dense:
         area = math.prod(axis.extent for axis in facts.pixels)
         tiles = area // tile * blocks
         step = step_cycles(core, lanes * facts.element_bytes * 8, tile, vectors, joint)
-        inner = facts.depth * step
+        inner = max(facts.depth * step, self._streamed(facts, plan, core) / core.l2_bytes_per_cycle)
         inner += self._reloads(facts, plan, core) / core.l2_bytes_per_cycle
         written = tile * vectors * 2 / core.loads_per_cycle(lanes * facts.element_bytes * 8)
         pool = steps.pool_cycles(tile * block * facts.element_bytes)
@@ -104,16 +104,19 @@ class Dense:
         return Prediction(seconds, terms)
 
     @staticmethod
-    def _reloads(facts: Contraction, plan: Plan, core: Core) -> float:
+    def _streamed(facts: Contraction, plan: Plan, core: Core) -> int:
+        """Bytes of weights that come from the second cache or beyond for every tile, beside its multiply-adds."""
+        weights = facts.depth * plan["lanes"] * plan["vectors"] * facts.element_bytes
+        return weights if weights > core.l1_bytes * _SHARE else 0
+
+    def _reloads(self, facts: Contraction, plan: Plan, core: Core) -> float:
         """Bytes that a tile waits for because the first cache does not hold what is used again."""
         weights = facts.depth * plan["lanes"] * plan["vectors"] * facts.element_bytes
         sizes = [plan["pixels"], plan["rows"]]
         spans = zip(sizes, reversed(facts.stride), reversed(facts.reach), strict=False)
         data = math.prod((size - 1) * stride + reach for size, stride, reach in spans)
         data *= facts.sums[-1].extent * facts.element_bytes
-        waited = 0.0
-        if weights > core.l1_bytes * _SHARE:
-            waited = max(waited, _HIDDEN * weights)
+        waited = _HIDDEN * self._streamed(facts, plan, core)
         # Where blocks of channels are inside, the same data serve all of them, else each tile comes with new data.
         blocks_inside = plan["order"] == ROWS_OUTSIDE and len(facts.pixels) == 1
         if weights + data > core.l1_bytes:
