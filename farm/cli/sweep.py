@@ -61,6 +61,7 @@ def run(
     deadline: Deadline = "",
     max_power: MaxPower = "",
     objective: Aim = "",
+    device: options.Device = "cpu",
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Measure every point.")] = False,
     budget_points: Annotated[
         int | None, typer.Option("--budget-points", metavar="N", help="Largest number of points to measure.")
@@ -108,6 +109,7 @@ def run(
             exhaustive,
             budget_points,
             top_k=top_k,
+            device=device,
         )
         wait_s = read_duration_s("--wait", wait)
         settings = farm_settings.load()

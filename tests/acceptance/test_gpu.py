@@ -26,6 +26,11 @@ def test_a_model_for_a_virtual_boards_gpu() -> None:
         refused = home.run(*made[:5], "--simulated", "--missing", "refuse", "--out", "no")
         assert "8 of 8 workloads of tiny-cnn have no record" in refused.err
 
+        gpu_hz = ("--gpu-freqs", "76.8MHz,921.6MHz", "--exhaustive", "--window", "1s")
+        swept = home.run("sweep", "run", "tiny-cnn", "--board", "v1", "--device", "gpu", *gpu_hz, "--json").json()
+        slow, fast = (row["latency_s"]["value"] for row in swept["series"][0]["rows"])
+        assert slow > 3 * fast
+
         for arguments, said in (
             (("model", "package", "art"), "compiled for a GPU, and a package takes code for processors alone"),
             (("model", "deploy", "art", "--board", "v1"), "compiled for a GPU"),

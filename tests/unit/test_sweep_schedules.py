@@ -63,4 +63,6 @@ def test_other_schedules_need_tuned_code() -> None:
         SweepOrder("m", top_k=3)
     with pytest.raises(UsageError, match="1 to 16"):
         SweepOrder("m", variants=("tuned",), top_k=0)
+    with pytest.raises(UsageError, match="code for processors"):
+        SweepOrder("m", variants=("tuned",), top_k=3, device="gpu")
     assert SweepOrder("m", variants=("tuned",), top_k=3).top_k == 3

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks
+from device_agent.protocol import CPU, EVERY_CLUSTER, Clocks, DomainClocks
 from farm.errors import UsageError
 from farm.points import requests
 from farm.points.grid import Coupling, GridRequest, find_reboot_modes, plan_grid
@@ -28,7 +28,7 @@ class SweepOrder:
 
     `cpu_freqs` are lists for all clusters or `CLUSTER=LIST`. `repeat` visits are made to each point in a row.
     `ambient_c` is the temperature of the room. `top_k` schedules of each workload are tried again at the points that
-    matter most, 1: none but the record's.
+    matter most, 1: none but the record's. `device` is the boards' processor or GPU.
     """
 
     model: str
@@ -47,6 +47,7 @@ class SweepOrder:
     budget_points: int | None = None
     seed: int = 0
     top_k: int = 1
+    device: str = CPU
 
     def __post_init__(self) -> None:
         if not MIN_WINDOW_S <= self.window_s <= MAX_WINDOW_S:
@@ -57,6 +58,8 @@ class SweepOrder:
             raise UsageError(f"--top-k must be 1 to {MAX_TOP_K}, not {self.top_k}")
         if self.top_k > 1 and TUNED not in self.variants:
             raise UsageError("--top-k tries schedules of tuned code", "Add --variants tuned, or untuned,tuned.")
+        if self.top_k > 1 and self.device != CPU:
+            raise UsageError("--top-k tries schedules of code for processors", "Leave --top-k or --device out.")
         if self.budget_points is not None and self.budget_points < 1:
             raise UsageError(f"--budget-points must be at least 1, not {self.budget_points}")
         if self.exhaustive and self.budget_points is not None:

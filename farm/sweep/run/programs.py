@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from device_agent.protocol import CPU
 from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled, compile_model
 from farm.artifacts.make import to_config
 from farm.artifacts.verify import compare
@@ -19,6 +20,7 @@ from farm.inventory.board_types import BoardType
 from farm.models.batches import set_batch
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.source import ModelSource
+from farm.search.gpus import device_of
 from farm.values import Record
 
 UNTUNED, TUNED = "untuned", "tuned"
@@ -29,13 +31,14 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class SweepProgram:
-    """One series of a sweep: a linked library and its inputs in call order. `about` says what it is made of."""
+    """One series of a sweep: a library for a device, and its inputs in call order. `about` says what it is made of."""
 
     variant: str
     batch: int
     library: bytes = dataclasses.field(repr=False)
     inputs: Arrays = dataclasses.field(repr=False)
     about: str = ""
+    device: str = CPU
 
     @property
     def series(self) -> tuple[str, int]:
@@ -90,7 +93,7 @@ class Recipe:
                 about = f"graph pipeline {done.pipeline}"
                 if variant == TUNED:
                     about += f", {done.applied} of {done.workloads} functions from records"
-                programs.append(SweepProgram(variant, batch, done.library, ordered, about))
+                programs.append(SweepProgram(variant, batch, done.library, ordered, about, device_of(self.target_config)))
         return programs
 
     @property

@@ -25,6 +25,7 @@ from farm.models.source import ModelSource
 from farm.points.grid import Coupling, leave_out
 from farm.points.values import Goal, Grid, GridPoint, PointMeasurement
 from farm.processes.compile_apart import compile_apart
+from farm.search import gpus
 from farm.settings import Settings
 from farm.store import Store
 from farm.sweep.plan import adaptive, order, schedules
@@ -60,7 +61,8 @@ class SweepSession:
         made: Sequence[SweepProgram] = (),
     ) -> None:
         self._made = made
-        self._wanted, self._where, self._type, self._source = wanted, where, board_type, source
+        self._wanted, self._where, self._source = wanted, where, source
+        self._type = gpus.require_device(board_type, wanted.device)
         self._settings, self._store, self._say = settings, store, say
         self._stack = contextlib.ExitStack()
         self._began = time.monotonic()
@@ -131,6 +133,8 @@ class SweepSession:
         """Compile, while the board waits; returns what has to be said of how it will be measured."""
         self._settings.share_linker_cache()
         target = plan_target(self._type, description.to_dict(), len(os.sched_getaffinity(0)))
+        if target.config is not None:
+            gpus.prepare_boards(target.config, self._settings)
         self._threads = target.threads
         self._target = target
         self._window = visits.plan_window(description, self._wanted.window_s, self._type.power.update_period_s)
@@ -260,7 +264,8 @@ class SweepSession:
         for series, program in self.programs.items():
 
             def job(board: HeldBoard, _: Store, program: SweepProgram = program) -> Any:
-                return board.run(spec, program.library, program.inputs)
+                own = dataclasses.replace(spec, device=program.device)
+                return board.run(own, program.library, program.inputs)
 
             outcome, arrays = wait_for(self.first.submit(job))
             if not outcome.latency_s or outcome.status is Status.CRASHED:

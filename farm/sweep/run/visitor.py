@@ -155,6 +155,7 @@ class Visitor:
         threads = visits.count_cores(point, orders.threads)
         start_c = visits.plan_start_c(self._idle_c[board.name], orders.ambient_c)
         spec = visits.plan_visit(orders.window, latency_s, threads, orders.memory_bytes, start_c)
+        spec = dataclasses.replace(spec, device=program.device)
         outcome, _ = board.run(spec, program.library, program.inputs)
         if visits.is_unmet_start(outcome):
             orders.say(f"{point.key} on {board.name}: {outcome.message}; measured all the same")
