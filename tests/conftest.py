@@ -10,7 +10,7 @@ import pytest
 from tests import postgresql
 
 _HERE = pathlib.Path(__file__).parent
-_KINDS = ("unit", "contract", "integration", "acceptance", "real_kernel")
+_KINDS = ("unit", "contract", "integration", "acceptance", "real_kernel", "gpu")
 
 
 @pytest.fixture(scope="session")
