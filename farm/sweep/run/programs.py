@@ -93,7 +93,8 @@ class Recipe:
                 about = f"graph pipeline {done.pipeline}"
                 if variant == TUNED:
                     about += f", {done.applied} of {done.workloads} functions from records"
-                programs.append(SweepProgram(variant, batch, done.library, ordered, about, device_of(self.target_config)))
+                device = device_of(self.target_config)
+                programs.append(SweepProgram(variant, batch, done.library, ordered, about, device))
         return programs
 
     @property
