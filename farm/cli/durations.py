@@ -1,4 +1,4 @@
-"""Spans of time in options. How they are written is `farm.durations`' business."""
+"""Spans of time in options. How they are written is `farm.units`' business."""
 
 from __future__ import annotations
 
