@@ -247,6 +247,11 @@ class Record:
     evidence: Mapping[str, Any] | None = dataclasses.field(default=None, repr=False)
     origin: Mapping[str, Any] | None = dataclasses.field(default=None, repr=False)
 
+    @property
+    def device(self) -> str:
+        """"gpu" or "cpu": a pipeline for a board's GPU is called so."""
+        return "gpu" if self.pipeline.startswith("gpu/") else "cpu"
+
 
 class CampaignState(StrEnum):
     """How it stands with a campaign over a fleet."""

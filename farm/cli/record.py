@@ -190,6 +190,7 @@ def _to_document(record: Record) -> dict[str, Any]:
         "name": record.workload_name,
         "board_type": record.board_type,
         "operating_point": record.operating_point,
+        "device": record.device,
         "pipeline": record.pipeline,
         "candidate": record.candidate,
         "latency_us": record.median_s * 1e6,
@@ -208,7 +209,7 @@ def _print_records(records: list[Record], empty: str) -> None:
             (
                 r.workload,
                 r.workload_name,
-                r.board_type + (" (simulated)" if r.simulated else ""),
+                r.board_type + (" GPU" if r.device == "gpu" else "") + (" (simulated)" if r.simulated else ""),
                 _show_point(r.operating_point),
                 f"{r.flop / r.median_s / 1e9:.2f}",
                 f"{r.median_s * 1e6:,.1f}",

@@ -21,6 +21,8 @@ def test_a_model_for_a_virtual_boards_gpu() -> None:
         tuned = home.run("tune", "tiny-cnn", *made[3:], "--trials", "8", "--json").json()
         assert tuned["trials"]["ok"] == 8
         assert tuned["records"]["new"] >= 1
+        assert {each["device"] for each in home.run("record", "list", "--simulated", "--json").json()} == {"gpu"}
+        assert "jetson-nano GPU (simulated)" in home.run("record", "list", "--simulated").out
         served = home.run(*made, "--simulated", "--out", "tuned", "--json").json()
         assert [each["source"] for each in served["workloads"]].count("record") == tuned["records"]["new"]
         refused = home.run(*made[:5], "--simulated", "--missing", "refuse", "--out", "no")
