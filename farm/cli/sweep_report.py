@@ -119,7 +119,8 @@ def compare(
         for letter, document in (("A", first), ("B", second)):
             board = document["board"]
             simulated = ", simulated" if board["simulated"] else ""
-            print(f"{letter}: sweep {document['sweep']}, {document['model']} on {board['type']}{simulated}")
+            where = sweep_rows.name_boards(document)
+            print(f"{letter}: sweep {document['sweep']}, {document['model']} on {where}{simulated}")
         for pair in pairs:
             _print_pair(pair)
 

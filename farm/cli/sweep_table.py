@@ -11,6 +11,7 @@ from rich import markup
 from farm import units
 from farm.cli import output
 from farm.report import sweep_variants
+from farm.sweep import rows as sweep_rows
 
 # More columns than that (a TX2 has twelve rails) no terminal holds.
 _MOST_RAILS = 3
@@ -25,7 +26,7 @@ def print_sweep(document: Mapping[str, Any]) -> None:
     simulated = " (simulated: nothing of it holds for a real board)" if board["simulated"] else ""
     grid = document["grid"]
     _say(
-        f"sweep {document['sweep']}: {document['model']} on {board['type']}{f'/{names}' if names else ''}{simulated}, "
+        f"sweep {document['sweep']}: {document['model']} on {sweep_rows.name_boards(document, names)}{simulated}, "
         f"{grid['measured']} of {grid['points']} points measured, {document['state']}, {document['seconds']:.0f} s"
     )
     for series in document["series"]:

@@ -121,7 +121,7 @@ def draw_frame(
             axes.spines[side].set_visible(False)
         axes.grid(color="#e2e2e2", linewidth=0.8, zorder=0)
         axes.set_axisbelow(True)
-    title = f"{document['model']} on {board['type']}"
+    title = f"{document['model']} on {sweep_rows.name_boards(document)}"
     text = figure.text(left, 1 - 0.1 / height, title, va="top", fontsize=13, fontweight="bold")
     plots.shorten(text, room * figure.dpi)
     text = figure.text(left, 1 - 0.38 / height, subtitle, va="top", fontsize=9.5, color=plots.FAINT)

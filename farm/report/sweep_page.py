@@ -46,7 +46,7 @@ def write_page(document: Document, pictures: list[Picture]) -> str:
     """The page's text."""
     board = document["board"]
     simulated = " (simulated)" if board["simulated"] else ""
-    title = f"{document['model']} on {board['type']}{simulated}"
+    title = f"{document['model']} on {sweep_rows.name_boards(document)}{simulated}"
     energy = sweep_rows.has_energy(document)
     parts = [
         element("h1", title),

@@ -135,4 +135,4 @@ def _line_kind(series: Series, row: Row) -> str:
 def _caption(document: Document, series: Series, common: Sequence[str]) -> str:
     same = f"; everywhere {format_point(' '.join(common))}" if common else ""
     simulated = ", simulated" if document["board"]["simulated"] else ""
-    return f"{sweep_rows.name_series(series, document)} on {document['board']['type']}{simulated}{same}"
+    return f"{sweep_rows.name_series(series, document)} on {sweep_rows.name_boards(document)}{simulated}{same}"

@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from device_agent.protocol import GPU
+
 Row = Mapping[str, Any]
 Series = Mapping[str, Any]
 Document = Mapping[str, Any]
@@ -43,6 +45,13 @@ def divide(over: Mapping[str, float], under: Mapping[str, float]) -> Ratio:
 def mean_ratio(ratios: Sequence[Ratio]) -> float:
     """The geometric mean."""
     return math.exp(sum(math.log(ratio.value) for ratio in ratios) / len(ratios))
+
+
+def name_boards(document: Document, names: str = "") -> str:
+    """The board type, the boards' names where given, and whether it was their GPU."""
+    board = document["board"]
+    where = f"{board['type']}/{names}" if names else str(board["type"])
+    return f"{where} GPU" if board.get("device") == GPU else where
 
 
 def counts(row: Row) -> bool:

@@ -75,3 +75,15 @@ def test_both_variants_are_in_one_picture_and_one_table_of_the_page(tmp_path: pa
     assert section.count("<tr") == 1 + len({row["key"] for row in document["series"][0]["rows"] if row["measured"]})
     assert "untuned" in section
     assert " – " in section
+
+
+def test_a_gpus_sweep_is_called_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table and the page say that it was the board's GPU; a processor is not named."""
+    own = sweep_documents.document([sweep_documents.series([sweep_documents.row("gpu=76.8MHz", [], 98e6)], "untuned")])
+    for device, where in (("gpu", "on jetson-nano/n-1 GPU (simulated"), ("cpu", "on jetson-nano/n-1 (simulated")):
+        document = own | {"board": own["board"] | {"device": device}, "notes": [], "schedules": []}
+        sweep_table.print_sweep(document)
+        assert where in capsys.readouterr().out
+    assert "on jetson-nano GPU (simulated)" in sweep_page.write_page(
+        own | {"board": own["board"] | {"device": "gpu"}}, []
+    )

@@ -120,7 +120,7 @@ def write_comments(chosen: Chosen) -> list[str]:
     day = time.strftime("%Y-%m-%d", time.localtime(document["started_at"]))
     lines = [
         f"Operating point {row['key']}",
-        f"for {document['model']} ({sweep_rows.name_series(series, document)}) on {board['type']}.",
+        f"for {document['model']} ({sweep_rows.name_series(series, document)}) on {sweep_rows.name_boards(document)}.",
     ]
     if board["simulated"]:
         lines.append("SIMULATED: found on a model of the board. Nothing here was measured on hardware.")

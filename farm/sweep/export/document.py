@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from device_agent.protocol import CPU
 from farm import units
 from farm.errors import PermanentError, UsageError
 from farm.points.values import Estimate, Goal, Grid, GridPoint, Merge, Objective, PointMeasurement
@@ -45,6 +46,7 @@ def make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[st
             "type": row["board_type"],
             "names": sorted({each["board"] for each in rows}),
             "simulated": bool(row["simulated"]),
+            "device": request.get("device", CPU),
         },
         "started_at": row["started_at"],
         "seconds": max(0.0, finished_at - row["started_at"]),
