@@ -31,7 +31,8 @@ from tests.integration.conftest import find_free_port, wait_until
 
 # The Python that a board on this machine has, as its root finds it.
 SYSTEM_PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-BROKEN = "raise SystemExit('this version is broken')\n"
+# Loads, as it must to be installed, and does not start.
+BROKEN = "def main(*_: object) -> int:\n    raise SystemExit('this version is broken')\n"
 
 
 @contextlib.contextmanager
