@@ -249,7 +249,7 @@ class Record:
 
     @property
     def device(self) -> str:
-        """ "gpu" or "cpu": a pipeline for a board's GPU is called so."""
+        """Processor ("cpu") or GPU ("gpu"): a pipeline for a board's GPU is called so."""
         return "gpu" if self.pipeline.startswith("gpu/") else "cpu"
 
 
