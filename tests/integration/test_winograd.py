@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
+import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farm.artifacts.compile import compile_model
 from farm.search import algorithms, cores, pipeline, tvm_env, winograd, workloads
 from farm.search.families import rule
 from farm.search.families.dense import CHANNELS_OUTSIDE, ROWS_OUTSIDE
 from farm.search.families.winograd import count_direct_flop
 from farm.search.pipeline import PIPELINES
 from farm.search.schedule_space import ScheduleSpace
+from farm.search.target import host_target
 from farm.search.winograd import Padding, Shape
 from farm.search.workloads import Workload
 
@@ -220,3 +225,37 @@ def test_a_models_flop_do_not_depend_on_the_algorithm() -> None:
     data = te.placeholder((4,), name="data")
     twice = te.compute((4,), lambda i: data[i] * 2.0, name="twice")
     assert count_direct_flop(tvm.IRModule({"main": te.create_prim_func([data, twice])})) is None
+
+
+def test_an_odd_number_of_channels_is_computed_right() -> None:
+    """A convolution whose channels are filled up and cut again: no family takes it for what it does not know."""
+    random = np.random.default_rng(0)
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    nodes, weights, last, channels = [], [], "x", 3
+    for out in (37, 53, 19):
+        weight = random.standard_normal((out, channels, 3, 3)).astype("float32") / (3 * channels**0.5)
+        bias = random.standard_normal(out).astype("float32")
+        weights += [onnx.numpy_helper.from_array(each, name) for each, name in ((weight, f"w{out}"), (bias, f"b{out}"))]
+        nodes += [
+            helper.make_node("Conv", [last, f"w{out}", f"b{out}"], [f"c{out}"], pads=[1, 1, 1, 1]),
+            helper.make_node("Relu", [f"c{out}"], [f"y{out}"]),
+        ]
+        last, channels = f"y{out}", out
+    graph = helper.make_graph(
+        nodes,
+        "odd",
+        [helper.make_tensor_value_info("x", kind, [1, 3, 41, 41])],
+        [helper.make_tensor_value_info(last, kind, [1, 19, 41, 41])],
+        weights,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    built = compile_model(model, {"x": (1, 3, 41, 41)}, host_target(2), "graph/2", (), None)
+    x = random.standard_normal((1, 3, 41, 41)).astype("float32")
+    [wanted] = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    with tempfile.NamedTemporaryFile(suffix=".so") as file:
+        file.write(built.library)
+        file.flush()
+        machine = tvm.relax.VirtualMachine(tvm.runtime.load_module(file.name), tvm.cpu())
+        given_back = machine["main"](tvm.runtime.tensor(x))
+    result = given_back if hasattr(given_back, "numpy") else given_back[0]
+    assert np.abs(result.numpy() - wanted).max() < 1e-4 * np.abs(wanted).max()

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from farm.search import winograd
 from farm.search.cores import Core
 from farm.search.families import expressions, loops
 from farm.search.families import facts as reading
@@ -132,7 +133,8 @@ def _read(schedule: Any) -> Norm | None:
         names = names[:-1]
     blocks = {name: trial.get(trial.get_sblock(name)) for name in names}
     summing = [name for name in names if any(reading.is_sum(v) for v in blocks[name].iter_vars)]
-    if not summing:
+    # Tiles of Winograd's algorithm overlap in what they read: none of its rows stands alone.
+    if not summing or any(winograd.MARK in block.annotations for block in blocks.values()):
         return None
     # A reduction's own element-wise inputs are computed twice at no cost, unless they call functions.
     cheap = [name for name in names[:-1] if name not in summing and not _calls(blocks[name])]
