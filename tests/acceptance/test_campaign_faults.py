@@ -57,25 +57,32 @@ def faulty(clean: Run) -> Iterator[Run]:
     """The campaign while boards go wrong in every way."""
     with campaign_rack(clean.rack.store) as rack:
         running = rack.home.start("campaign", "run", "vision.yaml")
-        rack.wait_count(1)
-        rack.harm(LIAR, "slow:1.3")
-        rack.wait_count(8)
-        rack.crash("nano-1")
-        rack.harm("tx2-1", "throttle:6")
-        rack.wait_count(16)
-        frozen = rack.freeze("tx2-2")
-        rack.wait_count(24)
-        # Away for seconds only: it takes two others to say that one of three lies.
-        rack.reboot("nano-2")
-        rack.wait_measuring("tx2-3")  # a board that has nothing to do is not doubted
-        rack.harm("tx2-3", "hang")
-        with contextlib.ExitStack() as mending:
-            mending.callback(rack.harm, "tx2-3", "clear")
-            mending.callback(rack.thaw, frozen)
-            wait_until(lambda: rack.was_doubted("tx2-2") and rack.was_doubted("tx2-3"), "both to be doubted")
-        done = running.wait(RUN_S)
+        try:
+            with contextlib.ExitStack() as mending:
+                harm(rack, mending)
+            done = running.wait(RUN_S)
+        finally:  # shown where it does not come to its end
+            print(rack.log()[-20_000:], *rack.home.rows("SELECT * FROM board_events ORDER BY id"), sep="\n")
         assert done.code == 0, done.err
         yield read(rack)
+
+
+def harm(rack: CampaignRack, mending: contextlib.ExitStack) -> None:
+    """Do it all, the campaign being under way; what is left to be mended at the end goes to `mending`."""
+    rack.wait_count(1)
+    rack.harm(LIAR, "slow:1.3")
+    rack.wait_count(8)
+    rack.crash("nano-1")
+    rack.harm("tx2-1", "throttle:6")
+    rack.wait_count(16)
+    mending.callback(rack.thaw, rack.freeze("tx2-2"))
+    rack.wait_count(24)
+    # Away for seconds only: it takes two others to say that one of three lies.
+    rack.reboot("nano-2")
+    rack.wait_measuring("tx2-3")  # a board that has nothing to do is not doubted
+    rack.harm("tx2-3", "hang")
+    mending.callback(rack.harm, "tx2-3", "clear")
+    wait_until(lambda: rack.was_doubted("tx2-2") and rack.was_doubted("tx2-3"), "both to be doubted")
 
 
 def test_nothing_is_amiss_in_the_clean_run(clean: Run) -> None:

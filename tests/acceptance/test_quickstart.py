@@ -77,7 +77,7 @@ def third(home: Home, second: Done, tmp_path_factory: pytest.TempPathFactory) ->
 def test_the_last_step_sweeps_a_virtual_board(home: Home, first: dict[str, Any], second: Done) -> None:
     """Untuned and tuned code over the clocks of a simulated Nano: points, a front and a pick; the board is gone."""
     sweep = first["sweep"]
-    assert sweep["board"] == {"type": "jetson-nano", "names": ["quickstart-nano"], "simulated": True}
+    assert sweep["board"] == {"type": "jetson-nano", "names": ["quickstart-nano"], "simulated": True, "device": "cpu"}
     assert [series["variant"] for series in sweep["series"]] == ["untuned", "tuned"]
     for series in sweep["series"]:
         assert len(series["rows"]) == 4

@@ -82,7 +82,7 @@ def test_cpu_clocks_are_swept_and_a_setting_is_picked(rack: Home) -> None:
     """Latency falls with the clock, energy comes with its parts, the pick is a point that was measured."""
     document = sweep(rack, "--board", NANO, "--cpu-freqs", "403.2,1479", "--window", "0.5s").json()
     assert document["state"] == "finished"
-    assert document["board"] == {"type": "jetson-nano", "names": [NANO], "simulated": True}
+    assert document["board"] == {"type": "jetson-nano", "names": [NANO], "simulated": True, "device": "cpu"}
     assert document["grid"]["measured"] == document["grid"]["points"] == 2
     [series] = document["series"]
     rows = {row["domains"][0]["freq_hz"]: row for row in series["rows"]}

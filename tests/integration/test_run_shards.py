@@ -13,6 +13,15 @@ RUNNER = pathlib.Path(__file__).parents[1] / "run_shards.py"
 
 _PASSES = "def test_it(): assert True\n"
 _FAILS = "def test_it(): assert 'this' == 'that'\n"
+_FAILS_ONCE = """
+import pathlib
+def test_it():
+    begun = pathlib.Path(__file__).with_suffix('.begun')
+    again = begun.exists()
+    begun.touch()
+    assert again
+def test_other(): assert not pathlib.Path(__file__).with_suffix('.other').exists()
+"""
 _WAITS = """
 import pathlib, signal
 def test_it():
@@ -31,7 +40,7 @@ def start(folder: pathlib.Path, first: str, second: str, *options: str) -> subpr
     shards = {name: [str(folder / f"test_{name}.py")] for name in ("first", "second")}
     code = (
         f"import sys, runpy; run = runpy.run_path({str(RUNNER)!r}); "
-        f"sys.exit(run['main']({['-p', 'no:cacheprovider', '-c', '/dev/null', *options]!r}, {shards!r}))"
+        f"sys.exit(run['main']({['-c', '/dev/null', *options]!r}, {shards!r}))"
     )
     return subprocess.Popen(
         [sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -60,6 +69,25 @@ def test_both_have_to_pass(
     assert code == 1 or "1 passed" in out
 
 
+def test_what_fails_once_is_unsteady(tmp_path: pathlib.Path) -> None:
+    """A test that fails beside the others and passes alone is named, and does not fail the run."""
+    process = start(tmp_path, _PASSES, _FAILS_ONCE)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, out
+    assert "second: exit code 1" in out
+    assert "test_second.py::test_it failed beside the other tests and passed alone" in out
+    assert "1 failed, 1 passed" in out
+    assert "1 passed, 1 deselected" in out
+
+
+def test_many_failures_are_no_accident(tmp_path: pathlib.Path) -> None:
+    """Where more than a few tests fail, none of them is run again."""
+    process = start(tmp_path, _PASSES, _FAILS_ONCE.replace("def test_it", _MANY + "def test_it"))
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "unsteady" not in out
+
+
 def test_an_interrupt_ends_both(tmp_path: pathlib.Path) -> None:
     """Ctrl-C ends the tests of both shards in their own order: what they have to put back is put back."""
     process = start(tmp_path, _WAITS, _WAITS)
@@ -77,6 +105,9 @@ def test_an_interrupt_ends_both(tmp_path: pathlib.Path) -> None:
     assert "stopping the tests" in out
 
 
+_MANY = "".join(
+    f"def test_{index}(): assert pathlib.Path(__file__).with_suffix('.begun').exists()\n" for index in range(9)
+)
 _WATCH = """
 import select, sys, pathlib
 while not all(pathlib.Path(name).exists() for name in sys.argv[1:]):

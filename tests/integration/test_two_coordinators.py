@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 
 from farm.campaign.engine import board_leases, control
@@ -61,6 +62,22 @@ def find_owners(store: Store) -> dict[str, int | None]:
     return {each.name: (each.engine or {}).get("pid") for each in store.fetch_fleet_campaigns()}
 
 
+def stop_between_transactions(process: subprocess.Popen[bytes], url: str) -> None:
+    """Stop a process while the server holds no transaction of its: one that stays idle in it is thrown out."""
+    query = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s AND state <> 'idle'"
+    with psycopg.connect(url, autocommit=True) as connection:
+
+        def is_stopped_idle() -> bool:
+            process.send_signal(signal.SIGSTOP)
+            connection.execute("SELECT pg_sleep(0.2)")  # what it has sent is begun by then
+            [[busy]] = connection.execute(query, (f"%:{process.pid}",)).fetchall()
+            if busy:
+                process.send_signal(signal.SIGCONT)
+            return not busy
+
+        wait_until(is_stopped_idle, "it to be between two transactions")
+
+
 def test_one_of_two_coordinators_is_killed(store: Store, url: str, tmp_path: pathlib.Path) -> None:
     """Every campaign has one engine. What a killed one left is interrupted, resumed, and taken by the other, whose own
     campaign goes on all the while.
@@ -68,7 +85,7 @@ def test_one_of_two_coordinators_is_killed(store: Store, url: str, tmp_path: pat
     submit(store, make_order("a"))
     with coordinator(url, tmp_path / "left") as left, contextlib.ExitStack() as stack:
         wait_until(lambda: find_owners(store)["a"] == left.pid, "the first to take a campaign")
-        left.send_signal(signal.SIGSTOP)
+        stop_between_transactions(left, url)
         submit(store, make_order("b"))
         right = stack.enter_context(coordinator(url, tmp_path / "right"))
         wait_until(lambda: find_owners(store)["b"] == right.pid, "the second to take the other")
