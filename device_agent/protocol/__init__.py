@@ -26,7 +26,18 @@ from device_agent.protocol.messages import Message, ProtocolError, StrEnum, load
 from device_agent.protocol.names import NAME_RULE, is_name
 from device_agent.protocol.outcome import FaultSide, Outcome, Status
 from device_agent.protocol.power import Energy, EnergySpec, PowerSpec, PowerTrace, PowerWindow, RailPower, SensorInfo
-from device_agent.protocol.processors import WARP, Processor, count_resident, find_processor
+from device_agent.protocol.processors import (
+    REACHED,
+    SECTOR_BYTES,
+    START_S,
+    WARP,
+    BlockWork,
+    Processor,
+    count_cycles,
+    count_fetched,
+    count_resident,
+    find_processor,
+)
 from device_agent.protocol.specs import CPU, GPU, Engine, Limits, MeasureSpec, RunSpec, StartConditions, TensorSpec
 from device_agent.protocol.texts import format_cpus, format_hz, format_mhz, format_table, parse_cpus, parse_hz
 
@@ -54,12 +65,16 @@ __all__ = [
     "PIN",
     "POWER",
     "PROTOCOL_VERSION",
+    "REACHED",
     "RPC_MAGIC",
     "RPC_MISMATCH",
     "RPC_SUCCESS",
     "RUN_MODEL",
+    "SECTOR_BYTES",
+    "START_S",
     "UNPIN",
     "WARP",
+    "BlockWork",
     "ClaimReport",
     "ClaimStatus",
     "Clocks",
@@ -90,6 +105,8 @@ __all__ = [
     "Status",
     "StrEnum",
     "TensorSpec",
+    "count_cycles",
+    "count_fetched",
     "count_resident",
     "fence_key",
     "find_processor",

@@ -1,4 +1,6 @@
-"""What one streaming multiprocessor of a Jetson's GPU has, by architecture, and how many blocks it takes at a time."""
+"""What one streaming multiprocessor of a Jetson's GPU has, by architecture, how many blocks it takes at a time, and how
+long for them. Predictions of schedules and virtual boards both go by this; counting what a block does is theirs.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,15 @@ import dataclasses
 import math
 
 WARP = 32
+# The least of global memory that is moved.
+SECTOR_BYTES = 32
+# Assumed, as microbenchmarks of these architectures have it (Jia et al. 2018, arXiv 1804.06826): memory answers after
+# some 350 cycles; a kernel's start on the device takes 3 us.
+_MEMORY_CYCLES, START_S = 350.0, 3e-6
+# Of the memory's peak that a kernel can have, and sectors that the second cache gives a processor in a cycle. Assumed.
+REACHED, _CACHE_SECTORS = 0.8, 2.0
+# Independent multiply-adds of one thread that its results allow at most.
+_MOST_PARALLEL = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,3 +57,40 @@ def count_resident(unit: Processor, threads: int, registers: int, shared_bytes: 
     shared = math.ceil(shared_bytes / 256) * 256
     by_shared = unit.shared_bytes // shared if shared else unit.blocks
     return max(1, min(unit.blocks, unit.threads // (warps * WARP), unit.registers // held, by_shared))
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockWork:
+    """What one block of `threads` does: warp instructions issued, turns of shared memory, sectors of global memory,
+    phases in which it waits for memory, cycles that its barriers cost; each thread has `held` values in work at once.
+    """
+
+    threads: int
+    issued: float
+    shared_turns: float
+    sectors: float
+    waits: float
+    barrier_cycles: float
+    held: int
+
+
+def count_cycles(work: BlockWork, unit: Processor, blocks: int, resident: int, processors: int) -> float:
+    """GPU cycles until so many blocks are done, `resident` of them at a time on a processor, had the memory no end of
+    bandwidth.
+    """
+    width = unit.lanes / WARP
+    warps = math.ceil(work.threads / WARP)
+    own = math.ceil(blocks / processors)  # of the busiest processor
+    at_once = min(resident, own)
+    # Instructions of other warps, and independent ones of the same, fill the time until a result is there.
+    parallel = min(_MOST_PARALLEL, max(1, work.held))
+    filled = min(1.0, at_once * warps * parallel / (unit.fma_cycles * width))
+    busy = max(work.issued / width / filled, work.shared_turns, work.sectors / _CACHE_SECTORS)
+    waited = work.waits * _MEMORY_CYCLES + work.barrier_cycles + work.issued / warps
+    return max(own * busy, own / at_once * waited)
+
+
+def count_fetched(asked_bytes: float, size_bytes: float, cache_bytes: int) -> float:
+    """Bytes of an argument that come from memory where so many are asked for: it once, and again what no cache has."""
+    once = min(asked_bytes, size_bytes)
+    return once + (asked_bytes - once) * max(0.0, 1 - cache_bytes / max(size_bytes, 1.0))

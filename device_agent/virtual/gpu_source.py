@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_agent.protocol.processors import WARP
+from device_agent.protocol.processors import SECTOR_BYTES, WARP
 
-# Global memory is moved in sectors of 32 bytes; shared memory has 32 banks of 4 bytes.
-SECTOR_BYTES, _BANKS, _WORD_BYTES = 32, 32, 4
+# Shared memory has 32 banks of 4 bytes.
+_BANKS, _WORD_BYTES = 32, 4
 # Instructions that a warp issues for one of these, beside what one addition or multiplication takes: divisions and
 # functions come to a row of them.
 _DIVISION, _FUNCTION, _SHUFFLE = 8, 10, 2

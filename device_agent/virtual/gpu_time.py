@@ -17,21 +17,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from device_agent import gpu
-from device_agent.protocol.processors import WARP, Processor, count_resident, find_processor
+from device_agent.protocol.processors import (
+    REACHED,
+    SECTOR_BYTES,
+    START_S,
+    BlockWork,
+    count_cycles,
+    count_fetched,
+    count_resident,
+    find_processor,
+)
 from device_agent.virtual import gpu_source
-from device_agent.virtual.gpu_source import SECTOR_BYTES, Counts
+from device_agent.virtual.gpu_source import Counts
 
 # Work that nobody could count is taken for so many cycles.
 _UNKNOWN_CYCLES = 1e4
-# Assumed, as microbenchmarks of these architectures have them (Jia et al. 2018, arXiv 1804.06826): memory answers after
-# some 350 cycles, a barrier costs some 30 with its stragglers; a start on the device 3 us, and this machine's processor
-# 2 us to ask for one.
-_MEMORY_CYCLES, _BARRIER_CYCLES = 350.0, 30.0
-_START_S, ASKING_S = 3e-6, 2e-6
-# Of the memory's peak that a kernel can have, and what the second cache gives a processor in a cycle. Assumed.
-_REACHED, _CACHE_SECTORS = 0.8, 2.0
-# Independent multiply-adds of one thread that its results allow at most.
-_MOST_PARALLEL = 6
+# Assumed: a barrier costs some 30 cycles with its stragglers, and the processor takes 2 us to ask for a start.
+_BARRIER_CYCLES, ASKING_S = 30.0, 2e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,28 +97,19 @@ def _weigh(launch: Launch, arch: str, processors: int) -> Kernel:
     unit = find_processor(arch)
     blocks = math.prod(launch.grid)
     resident = count_resident(unit, math.prod(launch.block), registers, shared + launch.shared_bytes)
-    cycles = count_cycles(counts, unit, math.prod(launch.block), blocks, resident, processors)
-    return Kernel(cycles, count_bytes(counts, blocks, launch.sizes, unit.cache_bytes))
-
-
-def count_cycles(counts: Counts, unit: Processor, threads: int, blocks: int, resident: int, processors: int) -> float:
-    """GPU cycles until all blocks are done, had the memory no end of bandwidth."""
     if not counts.issued:
-        return _UNKNOWN_CYCLES
-    width = unit.lanes / WARP
-    warps = math.ceil(threads / WARP)
-    own = math.ceil(blocks / processors)  # of the busiest processor
-    at_once = min(resident, own)
-    # Instructions of other warps, and independent ones of the same, fill the time until a result is there.
-    parallel = min(_MOST_PARALLEL, max(1, counts.held))
-    filled = min(1.0, at_once * warps * parallel / (unit.fma_cycles * width))
-    busy = max(
-        counts.issued / width / filled,
-        counts.shared,
-        sum(counts.sectors.values()) / _CACHE_SECTORS,
+        return Kernel(_UNKNOWN_CYCLES, count_bytes(counts, blocks, launch.sizes, unit.cache_bytes))
+    work = BlockWork(
+        threads=math.prod(launch.block),
+        issued=counts.issued,
+        shared_turns=counts.shared,
+        sectors=sum(counts.sectors.values()),
+        waits=counts.waits,
+        barrier_cycles=counts.barriers * _BARRIER_CYCLES,
+        held=counts.held,
     )
-    waited = counts.waits * _MEMORY_CYCLES + counts.barriers * _BARRIER_CYCLES + counts.issued / warps
-    return max(own * busy, own / at_once * waited)
+    cycles = count_cycles(work, unit, blocks, resident, processors)
+    return Kernel(cycles, count_bytes(counts, blocks, launch.sizes, unit.cache_bytes))
 
 
 def count_bytes(counts: Counts, blocks: int, sizes: Sequence[int], cache_bytes: int) -> float:
@@ -125,8 +118,7 @@ def count_bytes(counts: Counts, blocks: int, sizes: Sequence[int], cache_bytes: 
     for argument, sectors in counts.sectors.items():
         asked = sectors * SECTOR_BYTES * blocks
         size = sizes[argument] if argument < len(sizes) and sizes[argument] else asked
-        once = min(asked, float(size))
-        moved += once + (asked - once) * max(0.0, 1 - cache_bytes / max(size, 1))
+        moved += count_fetched(asked, size, cache_bytes)
     return moved
 
 
@@ -136,11 +128,11 @@ def compute_seconds(
     """How long the GPU takes at a clock, the memory at a share of its highest; for which share of that the GPU's
     processors are busy, and the memory.
     """
-    bandwidth = _REACHED * max(float(facts["memory_bytes_per_s"]), 1e9) * memory_share
+    bandwidth = REACHED * max(float(facts["memory_bytes_per_s"]), 1e9) * memory_share
     total = computing = moving = 0.0
     for kernel in kernels:
         compute_s, move_s = kernel.cycles / max(gpu_hz, 1.0), kernel.moved_bytes / bandwidth
-        total += kernel.times * (max(compute_s, move_s) + _START_S)
+        total += kernel.times * (max(compute_s, move_s) + START_S)
         computing += kernel.times * compute_s
         moving += kernel.times * move_s
     return total * float(facts["stretch"]), computing / max(total, 1e-12), moving / max(total, 1e-12)

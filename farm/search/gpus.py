@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from device_agent.protocol import CPU, GPU, Processor, find_processor
+from device_agent.protocol import CPU, GPU, REACHED, Processor, find_processor
 from farm.errors import UsageError
 from farm.gpu import native
 from farm.gpu.code import THREADS_PER_BLOCK, WARP, GpuPlan, plan_gpu
@@ -20,8 +20,6 @@ from farm.settings import Settings
 PIPELINE = "gpu/1"
 # In a target's `libs`: that a virtual board runs it, by this machine's processor.
 VIRTUAL = "virtual"
-# Of the memory's peak that code reaches. Assumed.
-_REACHED = 0.8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +105,7 @@ def gpu_of(target: Mapping[str, Any]) -> Gpu:
         find_processor(gpu.arch),
         gpu.processors or 1,
         float(max(gpu.freqs_hz, default=1_000_000_000)),
-        _REACHED * float(gpu.memory_bytes_per_s or 25_600_000_000),
+        REACHED * float(gpu.memory_bytes_per_s or 25_600_000_000),
     )
 
 

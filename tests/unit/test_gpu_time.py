@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from device_agent.protocol.processors import count_resident, find_processor
+from device_agent.protocol.processors import BlockWork, count_cycles, count_resident, find_processor
 from device_agent.virtual import gpu_source, gpu_time
 from device_agent.virtual.gpu_source import Counts
 
@@ -92,9 +92,9 @@ def test_registers_and_shared_memory_limit_what_is_resident() -> None:
 
 def test_few_warps_do_not_hide_what_many_do() -> None:
     """The same work in blocks of which only one fits takes longer."""
-    counts = Counts(issued=4000, arithmetic=3000, shared=100, sectors={0: 100}, barriers=4, waits=4)
+    work = BlockWork(128, issued=4000, shared_turns=100, sectors=100, waits=4, barrier_cycles=120, held=1)
     unit = find_processor("sm_53")
-    many, one = (gpu_time.count_cycles(counts, unit, 128, 64, resident, 1) for resident in (16, 1))
+    many, one = (count_cycles(work, unit, 64, resident, 1) for resident in (16, 1))
     assert one > 2 * many
 
 

@@ -6,17 +6,15 @@ import dataclasses
 import math
 from typing import Any
 
-from device_agent.protocol import WARP, count_resident
+from device_agent.protocol import SECTOR_BYTES, START_S, WARP, BlockWork, count_cycles, count_resident
 from farm.search.families import facts as reading
 from farm.search.families.family import Prediction
 from farm.search.gpus import Gpu
 
-# Assumed: what a kernel's start costs, a wait for memory, a barrier; a sector of memory is the least that is moved.
-_START_S, _MEMORY_CYCLES, _BARRIER_CYCLES = 3e-6, 350.0, 40.0
-SECTOR_BYTES = 32
+# Assumed: what a barrier costs.
+_BARRIER_CYCLES = 40.0
 # Registers that addresses and loop counters take beside a thread's values.
 OTHER_REGISTERS = 22
-_MOST_PARALLEL = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,17 +50,20 @@ def predict(work: Blocks, gpu: Gpu) -> Prediction | None:
     if too_much or work.registers > 240 or work.registers * warps * WARP > limits.registers:
         return None
     unit = gpu.unit
-    width = unit.lanes / WARP
     own = math.ceil(work.blocks / gpu.processors)
     resident = min(own, count_resident(unit, work.threads, work.registers, work.shared_bytes))
-    issued = warps * (work.multiplied + work.others)
-    parallel = min(_MOST_PARALLEL, max(1, work.held))
-    filled = min(1.0, resident * warps * parallel / (unit.fma_cycles * width))
-    busy = max(issued / width / filled, work.shared_turns, work.moved_bytes / work.blocks / (2 * SECTOR_BYTES))
-    waited = work.waits * _MEMORY_CYCLES + work.barriers * _BARRIER_CYCLES + issued / warps
-    cycles = max(own * busy, own / resident * waited)
+    block = BlockWork(
+        threads=work.threads,
+        issued=warps * (work.multiplied + work.others),
+        shared_turns=work.shared_turns,
+        sectors=work.moved_bytes / work.blocks / SECTOR_BYTES,
+        waits=work.waits,
+        barrier_cycles=work.barriers * _BARRIER_CYCLES,
+        held=work.held,
+    )
+    cycles = count_cycles(block, unit, work.blocks, resident, gpu.processors)
     far_s = work.far_bytes / gpu.memory_bytes_per_s
-    seconds = max(cycles / gpu.freq_hz, far_s) + _START_S
+    seconds = max(cycles / gpu.freq_hz, far_s) + START_S
     terms = {
         "compute": cycles,
         "far": far_s * gpu.freq_hz,
@@ -71,12 +72,6 @@ def predict(work: Blocks, gpu: Gpu) -> Prediction | None:
         "steps": resident * warps,
     }
     return Prediction(seconds, terms)
-
-
-def far(asked_bytes: float, size_bytes: float, gpu: Gpu) -> float:
-    """Bytes of an argument that come from memory where so many are asked for: it once, and again what no cache has."""
-    once = min(asked_bytes, size_bytes)
-    return once + (asked_bytes - once) * max(0.0, 1 - gpu.unit.cache_bytes / max(size_bytes, 1.0))
 
 
 def writes_once(schedule: Any, name: str) -> bool:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from device_agent.protocol import count_fetched
 from farm.search.families import facts as reading
 from farm.search.families import gpu_cost
 from farm.search.families.facts import Contraction
@@ -83,8 +84,8 @@ class GpuTiles:
             held=own + values + plan["channels"],
             waits=stages,
             moved_bytes=moved,
-            far_bytes=gpu_cost.far(data_asked, facts.data_bytes, core)
-            + gpu_cost.far(weights_asked, facts.weight_bytes, core)
+            far_bytes=count_fetched(data_asked, facts.data_bytes, core.unit.cache_bytes)
+            + count_fetched(weights_asked, facts.weight_bytes, core.unit.cache_bytes)
             + facts.result_bytes,
             shared_bytes=(data + weights) * 4,
             shared_turns=warps * steps * read + stages * (data + weights) / 32,
