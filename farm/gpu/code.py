@@ -31,7 +31,7 @@ class Made:
 
 
 # Of every GPU from Maxwell to Ampere (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
-THREADS_PER_BLOCK, WARP = 1024, 32
+THREADS_PER_BLOCK = 1024
 
 
 def plan_gpu(board_type: BoardType) -> GpuPlan:

@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from device_agent.protocol import WARP
 from farm.errors import CodeRefusedError, DeadlineError, PermanentError, UsageError
 from farm.gpu.nvrtc import find_file
 
@@ -144,7 +145,7 @@ def _count_threads(words: str) -> int:
 
 def _require(usage: Usage, limits: Limits) -> None:
     """The driver hands out registers in units of 8 per thread and whole warps (CUDA's occupancy calculator)."""
-    registers = -(-usage.registers // 8) * 8 * -(-usage.threads // 32) * 32
+    registers = -(-usage.registers // 8) * 8 * -(-usage.threads // WARP) * WARP
     for has, may, what in (
         (usage.threads, limits.threads, "threads"),
         (usage.shared_bytes, limits.shared_bytes, "bytes of shared memory"),

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from device_agent.protocol import CPU, GPU, REACHED, Processor, find_processor
+from device_agent.protocol import CPU, GPU, REACHED, WARP, Processor, find_processor
 from farm.errors import UsageError
 from farm.gpu import native
-from farm.gpu.code import THREADS_PER_BLOCK, WARP, GpuPlan, plan_gpu
+from farm.gpu.code import THREADS_PER_BLOCK, GpuPlan, plan_gpu
 from farm.gpu.ptx import Limits
 from farm.inventory.board_types import BoardType, load_board_types
 from farm.search import cores

@@ -7,7 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from farm.gpu.code import THREADS_PER_BLOCK, WARP
+from device_agent.protocol import WARP
+from farm.gpu.code import THREADS_PER_BLOCK
 from farm.search.families import expressions, gpu_cost, loops
 from farm.search.families import facts as reading
 from farm.search.families.family import Plan, Prediction
@@ -110,7 +111,7 @@ class GpuSums:
 
     def predict(self, facts: Map, plan: Plan, core: Gpu) -> Prediction | None:
         threads = plan["beside"] * plan["shares"]
-        if not 32 <= threads <= 512:
+        if not WARP <= threads <= 512:
             return None
         steps = math.ceil(facts.depth / plan["shares"])
         # Threads beside each other read what lies in a row, where results do.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from device_agent.protocol import count_fetched
+from device_agent.protocol import WARP, count_fetched
 from farm.search.families import facts as reading
 from farm.search.families import gpu_cost
 from farm.search.families.facts import Contraction
@@ -14,7 +14,7 @@ from farm.search.families.family import Plan, Prediction
 from farm.search.families.gpu_cost import Blocks
 from farm.search.gpus import Gpu
 
-# Fewer results are had sooner by threads that share their sums (`gpu_sums.py`).
+# Fewer results are had sooner by threads that share their sums (`gpu_flat.py`).
 _FEWEST_PIXELS = 4
 
 
@@ -51,7 +51,7 @@ class GpuTiles:
 
     def predict(self, facts: Contraction, plan: Plan, core: Gpu) -> Prediction | None:
         threads = plan["wide"] * plan["high"] * plan["far"]
-        if threads < 32 or threads > 512:
+        if threads < WARP or threads > 512:
             return None
         rows, columns = _area(facts)
         tile_rows, tile_columns = plan["high"] * plan["rows"], plan["far"] * plan["columns"]
@@ -70,9 +70,9 @@ class GpuTiles:
         data = math.prod((size - 1) * stride + reach for size, stride, reach in spans) * plan["steps"]
         weights = kernel * plan["steps"] * tile_channels
         steps = kernel * stages * plan["steps"]
-        warps = math.ceil(threads / 32)
+        warps = math.ceil(threads / WARP)
         # Of each step a thread reads its pixels one by one, its channels as vectors of up to four.
-        read = values * min(8, max(1, 32 // plan["wide"])) ** 0.25 + math.ceil(plan["channels"] / 4) * _turns(plan)
+        read = values * min(8, max(1, WARP // plan["wide"])) ** 0.25 + math.ceil(plan["channels"] / 4) * _turns(plan)
         fetched = stages * (data + weights) / threads
         moved = blocks * (stages * (data + weights) + tile_rows * tile_columns * tile_channels) * 4.0
         data_asked, weights_asked = blocks * stages * data * 4.0, blocks * stages * weights * 4.0
@@ -88,7 +88,7 @@ class GpuTiles:
             + count_fetched(weights_asked, facts.weight_bytes, core.unit.cache_bytes)
             + facts.result_bytes,
             shared_bytes=(data + weights) * 4,
-            shared_turns=warps * steps * read + stages * (data + weights) / 32,
+            shared_turns=warps * steps * read + stages * (data + weights) / WARP,
             barriers=2 * stages,
         )
         return gpu_cost.predict(work, core)
@@ -150,4 +150,4 @@ def _area(facts: Contraction) -> tuple[int, int]:
 
 def _turns(plan: Plan) -> int:
     """How often shared memory is asked for the channels' vectors of a warp."""
-    return max(1, min(4, plan["channels"]) * min(32, plan["wide"]) // 32)
+    return max(1, min(4, plan["channels"]) * min(WARP, plan["wide"]) // WARP)
