@@ -249,8 +249,13 @@ class Record:
 
     @property
     def device(self) -> str:
-        """Processor ("cpu") or GPU ("gpu"): a pipeline for a board's GPU is called so."""
-        return "gpu" if self.pipeline.startswith("gpu/") else "cpu"
+        """What ran it: the processor ("cpu") or the GPU ("gpu") of a board."""
+        return "gpu" if is_for_gpu(self.pipeline) else "cpu"
+
+
+def is_for_gpu(pipeline: str) -> bool:
+    """Whether code of a graph pipeline is for boards' GPUs: those pipelines are called so."""
+    return pipeline.startswith("gpu/")
 
 
 class CampaignState(StrEnum):

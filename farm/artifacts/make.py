@@ -32,7 +32,7 @@ from farm.search import gpus
 from farm.search.target import host_target
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import DEFAULT_POINT, Record
+from farm.values import DEFAULT_POINT, Record, is_for_gpu
 from farm.version import __version__
 
 RULE, TUNE, REFUSE = "rule", "tune", "refuse"
@@ -151,7 +151,7 @@ def fetch_candidates(order: CompileOrder, store: Store) -> tuple[list[Record], l
 def list_relatives(order: CompileOrder) -> list[tuple[str, TargetPlan]]:
     """The other board types with cores of the kind that is compiled for, and what their code is made for."""
     own, kind = order.board_type, _core(order.board_type)
-    is_known = kind is not None and own.pipeline != gpus.PIPELINE
+    is_known = kind is not None and not is_for_gpu(own.pipeline)
     types = load_board_types().values() if is_known else ()
     return [
         (each.name, find_target(each, order.simulated))

@@ -14,7 +14,7 @@ from farm.errors import BoardUnsafeError, UnavailableError, UsageError
 from farm.gpu.code import plan_gpu
 from farm.inventory.board_types import BoardType
 from farm.search import gpus
-from farm.values import Health, State
+from farm.values import Health, State, is_for_gpu
 
 # What does not mend by itself.
 _OPERATORS = (Health.MAINTENANCE, Health.UNSAFE, Health.RETIRED)
@@ -135,7 +135,7 @@ def plan_target(board_type: BoardType, description: Mapping[str, Any], host_core
     where a real board is of another architecture than its type.
     """
     plan = _plan_processor(board_type, description, host_cores)
-    if board_type.pipeline != gpus.PIPELINE:
+    if not is_for_gpu(board_type.pipeline):
         return plan
     # The processor only starts kernels: which of this machine's it is makes no difference to their code.
     host = plan.config or {"kind": "llvm", "mtriple": f"{platform.machine()}-linux-gnu"}

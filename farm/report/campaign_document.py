@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from device_agent.protocol import CPU, GPU
+from farm.search import gpus
 from farm.store import Store
 from farm.values import FleetCampaign, Record
 
@@ -36,7 +36,7 @@ def summarise(campaign: FleetCampaign) -> dict[str, Any]:
             {
                 "type": each["board_type"],
                 "simulated": each["simulated"],
-                "device": GPU if dict(each["target"]).get("kind") == "cuda" else CPU,
+                "device": gpus.device_of(each["target"]),
                 "points": list(each["points"]),
                 "workloads": len(each["workloads"]),
             }

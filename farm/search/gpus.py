@@ -23,7 +23,7 @@ VIRTUAL = "virtual"
 
 
 @dataclasses.dataclass(frozen=True)
-class Gpu:
+class TargetGpu:
     """A board type's GPU at its highest clocks. What a block may have is in `plan`; `unit` is one of its processors."""
 
     plan: GpuPlan
@@ -89,7 +89,7 @@ def prepare_boards(target: Mapping[str, Any], settings: Settings) -> None:
         native.prepare(settings.home_path)
 
 
-def gpu_of(target: Mapping[str, Any]) -> Gpu:
+def gpu_of(target: Mapping[str, Any]) -> TargetGpu:
     """The GPU that a target of `to_config` names. Raises UsageError for a board type that is not known."""
     board_type = load_board_types().get(str(target.get("model", "")))
     if board_type is None or board_type.gpu is None:
@@ -100,7 +100,7 @@ def gpu_of(target: Mapping[str, Any]) -> Gpu:
         int(target["max_shared_memory_per_block"]),
         int(target["max_threads_per_block"]),
     )
-    return Gpu(
+    return TargetGpu(
         dataclasses.replace(plan_gpu(board_type), limits=limits),
         find_processor(gpu.arch),
         gpu.processors or 1,
@@ -109,6 +109,6 @@ def gpu_of(target: Mapping[str, Any]) -> Gpu:
     )
 
 
-def unit_of(target: Mapping[str, Any]) -> Core | Gpu:
+def unit_of(target: Mapping[str, Any]) -> Core | TargetGpu:
     """What computes for a target: its processor's cores, or its GPU. Raises UsageError for one that is not known."""
     return gpu_of(target) if is_gpu(target) else cores.core_of(target)

@@ -7,7 +7,9 @@ import dataclasses
 import pytest
 
 from device_agent.protocol import Outcome, Status
-from farm.values import DEFAULT_POINT, Board, Trial
+from farm.search import gpus
+from farm.search.pipeline import PIPELINES
+from farm.values import DEFAULT_POINT, Board, Trial, is_for_gpu
 
 
 def trial(status: Status, samples: tuple[float, ...]) -> Trial:
@@ -41,3 +43,9 @@ def test_values_cannot_be_changed() -> None:
     """A fact stays as it was told."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         trial(Status.OK, (1.0,)).attempt = 2  # type: ignore[misc]
+
+
+def test_what_a_pipeline_is_for_is_in_its_name() -> None:
+    """A board type as its GPU's has a pipeline that says so, and no other one does."""
+    for name in PIPELINES:
+        assert is_for_gpu(name) == (name == gpus.PIPELINE)

@@ -16,7 +16,7 @@ from farm.search.families.gpu_tiles import GpuTiles
 from farm.search.families.norm import Norms
 from farm.search.families.reduce import Reduce
 from farm.search.families.winograd import Winograd
-from farm.search.gpus import Gpu
+from farm.search.gpus import TargetGpu
 
 FAMILIES: tuple[Family, ...] = (
     Dots(),
@@ -35,4 +35,4 @@ GPU_FAMILIES: tuple[Family, ...] = (GpuTiles(), GpuSums(), GpuFlat())
 
 def list_families(unit: Unit) -> tuple[Family, ...]:
     """Those for cores, or for a GPU."""
-    return GPU_FAMILIES if isinstance(unit, Gpu) else FAMILIES
+    return GPU_FAMILIES if isinstance(unit, TargetGpu) else FAMILIES

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from farm.search.cores import Core
-from farm.search.gpus import Gpu
+from farm.search.gpus import TargetGpu
 
 # What computes.
-Unit = Core | Gpu
+Unit = Core | TargetGpu
 Plan = Mapping[str, int]
 
 

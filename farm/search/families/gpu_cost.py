@@ -9,7 +9,7 @@ from typing import Any
 from device_agent.protocol import SECTOR_BYTES, START_S, WARP, BlockWork, count_cycles, count_resident
 from farm.search.families import facts as reading
 from farm.search.families.family import Prediction
-from farm.search.gpus import Gpu
+from farm.search.gpus import TargetGpu
 
 # Assumed: what a barrier costs.
 _BARRIER_CYCLES = 40.0
@@ -42,7 +42,7 @@ class Blocks:
         return self.held + OTHER_REGISTERS
 
 
-def predict(work: Blocks, gpu: Gpu) -> Prediction | None:
+def predict(work: Blocks, gpu: TargetGpu) -> Prediction | None:
     """How long it takes; None for what a block may not have."""
     limits = gpu.plan.limits
     warps = math.ceil(work.threads / WARP)

@@ -13,7 +13,7 @@ from farm.search.families import expressions, gpu_cost, loops
 from farm.search.families import facts as reading
 from farm.search.families.family import Plan, Prediction
 from farm.search.families.gpu_cost import Blocks
-from farm.search.gpus import Gpu
+from farm.search.gpus import TargetGpu
 
 # With at least so many steps to a sum, and fewer results than a processor has threads, these share their sums.
 _LONG, _FEW = 32, 2048
@@ -48,14 +48,14 @@ class GpuFlat:
     def read(self, schedule: Any) -> Map | None:
         return read_map(schedule)
 
-    def options(self, facts: Map, core: Gpu) -> Mapping[str, tuple[int, ...]]:
+    def options(self, facts: Map, core: TargetGpu) -> Mapping[str, tuple[int, ...]]:
         each = tuple(n for n in (1, 2, 4) if facts.run % n == 0)
         # What a thread sums up is moved to it only where all blocks are full.
         full = sorted({_nearest(facts.results, n) for n in (64, 128, 256, 512)}) if facts.main else []
         threads = tuple(n for n in full if n >= WARP) or tuple(full[-1:])
         return {"threads": threads or (64, 128, 256, 512), "each": each}
 
-    def predict(self, facts: Map, plan: Plan, core: Gpu) -> Prediction | None:
+    def predict(self, facts: Map, plan: Plan, core: TargetGpu) -> Prediction | None:
         each = plan["each"]
         if facts.main and facts.results % (plan["threads"] * each):
             return None
@@ -103,13 +103,13 @@ class GpuSums:
         found = read_map(schedule)
         return found if found and found.main and found.depth >= _LONG and found.results <= _FEW else None
 
-    def options(self, facts: Map, core: Gpu) -> Mapping[str, tuple[int, ...]]:
+    def options(self, facts: Map, core: TargetGpu) -> Mapping[str, tuple[int, ...]]:
         return {
             "beside": tuple(n for n in (1, 4, 8, 16, 32) if n <= facts.results),
             "shares": tuple(n for n in (8, 16, 32, 64, 128, 256) if n <= 2 * facts.depth),
         }
 
-    def predict(self, facts: Map, plan: Plan, core: Gpu) -> Prediction | None:
+    def predict(self, facts: Map, plan: Plan, core: TargetGpu) -> Prediction | None:
         threads = plan["beside"] * plan["shares"]
         if not WARP <= threads <= 512:
             return None

@@ -12,7 +12,7 @@ from farm.search.families import gpu_cost
 from farm.search.families.facts import Contraction
 from farm.search.families.family import Plan, Prediction
 from farm.search.families.gpu_cost import Blocks
-from farm.search.gpus import Gpu
+from farm.search.gpus import TargetGpu
 
 # Fewer results are had sooner by threads that share their sums (`gpu_flat.py`).
 _FEWEST_PIXELS = 4
@@ -36,7 +36,7 @@ class GpuTiles:
         after = [name for name in (*found.between, found.last) if name != found.main]
         return found if all(gpu_cost.writes_once(schedule, name) for name in after) else None
 
-    def options(self, facts: Contraction, core: Gpu) -> Mapping[str, tuple[int, ...]]:
+    def options(self, facts: Contraction, core: TargetGpu) -> Mapping[str, tuple[int, ...]]:
         rows, columns = _area(facts)
         wide = tuple(n for n in (4, 8, 16, 32) if n <= max(4, facts.channel))
         return {
@@ -49,7 +49,7 @@ class GpuTiles:
             "steps": tuple(n for n in (4, 8, 16, 32) if facts.sums[-1].extent % n == 0) or (facts.sums[-1].extent,),
         }
 
-    def predict(self, facts: Contraction, plan: Plan, core: Gpu) -> Prediction | None:
+    def predict(self, facts: Contraction, plan: Plan, core: TargetGpu) -> Prediction | None:
         threads = plan["wide"] * plan["high"] * plan["far"]
         if threads < WARP or threads > 512:
             return None
