@@ -146,7 +146,7 @@ def _host_name() -> str:
 
 
 def _serve(chosen: argparse.Namespace, board: Board, parent: int) -> int:
-    from device_agent import rig, rpc, session
+    from device_agent import gpu, rig, rpc, session
 
     try:
         listener = rpc.open_listener(chosen.host, chosen.port, chosen.port_end)
@@ -155,10 +155,7 @@ def _serve(chosen: argparse.Namespace, board: Board, parent: int) -> int:
     port = listener.getsockname()[1]
     board.measure_sensors()
     session.load_tvm(board)
-    if chosen.gpu_folder:
-        from device_agent import gpu
-
-        gpu.use_folder(chosen.gpu_folder, board.facts, board.tree.simulated)
+    gpu.use_folder(chosen.gpu_folder, board.facts, board.tree.simulated)
     _log.info("board %s listens on %s:%d%s", board.key, chosen.host, port, " (simulated)" * board.tree.simulated)
     with contextlib.ExitStack() as stack:
         if chosen.metrics_port:

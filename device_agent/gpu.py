@@ -44,8 +44,15 @@ _STATUS = {
 }
 
 
-def use_folder(folder: Path, facts: BoardType | None, simulated: bool) -> None:
-    """Have the processes forked from here find the plug-in in `folder`; a simulated board's driver is there, too."""
+def use_folder(folder: Path | None, facts: BoardType | None, simulated: bool) -> None:
+    """Have the processes forked from here find the plug-in in `folder`; a simulated board's driver is there, too.
+
+    None stands for the plug-in that came with this agent, as bundles bring it, on boards with a GPU.
+    """
+    if folder is None:
+        folder = Path(__file__).with_name("native")
+        if simulated or facts is None or facts.gpu is None or not (folder / PLUGIN).exists():
+            return
     os.environ[_PLUGIN_VARIABLE] = str(folder / PLUGIN)
     if simulated:
         os.environ[DRIVER_VARIABLE] = str(folder / VIRTUAL_DRIVER)

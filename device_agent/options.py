@@ -114,7 +114,8 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
         "--gpu-folder",
         type=Path,
         metavar="DIR",
-        help="where TVM's plug-in for the GPU is, or will be; virtual boards find their driver there, too",
+        help="where TVM's plug-in for the GPU is, or will be (default: as it came with the agent); virtual boards find "
+        "their driver there, too",
     )
     _add_exit_with_parent(serve)
     serve.add_argument(

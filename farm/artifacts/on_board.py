@@ -88,7 +88,7 @@ def require_gpu(code: GpuCode, name: str, description: Description) -> None:
         reasons = [note for note in description.notes if "GPU" in note]
         raise PermanentError(
             f"board {name} runs no code for GPUs: {'; '.join(reasons) or 'its agent has no plug-in for one'}",
-            "Virtual boards started by this version of the farm do; boards elsewhere are not given the plug-in yet.",
+            "`farm board provision` brings the plug-in, which needs the driver of the board's L4T.",
         )
     if code.arch.removeprefix("sm_") > arch.removeprefix("sm_"):
         raise PermanentError(f"the code is for {code.arch}; the GPU of board {name} is an older one, {arch}")

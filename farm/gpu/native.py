@@ -20,7 +20,7 @@ def build_plugin(folder: Path, triple: str | None) -> Path:
     """Build TVM's device "cuda" over the CUDA driver, for a system that zig calls `triple` (None: this machine)."""
     sources = _find_package("device_agent") / "native"
     includes = [_find_package(name) / "include" for name in ("tvm", "tvm_ffi")]
-    options = [word for path in includes for word in ("-I", str(path))]
+    options = [word for path in includes for word in ("-I", str(path), f"-ffile-prefix-map={path}=include")]
     linker.link_cpp(folder / PLUGIN, sorted(sources.glob("*.cc")), triple, options)
     return folder / PLUGIN
 
@@ -29,6 +29,15 @@ def build_driver(folder: Path, triple: str | None) -> Path:
     """Build the stand-in for the CUDA driver that virtual boards have."""
     linker.link_cpp(folder / DRIVER, [find_virtual_gpu() / "driver.cc"], triple)
     return folder / DRIVER
+
+
+def read_files(triple: str | None, *, simulated: bool) -> dict[str, bytes]:
+    """By name, what travels with code for a GPU to a system that zig calls `triple`; for simulated boards their driver,
+    too. The first time for a system takes a minute; the linker's cache has it then.
+    """
+    builds = (build_plugin, build_driver) if simulated else (build_plugin,)
+    with tempfile.TemporaryDirectory(prefix="farm-gpu-") as folder:
+        return {path.name: path.read_bytes() for path in (build(Path(folder), triple) for build in builds)}
 
 
 def find_folder(home: Path) -> Path:

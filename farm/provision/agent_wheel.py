@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import device_agent.protocol
@@ -37,14 +38,19 @@ def read_agent_version(source: Path) -> str:
     return found[1]
 
 
-def pack_agent(source: Path, folder: Path) -> Path:
-    """Write the wheel into `folder` and return its path. Raises UnavailableError where the sources are not there."""
+def pack_agent(source: Path, folder: Path, added: Mapping[str, bytes] | None = None, system: str = "any") -> Path:
+    """Write the wheel into `folder` and return its path. `added` is what it has besides, by its place in the wheel; it
+    may then be for one `system` alone, such as `manylinux_2_27_aarch64`.
+
+    Raises UnavailableError where the sources are not there.
+    """
     version = read_agent_version(source)
     contents = {
         f"device_agent/{path.relative_to(source).as_posix()}": path.read_bytes()
         for path in sorted(source.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
+    contents |= added or {}
     for types in _type_folders():
         for path in sorted(types.glob("*.yaml")):
             contents[f"farm/inventory/data/board_types/{path.name}"] = path.read_bytes()
@@ -53,9 +59,12 @@ def pack_agent(source: Path, folder: Path) -> Path:
         f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {version}\nSummary: The board's half of tvm-farm\n"
         "Requires-Python: >=3.10\n"
     ).encode()
-    contents[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: tvm-farm\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    pure, tag = "true" if system == "any" else "false", f"py3-none-{system}"
+    contents[f"{info}/WHEEL"] = (
+        f"Wheel-Version: 1.0\nGenerator: tvm-farm\nRoot-Is-Purelib: {pure}\nTag: {tag}\n".encode()
+    )
     contents[f"{info}/entry_points.txt"] = b"[console_scripts]\ndevice-agent = device_agent.agent:main\n"
-    wheel = folder / f"tvm_farm-{version}-py3-none-any.whl"
+    wheel = folder / f"tvm_farm-{version}-{tag}.whl"
     pack_wheel(wheel, contents, f"{info}/RECORD")
     return wheel
 

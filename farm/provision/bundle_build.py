@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from farm.errors import UnavailableError, UsageError
+from farm.gpu import native
+from farm.inventory.board_types import load_board_types
 from farm.provision import interpreters, pins, wheels
 from farm.provision.agent_wheel import find_agent_source, pack_agent, read_agent_version
 from farm.provision.bundle import Bundle, Manifest, open_bundle, write_bundle
@@ -55,7 +57,7 @@ def build_bundle(recipe: Recipe, output: Path, note: Callable[[str], None] = lam
     """Make a bundle at `output`. Equal recipes give equal bytes.
 
     Raises UsageError (arch, Python or archive that no board has), UnavailableError (pip, disk, no interpreter to be
-    had), TransientError (nothing to be fetched), DeadlineError.
+    had), TransientError (nothing to be fetched), DeadlineError, PermanentError (the GPU plug-in does not build).
     """
     recipe = _require_sound(recipe)
     try:
@@ -81,6 +83,17 @@ def build_bundle(recipe: Recipe, output: Path, note: Callable[[str], None] = lam
         raise UnavailableError(
             f"the bundle cannot be written: {error}", "Is the disk full, or --output elsewhere?"
         ) from error
+
+
+def serves_gpus(arch: str) -> bool:
+    """Whether boards of some type with this machine have a GPU that code is made for."""
+    return any(
+        kind.target is not None
+        and kind.target.mtriple.partition("-")[0] == arch
+        and kind.gpu is not None
+        and bool(kind.gpu.cuda)
+        for kind in load_board_types().values()
+    )
 
 
 class BundleCache:
@@ -187,7 +200,14 @@ def _add_wheels(recipe: Recipe, folder: Path, note: Callable[[str], None]) -> in
     """Wheels for every Python and what is to be installed of them; returns the bytes that the largest set takes."""
     place = folder / "wheels"
     place.mkdir()
-    agent = pack_agent(recipe.source, place)
+    if serves_gpus(recipe.arch):
+        note(f"building the GPU plug-in for {recipe.arch}")
+        glibc = f"2.{wheels.LEAST_GLIBC_MINOR}"
+        plugin = native.read_files(f"{recipe.arch}-linux-gnu.{glibc}", simulated=False)
+        added = {f"device_agent/native/{name}": data for name, data in plugin.items()}
+        agent = pack_agent(recipe.source, place, added, f"manylinux_{glibc.replace('.', '_')}_{recipe.arch}")
+    else:
+        agent = pack_agent(recipe.source, place)
     largest = 0
     for python in recipe.pythons:
         note(f"fetching wheels for {recipe.arch} and Python {python}")

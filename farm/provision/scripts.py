@@ -27,6 +27,8 @@ _LOADED = tuple(
 )
 # Ends the wait for an agent that is started again and again: three failed starts are no coincidence.
 _FAILED_STARTS = 3
+# Memory of a Jetson's GPU: what its driver cannot do without. On JetPack it is of the group `video`.
+GPU_NODE = "/dev/nvmap"
 _PAUSE = "sleep 0.1 2>/dev/null || sleep 1"
 
 
@@ -136,11 +138,20 @@ def switch(layout: Layout, key: str) -> str:
     return join_lines(_note_pending(layout), _link(key))
 
 
+def _let_use_gpu(layout: Layout) -> str:
+    """Let the account that we made use the GPU, where a board has one: by the group of the driver's device node."""
+    return (
+        f"if [ -e made-user ] && [ -e {GPU_NODE} ]; then group=$(stat -c %G {GPU_NODE}); "
+        f'if [ "$group" != root ]; then usermod -a -G "$group" {layout.user}; fi; fi'
+    )
+
+
 def start(layout: Layout, stamp: str, agent_port: int, timeout_s: float) -> str:
     """Start the services anew with what is there now, and wait until the agent says that it is ready."""
     return join_lines(
         f"cd {shlex.quote(layout.prefix)}",
         "if [ -f started ]; then mv -f started started.before; fi",
+        *([_let_use_gpu(layout)] if layout.as_root else []),
         _restart(layout, agent_port, timeout_s),
         f"printf %s {shlex.quote(stamp)} >started",
     )

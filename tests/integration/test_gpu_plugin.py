@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import platform
 import re
 import subprocess
 import sys
+import zipfile
 from typing import Any
 
 import pytest
 
+from device_agent import gpu
 from farm.gpu import host_code, native
 from farm.inventory.board_types import load_board_types
+from farm.provision.agent_wheel import find_agent_source, pack_agent
 from tests.integration import gpu_contract_kernels
 from tests.integration.conftest import ROOT
 
@@ -114,12 +118,50 @@ def test_a_missing_driver_and_a_fork_are_told(said: dict[str, Any]) -> None:
     assert "forked" in said["fork"]
 
 
+# As the agent does in `device-agent serve`, and then in the child that asks the driver.
+_FIRST_LOOK = """
+import json
+from device_agent import gpu
+from device_agent.board_types import load_board_types
+gpu.use_folder(None, load_board_types()["jetson-nano"], False)
+print(json.dumps([gpu.__file__, *gpu.describe()]))
+"""
+
+
+@pytest.mark.parametrize("system", ["native", "aarch64"])
+def test_an_agent_from_a_bundle_has_it(system: str, request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> None:
+    """What a bundle's wheel unpacks to, and TVM's stock runtime, are all that a board with a driver needs."""
+    interpreter, triple = sys.executable, f"{platform.machine()}-linux-gnu.2.27"
+    if system == "aarch64":
+        interpreter = f"{request.getfixturevalue('emulated_root')}/usr/bin/board-python"
+        triple = "aarch64-linux-gnu.2.27"
+    added = {f"device_agent/native/{name}": data for name, data in native.read_files(triple, simulated=False).items()}
+    assert len(added) == 1
+    wheel = pack_agent(find_agent_source(), tmp_path, added, "linux")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    driver = native.build_driver(tmp_path, triple)
+    done = subprocess.run(
+        [interpreter, "-c", _FIRST_LOOK],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "site"), gpu.DRIVER_VARIABLE: str(driver)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    place, cuda, lack = json.loads(done.stdout)
+    assert place.startswith(str(tmp_path / "site"))
+    assert (cuda, lack) == ("10.2 sm_53", "")
+
+
 @pytest.mark.parametrize("architecture", ["x86_64", "aarch64"])
 def test_it_needs_nothing_newer_than_glibc_2_27(architecture: str, tmp_path: pathlib.Path) -> None:
     """What JetPack 4 has is enough, for the plug-in as for the stand-in, and no C++ runtime but TVM's is asked for."""
     triple = f"{architecture}-linux-gnu.2.27"
     for path in (native.build_plugin(tmp_path, triple), native.build_driver(tmp_path, triple)):
         data = path.read_bytes()
+        assert str(ROOT).encode() not in data  # equal sources give equal bytes, wherever they lie
         versions = [tuple(map(int, found.split(b"."))) for found in re.findall(rb"GLIBC_(\d+(?:\.\d+)+)\0", data)]
         assert versions
         assert max(versions) <= (2, 27)

@@ -14,7 +14,7 @@ from farm.errors import InternalError, UsageError
 from farm.provision import interpreters
 from farm.provision.agent_wheel import find_agent_source, pack_agent
 from farm.provision.bundle import Bundle, Manifest, open_bundle, write_bundle
-from farm.provision.bundle_build import BundleCache
+from farm.provision.bundle_build import BundleCache, serves_gpus
 from farm.provision.pins import choose_pins, to_requirements
 from farm.provision.resources import read_resource
 from farm.provision.wheels import pack_wheel, plan_platforms, slim_wheel
@@ -154,6 +154,21 @@ def test_the_agents_wheel_is_the_boards_half(tmp_path: pathlib.Path) -> None:
     assert "device_agent/agent.py" in names
     assert "farm/inventory/data/board_types/local.yaml" in names
     assert not [name for name in names if name.startswith("farm/") and name.endswith(".py")]
+
+
+def test_what_an_agent_for_gpus_brings_is_for_one_machine(tmp_path: pathlib.Path) -> None:
+    """The plug-in lies beside its sources, and the wheel says where it may be installed; boards without a GPU, which is
+    what all of x86-64 are, are given none.
+    """
+    added = {"device_agent/native/plugin.so": b"\x7fELF"}
+    wheel = pack_agent(find_agent_source(), tmp_path, added, "manylinux_2_27_aarch64")
+    assert wheel.name.endswith("-py3-none-manylinux_2_27_aarch64.whl")
+    archive = zipfile.ZipFile(wheel)
+    assert archive.read("device_agent/native/plugin.so") == b"\x7fELF"
+    (about,) = [name for name in archive.namelist() if name.endswith("/WHEEL")]
+    assert "Root-Is-Purelib: false\nTag: py3-none-manylinux_2_27_aarch64\n" in archive.read(about).decode()
+    assert serves_gpus("aarch64")
+    assert not serves_gpus("x86_64")
 
 
 @pytest.mark.parametrize(

@@ -257,6 +257,27 @@ def test_every_script_is_one_that_a_shell_reads(layout: Layout) -> None:
         assert not done.stderr, text
 
 
+@pytest.mark.parametrize(
+    ("has_node", "made", "said"), [(True, True, "-a -G video tvm-farm"), (True, False, ""), (False, True, "")]
+)
+def test_the_account_that_was_made_may_use_the_gpu(
+    tmp_path: pathlib.Path, has_node: bool, made: bool, said: str
+) -> None:
+    """It joins the group of the driver's device node, where there is one; somebody else's account is left alone."""
+    for name, does in (("usermod", f'echo "$@" >{tmp_path}/said'), ("stat", "echo video")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    for name, is_there in (("node", has_node), ("made-user", made)):
+        if is_there:
+            (tmp_path / name).touch()
+    (line,) = [each for each in scripts.start(ROOT, "stamp", 9090, 10).splitlines() if "usermod" in each]
+    text = line.replace(scripts.GPU_NODE, str(tmp_path / "node"))
+    path = f"{tmp_path}:/usr/bin:/bin"
+    subprocess.run(["sh", "-eu", "-c", text], cwd=tmp_path, env={"PATH": path}, check=True, timeout=10)
+    found = tmp_path / "said"
+    assert (found.read_text().strip() if found.exists() else "") == said
+
+
 def test_a_boards_answer_is_read() -> None:
     """Every fact; a Python that is too new or too old is not one."""
     text = (
