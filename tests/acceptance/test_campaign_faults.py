@@ -171,5 +171,6 @@ def compare(clean: Run, faulty: Run, task: Task) -> str:
             "" if same else f"{task}: {other} takes {ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f}) of {mine}"
         )
     # One of them was never among the best of a run: then its search must have seen them close together.
-    value = clean.medians[task][other] / clean.medians[task][mine]
+    # Or the clean run has not tried it: what is tried last depends on when answers came.
+    value = clean.medians[task].get(other, faulty.medians[task][other]) / clean.medians[task][mine]
     return "" if abs(value - 1) < NOISE else f"{task}: {other} seemed {value:.3f} of {mine}"
