@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 from device_agent.protocol import Evidence
-from device_agent.sysfs import FileTree, Tree, list_names, read_int, read_text
+from device_agent.sysfs import FileTree, Tree, list_names, parse_int, read_text, read_texts
 
 _CPUS = "/sys/devices/system/cpu"
 _THERMAL = "/sys/class/thermal"
 _HWMON = "/sys/class/hwmon"
+_LOAD, _STAT = "/proc/loadavg", "/proc/stat"
 # Cooling devices that cool instead of slowing the board down.
 _FAN = re.compile("fan|pwm", re.IGNORECASE)
 # INA3221 limits (Linux, Documentation/hwmon/ina3221.rst) and the counters of Tegra's over-current throttling.
@@ -71,42 +72,42 @@ class Sensors:
 
     def read(self) -> Evidence:
         """Read every sensor now; never raises."""
-        load = (read_text(self.tree, "/proc/loadavg") or "").split()
-        alarms = self._read(self._alarms)
+        cores = {name: self._list_cores(name) for name in ("scaling_cur_freq", "scaling_max_freq")}
+        wanted = [_LOAD, _STAT, *self._alarms.values(), *self._zones.values(), *self._cooling.values()]
+        wanted += [path for paths in cores.values() for path in paths.values()]
+        texts = self._look(wanted)
+        load = (texts[_LOAD] or "").split()
+        alarms = _parse(self._alarms, texts)
         if self._log is not None and (logged := self._log.count()) is not None:
             alarms["kernel log"] = logged
         return Evidence(
-            cpu_freq_hz=self._read_cores("scaling_cur_freq"),
-            cpu_max_hz=self._read_cores("scaling_max_freq"),
+            cpu_freq_hz={core: khz * 1000 for core, khz in _parse(cores["scaling_cur_freq"], texts).items()},
+            cpu_max_hz={core: khz * 1000 for core, khz in _parse(cores["scaling_max_freq"], texts).items()},
             gpu_freq_hz=self._gpu() if self._gpu else None,
             memory_freq_hz=self._memory() if self._memory else None,
-            temperature_c=self.read_temperatures(),
-            cooling=self._read(self._cooling),
+            temperature_c={zone: milli / 1000 for zone, milli in _parse(self._zones, texts).items()},
+            cooling=_parse(self._cooling, texts),
             alarms=alarms,
             load_1min=float(load[0]) if load else None,
-            busy_s=self.read_busy_s(),
+            busy_s=_parse_busy_s(texts[_STAT]),
         )
 
     def read_temperatures(self) -> dict[str, float]:
         """Degrees Celsius by zone."""
-        return {zone: milli / 1000 for zone, milli in self._read(self._zones).items()}
+        return {zone: milli / 1000 for zone, milli in _parse(self._zones, self._look(self._zones.values())).items()}
 
     def read_busy_s(self) -> float | None:
         """CPU time used since boot over all cores and processes, to the kernel's tick (10 ms)."""
-        words = (read_text(self.tree, "/proc/stat") or "").split("\n", 1)[0].split()
-        if len(words) < 8 or words[0] != "cpu":
-            return None
-        user, nice, system, _idle, _iowait, irq, soft, *_ = map(int, words[1:])
-        return (user + nice + system + irq + soft) * _TICK_S
+        return _parse_busy_s(read_text(self.tree, _STAT))
 
-    def _read_cores(self, name: str) -> dict[str, int]:
-        """A cpufreq file in Hz for every core that has it; an offline core has none."""
-        values = {core: read_int(self.tree, f"{_CPUS}/cpu{core}/cpufreq/{name}") for core in self._cores}
-        return {core: khz * 1000 for core, khz in values.items() if khz is not None}
+    def _list_cores(self, name: str) -> dict[str, str]:
+        """Where a cpufreq file of every core is; an offline core has none."""
+        return {core: f"{_CPUS}/cpu{core}/cpufreq/{name}" for core in self._cores}
 
-    def _read(self, paths: dict[str, str]) -> dict[str, int]:
-        values = {name: read_int(self.tree, path) for name, path in paths.items()}
-        return {name: value for name, value in values.items() if value is not None}
+    def _look(self, paths: Iterable[str]) -> dict[str, str | None]:
+        """The texts by path, in one question where that is cheaper."""
+        wanted = list(paths)
+        return dict(zip(wanted, read_texts(self.tree, wanted), strict=True))
 
     def _find(self, folder: str, pattern: str, name: str) -> dict[str, str]:
         """The file `name` of every folder that matches, by the folder's `type`; equal types are numbered."""
@@ -117,6 +118,20 @@ class Sensors:
                 kind = f"{kind}.{re.sub('^[a-z_]*', '', entry)}"
             found[kind] = f"{folder}/{entry}/{name}"
         return found
+
+
+def _parse(paths: Mapping[str, str], texts: Mapping[str, str | None]) -> dict[str, int]:
+    """The integers by name of those that have one."""
+    values = {name: parse_int(texts[path]) for name, path in paths.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _parse_busy_s(text: str | None) -> float | None:
+    words = (text or "").split("\n", 1)[0].split()
+    if len(words) < 8 or words[0] != "cpu":
+        return None
+    user, nice, system, _idle, _iowait, irq, soft, *_ = map(int, words[1:])
+    return (user + nice + system + irq + soft) * _TICK_S
 
 
 class _KernelLog:

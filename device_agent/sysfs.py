@@ -12,8 +12,9 @@ import fnmatch
 import os
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 # Kernel files are short; whatever is longer is not one (an uploaded tree may hold anything).
 MAX_BYTES = 1 << 20
@@ -54,6 +55,15 @@ class Tree(Protocol):
 
         Raises OSError when it is not there, fails (its exit code as `errno`) or takes longer than TOOL_TIMEOUT_S.
         """
+        ...
+
+
+@runtime_checkable
+class RemoteTree(Protocol):
+    """A tree where asking costs more than reading does."""
+
+    def read_many(self, paths: Sequence[str]) -> list[str | None]:
+        """The texts of several files, None for each that cannot be read. Raises OSError where nobody answers."""
         ...
 
 
@@ -134,8 +144,22 @@ def read_text(tree: Tree, path: str) -> str | None:
 
 def read_int(tree: Tree, path: str) -> int | None:
     """The integer in a file, its unit stripped (`32760 ma`); None if it cannot be read or is not one."""
-    found = re.match(r"\s*(-?\d+)\b", read_text(tree, path) or "")
+    return parse_int(read_text(tree, path))
+
+
+def parse_int(text: str | None) -> int | None:
+    """The integer that a text begins with; None if there is none."""
+    found = re.match(r"\s*(-?\d+)\b", text or "")
     return int(found.group(1)) if found else None
+
+
+def read_texts(tree: Tree, paths: Sequence[str]) -> list[str | None]:
+    """What `read_text` gives for each of several files."""
+    if isinstance(tree, RemoteTree):
+        with contextlib.suppress(OSError):
+            return tree.read_many(paths)
+        return [None] * len(paths)
+    return [read_text(tree, path) for path in paths]
 
 
 def read_ints(tree: Tree, path: str) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ and the shunt's own calibration (about 1 %), nor a sensor that samples in step w
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -59,13 +60,13 @@ def integrate(
     chips: dict[str, list[RailTrace]] = {}
     for rail in trace.rails:
         chips.setdefault(rail.chip, []).append(rail)
-    estimated = {chip: estimate_period(rails) for chip, rails in chips.items()}
+    estimate_chip = functools.cache(lambda chip: estimate_period(chips[chip]))
     alive = {chip: any(rail.changed.any() for rail in rails) for chip, rails in chips.items()}
     powers: dict[str, RailPower] = {}
     notes: dict[str, str] = {}
     for rail in trace.rails:
         info = known.get(rail.rail) or SensorInfo(rail.rail, rail.driver)
-        period_s = info.update_period_s or estimated[rail.chip] or rail.longest_period_s
+        period_s = info.update_period_s or estimate_chip(rail.chip) or rail.longest_period_s
         power, note = _integrate_rail(rail, start_s, end_s, period_s, info.step_w, alive[rail.chip], steady)
         if power is not None:
             powers[rail.rail] = power

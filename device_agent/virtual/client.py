@@ -13,6 +13,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 # The simulator answers within 100 us; a board that hangs must not take its agent along.
@@ -36,6 +37,9 @@ class SimulatedTree:
         self._socket: socket.socket | None = None
         self._process = os.getpid()
         self._lock = threading.Lock()
+        # Time that is to pass and was not told yet; what was last told of it: when, the clocks then, until when.
+        self._owed_s = 0.0
+        self._steady: list[Any] | None = None
 
     def read(self, path: str) -> str:
         return str(self._ask("read", path))
@@ -44,9 +48,28 @@ class SimulatedTree:
         """What the file of a sensor showed then and from then on, each with until when it went on to."""
         return list(self._ask("past", path, at_s))
 
+    def past_many(self, paths: Sequence[str], at_s: float) -> list[list[list[Any]] | None]:
+        """The same of several files, None for each that could not be read then."""
+        return list(self._ask("past_many", list(paths), at_s))
+
+    def read_many(self, paths: Sequence[str]) -> list[str | None]:
+        """The texts of several files, None for each that cannot be read."""
+        return list(self._ask("read_many", list(paths), reads=max(1, len(paths))))
+
     def let_pass(self, seconds: float) -> list[Any]:
-        """Let a simulated board's time pass; the time then, and what its clocks are."""
-        return list(self._ask("let_pass", float(seconds)))
+        """Let a simulated board's time pass; the time then, what its clocks are, and until when.
+
+        While nothing changes by that, the board is not asked: it is told with the next question, whatever that is.
+        """
+        self._leave_parent()
+        if self._steady is not None:
+            then_s, clocks, until_s = self._steady
+            if then_s + self._owed_s + seconds < until_s:
+                self._owed_s += seconds
+                return [then_s + self._owed_s, clocks, until_s]
+        owed_s, self._owed_s = self._owed_s, 0.0
+        self._steady = list(self._ask("let_pass", float(owed_s + seconds)))
+        return self._steady
 
     def write(self, path: str, text: str) -> None:
         self._ask("write", path, text)
@@ -66,40 +89,51 @@ class SimulatedTree:
         with self._lock:
             self._hang_up()
 
-    def _ask(self, *request: Any) -> Any:
+    def _ask(self, *request: Any, reads: int = 1) -> Any:
         self._leave_parent()
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + reads * self._timeout_s
+        owed_s, self._owed_s = self._owed_s, 0.0
+        requests = [["let_pass", owed_s], request] if owed_s else [request]
         with self._lock:
             try:
-                answer = self._exchange(json.dumps(request).encode(), deadline)
+                answers = self._exchange([json.dumps(each).encode() for each in requests], deadline)
             except TimeoutError:
                 self._hang_up()  # a late answer would be taken for the next one's
                 raise TimeoutError(errno.ETIMEDOUT, "the board does not answer", str(request[1])) from None
             except (OSError, ValueError) as error:
                 self._hang_up()
                 raise OSError(errno.ENODEV, f"no simulator answers ({error})", self.socket_path) from error
-        if answer[0]:
-            raise OSError(answer[0], *answer[1:])
-        return answer[1]
+        for answer in answers:
+            if answer[0]:
+                self._steady = None
+                raise OSError(answer[0], *answer[1:])
+        if request[0] in ("write", "run"):
+            self._steady = None
+        elif owed_s:
+            self._steady = list(answers[0][1])
+        return answers[-1][1]
 
-    def _exchange(self, message: bytes, deadline: float) -> Any:
+    def _exchange(self, messages: list[bytes], deadline: float) -> list[Any]:
         if self._socket is None:
             self._socket = socket.socket(socket.AF_UNIX)
             self._socket.settimeout(self._left(deadline))
             self._socket.connect(self.socket_path)
         self._socket.settimeout(self._left(deadline))
-        self._socket.sendall(SIZE.pack(len(message)) + message)
+        self._socket.sendall(b"".join(SIZE.pack(len(message)) + message for message in messages))
         received = b""
-        wanted = SIZE.size
-        while len(received) < wanted:
+        answers: list[Any] = []
+        while len(answers) < len(messages):
+            wanted = SIZE.size + (SIZE.unpack_from(received)[0] if len(received) >= SIZE.size else 0)
+            if wanted > SIZE.size and len(received) >= wanted:
+                answers.append(json.loads(received[SIZE.size : wanted]))
+                received = received[wanted:]
+                continue
             self._socket.settimeout(self._left(deadline))
             data = self._socket.recv(1 << 16)
             if not data:
                 raise ConnectionResetError(errno.ECONNRESET, "it hung up")
             received += data
-            if len(received) >= SIZE.size:
-                wanted = SIZE.size + SIZE.unpack_from(received)[0]
-        return json.loads(received[SIZE.size : wanted])
+        return answers
 
     @staticmethod
     def _left(deadline: float) -> float:
@@ -114,6 +148,7 @@ class SimulatedTree:
             self._process = os.getpid()
             self._lock = threading.Lock()
             self._hang_up()
+            self._owed_s, self._steady = 0.0, None
 
     def _hang_up(self) -> None:
         if self._socket is not None:

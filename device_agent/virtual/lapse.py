@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from device_agent.board_time import BoardTime, HostTime, Ticker, Watch
@@ -27,8 +27,12 @@ class SimulatedFiles(Tree, Protocol):
         """What a sensor's file showed then and from then on, each with until when. Raises OSError."""
         ...
 
+    def past_many(self, paths: Sequence[str], at_s: float) -> list[list[list[Any]] | None]:
+        """The same of several files, None for each that could not be read then. Raises OSError."""
+        ...
+
     def let_pass(self, seconds: float) -> list[Any]:
-        """Let time pass; the time then, and what the file of the clocks shows. Raises OSError."""
+        """Let time pass; the time then, what the file of the clocks shows, and until when. Raises OSError."""
         ...
 
 
@@ -41,6 +45,9 @@ class LookBack:
         self._tree = tree
         self._ticker: _PastTicker | None = None
         self._known: dict[str, collections.deque[list[Any]]] = {}
+        # When each file was read first within a review; by file, what was read together with it in the last one.
+        self._first_s: dict[str, float] = {}
+        self._together: dict[str, list[str]] = {}
 
     def read(self, path: str) -> str:
         if self._ticker is None:
@@ -50,8 +57,22 @@ class LookBack:
         while known and known[0][1] <= now_s:
             known.popleft()
         if not known:
-            known = self._known[path] = collections.deque(self._tree.past(path, now_s))
+            known = self._fetch(path, now_s)
         return str(known[0][0])
+
+    def _fetch(self, path: str, now_s: float) -> collections.deque[list[Any]]:
+        """A file's past from now on, and in the same question that of what is likely to be read next."""
+        if path not in self._first_s:
+            likely = [name for name in self._together.get(path, (path,)) if name not in self._first_s]
+            for name, past in zip(likely, self._tree.past_many(likely, now_s), strict=True):
+                if past is not None:
+                    self._known[name] = collections.deque(past)
+                    self._first_s[name] = now_s
+            if path in self._first_s:
+                return self._known[path]
+        self._first_s[path] = now_s
+        known = self._known[path] = collections.deque(self._tree.past(path, now_s))
+        return known
 
     def write(self, path: str, text: str) -> None:
         self._tree.write(path, text)
@@ -69,6 +90,11 @@ class LookBack:
     def review(self, since_s: float) -> Iterator[Ticker]:
         """Read files as they were, from then on; whoever reads moves on by sleeping."""
         self._known.clear()
+        groups: dict[float, list[str]] = {}
+        for path, first_s in self._first_s.items():
+            groups.setdefault(first_s, []).append(path)
+        self._together = {path: group for group in groups.values() for path in group}
+        self._first_s = {}
         self._ticker = _PastTicker(since_s)
         try:
             yield self._ticker
@@ -145,7 +171,7 @@ class WorkersTime(LapsedTime):
     def sleep(self, seconds: float) -> float:
         if seconds <= 0:
             return 0.0
-        now_s, clocks = self._tree.let_pass(seconds)
+        now_s, clocks, _ = self._tree.let_pass(seconds)
         self._now_s, self.clocks = float(now_s), str(clocks)
         return seconds
 

@@ -151,7 +151,8 @@ class Server:
                 answer.append(error.filename)
         text = json.dumps(answer).encode()
         frame = SIZE.pack(len(text)) + text
-        delay_s = faults.delay_s if operation == "read" else 0.0
+        reads = len(arguments[0]) if operation == "read_many" else int(operation == "read")
+        delay_s = faults.delay_s * reads
         if delay_s:
             heapq.heappush(self._late, (time.monotonic() + delay_s, next(self._order), user, frame))
         else:
@@ -192,7 +193,9 @@ class Server:
 
 _ARGUMENTS: dict[str, list[type]] = {
     "read": [str],
+    "read_many": [list],
     "past": [str, float],
+    "past_many": [list, float],
     "let_pass": [float],
     "write": [str, str],
     "names": [str],
@@ -208,7 +211,7 @@ def _check(operation: object, arguments: list[Any]) -> None:
         raise ValueError(operation)
     if not all(isinstance(argument, kind) for argument, kind in zip(arguments, kinds, strict=True)):
         raise ValueError(operation)
-    if operation == "run" and not all(isinstance(word, str) for word in arguments[0]):
+    if kinds[0] is list and not all(isinstance(word, str) for word in arguments[0]):
         raise ValueError(operation)
 
 

@@ -18,9 +18,10 @@ import dataclasses
 import errno
 import json
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
+from device_agent.sysfs import read_text
 from device_agent.virtual.board import TOTAL, VirtualBoard
 from device_agent.virtual.clocks import Load, refuse
 from device_agent.virtual.faults import Faults
@@ -230,10 +231,28 @@ class VirtualTree:
                 return shown
             at_s = until_s + _MOMENT_S
 
+    def past_many(self, paths: Sequence[str], at_s: float) -> list[list[list[Any]] | None]:
+        """The same of several files, None for each that could not be read then."""
+        found: list[list[list[Any]] | None] = []
+        for path in paths:
+            try:
+                found.append(self.past(path, at_s))
+            except OSError:
+                found.append(None)
+        return found
+
     def let_pass(self, seconds: float) -> list[Any]:
-        """Let so much time pass, as `TIME` does; the time then, and what `CLOCKS` shows. Raises OSError."""
+        """Let so much time pass, as `TIME` does; the time then, what `CLOCKS` shows, until when. Raises OSError.
+
+        Until then nothing changes by itself.
+        """
         self.write(TIME, json.dumps({"pass_s": seconds}))
-        return [self.board.advance(), self.read(CLOCKS)]
+        event_s = self.board.find_next_event_s()
+        return [self.board.advance(), self.read(CLOCKS), _NEVER_S if event_s is None else event_s]
+
+    def read_many(self, paths: Sequence[str]) -> list[str | None]:
+        """The texts of several files, None for each that cannot be read."""
+        return [read_text(self, path) for path in paths]
 
     def names(self, folder: str) -> list[str]:
         self._answer()

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -260,6 +261,44 @@ def test_energy_and_clocks_can_be_asked_for(start: Start) -> None:
     assert 1.0 < power_w < 2.0
     assert last["drawn_j"]["POM_5V_GPU"] == 0
     assert json.loads(user.read(CLOCKS))["clusters"]["a57"] == {"hz": 102_000_000, "online": 4}
+
+
+class Counted(SimulatedTree):
+    """A client whose questions are counted."""
+
+    asked = 0
+
+    def _exchange(self, messages: list[bytes], deadline: float) -> list[Any]:
+        self.asked += 1
+        return super()._exchange(messages, deadline)
+
+
+def test_time_that_changes_nothing_is_told_with_the_next_question(start: Start) -> None:
+    """A hundred blocks cost one question; where something happens in one of them, the board is asked there."""
+    simulator = start()
+    user = Counted(simulator.path)
+    first_s = user.let_pass(0.01)[0]
+    for _ in range(100):
+        user.let_pass(0.01)
+    assert user.asked == 1
+    assert json.loads(user.read(TIME))["now_s"] == pytest.approx(first_s + 1.0)
+    assert user.asked == 2
+    user.write(LOAD, '{"cores": 4, "ttl_s": 0.5}')
+    clocks = [json.loads(user.let_pass(0.1)[1])["clusters"]["a57"]["hz"] for _ in range(10)]
+    assert set(clocks[:4]) == {1_479_000_000}
+    assert set(clocks[6:]) == {102_000_000}
+    assert user.asked == 5  # the load, the time after it, the time when it ends
+
+
+def test_many_files_are_one_question_and_each_may_fail(start: Start) -> None:
+    """What cannot be read is nothing; the others are what they are alone."""
+    simulator = start()
+    user = Counted(simulator.path)
+    assert user.read_many([_CUR, "/sys/none", _MAX]) == ["102000", None, "1479000"]
+    assert user.asked == 1
+    simulator.stop()
+    with pytest.raises(OSError, match="no simulator answers"):
+        user.read_many([_CUR])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,7 @@ class Counted(VirtualTree):
     def __init__(self) -> None:
         super().__init__(make_tree().board)
         self.asked: list[str] = []
+        self.questions: list[list[str]] = []
 
     def read(self, path: str) -> str:
         if self.board._moment_s is None:
@@ -151,6 +153,28 @@ class Counted(VirtualTree):
     def past(self, path: str, at_s: float) -> list[list[Any]]:
         self.asked.append(f"past {path}")
         return super().past(path, at_s)
+
+    def past_many(self, paths: Sequence[str], at_s: float) -> list[list[list[Any]] | None]:
+        self.questions.append(list(paths))
+        return super().past_many(paths, at_s)
+
+
+def test_what_was_read_together_is_asked_for_together_the_next_time() -> None:
+    """A board's rails cost one question from their second review on, and show what they did."""
+    tree = Counted()
+    rails = [find_current(tree).replace("current0", f"current{index}") for index in range(3)]
+    LapsedTime(tree, LookBack(tree)).sleep(10)
+    files = LookBack(tree)
+    seen = []
+    for _ in range(2):
+        with files.review(START_S) as ticker:
+            shown = []
+            for _ in range(20):
+                shown.append([files.read(rail) for rail in rails])
+                ticker.sleep(0.2)
+        seen.append(shown)
+    assert tree.questions == [[rails[0]], [rails[1]], [rails[2]], rails]
+    assert seen[0] == seen[1]
 
 
 def test_one_question_tells_all_of_a_sensors_past() -> None:
