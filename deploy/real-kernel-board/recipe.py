@@ -52,7 +52,7 @@ def _make(board: str, fetched: Path, new: Path, scratch: Path) -> None:
     image.make(board, material.Material(fetched), machine.make_base(board), new, scratch)
     debian.say("booting it for the first time")
     try:
-        with guest.Guest(board, new, scratch / "first", durable=False) as first:
+        with guest.Guest(board, new, scratch / "first") as first:
             first.start()
             # Nothing that systemd still has to do may end up in the snapshot.
             first.run("systemctl is-system-running --wait", check=False, timeout_s=guest.BOOT_TIMEOUT_S)

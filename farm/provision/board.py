@@ -26,7 +26,9 @@ from farm.reach.ssh_files import put
 from farm.reach.ssh_handshake import SshAddress
 
 # Deadlines of the steps on a slow board with a slow SD card: an unpacked bundle is 150 MB in 3,000 files.
-QUICK_S = 30.0
+QUICK_S = 60.0
+# 42 MB over a bad Wi-Fi.
+SEND_S = 600.0
 UNPACK_S = 180.0
 PYTHON_S = 300.0
 INSTALL_S = 900.0
@@ -195,7 +197,7 @@ class Provisioner:
 
         def send() -> str:
             shell.change(layout, scripts.make_incoming(layout), QUICK_S, "making a folder for the bundle")
-            moved = put(shell.connection, bundle.path, layout.below(scripts.BUNDLE), 0o600)
+            moved = put(shell.connection, bundle.path, layout.below(scripts.BUNDLE), 0o600, SEND_S)
             shell.change(layout, scripts.unpack(layout), UNPACK_S, "unpacking the bundle")
             return f"{moved.size / 1e6:.0f} MB in {moved.seconds:.1f} s"
 

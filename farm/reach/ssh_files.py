@@ -22,7 +22,8 @@ from farm.reach.ssh import SshConnection
 # What a transfer may take beyond its bytes: start SFTP, hash on both sides on a slow SD card.
 _GRACE_S = 30.0
 _SLOWEST_BYTES_PER_S = 1e6
-_REPLY_TIMEOUT_S = 15.0
+# A board that writes out what it has taken so far answers nothing for long; a dead one is noticed by keepalives.
+_REPLY_TIMEOUT_S = 60.0
 _HASH_TIMEOUT_S = 10.0
 _HASH_BYTES_PER_S = 20e6
 _CHUNK = 1 << 20
