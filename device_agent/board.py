@@ -80,6 +80,7 @@ class Board:
             facts.thermal.ignore if facts else (),
             gpu.read_hz if gpu else None,
             memory.read_hz if memory else None,
+            gpu.read_load if gpu else None,
         )
         self.marks = Marks()
         self.point: OperatingPoint | None = None
@@ -149,6 +150,12 @@ class Board:
         except AgentError as error:
             return str(error)
         return ""
+
+    def powered(self, device: str) -> contextlib.AbstractContextManager[None]:
+        """Keep what runs code powered for a block, as far as this agent may: of a GPU, no power is saved meanwhile."""
+        if device != protocol.GPU or self.controller is None:
+            return contextlib.nullcontext()
+        return self.controller.gpu_powered()
 
     def unsafe(self) -> str:
         """Why the clocks cannot be trusted; "" where they can, or where nobody holds them anyway."""

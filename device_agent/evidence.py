@@ -32,7 +32,8 @@ Reader = Callable[[], "int | None"]
 
 
 class Sensors:
-    """The readable files of `tree`, found once. `gpu` and `memory` read those clocks in Hz where the board has them.
+    """The readable files of `tree`, found once. `gpu` and `memory` read those clocks in Hz where the board has them,
+    `gpu_load` how busy the GPU is.
 
     Zones in `ignore` hold values that mean nothing (PMIC-Die).
     """
@@ -43,9 +44,10 @@ class Sensors:
         ignore: tuple[str, ...] = (),
         gpu: Reader | None = None,
         memory: Reader | None = None,
+        gpu_load: Callable[[], float | None] | None = None,
     ) -> None:
         self.tree = tree or FileTree()
-        self._gpu, self._memory = gpu, memory
+        self._gpu, self._memory, self._gpu_load = gpu, memory, gpu_load
         self._cores = [
             name.removeprefix("cpu")
             for name in list_names(self.tree, _CPUS, "cpu[0-9]*")
@@ -84,6 +86,7 @@ class Sensors:
             cpu_freq_hz={core: khz * 1000 for core, khz in _parse(cores["scaling_cur_freq"], texts).items()},
             cpu_max_hz={core: khz * 1000 for core, khz in _parse(cores["scaling_max_freq"], texts).items()},
             gpu_freq_hz=self._gpu() if self._gpu else None,
+            gpu_load=self._gpu_load() if self._gpu_load else None,
             memory_freq_hz=self._memory() if self._memory else None,
             temperature_c={zone: milli / 1000 for zone, milli in _parse(self._zones, texts).items()},
             cooling=_parse(self._cooling, texts),

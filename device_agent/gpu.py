@@ -23,6 +23,14 @@ from device_agent.protocol import Status
 # The first use of a driver takes some tenths of a second, and more on a busy board.
 PROBE_TIMEOUT_S = 20.0
 PLUGIN, VIRTUAL_DRIVER = "libtvm_farm_cuda.so", "libcuda_virtual.so"
+# After one of these a process can use the GPU no more (CUDA driver API, "CUresult").
+_STICKY = frozenset(
+    f"CUDA_ERROR_{name}"
+    for name in (
+        "ASSERT", "HARDWARE_STACK_ERROR", "ILLEGAL_ADDRESS", "ILLEGAL_INSTRUCTION", "INVALID_ADDRESS_SPACE",
+        "INVALID_PC", "LAUNCH_FAILED", "LAUNCH_TIMEOUT", "MISALIGNED_ADDRESS",
+    )
+)  # fmt: skip
 # For the processes forked from here.
 _PLUGIN_VARIABLE = "TVM_FARM_GPU_PLUGIN"
 # Read by native/driver.cc and virtual/gpu/driver.cc.
@@ -113,6 +121,12 @@ def find_status(text: str) -> Status | None:
     """What an error of the driver means for the work that met it; None where the text names none."""
     found = _ERROR.search(text)
     return _STATUS.get(found[0], Status.CRASHED) if found else None
+
+
+def find_consequence(text: str) -> str:
+    """What to say beside an error of the driver that its process does not survive; "" for any other."""
+    found = _ERROR.search(text)
+    return "; the GPU's context is lost, and the next run has another worker" if found and found[0] in _STICKY else ""
 
 
 def describe() -> tuple[str, str]:

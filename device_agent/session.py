@@ -128,7 +128,9 @@ def _register(board: Board, sock: socket.socket, folder: Path, claimant: Claiman
         checked(library, "library")
         arguments.prepare(spec.arguments, spec.seed)  # before the fork, so that only the first call pays
         run = Measurement(board, spec, (library,))
-        return run.finish(run.refusal or worker.measure(spec, library, folder, run.plan, run.beside)).to_json()
+        with board.powered(spec.device):
+            outcome = run.refusal or worker.measure(spec, library, folder, run.plan, run.beside)
+        return run.finish(outcome).to_json()
 
     def run_model(spec_json: str, program: bytes, inputs: bytes) -> bytes:
         spec = protocol.RunSpec.from_json(spec_json)
@@ -141,7 +143,8 @@ def _register(board: Board, sock: socket.socket, folder: Path, claimant: Claiman
         run = Measurement(board, spec, (program, inputs))
         outcome, outputs = run.refusal, b""
         if outcome is None:
-            outcome, outputs = worker.run_model(spec, program, inputs, folder, run.plan, run.beside)
+            with board.powered(spec.device):
+                outcome, outputs = worker.run_model(spec, program, inputs, folder, run.plan, run.beside)
         return protocol.pack_frame(run.finish(outcome).to_json(), outputs)
 
     def pin(point_json: str) -> str:

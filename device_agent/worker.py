@@ -284,7 +284,7 @@ def _judge_exception(error: Exception) -> Outcome:
     """The outcome of a job that raised."""
     text = str(error)[:_OUTPUT_BYTES]
     if status := gpu.find_status(text):
-        return Outcome(status, text)
+        return Outcome(status, text + gpu.find_consequence(text))
     if isinstance(error, timing.LoadError):
         return Outcome(Status.LOAD_FAILED, text)
     if isinstance(error, OverrunError):

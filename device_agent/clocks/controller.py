@@ -6,9 +6,11 @@ Which points a board has is decided in `point`, how they are written and read ba
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
+from collections.abc import Iterator
 
 from device_agent.clocks.access import ClockAccess
 from device_agent.clocks.apply import apply, is_close
@@ -103,6 +105,30 @@ class Controller:
         except (AgentError, OSError) as error:
             return self._report(_status_of(error), str(error), started_s)
         return self._report(PinStatus.OK, "" if held else "nothing was held", started_s, notes)
+
+    @contextlib.contextmanager
+    def gpu_powered(self) -> Iterator[None]:
+        """Keep the GPU powered for a block, then leave its power as it was. Never raises of itself.
+
+        Where a held point keeps it on, or somebody else holds the clocks, the block goes on without.
+        """
+        gpu, held = self.platform.gpu, self.held
+        if gpu is None or (held is not None and held.gpu_freq_hz is not None):
+            yield
+            return
+        try:
+            with contextlib.suppress(AgentError, OSError):
+                if held is None:
+                    self._access.begin(self._holder or f"process {os.getpid()}")
+                gpu.keep_power(self._access)
+            yield
+        finally:
+            # What does not go back makes the board unsafe: the helper says so to whoever works here next.
+            with contextlib.suppress(AgentError, OSError):
+                gpu.release(self._access)
+            if held is None:
+                with contextlib.suppress(AgentError, OSError):
+                    self._access.restore()
 
     def check(self, point: OperatingPoint | None = None) -> tuple[str, ...]:
         """Make sure that `point`, by default what is held, still holds; put back what others moved, with a note each.

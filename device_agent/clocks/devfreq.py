@@ -7,7 +7,7 @@ from collections.abc import Collection
 from device_agent.clocks.access import ClockAccess
 from device_agent.clocks.bounds import DEVFREQ, BoundedClock, write
 from device_agent.protocol import DomainClocks
-from device_agent.sysfs import Tree, list_names, read_text
+from device_agent.sysfs import Tree, list_names, read_int, read_text
 
 _CLASS = "/sys/class/devfreq"
 # Names of Tegra GPUs in the device tree (rbonghi/jetson_stats, jtop/core/gpu.py; gm20b: T210's chip).
@@ -34,13 +34,23 @@ class GpuClock:
         """The clock now; None if it cannot be read."""
         return self._clock.read_now_hz()
 
+    def read_load(self) -> float | None:
+        """The share of the time that it was busy of late, as its driver says; None where it does not."""
+        permille = read_int(self._tree, f"{self._clock.folder}/device/load")
+        return None if permille is None else permille / 1000
+
     def read_table_hz(self) -> tuple[int, ...]:
         """What the driver offers."""
         self._table_hz = self._table_hz or self._clock.read_table_hz()
         return self._table_hz
 
     def hold(self, access: ClockAccess, hz: int) -> int:
-        """Keep the GPU powered, hold its clock; return what the driver made of it. Raises ClockError.
+        """Keep the GPU powered, hold its clock; return what the driver made of it. Raises ClockError."""
+        self.keep_power(access)
+        return self._clock.hold(access, "gpu", hz)
+
+    def keep_power(self, access: ClockAccess) -> None:
+        """Keep the GPU powered. Raises ClockError.
 
         A gated GPU's first kernel would pay for power coming back, and its clock could not be read back.
         """
@@ -52,7 +62,6 @@ class GpuClock:
                     write(access, f"{device}/{file}", on)
                     self._gating = f"{device}/{file}", state
                 break
-        return self._clock.hold(access, "gpu", hz)
 
     def release(self, access: ClockAccess) -> None:
         """Let the GPU lose its power again when it is idle; its limits are nvpmodel's to set. Raises ClockError."""

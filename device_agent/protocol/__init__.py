@@ -42,7 +42,7 @@ from device_agent.protocol.specs import CPU, GPU, Engine, Limits, MeasureSpec, R
 from device_agent.protocol.texts import format_cpus, format_hz, format_mhz, format_table, parse_cpus, parse_hz
 
 # Raised whenever a message changes in a way that an older peer would misread.
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 # Names under which the agent registers its functions with TVM's RPC server.
 CLAIM = "device_agent.claim"

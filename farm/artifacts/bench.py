@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from device_agent.protocol import Engine
+from device_agent.protocol import CPU, Engine
 from farm.artifacts import make
 from farm.artifacts.brought import Brought
 from farm.artifacts.checking import find_tolerance_factor, run_reference
@@ -27,6 +27,7 @@ from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
 from farm.models.inputs import make_inputs
 from farm.processes.compile_apart import compile_apart
+from farm.search import gpus
 from farm.settings import Settings
 from farm.store import Store
 
@@ -38,9 +39,12 @@ _WINDOW_S = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A model to time. `artifact` is what was compiled of it already, None to compile it from the records there are."""
+    """A model to time on a board's processor or GPU (`device`). `artifact` is what was compiled of it already, None to
+    compile it from the records there are.
+    """
 
     brought: Brought
+    device: str = CPU
     artifact: Artifact | None = None
 
 
@@ -64,19 +68,23 @@ def bench(
     """Compile what is missing while the board waits, then time; returns the document that `--json` prints."""
     settings.share_linker_cache()
     about = board.description
-    target = plan_target(board_type, about.to_dict(), len(os.sched_getaffinity(0)))
-    limits = board.limits(target.threads)
+    host_cores = len(os.sched_getaffinity(0))
+    limits = board.limits(plan_target(board_type, about.to_dict(), host_cores).threads)
     models = []
     for subject in subjects:
         source = subject.brought.source
         name = source.name
         if subject.artifact is not None:
             board.require_fit(subject.artifact.manifest)
+        kind = gpus.require_device(board_type, subject.device)
+        target = plan_target(kind, about.to_dict(), host_cores)
+        if target.config is not None:
+            gpus.prepare_boards(target.config, settings)
         say(f"{name}: compiling")
-        order = make.CompileOrder(subject.brought, board_type, simulated=about.simulated)
+        order = make.CompileOrder(subject.brought, kind, simulated=about.simulated)
         records, relatives = make.fetch_candidates(order, store)
         wanted = [each for each in (OURS, *rivals) if each != ONNXRUNTIME and not (each == OURS and subject.artifact)]
-        ways = {each: (UNTUNED_PIPELINE if each == UNTUNED else board_type.pipeline, each == OURS) for each in wanted}
+        ways = {each: (UNTUNED_PIPELINE if each == UNTUNED else kind.pipeline, each == OURS) for each in wanted}
         job = functools.partial(make.compile_ways, order, target, records, relatives, ways)
         done = compile_apart(job, name)[0] if wanted else {}
         programs = {each: compiled.library for each, compiled in done.items()}
@@ -87,7 +95,7 @@ def bench(
         factor = find_tolerance_factor(algorithms)
         inputs = make_inputs(subject.brought.inputs, settings.seed)
         variants = [
-            Variant(each, Engine.RELAX_VM, programs[each], ordered(inputs), needed=each == OURS)
+            Variant(each, Engine.RELAX_VM, programs[each], ordered(inputs), each == OURS, subject.device)
             for each in (OURS, *rivals)
             if each in programs
         ]
@@ -136,6 +144,7 @@ def _describe(
     return {
         "model": subject.brought.source.name,
         "artifact": str(subject.artifact.folder) if subject.artifact else None,
+        "device": subject.device,
         "sha256": subject.brought.about.sha256,
         "variants": rows,
     }

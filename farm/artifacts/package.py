@@ -18,6 +18,7 @@ from farm.artifacts import manifest as manifests
 from farm.artifacts.checking import require_verified
 from farm.artifacts.manifest import Artifact, Manifest
 from farm.errors import UsageError
+from farm.gpu import native
 from farm.provision.wheels import pack_wheel
 
 TAR, WHEEL, C = "tar", "wheel", "c"
@@ -34,11 +35,13 @@ def write_package(
     """Write the package; returns its path. `out` is a file, or a folder for a file that is named here.
 
     `runtime` is where a C package for another processor finds TVM's libraries: a bundle, a wheel's folder, a board's.
+    Code for GPUs comes with TVM's plug-in for them, in a tar and a wheel.
     Raises UsageError for a name that no Python package can have, PermanentError for an artifact that was not verified.
     """
     if form not in FORMATS:
         raise UsageError(f"there is no format {form!r}", f"Known: {', '.join(FORMATS)}.")
-    manifests.require_cpu(artifact.manifest, "a package")
+    if form == C:
+        manifests.require_cpu(artifact.manifest, "a C package")
     require_verified(artifact)
     package = require_name(name) if name is not None else find_name(artifact.manifest.name)
     if form == WHEEL:
@@ -65,8 +68,12 @@ def list_members(artifact: Artifact) -> dict[str, bytes]:
 
 
 def _read_files(artifact: Artifact) -> dict[str, bytes]:
-    files = {each: artifact.read_file(each) for each in artifact.manifest.files}
-    return files | {manifests.NAME: artifact.manifest.to_json().encode()}
+    manifest = artifact.manifest
+    files = {each: artifact.read_file(each) for each in manifest.files} | {manifests.NAME: manifest.to_json().encode()}
+    if manifest.gpu is None:
+        return files
+    # What TVM's runtime lacks to run code for GPUs; on virtual boards the driver, too.
+    return files | native.read_files(manifest.link_triple, simulated=manifest.simulated)
 
 
 def find_name(model: str) -> str:

@@ -58,7 +58,7 @@ def build(
         bundle = build_bundle(recipe, path.absolute(), lambda text: output.stderr.print(text, markup=False))
         _print(bundle, json)
 
-    farm_settings.load()
+    farm_settings.load().share_linker_cache()
     output.run(work, debug)
 
 

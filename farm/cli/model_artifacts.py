@@ -173,6 +173,7 @@ def package(
     def work() -> None:
         from farm.artifacts.package import write_package
 
+        farm_settings.load().share_linker_cache()
         path = write_package(open_artifact(folder), form, out, name, runtime)
         if json:
             output.print_json({"package": str(path), "format": form, "bytes": path.stat().st_size})

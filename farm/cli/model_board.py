@@ -9,7 +9,7 @@ import typer
 
 from device_agent.protocol import GPU
 from farm import settings as farm_settings
-from farm.artifacts.manifest import is_artifact, open_artifact, require_cpu
+from farm.artifacts.manifest import is_artifact, open_artifact
 from farm.cli import options, output
 from farm.cli.durations import read_duration_s
 from farm.cli.model_artifacts import Folder, Wait
@@ -44,10 +44,11 @@ def deploy(
         from farm.values import Ssh
 
         artifact = open_artifact(folder)
-        require_cpu(artifact.manifest, "`farm model deploy`")
         checking.require_verified(artifact)
         wait_s = read_duration_s("--wait", wait)
         settings = farm_settings.load()
+        settings.share_linker_cache()
+        on_board.prepare_gpu(artifact.manifest, settings)
         purpose = f"deploy {artifact.manifest.name}"
         with (
             options.open_store(settings) as store,
@@ -143,6 +144,7 @@ def bench(
         str, typer.Option("--against", metavar="onnxruntime,rule,untuned", help="Programs to compare with.")
     ] = "onnxruntime,rule,untuned",
     operating_point: Point = "default",
+    device: options.Device = "cpu",
     shape: options.Shapes = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for charts and figures.")] = None,
     wait: Wait = "60s",
@@ -160,8 +162,11 @@ def bench(
         rivals = benching.read_rivals(against)
         point = parse_point(operating_point)
         wait_s = read_duration_s("--wait", wait)
-        subjects = [_read_subject(text, shape) for text in models]
+        subjects = [_read_subject(text, shape, device) for text in models]
         settings = farm_settings.load()
+        for subject in subjects:
+            if subject.artifact is not None:
+                on_board.prepare_gpu(subject.artifact.manifest, settings)
         with (
             options.open_store(settings) as store,
             on_board.hold_board(settings, store, board, wait_s, "bench", output.note) as held,
@@ -187,18 +192,17 @@ def bench(
     output.run(work, debug)
 
 
-def _read_subject(text: str, shape: list[str] | None) -> Any:
+def _read_subject(text: str, shape: list[str] | None, device: str) -> Any:
     from farm.artifacts.bench import Subject
     from farm.artifacts.brought import bring, bring_again
 
     if is_artifact(Path(text)):
         artifact = open_artifact(Path(text))
-        require_cpu(artifact.manifest, "a benchmark")
         artifact.require_whole()
-        return Subject(bring_again(artifact.manifest, None), artifact)
+        return Subject(bring_again(artifact.manifest, None), artifact.manifest.device, artifact)
     if Path(text).is_dir():
         raise UsageError(f"{text} is a folder without a manifest", "Give a model, or what `farm model compile` wrote.")
-    return Subject(bring(text, shape or ()))
+    return Subject(bring(text, shape or ()), device)
 
 
 def _print_run(document: dict[str, Any]) -> None:
@@ -219,7 +223,7 @@ def _print_run(document: dict[str, Any]) -> None:
     from farm.artifacts.runtime import tasks
 
     if document["simulated"] and document["device"] == GPU:
-        simulated = "; simulated: a processor ran the GPU's code, so these times say nothing of any GPU"
+        simulated = "; simulated: a model gave these times, which no GPU was ever compared with"
     runs, threads = document["latency"]["count"], document["threads"]
     lines = [f"{runs:.0f} runs, {threads} threads, clocks: {document['operating_point']}{simulated}"]
     lines += tasks.say(document["found"])
@@ -233,6 +237,7 @@ def _print_bench(document: dict[str, Any]) -> None:
     notes = []
     for model in document["models"]:
         called = model["model"] + (f" ({model['artifact']})" if model["artifact"] else "")
+        called += " on the GPU" if model["device"] == GPU else ""
         for each in model["variants"].values():
             figures = each["latency_s"]
             if figures is None:

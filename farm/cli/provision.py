@@ -74,6 +74,7 @@ def provision(
 
     def work() -> None:
         settings = farm_settings.load()
+        settings.share_linker_cache()
         targets = _find_targets(settings, names)
         known_hosts = KnownHosts(settings.home_path / FILE_NAME)
         addresses = {target.name: target.address for target in targets}

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from farm.models.zoo import ZOO
 from tests.acceptance.conftest import new_home
 
 
@@ -33,10 +42,35 @@ def test_a_model_for_a_virtual_boards_gpu() -> None:
         found = {row["key"]: row["latency_s"]["value"] for row in swept["series"][0]["rows"]}
         assert found["gpu=76.8MHz"] > 3 * found["gpu=921.6MHz"]
 
+        timed = home.run("model", "bench", "art", "--board", "v1", "--against", "rule", "--json").json()
+        (of_model,) = timed["models"]
+        assert of_model["device"] == "gpu"
+        variants = of_model["variants"]
+        assert {name: each["matches"] for name, each in variants.items()} == {"tvm-farm": True, "rule": True}
+        assert variants["rule"]["ratio"] == pytest.approx(1.0, abs=0.1)
+
+        # The package has what the board's own Python and TVM's runtime lack.
+        deployed = home.run("model", "deploy", "art", "--board", "v1", "--json").json()
+        ((name, shape),) = ZOO["tiny-cnn"].input_shapes.items()
+        np.savez(home.path / "x.npz", **{name: np.ones(shape, "float32")})
+        done = subprocess.run(
+            [sys.executable, "-m", deployed["package"], str(home.path / "x.npz"), "--out", str(home.path / "y.npz")],
+            env=os.environ | {"PYTHONPATH": deployed["folder"]},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        (given,) = np.load(home.path / "y.npz").values()
+        session = onnxruntime.InferenceSession(ZOO["tiny-cnn"].build(), providers=["CPUExecutionProvider"])
+        assert np.allclose(given, session.run(None, {name: np.ones(shape, "float32")})[0], atol=1e-4)
+
         for arguments, said in (
-            (("model", "package", "art"), "compiled for a GPU, and a package takes code for processors alone"),
-            (("model", "deploy", "art", "--board", "v1"), "compiled for a GPU"),
-            (("model", "bench", "art", "--board", "local"), "compiled for a GPU"),
+            (
+                ("model", "package", "art", "--format", "c"),
+                "compiled for a GPU, and a C package takes code for processors",
+            ),
             ((*made[:3], "--out", "no", "--device", "gpu", "--board-type", "raspberry-pi-4"), "has no GPU"),
             ((*made[:3], "--out", "no", "--device", "npu"), "the device 'npu' is unknown"),
         ):

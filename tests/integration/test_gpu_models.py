@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 import statistics
+import subprocess
+import zipfile
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -15,14 +18,17 @@ import pytest
 from device_agent import gpu
 from device_agent.protocol import GPU, EnergySpec, Engine, Limits, OperatingPoint, PinStatus, RunSpec, Status
 from farm.artifacts.compile import Compiled, compile_model
+from farm.artifacts.manifest import GpuCode, Tensor
+from farm.artifacts.package import WHEEL, write_package
 from farm.artifacts.verify import compare
 from farm.errors import CodeRefusedError
-from farm.gpu import code, native
+from farm.gpu import code, host_code, native
 from farm.inventory.board_types import load_board_types
 from farm.measure.session import BoardSession, Direct
 from farm.models.zoo import ZOO
-from farm.search import gpus, target, tvm_env
+from farm.search import gpu_code, gpus, target, tvm_env
 from tests.integration.conftest import Agent
+from tests.unit import artifacts
 
 tvm_env.load()
 
@@ -79,6 +85,9 @@ def test_a_model_on_the_gpu_gives_the_references_output(board: BoardSession, lib
     outcome, outputs = board.run_model(SPEC, library, inputs)
     assert outcome.status is Status.OK, outcome.message
     assert outcome.simulated
+    assert outcome.before is not None
+    assert outcome.before.gpu_load == 0.0  # nobody else's work was on it
+    assert outcome.before.gpu_freq_hz
     session = onnxruntime.InferenceSession(ZOO["tiny-cnn"].build(), providers=["CPUExecutionProvider"])
     comparison = compare(list(outputs.values()), session.run(None, inputs))
     assert comparison.matches, comparison.reason
@@ -135,6 +144,7 @@ def test_a_failure_costs_one_run(
             outcome, _ = session.run_model(SPEC, library, feed())
             assert outcome.status is status, outcome.message
             assert name in outcome.message
+            assert ("another worker" in outcome.message) == (status is Status.CRASHED)
         if status is Status.FARM_ERROR:
             assert any(name in note for note in session.description.notes)
 
@@ -154,3 +164,58 @@ def test_code_that_takes_too_much_is_refused_before_it_travels() -> None:
     small = code.GpuPlan(plan.arch, plan.newest_ptx, code.ptx.Limits(1024, 49152, 1024), plan.memory_bytes)
     with pytest.raises(CodeRefusedError, match=r"the kernel \w+ takes \d+ registers per block; the GPU has 1024"):
         compile_tiny(small)
+
+
+def test_a_wheel_runs_where_nothing_but_tvms_runtime_is(
+    emulated_root: str, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """A model for the GPU of a Nano, packed, unpacked and run in the stock aarch64 runtime under emulation; the driver
+    is the stand-in, which takes kernels for that processor in the place of PTX.
+    """
+    nano = load_board_types()["jetson-nano"]
+    assert nano.target is not None
+    assert nano.link_triple is not None
+    plan = code.plan_gpu(nano)
+
+    def make_code(source: str, *_: object) -> code.Made:
+        return code.Made(host_code.compile_kernels(source, nano.link_triple), ())
+
+    monkeypatch.setattr(gpu_code, "make_code", make_code)
+    entry = ZOO["tiny-cnn"]
+    config = gpus.to_config("jetson-nano", plan, nano.target.to_tvm(), simulated=False)
+    model = onnx.load_model_from_string(entry.build())
+    library = compile_model(model, entry.input_shapes, config, gpus.PIPELINE, [], nano.link_triple).library
+    ((name, shape),) = entry.input_shapes.items()
+    used = GpuCode(arch="sm_53", ptx="6.5", kernels=8, registers=1, shared_bytes=0, threads=1, spilled_bytes=0)
+    inputs = (Tensor(name=name, shape=shape, dtype="float32"),)
+    artifact = artifacts.write(
+        tmp_path / "art", library, gpu=used, inputs=inputs, verified=artifacts.verified(library), pipeline=gpus.PIPELINE
+    )
+    wheel = write_package(artifact, WHEEL, tmp_path)
+    assert wheel.name.endswith("-py3-none-manylinux_2_27_aarch64.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "tiny_cnn/libtvm_farm_cuda.so" in names
+    assert "tiny_cnn/libcuda_virtual.so" not in names
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    np.savez(tmp_path / "x.npz", **feed())
+    command = [f"{emulated_root}/usr/bin/board-python", "-m", "tiny_cnn", str(tmp_path / "x.npz")]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site"), "QEMU_CPU": "cortex-a57"}
+
+    def run(**more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, "--out", str(tmp_path / "y.npz")],
+            env=environment | more,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+
+    done = run()
+    assert done.returncode == 1
+    assert "no CUDA driver" in done.stderr
+    done = run(**{gpu.DRIVER_VARIABLE: str(native.build_driver(tmp_path, nano.link_triple))})
+    assert done.returncode == 0, done.stderr
+    session = onnxruntime.InferenceSession(entry.build(), providers=["CPUExecutionProvider"])
+    comparison = compare(list(np.load(tmp_path / "y.npz").values()), session.run(None, feed()))
+    assert comparison.matches, comparison.reason

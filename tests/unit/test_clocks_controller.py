@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ _CPUS = "/sys/devices/system/cpu"
 _POLICY = f"{_CPUS}/cpufreq/policy0"
 _DEBUG = "/sys/kernel/debug"
 _CAP = "/sys/kernel/nvpmodel_emc_cap/emc_iso_cap"
+_GPU = "/sys/class/devfreq/57000000.gpu"
 _LOW, _MID, _HIGH = 1_000_000_000, 1_500_000_000, 2_000_000_000
 
 
@@ -162,6 +164,13 @@ def add_memory(kernel: Kernel, driver: str, high_hz: int = 1_600_000_000) -> Non
 
     kernel.drivers[f"{folder}/{rate}"] = set_rate
     kernel.put(_CAP, 800_000_000)
+
+
+def add_gpu(root: Path) -> None:
+    """A GPU's devfreq folder, its power saved when idle."""
+    kernel = Kernel(root)
+    kernel.put(f"{_GPU}/available_frequencies", f"{_LOW} {_HIGH}")
+    kernel.put(f"{_GPU}/device/railgate_enable", 1)
 
 
 def make_board(root: Path, memory: Memory | None = None, floors: tuple[tuple[int, int], ...] = ()) -> Board:
@@ -465,3 +474,45 @@ def test_nothing_that_is_shown_raises(tmp_path: Path) -> None:
 
     board.access.status = status  # type: ignore[method-assign]
     assert "clock helper: no socket" in board.controller.show().notes
+
+
+@pytest.mark.parametrize("ends", [None, ValueError("the work")])
+def test_a_gpu_keeps_its_power_while_its_code_is_timed(tmp_path: Path, ends: Exception | None) -> None:
+    """Its first kernel would pay for power coming back. Then all is as it was, whatever became of the work."""
+    add_gpu(tmp_path)
+    board = make_board(tmp_path)
+    with contextlib.suppress(ValueError), board.controller.gpu_powered():
+        assert board.kernel.read(f"{_GPU}/device/railgate_enable").strip() == "0"
+        assert board.access.status().holder
+        if ends:
+            raise ends
+    assert board.kernel.read(f"{_GPU}/device/railgate_enable").strip() == "1"
+    assert (len(board.access.begun), board.access.restored) == (1, 1)
+
+
+def test_a_gpu_stays_as_it_is_where_somebody_holds_the_clocks(tmp_path: Path) -> None:
+    """The work goes on; within a point that is held, nothing but the GPU's power changes and comes back."""
+    add_gpu(tmp_path)
+    board = make_board(tmp_path)
+    board.access.fail_begin = BusyError("another")
+    with board.controller.gpu_powered():
+        assert board.access.writes == []
+    board.access.fail_begin = None
+    assert board.controller.pin(OperatingPoint(cpu_freq_hz={EVERY_CLUSTER: _MID})).status is PinStatus.OK
+    board.access.writes.clear()
+    with board.controller.gpu_powered():
+        pass
+    file = f"{_GPU}/device/railgate_enable"
+    assert board.access.writes == [(file, "0"), (file, "1")]
+    assert board.controller.held is not None
+
+
+def test_a_gpus_load_is_a_share(tmp_path: Path) -> None:
+    """Its driver counts in thousandths; one that does not say is not idle."""
+    add_gpu(tmp_path)
+    board = make_board(tmp_path)
+    gpu = board.controller.platform.gpu
+    assert gpu is not None
+    assert gpu.read_load() is None
+    board.kernel.put(f"{_GPU}/device/load", 250)
+    assert gpu.read_load() == 0.25

@@ -11,7 +11,7 @@ import pytest
 
 from device_agent import gpu
 from device_agent.board_types import load_board_types as load_for_agent
-from device_agent.protocol import GPU, Description, Engine, ProtocolError, RunSpec, Status
+from device_agent.protocol import GPU, PROTOCOL_VERSION, Description, Engine, ProtocolError, RunSpec, Status
 from farm.artifacts.manifest import GpuCode
 from farm.artifacts.on_board import require_gpu
 from farm.errors import PermanentError, UsageError
@@ -126,7 +126,13 @@ def describe(**changes: object) -> Description:
         **{key: [] for key in ("cores_online", "engines", "rails", "thermal_zones")},
         **dict.fromkeys(("agent_version", "architecture", "cpu_model"), ""),
     }
-    facts = {"name": "n", "board_type": "jetson-nano", "protocol_version": 5, "simulated": False, "memory_bytes": 0}
+    facts = {
+        "name": "n",
+        "board_type": "jetson-nano",
+        "protocol_version": PROTOCOL_VERSION,
+        "simulated": False,
+        "memory_bytes": 0,
+    }
     return Description.from_dict(nothing | facts | changes)
 
 

@@ -49,6 +49,7 @@ _evidence = st.builds(
     cpu_freq_hz=st.dictionaries(st.text(max_size=3), _freq, max_size=3),
     cpu_max_hz=st.dictionaries(st.text(max_size=3), _freq, max_size=3),
     gpu_freq_hz=_freq | st.none(),
+    gpu_load=_finite | st.none(),
     memory_freq_hz=_freq | st.none(),
     temperature_c=st.dictionaries(_words, _finite, max_size=3),
     cooling=st.dictionaries(_words, st.integers(0, 9), max_size=2),

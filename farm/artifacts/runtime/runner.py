@@ -5,6 +5,7 @@ Not called `model`: Python would take `model.so` for it.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
@@ -21,6 +22,8 @@ from .inputs import check_inputs
 
 # TVM's AffinityMode (include/tvm/runtime/threading_backend.h): the fast cores first.
 _FAST_CORES_FIRST = 1
+# What lies beside a library for GPUs: TVM's plug-in, and for virtual boards the stand-in for the driver.
+_PLUGIN, _VIRTUAL_DRIVER, _DRIVER_VARIABLE = "libtvm_farm_cuda.so", "libcuda_virtual.so", "TVM_FARM_CUDA_DRIVER"
 
 
 class Model:
@@ -29,7 +32,8 @@ class Model:
     def __init__(self, threads: int | None = None, folder: str | Path | None = None) -> None:
         """Load the library. `threads`: by default as many as it was compiled for; `folder`: of another artifact.
 
-        Raises OSError where the library is missing or made for another machine, ImportError without TVM's runtime.
+        Raises OSError where the library is missing or made for another machine, and where it is for a GPU that cannot
+        be used; ImportError without TVM's runtime.
         """
         self.folder = Path(folder) if folder is not None else Path(__file__).parent
         self.manifest: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
@@ -39,7 +43,9 @@ class Model:
             raise OSError(f"{self.manifest['name']} is compiled for {self.manifest['architecture']}; this is {here}")
         self.last_latency_s: float | None = None
         tvm = _import_runtime()
-        self._tensor, self._device = tvm.runtime.tensor, tvm.runtime.cpu()
+        self._is_on_gpu = bool(self.manifest.get("gpu"))
+        self._tensor = tvm.runtime.tensor
+        self._device = _open_gpu(tvm, self.folder) if self._is_on_gpu else tvm.runtime.cpu()
         count = threads or min(int(self.manifest["threads"]), len(os.sched_getaffinity(0)))
         self.threads = count
         os.environ["TVM_NUM_THREADS"] = str(count)
@@ -57,6 +63,8 @@ class Model:
         tensors = [self._tensor(array, self._device) for array in arrays.values()]
         begun = time.perf_counter()
         result = self._function(*tensors)
+        if self._is_on_gpu:
+            self._device.sync()  # kernels are queued
         self.last_latency_s = time.perf_counter() - begun
         found = _collect(result)
         return {each["name"]: array for each, array in zip(self.outputs, found, strict=True)}
@@ -74,6 +82,26 @@ def _import_runtime() -> Any:
         if chosen is None:
             os.environ.pop("TVM_USE_RUNTIME_LIB", None)
     return tvm
+
+
+def _open_gpu(tvm: Any, folder: Path) -> Any:
+    """TVM's device for the GPU, by the plug-in beside the library. Raises OSError where that, the driver or the GPU is
+    missing.
+    """
+    import tvm_ffi
+
+    if (driver := folder / _VIRTUAL_DRIVER).is_file():
+        os.environ.setdefault(_DRIVER_VARIABLE, str(driver))
+    # The plug-in takes TVM's symbols, and the C++ runtime's, from libraries that are open to all.
+    for package, name in ((tvm_ffi, "libtvm_ffi.so"), (tvm, "libtvm_runtime.so")):
+        ctypes.CDLL(str(Path(package.__file__).parent / "lib" / name), ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(folder / _PLUGIN), ctypes.RTLD_GLOBAL)
+    device = tvm.runtime.cuda(0)
+    try:
+        device.sync()
+    except RuntimeError as error:
+        raise OSError(f"the GPU cannot be used: {error}") from error
+    return device
 
 
 def _collect(result: Any) -> list[npt.NDArray[Any]]:
