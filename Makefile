@@ -16,12 +16,13 @@ STAMP := .venv/.complete
 # Only `make lock` uses it; in a virtual environment of its own.
 UV_VERSION := 0.13.8
 
-.PHONY: help setup quickstart test test-real-kernel test-gpu check lint unit-first unit-second bench lock clean
+.PHONY: help setup quickstart test test-real-kernel test-real-kernel-core test-gpu check lint unit-first unit-second bench lock clean
 
 help:
 	@echo "make quickstart   set up .venv, then tune, compile and time a real model on this machine"
 	@echo "make test         set up .venv, then the whole test suite, as two halves side by side"
 	@echo "make test-real-kernel  the tests on a board with a real kernel; deploy/real-kernel-board/build makes it"
+	@echo "make test-real-kernel-core  the quick ones of them that tell most: 11 of 28"
 	@echo "make test-gpu     the tests on this machine's NVIDIA GPU"
 	@echo "make check        lint, types, import directions and unit tests (what CI runs first)"
 	@echo "make bench        what the speed claims rest on, as JSON"
@@ -59,6 +60,10 @@ test: setup
 # By themselves, one after the other: deadlines of a second are kept on the board, whose processors are this machine's.
 test-real-kernel: setup
 	@$(BIN)/python -m pytest -v tests/real_kernel $(ARGS)
+
+# Without images the tests fail instead of being skipped.
+test-real-kernel-core: setup
+	@FARM_REQUIRE_REAL_KERNEL=1 $(BIN)/python -m pytest -v tests/real_kernel -m core $(ARGS)
 
 # On a machine with an NVIDIA GPU and its driver.
 test-gpu: setup

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.real_kernel.conftest import NAME, PROVISION_TIMEOUT_S, TYPE, Site
 
 # Of the golden kernel at its highest clock over half of that; the documented least.
 LEAST_GAIN = 1.15
 
 
+@pytest.mark.core
 def test_only_its_speed_gives_an_emulated_processor_away(provisioned: Site) -> None:
     """Tables, holding, rails, power and putting back pass on a real kernel; that no clock makes it faster is found.
 

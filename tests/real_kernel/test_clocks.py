@@ -27,6 +27,7 @@ def wait_for(site: Site, limits: str, timeout_s: int = 120) -> None:
     site.board.run(f"{turns}; cat /run/held >&2; echo {read} >&2; exit 1", timeout_s=timeout_s + 60)
 
 
+@pytest.mark.core
 def test_a_clock_between_two_of_the_table_is_said_as_what_it_became(provisioned: Site) -> None:
     """The kernel rounds, and the report says the clock that is there; afterwards every limit is as it was."""
     done = provisioned.board.run(f"{AGENT} clocks pin --cpu-freq 921.6MHz --gpu-freq 460.8MHz --for 0.1 --json")
@@ -60,6 +61,7 @@ def test_the_watchdog_replaces_a_guardian_that_stands_still(provisioned: Site) -
     assert int(provisioned.board.run(f"systemctl show -p NRestarts --value {HELPER}").stdout) >= 1
 
 
+@pytest.mark.core
 def test_clocks_held_when_the_power_goes_are_free_after_the_boot(provisioned: Site) -> None:
     """A pulled plug: the board boots, helper and agent run, nothing is held and nothing is called unsafe."""
     hold(provisioned)
@@ -73,6 +75,7 @@ def test_clocks_held_when_the_power_goes_are_free_after_the_boot(provisioned: Si
     assert provisioned.board.run("systemctl is-active tvm-farm-agent").stdout.strip() == "active"
 
 
+@pytest.mark.core
 def test_cores_that_somebody_took_offline_stay_so(provisioned: Site) -> None:
     """They are said, a point is held without them, and putting back does not bring them back."""
     board = provisioned.board
@@ -83,6 +86,7 @@ def test_cores_that_somebody_took_offline_stay_so(provisioned: Site) -> None:
     assert board.read("/sys/devices/system/cpu/online") == "0-2"
 
 
+@pytest.mark.core
 def test_a_power_mode_is_set_and_put_back(provisioned: Site) -> None:
     """Nvpmodel's 5W takes two cores and limits the clock; afterwards MAXN is in force again."""
     done = provisioned.board.run(f"{AGENT} clocks pin --power-mode 5W --for 0.1 --json", check=False)
@@ -95,6 +99,7 @@ def test_a_power_mode_is_set_and_put_back(provisioned: Site) -> None:
     assert provisioned.board.read("/sys/devices/system/cpu/online") == "0-3"
 
 
+@pytest.mark.core
 def test_a_clock_that_firmware_holds_down_is_not_called_held(provisioned: Site) -> None:
     """The kernel says 1479 MHz, the clock itself says 921.6: only root's file tells, and the report does."""
     provisioned.board.set_fault(cap_khz=921600)

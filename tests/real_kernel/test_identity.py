@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.real_kernel.conftest import AGENT, NAME, PROVISION_TIMEOUT_S, TYPE, Site
 
 
+@pytest.mark.core
 def test_the_device_tree_names_the_board_and_the_kernel_its_parts(provisioned: Site) -> None:
     """Type, clock tables, rails and zones are the Nano's; nothing is called simulated."""
     said = json.loads(provisioned.board.run(f"{AGENT} describe --json").stdout)
@@ -22,6 +25,7 @@ def test_the_device_tree_names_the_board_and_the_kernel_its_parts(provisioned: S
     assert set(said["thermal_zones"]) == {"AO-therm", "CPU-therm", "GPU-therm"}
 
 
+@pytest.mark.core
 def test_every_hop_to_the_board_is_good(provisioned: Site) -> None:
     """`farm board doctor` goes all the way to a kernel run on the board."""
     done = provisioned.home.run("board", "doctor", NAME, timeout_s=PROVISION_TIMEOUT_S)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from tests.real_kernel.conftest import AGENT, Site
 
 BIND = "/sys/bus/i2c/drivers/ina3221/bind"
@@ -17,6 +19,7 @@ def watch(site: Site, seconds: float = 2.0) -> dict[str, Any]:
     return {rail["rail"]: rail for rail in json.loads(done.stdout)["window"]["rails"]}
 
 
+@pytest.mark.core
 def test_rails_are_what_the_sensor_was_told(provisioned: Site) -> None:
     """Mean power and energy of each rail, with what the sensor's steps leave open, hold the true ones."""
     told_w = {"POM_5V_IN": 4.1, "POM_5V_GPU": 0.53, "POM_5V_CPU": 1.77}

@@ -16,6 +16,7 @@ YEAR_S = 365.25 * 86400
 VERSION = "/opt/tvm-farm/current/bin/python -c 'import device_agent; print(device_agent.__version__)'"
 
 
+@pytest.mark.core
 def test_provisioned_again_nothing_changes_and_removed_nothing_stays(provisioned: Site) -> None:
     """Twice is once; afterwards files, accounts and units are what they were before the first time."""
     again = provisioned.provision()
@@ -92,6 +93,7 @@ def test_a_clock_two_years_behind_is_said_and_does_no_harm(provisioned: Site) ->
     assert probe.code == 0, probe.out + probe.err
 
 
+@pytest.mark.core
 def test_a_full_disk_is_said_before_anything_is_sent(fresh: Site) -> None:
     """Nothing is put on a board without room for it."""
     fresh.board.run("fallocate -l $(($(stat -f -c '%a * %S' /) - (200 << 20))) /fill")
