@@ -9,11 +9,13 @@ Blocks have canonical names in it (`farm.search.names`), whatever they are calle
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farm.errors import InternalError
 from farm.search import dots, names, tvm_env
+from farm.search.families import facts
 from farm.search.tvm_errors import find_reason
 
 _Instructions = list[list[Any]]
@@ -60,10 +62,37 @@ def make_context(module: Any, target: Any) -> Any:
 def finish(schedule: Any, context: Any) -> None:
     """Apply a context's post-processors to a schedule of its function. Raises RuntimeError where one refuses."""
     # Marks where decisions end: without it the search, which replays decisions alone, would post-process twice.
+    import tvm.s_tir.meta_schedule as ms
+
     schedule.enter_postproc()
     for postprocessor in context.space_generator.postprocs:
+        if isinstance(postprocessor, ms.postproc.RewriteLayout) and not _packs_whole(
+            postprocessor, schedule, context.mod
+        ):
+            continue
         if not postprocessor.apply(schedule):
             raise RuntimeError(f"{type(postprocessor).__name__} refuses a schedule that TVM took until then")
+
+
+def _packs_whole(rewrite: Any, schedule: Any, module: Any) -> bool:
+    """Whether weights are packed without loss. Of those that a function reads in part, because it cuts its result, TVM
+    packs as many as are read, from the wrong places.
+    """
+    import tvm
+
+    plain = tvm.s_tir.Schedule(module)
+    if not any(facts.is_cut(plain, name) for name in facts.list_blocks(plain)):
+        return True  # a trial takes as long as all the rest
+    trial = schedule.copy()
+    if not rewrite.apply(trial):
+        return True  # it will say so again
+    for name in names.list_blocks(trial.mod):
+        block = trial.get(trial.get_sblock(name))
+        if "meta_schedule.layout_rewrite_preproc" in block.annotations:
+            [read], [written] = block.reads, block.writes
+            if math.prod(map(int, read.source.shape)) != math.prod(map(int, written.source.shape)):
+                return False
+    return True
 
 
 def replay(module_json: str, text: str, target: Any) -> str:

@@ -231,6 +231,17 @@ def is_copy(schedule: Any, name: str) -> bool:
     return same_shape and all(a.same_as(b) for a, b in zip(value.indices, store.indices, strict=True))
 
 
+def is_cut(schedule: Any, name: str) -> bool:
+    """Whether a block copies a part of a buffer that has as many dimensions."""
+    from tvm.ir.expr import TensorLoad
+
+    store = schedule.get(schedule.get_sblock(name)).body
+    value = getattr(store, "value", None)
+    if not is_plain(schedule, name) or not isinstance(value, TensorLoad):
+        return False
+    return len(value.indices) == len(store.indices) and size_of(value.source) > size_of(store.buffer)
+
+
 def is_plain(schedule: Any, name: str) -> bool:
     """Whether a block stores one element for each step of its own loops, in their order, and sums nothing up."""
     from tvm import tirx

@@ -133,7 +133,7 @@ def _read(schedule: Any) -> Norm | None:
         names = names[:-1]
     blocks = {name: trial.get(trial.get_sblock(name)) for name in names}
     summing = [name for name in names if any(reading.is_sum(v) for v in blocks[name].iter_vars)]
-    # Tiles of Winograd's algorithm overlap in what they read: none of its rows stands alone.
+    # Tiles of Winograd's algorithm overlap in what they read: none of its rows stands alone, and all at once is slow.
     if not summing or any(winograd.MARK in block.annotations for block in blocks.values()):
         return None
     # A reduction's own element-wise inputs are computed twice at no cost, unless they call functions.

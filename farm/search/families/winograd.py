@@ -40,7 +40,7 @@ class WinogradFacts:
     """A convolution F(m, 3) of `batch` images of `tall` x `wide` tiles each, `depth` channels to `channels`.
 
     `blocks` are the function's own six, from the pad to the convolution's result; `between` all others but `last`,
-    which writes the function's result.
+    which writes the result. `cut` is a block after it that copies a part: channels that only filled vectors up go.
     """
 
     m: int
@@ -52,6 +52,7 @@ class WinogradFacts:
     blocks: tuple[str, ...] = ()
     between: tuple[str, ...] = ()
     last: str = ""
+    cut: str | None = None
 
     @property
     def alpha(self) -> int:
@@ -92,11 +93,13 @@ class Winograd:
             return None
         _, _, batch, tall, wide, channels, depth = _extents(blocks[3])
         count = len(winograd.BLOCKS)
+        cut = names.pop() if len(names) > count and reading.is_cut(schedule, names[-1]) else None
+        if cut:
+            blocks.pop()
         if any(_extents(block) != _extents(blocks[count - 1]) for block in blocks[count:]):
             return None
-        return WinogradFacts(
-            int(m), batch, tall, wide, depth, channels, tuple(names[:count]), tuple(names[count - 1 : -1]), names[-1]
-        )
+        own, between = tuple(names[:count]), tuple(names[count - 1 : -1])
+        return WinogradFacts(int(m), batch, tall, wide, depth, channels, own, between, names[-1], cut)
 
     def options(self, facts: WinogradFacts, core: Core) -> Mapping[str, tuple[int, ...]]:
         """`lanes`, `vectors`, `pixels`, `rows` of a register tile of products; `unit`: rows of tiles together; `order`.
@@ -213,6 +216,9 @@ class Winograd:
         self._transform_data(schedule, facts, (pad, strips, tiles), lanes, alone=not rows_first)
         schedule.parallel(parallel)
         schedule.decompose_reduction(products, depth)
+        if facts.cut:
+            image, row, *_ = schedule.get_loops(schedule.get_sblock(facts.cut))
+            schedule.parallel(schedule.fuse(image, row))
 
     @staticmethod
     def _tile_products(schedule: Any, products: Any, at: Any, plan: Plan) -> Any:
