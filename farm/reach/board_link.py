@@ -6,13 +6,13 @@ A wrong key is not tried again; everything else is, with growing pauses, until `
 from __future__ import annotations
 
 import dataclasses
-import random
 import threading
 import time
 from types import TracebackType
 
 from farm.errors import DeadlineError, FarmError, TransientError
 from farm.processes.listening import is_lack
+from farm.processes.restarts import Backoff, Restarts
 from farm.reach.frames import FrameFilter
 from farm.reach.host_keys import KnownHosts
 from farm.reach.ssh import SshConnection
@@ -22,8 +22,6 @@ from farm.reach.tunnels import Forward, ReverseForward
 
 _JOIN_S = 5.0
 _FIND_TIMEOUT_S = 10.0
-# A connection that held for so long ended for a new reason: begin with short pauses again.
-_STABLE_S = 30.0
 
 # Who on the board carries this connection: the nearest process above that is one of sshd's (`sshd-session` since 9.8).
 _FIND_SESSION = (
@@ -31,20 +29,6 @@ _FIND_SESSION = (
     "p=$(awk '/^PPid:/{print $2}' /proc/$p/status); done; exit 1"
 )
 _END_SESSION = "case $(cat /proc/{pid}/comm) in sshd*) kill -9 {pid};; esac"
-
-
-@dataclasses.dataclass(frozen=True)
-class Backoff:
-    """Pauses between attempts, in seconds: each is drawn from the upper half of a span that doubles up to `last_s`."""
-
-    first_s: float = 0.5
-    last_s: float = 15.0
-    give_up_s: float = float("inf")
-
-    def plan_pause_s(self, attempt: int) -> float:
-        """The pause after the `attempt`-th failure in a row, from 1. Random, so that a rack does not come at once."""
-        span_s = min(self.last_s, self.first_s * 2.0 ** min(attempt - 1, 32))
-        return random.uniform(span_s / 2, span_s)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,30 +162,28 @@ class BoardLink:
         return forward
 
     def _keep(self) -> None:
-        failures, failing_since = 0, time.monotonic()
+        restarts, failing_since = Restarts(self._backoff), time.monotonic()
         while not self._stop.is_set():
             try:
                 connection = self._connect()
             except TransientError as error:
-                failures += 1
                 reason: FarmError = error
             except FarmError as error:  # the key or the file is wrong: somebody has to act
-                self._set(up=False, error=error, failures=failures + 1, final=True)
+                self._set(up=False, error=error, failures=restarts.failures + 1, final=True)
                 return
             else:
-                began = time.monotonic()
+                restarts.note_up()
                 # Set at the latest when the peer has been silent for `KEEPALIVE_S` and `SILENCE_S`.
                 connection.lost.wait()
                 connection.close()
                 failing_since = time.monotonic()
-                # Even the first attempt after a loss waits a moment: a board may hang up on every login.
-                failures = 1 if failing_since - began >= _STABLE_S else failures + 1
                 reason = TransientError(f"the connection to {self.address} ended: {connection.reason}")
             if self._stop.is_set():
                 return
-            pause_s = self._backoff.plan_pause_s(failures)
+            # Even the first attempt after a loss waits a moment: a board may hang up on every login.
+            pause_s = restarts.note_end()
             final = time.monotonic() + pause_s - failing_since > self._backoff.give_up_s
-            self._set(up=False, error=reason, failures=failures, final=final)
+            self._set(up=False, error=reason, failures=restarts.failures, final=final)
             if final or self._stop.wait(pause_s):
                 return
 

@@ -19,7 +19,7 @@ from farm.boards.health import Kind, Limits, Observation, decide_by
 from farm.errors import FarmError, UsageError
 from farm.gpu import native
 from farm.processes import children
-from farm.reach.board_link import Backoff
+from farm.processes.restarts import Backoff, Restarts
 from farm.reach.host_keys import FILE_NAME, KnownHosts
 from farm.reach.tracker import Tracker
 from farm.services.probing import Probing
@@ -99,7 +99,7 @@ class Keeper:
         self.tracker = Tracker.start(settings.tracker_port, logs / "tracker.log")
         self.tracker_restarts = 0
         self._tracker_since = time.monotonic()
-        self._tracker_failures, self._tracker_again_at = 0, 0.0
+        self._tracker_tries = Restarts(_BACKOFF)
         self._boards_at = self._leases_at = self._tidied_at = 0.0
         self.probing = Probing(settings, (self.tracker.host, self.tracker.port), logs, self._defer)
         self._strangers = Strangers(store)
@@ -216,7 +216,7 @@ class Keeper:
         self._inbox.put(work)
 
     def _keep_tracker(self) -> None:
-        if self.tracker.is_alive or time.monotonic() < self._tracker_again_at:
+        if self.tracker.is_alive or not self._tracker_tries.due:
             return
         host, port = self.tracker.host, self.tracker.port
         _log.warning("the tracker ended; starting it again")
@@ -226,10 +226,9 @@ class Keeper:
             self.tracker = Tracker.start(port, self._logs / "tracker.log", tries=1)
         except FarmError as error:
             _log.error("the tracker at %s:%d cannot be started again: %s", host, port, error)
-            self._tracker_failures += 1
-            self._tracker_again_at = time.monotonic() + _BACKOFF.plan_pause_s(self._tracker_failures)
+            self._tracker_tries.note_end()
             return
-        self._tracker_failures = 0
+        self._tracker_tries.note_up()
         self.tracker_restarts += 1
         self._tracker_since = time.monotonic()
 

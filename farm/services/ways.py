@@ -18,8 +18,9 @@ from typing import Protocol
 
 from farm.errors import FarmError
 from farm.processes import children
+from farm.processes.restarts import Backoff, Restarts
 from farm.reach.addresses import to_ssh_address
-from farm.reach.board_link import Backoff, BoardLink, LinkState
+from farm.reach.board_link import BoardLink, LinkState
 from farm.reach.host_keys import KnownHosts
 from farm.reach.tunnels import Forward
 from farm.values import Direct, Ssh, Transport, Virtual
@@ -32,7 +33,6 @@ METRICS_PORT = 9101
 _FIRST_PORT, _LAST_PORT = 10090, 11989
 # A board that ends again and again is started with growing pauses, as an SSH link is.
 _BACKOFF = Backoff(first_s=0.5, last_s=30.0)
-_STABLE_S = 30.0
 # Importing TVM takes seconds, and many start at once.
 _VIRTUAL_START_S = 120.0
 
@@ -163,8 +163,7 @@ class VirtualWay:
         ]
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0.0
-        self._failures = self._connects = 0
-        self._again_at = 0.0
+        self._restarts, self._connects = Restarts(_BACKOFF), 0
         self._state = WayState(False, time.monotonic(), "not started yet")
         self.may_start: Callable[[], bool] = lambda: True
 
@@ -177,12 +176,13 @@ class VirtualWay:
         """See `Way`."""
         now = time.monotonic()
         if self._process is None:
-            if now >= self._again_at and self.may_start():
+            if self._restarts.due and self.may_start():
                 self._start(now)
         elif self._process.poll() is not None:
             self._give_up(now, f"its agent ended: {children.tail(self._log, 1)}")
         elif not self._state.up and self._ready_file.exists():
             self._connects += 1
+            self._restarts.note_up()
             self._state = WayState(True, now, "", self._connects)
         elif not self._state.up and now - self._began > _VIRTUAL_START_S:
             self._give_up(now, f"its agent was not ready within {_VIRTUAL_START_S:g} s")
@@ -213,8 +213,7 @@ class VirtualWay:
 
     def _give_up(self, now: float, error: str) -> None:
         self.close()
-        self._failures = 1 if self._state.up and now - self._state.since >= _STABLE_S else self._failures + 1
-        self._again_at = now + _BACKOFF.plan_pause_s(self._failures)
+        self._restarts.note_end()
         self._state = WayState(False, now, error, self._connects)
 
 

@@ -20,13 +20,12 @@ from typing import Any
 from farm.errors import FarmError
 from farm.processes import children
 from farm.processes.listening import start_thread
-from farm.reach.board_link import Backoff
+from farm.processes.restarts import Backoff, Restarts
 from farm.settings import StoreLocation
 
 # Beyond every deadline of a probe's own (waiting for the board, connecting, measuring): then the child itself is stuck.
 PROBE_TIMEOUT_S = 180.0
 _BACKOFF = Backoff(first_s=0.5, last_s=30.0)
-_STABLE_S = 30.0
 
 _log = logging.getLogger(__name__)
 
@@ -57,8 +56,7 @@ class ProbeWorker:
         self._log = log
         self._on_answer = on_answer
         self._process: subprocess.Popen[bytes] | None = None
-        self._began = self._again_at = 0.0
-        self._failures = 0
+        self._restarts = Restarts(_BACKOFF)
         self._next = 0
         self._lock = threading.Lock()
         self._pending: dict[int, tuple[str, float]] = {}
@@ -123,10 +121,9 @@ class ProbeWorker:
         if self.is_up:
             return True
         self.look()
-        now = time.monotonic()
-        if now < self._again_at:
+        if not self._restarts.due:
             return False
-        self._began = now
+        self._restarts.note_up()
         try:
             self._process = children.start(self._command, self._log, os.environ, pipes=True)
         except FarmError as error:
@@ -141,9 +138,7 @@ class ProbeWorker:
         _log.warning("%s", reason)
         self.close()
         self.restarts += 1
-        now = time.monotonic()
-        self._failures = 1 if now - self._began >= _STABLE_S else self._failures + 1
-        self._again_at = now + _BACKOFF.plan_pause_s(self._failures)
+        self._restarts.note_end()
         with self._lock:
             lost = [name for name, _ in self._pending.values()]
             self._pending.clear()

@@ -20,7 +20,8 @@ import pytest
 from device_agent.protocol import Limits, MeasureSpec, Status, TensorSpec
 from farm.errors import BoardLostError
 from farm.measure.session import BoardSession, Direct
-from farm.reach.board_link import Backoff, BoardLink
+from farm.processes.restarts import Backoff
+from farm.reach.board_link import BoardLink
 from farm.reach.tracker import Tracker
 from farm.reach.tunnels import Forward
 from farm.search import tvm_env

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from farm.errors import UsageError
-from farm.reach.board_link import Backoff
 from farm.reach.host_keys import HostKey, KnownHosts, UnknownHostKeyError, require_fingerprint
 from farm.reach.tracker_ports import PortRewriter
 from tests.integration.conftest import ROOT
@@ -154,12 +153,3 @@ def test_an_address_of_its_own_is_taken_from_the_agent() -> None:
     """A board could send clients anywhere otherwise."""
     out = make_rewriter()(MAGIC + frame([3, "local/a", [9090, "local/a:1"], "203.0.113.1"]))
     assert out == MAGIC + frame([3, "local/a", [10090, "local/a:1"], None])
-
-
-def test_pauses_grow_to_a_bound_and_differ() -> None:
-    """Between half of the span and all of it; the span doubles."""
-    backoff = Backoff(first_s=0.5, last_s=15.0)
-    for attempt, span_s in ((1, 0.5), (2, 1.0), (3, 2.0), (6, 15.0), (10_000, 15.0)):
-        pauses = [backoff.plan_pause_s(attempt) for _ in range(50)]
-        assert all(span_s / 2 <= pause <= span_s for pause in pauses)
-        assert len(set(pauses)) > 1

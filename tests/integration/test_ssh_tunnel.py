@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from farm.errors import DeadlineError, PermanentError, TransientError
-from farm.reach.board_link import Backoff, BoardLink
+from farm.processes.restarts import Backoff
+from farm.reach.board_link import BoardLink
 from farm.reach.frames import FrameFilter
 from farm.reach.host_keys import HostKeyError
 from farm.reach.ssh import SshConnection
