@@ -7,24 +7,14 @@ Registering and ordering only: nothing here connects to a board. What an order m
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from typing import Annotated, Any, Literal
 
 import typer
 
 from farm import settings
 from farm.boards.health import Kind, Limits, Observation, decide_by
-from farm.cli import (
-    board_certify,
-    board_remote,
-    board_show,
-    board_trust,
-    board_types,
-    doctor,
-    options,
-    output,
-    provision,
-    services,
-)
+from farm.cli import board_show, board_types, options, output
 from farm.errors import UsageError
 from farm.inventory import fleet_addresses, fleet_ranges
 from farm.inventory.board_types import load_board_types, require_board_type
@@ -35,9 +25,38 @@ from farm.reach.services_state import is_held
 from farm.store.standing import parse_transport
 from farm.values import Direct, Ssh, State, Transport, Virtual
 
-app = typer.Typer(help="Boards: register, reach, provision and inspect them; board types.", no_args_is_help=True)
+_NOUN: dict[str, Any] = {
+    "help": "Boards: register, reach, provision and inspect them; board types.",
+    "no_args_is_help": True,
+}
+# Verbs whose modules take long to load: the module of farm/cli, and what in it is the command.
+_ELSEWHERE = {
+    "probe": ("services", "probe"),
+    "exec": ("board_remote", "execute"),
+    "logs": ("board_remote", "logs"),
+    "trust": ("board_trust", "trust"),
+    "provision": ("provision", "provision"),
+    "doctor": ("doctor", "board_doctor"),
+    "certify": ("board_certify", "certify"),
+}
+
+app = typer.Typer(**_NOUN)
 
 app.command("show")(board_show.show)
+
+
+def make_app(verb: str | None = None) -> typer.Typer:
+    """`farm board`; of the verbs whose modules take long to load only `verb`, where it is one of the board's."""
+    made = typer.Typer(**_NOUN)
+    made.registered_commands = list(app.registered_commands)
+    verbs = {command.name for command in app.registered_commands} | _ELSEWHERE.keys()
+    for name, (module, attribute) in _ELSEWHERE.items():
+        if verb not in verbs or name == verb:
+            loaded = importlib.import_module(f"farm.cli.{module}")
+            kind = loaded.CommandWithRest if name == "exec" else None
+            made.command(name, cls=kind)(getattr(loaded, attribute))
+    return made
+
 
 Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them.")]
 Reason = Annotated[str, typer.Option("--reason", help="Reason, kept with the board's events.")]
@@ -332,11 +351,3 @@ def _read_ssh(text: str, key_file: str, host_key: str) -> Ssh:
         )
     except ValueError as error:
         raise UsageError(f"--ssh: {error}", "It is HOST, USER@HOST or USER@HOST:PORT.") from error
-
-
-app.command("probe")(services.probe)
-board_remote.register(app)
-app.command("trust")(board_trust.trust)
-app.command("provision")(provision.provision)
-app.command("doctor")(doctor.board_doctor)
-app.command("certify")(board_certify.certify)

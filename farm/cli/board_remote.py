@@ -49,19 +49,13 @@ Accept = Annotated[
 ]
 
 
-class _CommandWithRest(typer.core.TyperCommand):
+class CommandWithRest(typer.core.TyperCommand):
     """Keeps what follows `--` apart, which would otherwise be taken for more names."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
         ctx.meta[_REST] = args[at + 1 :]
         return super().parse_args(ctx, args[:at])
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to `farm board`."""
-    app.command("exec", cls=_CommandWithRest)(execute)
-    app.command("logs")(logs)
 
 
 def execute(

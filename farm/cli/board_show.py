@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farm.boards.board_calibration import Calibration, fetch_calibration
 from farm.cli import board_types, options, output
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
 from farm.values import Health
+
+if TYPE_CHECKING:  # loads NumPy
+    from farm.boards.board_calibration import Calibration
 
 # Probes alone leave some hundred a day.
 _EVENTS = 30
@@ -25,6 +27,8 @@ def show(
     """Show a board and what happened to it; or a board type with its clocks, sensors and power modes."""
 
     def work() -> None:
+        from farm.boards.board_calibration import fetch_calibration
+
         with options.open_store() as store:
             board = next((board for board in store.fetch_boards() if board["name"] == name), None)
             happened = store.fetch_board_events(name) if board else []

@@ -25,7 +25,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "db": ("store", "app"),
     "model": ("model", "app"),
     "record": ("record", "app"),
-    "board": ("board", "app"),
+    "board": ("board", "make_app"),
     "fleet": ("fleet", "app"),
     "sweep": ("sweep", "app"),
     "bundle": ("bundle", "app"),
@@ -33,8 +33,9 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def make_app(word: str | None = None) -> typer.Typer:
-    """The command line; of its commands only the one that begins with `word`, where there is such a one.
+def make_app(word: str | None = None, verb: str | None = None) -> typer.Typer:
+    """The command line; of its commands only the one that begins with `word`, where there is such a one; of that the
+    verb `verb`, where the noun's verbs take long to load.
 
     The modules of commands are loaded here: all of them take twice the time that most take alone.
     """
@@ -52,6 +53,8 @@ def make_app(word: str | None = None) -> typer.Typer:
         if word in _COMMANDS and name != word:
             continue
         command = getattr(importlib.import_module(f"farm.cli.{module}"), attribute)
+        if attribute == "make_app":
+            command = command(verb)
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
@@ -76,4 +79,4 @@ def main() -> None:
     raise_descriptor_limit()  # a sweep, or a provisioning, may hold a rack of boards
     # What is fitted here is small: on a busy machine threads that wait for each other make it forty times slower.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    sys.exit(make_app(sys.argv[1] if len(sys.argv) > 1 else None)())
+    sys.exit(make_app(*sys.argv[1:3])())

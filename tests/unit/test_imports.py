@@ -83,9 +83,10 @@ def test_the_agents_command_comes_before_numpy() -> None:
     assert done.stdout.strip() == "set()"
 
 
-def test_a_command_loads_what_it_needs_alone() -> None:
-    """`farm status` answers without what reads models, computes or speaks SSH: those take longer than it does."""
-    program = "import sys; from farm.cli.main import make_app; make_app('status'); print(*sys.modules)"
+@pytest.mark.parametrize("words", [("status",), ("board", "list"), ("board", "show"), ("board", "add")])
+def test_a_command_loads_what_it_needs_alone(words: tuple[str, ...]) -> None:
+    """It begins without what reads models, computes or speaks SSH: those take longer than it does."""
+    program = f"import sys; from farm.cli.main import make_app; make_app(*{words}); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert not {"numpy", "onnx", "paramiko", "ray", "tvm"} & set(done.stdout.split())
 
