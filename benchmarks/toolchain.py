@@ -70,11 +70,11 @@ def measure_imports(count: int) -> dict[str, Any]:
 def measure_links(count: int) -> dict[str, Any]:
     """Link one real candidate again and again, in turns, the caches being warm."""
     from farm import linker
-    from farm.search import probe, target, tvm_env
+    from farm.search import target, tvm_env
 
     tvm = tvm_env.load()
     built = tvm.tirx.build(
-        tvm.ir.load_json(probe.probe_module()), target=target.make_target(target.host_target(_machine.cores()))
+        tvm.ir.load_json(_probe_module()), target=target.make_target(target.host_target(_machine.cores()))
     )
     times: dict[str, list[float]] = {"lld": [], "zig_cc": [], "python_m_ziglang_cc": []}
     module = [sys.executable, "-m", "ziglang", "cc", "-shared", "-fno-sanitize=undefined"]
@@ -128,6 +128,22 @@ def measure_warm_ups(count: int) -> dict[str, Any]:
             f"warm-up: {times['without_checks'][-1]:.1f} s without checks, {times['with_checks'][-1]:.1f} s with"
         )
     return {f"{kind}_s": _machine.spread(values, digits=3) for kind, values in times.items()}
+
+
+def _probe_module() -> str:
+    """A matrix product, not scheduled, as `main(a, b, product)` in TVM's JSON."""
+    from farm.search import tvm_env
+
+    tvm = tvm_env.load()
+    from tvm import te
+
+    size = 64
+    a = te.placeholder((size, size), "float32", name="a")
+    b = te.placeholder((size, size), "float32", name="b")
+    k = te.reduce_axis((0, size), name="k")
+    product = te.compute((size, size), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="product")
+    function = te.create_prim_func([a, b, product]).with_attr("global_symbol", "main")
+    return str(tvm.ir.save_json(tvm.IRModule({"main": function})))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import platform
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from device_agent.protocol import Engine as Runner
-from device_agent.protocol import OperatingPoint, Outcome, RunSpec, Status
+from device_agent.protocol import OperatingPoint, Outcome
 from farm import linker
-from farm.artifacts.verify import compare
+from farm.boards import golden_runs
 from farm.boards.local import LocalFarm
 from farm.campaign.engine import board_actor, ray_calls
 from farm.campaign.engine.board_held import REQUEST_TIMEOUT_S
@@ -22,8 +22,7 @@ from farm.campaign.engine.ray_calls import ray_running
 from farm.errors import PermanentError
 from farm.inventory.board_types import load_board_types
 from farm.processes.machine import machine_lock
-from farm.search.build_pool import build_once
-from farm.search.target import host_target
+from farm.search import golden
 from farm.services.board_doctor import check_boards, describe_home
 from farm.services.checks import Check, run_check
 from farm.settings import Settings
@@ -100,7 +99,7 @@ def examine(settings: Settings, show: Callable[[Check], None]) -> None:
             and hop("agent", agent)
             and everything
         ):
-            hop("kernel", lambda: _kernel(found["board"], settings))
+            hop("kernel", lambda: _kernel(found["board"]))
 
 
 def _packages() -> str:
@@ -122,24 +121,12 @@ def _link() -> str:
     return "zig links for this machine"
 
 
-def _kernel(board: Any, settings: Settings) -> str:
-    """A matrix product: built by a compiler process, sent to the board, run there, compared with NumPy."""
-    from farm.search.probe import probe_module
-
-    built = build_once(settings, probe_module(), host_target(1), _ACTOR_TIMEOUT_S)
-    if built.library is None:
-        raise PermanentError(f"the probe kernel does not build: {built.status} {built.message}")
-    random = np.random.default_rng(0)
-    a, b = (random.standard_normal((64, 64)).astype("float32") for _ in range(2))
-    inputs = {"arg_000": a, "arg_001": b, "arg_002": np.zeros((64, 64), "float32")}
-    spec = RunSpec(Runner.KERNEL, runs=10, warmup=2)
-    running = board.run_at.remote(1, OperatingPoint().to_json(), spec.to_json(), built.library, inputs)
-    ended = ray_calls.get(running, "the probe kernel", _ACTOR_TIMEOUT_S)
-    outcome, outputs = Outcome.from_json(ended.outcome_json), ended.outputs
-    if outcome.status is not Status.OK:
-        raise PermanentError(f"the probe kernel failed: {outcome.status} {outcome.message}")
-    verdict = compare([list(outputs.values())[-1]], [a @ b])
-    if not verdict.matches:
-        raise PermanentError(f"the probe kernel computes something else: {verdict.reason}")
-    microseconds = np.median(outcome.latency_s) * 1e6
-    return f"64x64 matrix product in {microseconds:.0f} us, largest error {verdict.max_abs_error:.1e}"
+def _kernel(board: Any) -> str:
+    """The golden kernel: built by a compiler process, sent to the board, run there, compared with NumPy."""
+    library = golden.build(golden.plan_target(None, platform.machine()))
+    spec, inputs = golden_runs.plan_run(), golden.make_inputs()
+    running = board.run_at.remote(1, OperatingPoint().to_json(), spec.to_json(), library, inputs)
+    ended = ray_calls.get(running, "the golden kernel", _ACTOR_TIMEOUT_S)
+    outcome = Outcome.from_json(ended.outcome_json)
+    golden_runs.check(outcome, ended.outputs)
+    return f"the golden kernel, a matrix product, in {np.median(outcome.latency_s) * 1e3:.2f} ms, with the right result"

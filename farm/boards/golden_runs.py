@@ -36,16 +36,25 @@ def run_kernel(
     energy: EnergySpec | None = None,
 ) -> tuple[Outcome, Arrays]:
     """Its outcome and outputs, not judged."""
+    return session.run_model(plan_run(runs, warmup, energy), kernel.library, golden.make_inputs())
+
+
+def plan_run(runs: int = RUNS, warmup: int = WARMUP, energy: EnergySpec | None = None) -> RunSpec:
+    """What to ask of a board."""
     limits = Limits(timeout_s=RUN_TIMEOUT_S, load_timeout_s=LOAD_TIMEOUT_S, memory_bytes=_MEMORY_BYTES, threads=1)
-    spec = RunSpec(Engine.KERNEL, entry=golden.ENTRY, runs=runs, warmup=warmup, limits=limits, energy=energy)
-    return session.run_model(spec, kernel.library, golden.make_inputs())
+    return RunSpec(Engine.KERNEL, entry=golden.ENTRY, runs=runs, warmup=warmup, limits=limits, energy=energy)
 
 
 def require_right(session: BoardSession, kernel: golden.GoldenKernel, energy: EnergySpec | None = None) -> Outcome:
     """A run with the right result. Raises PermanentError, whose message does not name the board."""
     outcome, outputs = run_kernel(session, kernel, energy=energy)
+    check(outcome, outputs)
+    return outcome
+
+
+def check(outcome: Outcome, outputs: Arrays) -> None:
+    """Raise PermanentError, whose message does not name the board, unless a run has the right result."""
     if outcome.status is not Status.OK:
         raise PermanentError(f"the golden kernel failed: {outcome.status} {outcome.message}")
     if wrong := golden.find_mismatch(outputs):
         raise PermanentError(wrong, "Its memory or processor may be faulty, or its clocks too high.")
-    return outcome
