@@ -4,22 +4,22 @@ megabytes, holds up signals, and cannot be loaded beside the runtime that talks 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from farm.campaign.plan_models import ModelVariant
 from farm.errors import FarmError, UsageError
-from farm.processes.compile_apart import end_child, live_as_child, receive, start_child
+from farm.processes.partners import Child, Parent
 from farm.search.prepared import prepare_model
 from farm.search.target import host_target
 from farm.search.workloads import Workload
 
 # The biggest models take a minute to import.
 TIMEOUT_S = 600.0
-_CHILD = "import sys; from farm.campaign.plan_survey import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,15 +61,14 @@ class Surveying:
     def __init__(self, jobs: Sequence[tuple[ModelVariant, Form]], *, texts: bool = False) -> None:
         """`texts`: with the text of every workload's function, which a run needs and a plan does not."""
         self._jobs = list(jobs)
-        self._child, self._ours = start_child(_CHILD)
-        with contextlib.suppress(BrokenPipeError):  # told with its exit code by `take`
-            self._ours.send((self._jobs, texts))
+        self._child = Child.start(__name__)
+        self._child.send(self._jobs, texts)  # where it is gone, `take` tells how it ended
 
     def __enter__(self) -> Surveying:
         return self
 
     def __exit__(self, *_: object) -> None:
-        end_child(self._child, self._ours)
+        self._child.kill()
 
     def take(self, note: Callable[[str], None]) -> list[Survey | UsageError]:
         """A survey for each job, in order, or why TVM cannot import the model.
@@ -79,7 +78,7 @@ class Surveying:
         done: list[Survey | UsageError] = []
         for number, (model, _) in enumerate(self._jobs, 1):
             note(f"reading {model.name}" + (f" ({number} of {len(self._jobs)})" if len(self._jobs) > 1 else ""))
-            answer = receive(self._ours, self._child, TIMEOUT_S, f"{model.name} was not imported")
+            (answer,) = self._child.receive(TIMEOUT_S, f"{model.name} was not imported")
             if isinstance(answer, FarmError) and not isinstance(answer, UsageError):
                 raise answer
             done.append(answer)
@@ -96,15 +95,16 @@ def survey_apart(
         return surveying.take(note)
 
 
-def main(connection: int, parent: int) -> None:
-    """The life of the process: jobs come through the pipe `connection`, and answers go back."""
-    with live_as_child(connection, parent) as answers:
-        jobs, texts = answers.recv()
-        for model, form in jobs:
-            try:
-                answers.send(_survey(model, form, texts))
-            except FarmError as error:
-                answers.send(error)
+def main(parent: Parent) -> None:
+    """The life of the process: jobs come, and answers go back."""
+    # TVM in the middle of an import hears no signal.
+    parent.on_stop = functools.partial(os._exit, 1)
+    jobs, texts = parent.receive() or ((), False)
+    for model, form in jobs:
+        try:
+            parent.send(_survey(model, form, texts))
+        except FarmError as error:
+            parent.send(error)
 
 
 def _survey(model: ModelVariant, form: Form, texts: bool) -> Survey:

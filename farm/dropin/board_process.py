@@ -6,14 +6,11 @@ A process of its own: a session's calls block in TVM's client, and the script ha
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
-from typing import Any
 
 from device_agent.protocol import MeasureSpec, Outcome, Status
 from farm.boards.blame import Blame
 from farm.boards.leased_site import FleetSite
-from farm.dropin.children import Parent, StoppedError
 from farm.errors import (
     BoardBusyError,
     BoardNonsenseError,
@@ -23,6 +20,7 @@ from farm.errors import (
     TransientError,
 )
 from farm.measure.session import BoardSession
+from farm.processes.partners import Parent
 from farm.reach.tracker import Tracker
 from farm.settings import StoreLocation
 from farm.store import Store
@@ -155,12 +153,10 @@ class ScriptBoard:
         self._parent.send("note", text)
 
 
-def main(arguments: list[str]) -> None:
+def main(parent: Parent) -> None:
     """Serve until the script is gone, or say why that cannot be: `("gone", message, hint)`."""
-    cut: list[Any] = []
-    parent = Parent(arguments, on_stop=lambda: cut[0]() if cut else None)
     board = ScriptBoard(parent)
-    cut.append(board.cut)
+    parent.on_stop = board.cut
     order = parent.receive(REQUEST_TIMEOUT_S)
     if order is None:
         return
@@ -168,10 +164,3 @@ def main(arguments: list[str]) -> None:
         board.serve(order[1])
     except FarmError as error:
         parent.send("gone", error.message, error.hint)
-
-
-if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except StoppedError:
-        sys.exit(0)

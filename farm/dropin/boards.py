@@ -18,9 +18,9 @@ from typing import Any
 
 from device_agent.protocol import FaultSide, MeasureSpec, Outcome, Status
 from farm.dropin.board_process import COMMON, REQUEST_TIMEOUT_S, BoardOrder
-from farm.dropin.children import Child
 from farm.errors import FarmError, InternalError, UnavailableError
 from farm.measure.session import plan_deadline_s
+from farm.processes.partners import Child
 
 # How often a candidate is measured where nobody can say that it is to blame; on other boards as far as there are any.
 MAX_ATTEMPTS = 3

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from farm import settings as farm_settings
-from farm.dropin.children import Child
 from farm.dropin.tvm_objects import as_tvm_object, load_for_script, to_plain_target
 from farm.errors import UnavailableError, UsageError
+from farm.processes.partners import Child
 
 # A busy machine takes ten times the usual 3 s to start a process that loads TVM.
 START_TIMEOUT_S = 120.0
@@ -68,7 +68,7 @@ class Compilers:
                 child, number = self._ready.pop(), self._waiting.pop(0)
                 self._busy[child] = (number, time.monotonic() + self._timeout_s)
                 # Where it is gone, the connection's end comes next.
-                child.send("build", *jobs[number])
+                child.send(*jobs[number])
             self._collect(done)
             self._expire(done)
         return [done[number] for number in range(len(jobs))]
@@ -95,12 +95,12 @@ class Compilers:
             except (EOFError, OSError):
                 self._bury(child, done)
                 continue
-            if message[0] == "ready":
+            if not message:  # it is ready
                 del self._starting[child]
                 self._false_starts = 0
             else:
                 number, _ = self._busy.pop(child)
-                done[number] = BuiltForScript(*message[1:])
+                done[number] = BuiltForScript(*message)
                 self._built[child] = self._built.get(child, 0) + 1
             if self._built.get(child, 0) < self._recycle_count:
                 self._ready.append(child)

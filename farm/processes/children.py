@@ -83,11 +83,13 @@ def tail(log: Path, lines: int = 5) -> str:
     return ""
 
 
-def explain_end(log: Path, code: int | None = None) -> str:
+def explain_end(log: Path | None, code: int | None = None) -> str:
     """Why a child ended, or does not answer: its exit code where given, the last lines of its log, and a full disk,
-    which keeps it from saying anything. Never empty.
+    which keeps it from saying anything. Never empty; without a log it is the code alone.
     """
     said = [] if code is None else [f"killed by signal {-code}" if code < 0 else f"exit code {code}"]
+    if log is None:
+        return "; ".join(said) or "it said nothing"
     if text := tail(log):
         said.append(text)
     with contextlib.suppress(OSError):

@@ -17,7 +17,6 @@ from typing import Any, Generic, TypeVar
 import ray
 
 from device_agent.protocol import Status
-from farm.errors import CodeRefusedError, DeadlineError, FarmError
 from farm.search.build_cache import compiler_versions
 from farm.search.tvm_errors import find_reason
 from farm.settings import Settings
@@ -57,15 +56,9 @@ class Builder:
 
         self._count += 1
         started = time.monotonic()
-        try:
-            library = builder.build_candidate(module_json, target, standalone=standalone)
-            result = BuildResult(Status.OK, "", library, builder.content_address(library), time.monotonic() - started)
-        except CodeRefusedError as error:  # of its code, by whoever assembles it for a GPU
-            result = BuildResult(Status.BUILD_FAILED, _one_line(error), seconds=time.monotonic() - started)
-        except (OSError, FarmError) as error:  # a full disk, a linker that cannot run: no candidate's fault
-            result = BuildResult(Status.FARM_ERROR, _one_line(error), seconds=time.monotonic() - started)
-        except Exception as error:  # noqa: BLE001 - edge of a process: what the compiler raises is the candidate's fault
-            result = BuildResult(Status.BUILD_FAILED, _one_line(error), seconds=time.monotonic() - started)
+        status, library, message = builder.try_to_build(module_json, target, standalone=standalone)
+        sha256 = None if library is None else builder.content_address(library)
+        result = BuildResult(status, message, library, sha256, time.monotonic() - started)
         return result, self._count, _resident_bytes()
 
     def pid(self) -> int:
@@ -75,10 +68,6 @@ class Builder:
     def versions(self) -> str:
         """What its libraries depend on; see `compiler_versions`."""
         return compiler_versions()
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {find_reason(error)}"
 
 
 def _resident_bytes() -> int:
@@ -91,19 +80,6 @@ class _Running(Generic[Job]):
     actor: Any
     deadline: float
     started: float
-
-
-def build_once(settings: Settings, module_json: str, target: Mapping[str, Any], timeout_s: float) -> BuildResult:
-    """Build one standalone function in a process that ends with it. Raises DeadlineError."""
-    pool: BuildPool[None] = BuildPool(1, settings)
-    try:
-        pool.submit(None, module_json, target, standalone=True)
-        ready, _ = ray.wait(pool.pending, num_returns=1, timeout=timeout_s)
-        if not ready:
-            raise DeadlineError(f"nothing was built within {timeout_s:g} s")
-        return pool.collect(ready[0])[1]
-    finally:
-        pool.close()
 
 
 class BuildPool(Generic[Job]):
@@ -154,7 +130,7 @@ class BuildPool(Generic[Job]):
             try:
                 self.versions = str(ray.get(reference))
             except ray.exceptions.RayError as error:
-                why = _one_line(error)
+                why = f"{type(error).__name__}: {find_reason(error)}"
                 if actor in self._idle:  # one that is building says so at the end of the build
                     self._idle.remove(actor)
                     self._replace(actor)

@@ -15,9 +15,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from device_agent.protocol import Status
 from farm import linker
+from farm.errors import CodeRefusedError, FarmError
 from farm.search import gpu_code, tvm_env
 from farm.search.target import make_target
+from farm.search.tvm_errors import find_reason
 
 _PREFIX = "farm-build-"
 
@@ -42,6 +45,24 @@ def build_candidate(module_json: str, target_config: Mapping[str, Any], *, stand
         # Objects go there too: a folder of TVM's own would stay where this process is killed.
         built.export_library(str(path), fcompile=_link, workspace_dir=str(folder))
         return path.read_bytes()
+
+
+def try_to_build(
+    module_json: str, target_config: Mapping[str, Any], *, standalone: bool = False
+) -> tuple[Status, bytes | None, str]:
+    """`build_candidate` at the edge of a process: whose fault it is where it fails, its library, the reason."""
+    try:
+        return Status.OK, build_candidate(module_json, target_config, standalone=standalone), ""
+    except CodeRefusedError as error:  # of its code, by whoever assembles it for a GPU
+        return Status.BUILD_FAILED, None, _one_line(error)
+    except (OSError, FarmError) as error:  # a full disk, a linker that cannot run: no candidate's fault
+        return Status.FARM_ERROR, None, _one_line(error)
+    except Exception as error:  # noqa: BLE001 - edge of a process: what the compiler raises is the candidate's fault
+        return Status.BUILD_FAILED, None, _one_line(error)
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {find_reason(error)}"
 
 
 def content_address(library: bytes) -> str:

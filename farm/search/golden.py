@@ -10,9 +10,7 @@ is arithmetic that follows the core's clock. The schedule is written down, never
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import ctypes
 import dataclasses
 import fcntl
 import functools
@@ -21,19 +19,18 @@ import importlib.metadata
 import json
 import logging
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from farm.errors import DeadlineError, InternalError, UnavailableError
+from farm.errors import DeadlineError, FarmError, PermanentError, UnavailableError
+from farm.processes.compile_apart import compile_apart
+from farm.search.builder import try_to_build
 
 # Raise the number whenever what the kernel does changes: times of different ones are never compared.
 NAME = "golden-matmul/1"
@@ -50,7 +47,6 @@ _LOCK_LOOK_S = 0.05
 # Summing 1024 products of float32 in another order: see `farm/artifacts/verify.py`.
 _TOLERANCE = 1e-4
 _DIGEST_BYTES = 64
-_PR_SET_PDEATHSIG = 1
 
 # For boards whose type names no target for their architecture: what every such machine runs, so that a virtual board
 # or this machine itself keeps its times whichever host it is on.
@@ -103,7 +99,7 @@ class GoldenKernels:
                 _log.warning("cannot keep the golden kernel in %s: %s", self._folder, error)
             if (library := _find_kept(path)) is not None:  # somebody else built it while we waited
                 return library
-            library = _build_apart(target, deadline)
+            library = build(target, max(deadline - time.monotonic(), BUILD_TIMEOUT_S / 2))
             try:
                 _keep(path, library)
             except OSError as error:  # built again next time, then
@@ -216,21 +212,23 @@ def _locked(path: Path, deadline: float) -> Iterator[None]:
         yield
 
 
-def _build_apart(target: Mapping[str, Any], deadline: float) -> bytes:
-    """Build in a process of its own."""
-    timeout_s = max(deadline - time.monotonic(), BUILD_TIMEOUT_S / 2)
-    command = [sys.executable, "-m", "farm.search.golden", "--parent", str(os.getpid()), json.dumps(dict(target))]
+def build(target: Mapping[str, Any], timeout_s: float = BUILD_TIMEOUT_S) -> bytes:
+    """The kernel's library, built in a process of its own. Raises DeadlineError, UnavailableError."""
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise DeadlineError(f"the golden kernel was not built within {timeout_s:.0f} s") from error
-    if done.returncode != 0 or not done.stdout:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or ["the compiler said nothing"]
+        return compile_apart(functools.partial(_build, dict(target)), "the golden kernel", timeout_s)
+    except DeadlineError:
+        raise
+    except FarmError as error:
         raise UnavailableError(
-            f"the golden kernel cannot be built ({done.returncode}): {said[-1]}",
-            "`farm doctor` looks at the compiler and the linker.",
-        )
-    return done.stdout
+            f"the golden kernel cannot be built: {error.message}", "`farm doctor` looks at the compiler and the linker."
+        ) from error
+
+
+def _build(target: Mapping[str, Any]) -> bytes:
+    status, library, reason = try_to_build(_make_module(), target, standalone=True)
+    if not library:
+        raise PermanentError(f"{status}: {reason}")
+    return library
 
 
 def _make_module() -> str:
@@ -262,29 +260,3 @@ def _make_module() -> str:
     # Last: it is what makes the sums' zeros a block of their own, which no longer passes for a reduction.
     schedule.decompose_reduction(block, term)
     return str(tvm.ir.save_json(schedule.mod))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Build for a target given as JSON and write the library to stdout: the process that `GoldenKernels` starts."""
-    parser = argparse.ArgumentParser(prog="python -m farm.search.golden")
-    parser.add_argument("--parent", type=int, default=0, help="end with this process")
-    parser.add_argument("target")
-    options = parser.parse_args(argv)
-    if options.parent:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != options.parent:
-            return 1
-    # Descriptor 1 is for the library alone, whatever the compiler prints.
-    with os.fdopen(os.dup(1), "wb") as output:
-        os.dup2(2, 1)
-        from farm.search.builder import build_candidate
-
-        library = build_candidate(_make_module(), json.loads(options.target), standalone=True)
-        if not library:
-            raise InternalError("the compiler made an empty library")
-        output.write(library)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -20,10 +20,10 @@ from farm.boards.health import Limits as HealthLimits
 from farm.dropin.board_process import BoardOrder
 from farm.dropin.boards import Boards, Measurement
 from farm.dropin.builder import Compilers
-from farm.dropin.children import Child
 from farm.dropin.measured import MeasuredLately, recent
 from farm.errors import UnavailableError, UsageError
-from farm.search import probe, tvm_env
+from farm.processes.partners import Child
+from farm.search import tvm_env
 from farm.store import Store
 from farm.values import DEFAULT_POINT, Board, Trial
 from tests.integration import candidates
@@ -61,6 +61,20 @@ class Bench:
         for name in self.agents:
             decide = decide_by(Observation(Kind.PROBE_PASSED), HealthLimits())
             self.store.observe_board(name, Kind.PROBE_PASSED, "test", decide)
+
+
+def probe_module() -> str:
+    """A matrix product, not scheduled, as `main(a, b, product)` in TVM's JSON."""
+    tvm = tvm_env.load()
+    from tvm import te
+
+    size = 64
+    a = te.placeholder((size, size), "float32", name="a")
+    b = te.placeholder((size, size), "float32", name="b")
+    k = te.reduce_axis((0, size), name="k")
+    product = te.compute((size, size), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="product")
+    function = te.create_prim_func([a, b, product]).with_attr("global_symbol", "main")
+    return str(tvm.ir.save_json(tvm.IRModule({"main": function})))
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +172,7 @@ def compilers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compilers]:
 
 def test_a_dead_compiler_is_replaced(compilers: Compilers) -> None:
     """A build whose process is killed is done by the next one; what the compiler refuses fails, with the reason."""
-    module = probe.probe_module()
+    module = probe_module()
     [first, refused] = compilers.build([(module, TARGET), ("no module", TARGET)])
     assert first.library is not None
     assert first.library[:4] == b"\x7fELF"
@@ -177,7 +191,7 @@ def record(tmp_path: pathlib.Path) -> Iterator[tuple[Store, Any, Callable[[float
     tvm = tvm_env.load()
     import tvm.s_tir.meta_schedule as ms
 
-    module = tvm.ir.load_json(probe.probe_module())
+    module = tvm.ir.load_json(probe_module())
     target = tvm.target.Target(TARGET)
     entry = ms.database.MemoryDatabase().commit_workload(module)
     context = ms.TuneContext(module, target=target, space_generator="post-order-apply", num_threads=1, rand_state=1)
