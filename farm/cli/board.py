@@ -13,12 +13,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from farm import settings
-from farm.boards.health import Kind, Limits, Observation, decide_by
-from farm.cli import board_show, board_types, options, output
+from farm.boards.health import Kind, Observation, decide_by
+from farm.cli import board_show, options, output
 from farm.errors import UsageError
 from farm.inventory import fleet_addresses, fleet_ranges
-from farm.inventory.board_types import load_board_types, require_board_type
-from farm.inventory.fleet_document import check_labels
 from farm.processes.machine import name_user
 from farm.reach.host_keys import FILE_NAME, KnownHosts, require_fingerprint
 from farm.reach.services_state import is_held
@@ -100,6 +98,9 @@ def list_types(json: options.Json = False, debug: options.Debug = False) -> None
     """List the board types: the farm's own, and those in the folder that FARM_BOARD_TYPES names."""
 
     def work() -> None:
+        from farm.cli import board_types
+        from farm.inventory.board_types import load_board_types
+
         types = load_board_types()
         if json:
             output.print_json([board_type.model_dump(mode="json", by_alias=True) for board_type in types.values()])
@@ -144,6 +145,8 @@ def add(
     """Register a board, or several virtual ones. It is `suspect` until it has been probed."""
 
     def work() -> None:
+        from farm.inventory.board_types import require_board_type
+
         labels = _read_labels(label or [])
         if (ssh is None) == (virtual is None):
             raise UsageError("say how the board is reached", "Give --ssh USER@HOST with --type, or --virtual TYPE.")
@@ -217,6 +220,8 @@ def replace(
     """
 
     def work() -> None:
+        from farm.inventory.fleet_document import check_labels
+
         known_hosts = KnownHosts(settings.load().home_path / FILE_NAME)
         with options.open_store() as store:
             board = store.require_board(name)
@@ -310,9 +315,7 @@ def _order(kind: Kind, names: list[str], reason: str, debug: bool) -> None:
     def work() -> None:
         with options.open_store() as store:
             chosen = list(dict.fromkeys(names))
-            results = store.observe_boards(
-                chosen, str(kind), name_user(), decide_by(Observation(kind, reason), Limits())
-            )
+            results = store.observe_boards(chosen, str(kind), name_user(), decide_by(Observation(kind, reason)))
         for name, result in results.items():
             said = f"; {result.reason}" if result.reason else " already"
             output.stdout.print(f"{name}: {result.standing.health}{said}")
@@ -321,6 +324,8 @@ def _order(kind: Kind, names: list[str], reason: str, debug: bool) -> None:
 
 
 def _read_labels(texts: list[str]) -> dict[str, str]:
+    from farm.inventory.fleet_document import check_labels
+
     labels = {}
     for text in texts:
         key, equals, value = text.partition("=")

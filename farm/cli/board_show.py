@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farm.cli import board_types, options, output
+from farm.cli import options, output
 from farm.errors import UsageError
-from farm.inventory.board_types import require_board_type
 from farm.values import Health
 
 if TYPE_CHECKING:  # loads NumPy
@@ -47,6 +46,9 @@ def show(
 
 
 def _show_type(name: str, json: bool) -> None:
+    from farm.cli import board_types
+    from farm.inventory.board_types import require_board_type
+
     try:
         board_type = require_board_type(name)
     except UsageError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from device_agent.protocol import EVERY_CLUSTER, format_mhz
+from device_agent.protocol import EVERY_CLUSTER, format_cpus, format_mhz
 from farm.cli import output
 from farm.inventory.board_types import BoardType
 from farm.inventory.hardware import Cluster, PowerMode
@@ -110,7 +110,7 @@ def _mode_row(mode: PowerMode, default: int | None) -> tuple[object, ...]:
     return (
         mode.id,
         mode.name,
-        _cpu_list(mode.cores_online) if mode.cores_online else "as they are",
+        format_cpus(mode.cores_online) if mode.cores_online else "as they are",
         ", ".join(limits) or "no limit",
         format_mhz(mode.gpu_max_hz) if mode.gpu_max_hz else "no limit",
         format_mhz(mode.memory_max_hz) if mode.memory_max_hz else "no limit",
@@ -135,7 +135,7 @@ def _gibibytes(size: int | None) -> str:
 
 
 def _cluster_cpus(cluster: Cluster) -> str:
-    return _cpu_list(cluster.cpus) + (" (isolated)" if cluster.isolated else "")
+    return format_cpus(cluster.cpus) + (" (isolated)" if cluster.isolated else "")
 
 
 def _floors(board_type: BoardType) -> str:
@@ -160,14 +160,3 @@ def _highest_clocks(board_type: BoardType) -> str:
         board_type.memory.freqs_hz if board_type.memory else (),
     )
     return " / ".join(format_mhz(max(table)) if table else "–" for table in tables)
-
-
-def _cpu_list(cpus: Sequence[int]) -> str:
-    """The kernel's list form, such as `0,3-5`."""
-    parts: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if parts and cpu == parts[-1][-1] + 1:
-            parts[-1].append(cpu)
-        else:
-            parts.append([cpu])
-    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from farm import foreign
+from farm import foreign, units
 
 _VARIANTS = {
     "untuned": "untuned TVM",
@@ -123,7 +123,7 @@ def _summary(document: Document) -> str:
     if document.get("outputs_match") is False:
         sentences.append("**The output is wrong: do not use this artifact.**")
     if (total := document.get("seconds_total")) is not None:
-        sentences.append(f"The whole run took {_duration(total)}.")
+        sentences.append(f"The whole run took {units.format_duration(total)}.")
     return " ".join(sentences)
 
 
@@ -269,8 +269,3 @@ def _flop(flop: float) -> str:
         if flop >= size:
             return f"{_figure(flop / size)} {unit}"
     return f"{flop:.0f}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"

@@ -88,7 +88,7 @@ def test_a_command_loads_what_it_needs_alone(words: tuple[str, ...]) -> None:
     """It begins without what reads models, computes or speaks SSH: those take longer than it does."""
     program = f"import sys; from farm.cli.main import make_app; make_app(*{words}); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert not {"numpy", "onnx", "paramiko", "ray", "tvm"} & set(done.stdout.split())
+    assert not {"numpy", "onnx", "paramiko", "pydantic", "ray", "tvm"} & set(done.stdout.split())
 
 
 def test_code_in_strings_names_what_is_there() -> None:
