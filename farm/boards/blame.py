@@ -10,10 +10,21 @@ from typing import Protocol
 
 from device_agent.protocol import Outcome, Status
 from farm.boards.health import Kind, find_kind
-from farm.errors import BoardNonsenseError, BoardUnsafeError
+from farm.errors import BoardBusyError, BoardNonsenseError, BoardUnsafeError, FarmError, TransientError
 
 # One throttled trial may be the room's warm afternoon; so many in a row are the board's cooling.
 _THROTTLED_IN_A_ROW = 3
+
+
+def to_outcome(error: FarmError, board: str) -> Outcome:
+    """The outcome of a trial whose board's session ended with an error. Raises the error where it is about more than
+    the trial: a board that is unsafe, or answers nonsense.
+    """
+    if isinstance(error, BoardUnsafeError | BoardNonsenseError):
+        raise error
+    # What may pass is the board's doing; what cannot work by trying again is ours, as is that others may have it.
+    is_boards = isinstance(error, TransientError) and not isinstance(error, BoardBusyError)
+    return Outcome(Status.BOARD_LOST if is_boards else Status.FARM_ERROR, str(error), board=board)
 
 
 class Place(Protocol):

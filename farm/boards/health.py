@@ -173,7 +173,12 @@ def find_kind(error: FarmError) -> Kind:
     return Kind.FAULT
 
 
-def decide_by(observation: Observation, limits: Limits) -> Callable[[Standing, HealthHistory, float], Transition]:
+_USUAL = Limits()
+
+
+def decide_by(
+    observation: Observation, limits: Limits = _USUAL
+) -> Callable[[Standing, HealthHistory, float], Transition]:
     """The rule for one observation, as `Store.observe_board` wants it: still open are the board and the time."""
 
     def decide(standing: Standing, history: HealthHistory, now_s: float) -> Transition:

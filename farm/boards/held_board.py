@@ -23,7 +23,7 @@ from device_agent.protocol import (
 )
 from farm.boards import visits
 from farm.boards.health import Kind, find_kind
-from farm.boards.site import Site
+from farm.boards.site import COMMON, Site, find_difference
 from farm.errors import (
     BoardLostError,
     BoardUnsafeError,
@@ -45,8 +45,6 @@ _REQUEST_TIMEOUT_S = 3.0
 _LOOK_S = 0.25
 # A board that hangs up again and again has a fault that no further try mends.
 _TRIES = 3
-# Fields of a description that must not change with the board: code and figures would not fit another one.
-_COMMON = ("board_type", "architecture", "simulated")
 # A look at the thermal zones; the power beside it is not wanted.
 _GLANCE = PowerSpec(seconds=0.05, rate_hz=20.0)
 
@@ -197,14 +195,11 @@ class HeldBoard:
             time.sleep(_LOOK_S)
 
     def _require_alike(self, description: Description) -> None:
-        found = {field: getattr(description, field) for field in _COMMON}
+        found = {field: getattr(description, field) for field in COMMON}
         self._like = self._like or found
-        if different := next((field for field in _COMMON if found[field] != self._like[field]), None):
+        if different := find_difference(found, self._like):
             self.close()
-            raise UnavailableError(
-                f"{self.name} cannot go on with this sweep: its {different} is {found[different]}, "
-                f"not {self._like[different]}"
-            )
+            raise UnavailableError(f"{self.name} cannot go on with this sweep: {different}")
 
 
 def _require_held(site: Site, report: PinReport) -> None:

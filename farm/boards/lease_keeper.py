@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from farm.errors import FarmError, LeaseOverError
+from farm.errors import FarmError, LeaseOverError, TransientError
 from farm.store import Store
 from farm.values import Lease
 
@@ -57,6 +57,18 @@ class LeaseKeeper:
         """Give the lease back, if it is still ours. Safe to call twice."""
         self._wanted.set()
         self._thread.join(_CLOSE_TIMEOUT_S)
+
+    def find_end(self, store: Store) -> str:
+        """Why the lease is over, which `store` is asked anew; "" where it is not. Not for the keeper's own thread."""
+        if self.lost.is_set():
+            return self.reason
+        try:
+            store.renew_lease(self.lease)
+        except LeaseOverError as error:
+            return error.message
+        except TransientError:  # the store is busy; the keeper will know
+            pass
+        return ""
 
     def __enter__(self) -> LeaseKeeper:
         return self

@@ -14,8 +14,9 @@ from types import TracebackType
 from typing import Protocol
 
 from farm.boards.choice import Choice, find_unfit, plan_choice, plan_pool, require_hope
-from farm.boards.health import Kind, Limits, Observation, decide_by
+from farm.boards.health import Kind, Observation, decide_by
 from farm.boards.lease_keeper import LeaseKeeper
+from farm.boards.site import find_trouble
 from farm.errors import BoardUnsafeError, LeaseOverError, TransientError, UnavailableError
 from farm.processes.machine import name_user
 from farm.reach.tracker import Tracker
@@ -25,7 +26,6 @@ from farm.values import Lease
 
 # How often the store is looked at: for a free board, and for whether ours is still fit.
 _LOOK_S = 0.5
-_TRACKER_TIMEOUT_S = 2.0
 
 
 class Reach(Protocol):
@@ -115,19 +115,11 @@ class FleetSite:
 
     def confirm(self) -> bool:
         """See `Site`."""
-        if self._keeper is None or self._keeper.lost.is_set():
+        if self._keeper is None:
             return False
-        try:
-            self._store.renew_lease(self._keeper.lease)
-        except LeaseOverError as error:
-            self._leave(error.message)
-            return False
-        except TransientError:  # the store is busy; the keeper will know
-            pass
-        if trouble := self._find_trouble():
+        if trouble := self._keeper.find_end(self._store) or find_trouble(self.tracker):
             self._leave(trouble)
-            return False
-        return True
+        return not trouble
 
     def note_refusal(self, error: LeaseOverError) -> None:
         """See `Site`."""
@@ -137,8 +129,7 @@ class FleetSite:
 
     def observe(self, kind: Kind, detail: str) -> None:
         """See `Site`. What makes the board unfit has it given up at the next look."""
-        decide = decide_by(Observation(kind, detail), Limits())
-        self._store.observe_board(self._name, kind, self._purpose, decide)
+        self._store.observe_board(self._name, kind, self._purpose, decide_by(Observation(kind, detail)))
         self._look_at = 0.0
 
     def close(self) -> None:
@@ -172,20 +163,12 @@ class FleetSite:
             return "our lease was ended"  # by an operator, say; the keeper would only know at its next renewal
         return find_unfit(row)
 
-    def _find_trouble(self) -> str:
-        """Why no board at all can be reached; "" where the tracker answers. No board is to blame for that."""
-        try:
-            self._services.tracker.fetch_summary(_TRACKER_TIMEOUT_S)
-        except (TransientError, UnavailableError) as error:
-            return f"the farm's services do not answer ({error.message})"
-        return ""
-
     def _look_for_board(self) -> None:
         """Take a board if one is free. Raises UnavailableError once that was in vain for `wait_s`."""
         rows = self._store.fetch_boards()
         require_hope(rows, self._pool, self._board_type)
         choice = plan_choice(rows, self._pool)
-        if choice.free and (trouble := self._find_trouble()):
+        if choice.free and (trouble := find_trouble(self.tracker)):
             choice = Choice((), {**choice.reasons, **dict.fromkeys(choice.free, trouble)})
         for name in choice.free:
             try:

@@ -5,12 +5,37 @@ The host's own is `farm.boards.local`; a leased one is found and kept in `farm.b
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from farm.boards.health import Kind
-from farm.errors import LeaseOverError
+from farm.errors import LeaseOverError, TransientError, UnavailableError
 from farm.reach.tracker import Tracker
 from farm.values import Lease
+
+# Fields of a description that must not change with the board: code and figures would not fit another one.
+COMMON = ("board_type", "architecture", "simulated")
+# Asked only once something went wrong on a board, or before one is taken.
+_TRACKER_TIMEOUT_S = 2.0
+
+
+def find_difference(found: Mapping[str, Any], like: Mapping[str, Any]) -> str:
+    """Why a board with the description `found` cannot stand in for one that is `like`; "" where it can."""
+    differing = (
+        f"its {field} is {found[field]}, not {value}" for field, value in like.items() if found[field] != value
+    )
+    return next(differing, "")
+
+
+def find_trouble(tracker: Tracker | None) -> str:
+    """Why no board at all can be reached; "" where the tracker answers. No board is to blame for that."""
+    if tracker is None:
+        return "the farm's services are not up yet"
+    try:
+        tracker.fetch_summary(_TRACKER_TIMEOUT_S)
+    except (TransientError, UnavailableError) as error:
+        return f"the farm's services do not answer ({error.message})"
+    return ""
 
 
 class Site(Protocol):

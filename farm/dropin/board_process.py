@@ -8,16 +8,14 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from device_agent.protocol import MeasureSpec, Outcome, Status
-from farm.boards.blame import Blame
+from device_agent.protocol import MeasureSpec, Outcome
+from farm.boards.blame import Blame, to_outcome
 from farm.boards.leased_site import FleetSite
 from farm.errors import (
-    BoardBusyError,
     BoardNonsenseError,
     BoardUnsafeError,
     FarmError,
     LeaseOverError,
-    TransientError,
 )
 from farm.measure.session import BoardSession
 from farm.processes.partners import Parent
@@ -31,8 +29,6 @@ REQUEST_TIMEOUT_S = 30.0
 _LOOK_S = 0.5
 # A script is told what is waited for, and gives up by itself; this only has to be longer.
 _WAIT_S = 30 * 86400.0
-# Fields of a description that must not change with the board: code and figures would not fit it otherwise.
-COMMON = ("board_type", "architecture", "simulated")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,10 +140,7 @@ class ScriptBoard:
             return self._blame.judge_error(error)
         if isinstance(error, LeaseOverError):
             self._site.note_refusal(error)
-        # That another client has it is not the board's fault.
-        is_boards = isinstance(error, TransientError) and not isinstance(error, BoardBusyError)
-        status = Status.BOARD_LOST if is_boards else Status.FARM_ERROR
-        return self._blame.judge(Outcome(status, str(error), board=self._site.name), still_there=True)
+        return self._blame.judge(to_outcome(error, self._site.name), still_there=True)
 
     def _note(self, text: str) -> None:
         self._parent.send("note", text)

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from device_agent.protocol import FaultSide, MeasureSpec, Outcome, Status
-from farm.dropin.board_process import COMMON, REQUEST_TIMEOUT_S, BoardOrder
+from farm.boards.site import COMMON, find_difference
+from farm.dropin.board_process import REQUEST_TIMEOUT_S, BoardOrder
 from farm.errors import FarmError, InternalError, UnavailableError
 from farm.measure.session import plan_deadline_s
 from farm.processes.partners import Child
@@ -198,9 +199,8 @@ class Boards:
     def _admit(self, held: _Held, name: str, description: Mapping[str, Any]) -> None:
         """Take a board into use. The first one says what the others have to be like."""
         known = self.description or description
-        if different := next((field for field in COMMON if description[field] != known[field]), None):
-            text = f"{name} cannot work for this script: its {different} is {description[different]}"
-            self._lose(held, UnavailableError(f"{text}, not {known[different]}"))
+        if different := find_difference(description, {field: known[field] for field in COMMON}):
+            self._lose(held, UnavailableError(f"{name} cannot work for this script: {different}"))
             return
         self._deaths = 0
         self._reasons.pop(held.child, None)

@@ -16,7 +16,7 @@ from typing import Any
 
 from device_agent.protocol import Description, OperatingPoint, PinStatus, format_hz
 from farm.boards import golden_runs
-from farm.boards.health import Limits, Observation, decide_by, find_kind
+from farm.boards.health import Observation, decide_by, find_kind
 from farm.boards.lease_keeper import LeaseKeeper
 from farm.errors import (
     BoardHostileError,
@@ -129,7 +129,7 @@ class AgentHops:
         try:
             return hop()
         except BoardHostileError as error:
-            decide = decide_by(Observation(find_kind(error), error.message), Limits())
+            decide = decide_by(Observation(find_kind(error), error.message))
             self._store.observe_board(self._name, find_kind(error), "doctor", decide)
             raise
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from farm.boards.health import Kind, Limits, Observation, decide_by
+from farm.boards.health import Kind, Observation, decide_by
 from farm.errors import FarmError, UsageError
 from farm.gpu import native
 from farm.processes import children
@@ -305,7 +305,7 @@ class Keeper:
 
     def _tell(self, name: str, kind: Kind, detail: str) -> None:
         try:
-            self._store.observe_board(name, kind, BY, decide_by(Observation(kind, detail), Limits()))
+            self._store.observe_board(name, kind, BY, decide_by(Observation(kind, detail)))
             _log.info("%s: %s %s", name, kind, detail)
         except FarmError as error:  # removed meanwhile, or the store is busy: said again on the next turn
             _log.warning("%s: %s", name, error)

@@ -18,14 +18,9 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, PinStatus, RunSpec, Status
-from farm.errors import (
-    BoardBusyError,
-    BoardNonsenseError,
-    BoardUnsafeError,
-    FarmError,
-    TransientError,
-    UnavailableError,
-)
+from farm.boards import blame
+from farm.boards.site import find_difference
+from farm.errors import BoardBusyError, BoardUnsafeError, FarmError, UnavailableError
 from farm.measure.arrays import Arrays
 from farm.measure.session import BoardSession
 from farm.reach.tracker import Tracker
@@ -133,24 +128,11 @@ class CampaignBoard:
         if self._session is None:
             self._held = OperatingPoint()
             session = BoardSession(self._tracker, self._key, timeout_s, self._lease)
-            about = session.description.to_dict()
-            for field, value in self._like.items():
-                if about[field] != value:
-                    session.close()
-                    raise UnavailableError(
-                        f"{self._key} cannot go on with this run: {field} is {about[field]}, not {value}"
-                    )
+            if different := find_difference(session.description.to_dict(), self._like):
+                session.close()
+                raise UnavailableError(f"{self._key} cannot go on with this run: {different}")
             self._session = session
         return self._session
-
-    def _fault(self, error: FarmError) -> Outcome:
-        self.close()
-        if isinstance(error, BoardUnsafeError | BoardNonsenseError):
-            raise error
-        # What may pass is the board's doing; what cannot work by trying again is ours, as is that others may have it.
-        is_boards = isinstance(error, TransientError) and not isinstance(error, BoardBusyError)
-        status = Status.BOARD_LOST if is_boards else Status.FARM_ERROR
-        return Outcome(status, str(error), board=self._key.partition("/")[2])
 
     def _carry_out(
         self, number: int, point_json: str, work: Callable[[BoardSession], tuple[Outcome, Arrays]]
@@ -171,8 +153,9 @@ class CampaignBoard:
             except FarmError as error:
                 if self._is_revoked(number):  # our own cut
                     return None
-                busy = isinstance(error, BoardBusyError)
-                return Ended(self._fault(error).to_json(), time.monotonic() - started, busy=busy)
+                self.close()
+                outcome = blame.to_outcome(error, self._key.partition("/")[2])
+                return Ended(outcome.to_json(), time.monotonic() - started, busy=isinstance(error, BoardBusyError))
 
     @contextlib.contextmanager
     def _as_running(self, number: int) -> Iterator[Callable[[], None]]:

@@ -14,19 +14,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from farm.boards.blame import Blame
-from farm.boards.health import Kind, Limits, Observation, decide_by
+from farm.boards.health import Kind, Observation, decide_by
 from farm.boards.lease_keeper import LeaseKeeper
+from farm.boards.site import find_trouble
 from farm.campaign.engine import board_actor, ray_calls
 from farm.campaign.engine.host import Host
-from farm.errors import InternalError, LeaseOverError, TransientError, UnavailableError, UsageError
+from farm.errors import InternalError, UsageError
 from farm.reach.tracker import Tracker
 from farm.store import Store
 from farm.values import Lease
 
 # An agent that takes a dead one's place is at the tracker in some seconds, a board whose session was cut at once.
 REQUEST_TIMEOUT_S = 30.0
-# Asked only once something went wrong on a board.
-_TRACKER_TIMEOUT_S = 1.0
 # A process that loads TVM's runtime, on a machine where many start at once; then the board is waited for.
 _CONNECT_TIMEOUT_S = 120.0
 
@@ -153,28 +152,18 @@ class CrewBoard:
 
     def confirm(self) -> bool:
         """See `Site.confirm`."""
-        if self._keeper.lost.is_set():
-            self.over = self.over or self._keeper.reason
-            return False
-        try:
-            self._store.renew_lease(self._keeper.lease)
-        except LeaseOverError as error:
-            self.over = self.over or error.message
-            return False
-        except TransientError:  # the store is busy; the keeper will know
-            pass
-        if self.host is None and (trouble := find_trouble(self._tracker)):
-            self.over = self.over or trouble
-            return False
-        return True
+        trouble = self._keeper.find_end(self._store)
+        if not trouble and self.host is None:
+            trouble = find_trouble(self._tracker)
+        self.over = self.over or trouble
+        return not trouble
 
     def observe(self, kind: Kind, detail: str) -> None:
         """See `Site.observe`. This machine is judged by whoever sits at it."""
         if self.host is not None:
             return
-        decide = decide_by(Observation(kind, detail), Limits())
         with contextlib.suppress(UsageError):  # it was removed, which the next look finds out
-            self._store.observe_board(self.name, kind, self._purpose, decide)
+            self._store.observe_board(self.name, kind, self._purpose, decide_by(Observation(kind, detail)))
 
     def end_actor(self) -> None:
         """End the session; the board's agent puts its clocks back."""
@@ -183,14 +172,3 @@ class CrewBoard:
     def give_back(self) -> None:
         """Give the lease back. Waits for the store; from any thread."""
         self._keeper.close()
-
-
-def find_trouble(tracker: Tracker | None) -> str:
-    """Why no board at all can be reached; "" where the tracker answers. No board is to blame for that."""
-    if tracker is None:
-        return "the farm's services are not up yet"
-    try:
-        tracker.fetch_summary(_TRACKER_TIMEOUT_S)
-    except (TransientError, UnavailableError) as error:
-        return f"the farm's services do not answer ({error.message})"
-    return ""

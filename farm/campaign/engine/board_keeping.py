@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 from device_agent.protocol import Outcome, Status
 from farm.boards.choice import find_unfit, plan_choice
+from farm.boards.site import find_trouble
 from farm.campaign.engine.board_events import BoardEvent, Left, Ran, TrialMeasured
-from farm.campaign.engine.board_held import CrewBoard, find_trouble
+from farm.campaign.engine.board_held import CrewBoard
 from farm.campaign.engine.board_leases import free_orphans, name_owner
 from farm.campaign.engine.host import Host
 from farm.errors import FarmError
