@@ -17,7 +17,7 @@ def test_pauses_grow_until_it_held_for_long(monkeypatch: pytest.MonkeyPatch) -> 
     tries = Restarts(Backoff(first_s=1.0, last_s=4.0))
     assert tries.due
     spans = []
-    for held_s in (0.0, 1.0, 0.0, restarts.STABLE_S):
+    for held_s in (0.0, 1.0, 0.0, 2 * restarts.STABLE_S):
         if held_s:
             tries.note_up()
             now += held_s
