@@ -247,7 +247,7 @@ def make_onnx(
 ) -> onnx.ModelProto:
     """A model of one input `x` and one output `y`."""
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
-    graph = helper.make_onnx(
+    graph = helper.make_graph(
         nodes,
         "g",
         [helper.make_tensor_value_info("x", kind, shape)],
