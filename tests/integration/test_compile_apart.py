@@ -34,7 +34,7 @@ def test_a_plain_script_is_not_run_once_more(tmp_path: pathlib.Path) -> None:
     (folder / "script.py").write_text(
         "import functools, operator\n"
         "from farm.processes.compile_apart import compile_apart\n"
-        "compile_apart(functools.partial(print, 'noise'), 'noise')\n"
+        "compile_apart(functools.partial(print, 'noise', flush=True), 'noise')\n"
         "print(compile_apart(functools.partial(operator.add, 1, 2), 'a sum'))\n"
     )
     done = subprocess.run(
