@@ -17,6 +17,7 @@ from farm.search import (
     canonical,
     constants,
     cores,
+    deconvolutions,
     dots,
     gathering,
     gpus,
@@ -128,7 +129,7 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
         transform.FoldConstant(),
     ]
     if pipeline.canonical:
-        passes.append(spelling.respell())
+        passes += [spelling.respell(), deconvolutions.convolve()]
     if pipeline.layout:
         # TVM would lay a deconvolution out as its neighbours and has no code for it in any layout but ONNX's.
         layouts = {"relax.nn.conv2d": list(pipeline.layout), "relax.nn.conv2d_transpose": ["NCHW", "IOHW"]}

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import tempfile
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
-import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.artifacts.compile import compile_model
 from farm.search import algorithms, cores, pipeline, tvm_env, winograd, workloads
 from farm.search.families import rule
 from farm.search.families.dense import CHANNELS_OUTSIDE, ROWS_OUTSIDE
 from farm.search.families.winograd import count_direct_flop
 from farm.search.pipeline import PIPELINES
 from farm.search.schedule_space import ScheduleSpace
-from farm.search.target import host_target
 from farm.search.winograd import Padding, Shape
 from farm.search.workloads import Workload
 
@@ -225,69 +220,3 @@ def test_a_models_flop_do_not_depend_on_the_algorithm() -> None:
     data = te.placeholder((4,), name="data")
     twice = te.compute((4,), lambda i: data[i] * 2.0, name="twice")
     assert count_direct_flop(tvm.IRModule({"main": te.create_prim_func([data, twice])})) is None
-
-
-def check_model(model: onnx.ModelProto, shape: tuple[int, ...]) -> None:
-    """Whether all functions of a model of one input `x` are scheduled by families, and its result is right."""
-    built = compile_model(model, {"x": shape}, host_target(2), "graph/2", (), None)
-    assert all(each.by_rule for each in built.served)
-    x = np.random.default_rng(0).standard_normal(shape).astype("float32")
-    [wanted] = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
-    with tempfile.NamedTemporaryFile(suffix=".so") as file:
-        file.write(built.library)
-        file.flush()
-        machine = tvm.relax.VirtualMachine(tvm.runtime.load_module(file.name), tvm.cpu())
-        given_back = machine["main"](tvm.runtime.tensor(x))
-    result = given_back if hasattr(given_back, "numpy") else given_back[0]
-    assert np.abs(result.numpy() - wanted).max() < 1e-4 * np.abs(wanted).max()
-
-
-def make_onnx(
-    nodes: list[onnx.NodeProto], shape: tuple[int, ...], result: tuple[int, ...], **weights: npt.NDArray[Any]
-) -> onnx.ModelProto:
-    """A model of one input `x` and one output `y`."""
-    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", kind, shape)],
-        [helper.make_tensor_value_info("y", kind, result)],
-        [onnx.numpy_helper.from_array(each, name) for name, each in weights.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-
-
-def test_an_odd_number_of_channels_is_computed_right() -> None:
-    """A convolution whose channels are filled up and cut again."""
-    random = np.random.default_rng(0)
-    nodes, weights, last, channels = [], {}, "x", 3
-    for out in (37, 53, 19):
-        weights[f"w{out}"] = random.standard_normal((out, channels, 3, 3)).astype("float32") / (3 * channels**0.5)
-        weights[f"b{out}"] = random.standard_normal(out).astype("float32")
-        written = "y" if out == 19 else f"y{out}"
-        nodes += [
-            onnx.helper.make_node("Conv", [last, f"w{out}", f"b{out}"], [f"c{out}"], pads=[1, 1, 1, 1]),
-            onnx.helper.make_node("Relu", [f"c{out}"], [written]),
-        ]
-        last, channels = written, out
-    check_model(make_onnx(nodes, (1, 3, 41, 41), (1, 19, 41, 41), **weights), (1, 3, 41, 41))
-
-
-def test_weights_of_which_a_part_is_read_are_packed_right() -> None:
-    """TVM takes the read part of a constant for all of it and packs the wrong one: it is left as it is then."""
-    random = np.random.default_rng(0)
-    nodes = [
-        onnx.helper.make_node("LayerNormalization", ["x", "scale", "bias"], ["n"], axis=-1),
-        onnx.helper.make_node("Slice", ["n", "start", "end", "axis"], ["y"]),
-    ]
-    model = make_onnx(
-        nodes,
-        (1, 50, 24),
-        (1, 50, 19),
-        scale=random.standard_normal(24).astype("float32"),
-        bias=random.standard_normal(24).astype("float32"),
-        start=np.array([0]),
-        end=np.array([19]),
-        axis=np.array([2]),
-    )
-    check_model(model, (1, 50, 24))
