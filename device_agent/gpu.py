@@ -13,15 +13,18 @@ import os
 import re
 import select
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
+from device_agent import processes
 from device_agent.board_types import BoardType
 from device_agent.errors import AgentError
 from device_agent.protocol import Status
 
-# The first use of a driver takes some tenths of a second, and more on a busy board.
-PROBE_TIMEOUT_S = 20.0
+# The first use of a driver takes some tenths of a second, and more on a busy board. A description waits for it, and a
+# farm waits 15 s for a description: a driver that hangs must not cost a board its processors.
+PROBE_TIMEOUT_S = 10.0
 PLUGIN, VIRTUAL_DRIVER = "libtvm_farm_cuda.so", "libcuda_virtual.so"
 # After one of these a process can use the GPU no more (CUDA driver API, "CUresult").
 _STICKY = frozenset(
@@ -156,7 +159,7 @@ def probe() -> dict[str, Any]:
     text = os.read(reading, select.PIPE_BUF) if answered else b""
     os.close(reading)
     os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    processes.reap(child, time.monotonic() + processes.KILL_TIMEOUT_S)  # one stuck in the driver lives on
     if not answered:
         return {"error": f"the CUDA driver did not answer within {PROBE_TIMEOUT_S:g} s"}
     found: dict[str, Any] = json.loads(text) if text else {"error": "the CUDA driver ended the process that asked it"}

@@ -89,6 +89,10 @@ class Shard:
         except FileNotFoundError:
             return []
 
+    def stopped_early(self) -> bool:
+        """Whether options such as -x ended it before all tests had run."""
+        return any("stopping after" in line for line in self.lines)
+
     def once_more(self, options: Sequence[str]) -> Shard:
         """Begin with what failed again."""
         print(f"\n{self.name}: once more, alone: {', '.join(self.failed())}", flush=True)
@@ -125,7 +129,7 @@ def main(options: Sequence[str], shards: Mapping[str, Sequence[str]] = SHARDS) -
             first = list(zip(running, codes, strict=True))
             if sum(len(shard.failed()) for shard, _ in first) <= MOST_UNSTEADY:
                 for position, (shard, code) in enumerate(first):
-                    if code == _FAILED and (suspects := shard.failed()):
+                    if code == _FAILED and not shard.stopped_early() and (suspects := shard.failed()):
                         running.append(again := shard.once_more(options))
                         codes[position] = again.wait()
                         unsteady += [each for each in suspects if each not in again.failed()]

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import json
 import os
 import select
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -37,6 +39,8 @@ _CACHE = "unsafe"
 _SHARED = ("-o", "ControlPath=login-%r")
 # `fresh`: booted for the first time, nothing of the farm on it.
 FRESH = "fresh"
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Guest:
@@ -84,7 +88,13 @@ class Guest:
         command += ["-loadvm", snapshot] if snapshot else []
         with (self.folder / "qemu.log").open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
         _prefer(self._process.pid)
         try:
@@ -275,6 +285,11 @@ class Guest:
             self._unread += got
         line, _, self._unread = self._unread.partition(b"\n")
         return dict(json.loads(line))
+
+
+def _end_with_parent() -> None:
+    """In the emulator, before it is one: it is in a session of its own and would outlive who started it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _prefer(pid: int) -> None:

@@ -101,7 +101,7 @@ class Controller:
         started_s = time.monotonic()
         held, self.held = self.held, None
         try:
-            notes = self._access.restore()
+            notes = self._restore()
         except (AgentError, OSError) as error:
             return self._report(_status_of(error), str(error), started_s)
         return self._report(PinStatus.OK, "" if held else "nothing was held", started_s, notes)
@@ -209,11 +209,18 @@ class Controller:
                 moved.append(f"the memory clock is {format_hz(now_hz)} instead of {format_hz(wanted.memory_freq_hz)}")
         return moved
 
+    def _restore(self) -> tuple[str, ...]:
+        """Have everything put back as it was; returns notes. Raises AgentError, OSError."""
+        notes = self._access.restore()
+        if self.platform.gpu is not None:
+            self.platform.gpu.forget()
+        return notes
+
     def _give_up(self, error: Exception, started_s: float) -> PinReport:
         """Restore everything, and say why."""
         self.held = None
         try:
-            notes = self._access.restore()
+            notes = self._restore()
         except (AgentError, OSError) as worse:
             message = f"{error}; and the clocks could not be restored: {worse}"
             return self._report(_status_of(worse), message, started_s)

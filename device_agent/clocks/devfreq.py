@@ -69,6 +69,10 @@ class GpuClock:
             write(access, *self._gating)
             self._gating = None
 
+    def forget(self) -> None:
+        """Everything was put back by who keeps what was before: there is nothing to release."""
+        self._gating = None
+
     def is_held_at(self, hz: int) -> bool:
         """Whether both bounds are `hz`."""
         return self._clock.is_held_at(hz)

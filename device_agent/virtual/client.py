@@ -98,9 +98,11 @@ class SimulatedTree:
             try:
                 answers = self._exchange([json.dumps(each).encode() for each in requests], deadline)
             except TimeoutError:
+                self._steady = None
                 self._hang_up()  # a late answer would be taken for the next one's
                 raise TimeoutError(errno.ETIMEDOUT, "the board does not answer", str(request[1])) from None
             except (OSError, ValueError) as error:
+                self._steady = None
                 self._hang_up()
                 raise OSError(errno.ENODEV, f"no simulator answers ({error})", self.socket_path) from error
         for answer in answers:

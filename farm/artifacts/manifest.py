@@ -259,7 +259,7 @@ def require_cpu(manifest: Manifest, what: str) -> None:
     if manifest.gpu is not None:
         raise UsageError(
             f"{manifest.name} is compiled for a GPU, and {what} takes code for processors alone",
-            "`farm model verify` and `farm model run` take it.",
+            "Leave --format away: a wheel takes it, and so does a tar.",
         )
 
 

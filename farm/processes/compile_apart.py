@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
-from farm.errors import FarmError
+from farm.errors import FarmError, InternalError
 from farm.processes.partners import Child, Parent
 
 # The biggest models take a minute to import and some to build; the linker's first use half a minute.
@@ -37,7 +37,7 @@ def compile_apart(job: Callable[[], T], name: str, timeout_s: float = TIMEOUT_S)
 
 def main(parent: Parent) -> None:
     """The life of the process: one job comes, and its answer goes back."""
-    # A compiler in the middle of its work hears no signal, and leaves nothing behind but memory.
+    # A compiler in the middle of its work hears no signal, and leaves memory and a temporary folder behind.
     parent.on_stop = functools.partial(os._exit, 1)
     message = parent.receive()
     if message is not None:
@@ -45,3 +45,5 @@ def main(parent: Parent) -> None:
             parent.send(message[0](), None)
         except FarmError as error:
             parent.send(None, error)
+        except Exception as error:  # noqa: BLE001 - the edge of a process: who waits is told, not this end's stderr
+            parent.send(None, InternalError(f"{type(error).__name__}: {error}"))

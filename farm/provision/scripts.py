@@ -142,7 +142,7 @@ def _let_use_gpu(layout: Layout) -> str:
     """Let the account that we made use the GPU, where a board has one: by the group of the driver's device node."""
     return (
         f"if [ -e made-user ] && [ -e {GPU_NODE} ]; then group=$(stat -c %G {GPU_NODE}); "
-        f'if [ "$group" != root ]; then usermod -a -G "$group" {layout.user}; fi; fi'
+        f'case "$group" in root|UNKNOWN) ;; *) usermod -a -G "$group" {layout.user} ;; esac; fi'
     )
 
 

@@ -61,7 +61,7 @@ def convolve() -> Any:
 
 
 def split_phases(weights: npt.NDArray[Any], strides: tuple[int, int]) -> npt.NDArray[Any]:
-    """Weights [in, out, h, w] as those of the convolution, [taps, taps, in, s * s * out], its phases before channels."""
+    """Weights [in, out, h, w] as those of the convolution, [taps, taps, in, s * s * out]: phases before channels."""
     taps = [-(-size // stride) for size, stride in zip(weights.shape[2:], strides, strict=True)]
     missing = [t * s - size for t, s, size in zip(taps, strides, weights.shape[2:], strict=True)]
     filled = np.pad(weights, [(0, 0), (0, 0), *((0, zeros) for zeros in missing)])
@@ -79,18 +79,16 @@ def _convolve(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
         value = binding.value
         if not bindings.is_call(value, "relax.nn.conv2d_transpose") or not isinstance(value.args[1], GenericConst):
             continue
-        shapes = [bindings.static_shape(part.ty) for part in (value.args[0], binding.var)]
-        old = value.attrs
-        if None in shapes or old.data_layout != "NCHW" or old.kernel_layout != "IOHW":
+        data, result = (bindings.static_shape(part.ty) for part in (value.args[0], binding.var))
+        old, weight = value.attrs, value.args[1]
+        if data is None or result is None or old.data_layout != "NCHW" or old.kernel_layout != "IOHW":
             continue
-        if int(old.groups) != 1 or any(int(d) != 1 for d in old.dilation) or str(value.args[1].ty.dtype) != "float32":
+        if int(old.groups) != 1 or any(int(d) != 1 for d in old.dilation) or str(weight.ty.dtype) != "float32":
             continue
-        weights = value.args[1].value.numpy()
+        weights = weight.value.numpy()
         sides = [
-            Side(
-                shapes[0][2 + at], weights.shape[2 + at], int(old.strides[at]), int(old.padding[at]), shapes[1][2 + at]
-            )
-            for at in range(2)
+            Side(data[at], weights.shape[at], int(old.strides[at - 2]), int(old.padding[at - 2]), result[at])
+            for at in (2, 3)
         ]
         others[binding.var] = _write(builder, binding, sides, weights)
     return others

@@ -83,6 +83,16 @@ def test_weights_of_which_a_part_is_read_are_packed_right() -> None:
     check_model(model, (1, 50, 24))
 
 
+def test_a_gather_of_what_a_constant_was_added_to_is_computed_right() -> None:
+    """The first word of a text with its positions: of these one row alone is read."""
+    nodes = [
+        onnx.helper.make_node("Add", ["x", "positions"], ["sum"]),
+        onnx.helper.make_node("Gather", ["sum", "first"], ["y"], axis=1),
+    ]
+    positions = np.random.default_rng(0).standard_normal((1, 50, 24)).astype("float32")
+    check_model(make_model(nodes, (1, 50, 24), None, positions=positions, first=np.array(3)), (1, 50, 24))
+
+
 def test_transposed_convolutions_are_computed_right() -> None:
     """They become convolutions that families serve: kernels longer and shorter than strides, cut on all sides."""
     random = np.random.default_rng(0)

@@ -20,7 +20,7 @@ def test_it():
     again = begun.exists()
     begun.touch()
     assert again
-def test_other(): assert not pathlib.Path(__file__).with_suffix('.other').exists()
+def test_other(): pass
 """
 _WAITS = """
 import pathlib, signal
@@ -78,6 +78,13 @@ def test_what_fails_once_is_unsteady(tmp_path: pathlib.Path) -> None:
     assert "test_second.py::test_it failed beside the other tests and passed alone" in out
     assert "1 failed, 1 passed" in out
     assert "1 passed, 1 deselected" in out
+
+
+def test_a_run_that_an_option_ended_early_stays_failed(tmp_path: pathlib.Path) -> None:
+    """With -x most tests have not run: what failed passing alone would say nothing of them."""
+    process = start(tmp_path, _PASSES, _FAILS_ONCE, "-x")
+    process.communicate(timeout=60)
+    assert process.returncode == 1
 
 
 def test_many_failures_are_no_accident(tmp_path: pathlib.Path) -> None:

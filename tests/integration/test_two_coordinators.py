@@ -71,6 +71,8 @@ def stop_between_transactions(process: subprocess.Popen[bytes], url: str) -> Non
             process.send_signal(signal.SIGSTOP)
             connection.execute("SELECT pg_sleep(0.2)")  # what it has sent is begun by then
             [[busy]] = connection.execute(query, (f"%:{process.pid}",)).fetchall()
+            connection.execute("SELECT pg_sleep(0.2)")
+            busy += connection.execute(query, (f"%:{process.pid}",)).fetchall()[0][0]
             if busy:
                 process.send_signal(signal.SIGCONT)
             return not busy

@@ -232,14 +232,12 @@ def is_copy(schedule: Any, name: str) -> bool:
 
 
 def is_cut(schedule: Any, name: str) -> bool:
-    """Whether a block copies a part of a buffer that has as many dimensions."""
+    """Whether a block copies a part of a buffer: a slice, or what a gather takes."""
     from tvm.ir.expr import TensorLoad
 
     store = schedule.get(schedule.get_sblock(name)).body
     value = getattr(store, "value", None)
-    if not is_plain(schedule, name) or not isinstance(value, TensorLoad):
-        return False
-    return len(value.indices) == len(store.indices) and size_of(value.source) > size_of(store.buffer)
+    return isinstance(value, TensorLoad) and size_of(value.source) > size_of(store.buffer)
 
 
 def is_plain(schedule: Any, name: str) -> bool:

@@ -94,8 +94,8 @@ class Winograd:
         _, _, batch, tall, wide, channels, depth = _extents(blocks[3])
         count = len(winograd.BLOCKS)
         cut = names.pop() if len(names) > count and reading.is_cut(schedule, names[-1]) else None
-        if cut:
-            blocks.pop()
+        if cut and len(_extents(blocks.pop())) != len(_extents(blocks[-1])):
+            return None
         if any(_extents(block) != _extents(blocks[count - 1]) for block in blocks[count:]):
             return None
         own, between = tuple(names[:count]), tuple(names[count - 1 : -1])
