@@ -63,6 +63,16 @@ def test_an_odd_number_of_channels_is_computed_right() -> None:
     check_model(make_model(nodes, (1, 3, 41, 41), (1, 19, 41, 41), **weights), (1, 3, 41, 41))
 
 
+def test_a_cut_may_be_a_part_of_a_concatenation() -> None:
+    """A step of a DenseNet with an odd growth: what is cut is written beside what was there."""
+    weights = np.random.default_rng(0).standard_normal((18, 40, 3, 3)).astype("float32") / 20
+    nodes = [
+        onnx.helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        onnx.helper.make_node("Concat", ["x", "c"], ["y"], axis=1),
+    ]
+    check_model(make_model(nodes, (1, 40, 20, 20), None, w=weights), (1, 40, 20, 20))
+
+
 def test_weights_of_which_a_part_is_read_are_packed_right() -> None:
     """TVM takes the read part of a constant for all of it and packs the wrong one: it is left as it is then."""
     random = np.random.default_rng(0)

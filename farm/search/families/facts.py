@@ -232,12 +232,14 @@ def is_copy(schedule: Any, name: str) -> bool:
 
 
 def is_cut(schedule: Any, name: str) -> bool:
-    """Whether a block copies a part of a buffer: a slice, or what a gather takes."""
+    """Whether a block copies a part of a buffer, wherever it writes it: a slice, or what a gather takes."""
     from tvm.ir.expr import TensorLoad
 
-    store = schedule.get(schedule.get_sblock(name)).body
-    value = getattr(store, "value", None)
-    return isinstance(value, TensorLoad) and size_of(value.source) > size_of(store.buffer)
+    block = schedule.get(schedule.get_sblock(name))
+    value = getattr(block.body, "value", None)
+    if not isinstance(value, TensorLoad):
+        return False
+    return math.prod(int(v.dom.extent) for v in block.iter_vars) < math.prod(int(d) for d in value.source.shape)
 
 
 def is_plain(schedule: Any, name: str) -> bool:
