@@ -8,8 +8,8 @@ Blocks have canonical names in it (`farm.search.names`), whatever they are calle
 
 from __future__ import annotations
 
+import functools
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -78,21 +78,27 @@ def _packs_whole(rewrite: Any, schedule: Any, module: Any) -> bool:
     """Whether weights are packed without loss. Of those that a function reads in part, because it cuts its result, TVM
     packs as many as are read, from the wrong places.
     """
-    import tvm
-
-    plain = tvm.s_tir.Schedule(module)
-    if not any(facts.is_cut(plain, name) for name in facts.list_blocks(plain)):
+    if not _cuts(module):
         return True  # a trial takes as long as all the rest
     trial = schedule.copy()
     if not rewrite.apply(trial):
         return True  # it will say so again
-    for name in names.list_blocks(trial.mod):
+    for name in facts.list_blocks(trial):
         block = trial.get(trial.get_sblock(name))
         if "meta_schedule.layout_rewrite_preproc" in block.annotations:
             [read], [written] = block.reads, block.writes
-            if math.prod(map(int, read.source.shape)) != math.prod(map(int, written.source.shape)):
+            if facts.size_of(read.source) != facts.size_of(written.source):
                 return False
     return True
+
+
+@functools.lru_cache(maxsize=8)
+def _cuts(module: Any) -> bool:
+    """Whether an unscheduled function copies a part of something; asked of the same one for each of its candidates."""
+    import tvm
+
+    plain = tvm.s_tir.Schedule(module)
+    return any(facts.is_cut(plain, name) for name in facts.list_blocks(plain))
 
 
 def replay(module_json: str, text: str, target: Any) -> str:

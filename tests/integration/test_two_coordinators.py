@@ -69,10 +69,10 @@ def stop_between_transactions(process: subprocess.Popen[bytes], url: str) -> Non
 
         def is_stopped_idle() -> bool:
             process.send_signal(signal.SIGSTOP)
-            connection.execute("SELECT pg_sleep(0.2)")  # what it has sent is begun by then
-            [[busy]] = connection.execute(query, (f"%:{process.pid}",)).fetchall()
-            connection.execute("SELECT pg_sleep(0.2)")
-            busy += connection.execute(query, (f"%:{process.pid}",)).fetchall()[0][0]
+            busy = 0
+            for _ in range(2):
+                connection.execute("SELECT pg_sleep(0.2)")  # what it has sent is begun by then
+                busy += connection.execute(query, (f"%:{process.pid}",)).fetchall()[0][0]
             if busy:
                 process.send_signal(signal.SIGCONT)
             return not busy
