@@ -175,21 +175,31 @@ def probed(probes: Sequence[Probe], threads: int, every: int, into: Samples) -> 
 
     with tempfile.TemporaryDirectory(prefix="farm-bench-probes-") as folder:
         path = Path(folder) / "probes.jsonl"
-        ready = [(probe.name, probe.with_threads(threads).to_json(), probe.library) for probe in probes]
+        ready = [(probe.name, probe.with_threads(threads), probe.library) for probe in probes]
 
         class ProbedBoard(board_actor.CampaignBoard):
             """Puts a probe in front of trials, and keeps what came of it."""
 
             trials = 0
 
-            def measure_at(self, number: int, point_json: str, spec_json: str, library: bytes) -> Any:
+            def measure_at(self, number: int, point: Any, spec: Any, library: bytes) -> Any:
                 if self.trials % every == 0:
-                    name, probe_json, probe_library = ready[self.trials // every % len(ready)]
-                    ended = super().measure_at(number, point_json, probe_json, probe_library)
+                    name, probe, probe_library = ready[self.trials // every % len(ready)]
+                    ended = super().measure_at(number, point, probe, probe_library)
                     with path.open("a") as file:
-                        file.write(json.dumps([name, None if ended is None else ended.outcome_json]) + "\n")
+                        file.write(
+                            json.dumps(
+                                [
+                                    name,
+                                    ended.result.to_json()
+                                    if isinstance(getattr(ended, "result", None), Outcome)
+                                    else None,
+                                ]
+                            )
+                            + "\n"
+                        )
                 self.trials += 1
-                return super().measure_at(number, point_json, spec_json, library)
+                return super().measure_at(number, point, spec, library)
 
         def start(host: str, port: int, key: str, lease: Any, like: Any, request_timeout_s: float) -> Any:
             kind = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"control": 1})(ProbedBoard)

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from device_agent.protocol import OperatingPoint, Outcome
+from device_agent.protocol import OperatingPoint
 from farm import linker
 from farm.boards import golden_runs
 from farm.boards.local import LocalFarm
 from farm.campaign.engine import board_actor, ray_calls
 from farm.campaign.engine.board_held import REQUEST_TIMEOUT_S
 from farm.campaign.engine.ray_calls import ray_running
-from farm.errors import PermanentError
+from farm.errors import FarmError, PermanentError
 from farm.inventory.board_types import load_board_types
 from farm.processes.machine import machine_lock
 from farm.search import golden
@@ -125,8 +125,10 @@ def _kernel(board: Any) -> str:
     """The golden kernel: built by a compiler process, sent to the board, run there, compared with NumPy."""
     library = golden.build(golden.plan_target(None, platform.machine()))
     spec, inputs = golden_runs.plan_run(), golden.make_inputs()
-    running = board.run_at.remote(1, OperatingPoint().to_json(), spec.to_json(), library, inputs)
+    running = board.run_at.remote(1, OperatingPoint(), spec, library, inputs)
     ended = ray_calls.get(running, "the golden kernel", _ACTOR_TIMEOUT_S)
-    outcome = Outcome.from_json(ended.outcome_json)
+    outcome = ended.result
+    if isinstance(outcome, FarmError):
+        raise outcome
     golden_runs.check(outcome, ended.outputs)
     return f"the golden kernel, a matrix product, in {np.median(outcome.latency_s) * 1e3:.2f} ms, with the right result"

@@ -15,10 +15,10 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
 from farm.boards.choice import plan_choice, plan_pool
-from farm.boards.held_board import HeldBoard
 from farm.boards.leased_site import FleetSite
 from farm.boards.local import LocalFarm
 from farm.boards.site import Site
+from farm.boards.thread_board import ThreadBoard
 from farm.errors import FarmError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.processes.machine import machine_lock
@@ -47,10 +47,10 @@ class BoardThread:
         """Start the thread; it takes the board at once (`ready` tells how that went)."""
         self._settings, self._open_site = settings, open_site
         self._stopping, self._note = stopping, note
-        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[HeldBoard, Store], Any]] | None] = (
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[ThreadBoard, Store], Any]] | None] = (
             queue.SimpleQueue()
         )
-        self._board: HeldBoard | None = None
+        self._board: ThreadBoard | None = None
         self.ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._live, name="farm-sweep-board", daemon=True)
         self._thread.start()
@@ -60,7 +60,7 @@ class BoardThread:
         """The board's name; "" before it is taken."""
         return self._board.name if self._board else ""
 
-    def submit(self, job: Callable[[HeldBoard, Store], T]) -> Future[T]:
+    def submit(self, job: Callable[[ThreadBoard, Store], T]) -> Future[T]:
         """Have the thread do `job` after what it was given before."""
         future: Future[T] = Future()
         self._jobs.put((future, job))
@@ -81,7 +81,7 @@ class BoardThread:
             with contextlib.ExitStack() as stack:
                 store = stack.enter_context(Store(self._settings.store_location))
                 site = stack.enter_context(self._open_site(store))
-                board = self._board = HeldBoard(site, self._stopping, self._note)
+                board = self._board = ThreadBoard(site, self._stopping, self._note)
                 stack.callback(board.close)
                 self.ready.set_result(None)
                 while (item := self._jobs.get()) is not None:

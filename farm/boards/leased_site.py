@@ -6,19 +6,16 @@ means.
 
 from __future__ import annotations
 
-import functools
-import os
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
-from farm.boards.choice import Choice, find_unfit, plan_choice, plan_pool, require_hope
-from farm.boards.health import Kind, Observation, decide_by
-from farm.boards.lease_keeper import LeaseKeeper
+from farm.boards.choice import Choice, plan_choice, plan_pool, require_hope
+from farm.boards.health import Kind
+from farm.boards.leased_board import LeasedBoard
 from farm.boards.site import find_trouble
 from farm.errors import BoardUnsafeError, LeaseOverError, TransientError, UnavailableError
-from farm.processes.machine import name_user
 from farm.reach.tracker import Tracker
 from farm.store import Store
 from farm.store.leases import LEASE_TTL_S
@@ -64,14 +61,15 @@ class FleetSite:
         self._board_type, self._purpose, self._ttl_s = board_type, purpose, ttl_s
         self._wait_s, self._note = wait_s, note
         self._pool = plan_pool(store.fetch_boards(), board_type, name)
-        self._keeper: LeaseKeeper | None = None
-        self._name = self._pool[0]
+        # The last one stays known, for what is still to be told of it.
+        self._board: LeasedBoard | None = None
+        self.has_board = False
         self._look_at = 0.0
         self._noted = ""
         self._begin_waiting()
-        while self._keeper is None:
+        while not self.has_board:
             self._look_for_board()
-            if self._keeper is None:
+            if not self.has_board:
                 time.sleep(min(_LOOK_S, max(0.0, self._deadline - time.monotonic())))
 
     @property
@@ -82,61 +80,57 @@ class FleetSite:
     @property
     def name(self) -> str:
         """The board's name; of the last one while there is none."""
-        return self._name
+        return self.key.partition("/")[2]
 
     @property
     def key(self) -> str:
         """See `Site`."""
-        return f"{self._board_type}/{self._name}"
+        return f"{self._board_type}/{self._pool[0]}" if self._board is None else self._board.key
 
     @property
     def lease(self) -> Lease | None:
         """See `Site`."""
-        return None if self._keeper is None else self._keeper.lease
-
-    @property
-    def has_board(self) -> bool:
-        """See `Site`."""
-        return self._keeper is not None
+        return self._board.lease if self._board is not None and self.has_board else None
 
     def ensure_alive(self) -> list[str]:
         """See `Site`. What it does is in the store's events."""
-        if self._keeper is not None and self._keeper.lost.is_set():
-            self._leave(self._keeper.reason)
+        if self._board is not None and self._board.over:
+            self._leave(self._board.over)
         now = time.monotonic()
         if now < self._look_at:
             return []
         self._look_at = now + _LOOK_S
-        if self._keeper is None:
+        if self._board is None or not self.has_board:
             self._look_for_board()
-        elif reason := self._find_unfit():
+        elif reason := self._board.find_end({row["name"]: row for row in self._store.fetch_boards()}):
             self._leave(reason)
         return []
 
     def confirm(self) -> bool:
         """See `Site`."""
-        if self._keeper is None:
+        if self._board is None or not self.has_board:
             return False
-        if trouble := self._keeper.find_end(self._store) or find_trouble(self.tracker):
-            self._leave(trouble)
-        return not trouble
+        if not self._board.confirm():
+            self._leave(self._board.over)
+        return self.has_board
 
     def note_refusal(self, error: LeaseOverError) -> None:
         """See `Site`."""
-        self._store.raise_token(error.greatest)
-        if self._keeper is not None:
+        if self._board is not None:
+            self._board.note_refusal(error)
             self._leave(error.message)
 
     def observe(self, kind: Kind, detail: str) -> None:
         """See `Site`. What makes the board unfit has it given up at the next look."""
-        self._store.observe_board(self._name, kind, self._purpose, decide_by(Observation(kind, detail)))
+        if self._board is not None:
+            self._board.observe(kind, detail)
         self._look_at = 0.0
 
     def close(self) -> None:
         """Give the board back. Safe to call twice."""
-        if self._keeper is not None:
-            self._keeper.close()
-            self._keeper = None
+        if self._board is not None:
+            self._board.give_back()
+        self.has_board = False
 
     def __enter__(self) -> FleetSite:
         return self
@@ -151,17 +145,12 @@ class FleetSite:
 
     def _leave(self, reason: str) -> None:
         """Let go of the board and look for another one from now on."""
-        self._store.add_event("board_left", self.key, reason)
-        self._note(f"left {self._name}: {reason}")
-        self.close()
-        self._begin_waiting()
-        self._look_at = 0.0
-
-    def _find_unfit(self) -> str:
-        row = next((row for row in self._store.fetch_boards() if row["name"] == self._name), None)
-        if row is not None and (self.lease is None or (row["lease"] or {}).get("token") != self.lease.token):
-            return "our lease was ended"  # by an operator, say; the keeper would only know at its next renewal
-        return find_unfit(row)
+        if self._board is not None and self.has_board:
+            self._board.note_leaving(reason)
+            self._note(f"left {self.name}: {reason}")
+            self.close()
+            self._begin_waiting()
+            self._look_at = 0.0
 
     def _look_for_board(self) -> None:
         """Take a board if one is free. Raises UnavailableError once that was in vain for `wait_s`."""
@@ -172,12 +161,12 @@ class FleetSite:
             choice = Choice((), {**choice.reasons, **dict.fromkeys(choice.free, trouble)})
         for name in choice.free:
             try:
-                lease = self._store.acquire_lease(name, _owner(), self._purpose, ttl_s=self._ttl_s)
+                key = f"{self._board_type}/{name}"
+                self._board = LeasedBoard(self._store, key, self._purpose, lambda: self.tracker, self._ttl_s)
             except (TransientError, UnavailableError, BoardUnsafeError) as error:  # somebody was faster
                 choice = Choice((), {**choice.reasons, name: error.message})
                 continue
-            self._name, self._keeper = name, LeaseKeeper(functools.partial(Store, self._store.location), lease)
-            self._store.add_event("board_taken", self.key, f"lease {lease.token}, {self._purpose}")
+            self.has_board = True
             self._note(f"working on {name}")
             self._noted = ""
             return
@@ -189,8 +178,3 @@ class FleetSite:
         if choice.text != self._noted:
             self._noted = choice.text
             self._note(f"waiting for a board: {choice.text}")
-
-
-def _owner() -> str:
-    """Who we are, so that a person can find us."""
-    return f"{name_user(str(os.getuid()))} pid {os.getpid()}"

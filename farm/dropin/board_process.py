@@ -8,16 +8,11 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from device_agent.protocol import MeasureSpec, Outcome
-from farm.boards.blame import Blame, to_outcome
+from device_agent.protocol import MeasureSpec
+from farm.boards.blame import Blame
+from farm.boards.held_board import HeldBoard
 from farm.boards.leased_site import FleetSite
-from farm.errors import (
-    BoardNonsenseError,
-    BoardUnsafeError,
-    FarmError,
-    LeaseOverError,
-)
-from farm.measure.session import BoardSession
+from farm.errors import BoardLostError, FarmError
 from farm.processes.partners import Parent
 from farm.reach.tracker import Tracker
 from farm.settings import StoreLocation
@@ -54,15 +49,14 @@ class ScriptBoard:
 
     def __init__(self, parent: Parent) -> None:
         self._parent = parent
-        self._session: BoardSession | None = None
-        self._held: tuple[object, ...] = ()
+        self._held: HeldBoard | None = None
         self._told: tuple[object, ...] = ()
         self._noted = ""
 
     def cut(self) -> None:
         """End the call under way, from another thread."""
-        if (session := self._session) is not None:
-            session.cut()
+        if (held := self._held) is not None:
+            held.cut()
 
     def serve(self, order: BoardOrder) -> None:
         """Take a board and measure what comes until the script is gone. Raises StoppedError, FarmError."""
@@ -72,75 +66,52 @@ class ScriptBoard:
                 _Reach(order.tracker), store, order.board_type, order.name, order.purpose, _WAIT_S, self._note
             ) as site,
         ):
-            self._site, self._blame = site, Blame(site)
+            held = self._held = HeldBoard(site)
             try:
-                self._serve()
+                self._serve(site, held, Blame(site))
             finally:
                 self._parent.leave()
-                self.close()
+                held.close()
 
-    def close(self) -> None:
-        """Let go of the session; the board's agent ends what runs there."""
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
-
-    def _serve(self) -> None:
+    def _serve(self, site: FleetSite, held: HeldBoard, blame: Blame) -> None:
         while True:
-            self._site.ensure_alive()
-            self._say_where_we_are()
+            site.ensure_alive()
+            self._say_where_we_are(site, held, blame)
             message = self._parent.receive(_LOOK_S)
             if message is None:
                 continue
             _, spec, library = message
             began = time.monotonic()
-            outcome = self._measure(MeasureSpec.from_json(spec), library)
+            try:
+                if not site.has_board:
+                    raise BoardLostError(f"{site.name} was left")
+                held.open(REQUEST_TIMEOUT_S)
+                outcome = blame.judge(held.measure(MeasureSpec.from_json(spec), library))
+            except FarmError as error:
+                outcome = blame.judge_error(error)
             self._parent.send("measured", outcome.to_json(), time.monotonic() - began)
 
-    def _say_where_we_are(self) -> None:
+    def _say_where_we_are(self, site: FleetSite, held: HeldBoard, blame: Blame) -> None:
         """Open a session with a board that is new; tell the script which board there is, or that there is none."""
         now: tuple[object, ...] = ()
-        if self._site.has_board:
+        if site.has_board:
+            now = (site.key, site.lease.token if site.lease else None)
             try:
-                self._open()
-                now = self._held
+                held.open(REQUEST_TIMEOUT_S)
                 self._noted = ""
             except FarmError as error:
-                self._fault(error)
+                now = ()
+                blame.judge_error(error)
                 if error.message != self._noted:
                     self._noted = error.message
                     self._note(error.message)
         if now == self._told:
             return
         self._told = now
-        if now and self._session is not None:
-            self._parent.send("board", self._site.name, self._session.description.to_dict())
+        if now and held.description is not None:
+            self._parent.send("board", site.name, held.description.to_dict())
         else:
-            self._parent.send("no_board", self._site.name)
-
-    def _measure(self, spec: MeasureSpec, library: bytes) -> Outcome:
-        try:
-            outcome = self._open().measure(spec, library)
-        except FarmError as error:
-            return self._fault(error)
-        return self._blame.judge(outcome, still_there=True)
-
-    def _open(self) -> BoardSession:
-        held = (self._site.key, self._site.lease.token if self._site.lease else None)
-        if self._session is None or held != self._held:
-            self.close()
-            self._session = BoardSession(self._site.tracker, self._site.key, REQUEST_TIMEOUT_S, self._site.lease)
-            self._held = held
-        return self._session
-
-    def _fault(self, error: FarmError) -> Outcome:
-        """What an error says of the board, told to the farm, and the outcome that it makes."""
-        self.close()
-        if isinstance(error, BoardUnsafeError | BoardNonsenseError):
-            return self._blame.judge_error(error)
-        if isinstance(error, LeaseOverError):
-            self._site.note_refusal(error)
-        return self._blame.judge(to_outcome(error, self._site.name), still_there=True)
+            self._parent.send("no_board", site.name)
 
     def _note(self, text: str) -> None:
         self._parent.send("note", text)

@@ -138,7 +138,7 @@ class CampaignRack:
 
     def was_doubted(self, board: str) -> bool:
         """Whether anything was held against a board."""
-        return bool(self.reasons(board, "fault", "probe_failed", "drifted", "throttled"))
+        return bool(self.reasons(board, "fault", "probe_failed", "drifted", "throttled", "misfit"))
 
     # Campaigns
 

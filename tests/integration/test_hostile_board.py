@@ -19,9 +19,10 @@ import tvm_ffi
 from device_agent import protocol
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, Status
 from farm.boards.health import Kind, Limits, Observation, decide_by
-from farm.boards.held_board import HeldBoard
+from farm.boards.held_board import Address
+from farm.boards.thread_board import ThreadBoard
 from farm.campaign.engine.board_actor import CampaignBoard
-from farm.errors import BoardHostileError, BoardNonsenseError
+from farm.errors import BoardHostileError, BoardNonsenseError, LeaseOverError
 from farm.inventory.board_types import load_board_types
 from farm.measure.session import BoardSession, Direct
 from farm.reach.relay import Relay
@@ -96,6 +97,9 @@ class Place:
     def confirm(self) -> bool:
         return True
 
+    def note_refusal(self, error: LeaseOverError) -> None:
+        raise error
+
     def observe(self, kind: Kind, detail: str) -> None:
         self.seen.append(kind)
 
@@ -113,14 +117,15 @@ class Place:
     ids=["attack", "nonsense"],
 )
 def test_tunings_campaigns_and_sweeps_hear_of_it(answer: bytes, error: type[Exception], kind: Kind) -> None:
-    """A tuning's or campaign's actor raises it to its engine; a sweep tells its site and looks for another board."""
+    """A tuning's or campaign's actor answers it to its engine; a sweep tells its site and looks for another board."""
     with answering(protocol.MEASURE, answer) as board:
         actor = CampaignBoard(board.host, board.port, KEY, None, None, 1.0)
-        actor._tracker = board  # type: ignore[assignment]
-        with pytest.raises(error):
-            actor.measure_at(1, OperatingPoint().to_json(), MeasureSpec(()).to_json(), b"")
+        actor._board._where = Address(board, KEY, None)  # type: ignore[arg-type]
+        ended = actor.measure_at(1, OperatingPoint(), MeasureSpec(()), b"")
+        assert ended is not None
+        assert isinstance(ended.result, error)
         place = Place(board)
-        held = HeldBoard(place, threading.Event(), print)  # type: ignore[arg-type]
+        held = ThreadBoard(place, threading.Event(), print)  # type: ignore[arg-type]
         held.open()
         with pytest.raises(Exception, match="n1"):
             held.measure(MeasureSpec(()), b"")

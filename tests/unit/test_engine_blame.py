@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from device_agent.protocol import Outcome, Status
-from farm.boards.blame import Blame
+from device_agent.protocol import Outcome, PinReport, PinStatus, Status
+from farm.boards.blame import Blame, pin_outcome
 from farm.boards.health import Kind
-from farm.errors import BoardHostileError, BoardNonsenseError, BoardUnsafeError
+from farm.errors import (
+    BoardBusyError,
+    BoardHostileError,
+    BoardLostError,
+    BoardNonsenseError,
+    BoardUnsafeError,
+    FarmError,
+    LeaseOverError,
+    PermanentError,
+)
 from farm.reach.tracker import Tracker
 
 
@@ -22,6 +31,7 @@ class Place:
     def __init__(self, ours: bool = True, can_change: bool = True) -> None:
         self.ours, self.can_change = ours, can_change
         self.seen: list[Kind] = []
+        self.refused: list[LeaseOverError] = []
 
     def ensure_alive(self) -> list[str]:
         return []
@@ -32,6 +42,9 @@ class Place:
     def confirm(self) -> bool:
         return self.ours
 
+    def note_refusal(self, error: LeaseOverError) -> None:
+        self.refused.append(error)
+
     def observe(self, kind: Kind, detail: str) -> None:
         self.seen.append(kind)
 
@@ -40,16 +53,15 @@ def test_a_lost_board_that_is_still_ours_is_at_fault() -> None:
     """The farm is told of a fault on the board's side; the outcome stays."""
     place = Place()
     outcome = Outcome(Status.BOARD_LOST, "hung up")
-    assert Blame(place).judge(outcome, True) == outcome
+    assert Blame(place).judge(outcome) == outcome
     assert place.seen == [Kind.FAULT]
 
 
-@pytest.mark.parametrize(("ours", "still_there"), [(False, True), (True, False)])
 @pytest.mark.parametrize("status", [Status.BOARD_LOST, Status.FARM_ERROR])
-def test_a_board_that_was_given_up_is_not_blamed(ours: bool, still_there: bool, status: Status) -> None:
+def test_a_board_that_was_given_up_is_not_blamed(status: Status) -> None:
     """What our own leaving or a later lease has cut short is the farm's fault, and no observation."""
-    place = Place(ours)
-    outcome = Blame(place).judge(Outcome(status, "hung up"), still_there)
+    place = Place(ours=False)
+    outcome = Blame(place).judge(Outcome(status, "hung up"))
     assert outcome.status is Status.FARM_ERROR
     assert outcome.message == "the board was given up meanwhile: hung up"
     assert place.seen == []
@@ -58,7 +70,7 @@ def test_a_board_that_was_given_up_is_not_blamed(ours: bool, still_there: bool, 
 def test_a_good_outcome_is_kept_wherever_it_came_from() -> None:
     """A trial that ended well before the board was left counts."""
     outcome = Outcome(Status.OK, latency_s=(1.0,))
-    assert Blame(Place(ours=False)).judge(outcome, False) == outcome
+    assert Blame(Place(ours=False)).judge(outcome) == outcome
 
 
 def test_throttling_counts_when_it_repeats() -> None:
@@ -66,9 +78,10 @@ def test_throttling_counts_when_it_repeats() -> None:
     place = Place()
     blame = Blame(place)
     for status in (Status.THROTTLED, Status.THROTTLED, Status.OK, Status.THROTTLED, Status.THROTTLED):
-        blame.judge(Outcome(status), True)
+        blame.judge(Outcome(status))
     assert place.seen == []
-    blame.judge(Outcome(Status.THROTTLED), True)
+    blame.judge(Outcome(Status.NOISY))  # too warm to begin: nothing was run
+    blame.judge(Outcome(Status.THROTTLED))
     assert place.seen == [Kind.THROTTLED]
 
 
@@ -98,3 +111,71 @@ def test_an_unsafe_board_is_left_or_ends_the_run() -> None:
     assert place.seen == [Kind.UNSAFE]
     with pytest.raises(BoardUnsafeError):
         Blame(Place(can_change=False)).judge_error(error)
+
+
+@pytest.mark.parametrize(
+    ("status", "seen"),
+    [
+        (PinStatus.UNAVAILABLE, [Kind.MISFIT]),
+        (PinStatus.FAILED, [Kind.MISFIT]),
+        (PinStatus.REFUSED, []),
+        (PinStatus.BUSY, []),
+    ],
+)
+def test_a_board_whose_clocks_cannot_be_held_is_doubted(status: PinStatus, seen: list[Kind]) -> None:
+    """Twice in a row, and it is better left; the farm is told, unless it lacks the point or another has its clocks."""
+    place = Place()
+    blame = Blame(place)
+    for _ in range(2):
+        assert blame.doubt is None
+        outcome = blame.judge(pin_outcome(PinReport(status, "why"), "n1"), status)
+        assert (outcome.status, outcome.board) == (Status.CLOCK_DRIFTED, "n1")
+    assert blame.doubt is not None
+    assert blame.doubt.lasts
+    assert blame.doubt.reason == "its clocks could not be held"
+    assert place.seen == seen
+
+
+def test_clocks_that_do_not_hold_are_told_the_third_time() -> None:
+    """Which a trial that ended well in between forgets."""
+    place = Place()
+    blame = Blame(place)
+    for status in (Status.CLOCK_DRIFTED, Status.OK, *(Status.CLOCK_DRIFTED,) * 3):
+        assert blame.doubt is None
+        blame.judge(Outcome(status))
+    assert blame.doubt is not None
+    assert place.seen == [Kind.DRIFTED]
+
+
+@pytest.mark.parametrize(
+    ("error", "seen"), [(PermanentError("it raised"), [Kind.FAULT]), (BoardBusyError("ann has it"), [])]
+)
+def test_a_board_on_which_nothing_works_is_left(error: FarmError, seen: list[Kind]) -> None:
+    """The third call in a row that fails without anybody's fault makes it suspect, unless another client has it."""
+    place = Place()
+    blame = Blame(place)
+    outcomes = [blame.judge_error(error) for _ in range(3)]
+    assert {outcome.status for outcome in outcomes} == {Status.FARM_ERROR}
+    assert blame.doubt is not None
+    assert error.message in blame.doubt.reason
+    assert place.seen == seen
+
+
+def test_what_one_board_did_is_not_held_against_the_next() -> None:
+    """A place whose board changed begins to count anew."""
+    place = Place()
+    blame = Blame(place)
+    for key in ("jetson-nano/n1", "jetson-nano/n1", "jetson-nano/n2"):
+        place.key = key
+        blame.judge(Outcome(Status.CLOCK_DRIFTED))
+    assert blame.doubt is None
+
+
+def test_an_error_of_the_session_is_an_outcome() -> None:
+    """A lost connection is the board's fault; a later lease is not, and the store is told of its number."""
+    place = Place()
+    assert Blame(place).judge_error(BoardLostError("hung up")).status is Status.BOARD_LOST
+    assert place.seen == [Kind.FAULT]
+    error = LeaseOverError("a later one")
+    assert Blame(place).judge_error(error).status is Status.FARM_ERROR
+    assert (place.refused, place.seen) == ([error], [Kind.FAULT])

@@ -17,23 +17,15 @@ import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, PinStatus, RunSpec, Status
-from farm.boards import blame
-from farm.boards.site import find_difference
-from farm.errors import BoardBusyError, BoardUnsafeError, FarmError, UnavailableError
+from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, PinStatus, RunSpec
+from farm.boards.blame import pin_outcome
+from farm.boards.held_board import Address, HeldBoard
+from farm.errors import FarmError
 from farm.measure.arrays import Arrays
-from farm.measure.session import BoardSession
 from farm.reach.tracker import Tracker
 from farm.values import Lease
 
 _CONTROL = "control"
-# What a point that is not reached says about: the board may not have it, or not now. Never about a candidate.
-_PIN_TROUBLE = {
-    PinStatus.REFUSED: "the board does not have the operating point",
-    PinStatus.UNAVAILABLE: "the board's clocks cannot be held",
-    PinStatus.BUSY: "somebody else holds the board's clocks",
-    PinStatus.FAILED: "the operating point was not reached",
-}
 
 
 class _RevokedError(Exception):
@@ -42,25 +34,21 @@ class _RevokedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How a call ended on its board: the outcome's JSON, the board's time, and what a program put out.
+    """How a call ended on its board: with an outcome, or an error that ended the session too, and the board's time.
 
-    `pin_failed` says that the operating point was not reached, `busy` that another client had the board: nothing was
-    run then.
+    `pin` says what came of bringing the board to the operating point; unless that is `ok`, nothing was run.
     """
 
-    outcome_json: str
+    result: Outcome | FarmError
     board_s: float
     outputs: Arrays = dataclasses.field(default_factory=dict)
-    pin_failed: bool = False
-    busy: bool = False
+    pin: PinStatus = PinStatus.OK
 
 
 class CampaignBoard:
     """Holds one board's session, opens it again after a fault, and holds the operating point that each call names.
 
-    Every answer is an outcome, never an exception, but for a board that is unsafe or answers nonsense: that concerns
-    more than a trial. A call answers None where it was revoked. Calls are numbered upwards in the order in which they
-    are made.
+    A call answers None where it was revoked. Calls are numbered upwards in the order in which they are made.
     """
 
     def __init__(
@@ -77,85 +65,59 @@ class CampaignBoard:
         `request_timeout_s`: how long a call waits for a board whose session was lost.
         """
         self._request_timeout_s = request_timeout_s
-        self._tracker = Tracker(host, port)
-        self._key = key
-        self._lease = lease
-        self._like = dict(like or {})
-        self._session: BoardSession | None = None
-        self._held: OperatingPoint | None = OperatingPoint()
+        self._board = HeldBoard(Address(Tracker(host, port), key, lease), like)
         self._lock = threading.Lock()
         self._running: int | None = None
         self._revoked: set[int] = set()
 
     def connect(self, timeout_s: float) -> dict[str, Any]:
         """Take the board; returns its description. Raises the farm's errors."""
-        return self._open(timeout_s).description.to_dict()
+        return self._board.open(timeout_s).to_dict()
 
-    def close(self) -> None:
-        """Give the board back."""
-        if self._session is not None:
-            self._session.close()
-            self._session = None
-
-    def measure_at(self, number: int, point_json: str, spec_json: str, library: bytes) -> Ended | None:
+    def measure_at(self, number: int, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> Ended | None:
         """Time a candidate at an operating point."""
-
-        def work(session: BoardSession) -> tuple[Outcome, Arrays]:
-            return session.measure(MeasureSpec.from_json(spec_json), library), {}
-
-        return self._carry_out(number, point_json, work)
+        return self._carry_out(number, point, lambda: (self._board.measure(spec, library), {}))
 
     def run_at(
-        self, number: int, point_json: str, spec_json: str, program: bytes, inputs: Mapping[str, Any]
+        self, number: int, point: OperatingPoint, spec: RunSpec, program: bytes, inputs: Mapping[str, Any]
     ) -> Ended | None:
         """Run a program at an operating point."""
 
-        def work(session: BoardSession) -> tuple[Outcome, Arrays]:
-            outcome, outputs = session.run_model(RunSpec.from_json(spec_json), program, inputs)
+        def work() -> tuple[Outcome, Arrays]:
+            outcome, outputs = self._board.run(spec, program, inputs)
             return outcome, {name: np.asarray(value) for name, value in outputs.items()}
 
-        return self._carry_out(number, point_json, work)
+        return self._carry_out(number, point, work)
 
     def revoke(self, number: int) -> None:
         """Take a call back, past those that wait. The session of one that runs is cut; the next call opens another."""
         with self._lock:
             self._revoked.add(number)
-            session = self._session
-            if self._running == number and session is not None:
-                session.cut()
-
-    def _open(self, timeout_s: float) -> BoardSession:
-        if self._session is None:
-            self._held = OperatingPoint()
-            session = BoardSession(self._tracker, self._key, timeout_s, self._lease)
-            if different := find_difference(session.description.to_dict(), self._like):
-                session.close()
-                raise UnavailableError(f"{self._key} cannot go on with this run: {different}")
-            self._session = session
-        return self._session
+            if self._running == number:
+                self._board.cut()
 
     def _carry_out(
-        self, number: int, point_json: str, work: Callable[[BoardSession], tuple[Outcome, Arrays]]
+        self, number: int, point: OperatingPoint, work: Callable[[], tuple[Outcome, Arrays]]
     ) -> Ended | None:
         started = time.monotonic()
         with self._as_running(number) as check:
             try:
                 check()
-                session = self._open(self._request_timeout_s)
+                description = self._board.open(self._request_timeout_s)
                 check()
                 started = time.monotonic()
-                if refusal := self._hold(session, OperatingPoint.from_json(point_json)):
-                    return Ended(refusal.to_json(), time.monotonic() - started, pin_failed=True)
-                outcome, outputs = work(session)
-                return Ended(outcome.to_json(), time.monotonic() - started, outputs)
+                report = self._board.pin(point)
+                if report.status is not PinStatus.OK:
+                    outcome = pin_outcome(report, self._board.name, description.simulated)
+                    return Ended(outcome, time.monotonic() - started, pin=report.status)
+                outcome, outputs = work()
+                return Ended(outcome, time.monotonic() - started, outputs)
             except _RevokedError:
                 return None
             except FarmError as error:
                 if self._is_revoked(number):  # our own cut
                     return None
-                self.close()
-                outcome = blame.to_outcome(error, self._key.partition("/")[2])
-                return Ended(outcome.to_json(), time.monotonic() - started, busy=isinstance(error, BoardBusyError))
+                return Ended(error, time.monotonic() - started)
 
     @contextlib.contextmanager
     def _as_running(self, number: int) -> Iterator[Callable[[], None]]:
@@ -173,33 +135,12 @@ class CampaignBoard:
             with self._lock:
                 self._running = None
                 if number in self._revoked:  # a cut that came late has spoilt the session all the same
-                    self.close()
+                    self._board.close()
                 self._revoked = {each for each in self._revoked if each > number}
 
     def _is_revoked(self, number: int) -> bool:
         with self._lock:
             return number in self._revoked
-
-    def _hold(self, session: BoardSession, point: OperatingPoint) -> Outcome | None:
-        """Bring the clocks to a point, unless they are there; the outcome where they cannot be brought there."""
-        if point == self._held:
-            return None
-        self._held = None  # whatever comes of it, the last point is held no more
-        report = session.unpin() if point.is_empty else session.pin(point)
-        if report.status is PinStatus.OK:
-            self._held = point
-            return None
-        if report.status is PinStatus.UNSAFE:
-            raise BoardUnsafeError(
-                f"the clocks of {self._key} could not be restored: {report.message}",
-                "Look at it; then, on the board: device-agent clocks restore",
-            )
-        return Outcome(
-            Status.CLOCK_DRIFTED,
-            f"{_PIN_TROUBLE[report.status]}: {report.message}",
-            board=self._key.partition("/")[2],
-            simulated=session.description.simulated,
-        )
 
 
 def start_campaign_board(

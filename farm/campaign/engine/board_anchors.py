@@ -27,8 +27,8 @@ ANCHOR = "anchor"
 class _Anchor:
     """A type's anchor as it is sent, and how often it failed by its own fault."""
 
-    point_json: str
-    spec_json: str
+    point: OperatingPoint
+    spec: MeasureSpec
     library: Any
     limit_s: float
     book: AnchorBook
@@ -55,7 +55,7 @@ class Anchoring:
             limit_s = timeouts.plan_call_timeout_s(spec, len(library), REQUEST_TIMEOUT_S)
             data = board_actor.put(library)
             book = AnchorBook(self._rhythm)
-            self._anchors[board_type] = _Anchor(point.to_json(), spec.to_json(), data, limit_s, book)
+            self._anchors[board_type] = _Anchor(point, spec, data, limit_s, book)
 
     def note_trial(self, held: CrewBoard) -> None:
         """A board has measured something else."""
@@ -86,7 +86,7 @@ class Anchoring:
             return
 
         def send(actor: Any, number: int) -> Any:
-            return actor.measure_at.remote(number, anchor.point_json, anchor.spec_json, anchor.library)
+            return actor.measure_at.remote(number, anchor.point, anchor.spec, anchor.library)
 
         held.send(Call(ANCHOR, held.board_type, send, anchor.limit_s))
 

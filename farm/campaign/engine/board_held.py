@@ -6,23 +6,19 @@ When boards are taken and left, and what the engine is told, is `boards`' busine
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from farm.boards.blame import Blame
-from farm.boards.health import Kind, Observation, decide_by
-from farm.boards.lease_keeper import LeaseKeeper
-from farm.boards.site import find_trouble
+from farm.boards.health import Kind
+from farm.boards.leased_board import LeasedBoard
 from farm.campaign.engine import board_actor, ray_calls
 from farm.campaign.engine.host import Host
-from farm.errors import InternalError, UsageError
+from farm.errors import InternalError
 from farm.reach.tracker import Tracker
 from farm.store import Store
-from farm.values import Lease
 
 # An agent that takes a dead one's place is at the tracker in some seconds, a board whose session was cut at once.
 REQUEST_TIMEOUT_S = 30.0
@@ -47,46 +43,32 @@ class Call:
     revoked: bool = False
 
 
-class CrewBoard:
+class CrewBoard(LeasedBoard):
     """A leased board. For `Blame` it is the place that a run works at. Not thread-safe."""
 
     def __init__(
-        self,
-        row: Mapping[str, Any],
-        lease: Lease,
-        tracker: Tracker | None,
-        store: Store,
-        purpose: str,
-        host: Host | None = None,
+        self, store: Store, row: Mapping[str, Any], tracker: Tracker | None, purpose: str, host: Host | None = None
     ) -> None:
-        """Keep the lease, start the actor, and have it open a session; waits for neither.
+        """Take its lease, start the actor, and have it open a session, which is not waited for.
 
-        `host` is this machine where that is the board, whose tracker is taken then.
+        `host` is this machine where that is the board, whose tracker is taken then. Raises what `LeasedBoard` raises.
         """
-        self.host = host
-        self.name, self.board_type = str(row["name"]), str(row["board_type"])
-        self.labels = dict(row["labels"] or {})
+        self.host, self._tracker = host, tracker
+        self.board_type, self.labels = str(row["board_type"]), dict(row["labels"] or {})
         # When it was taken (monotonic, s), and the mark of the store's (`Store.fetch_mark`) then.
         self.taken_at, self.taken_mark = time.monotonic(), store.fetch_mark()
+        _ = self.tracker_address  # where there is none, nothing is taken
+        find_tracker = (lambda: tracker) if host is None else None
+        super().__init__(store, f"{self.board_type}/{row['name']}", purpose, find_tracker)
         self.description: dict[str, Any] | None = None
         self.arrived = False
         self.calls: collections.deque[Call] = collections.deque()
-        # In a row: calls that found no session, points that were not reached, clocks that did not hold.
-        self.farm_errors = self.pins_failed = self.drifted = self.losses = 0
-        # Why it has to be left, once that is known.
-        self.over = ""
+        self.losses = 0  # in a row
         self.blame = Blame(self)
         self._like = {"board_type": self.board_type, "simulated": bool(row["simulated"])}
-        self._tracker, self._store, self._purpose = tracker, store, purpose
         self._number = 0
-        self._keeper = LeaseKeeper(functools.partial(Store, store.location), lease)
         self.actor: Any = None
         self.start_actor()
-
-    @property
-    def key(self) -> str:
-        """The board's name at the tracker."""
-        return f"{self.board_type}/{self.name}"
 
     @property
     def can_change(self) -> bool:
@@ -98,18 +80,8 @@ class CrewBoard:
         """Where it is asked for."""
         tracker = self.host.tracker if self.host is not None else self._tracker
         if tracker is None:
-            raise InternalError(f"{self.key} has no tracker")
+            raise InternalError(f"a {self.board_type} is to be taken without a tracker")
         return tracker.host, tracker.port
-
-    @property
-    def lease(self) -> Lease:
-        """The lease, as last renewed."""
-        return self._keeper.lease
-
-    @property
-    def lost_lease(self) -> str:
-        """Why the lease is over; "" where it is not, as far as its keeper knows."""
-        return self._keeper.reason if self._keeper.lost.is_set() else ""
 
     @property
     def references(self) -> list[Any]:
@@ -150,25 +122,11 @@ class CrewBoard:
         call.revoked = True
         board_actor.revoke(self.actor, call.number)
 
-    def confirm(self) -> bool:
-        """See `Site.confirm`."""
-        trouble = self._keeper.find_end(self._store)
-        if not trouble and self.host is None:
-            trouble = find_trouble(self._tracker)
-        self.over = self.over or trouble
-        return not trouble
-
     def observe(self, kind: Kind, detail: str) -> None:
         """See `Site.observe`. This machine is judged by whoever sits at it."""
-        if self.host is not None:
-            return
-        with contextlib.suppress(UsageError):  # it was removed, which the next look finds out
-            self._store.observe_board(self.name, kind, self._purpose, decide_by(Observation(kind, detail)))
+        if self.host is None:
+            super().observe(kind, detail)
 
     def end_actor(self) -> None:
         """End the session; the board's agent puts its clocks back."""
         ray_calls.kill(self.actor)
-
-    def give_back(self) -> None:
-        """Give the lease back. Waits for the store; from any thread."""
-        self._keeper.close()

@@ -16,7 +16,7 @@ from farm.boards.choice import find_unfit, plan_choice
 from farm.boards.site import find_trouble
 from farm.campaign.engine.board_events import BoardEvent, Left, Ran, TrialMeasured
 from farm.campaign.engine.board_held import CrewBoard
-from farm.campaign.engine.board_leases import free_orphans, name_owner
+from farm.campaign.engine.board_leases import free_orphans
 from farm.campaign.engine.host import Host
 from farm.errors import FarmError
 from farm.reach.tracker import Tracker
@@ -91,13 +91,8 @@ class BoardKeeping:
         rows = {row["name"]: row for row in self._store.fetch_boards()}
         offline = [held for held in self._held.values() if find_unfit(rows.get(held.name)).startswith("offline")]
         for held in list(self._held.values()):
-            row = rows.get(held.name)
-            if held.over:
-                self._leave(held, held.over)
-            elif row is not None and (row["lease"] or {}).get("token") != held.lease.token:
-                self._leave(held, "our lease was ended")  # by an operator, say; its keeper finds out later
-            elif reason := find_unfit(row):
-                if held in offline:
+            if reason := held.find_end(rows):
+                if held in offline and not held.over:
                     self._lose(held, reason, alone=len(offline) == 1)
                 self._leave(held, reason)
             elif held.name not in self._wanted and not held.calls:
@@ -152,14 +147,11 @@ class BoardKeeping:
     def _lease(self, names: Collection[str], rows: Mapping[str, Mapping[str, Any]], tracker: Tracker | None) -> None:
         """Lease boards at a tracker; None: this machine."""
         for name in names:
+            host = self._host if tracker is None else None
             try:
-                lease = self._store.acquire_lease(name, name_owner(), self._purpose)
+                self._held[name] = CrewBoard(self._store, rows[name], tracker, self._purpose, host)
             except FarmError as error:  # somebody was faster, or the store is busy
                 _log.info("%s is not taken: %s", name, error.message)
-                continue
-            host = self._host if tracker is None else None
-            held = self._held[name] = CrewBoard(rows[name], lease, tracker, self._store, self._purpose, host)
-            self._store.add_event("board_taken", held.key, f"lease {lease.token}, {self._purpose}")
 
     def _lose(self, held: CrewBoard, reason: str, alone: bool) -> None:
         """The board went down: what it was measuring, if anything, was lost with it.
@@ -183,7 +175,7 @@ class BoardKeeping:
             return
         if pause_s:
             self._paused[held.name] = time.monotonic() + pause_s
-        self._store.add_event("board_left", held.key, reason)
+        held.note_leaving(reason)
         self._note(f"left {held.name}: {reason}")
         held.end_actor()
         self._give_back(held)

@@ -1,24 +1,18 @@
-"""Whose a campaign's leases are: who we are in them, and freeing those of an engine that was killed."""
+"""Freeing the leases of an engine that was killed."""
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from farm.boards.leased_board import name_owner
 from farm.errors import TransientError
-from farm.processes.machine import name_user
 from farm.store import Store
 
 _OWNER = re.compile(r"@(\S+) pid (\d+)$")
-
-
-def name_owner() -> str:
-    """Who we are, so that a person can find us."""
-    return f"{name_user(str(os.getuid()))} pid {os.getpid()}"
 
 
 def free_orphans(

@@ -20,16 +20,7 @@ from farm.campaign.engine.board_held import REQUEST_TIMEOUT_S, Call, CrewBoard
 from farm.campaign.engine.board_keeping import BoardKeeping, Reach
 from farm.campaign.engine.host import Host
 from farm.campaign.engine.ray_calls import ActorLostError
-from farm.errors import (
-    BoardBusyError,
-    BoardNonsenseError,
-    BoardUnsafeError,
-    FarmError,
-    InternalError,
-    LeaseOverError,
-    TransientError,
-    UnavailableError,
-)
+from farm.errors import BoardBusyError, FarmError, InternalError, UnavailableError
 from farm.measure.arrays import Arrays
 from farm.settings import Settings
 from farm.store import Store
@@ -39,9 +30,8 @@ _FETCH_TIMEOUT_S = 30.0
 # How long a board is left alone that could not be used, by why: another client has it; it is not what it is registered
 # as, or lacks what was asked for; its actor died or could not reach it, which may be this machine's doing.
 _BUSY_PAUSE_S, _MISFIT_PAUSE_S, _TROUBLE_PAUSE_S = 10.0, 300.0, 10.0
-# Once may be chance, and so may be clocks that moved twice.
-_MOST_IN_A_ROW = 2
-_DRIFTED_IN_A_ROW = 3
+# Once may be chance.
+_LOSSES_IN_A_ROW = 2
 
 __all__ = ["Arrived", "BoardCrew", "BoardEvent", "Left", "Ran", "TrialMeasured"]
 
@@ -106,8 +96,8 @@ class BoardCrew(BoardKeeping):
     def poll(self) -> list[BoardEvent]:
         """What happened since the last time. Never waits, but for the store."""
         for held in list(self._held.values()):
-            if held.lost_lease:
-                self._leave(held, held.lost_lease)
+            if held.over:
+                self._leave(held, held.over)
         by_reference = {reference: held for held in self._held.values() for reference in held.references}
         for reference in board_actor.find_done(list(by_reference)):
             if (held := by_reference[reference]).name in self._held:  # another's answer may have us leave it
@@ -124,24 +114,24 @@ class BoardCrew(BoardKeeping):
 
     def measure(self, assignment: int, board: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> None:
         """Time a candidate; up to two at a board, one runs and one waits there. Raises InternalError for no board."""
-        held, point_json, spec_json = self._require(board), point.to_json(), spec.to_json()
+        held = self._require(board)
         data = board_actor.put(library)
         limit_s = timeouts.plan_call_timeout_s(spec, len(library), REQUEST_TIMEOUT_S)
 
         def send(actor: Any, number: int) -> Any:
-            return actor.measure_at.remote(number, point_json, spec_json, data)
+            return actor.measure_at.remote(number, point, spec, data)
 
         held.send(Call("measure", assignment, send, limit_s))
 
     def run(self, token: str, board: str, point: OperatingPoint, spec: RunSpec, program: bytes, inputs: Arrays) -> None:
         """Run a program, after what the board has to do already. Raises InternalError for a board that is not here."""
-        held, point_json, spec_json = self._require(board), point.to_json(), spec.to_json()
+        held = self._require(board)
         data = board_actor.put(program)
         size = 2 * (len(program) + sum(array.nbytes for array in inputs.values()))
         limit_s = timeouts.plan_call_timeout_s(spec, size, REQUEST_TIMEOUT_S)
 
         def send(actor: Any, number: int) -> Any:
-            return actor.run_at.remote(number, point_json, spec_json, data, inputs)
+            return actor.run_at.remote(number, point, spec, data, inputs)
 
         held.send(Call("run", token, send, limit_s))
 
@@ -173,7 +163,7 @@ class BoardCrew(BoardKeeping):
             call.began_s = now
         elif now > call.began_s + call.limit_s:
             message = f"the {call.kind} on {held.key} did not end within {call.limit_s:.0f} s: its actor is stuck"
-            self._end_call(held, Outcome(Status.BOARD_LOST, message, board=held.name), call.limit_s, {})
+            self._end_call(held, held.blame.judge(Outcome(Status.BOARD_LOST, message, board=held.name)), call.limit_s)
             self._leave(held, message, _TROUBLE_PAUSE_S)
 
     # Collecting
@@ -186,57 +176,44 @@ class BoardCrew(BoardKeeping):
         call = held.calls[0]
         try:
             ended = ray_calls.get(call.reference, f"the {call.kind} on {held.key}", _FETCH_TIMEOUT_S)
-        except (BoardUnsafeError, BoardNonsenseError) as error:
-            self._end_call(held, held.blame.judge_error(error), 0.0, {})
-            self._look_at = 0.0
-            return
         except ActorLostError as error:
             self._replace_actor(held, error.message)
             return
         except FarmError as error:
-            self._end_call(held, Outcome(Status.FARM_ERROR, error.message, board=held.name), 0.0, {})
-            return
+            ended = board_actor.Ended(Outcome(Status.FARM_ERROR, error.message, board=held.name), 0.0)
         if ended is None or call.revoked:
             held.calls.popleft()
             self._begin_next(held)
             return
-        held.pins_failed = held.pins_failed + 1 if ended.pin_failed else 0
-        self._end_call(held, Outcome.from_json(ended.outcome_json), ended.board_s, ended.outputs)
-        if held.pins_failed >= _MOST_IN_A_ROW:
-            self._leave(held, "its clocks could not be held", _MISFIT_PAUSE_S)
-        elif held.drifted >= _DRIFTED_IN_A_ROW:
-            held.observe(Kind.DRIFTED, f"its clocks moved in {_DRIFTED_IN_A_ROW} trials in a row")
-            self._leave(held, "its clocks do not hold", _TROUBLE_PAUSE_S)
-        elif held.farm_errors > _MOST_IN_A_ROW and not held.over:
-            text = f"{held.farm_errors} calls in a row failed there: {Outcome.from_json(ended.outcome_json).message}"
-            if not ended.busy:
-                held.observe(Kind.FAULT, text)  # nobody's fault once; a probe tells whose it is
-            self._leave(held, text, _TROUBLE_PAUSE_S)
+        if isinstance(ended.result, FarmError):
+            outcome = held.blame.judge_error(ended.result)
+        else:
+            outcome = held.blame.judge(ended.result, ended.pin)
+        self._end_call(held, outcome, ended.board_s, ended.outputs)
 
-    def _end_call(self, held: CrewBoard, outcome: Outcome, board_s: float, outputs: Arrays) -> None:
-        """The call at the head is over: judge the outcome, and tell."""
+    def _end_call(self, held: CrewBoard, outcome: Outcome, board_s: float = 0.0, outputs: Arrays | None = None) -> None:
+        """The call at the head is over, and its outcome judged: tell of it, and leave a board that does not do."""
         call = held.calls.popleft()
-        outcome = held.blame.judge(outcome, True)
         if not call.revoked:
             if call.kind == "measure":
                 self._anchoring.note_trial(held)
                 self._events.append(TrialMeasured(call.key, held.name, outcome, board_s))
             elif call.kind == "run":
-                self._events.append(Ran(call.key, held.name, outcome, outputs))
+                self._events.append(Ran(call.key, held.name, outcome, outputs or {}))
             else:
                 self._anchoring.take_in(held, outcome, board_s, self._store.fetch_mark())
                 self._judge_anchors(held)
-        held.farm_errors = held.farm_errors + 1 if outcome.status is Status.FARM_ERROR else 0
         self._count_losses(held, outcome)
-        held.drifted = held.drifted + 1 if outcome.status is Status.CLOCK_DRIFTED else 0
         if outcome.status in (Status.BOARD_LOST, Status.FARM_ERROR, Status.THROTTLED):
             self._look_at = 0.0  # what is seen of a board may make it unfit
         self._begin_next(held)
+        if doubt := held.blame.doubt:
+            self._leave(held, doubt.reason, _MISFIT_PAUSE_S if doubt.lasts else _TROUBLE_PAUSE_S)
 
     def _count_losses(self, held: CrewBoard, outcome: Outcome) -> None:
         """An agent of this machine's that was lost twice in a row and still runs is taken for stuck."""
         held.losses = held.losses + 1 if outcome.status is Status.BOARD_LOST else 0
-        if held.host is not None and held.losses >= _MOST_IN_A_ROW:
+        if held.host is not None and held.losses >= _LOSSES_IN_A_ROW:
             held.losses = 0
             held.host.restart_agent()
             self._store.add_event("stopped", held.key, "its agent did not answer")
@@ -272,34 +249,22 @@ class BoardCrew(BoardKeeping):
 
     def _finish_connecting(self, held: CrewBoard) -> None:
         reference, held.connecting = held.connecting, None
-        pause_s, reason = _TROUBLE_PAUSE_S, ""
         try:
             held.description = dict(ray_calls.get(reference, f"connecting to {held.key}", _FETCH_TIMEOUT_S))
-        except BoardBusyError as error:
-            reason, pause_s = error.message, _BUSY_PAUSE_S
-        except (BoardUnsafeError, BoardNonsenseError) as error:
-            reason = held.blame.judge_error(error).message
-        except UnavailableError as error:
-            reason, pause_s = error.message, _MISFIT_PAUSE_S
-        except TransientError as error:
-            reason = held.blame.judge(Outcome(Status.BOARD_LOST, error.message), True).message
-        except LeaseOverError as error:
-            reason = error.message
-            self._store.raise_token(error.greatest)
         except FarmError as error:
-            reason = error.message
-        if reason:
-            self._leave(held, reason, pause_s)
+            if not isinstance(error, UnavailableError):  # what it is registered as, a probe judges
+                held.blame.judge_error(error)
+            pauses = {BoardBusyError: _BUSY_PAUSE_S, UnavailableError: _MISFIT_PAUSE_S}
+            self._leave(held, error.message, pauses.get(type(error), _TROUBLE_PAUSE_S))
         else:
             self._welcome(held)
 
     def _replace_actor(self, held: CrewBoard, message: str) -> None:
         """The process that held the session is gone, through no fault of the board: what ran ends, the rest goes on."""
         self._store.add_event("restarted", f"actor of {held.key}", message)
-        self._end_call(held, Outcome(Status.FARM_ERROR, message, board=held.name), 0.0, {})
-        if held.farm_errors > _MOST_IN_A_ROW:
-            self._leave(held, f"its actor died {held.farm_errors} times in a row: {message}", _TROUBLE_PAUSE_S)
-        elif held.name in self._held:
+        outcome = Outcome(Status.FARM_ERROR, message, board=held.name)
+        self._end_call(held, held.blame.judge(outcome, blameless=True))
+        if held.name in self._held:
             held.start_actor()
 
     def _require(self, board: str) -> CrewBoard:

@@ -18,7 +18,7 @@ from device_agent.protocol import Description, Status
 from farm.boards import visits
 from farm.boards.choice import TargetPlan, plan_target
 from farm.boards.crew import BoardThread, open_crew, wait_for
-from farm.boards.held_board import HeldBoard, StoppedError
+from farm.boards.thread_board import StoppedError, ThreadBoard
 from farm.errors import BoardUnsafeError, FarmError, PermanentError, TransientError, UnavailableError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.models.source import ModelSource
@@ -263,7 +263,7 @@ class SweepSession:
         wait_for(self.first.submit(lambda board, _: board.pin(anchor.point)))
         for series, program in self.programs.items():
 
-            def job(board: HeldBoard, _: Store, program: SweepProgram = program) -> Any:
+            def job(board: ThreadBoard, _: Store, program: SweepProgram = program) -> Any:
                 own = dataclasses.replace(spec, device=program.device)
                 return board.run(own, program.library, program.inputs)
 
@@ -339,12 +339,12 @@ class SweepSession:
         }
 
 
-def _hold(point: GridPoint) -> Callable[[HeldBoard, Store], object]:
+def _hold(point: GridPoint) -> Callable[[ThreadBoard, Store], object]:
     return lambda board, _: board.pin(point.point)
 
 
-def _work(visitor: Visitor, opened: bool) -> Callable[[HeldBoard, Store], None]:
-    def job(board: HeldBoard, store: Store) -> None:
+def _work(visitor: Visitor, opened: bool) -> Callable[[ThreadBoard, Store], None]:
+    def job(board: ThreadBoard, store: Store) -> None:
         if not opened:
             board.open()
         with contextlib.suppress(StoppedError):

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 
 from device_agent.protocol import Outcome
 from farm.boards import visits
-from farm.boards.health import Kind
-from farm.boards.held_board import HeldBoard
+from farm.boards.thread_board import ThreadBoard
 from farm.boards.visits import Window
 from farm.errors import BoardLostError, PermanentError, TransientError, UsageError
 from farm.points.values import GridPoint, PointMeasurement
@@ -24,8 +23,6 @@ from farm.sweep.run.programs import SweepProgram
 
 # Losses in a row that end a board's part in the sweep.
 _MAX_LOSSES = 3
-# A throttled visit may be a warm afternoon; so many in a row are the board's cooling (as for trials of a campaign).
-_THROTTLED_IN_A_ROW = 3
 # How often the same visit is made again where the board did not run it at all.
 _TRIES = 3
 # Between looks whether another board has finished.
@@ -59,18 +56,17 @@ class Visitor:
     def __init__(self, orders: Orders, conductor: Conductor, numbers: dict[Series, int]) -> None:
         self._orders, self._conductor, self._numbers = orders, conductor, numbers
         self._idle_c: dict[str, float | None] = {}
-        self._throttled = 0
         self._before_s = max((visit.at_s for each in conductor.visits.values() for visit in each), default=0.0)
         self.measuring_s = self.pinning_s = self.running_s = 0.0
 
-    def work(self, board: HeldBoard, store: Store) -> None:
+    def work(self, board: ThreadBoard, store: Store) -> None:
         """Until the sweep has ended. Raises StoppedError, and what ends a board's part in it."""
         try:
             self._work(board, store)
         finally:
             self._conductor.leave(board.name)
 
-    def _work(self, board: HeldBoard, store: Store) -> None:
+    def _work(self, board: ThreadBoard, store: Store) -> None:
         losses = 0
         while True:
             try:
@@ -93,7 +89,7 @@ class Visitor:
             finally:
                 self._conductor.done(name)
 
-    def _find_again(self, board: HeldBoard, error: TransientError) -> None:
+    def _find_again(self, board: ThreadBoard, error: TransientError) -> None:
         if not isinstance(error, BoardLostError):
             board.pause(_PAUSE_S)
             return
@@ -103,7 +99,7 @@ class Visitor:
             self._conductor.leave(before)
             self._orders.say(f"going on with {board.name}, the anchor first")
 
-    def _carry_out(self, task: Task, board: HeldBoard, store: Store) -> None:
+    def _carry_out(self, task: Task, board: ThreadBoard, store: Store) -> None:
         if board.name not in self._idle_c:
             self._idle_c[board.name] = board.read_temperature_c()
         began = time.monotonic()
@@ -122,11 +118,10 @@ class Visitor:
         for series in task.series:
             for _ in range(self._orders.repeat):
                 measurement = self._visit(series, task.point, board, store)
-                self._watch_throttling(board, measurement)
                 if not measurement.is_valid:
                     break
 
-    def _visit(self, series: Series, point: GridPoint, board: HeldBoard, store: Store) -> PointMeasurement:
+    def _visit(self, series: Series, point: GridPoint, board: ThreadBoard, store: Store) -> PointMeasurement:
         """Measure once; written to the store before anything else is done. Raises PermanentError for a bad program."""
         for _ in range(_TRIES):
             at_s = time.time() - self._orders.started_at
@@ -146,7 +141,7 @@ class Visitor:
             self._orders.say(f"{point.key} on {board.name}: {outcome.message or outcome.status}; again")
         raise PermanentError(f"{board.name} does not run the model at {point.key}: {outcome.status} {outcome.message}")
 
-    def _run(self, series: Series, point: GridPoint, board: HeldBoard) -> Outcome:
+    def _run(self, series: Series, point: GridPoint, board: ThreadBoard) -> Outcome:
         orders = self._orders
         program = orders.programs[series]
         known = [*self._conductor.known_latencies(series), orders.first_latency_s[series]]
@@ -178,12 +173,6 @@ class Visitor:
         )
         self._conductor.add(series, measurement)
         self._orders.say(describe_visit(series, measurement))
-
-    def _watch_throttling(self, board: HeldBoard, measurement: PointMeasurement) -> None:
-        self._throttled = self._throttled + 1 if measurement.throttled else 0
-        if self._throttled >= _THROTTLED_IN_A_ROW:
-            self._throttled = 0
-            board.site.observe(Kind.THROTTLED, f"{_THROTTLED_IN_A_ROW} visits in a row: {measurement.invalid}")
 
 
 def describe_visit(series: Series, measurement: PointMeasurement) -> str:
