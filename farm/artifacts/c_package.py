@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import io
-import math
 import platform
 import re
 import tarfile
@@ -112,12 +111,12 @@ def _make_values(manifest: Manifest) -> dict[str, str]:
         for index, tensor in enumerate(tensors):
             called = re.sub(r"[^A-Za-z0-9_.:/ -]|/(?=\*)|\*(?=/)", "_", tensor.name)
             shape = "x".join(map(str, tensor.shape)) or "scalar"
-            defines.append(f"/* {word} {index}: {called}, {shape} {tensor.dtype}, {_count_bytes(tensor)} bytes */")
+            defines.append(f"/* {word} {index}: {called}, {shape} {tensor.dtype}, {tensor.size_bytes} bytes */")
     return {
         "DEFINES": "\n".join(defines),
         "INPUTS": ", ".join(map(_describe, manifest.inputs)),
-        "INPUT_BYTES": ", ".join(str(_count_bytes(each)) for each in manifest.inputs),
-        "OUTPUT_BYTES": ", ".join(str(_count_bytes(each)) for each in manifest.outputs),
+        "INPUT_BYTES": ", ".join(str(each.size_bytes) for each in manifest.inputs),
+        "OUTPUT_BYTES": ", ".join(str(each.size_bytes) for each in manifest.outputs),
     }
 
 
@@ -127,10 +126,6 @@ def _describe(tensor: Tensor) -> str:
     dtype = np.dtype(tensor.dtype)
     shape = ", ".join(map(str, tensor.shape)) or "0"
     return f'{{"{dtype.kind}", {8 * dtype.itemsize}, {len(tensor.shape)}, {{{shape}}}}}'
-
-
-def _count_bytes(tensor: Tensor) -> int:
-    return math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize
 
 
 def _find_runtime(manifest: Manifest, place: Path | None) -> dict[str, bytes]:

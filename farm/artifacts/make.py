@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from farm.artifacts import devices
 from farm.artifacts import manifest as manifests
 from farm.artifacts.brought import Brought
 from farm.artifacts.choice import Records, Relative
@@ -40,8 +41,6 @@ MISSING = (RULE, TUNE, REFUSE)
 _PACKAGES = ("apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "ziglang")
 # What Python, NumPy and TVM's runtime take before a model is loaded: 95 MB on aarch64, rounded up.
 _RUNTIME_BYTES = 128 << 20
-# Names of workloads that are named in an error.
-_MOST_NAMED = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +71,26 @@ class CompileOrder:
 def make_artifact(order: CompileOrder, out: Path, settings: Settings, store: Store) -> Artifact:
     """Compile and write. Raises UsageError, PermanentError, and what `compile_apart` raises."""
     manifests.require_place(out)
+    return manifests.write_artifact(out, *_compile(order, settings, store))
+
+
+def make_faster(orders: Sequence[CompileOrder], out: Path, settings: Settings, store: Store) -> Artifact:
+    """Compile for each device of a board type, and write what has an inference done soonest, copies counted.
+
+    Raises what `make_artifact` raises, and PermanentError where a device's time is not known.
+    """
+    manifests.require_place(out)
+    made, times = {}, {}
+    for order in orders:
+        manifest, files = _compile(order, settings, store)
+        made[manifest.device] = manifest, files
+        times[manifest.device] = devices.estimate(manifest, order.board_type)
+    manifest, files = made[min(times, key=lambda device: times[device].latency_s)]
+    return manifests.write_artifact(out, manifest.model_copy(update={"devices": times}), files)
+
+
+def _compile(order: CompileOrder, settings: Settings, store: Store) -> tuple[Manifest, dict[str, bytes]]:
+    """An artifact's manifest and files."""
     settings.share_linker_cache()
     target = find_target(order.board_type, order.simulated)
     records, relatives = fetch_candidates(order, store)
@@ -91,7 +110,7 @@ def make_artifact(order: CompileOrder, out: Path, settings: Settings, store: Sto
         used = _describe_gpu(order.board_type, compiled)
         manifest = manifest.model_copy(update={"gpu": used, "memory_bytes": needed})
         _require_memory(manifest, order.board_type)
-    return manifests.write_artifact(out, manifest, files)
+    return manifest, files
 
 
 def _describe_gpu(kind: BoardType, compiled: Compiled) -> GpuCode:
@@ -206,7 +225,7 @@ def find_triple(board_type: BoardType, target: TargetPlan) -> str | None:
 
 def _require_records(order: CompileOrder, served: Sequence[Served]) -> None:
     if missing := find_missing(served):
-        named = ", ".join(missing[:_MOST_NAMED]) + (", …" if len(missing) > _MOST_NAMED else "")
+        named = devices.name_some(missing)
         kind = order.board_type.name
         raise UsageError(
             f"{len(missing)} of {len(served)} workloads of {order.source.name} have no record for {kind}: {named}",

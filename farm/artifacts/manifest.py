@@ -9,12 +9,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import pathlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+import numpy as np
+from pydantic import Field
 
 from device_agent.protocol import CPU, GPU
 from farm.errors import PermanentError, UsageError
@@ -36,6 +40,11 @@ class Tensor(StrictModel):
 
     def __str__(self) -> str:
         return f"{self.name} ({', '.join(map(str, self.shape))}) {self.dtype}"
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of its elements together."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 class Model(StrictModel):
@@ -131,12 +140,24 @@ class GpuCode(StrictModel):
     spilled_bytes: int
 
 
+class DeviceEstimate(StrictModel):
+    """What one inference is expected to take on a device: its workloads summed, and of a GPU copies of inputs and
+    outputs, too. Of `workloads`, `measured` have a record; the others' times are predicted.
+    """
+
+    latency_s: float
+    copies_s: float
+    workloads: int
+    measured: int
+
+
 class Manifest(StrictModel):
     """All that is known of an artifact.
 
     `architecture` is as `uname -m` says it. `link_triple` is Zig's name of the system linked for, None for the machine
     that compiled it. `memory_bytes` is about what a process needs to run it. `predicted_latency_s` sums its workloads,
     None where some have no time. `simulated` artifacts run on virtual boards of the type, with this machine's code.
+    `devices`, by name, are those that were compared before this one was taken; empty where one was asked for.
     """
 
     format: str = FORMAT
@@ -161,6 +182,7 @@ class Manifest(StrictModel):
     versions: dict[str, str]
     created_at: float
     gpu: GpuCode | None = None  # None: it runs on the processor
+    devices: dict[str, DeviceEstimate] = Field(default_factory=dict)
     verified: Verified | None = None
     measured: tuple[MeasuredModel, ...] = ()
 

@@ -14,7 +14,7 @@ from farm.cli import options, output
 from farm.cli.campaign_screen import CampaignScreen
 from farm.cli.durations import read_duration_s
 from farm.errors import PermanentError, UsageError
-from farm.inventory.board_types import BoardType, require_board_type
+from farm.inventory.board_types import require_board_type
 from farm.settings import Settings
 from farm.store import Store
 
@@ -51,7 +51,15 @@ def compile_(
     simulated: Annotated[
         bool, typer.Option("--simulated", help="Compile for virtual boards of the type, from records made on them.")
     ] = False,
-    device: options.Device = "cpu",
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device",
+            metavar="cpu|gpu|both",
+            help="Processor or GPU of the board; both: whichever has the whole model done sooner by records and "
+            "predictions, copies counted.",
+        ),
+    ] = "cpu",
     exact: options.Exact = False,
     labels: Annotated[
         Path | None,
@@ -68,22 +76,29 @@ def compile_(
     def work() -> None:
         from farm.artifacts import make
         from farm.artifacts.brought import bring
-        from farm.search.gpus import require_device
+        from farm.search.gpus import list_devices, require_device
         from farm.search.pipeline import make_exact
 
         if missing not in make.MISSING:
             raise UsageError(f"--missing {missing!r} is unknown", f"Known: {', '.join(make.MISSING)}.")
         options.require_trials(trials)
         settings = farm_settings.load()
-        kind = require_device(make_exact(require_board_type(board_type), exact), device)
+        own = make_exact(require_board_type(board_type), exact)
+        kinds = [require_device(own, each) for each in list_devices(device)]
         require_place(out)
         found = bring(model, shape or (), batch)
-        order = make.CompileOrder(found, kind, operating_point, simulated, missing, _read_labels(labels))
+        orders = [
+            make.CompileOrder(found, kind, operating_point, simulated, missing, _read_labels(labels)) for kind in kinds
+        ]
         with options.open_store(settings) as store:
             if missing == make.TUNE:
-                _tune(order, settings, store, kind, trials, since)
-            output.note(f"compiling {found.about.name} for {kind.name}; big models take minutes")
-            artifact = make.make_artifact(order, out, settings, store)
+                for order in orders:
+                    _tune(order, settings, store, trials, since)
+            output.note(f"compiling {found.about.name} for {own.name}; big models take minutes")
+            if len(orders) > 1:
+                artifact = make.make_faster(orders, out, settings, store)
+            else:
+                artifact = make.make_artifact(orders[0], out, settings, store)
         _show(artifact, json, since)
 
     output.run(work, debug)
@@ -194,7 +209,7 @@ def _read_labels(path: Path | None) -> bytes | None:
         raise UsageError(f"{path} is not UTF-8 text") from error
 
 
-def _tune(order: Any, settings: Settings, store: Store, kind: BoardType, trials: int, since: float) -> None:
+def _tune(order: Any, settings: Settings, store: Store, trials: int, since: float) -> None:
     """Tune what has no record of its own board type, as `farm tune` does."""
     from farm.campaign.one_model import Request
     from farm.campaign.plan_models import to_variant
@@ -202,7 +217,9 @@ def _tune(order: Any, settings: Settings, store: Store, kind: BoardType, trials:
 
     screen = CampaignScreen()
     model = to_variant(order.source, order.inputs)
-    request = Request("compile", model, kind, trials, simulated=order.simulated, only_unknown=True, since=since)
+    request = Request(
+        "compile", model, order.board_type, trials, simulated=order.simulated, only_unknown=True, since=since
+    )
     try:
         tune(request, settings, store, screen)
     finally:
@@ -244,8 +261,19 @@ def _show(artifact: Artifact, json: bool, since: float) -> None:
             f"{' (simulated)' if manifest.simulated else ''}: {gpu.kernels} kernels; at most {gpu.registers} "
             f"registers and {gpu.spilled_bytes} spilled bytes per thread, {gpu.shared_bytes} shared bytes per block"
         )
+    if manifest.devices:
+        lines.insert(1, f"taken for the {manifest.device}: {_say_devices(manifest)}")
     for line in lines:
         output.stdout.print(line, soft_wrap=True, markup=False)
+
+
+def _say_devices(manifest: Manifest) -> str:
+    """What each device was expected to take, for people."""
+    return ", ".join(
+        f"{device} {each.latency_s * 1e3:.3f} ms ({each.measured} of {each.workloads} workloads measured"
+        + (f", copies {each.copies_s * 1e3:.3f} ms)" if each.copies_s else ")")
+        for device, each in manifest.devices.items()
+    )
 
 
 def _say_source(manifest: Manifest, workload: Any) -> str:

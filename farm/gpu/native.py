@@ -14,6 +14,7 @@ from farm.errors import UnavailableError
 
 PLUGIN = "libtvm_farm_cuda.so"
 DRIVER = "libcuda_virtual.so"
+_TOOLS = ("apache-tvm", "apache-tvm-ffi", "ziglang")
 
 
 def build_plugin(folder: Path, triple: str | None) -> Path:
@@ -40,6 +41,11 @@ def read_files(triple: str | None, *, simulated: bool) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (build(Path(folder), triple) for build in builds)}
 
 
+def list_tools() -> list[str]:
+    """What libraries are built with and against, with versions: others give other libraries."""
+    return [f"{name} {importlib.metadata.version(name)}" for name in _TOOLS]
+
+
 def find_folder(home: Path) -> Path:
     """Where what virtual boards of this home need is kept, named after what it is made of."""
     return home / "cache" / "gpu" / _digest()
@@ -57,7 +63,7 @@ def prepare(home: Path) -> None:
 
 @functools.cache
 def _digest() -> str:
-    digest = hashlib.sha256(importlib.metadata.version("apache-tvm").encode())
+    digest = hashlib.sha256(repr(list_tools()).encode())
     for path in sorted([*(_find_package("device_agent") / "native").iterdir(), *find_virtual_gpu().iterdir()]):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -50,6 +50,8 @@ class Recipe:
         if self.archive:
             digest.update(self.archive.read_bytes())
         digest.update(repr((self.arch, self.pythons, self.managed)).encode())
+        if serves_gpus(self.arch):
+            digest.update(repr(native.list_tools()).encode())
         return digest.hexdigest()[:16]
 
 

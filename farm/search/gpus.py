@@ -18,6 +18,8 @@ from farm.settings import Settings
 
 # The graph pipeline of code for GPUs; a board type with it is tuned and compiled for its GPU.
 PIPELINE = "gpu/1"
+# Whichever of a board's processor and GPU has a model done sooner; only what compiles can say so.
+BOTH = "both"
 # In a target's `libs`: that a virtual board runs it, by this machine's processor.
 VIRTUAL = "virtual"
 
@@ -64,12 +66,22 @@ def reference_of(target: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def require_device(board_type: BoardType, device: str) -> BoardType:
     """The board type as what it is tuned and compiled for: its processor, or its GPU. Raises UsageError."""
+    if device == BOTH:
+        raise UsageError(
+            f"the device {BOTH!r} is for `farm model compile` alone: what is measured runs on one",
+            f"Do it for {CPU} and for {GPU}; then `farm model compile --device {BOTH}` takes the one that is faster.",
+        )
     if device not in (CPU, GPU):
         raise UsageError(f"the device {device!r} is unknown", f"Known: {CPU}, {GPU}.")
     if device == CPU:
         return board_type
     plan_gpu(board_type)
     return board_type.model_copy(update={"pipeline": PIPELINE})
+
+
+def list_devices(device: str) -> tuple[str, ...]:
+    """The devices that `--device` names: `both` is two."""
+    return (CPU, GPU) if device == BOTH else (device,)
 
 
 def is_gpu(target: Mapping[str, Any]) -> bool:
@@ -105,8 +117,14 @@ def gpu_of(target: Mapping[str, Any]) -> TargetGpu:
         find_processor(gpu.arch),
         gpu.processors or 1,
         float(max(gpu.freqs_hz, default=1_000_000_000)),
-        REACHED * float(gpu.memory_bytes_per_s or 25_600_000_000),
+        count_memory_rate(board_type),
     )
+
+
+def count_memory_rate(board_type: BoardType) -> float:
+    """What of its memory's bandwidth a board type's GPU can have, in bytes per second."""
+    known = board_type.gpu.memory_bytes_per_s if board_type.gpu else None
+    return REACHED * float(known or 25_600_000_000)
 
 
 def unit_of(target: Mapping[str, Any]) -> Core | TargetGpu:

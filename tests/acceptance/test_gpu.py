@@ -37,6 +37,12 @@ def test_a_model_for_a_virtual_boards_gpu() -> None:
         refused = home.run(*made[:5], "--simulated", "--missing", "refuse", "--out", "no")
         assert "8 of 8 workloads of tiny-cnn have no record" in refused.err
 
+        either = home.run(*made[:5], "--device", "both", "--simulated", "--out", "either", "--json").json()
+        times = {name: each["latency_s"] for name, each in either["devices"].items()}
+        assert set(times) == {"cpu", "gpu"}
+        assert either["devices"]["gpu"]["copies_s"] > 0
+        assert (either["gpu"] is not None) == (times["gpu"] < times["cpu"])
+
         gpu_hz = ("--gpu-freqs", "76.8MHz,921.6MHz", "--exhaustive", "--window", "1s")
         swept = home.run("sweep", "run", "tiny-cnn", "--board", "v1", "--device", "gpu", *gpu_hz, "--json").json()
         found = {row["key"]: row["latency_s"]["value"] for row in swept["series"][0]["rows"]}
@@ -72,6 +78,8 @@ def test_a_model_for_a_virtual_boards_gpu() -> None:
                 "compiled for a GPU, and a C package takes code for processors",
             ),
             ((*made[:3], "--out", "no", "--device", "gpu", "--board-type", "raspberry-pi-4"), "has no GPU"),
+            ((*made[:3], "--out", "no", "--device", "both", "--board-type", "raspberry-pi-4"), "has no GPU"),
+            (("tune", *made[2:5], "--device", "both"), "is for `farm model compile` alone"),
             ((*made[:3], "--out", "no", "--device", "npu"), "the device 'npu' is unknown"),
         ):
             done = home.run(*arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import io
 import pathlib
 import tarfile
@@ -14,7 +15,7 @@ from farm.errors import InternalError, UsageError
 from farm.provision import interpreters
 from farm.provision.agent_wheel import find_agent_source, pack_agent
 from farm.provision.bundle import Bundle, Manifest, open_bundle, write_bundle
-from farm.provision.bundle_build import BundleCache, serves_gpus
+from farm.provision.bundle_build import BundleCache, Recipe, serves_gpus
 from farm.provision.pins import choose_pins, to_requirements
 from farm.provision.resources import read_resource
 from farm.provision.wheels import pack_wheel, plan_platforms, slim_wheel
@@ -169,6 +170,17 @@ def test_what_an_agent_for_gpus_brings_is_for_one_machine(tmp_path: pathlib.Path
     assert "Root-Is-Purelib: false\nTag: py3-none-manylinux_2_27_aarch64\n" in archive.read(about).decode()
     assert serves_gpus("aarch64")
     assert not serves_gpus("x86_64")
+
+
+@pytest.mark.parametrize(("arch", "tool"), [("aarch64", "ziglang"), ("aarch64", "apache-tvm"), ("x86_64", "")])
+def test_another_tool_makes_another_bundle(arch: str, tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle with a GPU plug-in that an older compiler built, or for an older TVM, is not taken; one without is."""
+    recipe = Recipe(arch, ("3.11",))
+    before, version = recipe.compute_key(), importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: "9.9" if not tool or name == tool else version(name)
+    )
+    assert (recipe.compute_key() == before) == (tool == "")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,53 @@
+"""Which of a board's devices a whole model is to run on: its processor, or its GPU, the copies to and fro counted.
+
+Single workloads are not spread over both: what each device wants of a graph differs (`docs/gpu.md`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from farm.artifacts.manifest import DeviceEstimate, Manifest, Tensor
+from farm.errors import PermanentError
+from farm.inventory.board_types import BoardType
+from farm.search import gpus
+
+# Assumed: what asking the driver for a copy and waiting for its end takes.
+_COPY_START_S = 20e-6
+# Workloads that are named in an error.
+_MOST_NAMED = 4
+
+
+def estimate(manifest: Manifest, kind: BoardType) -> DeviceEstimate:
+    """What one inference is expected to take. Raises PermanentError where some workload has no time."""
+    if manifest.predicted_latency_s is None:
+        named = name_some([each.name for each in manifest.workloads if each.latency_s is None])
+        raise PermanentError(
+            f"how long {manifest.name} takes on the {manifest.device} of a {kind.name} is not known: no record and no "
+            f"prediction for {named}",
+            "Compile for each device, and compare both with `farm model bench`.",
+        )
+    copied_s = 0.0
+    if manifest.gpu is not None:
+        copied_s = count_copies_s((*manifest.inputs, *manifest.outputs), kind)
+    return DeviceEstimate(
+        latency_s=manifest.predicted_latency_s + copied_s,
+        copies_s=copied_s,
+        workloads=len(manifest.workloads),
+        measured=manifest.count("record"),
+    )
+
+
+def count_copies_s(tensors: Sequence[Tensor], kind: BoardType) -> float:
+    """How long it takes to bring a model's inputs to the GPU and its outputs back.
+
+    A Jetson's processor and GPU share the memory: what is copied is read and written there.
+    """
+    rate = gpus.count_memory_rate(kind)
+    return math.fsum(_COPY_START_S + 2 * each.size_bytes / rate for each in tensors)
+
+
+def name_some(names: Sequence[str]) -> str:
+    """The first few of some names, for a sentence."""
+    return ", ".join(names[:_MOST_NAMED]) + (", …" if len(names) > _MOST_NAMED else "")
