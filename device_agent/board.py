@@ -83,6 +83,8 @@ class Board:
             gpu.read_load if gpu else None,
         )
         self.marks = Marks()
+        # What workers have from their fork, and share with this process or ask for themselves.
+        self.shared = (tree, sensor_tree, self.evidence, self.marks)
         self.point: OperatingPoint | None = None
         self._machine = describe.Machine(tree)
         self._work_folder = work_folder

@@ -108,6 +108,13 @@ def open_device() -> Any:
     return device
 
 
+def forget_memory() -> None:
+    """Give back what TVM keeps of the memory of programs that have ended."""
+    from tvm_ffi import get_global_func
+
+    get_global_func("vm.builtin.memory_manager.clear")()
+
+
 def load_plugin(path: Path) -> None:
     """Give this process TVM's device "cuda". Raises AgentError where the plug-in does not load."""
     try:

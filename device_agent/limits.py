@@ -35,10 +35,16 @@ _FAULTS = {
 
 
 def apply(limits: Limits, cpus: tuple[int, ...] = ()) -> int:
-    """Limit this process; return the address space it may map, in bytes.
+    """Limit this process; return the address space it may map, in bytes."""
+    prepare(limits, cpus)
+    return allow(limits.memory_bytes)
 
-    TVM's thread pool is started first, so that its stacks are not charged to the candidate. With `cpus` its threads
-    are placed on those cores, which is the only way onto cores that the kernel keeps free of everything (isolcpus).
+
+def prepare(limits: Limits, cpus: tuple[int, ...] = ()) -> None:
+    """Have this process dump no core, die before the agent does where memory runs out, and compute with its threads.
+
+    TVM's thread pool is started here, so that its stacks are not charged to the candidate. With `cpus` its threads are
+    placed on those cores, which is the only way onto cores that the kernel keeps free of everything (isolcpus).
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):
@@ -47,12 +53,18 @@ def apply(limits: Limits, cpus: tuple[int, ...] = ()) -> int:
     with contextlib.suppress(AttributeError):  # not glibc
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
     start_threads(thread_count(limits, cpus), cpus)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    allowed = pages * resource.getpagesize() + limits.memory_bytes
+
+
+def allow(memory_bytes: int, *, for_good: bool = True) -> int:
+    """Let this process map so much more than it has; return what it may map in all, in bytes.
+
+    Where that is not `for_good` the process itself may be allowed more later.
+    """
+    allowed = mapped_bytes(os.getpid()) + memory_bytes
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if hard != resource.RLIM_INFINITY:
         allowed = min(allowed, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
+    resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed if for_good else hard))
     return allowed
 
 
@@ -75,6 +87,13 @@ def start_threads(count: int, cpus: tuple[int, ...] = ()) -> None:
         configure(_SHARE_ALL_CORES, count, [str(cpu) for cpu in cpus])
     else:
         configure(_FAST_CORES_FIRST, count)
+
+
+def mapped_bytes(pid: int) -> int:
+    """The address space that process `pid` has mapped now; 0 once it is gone."""
+    with contextlib.suppress(OSError, IndexError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+    return 0
 
 
 def peak_mapped_bytes(pid: int) -> int:

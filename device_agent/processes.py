@@ -149,6 +149,16 @@ def spare(pid: int) -> None:
     _spared.add(pid)
 
 
+def spare_no_more(pid: int) -> None:
+    """Treat a child like any other."""
+    _spared.discard(pid)
+
+
+def is_spared(pid: int) -> bool:
+    """Whether a child serves this process as long as that runs."""
+    return pid in _spared
+
+
 def kill_children(timeout_s: float = KILL_TIMEOUT_S) -> bool:
     """Kill and reap all children, and theirs as they are adopted; return whether none is left after `timeout_s`.
 

@@ -91,6 +91,8 @@ def _register(board: Board, sock: socket.socket, folder: Path, claimant: Claiman
     """Put the functions of this session into TVM's registry; clients call them by name."""
     from tvm_ffi import register_global_func
 
+    workers = worker.Workers(folder, board.shared)
+
     def path_of(name: str) -> Path:
         path = Path(os.path.normpath(folder / name))
         if not path.is_relative_to(folder):
@@ -126,10 +128,11 @@ def _register(board: Board, sock: socket.socket, folder: Path, claimant: Claiman
         if reason := claimant.find_refusal():
             return board.sign(protocol.Outcome(protocol.Status.FARM_ERROR, reason)).to_json()
         checked(library, "library")
-        arguments.prepare(spec.arguments, spec.seed)  # before the fork, so that only the first call pays
+        if spec.device == protocol.CPU:
+            arguments.prepare(spec.arguments, spec.seed)  # before the fork, so that only the first call pays
         run = Measurement(board, spec, (library,))
         with board.powered(spec.device):
-            outcome = run.refusal or worker.measure(spec, library, folder, run.plan, run.beside)
+            outcome = run.refusal or workers.measure(spec, library, run.plan, run.beside)
         return run.finish(outcome).to_json()
 
     def run_model(spec_json: str, program: bytes, inputs: bytes) -> bytes:
@@ -144,7 +147,7 @@ def _register(board: Board, sock: socket.socket, folder: Path, claimant: Claiman
         outcome, outputs = run.refusal, b""
         if outcome is None:
             with board.powered(spec.device):
-                outcome, outputs = worker.run_model(spec, program, inputs, folder, run.plan, run.beside)
+                outcome, outputs = workers.run_model(spec, program, inputs, run.plan, run.beside)
         return protocol.pack_frame(run.finish(outcome).to_json(), outputs)
 
     def pin(point_json: str) -> str:

@@ -1,133 +1,217 @@
 """Run one candidate or model in a process of its own, and say how that ended.
 
 The session forks a worker per call, waits with a deadline, kills whatever is left, and turns its end into an
-Outcome. What the worker does meanwhile is in `timing.py` and `engines.py`.
+Outcome. A worker for GPU code is kept for the next call as long as all goes well. What the worker does meanwhile is in
+`timing.py` and `engines.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import gc
+import itertools
 import os
-import select
+import signal
 import socket
-import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
 
-from device_agent import arguments, engines, gpu, limits, processes, protocol, timing
+from device_agent import arguments, engines, gpu, kept, limits, processes, protocol, timing
 from device_agent.errors import AgentError
-from device_agent.marks import Phases
 from device_agent.plan import OverrunError, Plan
 from device_agent.protocol import Limits, Outcome, Status
+from device_agent.watch import OUTPUT_BYTES, SIZE, End, Watch
 
 # Runs in the session while a worker runs: the power sampler.
 Beside = Callable[[], contextlib.AbstractContextManager[object]]
 
-# What is kept of a worker's stdout and stderr, and of an exception's text.
-_OUTPUT_BYTES = 2000
-# Where the kernel has no pidfd (before 5.3), a death that leaves the pipes open is noticed this late.
-_LOOK_S = 0.1
-# How long a crashing worker may take to die once its memory has been looked at.
-_DYING_S = 1.0
-# A report starts with the address space allowed, sent before anything foreign runs; the length of its frame follows.
-_SIZE = struct.Struct("<Q")
-# Loading what it was given, running it, or reading sensors before and after that.
-_Stage = Literal["loading", "running", "sensing"]
 # A crash this close to the limit (a quarter of what was granted) is blamed on memory: the allocation that failed is
 # not counted in the peak.
 _NEAR_LIMIT = 0.25
 
 
-@dataclasses.dataclass
-class _End:
-    """How a worker ended."""
+class Workers:
+    """The workers of one session, one at a time, with their files in `folder`.
 
-    report: bytes | None = None  # a complete frame
-    status: int | None = None  # wait status; None for a process that does not die
-    timed_out: bool = False
-    stage: _Stage = "running"  # what it did when its deadline came
-    output: str = ""
-    distress: str = ""  # what its fault handler wrote
-    allowed_bytes: int = 0
-    crashing: bool = False  # it called for us from its fault handler
-    peak_bytes: int = 0  # the most it had mapped when it crashed; 0: not seen
-
-
-def measure(spec: protocol.MeasureSpec, library: bytes, folder: Path, plan: Plan, beside: Beside) -> Outcome:
-    """Time the candidate in `library` (a linked shared object). Never raises for what the candidate does.
-
-    `beside` is entered once the worker is forked, and left before anything else is.
+    One for GPU code is kept after an outcome that is ok, so that the next need not wait for the driver; whatever else
+    comes of it, it is killed. `shared` are objects that a plan refers to, and that every worker has from its fork.
     """
-    path = folder / "candidate.so"
 
-    def job() -> bytes:
-        path.write_bytes(library)
-        return protocol.pack_frame(timing.time_candidate(spec, path, plan).to_json(), b"")
+    def __init__(self, folder: Path, shared: tuple[object, ...]) -> None:
+        self._folder, self._shared = folder, shared
+        self._numbers = itertools.count(1)
+        self._kept: _Worker | None = None
 
-    try:
-        return _run(job, spec.limits, plan, beside)[0]
-    finally:
-        path.unlink(missing_ok=True)
+    def measure(self, spec: protocol.MeasureSpec, library: bytes, plan: Plan, beside: Beside) -> Outcome:
+        """Time the candidate in `library` (a linked shared object). Never raises for what the candidate does.
 
+        `beside` is entered once the worker is forked, and left before anything else is.
+        """
+        with self._file("candidate", "so") as path:
+            return self._run(functools.partial(_time_candidate, spec, library, path, plan), spec, plan, beside)[0]
 
-def run_model(
-    spec: protocol.RunSpec, program: bytes, inputs: bytes, folder: Path, plan: Plan, beside: Beside
-) -> tuple[Outcome, bytes]:
-    """Run `program` on the arrays in the npz `inputs`; return the outcome and an npz of the outputs."""
-    path = folder / ("program.onnx" if spec.engine is protocol.Engine.ONNXRUNTIME else "program.so")
+    def run_model(
+        self, spec: protocol.RunSpec, program: bytes, inputs: bytes, plan: Plan, beside: Beside
+    ) -> tuple[Outcome, bytes]:
+        """Run `program` on the arrays in the npz `inputs`; return the outcome and an npz of the outputs."""
+        with self._file("program", "onnx" if spec.engine is protocol.Engine.ONNXRUNTIME else "so") as path:
+            return self._run(functools.partial(_run_program, spec, program, path, inputs, plan), spec, plan, beside)
 
-    def job() -> bytes:
-        path.write_bytes(program)
-        return engines.run_program(spec, path, inputs, plan)
-
-    try:
-        return _run(job, spec.limits, plan, beside)
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def _run(job: Callable[[], bytes], allowed: Limits, plan: Plan, beside: Beside) -> tuple[Outcome, bytes]:
-    """Run `job`, which returns a frame of an Outcome and its payload, in a worker."""
-    started_at = time.time()
-    payload = b""
-    processes.kill_children()
-    if processes.has_started_threads():
-        outcome = Outcome(
-            Status.FARM_ERROR,
-            "code loaded straight into this session has started threads, so no worker can be forked from it; "
-            "measure in a session of its own",
-        )
-    else:
+    @contextlib.contextmanager
+    def _file(self, name: str, kind: str) -> Iterator[Path]:
+        """Where a worker may put what it loads; a process that has loaded a file takes another of that name for it."""
+        path = self._folder / f"{name}-{next(self._numbers)}.{kind}"
         try:
-            outcome, payload = _judge(_supervise(job, allowed, plan, beside), allowed)
-        except OSError as error:
-            outcome = Outcome(Status.FARM_ERROR, f"the board cannot start a worker: {error}")
-    return dataclasses.replace(outcome, started_at=started_at), payload
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _run(
+        self, job: Callable[[], bytes], spec: protocol.MeasureSpec | protocol.RunSpec, plan: Plan, beside: Beside
+    ) -> tuple[Outcome, bytes]:
+        """Run `job`, which returns a frame of an Outcome and its payload, in a worker."""
+        started_at = time.time()
+        payload = b""
+        processes.kill_children()
+        if processes.has_started_threads():
+            outcome = Outcome(
+                Status.FARM_ERROR,
+                "code loaded straight into this session has started threads, so no worker can be forked from it; "
+                "measure in a session of its own",
+            )
+        else:
+            try:
+                end = self._supervise(job, spec.limits, spec.device == protocol.GPU, plan, beside)
+                outcome, payload = _judge(end, spec.limits)
+            except OSError as error:
+                outcome = Outcome(Status.FARM_ERROR, f"the board cannot start a worker: {error}")
+        return dataclasses.replace(outcome, started_at=started_at), payload
+
+    def _supervise(self, job: Callable[[], bytes], allowed: Limits, on_gpu: bool, plan: Plan, beside: Beside) -> End:
+        """Have a worker do `job`, collect what it says, and leave nothing of it behind but what may be kept."""
+        plan.marks.clear()
+        first_s = allowed.timeout_s if allowed.load_timeout_s is None else allowed.load_timeout_s
+        deadline = time.monotonic() + first_s + plan.extra_s
+        worker = self._take(plan.cpus) if on_gpu else self._fork(job, allowed, plan.cpus)
+        goes_on = False
+        try:
+            with beside():
+                if worker.orders is not None:
+                    worker.orders.send(job, allowed)
+                watch = Watch(worker, deadline, plan.marks.read)
+                if allowed.load_timeout_s is not None:
+                    watch.run_s = allowed.timeout_s + plan.extra_s
+                end = watch.run()
+                goes_on = worker.orders is not None and watch.alone and _is_ok(end) and worker.may_go_on(allowed)
+                return end if goes_on else watch.finish()
+        finally:
+            if goes_on:
+                self._kept = worker
+            else:
+                worker.leave()
+
+    def _fork(self, job: Callable[[], bytes], allowed: Limits, cpus: tuple[int, ...]) -> _Worker:
+        """A worker that does one job."""
+        return _Worker(lambda ends: _work(job, allowed, cpus, ends), cpus)
+
+    def _take(self, cpus: tuple[int, ...]) -> _Worker:
+        """A worker that waits for jobs for the GPU: the one that was kept, or another one. It is kept no more."""
+        worker, self._kept = self._kept, None
+        if worker is not None:
+            if worker.cpus == cpus and not processes.has_ended(worker.pid):
+                return worker
+            worker.end()
+        orders = kept.Orders(self._folder, self._shared)
+        try:
+            return _Worker(lambda ends: _serve(orders, cpus, ends), cpus, orders)
+        except OSError:
+            orders.close()
+            raise
 
 
-def _supervise(job: Callable[[], bytes], allowed: Limits, plan: Plan, beside: Beside) -> _End:
-    """Fork a worker for `job`, collect what it says, and leave nothing of it behind."""
-    plan.marks.clear()
-    first_s = allowed.timeout_s if allowed.load_timeout_s is None else allowed.load_timeout_s
-    deadline = time.monotonic() + first_s + plan.extra_s
-    with contextlib.ExitStack() as ours, contextlib.ExitStack() as workers:
-        report, workers_report = _pipe(ours, workers)
-        output, workers_output = _pipe(ours, workers)
-        distress, workers_distress = socket.socketpair()
-        ours.callback(distress.close)
-        workers.callback(workers_distress.close)
-        pid = processes.fork(lambda: _work(job, allowed, plan.cpus, workers_report, workers_output, workers_distress))
-        workers.close()  # so that the worker's death is an end of file here
-        for fd in (report, output, distress.fileno()):
-            os.set_blocking(fd, False)
-        with beside():
-            watch = _Watch(pid, report, output, distress.fileno(), deadline, plan.marks.read)
-            if allowed.load_timeout_s is not None:
-                watch.run_s = allowed.timeout_s + plan.extra_s
-            return watch.run()
+class _Worker:
+    """A forked process, and this session's ends of what it reports over. `orders` is how one that is kept gets jobs."""
+
+    def __init__(self, body: Callable[[_Ends], None], cpus: tuple[int, ...], orders: kept.Orders | None = None) -> None:
+        """Fork it. Raises OSError."""
+        self.cpus, self.orders = cpus, orders
+        self._jobs, self._first_bytes = 0, 0
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as workers:
+            self.report, workers_report = _pipe(ours, workers)
+            self.output, workers_output = _pipe(ours, workers)
+            distress, workers_distress = socket.socketpair()
+            ours.callback(distress.close)
+            workers.callback(workers_distress.close)
+            self.distress = distress.fileno()
+            for fd in (self.report, self.output, self.distress):
+                os.set_blocking(fd, False)
+            ends = _Ends(workers_report, workers_output, workers_distress)
+            self.pid = processes.fork(lambda: body(ends))
+            if orders is not None:
+                orders.close(orders.reading)
+                ours.callback(orders.close, orders.writing)
+                processes.spare(self.pid)
+            # `workers` is closed now, so that the worker's death is an end of file here.
+            self._ours = ours.pop_all()
+
+    def may_go_on(self, allowed: Limits) -> bool:
+        """Whether it may do another job after one that went well."""
+        self._jobs += 1
+        mapped = limits.mapped_bytes(self.pid)
+        self._first_bytes = self._first_bytes or mapped
+        gathered = mapped - self._first_bytes
+        return self._jobs < kept.MOST_JOBS and gathered < kept.MOST_GATHERED * allowed.memory_bytes
+
+    def leave(self) -> None:
+        """Let go of it; it was killed, or has done its one job."""
+        processes.spare_no_more(self.pid)
+        self._ours.close()
+
+    def end(self) -> None:
+        """Kill it."""
+        processes.kill_group(self.pid)
+        self.leave()
+        processes.kill_children()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ends:
+    """A worker's ends: descriptors that its report and output go to, and the socket of its fault handler."""
+
+    report: int
+    output: int
+    distress: socket.socket
+
+    def enter(self, *others: int) -> None:
+        """In the worker: keep these and `others`, and nothing else that was inherited."""
+        os.dup2(self.output, 1)
+        os.dup2(self.output, 2)
+        _close_all_but({0, 1, 2, self.report, self.distress.fileno(), *others})  # above all the client's connection
+
+
+def _time_candidate(spec: protocol.MeasureSpec, library: bytes, path: Path, plan: Plan) -> bytes:
+    """A worker's job: time a candidate, which is put into the file `path`."""
+    path.write_bytes(library)
+    arguments.prepare(spec.arguments, spec.seed)  # for the next candidate, where this worker is kept
+    return protocol.pack_frame(timing.time_candidate(spec, path, plan).to_json(), b"")
+
+
+def _run_program(spec: protocol.RunSpec, program: bytes, path: Path, inputs: bytes, plan: Plan) -> bytes:
+    """A worker's job: run a program, which is put into the file `path`."""
+    path.write_bytes(program)
+    return engines.run_program(spec, path, inputs, plan)
+
+
+def _is_ok(end: End) -> bool:
+    """Whether what a worker reports is an outcome that is ok."""
+    if end.report is None:
+        return False
+    with contextlib.suppress(protocol.ProtocolError):
+        return Outcome.from_json(protocol.unpack_frame(end.report)[0]).status is Status.OK
+    return False
 
 
 def _pipe(ours: contextlib.ExitStack, workers: contextlib.ExitStack) -> tuple[int, int]:
@@ -138,128 +222,49 @@ def _pipe(ours: contextlib.ExitStack, workers: contextlib.ExitStack) -> tuple[in
     return read, write
 
 
-class _Watch:
-    """Waits for a worker's report, death or deadline, whichever comes first.
-
-    `read_phases` gives the worker's notes. With `run_s` the deadline is one for the candidate's first call, and so long
-    after that comes the next.
-    """
-
-    def __init__(
-        self,
-        pid: int,
-        report: int,
-        output: int,
-        distress: int,
-        deadline: float,
-        read_phases: Callable[[], Phases],
-    ) -> None:
-        self.run_s: float | None = None
-        self._read_phases = read_phases
-        self._pid = pid
-        self._report, self._output, self._distress = report, output, distress
-        self._deadline = deadline
-        self._end = _End()
-        self._received = {report: bytearray(), output: bytearray(), distress: bytearray()}
-
-    def run(self) -> _End:
-        """Wait; kill the worker's process group; say how it ended."""
-        end = self._end
-        with contextlib.ExitStack() as stack:
-            poll = select.poll()
-            for fd in (self._report, self._output, self._distress):
-                poll.register(fd, select.POLLIN)
-            look_s = _LOOK_S
-            with contextlib.suppress(AttributeError, OSError):
-                pidfd = os.pidfd_open(self._pid)
-                stack.callback(os.close, pidfd)
-                poll.register(pidfd, select.POLLIN)
-                look_s = 3600.0
-            while end.report is None and not processes.has_ended(self._pid):
-                left_s = self._deadline - time.monotonic()
-                if left_s <= 0:
-                    if self._goes_on():
-                        continue
-                    end.timed_out = not end.crashing
-                    end.stage = _find_stage(self._read_phases())
-                    break
-                for fd, _ in poll.poll(min(left_s, look_s) * 1000):
-                    if fd == self._distress:
-                        self._look_at_memory()
-                    if fd in (self._report, self._output, self._distress) and not self._read(fd):
-                        poll.unregister(fd)
-            for fd in (self._report, self._output):
-                while self._read(fd):
-                    pass
-        alone = not processes.find_children(self._pid) and processes.find_children() == [self._pid]
-        processes.kill_group(self._pid)
-        if end.report is not None and alone:
-            return end  # its memory is taken down while the answer travels; `_run` reaps it before the next worker
-        end.status = processes.reap(self._pid, time.monotonic() + processes.KILL_TIMEOUT_S)
-        processes.kill_children()
-        end.output = self._received[self._output].decode(errors="replace").strip()
-        end.distress = self._received[self._distress].decode(errors="replace")
-        return end
-
-    def _goes_on(self) -> bool:
-        """Whether it was the deadline for loading that passed, and the worker had kept it."""
-        run_s, self.run_s = self.run_s, None
-        started_s = self._read_phases().running_s
-        if run_s is None or self._end.crashing or not started_s:
-            return False
-        self._deadline = started_s + run_s
-        return True
-
-    def _look_at_memory(self) -> None:
-        """Note how much a crashing worker has mapped; it waits for us to read from the distress socket."""
-        if not self._end.crashing:
-            self._end.crashing = True
-            self._end.peak_bytes = limits.peak_mapped_bytes(self._pid)
-            self._deadline = min(self._deadline, time.monotonic() + _DYING_S)
-
-    def _read(self, fd: int) -> bool:
-        """Read what there is; return False when there is no more for now or for good."""
-        try:
-            data = os.read(fd, 1 << 20)
-        except BlockingIOError:
-            return False
-        except ConnectionResetError:  # the distress socket of a process that died with our bytes unread
-            return False
-        self._received[fd] += data
-        if fd == self._report:
-            self._parse_report()
-        elif fd == self._output:
-            del self._received[fd][:-_OUTPUT_BYTES]
-        else:
-            del self._received[fd][_OUTPUT_BYTES:]
-        return bool(data)
-
-    def _parse_report(self) -> None:
-        received = self._received[self._report]
-        if len(received) >= _SIZE.size:
-            (self._end.allowed_bytes,) = _SIZE.unpack_from(received)
-        if len(received) >= 2 * _SIZE.size:
-            (size,) = _SIZE.unpack_from(received, _SIZE.size)
-            if len(received) >= 2 * _SIZE.size + size:
-                self._end.report = bytes(memoryview(received)[2 * _SIZE.size : 2 * _SIZE.size + size])
-
-
-def _work(
-    job: Callable[[], bytes], allowed: Limits, cpus: tuple[int, ...], report: int, output: int, distress: socket.socket
-) -> None:
+def _work(job: Callable[[], bytes], allowed: Limits, cpus: tuple[int, ...], ends: _Ends) -> None:
     """The life of a worker process, from the fork to its report."""
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    _close_all_but({0, 1, 2, report, distress.fileno()})  # above all the client's connection
+    ends.enter()
+    _report(ends, job, lambda: limits.apply(allowed, cpus))
+
+
+def _serve(orders: kept.Orders, cpus: tuple[int, ...], ends: _Ends) -> None:
+    """The life of a worker that is kept: job after job, until one does not go well and the session kills it."""
+    ends.enter(orders.reading)
+    begun: Limits | None = None
+
+    def begin(allowed: Limits) -> int:
+        nonlocal begun
+        if begun is None:
+            # Its threads and what the driver maps, which is many times a board's memory, are not the candidate's.
+            limits.prepare(allowed, cpus)
+            gpu.open_device()
+        elif begun.threads != allowed.threads:
+            limits.start_threads(limits.thread_count(allowed, cpus), cpus)
+        begun = allowed
+        return limits.allow(allowed.memory_bytes, for_good=False)
+
+    while found := orders.receive():
+        job, allowed = found
+        _report(ends, job, functools.partial(begin, allowed))
+        del job, found
+        gpu.forget_memory()
+        gc.collect()
+
+
+def _report(ends: _Ends, job: Callable[[], bytes], begin: Callable[[], int]) -> None:
+    """Do a job within limits, which `begin` sets and gives the address space of, and send what it returns."""
+    granted = 0
     try:
-        os.write(report, _SIZE.pack(limits.apply(allowed, cpus)))
-        limits.hold_when_crashing(distress)
+        granted = begin()
+        os.write(ends.report, SIZE.pack(granted))
+        limits.hold_when_crashing(ends.distress)
         frame = job()
     except Exception as error:  # noqa: BLE001  the edge of a process: what the candidate raises is its outcome
         frame = protocol.pack_frame(_judge_exception(error).to_json(), b"")
-    left = memoryview(_SIZE.pack(len(frame)) + frame)
+    left = memoryview((b"" if granted else SIZE.pack(0)) + SIZE.pack(len(frame)) + frame)
     while left:
-        left = left[os.write(report, left) :]
+        left = left[os.write(ends.report, left) :]
 
 
 def _close_all_but(kept: set[int]) -> None:
@@ -273,16 +278,9 @@ def _close_all_but(kept: set[int]) -> None:
     os.close(nothing)
 
 
-def _find_stage(phases: Phases) -> _Stage:
-    """What a worker with these notes is doing."""
-    if phases.running_s and not phases.cpu_s:
-        return "running"
-    return "sensing" if phases.loaded_s else "loading"
-
-
 def _judge_exception(error: Exception) -> Outcome:
     """The outcome of a job that raised."""
-    text = str(error)[:_OUTPUT_BYTES]
+    text = str(error)[:OUTPUT_BYTES]
     if status := gpu.find_status(text):
         return Outcome(status, text + gpu.find_consequence(text))
     if isinstance(error, timing.LoadError):
@@ -296,7 +294,7 @@ def _judge_exception(error: Exception) -> Outcome:
     return Outcome(Status.CRASHED, f"the candidate raised {type(error).__name__}: {text}")
 
 
-def _judge(end: _End, allowed: Limits) -> tuple[Outcome, bytes]:
+def _judge(end: End, allowed: Limits) -> tuple[Outcome, bytes]:
     """The outcome of a worker's end, and the payload of its report."""
     if end.report is not None:
         try:
@@ -307,6 +305,11 @@ def _judge(end: _End, allowed: Limits) -> tuple[Outcome, bytes]:
     said = f"; it last wrote: {end.output}" if end.output else ""
     if end.timed_out or end.status is None:
         stuck = "" if end.status is not None else "; its process does not die (a driver may be stuck)"
+        if not end.allowed_bytes:
+            message = (
+                f"the worker could load nothing for {allowed.timeout_s:g} s: the GPU's driver does not answer{stuck}"
+            )
+            return Outcome(Status.FARM_ERROR, message), b""
         if end.stage == "sensing" and end.status is not None:
             return Outcome(Status.FARM_ERROR, "the board's own sensors could not be read in time"), b""
         if end.stage == "loading" and allowed.load_timeout_s is not None:
@@ -314,6 +317,9 @@ def _judge(end: _End, allowed: Limits) -> tuple[Outcome, bytes]:
         while_loading = "; nothing of it had been called yet" if end.stage == "loading" else ""
         message = f"not finished after {allowed.timeout_s:g} s{while_loading}{stuck}{said}"
         return Outcome(Status.RUN_TIMEOUT, message), b""
+    if not end.allowed_bytes and not (os.WIFSIGNALED(end.status) and os.WTERMSIG(end.status) == signal.SIGKILL):
+        how = processes.describe_end(end.status)
+        return Outcome(Status.FARM_ERROR, f"the worker ended before it had loaded anything: {how}{said}"), b""
     if not os.WIFSIGNALED(end.status):
         code = os.waitstatus_to_exitcode(end.status)
         return Outcome(Status.CRASHED, f"the candidate ended its process itself, exit code {code}{said}"), b""

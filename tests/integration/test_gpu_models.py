@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import onnx
 import onnxruntime
+import psutil
 import pytest
 
 from device_agent import gpu
@@ -27,7 +28,7 @@ from farm.inventory.board_types import load_board_types
 from farm.measure.session import BoardSession, Direct
 from farm.models.zoo import ZOO
 from farm.search import gpu_code, gpus, target, tvm_env
-from tests.integration.conftest import Agent
+from tests.integration.conftest import Agent, wait_until
 from tests.unit import artifacts
 
 tvm_env.load()
@@ -147,6 +148,114 @@ def test_a_failure_costs_one_run(
             assert ("another worker" in outcome.message) == (status is Status.CRASHED)
         if status is Status.FARM_ERROR:
             assert any(name in note for note in session.description.notes)
+
+
+VIRTUAL_NANO = ("--virtual", "jetson-nano", "--port", "9600", "--port-end", "9699", "--gpu-folder")
+# Of one run of tiny-cnn; a worker of its own meets the driver's failure after as many as the first run makes.
+LAUNCHES = 8
+
+
+def count_workers(log: pathlib.Path) -> int:
+    """How many processes have asked a driver that writes down its calls for a context."""
+    return log.read_text().count("cuDevicePrimaryCtxRetain")
+
+
+def find_worker(agent: Agent) -> psutil.Process:
+    """The one process that an agent's session has kept."""
+    (worker,) = [
+        each
+        for each in psutil.Process(agent.process.pid).children(recursive=True)
+        if any("libcuda_virtual" in (mapped.path or "") for mapped in each.memory_maps())
+    ]
+    return worker
+
+
+def test_a_worker_is_kept_while_all_goes_well(
+    folder: pathlib.Path,
+    start_agent: Callable[..., Agent],
+    library: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+) -> None:
+    """The driver is asked for one context by all runs of a session; limits are each run's own, and a worker that was
+    killed while it waited is nobody's fault. Its session takes it along.
+    """
+    log = tmp_path / "calls"
+    monkeypatch.setenv(gpu.VIRTUAL_VARIABLE, f"log={log}")
+    agent = start_agent(*VIRTUAL_NANO, str(folder))
+    with connect(agent) as session:
+        described = count_workers(log)
+        first, outputs = session.run_model(SPEC, library, feed())
+        assert first.status is Status.OK, first.message
+        again, same = session.run_model(
+            dataclasses.replace(SPEC, limits=Limits(timeout_s=50.0, threads=2)), library, feed()
+        )
+        assert again.status is Status.OK, again.message
+        assert count_workers(log) == described + 1
+        assert all(np.array_equal(outputs[name], same[name]) for name in outputs)
+
+        tight = dataclasses.replace(SPEC, limits=Limits(timeout_s=60.0, memory_bytes=1 << 16, threads=1))
+        refused, _ = session.run_model(tight, library, feed())
+        assert refused.status in (Status.OUT_OF_MEMORY, Status.LOAD_FAILED), refused.message
+        assert count_workers(log) == described + 1
+        after, _ = session.run_model(SPEC, library, feed())
+        assert after.status is Status.OK, after.message
+        assert count_workers(log) == described + 2
+
+        worker = find_worker(agent)
+        worker.kill()
+        wait_until(lambda: worker.status() == psutil.STATUS_ZOMBIE, "the worker's death")
+        replaced, _ = session.run_model(SPEC, library, feed())
+        assert replaced.status is Status.OK, replaced.message
+        assert count_workers(log) == described + 3
+        worker = find_worker(agent)
+    wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, "the session's worker")
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "name"),
+    [
+        ("cuLaunchKernel:700", Status.CRASHED, "CUDA_ERROR_ILLEGAL_ADDRESS"),
+        ("cuLaunchKernel:702", Status.RUN_TIMEOUT, "CUDA_ERROR_LAUNCH_TIMEOUT"),
+        ("cuLaunchKernel:2", Status.OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"),
+        ("cuLaunchKernel:-1", Status.RUN_TIMEOUT, "not finished after"),
+    ],
+)
+def test_a_kept_worker_is_given_up_after_a_failure(
+    folder: pathlib.Path,
+    start_agent: Callable[..., Agent],
+    library: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+    failure: str,
+    status: Status,
+    name: str,
+) -> None:
+    """The run in which it happens says so, and the next has another worker."""
+    log = tmp_path / "calls"
+    monkeypatch.setenv(gpu.VIRTUAL_VARIABLE, f"log={log};fail={failure}:{LAUNCHES}")
+    with connect(start_agent(*VIRTUAL_NANO, str(folder))) as session:
+        described = count_workers(log)
+        seen = []
+        for timeout_s in (60.0, 3.0, 60.0):
+            spec = dataclasses.replace(SPEC, limits=Limits(timeout_s=timeout_s, threads=1))
+            outcome, _ = session.run_model(spec, library, feed())
+            seen.append((outcome.status, outcome.message))
+        assert [each for each, _ in seen] == [Status.OK, status, Status.OK], seen
+        assert name in seen[1][1]
+        assert count_workers(log) == described + 2
+
+
+def test_a_driver_that_never_answers_is_no_candidates_fault(
+    folder: pathlib.Path, start_agent: Callable[..., Agent], library: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it was loaded."""
+    monkeypatch.setenv(gpu.VIRTUAL_VARIABLE, "fail=cuDevicePrimaryCtxRetain:-1")
+    with connect(start_agent(*VIRTUAL_NANO, str(folder))) as session:
+        spec = dataclasses.replace(SPEC, limits=Limits(timeout_s=1.0, threads=1))
+        outcome, _ = session.run_model(spec, library, feed())
+        assert outcome.status is Status.FARM_ERROR
+        assert "the GPU's driver does not answer" in outcome.message
 
 
 def test_a_board_whose_agent_has_no_plug_in_says_so(start_agent: Callable[..., Agent], library: bytes) -> None:

@@ -1,0 +1,77 @@
+"""A worker that outlives one run: the GPU's context is made once, and jobs come to it after it was forked.
+
+What a worker is, and how its end is judged, is in `worker.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# The name of a job's file, as it is told to the worker.
+_NAME_BYTES = 8
+# After so many jobs another worker comes: what a process gathers (code that the driver holds, TVM's workspaces) ends.
+MOST_JOBS = 64
+# A worker that has mapped this share of what one job may use, and kept it, is not given another one.
+MOST_GATHERED = 0.5
+
+
+class Orders:
+    """Jobs on their way from a session to a worker forked from it: files in `folder`, named over a pipe.
+
+    What both have had since the fork (`shared`: the board's files, its sensors, memory that both see) is not copied.
+    """
+
+    def __init__(self, folder: Path, shared: tuple[object, ...]) -> None:
+        self._folder, self._shared = folder, shared
+        self._numbers = itertools.count(1)
+        self.reading, self.writing = os.pipe()
+
+    def close(self, *ends: int) -> None:
+        """Close an end of the pipe, or both."""
+        for end in ends or (self.reading, self.writing):
+            with contextlib.suppress(OSError):
+                os.close(end)
+
+    def send(self, job: Callable[[], bytes], *more: Any) -> None:
+        """Give the worker a job, and what goes with it. Raises OSError where it is gone, or the disk is full."""
+        name = f"{next(self._numbers):0{_NAME_BYTES}}"
+        buffer = io.BytesIO()
+        _Pickler(buffer, self._shared).dump((job, *more))
+        (self._folder / f"job-{name}").write_bytes(buffer.getvalue())
+        os.write(self.writing, name.encode())
+
+    def receive(self) -> tuple[Any, ...] | None:
+        """The next job with what goes with it; None once there will be none. Raises OSError."""
+        name = os.read(self.reading, _NAME_BYTES).decode()
+        if not name:
+            return None
+        path = self._folder / f"job-{name}"
+        data = path.read_bytes()
+        path.unlink()
+        found: tuple[Any, ...] = _Unpickler(io.BytesIO(data), self._shared).load()
+        return found
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, shared: tuple[object, ...]) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._places = {id(each): at for at, each in enumerate(shared)}
+
+    def persistent_id(self, obj: object) -> int | None:
+        return self._places.get(id(obj))
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, shared: tuple[object, ...]) -> None:
+        super().__init__(file)
+        self._shared = shared
+
+    def persistent_load(self, pid: int) -> object:
+        return self._shared[pid]

@@ -1,0 +1,165 @@
+"""Wait for what a worker reports, its death or its deadline, and say which came and what was seen.
+
+Starting workers, and what an end means, is in `worker.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import select
+import struct
+import time
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from device_agent import limits, processes
+from device_agent.marks import Phases
+
+# What is kept of a worker's stdout and stderr, and of an exception's text.
+OUTPUT_BYTES = 2000
+# Where the kernel has no pidfd (before 5.3), a death that leaves the pipes open is noticed this late.
+_LOOK_S = 0.1
+# How long a crashing worker may take to die once its memory has been looked at.
+_DYING_S = 1.0
+# A report starts with the address space allowed, sent before anything foreign runs; the length of its frame follows.
+SIZE = struct.Struct("<Q")
+# Loading what it was given, running it, or reading sensors before and after that.
+Stage = Literal["loading", "running", "sensing"]
+
+
+class Watched(Protocol):
+    """A worker: its pid, and the descriptors that its report, its output and its fault handler's words come from."""
+
+    pid: int
+    report: int
+    output: int
+    distress: int
+
+
+@dataclasses.dataclass
+class End:
+    """How a worker ended."""
+
+    report: bytes | None = None  # a complete frame
+    status: int | None = None  # wait status; None for a process that does not die
+    timed_out: bool = False
+    stage: Stage = "running"  # what it did when its deadline came
+    output: str = ""
+    distress: str = ""  # what its fault handler wrote
+    allowed_bytes: int = 0
+    crashing: bool = False  # it called for us from its fault handler
+    peak_bytes: int = 0  # the most it had mapped when it crashed; 0: not seen
+
+
+class Watch:
+    """Waits for a worker's report, death or deadline, whichever comes first.
+
+    `read_phases` gives the worker's notes. With `run_s` the deadline is one for the candidate's first call, and so long
+    after that comes the next.
+    """
+
+    def __init__(self, worker: Watched, deadline: float, read_phases: Callable[[], Phases]) -> None:
+        self.run_s: float | None = None
+        self.alone = False
+        self._read_phases = read_phases
+        self._pid = worker.pid
+        self._report, self._output, self._distress = worker.report, worker.output, worker.distress
+        self._deadline = deadline
+        self._end = End()
+        self._received = {each: bytearray() for each in (self._report, self._output, self._distress)}
+
+    def run(self) -> End:
+        """Wait; say what is known then. `alone` tells whether it has left no other process behind."""
+        end = self._end
+        with contextlib.ExitStack() as stack:
+            poll = select.poll()
+            for fd in (self._report, self._output, self._distress):
+                poll.register(fd, select.POLLIN)
+            look_s = _LOOK_S
+            with contextlib.suppress(AttributeError, OSError):
+                pidfd = os.pidfd_open(self._pid)
+                stack.callback(os.close, pidfd)
+                poll.register(pidfd, select.POLLIN)
+                look_s = 3600.0
+            while end.report is None and not processes.has_ended(self._pid):
+                left_s = self._deadline - time.monotonic()
+                if left_s <= 0:
+                    if self._goes_on():
+                        continue
+                    end.timed_out = not end.crashing
+                    end.stage = _find_stage(self._read_phases())
+                    break
+                for fd, _ in poll.poll(min(left_s, look_s) * 1000):
+                    if fd == self._distress:
+                        self._look_at_memory()
+                    if fd in (self._report, self._output, self._distress) and not self._read(fd):
+                        poll.unregister(fd)
+            for fd in (self._report, self._output):
+                while self._read(fd):
+                    pass
+        others = [pid for pid in processes.find_children() if not processes.is_spared(pid) and pid != self._pid]
+        self.alone = not processes.find_children(self._pid) and not others
+        return end
+
+    def finish(self) -> End:
+        """Kill the worker's process group; say how it ended."""
+        end = self._end
+        processes.kill_group(self._pid)
+        if end.report is not None and self.alone:
+            return end  # its memory is taken down while the answer travels; `_run` reaps it before the next worker
+        end.status = processes.reap(self._pid, time.monotonic() + processes.KILL_TIMEOUT_S)
+        processes.kill_children()
+        end.output = self._received[self._output].decode(errors="replace").strip()
+        end.distress = self._received[self._distress].decode(errors="replace")
+        return end
+
+    def _goes_on(self) -> bool:
+        """Whether it was the deadline for loading that passed, and the worker had kept it."""
+        run_s, self.run_s = self.run_s, None
+        started_s = self._read_phases().running_s
+        if run_s is None or self._end.crashing or not started_s:
+            return False
+        self._deadline = started_s + run_s
+        return True
+
+    def _look_at_memory(self) -> None:
+        """Note how much a crashing worker has mapped; it waits for us to read from the distress socket."""
+        if not self._end.crashing:
+            self._end.crashing = True
+            self._end.peak_bytes = limits.peak_mapped_bytes(self._pid)
+            self._deadline = min(self._deadline, time.monotonic() + _DYING_S)
+
+    def _read(self, fd: int) -> bool:
+        """Read what there is; return False when there is no more for now or for good."""
+        try:
+            data = os.read(fd, 1 << 20)
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:  # the distress socket of a process that died with our bytes unread
+            return False
+        self._received[fd] += data
+        if fd == self._report:
+            self._parse_report()
+        elif fd == self._output:
+            del self._received[fd][:-OUTPUT_BYTES]
+        else:
+            del self._received[fd][OUTPUT_BYTES:]
+        return bool(data)
+
+    def _parse_report(self) -> None:
+        received = self._received[self._report]
+        if len(received) >= SIZE.size:
+            (self._end.allowed_bytes,) = SIZE.unpack_from(received)
+        if len(received) >= 2 * SIZE.size:
+            (size,) = SIZE.unpack_from(received, SIZE.size)
+            if len(received) >= 2 * SIZE.size + size:
+                self._end.report = bytes(memoryview(received)[2 * SIZE.size : 2 * SIZE.size + size])
+
+
+def _find_stage(phases: Phases) -> Stage:
+    """What a worker with these notes is doing."""
+    if phases.running_s and not phases.cpu_s:
+        return "running"
+    return "sensing" if phases.loaded_s else "loading"
