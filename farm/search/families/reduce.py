@@ -1,8 +1,9 @@
 """Pools, means and other reductions: one block that sums up, what is read computed on the way, what follows fused.
 
 Either neighbouring results lie in one vector, or, where the summed elements are the contiguous ones, neighbouring
-summands do, whose partial sums are added up last. Products of two operands are other families' business, unless they
-leave them.
+summands do, whose partial sums are added up last. Results that move by several elements (pools of stride 2 with columns
+innermost) are left to the compiler, which shuffles what it has read in vectors. Products of two operands are other
+families' business, unless they leave them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from farm.search.families.family import Plan, Prediction
 
 # Kernels of no more than so many elements are unrolled.
 _MOST_UNROLLED = 32
+# Results whose summands lie apart, cycles for each summand: one result after the other, or a lane of a vector after the
+# other. Measured on Zen 4 (maxima of 3x3 at stride 2: 64x29x29>14x14, 64x57x57>29x29; LLVM's own vectors take 0.3).
+_CYCLES_ALONE, _CYCLES_A_LANE = 1.5, 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +32,8 @@ class Reduction:
     `before` are computed where they are read, `between` where the `last` block, which may be `main` itself, reads them.
     `pad` is a block before main that must be written first, since what it does differs within a vector. `spatial` and
     `sums` are the extents of main's loops, in this order. `rows` says whether the summands are what is contiguous.
-    `taps` are the loads for one summand. Sizes in bytes.
+    `step`: by how many elements what is read moves from one result to the next. `taps` are the loads for one summand.
+    Sizes in bytes.
     """
 
     main: str
@@ -39,6 +44,7 @@ class Reduction:
     spatial: tuple[int, ...]
     sums: tuple[int, ...]
     rows: bool
+    step: int
     taps: int
     element_bytes: int
     moved_bytes: int
@@ -64,9 +70,10 @@ class Reduce:
                 "pixels": (1,),
             }
         width = facts.spatial[-2] if len(facts.spatial) > 1 else 1
+        apart = (0,) if facts.step > 1 and math.prod(facts.sums) <= _MOST_UNROLLED else ()
         return {
             "pieces": (1, 0) if core.threads > 1 else (0,),
-            "lanes": loops.vector_lengths(facts.spatial[-1], lanes),
+            "lanes": (*apart, *loops.vector_lengths(facts.spatial[-1], lanes)),
             "vectors": (1, 2, 4, 8),
             "pixels": tuple(p for p in loops.divisors(width) if p <= 8),
         }
@@ -82,12 +89,21 @@ class Reduce:
             steps = depth // lanes * max(latency, registers / core.loads_per_cycle(core.vector_bits))
             compute = results * (steps + lanes * latency / 2 + 10)
             return loops.predict_shares(plan["pieces"], compute, far, core)
+        if not lanes:
+            shares = math.prod(facts.spatial[: _count_still(facts)]) if plan["pieces"] else 0
+            if vectors > 1 or pixels > 1 or shares == 1:
+                return None
+            # LLVM makes no vectors of a row that fills none.
+            tap = 3.0 / full + 0.1 if facts.spatial[-1] > full else _CYCLES_ALONE
+            return loops.predict_shares(shares, results * depth * facts.taps * tap, far, core)
         tile = registers * vectors * pixels
         if facts.spatial[-1] % (lanes * vectors) or tile > core.vector_registers // 2:
             return None
         # Neighbouring pixels of an unrolled kernel share what they read.
         shared = 0.7 if pixels > 1 and depth <= _MOST_UNROLLED else 1.0
         loads = tile * facts.taps * shared / core.loads_per_cycle(core.vector_bits)
+        if facts.step > 1:  # each lane is loaded by itself
+            loads = lanes * vectors * pixels * facts.taps * _CYCLES_A_LANE
         inner = depth * max(loads, tile / core.fma_per_cycle(core.vector_bits), latency / 2)
         tiles = results // (lanes * vectors * pixels)
         compute = tiles * (inner + tile * 2 + 8 + (0 if depth <= _MOST_UNROLLED else 4 * depth))
@@ -99,12 +115,39 @@ class Reduce:
     def apply(self, schedule: Any, facts: Reduction, plan: Plan) -> None:
         for name in (*facts.before, *facts.between):
             schedule.compute_inline(schedule.get_sblock(name))
+        if not plan["lanes"]:
+            _sum_apart(schedule, facts, plan)
+            return
         if facts.pad and plan["pieces"]:
             schedule.parallel(schedule.fuse(*schedule.get_loops(schedule.get_sblock(facts.pad))[:-1]))
         if facts.rows:
             _sum_rows(schedule, facts, plan)
         else:
             _sum_beside(schedule, facts, plan)
+
+
+def _count_still(facts: Reduction) -> int:
+    """How many of the outermost loops no window moves along; one where it moves along all."""
+    return max(1, len(facts.spatial) - len(facts.sums))
+
+
+def _sum_apart(schedule: Any, facts: Reduction, plan: Plan) -> None:
+    """One result after the other, each from what lies apart: LLVM makes vectors of that, and shuffles."""
+    main = schedule.get_sblock(facts.main)
+    own = schedule.get_loops(schedule.get_sblock(facts.last))[: len(facts.spatial)]
+    still = _count_still(facts)
+    at = schedule.fuse(*own[:still])
+    if facts.last != facts.main:
+        schedule.compute_at(main, ([at, *own[still:]])[-2 if len(own) > still else -1], preserve_unit_loops=True)
+        schedule.set_scope(main, 0, "global")
+    sums = schedule.get_loops(main)[-len(facts.sums) :]
+    if facts.pad:
+        schedule.compute_at(schedule.get_sblock(facts.pad), at, preserve_unit_loops=True)
+    for loop in sums:
+        schedule.unroll(loop)
+    if plan["pieces"]:
+        schedule.parallel(at)
+    schedule.decompose_reduction(main, sums[0])
 
 
 def _sum_beside(schedule: Any, facts: Reduction, plan: Plan) -> None:
@@ -190,6 +233,7 @@ def _read(schedule: Any) -> Reduction | None:
     ends = [list(load.indices)[-1] for load in loads if len(load.indices)]
     beside = bool(wide) and wide[-1].same_as(spatial[-1]) and any(expressions.mentions(end, wide[-1]) for end in ends)
     rows = not beside and any(expressions.mentions(end, v) for end in ends for v in sums)
+    steps = [abs(expressions.slope(end, wide[-1])) for end in ends] if beside else []
     comparisons = expressions.read_value(block.body.value)[1]
     uneven = sums[-1] if rows or not spatial else spatial[-1]
     pad = before[-1] if before and any(expressions.mentions(c, uneven) for c in comparisons) else None
@@ -203,6 +247,7 @@ def _read(schedule: Any) -> Reduction | None:
         spatial=tuple(extents[: len(spatial)]),
         sums=tuple(extents[len(spatial) :]),
         rows=rows or not spatial,
+        step=max(steps, default=1),
         taps=max(1, len(loads)),
         element_bytes=reading.bytes_of(block.body.buffer.dtype),
         moved_bytes=reading.size_of(result) + sum({d.source: reading.size_of(d.source) for d in loads}.values()),
