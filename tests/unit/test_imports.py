@@ -6,6 +6,7 @@ The directions between our own packages are contracts in pyproject.toml.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import pathlib
 import re
@@ -32,19 +33,33 @@ ALLOWED = {
 ALLOWED["tvm_ffi"] = ALLOWED["tvm"]
 
 
+@dataclasses.dataclass
+class Outline:
+    """What is asked of a module: top-level packages that it imports, each with the first line that does, and more."""
+
+    text: str
+    documented: bool
+    packages: dict[str, int] = dataclasses.field(default_factory=dict)
+    strings: list[str] = dataclasses.field(default_factory=list)
+    classes: list[str] = dataclasses.field(default_factory=list)
+
+
 @functools.cache
-def imported_packages(path: pathlib.Path) -> dict[str, int]:
-    """Top-level packages that a module imports anywhere in it, with the first line that does."""
-    found: dict[str, int] = {}
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+def read_outline(path: pathlib.Path) -> Outline:
+    """A module's, which is parsed once for all tests."""
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text, str(path))
+    found = Outline(text, ast.get_docstring(tree) is not None)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            for alias in node.names:
+                found.packages.setdefault(alias.name.partition(".")[0], node.lineno)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names = [node.module]
-        else:
-            continue
-        for name in names:
-            found.setdefault(name.partition(".")[0], node.lineno)
+            found.packages.setdefault(node.module.partition(".")[0], node.lineno)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.strings.append(node.value)
+        elif isinstance(node, ast.ClassDef):
+            found.classes.append(node.name)
     return found
 
 
@@ -54,7 +69,7 @@ def test_only_the_named_modules_import(package: str) -> None:
     strangers = [
         f"{relative}:{line}"
         for path in MODULES
-        if (line := imported_packages(path).get(package))
+        if (line := read_outline(path).packages.get(package))
         and not re.fullmatch(ALLOWED[package], relative := str(path.relative_to(ROOT)))
     ]
     assert not strangers, f"these modules may not import {package}: {', '.join(strangers)}"
@@ -62,12 +77,8 @@ def test_only_the_named_modules_import(package: str) -> None:
 
 def test_every_module_says_what_lives_in_it() -> None:
     """Each module that holds anything starts with a docstring."""
-    silent = [
-        str(path.relative_to(ROOT))
-        for path in MODULES
-        if (text := path.read_text(encoding="utf-8")).strip() and not ast.get_docstring(ast.parse(text))
-    ]
-    assert not silent
+    outlines = {path: read_outline(path) for path in MODULES}
+    assert not [str(path) for path, outline in outlines.items() if outline.text.strip() and not outline.documented]
 
 
 def test_no_module_has_a_name_that_says_nothing() -> None:
@@ -95,10 +106,9 @@ def test_code_in_strings_names_what_is_there() -> None:
     """Programs for child processes are text, which no checker reads: what they import, or run by `-m`, exists."""
     missing = []
     for path in MODULES:
-        text = path.read_text(encoding="utf-8")
-        literals = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
-        code = "\n".join(each for each in literals if isinstance(each, str))
-        wanted = set(re.findall(r"\"-m\", \"((?:farm|device_agent)[\w.]*)\"", text))
+        outline = read_outline(path)
+        code = "\n".join(outline.strings)
+        wanted = set(re.findall(r"\"-m\", \"((?:farm|device_agent)[\w.]*)\"", outline.text))
         for package, names in re.findall(
             r"^(?:.*; )?from ((?:farm|device_agent)[\w.]*) import (\w+(?:, \w+)*)", code, re.M
         ):
@@ -135,14 +145,11 @@ def test_a_name_means_one_thing() -> None:
     }
     places: dict[str, list[str]] = {}
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef) and node.name in words:
-                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+        for name in filter(words.__contains__, read_outline(path).classes):
+            places.setdefault(name, []).append(str(path.relative_to(ROOT)))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_no_module_is_too_long() -> None:
     """A module that one reads in a sitting: 400 lines at most."""
-    assert [
-        str(path.relative_to(ROOT)) for path in MODULES if len(path.read_text(encoding="utf-8").splitlines()) > 400
-    ] == []
+    assert [str(path.relative_to(ROOT)) for path in MODULES if len(read_outline(path).text.splitlines()) > 400] == []
