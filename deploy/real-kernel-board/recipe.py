@@ -32,19 +32,17 @@ def build(board: str) -> Path:
     """Make a board's image, unless it is there already; return its folder. Raises BuildError, OSError."""
     cache.require_packages()
     place = cache.find_image(board)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if place.exists():
-        return place
-    if os.geteuid() != 0:
-        raise BuildError("the image can be made by root only: its files belong to several users")
-    with debian.locked(place.parent / "build"):
-        if (free := shutil.disk_usage(place.parent).free) < NEEDED_BYTES:
-            raise BuildError(f"{free >> 20} MiB free at {place.parent}; {NEEDED_BYTES >> 20} MiB are needed")
-        for left in place.parent.glob(".*.building"):  # of a build that was killed: the lock is ours
-            shutil.rmtree(left)
-        fetched = place.with_name(f"material.{material.compute_key()}")
-        _make_once(fetched, material.fetch)
+    if not place.exists():
+        fetched = fetch()
         _make_once(place, lambda new, scratch: _make(board, fetched, new, scratch))
+    return place
+
+
+def fetch() -> Path:
+    """Fetch what every board is made from, unless it is there; return its folder. Raises BuildError, OSError."""
+    cache.require_packages()
+    place = cache.find_cache() / f"material.{material.compute_key()}"
+    _make_once(place, material.fetch)
     return place
 
 
@@ -72,14 +70,24 @@ def _try_namespaces() -> None:
 
 def _make_once(folder: Path, make: Callable[[Path, Path], object]) -> None:
     """Have `make` fill a folder, which gets its name only when that is complete; beside it, one for its own use."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
     if folder.exists():
         return
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", suffix=".building", dir=folder.parent) as name:
-        new, scratch = Path(name) / "new", Path(name) / "scratch"
-        new.mkdir()
-        scratch.mkdir()
-        make(new, scratch)
-        new.rename(folder)
+    if os.geteuid() != 0:
+        raise BuildError("the image can be made by root only: its files belong to several users")
+    with debian.locked(folder.parent / "build"):
+        if (free := shutil.disk_usage(folder.parent).free) < NEEDED_BYTES:
+            raise BuildError(f"{free >> 20} MiB free at {folder.parent}; {NEEDED_BYTES >> 20} MiB are needed")
+        for left in folder.parent.glob(".*.building"):  # of a build that was killed: the lock is ours
+            shutil.rmtree(left)
+        if folder.exists():  # by who held the lock before
+            return
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", suffix=".building", dir=folder.parent) as name:
+            new, scratch = Path(name) / "new", Path(name) / "scratch"
+            new.mkdir()
+            scratch.mkdir()
+            make(new, scratch)
+            new.rename(folder)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,6 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="build", description="Make boards with a real kernel; print their folders.")
     parser.add_argument("--board", choices=cache.BOARDS, help="this one alone (default: every one)")
     parser.add_argument("--install-packages", action="store_true", help="install what is missing here; as root")
+    parser.add_argument("--fetch", action="store_true", help="only fetch what they are made from")
     parser.add_argument("--check", action="store_true", help="build nothing: print the folder, or say what is missing")
     parser.add_argument("--possible", action="store_true", help="build nothing: say whether it could be made here")
     options = parser.parse_args(argv)
@@ -102,6 +111,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if options.install_packages and (missing := material.find_missing()):
             debian.install_packages(missing)
+        if options.fetch:
+            print(fetch(), flush=True)
+            return 0
         for board in boards:
             print(build(board), flush=True)
     except (BuildError, OSError) as error:

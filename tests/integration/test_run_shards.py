@@ -95,6 +95,15 @@ def test_many_failures_are_no_accident(tmp_path: pathlib.Path) -> None:
     assert "unsteady" not in out
 
 
+def test_the_core_with_a_real_kernel_is_a_suite() -> None:
+    """`--suite` chooses what runs; all other options stay pytest's."""
+    command = [sys.executable, RUNNER, "--suite", "real-kernel-core", "--collect-only", "-q"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "real kernel | tests/real_kernel/test_provision.py::test_a_full_disk_is_said" in done.stdout
+    assert "::test_after_a_reboot_the_board_serves" not in done.stdout
+
+
 def test_an_interrupt_ends_both(tmp_path: pathlib.Path) -> None:
     """Ctrl-C ends the tests of both shards in their own order: what they have to put back is put back."""
     process = start(tmp_path, _WAITS, _WAITS)
@@ -113,7 +122,7 @@ def test_an_interrupt_ends_both(tmp_path: pathlib.Path) -> None:
 
 
 _MANY = "".join(
-    f"def test_{index}(): assert pathlib.Path(__file__).with_suffix('.begun').exists()\n" for index in range(9)
+    f"def test_{index}(): assert pathlib.Path(__file__).with_suffix('.begun').exists()\n" for index in range(12)
 )
 _WATCH = """
 import select, sys, pathlib
