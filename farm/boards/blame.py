@@ -6,10 +6,10 @@ Which status belongs to which side is the protocol's; here a side is only change
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
 
 from device_agent.protocol import Outcome, PinReport, PinStatus, Status
 from farm.boards.health import Kind, find_kind
+from farm.boards.site import Place
 from farm.errors import (
     BoardBusyError,
     BoardNonsenseError,
@@ -74,27 +74,6 @@ class Doubt:
 
     reason: str
     lasts: bool
-
-
-class Place(Protocol):
-    """What is needed of a board, or of the place where one is; see `Site`."""
-
-    @property
-    def key(self) -> str:
-        """See `Site`."""
-
-    @property
-    def can_change(self) -> bool:
-        """See `Site`."""
-
-    def confirm(self) -> bool:
-        """See `Site`."""
-
-    def note_refusal(self, error: LeaseOverError) -> None:
-        """See `Site`."""
-
-    def observe(self, kind: Kind, detail: str) -> None:
-        """See `Site`."""
 
 
 class Blame:

@@ -6,6 +6,7 @@ A board's calls block in TVM's client, where no signal reaches them; so the main
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import threading
 import time
@@ -22,7 +23,7 @@ from farm.boards.thread_board import ThreadBoard
 from farm.errors import FarmError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.processes.machine import machine_lock
-from farm.reach.services import Services, using_services
+from farm.reach.services import using_services
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import Health
@@ -168,43 +169,28 @@ def open_crew(
             pool = plan_pool(store.fetch_boards(), board_type.name, name)
             services = stack.enter_context(using_services(settings, pool, note))
 
-            def first(own: Store) -> FleetSite:
-                return FleetSite(services, own, board_type.name, name, purpose, wait_s, note)
+            def take(board: str | None, own: Store) -> FleetSite:
+                return FleetSite(services, own, board_type.name, board, purpose, wait_s, note)
+
+            first = functools.partial(take, name)
 
         def add_more(count: int) -> None:
-            if count > 0 and len(pool) > 1:
-                _take_more(crew, store, services, pool, count, board_type.name, purpose, wait_s, note)
+            if count <= 0 or len(pool) <= 1:
+                return
+            rows = [row for row in store.fetch_boards() if row["name"] in pool]
+            if unproven := [row["name"] for row in rows if row["health"] == Health.SUSPECT]:
+                note(f"waiting for probes of {', '.join(unproven)}")
+                services.probe(unproven, _PROBE_TIMEOUT_S)
+            for board in plan_choice(store.fetch_boards(), pool).free[:count]:
+                try:
+                    crew.add(functools.partial(take, board))
+                except FarmError as error:
+                    crew.boards.pop()
+                    note(f"going on without {board}: {error}")
 
         stack.callback(lambda: crew.end(cut=True))
         crew.add(first)
         yield crew, add_more
-
-
-def _take_more(
-    crew: Crew,
-    store: Store,
-    services: Services,
-    pool: tuple[str, ...],
-    count: int,
-    board_type: str,
-    purpose: str,
-    wait_s: float,
-    note: Callable[[str], None],
-) -> None:
-    unproven = [row["name"] for row in store.fetch_boards() if row["name"] in pool and row["health"] == Health.SUSPECT]
-    if unproven:
-        note(f"waiting for probes of {', '.join(unproven)}")
-        services.probe(unproven, _PROBE_TIMEOUT_S)
-
-    def site_of(board: str) -> OpenSite:
-        return lambda own: FleetSite(services, own, board_type, board, purpose, wait_s, note)
-
-    for board in plan_choice(store.fetch_boards(), pool).free[:count]:
-        try:
-            crew.add(site_of(board))
-        except FarmError as error:
-            crew.boards.pop()
-            note(f"going on without {board}: {error}")
 
 
 def require_type(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from device_agent.protocol import (
     Description,
@@ -21,7 +21,7 @@ from device_agent.protocol import (
     PowerTrace,
     RunSpec,
 )
-from farm.boards.site import find_difference
+from farm.boards.site import Where, find_difference
 from farm.errors import BoardLostError, BoardUnsafeError, FarmError, UnavailableError
 from farm.measure.arrays import Arrays
 from farm.measure.session import BoardSession
@@ -31,25 +31,9 @@ from farm.values import Lease
 T = TypeVar("T")
 
 
-class Where(Protocol):
-    """Which board it is, and the way to it; a `Site` is one, whose board may change."""
-
-    @property
-    def tracker(self) -> Tracker:
-        """Where the board is asked for."""
-
-    @property
-    def key(self) -> str:
-        """The board's name there."""
-
-    @property
-    def lease(self) -> Lease | None:
-        """The lease that it is used under; None where none is needed."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """The place of a board that stays the same."""
+    """`Where` a board is that stays the same."""
 
     tracker: Tracker
     key: str

@@ -38,8 +38,8 @@ def find_trouble(tracker: Tracker | None) -> str:
     return ""
 
 
-class Site(Protocol):
-    """One board at a time, and the way to it. Not thread-safe."""
+class Where(Protocol):
+    """Which board it is, and the way to it."""
 
     @property
     def tracker(self) -> Tracker:
@@ -53,19 +53,17 @@ class Site(Protocol):
     def lease(self) -> Lease | None:
         """The lease that the board is used under; None where none is needed, or none is held."""
 
+
+class Place(Protocol):
+    """Who is told what was seen of a board."""
+
     @property
-    def has_board(self) -> bool:
-        """Whether there is a board to work on now."""
+    def key(self) -> str:
+        """See `Where`."""
 
     @property
     def can_change(self) -> bool:
         """Whether another board may take the place of one that is lost."""
-
-    def ensure_alive(self) -> list[str]:
-        """Start again what died, take another board where ours is lost; says what was started. Waits for no board.
-
-        Raises UnavailableError or DeadlineError where that has been in vain for too long.
-        """
 
     def confirm(self) -> bool:
         """Whether the board is still ours, asked anew: what went wrong on one that is not says nothing about it."""
@@ -75,3 +73,17 @@ class Site(Protocol):
 
     def observe(self, kind: Kind, detail: str) -> None:
         """Keep what a run saw of its board, where the farm keeps such things."""
+
+
+class Site(Where, Place, Protocol):
+    """One board at a time, and the way to it. Not thread-safe."""
+
+    @property
+    def has_board(self) -> bool:
+        """Whether there is a board to work on now."""
+
+    def ensure_alive(self) -> list[str]:
+        """Start again what died, take another board where ours is lost; says what was started. Waits for no board.
+
+        Raises UnavailableError or DeadlineError where that has been in vain for too long.
+        """

@@ -27,9 +27,7 @@ ANCHOR = "anchor"
 class _Anchor:
     """A type's anchor as it is sent, and how often it failed by its own fault."""
 
-    point: OperatingPoint
-    spec: MeasureSpec
-    library: Any
+    order: tuple[Any, ...]
     limit_s: float
     book: AnchorBook
     failures: int = 0
@@ -53,9 +51,8 @@ class Anchoring:
         if board_type not in self._anchors:
             spec = dataclasses.replace(spec, repeat=max(spec.repeat, _REPEAT), energy=None)
             limit_s = timeouts.plan_call_timeout_s(spec, len(library), REQUEST_TIMEOUT_S)
-            data = board_actor.put(library)
-            book = AnchorBook(self._rhythm)
-            self._anchors[board_type] = _Anchor(point, spec, data, limit_s, book)
+            order = (point, spec, board_actor.put(library))
+            self._anchors[board_type] = _Anchor(order, limit_s, AnchorBook(self._rhythm))
 
     def note_trial(self, held: CrewBoard) -> None:
         """A board has measured something else."""
@@ -84,11 +81,7 @@ class Anchoring:
             return
         if not anchor.book.is_due(held.name, time.monotonic()):
             return
-
-        def send(actor: Any, number: int) -> Any:
-            return actor.measure_at.remote(number, anchor.point, anchor.spec, anchor.library)
-
-        held.send(Call(ANCHOR, held.board_type, send, anchor.limit_s))
+        held.send(Call(ANCHOR, held.board_type, anchor.order, anchor.limit_s))
 
     def take_in(self, held: CrewBoard, outcome: Outcome, board_s: float, mark: int) -> None:
         """A board's run of the anchor ended; `mark` as in `Run`."""

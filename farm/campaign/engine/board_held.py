@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from farm.boards.blame import Blame
@@ -28,14 +28,15 @@ _CONNECT_TIMEOUT_S = 120.0
 
 @dataclasses.dataclass
 class Call:
-    """Something that a board was asked for. `key` is whose it is (`kind` says what); `limit_s` is for the call itself.
+    """Something that a board was asked for. `key` is whose it is (`kind` says what), `order` what its actor is told
+    after the call's number; `limit_s` is for the call itself.
 
     `began_s` is when nothing was before it any more, on the monotonic clock.
     """
 
     kind: str
     key: Any
-    send: Callable[[Any, int], Any]
+    order: tuple[Any, ...]
     limit_s: float
     number: int = 0
     reference: Any = None
@@ -108,14 +109,18 @@ class CrewBoard(LeasedBoard):
             if call.revoked:
                 self.calls.remove(call)
             else:
-                call.reference, call.began_s = call.send(self.actor, call.number), None
+                self._hand_over(call)
 
     def send(self, call: Call) -> None:
         """Have a call carried out after those before it."""
         self._number += 1
         call.number = self._number
-        call.reference = call.send(self.actor, call.number)
+        self._hand_over(call)
         self.calls.append(call)
+
+    def _hand_over(self, call: Call) -> None:
+        method = self.actor.run_at if call.kind == "run" else self.actor.measure_at
+        call.reference, call.began_s = method.remote(call.number, *call.order), None
 
     def revoke(self, call: Call) -> None:
         """Take a call back, begun or not."""

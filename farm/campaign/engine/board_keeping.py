@@ -6,25 +6,29 @@ What they are given to do is in `boards`.
 from __future__ import annotations
 
 import logging
+import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from device_agent.protocol import Outcome, Status
 from farm.boards.choice import find_unfit, plan_choice
+from farm.boards.leased_board import name_owner
 from farm.boards.site import find_trouble
 from farm.campaign.engine.board_events import BoardEvent, Left, Ran, TrialMeasured
 from farm.campaign.engine.board_held import CrewBoard
-from farm.campaign.engine.board_leases import free_orphans
 from farm.campaign.engine.host import Host
-from farm.errors import FarmError
+from farm.errors import FarmError, TransientError
 from farm.reach.tracker import Tracker
 from farm.store import Store
 
 # How often the store is looked at: for free boards, and for whether ours are still fit.
 _LOOK_S = 0.5
 _CLOSE_TIMEOUT_S = 4.0
+_OWNER = re.compile(r"@(\S+) pid (\d+)$")
 
 _log = logging.getLogger(__name__)
 
@@ -187,3 +191,28 @@ class BoardKeeping:
         thread = threading.Thread(target=held.give_back, name=f"farm-leave-{held.name}", daemon=True)
         thread.start()
         self._closing.append(thread)
+
+
+def free_orphans(
+    store: Store, rows: Mapping[str, Mapping[str, Any]], names: Collection[str], purpose: str
+) -> list[str]:
+    """End the leases on boards among `names` whose owner was killed, instead of waiting for them to expire.
+
+    Only one engine per home gives leases this `purpose`, and it is us: a process of that number that is gone was one
+    before us. Whatever session it had ended with it; what may be left is fenced off. Returns the boards that are free.
+    """
+    freed = []
+    for name in names:
+        lease = rows[name]["lease"] if name in rows else None
+        if lease is None or lease["purpose"] != purpose:
+            continue
+        found = _OWNER.search(lease["owner"])
+        # In a store that hosts share, another host's processes cannot be seen from here: their leases expire.
+        if found is None or found.group(1) != socket.gethostname() or Path(f"/proc/{found.group(2)}").exists():
+            continue
+        try:
+            if store.force_release(name, name_owner(), f"its process {found.group(2)} is gone"):
+                freed.append(name)
+        except TransientError:  # the store is busy: at the next look
+            continue
+    return freed
