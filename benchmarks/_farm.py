@@ -22,7 +22,7 @@ from farm.campaign.one_model import Request
 from farm.campaign.plan_models import to_variant
 from farm.campaign.tune import Tuned
 from farm.campaign.tune import tune as tuning
-from farm.inventory.board_types import BoardType
+from farm.inventory.board_types import BoardType, require_board_type
 from farm.measure.session import BoardSession
 from farm.models.inputs import InputSpec, make_inputs, read_inputs, resolve_inputs
 from farm.models.source import ModelSource, resolve_model
@@ -30,6 +30,7 @@ from farm.processes.machine import machine_lock
 from farm.report.campaign_table import summary_line
 from farm.search import tvm_env
 from farm.search.default_schedule import find_default
+from farm.search.prepared import prepare_model
 from farm.search.target import host_target, make_target
 from farm.search.workloads import Workload
 from farm.settings import Settings
@@ -71,6 +72,11 @@ class Model:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {spec.name: spec.static_shape for spec in self.inputs}
+
+    def prepare(self, target: Mapping[str, Any], pipeline: str = "") -> list[Workload]:
+        """Its workloads for a target, the heaviest first, by a pipeline (this machine's)."""
+        pipeline = pipeline or require_board_type("local").pipeline
+        return prepare_model(self.source.load(), self.shapes, target, pipeline).workloads
 
 
 def read_model(text: str) -> Model:

@@ -19,7 +19,6 @@ from device_agent.protocol import Engine
 from farm.errors import UnavailableError
 from farm.inventory.board_types import require_board_type
 from farm.search import builder, tvm_env
-from farm.search.prepared import prepare_model
 from farm.search.schedule_space import ScheduleSpace
 from farm.search.warm_start import spearman
 from farm.search.workloads import Workload
@@ -53,7 +52,7 @@ def measure(options: Any, folder: Path) -> dict[str, Any]:
     assert board_type.target is not None
     model = _farm.read_model("mobilenet_v2")
     target = board_type.target.to_tvm()
-    found = {w.name: w for w in prepare_model(model.source.load(), model.shapes, target, board_type.pipeline).workloads}
+    found = {workload.name: workload for workload in model.prepare(target, board_type.pipeline)}
     rows = [rank(found[name], options, folder) for name in WORKLOADS]
     return {"correlation_is": "Spearman's, of two counts of the same candidates", "workloads": rows}
 

@@ -57,19 +57,15 @@ def measure(options: Any) -> dict[str, Any]:
 
 def choose(options: Any) -> list[tuple[str, Any]]:
     """Convolutions and matrix products of the models, each once, evenly spread in the order of their work."""
-    from farm.inventory.board_types import require_board_type
-    from farm.models.inputs import read_inputs, resolve_inputs
-    from farm.models.source import resolve_model
+    import _farm
+
     from farm.search import tvm_env
-    from farm.search.prepared import prepare_model
     from farm.search.target import host_target
 
     tvm_env.load()
     found: dict[str, tuple[str, Any]] = {}
     for name in options.models.split(","):
-        model = resolve_model(name).load()
-        shapes = {spec.name: spec.static_shape for spec in resolve_inputs(read_inputs(model), {})}
-        for workload in prepare_model(model, shapes, host_target(1), require_board_type("local").pipeline).workloads:
+        for workload in _farm.read_model(name).prepare(host_target(1)):
             if workload.name.startswith(("conv2d", "depthwise", "matmul", "dense")) and workload.flop <= MOST_FLOP:
                 found.setdefault(workload.hash, (name, workload))
     by_work = sorted(found.values(), key=lambda each: (each[1].flop, each[1].hash))

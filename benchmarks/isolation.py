@@ -120,14 +120,13 @@ def make_probes(base: Any, model: Any, board_type: Any) -> list[Probe]:
 
     from farm.search import builder, tvm_env
     from farm.search.campaign_search import CampaignSearch, SearchTask
-    from farm.search.prepared import prepare_model
     from farm.search.target import host_target
     from farm.search.traits import derive_traits
 
     _machine.say("making probes")
     tvm_env.load()
     target = host_target(_machine.cores())
-    workloads = prepare_model(model.source.load(), model.shapes, target, board_type.pipeline).workloads
+    workloads = model.prepare(target, board_type.pipeline)
     search = CampaignSearch("random", None, 0, base.population, base.generations, _machine.cores())
     drawn: list[Probe] = []
     for workload in workloads[:PROBED_WORKLOADS]:

@@ -19,9 +19,7 @@ import numpy as np
 
 import farm.settings
 from device_agent.protocol import TensorSpec
-from farm.inventory.board_types import require_board_type
 from farm.search import builder, tvm_env
-from farm.search.prepared import prepare_model
 from farm.search.target import host_target
 from farm.search.workloads import Workload
 
@@ -82,9 +80,7 @@ def find_workloads(names: Sequence[str], target: Mapping[str, Any]) -> dict[str,
     """The models' distinct workloads by hash."""
     found: dict[str, Workload] = {}
     for name in names:
-        model = _farm.read_model(name)
-        pipeline = require_board_type("local").pipeline
-        for workload in prepare_model(model.source.load(), model.shapes, target, pipeline).workloads:
+        for workload in _farm.read_model(name).prepare(target):
             found.setdefault(workload.hash, workload)
     return found
 

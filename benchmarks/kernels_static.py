@@ -17,7 +17,6 @@ import _loops
 import _machine
 
 from farm.models import zoo
-from farm.search.prepared import prepare_model
 from farm.search.workloads import Workload
 
 
@@ -48,9 +47,7 @@ def measure_core(core: str, options: Any) -> dict[str, Any]:
     config = {"kind": "llvm", "mtriple": _loops.TRIPLE, "mcpu": core, "mattr": ["+neon"], "num-cores": 4}
     rows: dict[str, dict[str, Any]] = {}
     for name in options.models.split(","):
-        model = _farm.read_model(name)
-        found = prepare_model(model.source.load(), model.shapes, config, options.pipeline).workloads
-        for workload in found:
+        for workload in _farm.read_model(name).prepare(config, options.pipeline):
             if workload.kind != "conv2d" or workload.flop < options.least_mflop * 1e6 or workload.hash in rows:
                 continue
             rows[workload.hash] = {"model": name, "workload": workload.name} | row(workload, config)

@@ -98,15 +98,11 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def make_workloads(config: dict[str, Any]) -> list[Any]:
     """Real ones, as the models' import leaves them: small and large, none of which Winograd's algorithm takes."""
-    from farm.models.inputs import read_inputs, resolve_inputs
-    from farm.models.source import resolve_model
-    from farm.search.prepared import prepare_model
+    import _farm
 
     found = []
     for name, wanted in WORKLOADS.items():
-        model = resolve_model(name).load()
-        shapes = {spec.name: spec.static_shape for spec in resolve_inputs(read_inputs(model), {})}
-        by_name = {each.name: each for each in prepare_model(model, shapes, config, PIPELINE).workloads}
+        by_name = {each.name: each for each in _farm.read_model(name).prepare(config, PIPELINE)}
         found += [by_name[each] for each in wanted]
     return found
 
