@@ -1,19 +1,16 @@
-"""Import a campaign's models in a process of its own and tell their workloads: TVM takes seconds and hundreds of
-megabytes, holds up signals, and cannot be loaded beside the runtime that talks to boards.
-"""
+"""Import a campaign's models, apart (`farm.processes.compile_apart`), and tell their workloads."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from farm.campaign.plan_models import ModelVariant
-from farm.errors import FarmError, UsageError
-from farm.processes.partners import Child, Parent
+from farm.errors import UsageError
+from farm.processes.compile_apart import Apart
 from farm.search.prepared import prepare_model
 from farm.search.target import host_target
 from farm.search.workloads import Workload
@@ -55,33 +52,29 @@ class Survey:
     pipeline: str
 
 
-class Surveying:
+class Surveying(Apart):
     """Surveys that are being made in a process of its own, which begins at once and ends with the block."""
 
     def __init__(self, jobs: Sequence[tuple[ModelVariant, Form]], *, texts: bool = False) -> None:
         """`texts`: with the text of every workload's function, which a run needs and a plan does not."""
-        self._jobs = list(jobs)
-        self._child = Child.start(__name__)
-        self._child.send(self._jobs, texts)  # where it is gone, `take` tells how it ended
+        self._models = [model for model, _ in jobs]
+        super().__init__([functools.partial(_survey, model, form, texts) for model, form in jobs])
 
     def __enter__(self) -> Surveying:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._child.kill()
-
-    def take(self, note: Callable[[str], None]) -> list[Survey | UsageError]:
+    def take_all(self, note: Callable[[str], None]) -> list[Survey | UsageError]:
         """A survey for each job, in order, or why TVM cannot import the model.
 
         Raises DeadlineError where one import takes longer than `TIMEOUT_S`.
         """
         done: list[Survey | UsageError] = []
-        for number, (model, _) in enumerate(self._jobs, 1):
-            note(f"reading {model.name}" + (f" ({number} of {len(self._jobs)})" if len(self._jobs) > 1 else ""))
-            (answer,) = self._child.receive(TIMEOUT_S, f"{model.name} was not imported")
-            if isinstance(answer, FarmError) and not isinstance(answer, UsageError):
-                raise answer
-            done.append(answer)
+        for number, model in enumerate(self._models, 1):
+            note(f"reading {model.name}" + (f" ({number} of {len(self._models)})" if len(self._models) > 1 else ""))
+            try:
+                done.append(self.take(TIMEOUT_S, f"{model.name} was not imported"))
+            except UsageError as error:
+                done.append(error)
         return done
 
 
@@ -92,19 +85,7 @@ def survey_apart(
     if not jobs:
         return []
     with Surveying(jobs, texts=texts) as surveying:
-        return surveying.take(note)
-
-
-def main(parent: Parent) -> None:
-    """The life of the process: jobs come, and answers go back."""
-    # TVM in the middle of an import hears no signal.
-    parent.on_stop = functools.partial(os._exit, 1)
-    jobs, texts = parent.receive() or ((), False)
-    for model, form in jobs:
-        try:
-            parent.send(_survey(model, form, texts))
-        except FarmError as error:
-            parent.send(error)
+        return surveying.take_all(note)
 
 
 def _survey(model: ModelVariant, form: Form, texts: bool) -> Survey:

@@ -174,7 +174,7 @@ class _Run:
         ):
             engine.prepare(one_model.to_search(self._request, settings), self._place.is_host)
             with self._warming():
-                survey = surveying.take(self._note)[0]
+                survey = surveying.take_all(self._note)[0]
             name = self._submit(survey)
             if name is not None:
                 publish(settings.home_path)
@@ -184,7 +184,7 @@ class _Run:
     def follow(self) -> Tuned:
         """Have the engine that runs carry it out."""
         with self._surveying() as surveying:
-            survey = surveying.take(self._note)[0]
+            survey = surveying.take_all(self._note)[0]
         name = self._submit(survey)
         try:
             if name is not None:

@@ -106,7 +106,14 @@ class Boards:
         self.failure: FarmError | None = None
         self._bell_out, self._bell_in = os.pipe()
         self._boardless_since = time.monotonic()
-        self._held = [self._start() for _ in range(count)]
+        self._held: list[_Held] = []
+        try:
+            while len(self._held) < count:
+                self._held.append(self._start())
+        except FarmError:
+            for held in self._held:
+                held.child.kill()
+            raise
         self._thread = threading.Thread(target=self._pump, name="farm-boards", daemon=True)
         self._thread.start()
 
@@ -154,6 +161,8 @@ class Boards:
     def _pump(self) -> None:
         try:
             self._mind()
+        except FarmError as error:
+            self.failure = error
         finally:
             # Nobody may wait for a thread that is no more.
             self._fail(self.failure or InternalError("the thread that minds the boards has ended"))

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from farm.errors import TransientError
@@ -45,7 +45,7 @@ def start(
         if cores:
             os.sched_setaffinity(0, cores)
 
-    try:
+    with room_for_process():
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             return subprocess.Popen(
@@ -57,6 +57,13 @@ def start(
                 start_new_session=True,
                 preexec_fn=in_child,
             )
+
+
+@contextlib.contextmanager
+def room_for_process() -> Iterator[None]:
+    """Raise TransientError where what the block starts has no room on this machine."""
+    try:
+        yield
     except (OSError, subprocess.SubprocessError) as error:
         raise TransientError(
             f"a process cannot be started: {error}", "This machine is short of processes, memory, files or disk."

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from farm.errors import FarmError, InternalError
 from farm.processes.partners import Child, Parent
@@ -18,31 +18,44 @@ TIMEOUT_S = 900.0
 T = TypeVar("T")
 
 
-def compile_apart(job: Callable[[], T], name: str, timeout_s: float = TIMEOUT_S) -> T:
-    """What `job` returns and raises, which must be fit to be pickled, as `job` itself; the process is gone afterwards.
+class Apart:
+    """Jobs in a process of its own, made one after the other, which begins at once and ends with the block."""
 
-    `name` is of what is compiled, for people. Raises DeadlineError, and InternalError where the process ended.
-    """
-    child = Child.start(__name__)
-    try:
-        child.send(job)  # where it is gone, its answer tells how it ended
-        result, error = child.receive(timeout_s, f"{name} was not compiled")
-    finally:
-        child.kill()
-    if error is not None:
-        raise error
-    answer: T = result
+    def __init__(self, jobs: Sequence[Callable[[], Any]]) -> None:
+        """`jobs`, and what they return and raise, must be fit to be pickled."""
+        self._child = Child.start(__name__)
+        self._child.send(*jobs)  # where it is gone, its answer tells how it ended
+
+    def __enter__(self) -> Apart:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._child.kill()
+
+    def take(self, timeout_s: float, what: str) -> Any:
+        """What the next job returned. Raises what it raised, DeadlineError beginning with `what`, and InternalError
+        where the process ended.
+        """
+        result, error = self._child.receive(timeout_s, what)
+        if error is not None:
+            raise error
+        return result
+
+
+def compile_apart(job: Callable[[], T], name: str, timeout_s: float = TIMEOUT_S) -> T:
+    """What a single job returns; `name` is of what is compiled, for people. Raises what `Apart.take` raises."""
+    with Apart([job]) as apart:
+        answer: T = apart.take(timeout_s, f"{name} was not compiled")
     return answer
 
 
 def main(parent: Parent) -> None:
-    """The life of the process: one job comes, and its answer goes back."""
+    """The life of the process: jobs come, and their answers go back."""
     # A compiler in the middle of its work hears no signal, and leaves memory and a temporary folder behind.
     parent.on_stop = functools.partial(os._exit, 1)
-    message = parent.receive()
-    if message is not None:
+    for job in parent.receive() or ():
         try:
-            parent.send(message[0](), None)
+            parent.send(job(), None)
         except FarmError as error:
             parent.send(None, error)
         except Exception as error:  # noqa: BLE001 - the edge of a process: who waits is told, not this end's stderr

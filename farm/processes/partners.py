@@ -57,10 +57,12 @@ class Child:
     def start(cls, module: str, log: Path | None = None, environment: Mapping[str, str] | None = None) -> Child:
         """Run `main(Parent)` of a module.
 
-        Not a process of multiprocessing's own: that would run the caller's program once more, up to here.
+        Not a process of multiprocessing's own: that would run the caller's program once more, up to here. Raises
+        TransientError where the machine has no room for it.
         """
-        ours, theirs = Pipe()
-        with theirs, contextlib.ExitStack() as stack:
+        with children.room_for_process(), contextlib.ExitStack() as stack:
+            ours, theirs = Pipe()
+            stack.enter_context(theirs)
             output: Any = 2  # our stdout is for the command's own words
             if log is not None:
                 log.parent.mkdir(parents=True, exist_ok=True)

@@ -1,24 +1,23 @@
-"""Compilers in Ray workers that keep TVM loaded: one build each at a time, replaced when old, fat, stuck or dead.
+"""Compilers in processes of their own that keep TVM loaded: one build each at a time, replaced when old, fat or stuck.
 
-They are actors rather than plain tasks, so that who is replaced, and when, is decided here and not by Ray's pool. A
-pool is on one machine; several machines have one each, and what they share is in `farm.campaign.engine.builds`.
+How a process is started and spoken to is its subclasses' business: `farm.campaign.engine.ray_compilers` for campaigns,
+`farm.dropin.compilers` for scripts. A pool is on one machine; several machines have one each, and what they share is in
+`farm.campaign.engine.builds`.
 """
 
 from __future__ import annotations
 
-import contextlib
+import abc
 import dataclasses
 import os
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import ray
-
 from device_agent.protocol import Status
+from farm.errors import FarmError
 from farm.search.build_cache import compiler_versions
-from farm.search.tvm_errors import find_reason
 from farm.settings import Settings
 
 # Within its first build's deadline a worker also starts and loads TVM: 4 s on an idle core, a minute on a busy board of
@@ -41,7 +40,7 @@ class BuildResult:
 
 
 class Builder:
-    """What runs in a Ray worker."""
+    """What runs in a compiler's process."""
 
     def __init__(self) -> None:
         from farm.search import builder, tvm_env
@@ -74,27 +73,36 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+class CompilerLostError(Exception):
+    """A compiler's process is gone, or did not come up; the message says how."""
+
+
 @dataclasses.dataclass
 class _Running(Generic[Job]):
     job: Job
-    actor: Any
+    compiler: Any
     deadline: float
     started: float
 
 
-class BuildPool(Generic[Job]):
-    """A fixed number of builders. Not thread-safe."""
+class BuildPool(abc.ABC, Generic[Job]):
+    """A fixed number of compilers, each with a `Builder`. Not thread-safe. References stand for answers to come."""
 
-    def __init__(self, size: int, settings: Settings, options: Mapping[str, Any] | None = None) -> None:
-        """Start `size` workers; they load TVM in the background. `options` are Ray's for actors: where they run."""
+    def __init__(self, size: int, settings: Settings) -> None:
+        """Start `size` compilers; they load TVM in the background. Raises TransientError where there is no room."""
         self._settings = settings
-        self._options = {"num_cpus": 0, "max_restarts": 0, **(options or {})}
-        # The answer that says that a worker has loaded TVM, until it is there.
+        # The answer that says that a compiler has loaded TVM, until it is there.
         self._loading: dict[Any, Any] = {}
-        self._idle = [self._start() for _ in range(size)]
+        self._idle: list[Any] = []
         self._running: dict[Any, _Running[Job]] = {}
         self.versions = ""
         self.recycled = 0
+        try:
+            for _ in range(size):
+                self._start()
+        except FarmError:
+            self.close()
+            raise
 
     @property
     def free(self) -> int:
@@ -103,12 +111,12 @@ class BuildPool(Generic[Job]):
 
     @property
     def pending(self) -> list[Any]:
-        """Ray references to wait for."""
+        """References to wait for."""
         return list(self._running)
 
     @property
     def loading(self) -> list[Any]:
-        """Ray references that say when a worker has loaded; `look` takes note of them."""
+        """References that say when a compiler has loaded; `look` takes note of them."""
         return list(self._loading)
 
     @property
@@ -117,55 +125,55 @@ class BuildPool(Generic[Job]):
         return [running.job for running in self._running.values()]
 
     def look(self) -> str:
-        """Take note of workers that have loaded; never waits. Returns why workers could not start, if any could not.
+        """Take note of compilers that have loaded; never waits. Returns why some could not start, if any could not.
 
         Those are replaced. `versions` is set as soon as one has loaded.
         """
-        if not self._loading:
-            return ""
         why = ""
-        done, _ = ray.wait(list(self._loading), num_returns=len(self._loading), timeout=0)
-        for reference in done:
-            actor = self._loading.pop(reference)
+        for reference in self._find_done(self.loading):
+            compiler = self._loading.pop(reference)
             try:
-                self.versions = str(ray.get(reference))
-            except ray.exceptions.RayError as error:
-                why = f"{type(error).__name__}: {find_reason(error)}"
-                if actor in self._idle:  # one that is building says so at the end of the build
-                    self._idle.remove(actor)
-                    self._replace(actor)
+                self.versions = str(self._fetch(reference))
+            except CompilerLostError as error:
+                why = str(error)
+                if compiler in self._idle:  # one that is building says so at the end of the build
+                    self._idle.remove(compiler)
+                    self._replace(compiler)
         return why
 
     def has_loaded(self) -> bool:
-        """Whether a free worker is ready to build, as far as `look` has seen."""
-        return len(self._idle) > sum(actor in self._idle for actor in self._loading.values())
+        """Whether a free compiler is ready to build, as far as `look` has seen."""
+        return len(self._idle) > sum(compiler in self._idle for compiler in self._loading.values())
 
     def submit(self, job: Job, module_json: str, target: Mapping[str, Any], standalone: bool = False) -> None:
-        """Begin a build; the caller made sure that a worker is free."""
+        """Begin a build; the caller made sure that a compiler is free."""
         self.look()
         loading = list(self._loading.values())
-        actor = next((each for each in self._idle if each not in loading), self._idle[-1])
-        self._idle.remove(actor)
+        compiler = next((each for each in self._idle if each not in loading), self._idle[-1])
+        self._idle.remove(compiler)
         now = time.monotonic()
-        deadline = now + self._settings.build_timeout_s + (LOAD_TIMEOUT_S if actor in loading else 0.0)
-        reference = actor.build.remote(module_json, dict(target), standalone)
-        self._running[reference] = _Running(job, actor, deadline, now)
+        deadline = now + self._settings.build_timeout_s + (LOAD_TIMEOUT_S if compiler in loading else 0.0)
+        reference = self._ask(compiler, module_json, dict(target), standalone)
+        self._running[reference] = _Running(job, compiler, deadline, now)
+
+    def poll(self) -> list[tuple[Job, BuildResult]]:
+        """What ended since the last time, by itself or by its deadline. Never waits."""
+        return [self.collect(each) for each in self._find_done(self.pending)] + self.expire()
 
     def collect(self, reference: Any) -> tuple[Job, BuildResult]:
         """The outcome of a finished build."""
         running = self._running.pop(reference)
         try:
-            result, count, resident = ray.get(reference)
-        except ray.exceptions.RayError as error:
-            self._replace(running.actor)
-            message = f"the compiler process died: {str(error).strip().splitlines()[0]}"
-            return running.job, BuildResult(
-                Status.FARM_ERROR, message, seconds=time.monotonic() - running.started, died=True
-            )
+            result, count, resident = self._fetch(reference)
+        except CompilerLostError as error:
+            self._replace(running.compiler)
+            seconds = time.monotonic() - running.started
+            message = f"the compiler process died: {error}"
+            return running.job, BuildResult(Status.FARM_ERROR, message, seconds=seconds, died=True)
         if count >= self._settings.build_recycle_count or resident >= self._settings.build_recycle_bytes:
-            self._replace(running.actor)
+            self._replace(running.compiler)
         else:
-            self._idle.append(running.actor)
+            self._idle.append(running.compiler)
         return running.job, result
 
     def expire(self) -> list[tuple[Job, BuildResult]]:
@@ -177,40 +185,59 @@ class BuildPool(Generic[Job]):
             running = self._running.pop(reference)
             self.look()
             seconds = now - running.started
-            if running.actor in self._loading.values():
+            if running.compiler in self._loading.values():
                 message = f"the compiler did not start within {LOAD_TIMEOUT_S:g} s"
                 result = BuildResult(Status.FARM_ERROR, message, seconds=seconds, died=True)
             else:
                 message = f"not finished within {self._settings.build_timeout_s:g} s"
                 result = BuildResult(Status.BUILD_TIMEOUT, message, seconds=seconds)
-            self._replace(running.actor)
+            self._replace(running.compiler)
             expired.append((running.job, result))
         return expired
 
     def pids(self) -> list[int]:
-        """Process ids of the idle workers, for tests that harm them."""
-        return [int(pid) for pid in ray.get([actor.pid.remote() for actor in self._idle])]
+        """Process ids of the idle compilers, for tests that harm them."""
+        return [self._find_pid(each) for each in self._idle]
 
     def close(self) -> None:
-        """End all workers; never raises for those that are gone already."""
-        for actor in [*self._idle, *(running.actor for running in self._running.values())]:
-            _kill(actor)
+        """End all compilers; never raises for those that are gone already."""
+        for compiler in (*self._idle, *(running.compiler for running in self._running.values())):
+            self._kill(compiler)
         self._idle.clear()
         self._running.clear()
         self._loading.clear()
 
-    def _replace(self, actor: Any) -> None:
-        _kill(actor)
-        self._loading = {reference: each for reference, each in self._loading.items() if each is not actor}
+    def _replace(self, compiler: Any) -> None:
+        self._kill(compiler)
+        self._loading = {reference: each for reference, each in self._loading.items() if each is not compiler}
         self.recycled += 1
-        self._idle.append(self._start())
+        self._start()
 
-    def _start(self) -> Any:
-        actor = ray.remote(**self._options)(Builder).remote()
-        self._loading[actor.versions.remote()] = actor
-        return actor
+    def _start(self) -> None:
+        compiler, reference = self._launch()
+        self._loading[reference] = compiler
+        self._idle.append(compiler)
 
+    @abc.abstractmethod
+    def _launch(self) -> tuple[Any, Any]:
+        """A compiler that loads TVM in the background, and the reference to its `versions`."""
 
-def _kill(actor: Any) -> None:
-    with contextlib.suppress(ray.exceptions.RayError, ValueError):
-        ray.kill(actor)
+    @abc.abstractmethod
+    def _ask(self, compiler: Any, *order: Any) -> Any:
+        """The reference to what its `Builder.build` answers."""
+
+    @abc.abstractmethod
+    def _find_done(self, references: Sequence[Any]) -> list[Any]:
+        """The references whose answers, or failures, are there. Never waits."""
+
+    @abc.abstractmethod
+    def _fetch(self, reference: Any) -> Any:
+        """An answer that is there. Raises CompilerLostError."""
+
+    @abc.abstractmethod
+    def _kill(self, compiler: Any) -> None:
+        """End a compiler, if it has not ended by itself."""
+
+    @abc.abstractmethod
+    def _find_pid(self, compiler: Any) -> int:
+        """Process id of a compiler that is idle."""

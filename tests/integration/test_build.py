@@ -17,6 +17,7 @@ import pytest
 import ray
 
 from device_agent.protocol import Status
+from farm.campaign.engine.ray_compilers import RayBuildPool
 from farm.errors import UsageError
 from farm.search import builder, target, tvm_env
 from farm.search.build_pool import BuildPool, BuildResult
@@ -117,7 +118,7 @@ def start_pool(_ray: None) -> Iterator[Callable[..., BuildPool[str]]]:
     pools: list[BuildPool[str]] = []
 
     def start(**settings: Any) -> BuildPool[str]:
-        pool: BuildPool[str] = BuildPool(1, Settings(**settings))
+        pool: BuildPool[str] = RayBuildPool(1, Settings(**settings))
         pools.append(pool)
         return pool
 

@@ -19,11 +19,12 @@ from farm.boards.health import Kind, Observation, decide_by
 from farm.boards.health import Limits as HealthLimits
 from farm.dropin.board_process import BoardOrder
 from farm.dropin.boards import Boards, Measurement
-from farm.dropin.builder import Compilers
+from farm.dropin.compilers import Compilers
 from farm.dropin.measured import MeasuredLately, recent
 from farm.errors import UnavailableError, UsageError
 from farm.processes.partners import Child
 from farm.search import tvm_env
+from farm.settings import Settings
 from farm.store import Store
 from farm.values import DEFAULT_POINT, Board, Trial
 from tests.integration import candidates
@@ -163,7 +164,8 @@ def test_without_boards_a_script_is_told_why(bench: Bench) -> None:
 def compilers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compilers]:
     """One compiler process, with a deadline that a hung one reaches soon."""
     log = tmp_path_factory.mktemp("compilers") / "log"
-    compilers = Compilers(1, 20.0, 200, lambda: Child.start("farm.dropin.build_process", log, os.environ))
+    settings = Settings(build_timeout_s=20.0)
+    compilers = Compilers(1, settings, lambda: Child.start("farm.dropin.compilers", log, os.environ))
     yield compilers
     pids = compilers.pids()
     compilers.close()
@@ -176,13 +178,29 @@ def test_a_dead_compiler_is_replaced(compilers: Compilers) -> None:
     [first, refused] = compilers.build([(module, TARGET), ("no module", TARGET)])
     assert first.library is not None
     assert first.library[:4] == b"\x7fELF"
-    assert (refused.library, "Error" in refused.error) == (None, True)
+    assert (refused.library, "Error" in refused.message) == (None, True)
     [pid] = compilers.pids()
     os.kill(pid, signal.SIGSTOP)
     threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
     built = compilers.build([(module, TARGET), (module, TARGET)])
     assert [each.library for each in built] == [first.library] * 2
     assert compilers.pids() != [pid]
+
+
+def test_an_interrupted_batch_leaves_the_next_one_alone(compilers: Compilers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was under way when a script was interrupted is not taken for an answer to what it asks next."""
+    module = probe_module()
+    compilers.build([(module, TARGET)])
+
+    def interrupt() -> list[Any]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compilers, "poll", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            compilers.build([(module, TARGET)])
+    [refused] = compilers.build([("no module", TARGET)])
+    assert refused.library is None
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from farm.campaign.verify.tie import TieRule
 from farm.campaign.verify.winners import Verification
 from farm.errors import InternalError
 from farm.measure.arguments import make_inputs
+from farm.search.build_pool import BuildResult
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import DEFAULT_POINT, UNTUNED, WINNER_TRIAL, Record, Trial
@@ -39,18 +40,6 @@ NANO = "jetson-nano"
 KEY = WinnerKey(NANO, "w1", DEFAULT_POINT)
 MAXN = "power_mode=MAXN"
 SAMPLES = 3
-
-
-@dataclasses.dataclass
-class BuildResult:
-    """As `farm.search.build_pool` has it, without the Ray that comes with that."""
-
-    status: Status
-    message: str = ""
-    library: bytes | None = None
-    sha256: str | None = None
-    seconds: float = 0.5
-    died: bool = False
 
 
 def make_order(
@@ -168,7 +157,7 @@ class Rack:
             )
         elif isinstance(request, BuildWanted):
             library = request.module_json.encode()
-            verification.on_built(request.token, BuildResult(Status.OK, "", library, request.module_json))  # type: ignore[arg-type]
+            verification.on_built(request.token, BuildResult(Status.OK, "", library, request.module_json))
         else:
             candidate = (request.program if isinstance(request, RunWanted) else request.library).decode()
             fault = self.run_fault if isinstance(request, RunWanted) else self.fault

@@ -19,6 +19,7 @@ import ray
 
 from device_agent.protocol import Status
 from farm.campaign.engine import ray_nodes
+from farm.campaign.engine.ray_compilers import RayBuildPool
 from farm.campaign.engine.ray_nodes import RayNode
 from farm.errors import UnavailableError
 from farm.search.build_cache import BuildCache, build_key, compiler_versions
@@ -182,7 +183,7 @@ class BuildFarm:
             if node.id not in self._machines and node.id not in self._refused:
                 size = (self._settings.build_workers or self._host_cores) if node.is_here else node.cpus
                 if size:
-                    pool: BuildPool[_Build] = BuildPool(size, self._settings, ray_nodes.on(node))
+                    pool: BuildPool[_Build] = RayBuildPool(size, self._settings, ray_nodes.on(node))
                     self._machines[node.id] = _Machine(node, size, pool)
                     if not node.is_here:
                         self._note(f"{node.name} builds too, {size} at a time")
@@ -202,11 +203,7 @@ class BuildFarm:
             if pool.versions != compiler_versions():
                 self._give_up(machine, f"it has {pool.versions}, not {compiler_versions()} as this machine")
                 return
-        if running := pool.pending:
-            ready, _ = ray.wait(running, num_returns=len(running), timeout=0)
-            for reference in ready:
-                self._on_ended(machine, *pool.collect(reference))
-        for build, result in pool.expire():
+        for build, result in pool.poll():
             self._on_ended(machine, build, result)
 
     def _give_up(self, machine: _Machine, why: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy.typing as npt
 
@@ -19,10 +19,8 @@ from farm.errors import InternalError
 from farm.measure.arguments import read_arguments
 from farm.measure.arrays import Arrays
 from farm.search import gpus
+from farm.search.build_pool import BuildResult
 from farm.settings import Settings
-
-if TYPE_CHECKING:  # it brings Ray along, which nothing here needs
-    from farm.search.build_pool import BuildResult
 
 # Faults that are nobody's, or a board's, are met again this often before a program is given up.
 MAX_FAULTS = 4

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from device_agent.protocol import Outcome, Status
 from farm.campaign.order import Order
@@ -35,11 +35,9 @@ from farm.errors import InternalError
 from farm.measure.arguments import make_inputs
 from farm.measure.arrays import Arrays
 from farm.search import gpus
+from farm.search.build_pool import BuildResult
 from farm.settings import Settings
 from farm.store import Store
-
-if TYPE_CHECKING:  # it brings Ray along, which nothing here needs
-    from farm.search.build_pool import BuildResult
 
 # Tasks of a board type that are prepared besides one for each of its boards, so that boards find work.
 _AHEAD = 2
