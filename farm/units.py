@@ -49,7 +49,6 @@ def joule_scale(values: Iterable[float]) -> Scale:
 
 
 WATT = Scale(1.0, "W")
-MHZ = Scale(1e-6, "MHz")
 
 
 def format_number(value: float) -> str:

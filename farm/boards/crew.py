@@ -191,12 +191,3 @@ def open_crew(
         stack.callback(lambda: crew.end(cut=True))
         crew.add(first)
         yield crew, add_more
-
-
-def require_type(
-    store: Store, types: Callable[[str], BoardType], board_type: str | None, board: str | None
-) -> BoardType:
-    """The type that was named, else the board's, else this machine's. Raises UsageError."""
-    if board_type is None and board is not None and board != "local":
-        return types(str(store.require_board(board)["board_type"]))
-    return types(board_type or "local")

@@ -94,11 +94,6 @@ class FarmMetrics(Collector):
             if (factor := report.get("factor")) is not None:
                 self._values[table.GOLDEN_FACTOR][name,] = float(factor)
 
-    def observe_factor(self, name: str, factor: float) -> None:
-        """A board's calibration factor, as worked out from its history."""
-        with self._lock:
-            self._values[table.GOLDEN_FACTOR][name,] = factor
-
     def observe_tracker(self, up: bool, restarts: int) -> None:
         """Whether the tracker runs, and how often it was started again."""
         with self._lock:

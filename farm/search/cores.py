@@ -53,12 +53,6 @@ class Core:
         """Loads of so many bits that one cycle takes."""
         return self.load_pipes * min(1.0, self.datapath_bits / bits)
 
-    @property
-    def peak_flops(self) -> float:
-        """Of all threads in float32, per second at the typical clock; two for each multiply-add."""
-        per_cycle = self.fma_per_cycle(self.vector_bits) * self.vector_bits / 32
-        return 2 * per_cycle * self.freq_hz * self.threads
-
 
 def core_of(target: Mapping[str, Any], threads: int | None = None) -> Core:
     """The cores of a target in TVM's dict form, all that it names or `threads`.

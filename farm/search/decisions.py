@@ -171,18 +171,6 @@ def list_decisions(knobs: Sequence[Knob]) -> Iterator[tuple[Decision, ...]]:
     return itertools.product(*options)
 
 
-def to_numbers(genome: Genome, knobs: Sequence[Knob]) -> list[float]:
-    """What a model of decisions sees: logarithms of tile sizes, the other decisions as they are."""
-    numbers: list[float] = []
-    for knob, decision in zip(knobs, genome.decisions, strict=True):
-        if isinstance(knob, Tile):
-            sizes = decision if isinstance(decision, tuple) else (1,) * knob.parts
-            numbers += [math.log2(size) for size in sizes]
-        else:
-            numbers.append(float(decision) if isinstance(decision, int) else -3.0)
-    return numbers
-
-
 def _tilings(extent: int, parts: int) -> Iterator[tuple[int, ...]]:
     if parts == 1:
         yield (extent,)

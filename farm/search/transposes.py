@@ -72,15 +72,6 @@ class _Sinking:
             others[binding.var] = out
         return others
 
-    def _note_reader(self, binding: Any) -> None:
-        from tvm import relax
-
-        def note(expression: Any) -> None:
-            if isinstance(expression, relax.Var):
-                self._readers.setdefault(expression, []).append(binding)
-
-        relax.analysis.post_order_visit(binding.value, note)
-
     def _follow(self, binding: Any, out: list[Any]) -> None:
         from tvm import relax
 

@@ -171,7 +171,6 @@ class RecordQueries(Base):
 
 
 _W = schema.workloads
-_BEST = ("candidate", "median_s", "board", "campaign", "recorded_at")
 # SQLite takes 32766 values in one statement; older builds of it take 999.
 _AT_ONCE = 500
 

@@ -13,7 +13,7 @@ from typing import Any
 from device_agent.protocol import CPU
 from farm import units
 from farm.errors import PermanentError, UsageError
-from farm.points.values import Estimate, Goal, Grid, GridPoint, Merge, Objective, PointMeasurement
+from farm.points.values import Estimate, Goal, Grid, GridPoint, Merge, PointMeasurement
 from farm.store import Store
 from farm.sweep import stored
 from farm.sweep.fit.analysis import Analysis, Combined, MeasuredPoint
@@ -24,7 +24,6 @@ from farm.sweep.plan.adaptive import PICK_LEFT, Planner, find_void
 
 # Below this a drift is not worth a word.
 _WORTH_SAYING = 0.005
-_UNITS = {Objective.ENERGY: ("J", 1e3, "mJ"), Objective.LATENCY: ("s", 1e3, "ms"), Objective.POWER: ("W", 1.0, "W")}
 
 
 def make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[str, Any]:
