@@ -60,7 +60,7 @@ class _Trouble:
 # One throttled trial may be the room's warm afternoon; so many in a row are the board's cooling.
 _HOT = _Trouble(3, Kind.THROTTLED, "", "{times} trials in a row: {message}")
 _DRIFTING = _Trouble(3, Kind.DRIFTED, "its clocks do not hold", "its clocks moved in {times} trials in a row")
-_UNPINNED = _Trouble(2, Kind.MISFIT, "its clocks could not be held", "its clocks could not be held: {message}", True)
+_UNPINNED = _Trouble(2, Kind.MISFIT, "its clocks could not be held", "{times} points in a row: {message}", True)
 # What the board lacks, or somebody has just now, is no fault of its own.
 _REFUSING = dataclasses.replace(_UNPINNED, kind=None)
 # Nobody's fault once; a probe tells whose it is.

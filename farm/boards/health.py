@@ -29,7 +29,7 @@ class Kind(StrEnum):
     THROTTLED = "throttled"
     DRIFTED = "drifted"  # slower or faster than its own history or its type allows
     SLOW_SENSORS = "slow_sensors"
-    MISFIT = "misfit"  # of another type than registered, or of another protocol version: somebody has to put it right
+    MISFIT = "misfit"  # of another type or protocol version, or without clocks to hold: somebody has to put it right
     NONSENSE = "nonsense"  # an answer that cannot be true, or is none
     UNSAFE = "unsafe"  # clocks could not be restored
     HOSTILE = "hostile"  # it sent what would have harmed the coordinator
