@@ -63,7 +63,7 @@ class SearchOrder:
 class MeasureOrder:
     """How a candidate is timed; times in seconds. So many (`verify_top`) of a workload's best are measured again.
 
-    Without `repeat_alone` one that has no rival is checked only: its trial is believed.
+    Without `repeat_alone` one that has no rival, not even what was tried first, is checked only: its trial is believed.
     """
 
     number: int

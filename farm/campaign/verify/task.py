@@ -132,6 +132,12 @@ class WinnerTask:
             traces[incumbent.candidate] = incumbent.trace_json
             order.append(incumbent.candidate)
             self._top += 1
+        elif not self._repeat_alone and fresh:
+            # What was tried first is what the workload is compiled to without a record. A moment's load at that time,
+            # and whatever came later would have beaten it.
+            first = str(known[0]["candidate"])
+            order += [fresh[0], *([first] if first in traces else [])]
+            self._top = max(self._top, len(set(order)))
         order += doubted
         self._top += len(set(doubted) - set(fresh[: self._top]))
         order += [*fresh, *(name for name in traces if name in self._settled)]
