@@ -76,6 +76,11 @@ CASES: dict[str, tuple[str, tuple[Any, ...], Callable[..., Any]]] = {
     "mean pool": ("reduce", ((1, 8, 8, 20),), lambda op, x: op.nn.avg_pool2d(x, 3, 1, 1, layout="NHWC")),
     "global pool": ("reduce", ((2, 7, 7, 48),), lambda op, x: op.nn.adaptive_avg_pool2d(x, 1, layout="NHWC")),
     "global pool, channels first": ("reduce", ((2, 20, 7, 7),), lambda op, x: op.nn.adaptive_avg_pool2d(x, 1)),
+    "part of a global pool": (
+        "reduce",
+        ((1, 7, 7, 48),),
+        lambda op, x: op.strided_slice(op.nn.adaptive_avg_pool2d(x, 1, layout="NHWC"), [3], [0], [40]),
+    ),
     "mean of rows": ("reduce", ((6, 40),), lambda op, x: op.mean(x, -1)),
     "maximum of columns": ("reduce", ((40, 6, 18),), lambda op, x: op.max(x, 0)),
     "sum of all": ("reduce", ((3, 40),), lambda op, x: op.sum(x)),

@@ -74,7 +74,7 @@ class Reduce:
         return {
             "pieces": (1, 0) if core.threads > 1 else (0,),
             "lanes": (*apart, *loops.vector_lengths(facts.spatial[-1], lanes)),
-            "vectors": (1, 2, 4, 8),
+            "vectors": tuple(range(1, 9)),
             "pixels": tuple(p for p in loops.divisors(width) if p <= 8),
         }
 
@@ -212,6 +212,8 @@ def _read(schedule: Any) -> Reduction | None:
         return None
     main = mains[0]
     before, after = names[: names.index(main)], names[names.index(main) + 1 :]
+    if after and reading.is_cut(schedule, after[-1]):
+        after.pop()  # a copy of a part of the result, which stays one
     if not all(reading.is_plain(schedule, name) for name in (*before, *after)):
         return None
     kinds = [reading.is_sum(v) for v in blocks[main].iter_vars]
