@@ -150,7 +150,7 @@ def test_the_store_keeps_everything(home: Home, first: dict[str, Any]) -> None:
     """Campaign, trials, records and the board are in the store."""
     [(state, command, budget)] = home.rows("SELECT state, command, trials_budget FROM campaigns WHERE id = 1")
     assert (state, command, budget) == ("finished", "quickstart", TRIALS)
-    [(counted,)] = home.rows("SELECT count(*) FROM trials WHERE campaign = 1 AND status = 'ok'")
+    [(counted,)] = home.rows("SELECT count(*) FROM trials WHERE campaign = 1 AND status = 'ok' AND purpose = 'search'")
     assert counted == first["trials"]["ok"]
     [(distinct,)] = home.rows("SELECT count(DISTINCT workload || candidate) FROM trials WHERE campaign = 1")
     assert distinct == TRIALS
