@@ -118,3 +118,16 @@ def test_transposed_convolutions_are_computed_right() -> None:
         nodes.append(onnx.helper.make_node("Relu", [f"c{number}"], [written]))
         last, channels = written, out
     check_model(make_model(nodes, (1, 8, 5, 6), None, **weights), (1, 8, 5, 6))
+
+
+def test_pools_that_are_written_beside_each_other_are_computed_right() -> None:
+    """Pools of stride 2 without a convolution in sight, then a mean and a maximum of whole maps in one concatenation."""
+    pool = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
+    nodes = [
+        onnx.helper.make_node("MaxPool", ["x"], ["a"], **pool),
+        onnx.helper.make_node("AveragePool", ["a"], ["b"], **pool, count_include_pad=1),
+        onnx.helper.make_node("GlobalAveragePool", ["b"], ["mean"]),
+        onnx.helper.make_node("GlobalMaxPool", ["b"], ["most"]),
+        onnx.helper.make_node("Concat", ["most", "mean"], ["y"], axis=1),
+    ]
+    check_model(make_model(nodes, (1, 6, 37, 41), (1, 12, 1, 1)), (1, 6, 37, 41))

@@ -212,8 +212,8 @@ def _read(schedule: Any) -> Reduction | None:
         return None
     main = mains[0]
     before, after = names[: names.index(main)], names[names.index(main) + 1 :]
-    if after and reading.is_cut(schedule, after[-1]):
-        after.pop()  # a copy of a part of the result, which stays one
+    if after and (reading.is_cut(schedule, after[-1]) or not reading.is_plain(schedule, after[-1])):
+        after.pop()  # writes a part of the result, or writes it into a part of something: stays as it is
     if not all(reading.is_plain(schedule, name) for name in (*before, *after)):
         return None
     kinds = [reading.is_sum(v) for v in blocks[main].iter_vars]
