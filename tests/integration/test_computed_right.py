@@ -121,7 +121,7 @@ def test_transposed_convolutions_are_computed_right() -> None:
 
 
 def test_pools_that_are_written_beside_each_other_are_computed_right() -> None:
-    """Pools of stride 2 without a convolution in sight, then a mean and a maximum of whole maps in one concatenation."""
+    """Pools of stride 2 with columns innermost, then a mean and a maximum of whole maps in one concatenation."""
     pool = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
     nodes = [
         onnx.helper.make_node("MaxPool", ["x"], ["a"], **pool),
