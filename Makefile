@@ -79,8 +79,7 @@ lint:
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# Halves in time; a new file is in one of them. NumPy's threads would only take turns with what runs beside them.
-unit-first unit-second: export OPENBLAS_NUM_THREADS := 1
+# Halves in time; a new file is in one of them.
 unit-first:
 	$(BIN)/python -m pytest -q tests/unit/test_[a-o]*.py
 

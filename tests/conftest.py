@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import pathlib
 from collections.abc import Iterator
 
 import pytest
 
 from tests import postgresql
+
+# Before anybody loads NumPy. What tests compute is small, and something runs beside them: threads that wait for each
+# other would take longer than one. `farm` itself sets it, too.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _HERE = pathlib.Path(__file__).parent
 _KINDS = ("unit", "contract", "integration", "acceptance", "real_kernel", "gpu")
@@ -26,3 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         kind = item.path.relative_to(_HERE).parts[0]
         if kind in _KINDS:
             item.add_marker(kind)
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is loaded by now out of the garbage collector's rounds: it is a lot, and stays until the end."""
+    gc.freeze()

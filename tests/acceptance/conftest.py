@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -109,6 +111,7 @@ class Home:
     def start(self, *arguments: str, **environment: str) -> Running:
         """Start `farm` in a process group of its own, as a shell does."""
         self._count += 1
+        self._share_golden_kernels()
         out, err = (self.path / f"{self._count}.{name}" for name in ("out", "err"))
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
@@ -125,6 +128,14 @@ class Home:
     def run(self, *arguments: str, timeout_s: float = PATIENCE_S, **environment: str) -> Done:
         """Run `farm` to its end."""
         return self.start(*arguments, **environment).wait(timeout_s)
+
+    def _share_golden_kernels(self) -> None:
+        """Have a home that is there use the kernels of all homes: each takes the compiler's start, and is the same."""
+        home = pathlib.Path(self.environment["FARM_HOME"])
+        with contextlib.suppress(OSError):  # the farm has made the folder by then, or nobody can
+            if home.is_dir():
+                (home / "cache").mkdir(exist_ok=True)
+                (home / "cache" / "golden").symlink_to(golden_folder())
 
     def processes(self) -> list[psutil.Process]:
         """Every living process that this home's commands have started, however far down."""
@@ -170,6 +181,14 @@ class Home:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+@functools.cache
+def golden_folder() -> pathlib.Path:
+    """Where the homes of this run keep golden kernels; the first that needs one builds it."""
+    folder = tempfile.mkdtemp(prefix="farm-test-golden-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return pathlib.Path(folder)
 
 
 def find_free_port() -> int:

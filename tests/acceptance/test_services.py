@@ -27,7 +27,12 @@ def rack(home: Home) -> Iterator[Home]:
 
 
 def is_reachable(home: Home) -> bool:
-    """Whether the services reach every board, and have probed it: nobody holds one."""
+    """Whether the services reach every board, and have probed it: nobody holds one. The store is asked first, which
+    takes a thousandth of what the command takes.
+    """
+    good = "SELECT count(*) FROM boards WHERE reachable AND health = 'good' AND name NOT IN (SELECT board FROM leases)"
+    if home.rows(good) != [(len(BOARDS),)]:
+        return False
     status = home.run("status", "--json")
     boards = status.json().get("boards", []) if status.code == 0 else []
     ready = [board for board in boards if board["reachable"] and board["health"] == "good" and board["lease"] is None]
