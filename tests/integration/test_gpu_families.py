@@ -120,3 +120,30 @@ def test_a_family_computes_what_the_function_says(name: str, computed: dict[str,
     reference, *others = computed[name]
     for result in others:
         np.testing.assert_allclose(result.reshape(reference.shape), reference, rtol=1e-4, atol=1e-4)
+
+
+OFFERED: dict[str, tuple[tuple[Any, ...], Build]] = {
+    "max pool": (((1, 27, 27, 256),), lambda op, x: op.nn.max_pool2d(x, 3, 2, layout="NHWC")),
+    "dense 3x3, odd": (((1, 27, 27, 32), (3, 3, 32, 128)), _conv()),
+}
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_tvm_takes_what_is_offered(name: str) -> None:
+    """None of the 20 plans that are predicted best is refused: what a block stages is what its tile reads."""
+    tvm, (shapes, build) = tvm_env.load(), OFFERED[name]
+    host = target.host_target(2)
+    config = gpus.to_config("jetson-nano", code.plan_gpu(load_board_types()["jetson-nano"]), host, simulated=True)
+    module = tvm.IRModule({"main": _build(shapes, build, target.make_target(host))})
+    outlook = rule.read_outlook(module, gpus.unit_of(config))
+    assert outlook is not None
+    context = traces.make_context(module, target.make_target(config))
+    refused = []
+    for _, plan in outlook.plans()[:20]:
+        schedule = tvm.s_tir.Schedule(module, error_render_level="none")
+        try:
+            outlook.apply(schedule, plan)
+            traces.finish(schedule, context)
+        except (RuntimeError, ValueError, TypeError) as error:
+            refused.append((dict(plan), str(error)[:100]))
+    assert refused == []

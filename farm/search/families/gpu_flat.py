@@ -23,14 +23,15 @@ _LONG, _FEW = 32, 2048
 class Map:
     """A function of at most one block that sums up, `main`, and blocks around it that write one element each.
 
-    `inlined` are computed where they are read, `last` writes the result, which has `results` elements of
-    `element_bytes`, `run` of them in a row along its last loop. `depth` is how many steps one takes, `loads` what it
-    reads at each. `moved_bytes` are those of all arguments and the result.
+    `inlined` are computed where they are read, `last` writes the result, whose loops go over `extents`. It has
+    `results` elements of `element_bytes`, `run` of them in a row along its last loop. `depth` is how many steps one
+    takes, `loads` what it reads at each. `moved_bytes` are those of all arguments and the result.
     """
 
     main: str | None
     inlined: tuple[str, ...]
     last: str
+    extents: tuple[int, ...]
     results: int
     run: int
     depth: int
@@ -51,13 +52,13 @@ class GpuFlat:
     def options(self, facts: Map, core: TargetGpu) -> Mapping[str, tuple[int, ...]]:
         each = tuple(n for n in (1, 2, 4) if facts.run % n == 0)
         # What a thread sums up is moved to it only where all blocks are full.
-        full = sorted({_nearest(facts.results, n) for n in (64, 128, 256, 512)}) if facts.main else []
+        full = sorted({_nearest(facts.extents, n) for n in (64, 128, 256, 512)}) if facts.main else []
         threads = tuple(n for n in full if n >= WARP) or tuple(full[-1:])
         return {"threads": threads or (64, 128, 256, 512), "each": each}
 
     def predict(self, facts: Map, plan: Plan, core: TargetGpu) -> Prediction | None:
         each = plan["each"]
-        if facts.main and facts.results % (plan["threads"] * each):
+        if facts.main and not _is_whole(plan["threads"], (*facts.extents[:-1], facts.run // each)):
             return None
         # Weights are read by all, so a warp's threads read in rows where results lie in rows.
         moved = facts.results * (facts.depth * facts.loads + 1) * facts.element_bytes
@@ -77,8 +78,10 @@ class GpuFlat:
 
     def apply(self, schedule: Any, facts: Map, plan: Plan) -> None:
         last = _prepare(schedule, facts, "local")
-        fused = schedule.fuse(*schedule.get_loops(last))
-        block, thread, lane = schedule.split(fused, [None, plan["threads"], plan["each"]])
+        # A thread's own are taken off first: of one loop over all, TVM does not see that they lie in one row.
+        *outer, row = schedule.get_loops(last)
+        row, lane = schedule.split(row, [None, plan["each"]])
+        block, thread = schedule.split(schedule.fuse(*outer, row), [None, plan["threads"]])
         schedule.bind(block, "blockIdx.x")
         schedule.bind(thread, "threadIdx.x")
         if facts.main:
@@ -147,9 +150,23 @@ class GpuSums:
         schedule.bind(share, "threadIdx.y")
 
 
-def _nearest(results: int, wanted: int) -> int:
-    """The divisor of a number that is nearest to another, at most a block's threads."""
-    return min(loops.divisors(results, THREADS_PER_BLOCK // 2), key=lambda each: (abs(each - wanted), each))
+def _nearest(extents: tuple[int, ...], wanted: int) -> int:
+    """The number of a block's threads nearest to another that covers whole parts of loops with these extents."""
+    whole = [n for n in loops.divisors(math.prod(extents), THREADS_PER_BLOCK // 2) if _is_whole(n, extents)]
+    return min(whole, key=lambda each: (abs(each - wanted), each))
+
+
+def _is_whole(threads: int, extents: tuple[int, ...]) -> bool:
+    """Whether so many steps in a row of nested loops are some inner loops and a whole part of the next one: TVM moves a
+    sum to a thread where it sees that alone.
+    """
+    for extent in reversed(extents):
+        if extent % threads == 0:
+            return True
+        if threads % extent:
+            return False
+        threads //= extent
+    return threads == 1
 
 
 def _prepare(schedule: Any, facts: Map, scope: str) -> Any:
@@ -191,6 +208,7 @@ def read_map(schedule: Any) -> Map | None:
         main=main,
         inlined=tuple(name for name in names[:-1] if name != main),
         last=names[-1],
+        extents=tuple(spatial),
         results=math.prod(spatial),
         run=spatial[-1] if spatial else 1,
         depth=math.prod(sums),

@@ -96,11 +96,15 @@ class GpuTiles:
     def apply(self, schedule: Any, facts: Contraction, plan: Plan) -> None:
         """Tile what follows the contraction, compute that inside, stage what it reads."""
         main = schedule.get_sblock(facts.main)
-        if facts.pad:
+        held = None
+        if facts.pad and len(facts.sums) > 1:
+            # Padded as it is staged: zeros are asked for once, not at every product, and TVM sees what a block stages.
+            held = schedule.get_sblock(facts.pad)
+            schedule.set_scope(held, 0, "shared")
+        elif facts.pad:
             schedule.compute_inline(schedule.get_sblock(facts.pad))
         for name in facts.between:
             schedule.compute_inline(schedule.get_sblock(name))
-        held = None
         if len(facts.sums) == 1:
             # By the block's own loops: rows and columns of pixels in one loop would be staged as whole rows.
             held = schedule.reindex(main, ("read", facts.data_at))
