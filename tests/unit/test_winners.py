@@ -309,6 +309,20 @@ def test_the_best_alone_has_to_beat_what_was_tried_first(store: Store) -> None:
     assert {row["candidate"] for row in rack.winner_trials(campaign)} == {"a", "b"}
 
 
+@pytest.mark.parametrize("stop_after", range(8, 16))
+def test_a_restart_changes_nobodys_rival(store: Store, stop_after: int) -> None:
+    """Who was measured beside what was tried first goes on; what has come to seem faster does not join."""
+    rack = Rack(store, make_order(verify_top=1, repeat_alone=False), dict(FOUR))
+    campaign = rack.search("vision", FOUR)
+    rack.latency_s["b"] = 1.3e-3
+    rack.drive(rack.open(campaign), stop_after)
+    assert rack.drive(rack.open(campaign))
+    record = rack.record()
+    assert record is not None
+    assert record.candidate == "a"
+    assert {row["candidate"] for row in rack.winner_trials(campaign)} == {"a", "b"}
+
+
 def test_the_best_alone_is_measured_beside_what_may_be_as_fast(store: Store) -> None:
     """Untuned code that may be as fast, and the record that a candidate seems to beat, are rivals all the same."""
     rack = Rack(store, make_order(verify_top=1, repeat_alone=False), FOUR | {"e": 0.5e-3, "f": 1.5e-3})

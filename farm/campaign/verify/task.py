@@ -133,14 +133,14 @@ class WinnerTask:
             order.append(incumbent.candidate)
             self._top += 1
         elif not self._repeat_alone and fresh:
-            # What was tried first is what the workload is compiled to without a record. A moment's load at that time,
-            # and whatever came later would have beaten it.
+            # What was tried first is what the workload is compiled to without a record, as a rule. A moment's load at
+            # that time, and whatever came later would have beaten it.
             first = str(known[0]["candidate"])
-            order += [fresh[0], *([first] if first in traces else [])]
-            self._top = max(self._top, len(set(order)))
-        order += doubted
-        self._top += len(set(doubted) - set(fresh[: self._top]))
-        order += [*fresh, *(name for name in traces if name in self._settled)]
+            order += [*([first] if first in traces else []), fresh[0]]
+            self._top = min(self._top + 1, len(set(order)))
+        seats = list(dict.fromkeys([*order, *fresh]))[: self._top]
+        self._top += len(set(doubted) - set(seats))
+        order += [*doubted, *fresh, *(name for name in traces if name in self._settled)]
         self._queue = [(name, traces[name]) for name in dict.fromkeys(order) if name not in failed]
         if not self._queue:
             return Result(reason="no candidate of it ran well" if not failed else _join(failed))
