@@ -78,7 +78,9 @@ class Settings:
     measure_min_repeat_s: float = _setting(0.02, "FARM_MEASURE_MIN_REPEAT_S", "least duration of one sample")
     measure_timeout_s: float = _setting(10.0, "FARM_MEASURE_TIMEOUT_S", "deadline of one trial on the board")
     measure_memory_bytes: int = _setting(2 << 30, "FARM_MEASURE_MEMORY_BYTES", "memory a candidate may allocate")
-    model_runs: int = _setting(60, "FARM_MODEL_RUNS", "timed runs of a whole model, per variant")
+    model_runs: int = _setting(
+        60, "FARM_MODEL_RUNS", "timed runs of a whole model, per variant; of untuned code 15 at most"
+    )
     model_timeout_s: float = _setting(120.0, "FARM_MODEL_TIMEOUT_S", "deadline of one block of such runs")
     model_memory_bytes: int = _setting(8 << 30, "FARM_MODEL_MEMORY_BYTES", "memory a whole model may allocate")
 

@@ -95,7 +95,15 @@ def bench(
         factor = find_tolerance_factor(algorithms)
         inputs = make_inputs(subject.brought.inputs, settings.seed)
         variants = [
-            Variant(each, Engine.RELAX_VM, programs[each], ordered(inputs), each == OURS, subject.device)
+            Variant(
+                each,
+                Engine.RELAX_VM,
+                programs[each],
+                ordered(inputs),
+                each == OURS,
+                subject.device,
+                each == UNTUNED,
+            )
             for each in (OURS, *rivals)
             if each in programs
         ]
@@ -104,7 +112,7 @@ def bench(
             variants.insert(1, Variant(ONNXRUNTIME, Engine.ONNXRUNTIME, source.onnx_bytes, inputs))
         elif ONNXRUNTIME in rivals:
             missing[ONNXRUNTIME] = f"ONNX Runtime is not installed on {board.name}"
-        say(f"{name}: timing {', '.join(LABELS[each.name] for each in variants)}, {settings.model_runs} runs each")
+        say(f"{name}: timing {', '.join(LABELS[each.name] for each in variants)} in turns")
         energy = plan_window(about, _WINDOW_S).to_energy()
         timed = time_in_turns(board.run, variants, settings.model_runs, limits, energy=energy)
         timed.missing |= missing

@@ -18,6 +18,8 @@ from farm.measure.statistics import Summary, summarise
 # The variants take turns in this many rounds.
 ROUNDS = 3
 WARMUP_RUNS = 5
+# Code as TVM comes is slower by so much that fewer runs tell as well, and would take most of the time.
+BASELINE_RUNS, BASELINE_WARMUP_RUNS = 15, 1
 
 # Runs a program on inputs in the order of its arguments.
 Run = Callable[[RunSpec, bytes, dict[str, Any]], "tuple[Outcome, dict[str, Any]]"]
@@ -25,7 +27,7 @@ Run = Callable[[RunSpec, bytes, dict[str, Any]], "tuple[Outcome, dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A program to time. One that is `needed` ends everything where it does not run."""
+    """A program to time. One that is `needed` ends everything where it does not run; a `baseline` gets fewer runs."""
 
     name: str
     engine: Engine
@@ -33,6 +35,7 @@ class Variant:
     inputs: Mapping[str, Any] = dataclasses.field(repr=False)
     needed: bool = False
     device: str = CPU
+    baseline: bool = False
 
 
 @dataclasses.dataclass
@@ -58,17 +61,21 @@ def time_in_turns(
     rounds: int = ROUNDS,
     energy: EnergySpec | None = None,
 ) -> Timed:
-    """Time every variant `runs` times in all. Raises PermanentError where a needed one does not run."""
+    """Time every variant `runs` times in all, baselines `BASELINE_RUNS` times at most.
+
+    Raises PermanentError where a needed one does not run.
+    """
     timed = Timed()
     for _ in range(rounds):
         for variant in variants:
             name = variant.name
             if name in timed.missing:
                 continue
+            wanted = min(runs, BASELINE_RUNS) if variant.baseline else runs
             spec = RunSpec(
                 variant.engine,
-                runs=-(-runs // rounds),
-                warmup=WARMUP_RUNS,
+                runs=-(-wanted // rounds),
+                warmup=BASELINE_WARMUP_RUNS if variant.baseline else WARMUP_RUNS,
                 device=variant.device,
                 limits=limits,
                 energy=energy,
@@ -91,7 +98,8 @@ def time_in_turns(
 def describe_runs(runs: int) -> str:
     """How so many runs of each variant were timed, for reports."""
     return (
-        f"{runs} timed runs per variant in {ROUNDS} alternating blocks, {WARMUP_RUNS} warm-up runs dropped before each"
+        f"{runs} timed runs per variant ({min(runs, BASELINE_RUNS)} of untuned code) in {ROUNDS} alternating blocks, "
+        f"{WARMUP_RUNS} warm-up runs ({BASELINE_WARMUP_RUNS} of untuned code) dropped before each"
     )
 
 

@@ -74,9 +74,7 @@ def run(
         compiled = compile_model(model, shapes, target, pipeline, records, board_type.link_triple)
         programs = {"untuned": untuned, "predicted": by_rule, "tuned": compiled}
         with hold_type(settings, store, board_type, 0.0, "quickstart", listener.note) as held:
-            listener.note(
-                f"timing untuned, predicted, tuned and ONNX Runtime on {held.name}, {settings.model_runs} runs each"
-            )
+            listener.note(f"timing untuned, predicted, tuned and ONNX Runtime in turns on {held.name}")
             timed = _time_variants(held, settings, request, programs, int(target["num-cores"]))
             board = held.description.to_dict()
     swept = _sweep(request, settings, store, listener, {"untuned": untuned, "tuned": compiled}, timed)
@@ -101,7 +99,9 @@ def _time_variants(
     """Run all of them and ONNX Runtime on the board, in turns, with the same inputs and threads."""
     inputs = make_inputs(request.inputs, settings.seed)
     variants = [
-        Variant(name, Runner.RELAX_VM, program.library, ordered(inputs), needed=name == "tuned")
+        Variant(
+            name, Runner.RELAX_VM, program.library, ordered(inputs), needed=name == "tuned", baseline=name == "untuned"
+        )
         for name, program in programs.items()
     ]
     missing = {}
