@@ -31,6 +31,7 @@ class Orders:
     def __init__(self, folder: Path, shared: tuple[object, ...]) -> None:
         self._folder, self._shared = folder, shared
         self._numbers = itertools.count(1)
+        self._sent: Path | None = None
         self.reading, self.writing = os.pipe()
 
     def close(self, *ends: int) -> None:
@@ -40,12 +41,21 @@ class Orders:
                 os.close(end)
 
     def send(self, job: Callable[[], bytes], *more: Any) -> None:
-        """Give the worker a job, and what goes with it. Raises OSError where it is gone, or the disk is full."""
+        """Give the worker a job, and what goes with it. Raises OSError where it is gone, or the disk is full.
+
+        Once that job has ended, however it did, `clear` is to be called.
+        """
         name = f"{next(self._numbers):0{_NAME_BYTES}}"
         buffer = io.BytesIO()
         _Pickler(buffer, self._shared).dump((job, *more))
-        (self._folder / f"job-{name}").write_bytes(buffer.getvalue())
+        self._sent = self._folder / f"job-{name}"
+        self._sent.write_bytes(buffer.getvalue())
         os.write(self.writing, name.encode())
+
+    def clear(self) -> None:
+        """Remove what is left of a job that no worker took."""
+        if self._sent is not None:
+            self._sent.unlink(missing_ok=True)
 
     def receive(self) -> tuple[Any, ...] | None:
         """The next job with what goes with it; None once there will be none. Raises OSError."""

@@ -68,6 +68,12 @@ def allow(memory_bytes: int, *, for_good: bool = True) -> int:
     return allowed
 
 
+def lift() -> None:
+    """Let this process map what it likes again, after an `allow` that was not for good."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
 def thread_count(limits: Limits, cpus: tuple[int, ...] = ()) -> int:
     """The number of threads a worker computes with: as asked for, or one per core it is placed on or may use."""
     return limits.threads or len(cpus) or len(os.sched_getaffinity(0))

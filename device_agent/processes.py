@@ -32,7 +32,7 @@ _HANDLED_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 _threads_at_birth = 1
 # Children of this process that outlive sessions; see `spare`.
 _spared: set[int] = set()
-# Python takes a thread off its own list before the kernel does: one that was just joined is seen for a moment more.
+# The kernel takes a thread off its list after Python or whoever joined it: it is seen for a moment more.
 _LOOKS, _LOOK_PAUSE_S = 50, 0.001
 
 
@@ -92,7 +92,7 @@ def _run_child(parent: int, body: Callable[[], None]) -> NoReturn:
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         global _threads_at_birth
-        _threads_at_birth = _count_threads()
+        _threads_at_birth = count_threads()
         body()
         code = 0
     except BaseException:  # noqa: BLE001  the edge of a process: nothing may unwind into the parent's stack
@@ -109,15 +109,27 @@ def has_started_threads() -> bool:
 
     Our own (the heartbeat to the clock helper) hold no lock that a forked process could need.
     """
+    return _stay_more(lambda: count_threads() - (threading.active_count() - 1), _threads_at_birth)
+
+
+def has_more_threads(pid: int, than: int) -> bool:
+    """Whether the child `pid` has more than so many threads, those left out that are about to end."""
+    return _stay_more(lambda: count_threads(pid), than)
+
+
+def _stay_more(count: Callable[[], int], than: int) -> bool:
     for _ in range(_LOOKS):
-        if _count_threads() - (threading.active_count() - 1) <= _threads_at_birth:
+        if count() <= than:
             return False
         time.sleep(_LOOK_PAUSE_S)
     return True
 
 
-def _count_threads() -> int:
-    return len(os.listdir("/proc/self/task"))
+def count_threads(pid: int | None = None) -> int:
+    """The threads of `pid` (by default this process); 0 once it is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        return len(os.listdir(f"/proc/{pid or 'self'}/task"))
+    return 0
 
 
 def find_children(pid: int | None = None) -> list[int]:

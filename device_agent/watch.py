@@ -23,7 +23,9 @@ OUTPUT_BYTES = 2000
 _LOOK_S = 0.1
 # How long a crashing worker may take to die once its memory has been looked at.
 _DYING_S = 1.0
-# A report starts with the address space allowed, sent before anything foreign runs; the length of its frame follows.
+# A report starts with this, sent before anything foreign runs: the address space allowed, the most mapped so far, in
+# bytes, and the number of threads. The length of its frame follows.
+BEGUN = struct.Struct("<3Q")
 SIZE = struct.Struct("<Q")
 # Loading what it was given, running it, or reading sensors before and after that.
 Stage = Literal["loading", "running", "sensing"]
@@ -48,9 +50,11 @@ class End:
     stage: Stage = "running"  # what it did when its deadline came
     output: str = ""
     distress: str = ""  # what its fault handler wrote
-    allowed_bytes: int = 0
+    allowed_bytes: int = 0  # 0: it had not begun
+    earlier_peak_bytes: int = 0  # the most it had mapped before it began, as one that did other jobs may have
+    threads: int = 0  # when it began
     crashing: bool = False  # it called for us from its fault handler
-    peak_bytes: int = 0  # the most it had mapped when it crashed; 0: not seen
+    peak_bytes: int = 0  # the most it had mapped since it began, when it crashed; 0: not seen
 
 
 class Watch:
@@ -128,7 +132,10 @@ class Watch:
         """Note how much a crashing worker has mapped; it waits for us to read from the distress socket."""
         if not self._end.crashing:
             self._end.crashing = True
-            self._end.peak_bytes = limits.peak_mapped_bytes(self._pid)
+            peak = limits.peak_mapped_bytes(self._pid)
+            # One that has not grown is another job's; what is mapped now is this one's.
+            grown = peak > self._end.earlier_peak_bytes
+            self._end.peak_bytes = peak if grown else limits.mapped_bytes(self._pid)
             self._deadline = min(self._deadline, time.monotonic() + _DYING_S)
 
     def _read(self, fd: int) -> bool:
@@ -149,13 +156,13 @@ class Watch:
         return bool(data)
 
     def _parse_report(self) -> None:
-        received = self._received[self._report]
-        if len(received) >= SIZE.size:
-            (self._end.allowed_bytes,) = SIZE.unpack_from(received)
-        if len(received) >= 2 * SIZE.size:
-            (size,) = SIZE.unpack_from(received, SIZE.size)
-            if len(received) >= 2 * SIZE.size + size:
-                self._end.report = bytes(memoryview(received)[2 * SIZE.size : 2 * SIZE.size + size])
+        received, end, start = self._received[self._report], self._end, BEGUN.size + SIZE.size
+        if len(received) >= BEGUN.size:
+            end.allowed_bytes, end.earlier_peak_bytes, end.threads = BEGUN.unpack_from(received)
+        if len(received) >= start:
+            (size,) = SIZE.unpack_from(received, BEGUN.size)
+            if len(received) >= start + size:
+                end.report = bytes(memoryview(received)[start : start + size])
 
 
 def _find_stage(phases: Phases) -> Stage:

@@ -23,10 +23,11 @@ from device_agent import arguments, engines, gpu, kept, limits, processes, proto
 from device_agent.errors import AgentError
 from device_agent.plan import OverrunError, Plan
 from device_agent.protocol import Limits, Outcome, Status
-from device_agent.watch import OUTPUT_BYTES, SIZE, End, Watch
+from device_agent.watch import BEGUN, OUTPUT_BYTES, SIZE, End, Watch
 
 # Runs in the session while a worker runs: the power sampler.
 Beside = Callable[[], contextlib.AbstractContextManager[object]]
+_Spec = protocol.MeasureSpec | protocol.RunSpec
 
 # A crash this close to the limit (a quarter of what was granted) is blamed on memory: the allocation that failed is
 # not counted in the peak.
@@ -69,9 +70,7 @@ class Workers:
         finally:
             path.unlink(missing_ok=True)
 
-    def _run(
-        self, job: Callable[[], bytes], spec: protocol.MeasureSpec | protocol.RunSpec, plan: Plan, beside: Beside
-    ) -> tuple[Outcome, bytes]:
+    def _run(self, job: Callable[[], bytes], spec: _Spec, plan: Plan, beside: Beside) -> tuple[Outcome, bytes]:
         """Run `job`, which returns a frame of an Outcome and its payload, in a worker."""
         started_at = time.time()
         payload = b""
@@ -84,34 +83,36 @@ class Workers:
             )
         else:
             try:
-                end = self._supervise(job, spec.limits, spec.device == protocol.GPU, plan, beside)
-                outcome, payload = _judge(end, spec.limits)
+                end = self._supervise(job, spec, plan, beside)
+                outcome, payload = _judge(end, spec.limits, on_gpu=spec.device == protocol.GPU)
             except OSError as error:
                 outcome = Outcome(Status.FARM_ERROR, f"the board cannot start a worker: {error}")
         return dataclasses.replace(outcome, started_at=started_at), payload
 
-    def _supervise(self, job: Callable[[], bytes], allowed: Limits, on_gpu: bool, plan: Plan, beside: Beside) -> End:
+    def _supervise(self, job: Callable[[], bytes], spec: _Spec, plan: Plan, beside: Beside) -> End:
         """Have a worker do `job`, collect what it says, and leave nothing of it behind but what may be kept."""
         plan.marks.clear()
-        first_s = allowed.timeout_s if allowed.load_timeout_s is None else allowed.load_timeout_s
-        deadline = time.monotonic() + first_s + plan.extra_s
-        worker = self._take(plan.cpus) if on_gpu else self._fork(job, allowed, plan.cpus)
+        allowed = spec.limits
+        deadline = time.monotonic() + _first_s(allowed) + plan.extra_s
+        worker = self._take(plan.cpus) if spec.device == protocol.GPU else self._fork(job, allowed, plan.cpus)
         goes_on = False
         try:
             with beside():
                 if worker.orders is not None:
-                    worker.orders.send(job, allowed)
+                    worker.orders.send(job, spec)
                 watch = Watch(worker, deadline, plan.marks.read)
                 if allowed.load_timeout_s is not None:
                     watch.run_s = allowed.timeout_s + plan.extra_s
                 end = watch.run()
-                goes_on = worker.orders is not None and watch.alone and _is_ok(end) and worker.may_go_on(allowed)
+                goes_on = worker.orders is not None and watch.alone and _is_ok(end) and worker.may_go_on(allowed, end)
                 return end if goes_on else watch.finish()
         finally:
             if goes_on:
                 self._kept = worker
             else:
                 worker.leave()
+            if worker.orders is not None:
+                worker.orders.clear()
 
     def _fork(self, job: Callable[[], bytes], allowed: Limits, cpus: tuple[int, ...]) -> _Worker:
         """A worker that does one job."""
@@ -157,9 +158,11 @@ class _Worker:
             # `workers` is closed now, so that the worker's death is an end of file here.
             self._ours = ours.pop_all()
 
-    def may_go_on(self, allowed: Limits) -> bool:
-        """Whether it may do another job after one that went well."""
+    def may_go_on(self, allowed: Limits, end: End) -> bool:
+        """Whether it may do another job after one that went well: one that left no thread and not much memory."""
         self._jobs += 1
+        if processes.has_more_threads(self.pid, end.threads):
+            return False
         mapped = limits.mapped_bytes(self.pid)
         self._first_bytes = self._first_bytes or mapped
         gathered = mapped - self._first_bytes
@@ -195,7 +198,6 @@ class _Ends:
 def _time_candidate(spec: protocol.MeasureSpec, library: bytes, path: Path, plan: Plan) -> bytes:
     """A worker's job: time a candidate, which is put into the file `path`."""
     path.write_bytes(library)
-    arguments.prepare(spec.arguments, spec.seed)  # for the next candidate, where this worker is kept
     return protocol.pack_frame(timing.time_candidate(spec, path, plan).to_json(), b"")
 
 
@@ -233,8 +235,9 @@ def _serve(orders: kept.Orders, cpus: tuple[int, ...], ends: _Ends) -> None:
     ends.enter(orders.reading)
     begun: Limits | None = None
 
-    def begin(allowed: Limits) -> int:
+    def begin(spec: _Spec) -> int:
         nonlocal begun
+        allowed = spec.limits
         if begun is None:
             # Its threads and what the driver maps, which is many times a board's memory, are not the candidate's.
             limits.prepare(allowed, cpus)
@@ -242,11 +245,14 @@ def _serve(orders: kept.Orders, cpus: tuple[int, ...], ends: _Ends) -> None:
         elif begun.threads != allowed.threads:
             limits.start_threads(limits.thread_count(allowed, cpus), cpus)
         begun = allowed
+        if isinstance(spec, protocol.MeasureSpec):
+            arguments.prepare(spec.arguments, spec.seed)  # inputs are not charged to the candidate, here as in forks
         return limits.allow(allowed.memory_bytes, for_good=False)
 
     while found := orders.receive():
-        job, allowed = found
-        _report(ends, job, functools.partial(begin, allowed))
+        job, spec = found
+        _report(ends, job, functools.partial(begin, spec))
+        limits.lift()
         del job, found
         gpu.forget_memory()
         gc.collect()
@@ -257,12 +263,13 @@ def _report(ends: _Ends, job: Callable[[], bytes], begin: Callable[[], int]) -> 
     granted = 0
     try:
         granted = begin()
-        os.write(ends.report, SIZE.pack(granted))
+        peak = limits.peak_mapped_bytes(os.getpid())
+        os.write(ends.report, BEGUN.pack(granted, peak, processes.count_threads()))
         limits.hold_when_crashing(ends.distress)
         frame = job()
     except Exception as error:  # noqa: BLE001  the edge of a process: what the candidate raises is its outcome
         frame = protocol.pack_frame(_judge_exception(error).to_json(), b"")
-    left = memoryview((b"" if granted else SIZE.pack(0)) + SIZE.pack(len(frame)) + frame)
+    left = memoryview((b"" if granted else bytes(BEGUN.size)) + SIZE.pack(len(frame)) + frame)
     while left:
         left = left[os.write(ends.report, left) :]
 
@@ -294,7 +301,12 @@ def _judge_exception(error: Exception) -> Outcome:
     return Outcome(Status.CRASHED, f"the candidate raised {type(error).__name__}: {text}")
 
 
-def _judge(end: End, allowed: Limits) -> tuple[Outcome, bytes]:
+def _first_s(allowed: Limits) -> float:
+    """How long a worker may take, up to its candidate's first call where that has a limit of its own."""
+    return allowed.timeout_s if allowed.load_timeout_s is None else allowed.load_timeout_s
+
+
+def _judge(end: End, allowed: Limits, *, on_gpu: bool) -> tuple[Outcome, bytes]:
     """The outcome of a worker's end, and the payload of its report."""
     if end.report is not None:
         try:
@@ -305,10 +317,9 @@ def _judge(end: End, allowed: Limits) -> tuple[Outcome, bytes]:
     said = f"; it last wrote: {end.output}" if end.output else ""
     if end.timed_out or end.status is None:
         stuck = "" if end.status is not None else "; its process does not die (a driver may be stuck)"
-        if not end.allowed_bytes:
-            message = (
-                f"the worker could load nothing for {allowed.timeout_s:g} s: the GPU's driver does not answer{stuck}"
-            )
+        if on_gpu and not end.allowed_bytes:
+            waited_s = _first_s(allowed)
+            message = f"the worker could load nothing for {waited_s:g} s: the GPU's driver does not answer{stuck}"
             return Outcome(Status.FARM_ERROR, message), b""
         if end.stage == "sensing" and end.status is not None:
             return Outcome(Status.FARM_ERROR, "the board's own sensors could not be read in time"), b""
