@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from farm.search.target import make_target
 from farm.search.tvm_errors import find_reason
 
 _PREFIX = "farm-build-"
+_LOOK_S = 0.05
 
 
 def build_candidate(module_json: str, target_config: Mapping[str, Any], *, standalone: bool = False) -> bytes:
@@ -70,11 +72,19 @@ def content_address(library: bytes) -> str:
     return hashlib.sha256(library).hexdigest()
 
 
-def remove_left() -> None:
-    """Remove the folders of compilers that were killed in the middle of a build, which slow candidates bring about."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError), _lock(left):
-            shutil.rmtree(left, ignore_errors=True)
+def remove_left(timeout_s: float = 0.0) -> None:
+    """Remove the folders of compilers that were killed in the middle of a build, which slow candidates bring about.
+
+    With a time-out, those in use are waited for: a compiler that was killed just now may not be gone yet.
+    """
+    deadline = time.monotonic() + timeout_s
+    while left := list(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*")):
+        for folder in left:
+            with contextlib.suppress(OSError), _lock(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+        if time.monotonic() >= deadline:
+            return
+        time.sleep(_LOOK_S)
 
 
 @contextlib.contextmanager

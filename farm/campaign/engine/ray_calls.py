@@ -23,6 +23,7 @@ import psutil
 import ray
 
 from farm.errors import DeadlineError, FarmError, PermanentError, UnavailableError
+from farm.search import builder
 
 _PREFIX = "farm-ray-"
 # Ray's socket names add some 80 characters to its folder, and the kernel takes 107 in all.
@@ -59,6 +60,7 @@ def ray_running(cores: int) -> Iterator[None]:
             ray.shutdown()
             _forget_token()  # another Ray of this process, a cluster say, has one of its own
             _end_stragglers(folder)
+            builder.remove_left(_STRAGGLERS_TIMEOUT_S)  # compilers may have been in the middle of a build
 
 
 def prepare_environment() -> None:
