@@ -83,6 +83,13 @@ class Bench:
         """Whether a process of the crew runs a module."""
         return any(module in " ".join(each.cmdline()) for each in self._children())
 
+    def is_computing(self) -> bool:
+        """Whether a worker of a session has been at work for a while."""
+        workers = [worker for session in self.find("device_agent").children() for worker in session.children()]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return any(sum(worker.cpu_times()[:2]) > 0.3 for worker in workers)
+        return False
+
     def _children(self) -> list[psutil.Process]:
         found = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
         return [each for each in found if each.pid not in self._others]
@@ -134,11 +141,8 @@ def test_it_is_a_board_like_others(bench: Bench, matmul: bytes) -> None:
 def test_a_killed_agent_is_started_again(bench: Bench, matmul: bytes, bad: bytes) -> None:
     """Its trial is the board's fault; the board is not left, nobody thinks worse of it, and the next trial is good."""
     bench.begin(bad, HANGS)
-    # A session's child: what asks the agent for its lease just when that is killed is nobody's fault.
-    wait_until(
-        lambda: bench.crew.poll() == [] and any(each.children() for each in bench.find("device_agent").children()),
-        "a worker",
-    )
+    # Not before its worker computes: a session that asks its agent for the lease when that dies is nobody's fault.
+    wait_until(lambda: bench.crew.poll() == [] and bench.is_computing(), "a worker that computes")
     bench.find("device_agent").kill()
     ended = bench.poll_until(TrialMeasured, "end of what it measured")
     assert ended.outcome.status.fault_side is FaultSide.BOARD
