@@ -24,8 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import debian
 from debian import BuildError
 
-# 1.5 GB are fetched and unpacked for a moment, of which 700 MB stay; each board takes 1 GB.
-NEEDED_BYTES = 4 << 30
+# 1.5 GB are fetched and unpacked for a moment, and the arm64 root is made beside them; 700 MB stay.
+MATERIAL_BYTES = 3 << 30
+# Each board takes 1 GB.
+IMAGE_BYTES = 3 << 29
 
 
 def build(board: str) -> Path:
@@ -34,7 +36,7 @@ def build(board: str) -> Path:
     place = cache.find_image(board)
     if not place.exists():
         fetched = fetch()
-        _make_once(place, lambda new, scratch: _make(board, fetched, new, scratch))
+        _make_once(place, IMAGE_BYTES, lambda new, scratch: _make(board, fetched, new, scratch))
     return place
 
 
@@ -42,7 +44,7 @@ def fetch() -> Path:
     """Fetch what every board is made from, unless it is there; return its folder. Raises BuildError, OSError."""
     cache.require_packages()
     place = cache.find_cache() / f"material.{material.compute_key()}"
-    _make_once(place, material.fetch)
+    _make_once(place, MATERIAL_BYTES, material.fetch)
     return place
 
 
@@ -68,7 +70,7 @@ def _try_namespaces() -> None:
         debian.run([sys.executable, str(Path(foreign.__file__)), "true"], failure, guest.ANSWER_TIMEOUT_S)
 
 
-def _make_once(folder: Path, make: Callable[[Path, Path], object]) -> None:
+def _make_once(folder: Path, needed_bytes: int, make: Callable[[Path, Path], object]) -> None:
     """Have `make` fill a folder, which gets its name only when that is complete; beside it, one for its own use."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     if folder.exists():
@@ -76,8 +78,8 @@ def _make_once(folder: Path, make: Callable[[Path, Path], object]) -> None:
     if os.geteuid() != 0:
         raise BuildError("the image can be made by root only: its files belong to several users")
     with debian.locked(folder.parent / "build"):
-        if (free := shutil.disk_usage(folder.parent).free) < NEEDED_BYTES:
-            raise BuildError(f"{free >> 20} MiB free at {folder.parent}; {NEEDED_BYTES >> 20} MiB are needed")
+        if (free := shutil.disk_usage(folder.parent).free) < needed_bytes:
+            raise BuildError(f"{free >> 20} MiB free at {folder.parent}; {needed_bytes >> 20} MiB are needed")
         for left in folder.parent.glob(".*.building"):  # of a build that was killed: the lock is ours
             shutil.rmtree(left)
         if folder.exists():  # by who held the lock before

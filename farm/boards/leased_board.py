@@ -41,14 +41,17 @@ class LeasedBoard:
     ) -> None:
         """Take its lease and keep it. `find_tracker`: where it is asked for; None where that is our own to keep up.
 
-        Raises TransientError, UnavailableError or BoardUnsafeError where it is not to be had.
+        Raises TransientError, UnavailableError or BoardUnsafeError where it is not to be had, UsageError where it was removed.
         """
         self.key, self.name = key, key.partition("/")[2]
         self._store, self._purpose, self._find_tracker = store, purpose, find_tracker
         self._over = ""
         lease = store.acquire_lease(self.name, name_owner(), purpose, ttl_s=ttl_s)
-        store.add_event("board_taken", key, f"lease {lease.token}, {purpose}")
         self._keeper = LeaseKeeper(functools.partial(Store, store.location), lease)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._keeper.close)
+            store.add_event("board_taken", key, f"lease {lease.token}, {purpose}")
+            undo.pop_all()
 
     @property
     def lease(self) -> Lease:

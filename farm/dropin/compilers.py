@@ -13,12 +13,10 @@ from typing import Any
 
 from farm.errors import UnavailableError
 from farm.processes.partners import Child, Parent
-from farm.search.build_pool import Builder, BuildPool, BuildResult, CompilerLostError
+from farm.search.build_pool import START_TIMEOUT_S, Builder, BuildPool, BuildResult, CompilerLostError
 from farm.settings import Settings
 
-# A busy machine takes ten times the usual 3 s to start a process that loads TVM.
-START_TIMEOUT_S = 120.0
-# A compiler that dies on its way up this often in a row will not come up.
+# Where none works and starting one fails this often in a row, none will come up.
 _MAX_FALSE_STARTS = 3
 # What was there when so many compilers died made them die; one alone may have been the kernel's pick, or an operator's.
 _MAX_DEATHS = 2
@@ -54,7 +52,7 @@ class Compilers(BuildPool[int]):
         while len(done) < len(jobs):
             if why := self.look():
                 self._false_starts += 1
-                if self._false_starts >= _MAX_FALSE_STARTS:
+                if self._false_starts >= _MAX_FALSE_STARTS and not (self.pending or self.has_loaded()):
                     raise _unavailable(why)
             elif self.pending or self.has_loaded():
                 self._false_starts, ready_by = 0, time.monotonic() + START_TIMEOUT_S
@@ -112,7 +110,9 @@ class Compilers(BuildPool[int]):
 
 
 def _unavailable(why: str) -> UnavailableError:
-    return UnavailableError(f"the farm's compiler processes do not start: {why}", "Their log is in FARM_HOME/logs.")
+    return UnavailableError(
+        f"the farm's compiler processes do not start: {why}", "Their log is FARM_HOME/logs/script-compilers.log."
+    )
 
 
 def main(parent: Parent) -> None:

@@ -23,6 +23,8 @@ from farm.settings import Settings
 # Within its first build's deadline a worker also starts and loads TVM: 4 s on an idle core, a minute on a busy board of
 # two. What takes longer was never going to answer.
 LOAD_TIMEOUT_S = 90.0
+# One that has no build yet: a busy machine takes ten times the usual 3 s to start a process that loads TVM.
+START_TIMEOUT_S = 120.0
 
 Job = TypeVar("Job", bound=Hashable)
 
@@ -85,6 +87,12 @@ class _Running(Generic[Job]):
     started: float
 
 
+@dataclasses.dataclass(frozen=True)
+class _Loading:
+    compiler: Any
+    started: float
+
+
 class BuildPool(abc.ABC, Generic[Job]):
     """A fixed number of compilers, each with a `Builder`. Not thread-safe. References stand for answers to come."""
 
@@ -92,7 +100,8 @@ class BuildPool(abc.ABC, Generic[Job]):
         """Start `size` compilers; they load TVM in the background. Raises TransientError where there is no room."""
         self._settings = settings
         # The answer that says that a compiler has loaded TVM, until it is there.
-        self._loading: dict[Any, Any] = {}
+        self._loading: dict[Any, _Loading] = {}
+        self._lacking = 0  # compilers in whose place no other one could be started yet
         self._idle: list[Any] = []
         self._running: dict[Any, _Running[Job]] = {}
         self.versions = ""
@@ -127,11 +136,11 @@ class BuildPool(abc.ABC, Generic[Job]):
     def look(self) -> str:
         """Take note of compilers that have loaded; never waits. Returns why some could not start, if any could not.
 
-        Those are replaced. `versions` is set as soon as one has loaded.
+        Those are replaced, and so is one that is late. `versions` is set as soon as one has loaded.
         """
         why = ""
         for reference in self._find_done(self.loading):
-            compiler = self._loading.pop(reference)
+            compiler = self._loading.pop(reference).compiler
             try:
                 self.versions = str(self._fetch(reference))
             except CompilerLostError as error:
@@ -139,16 +148,22 @@ class BuildPool(abc.ABC, Generic[Job]):
                 if compiler in self._idle:  # one that is building says so at the end of the build
                     self._idle.remove(compiler)
                     self._replace(compiler)
-        return why
+        due = time.monotonic() - START_TIMEOUT_S
+        late = [each.compiler for each in self._loading.values() if each.started <= due and each.compiler in self._idle]
+        for compiler in late:
+            why = f"one was not ready within {START_TIMEOUT_S:g} s"
+            self._idle.remove(compiler)
+            self._replace(compiler)
+        return self._fill() or why
 
     def has_loaded(self) -> bool:
         """Whether a free compiler is ready to build, as far as `look` has seen."""
-        return len(self._idle) > sum(compiler in self._idle for compiler in self._loading.values())
+        return len(self._idle) > sum(compiler in self._idle for compiler in self._list_loading())
 
     def submit(self, job: Job, module_json: str, target: Mapping[str, Any], standalone: bool = False) -> None:
         """Begin a build; the caller made sure that a compiler is free."""
         self.look()
-        loading = list(self._loading.values())
+        loading = self._list_loading()
         compiler = next((each for each in self._idle if each not in loading), self._idle[-1])
         self._idle.remove(compiler)
         now = time.monotonic()
@@ -185,7 +200,7 @@ class BuildPool(abc.ABC, Generic[Job]):
             running = self._running.pop(reference)
             self.look()
             seconds = now - running.started
-            if running.compiler in self._loading.values():
+            if running.compiler in self._list_loading():
                 message = f"the compiler did not start within {LOAD_TIMEOUT_S:g} s"
                 result = BuildResult(Status.FARM_ERROR, message, seconds=seconds, died=True)
             else:
@@ -209,13 +224,27 @@ class BuildPool(abc.ABC, Generic[Job]):
 
     def _replace(self, compiler: Any) -> None:
         self._kill(compiler)
-        self._loading = {reference: each for reference, each in self._loading.items() if each is not compiler}
+        self._loading = {key: each for key, each in self._loading.items() if each.compiler is not compiler}
         self.recycled += 1
-        self._start()
+        self._lacking += 1
+        self._fill()  # where that fails, `look` tries again and says why: what the caller has to tell comes first
+
+    def _fill(self) -> str:
+        """Start the compilers that are lacking; returns why that cannot be done now."""
+        try:
+            while self._lacking:
+                self._start()
+                self._lacking -= 1
+        except FarmError as error:
+            return error.message
+        return ""
+
+    def _list_loading(self) -> list[Any]:
+        return [each.compiler for each in self._loading.values()]
 
     def _start(self) -> None:
         compiler, reference = self._launch()
-        self._loading[reference] = compiler
+        self._loading[reference] = _Loading(compiler, time.monotonic())
         self._idle.append(compiler)
 
     @abc.abstractmethod

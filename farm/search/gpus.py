@@ -72,7 +72,9 @@ def require_device(board_type: BoardType, device: str) -> BoardType:
             f"Do it for {CPU} and for {GPU}; then `farm model compile --device {BOTH}` takes the one that is faster.",
         )
     if device not in (CPU, GPU):
-        raise UsageError(f"the device {device!r} is unknown", f"Known: {CPU}, {GPU}.")
+        raise UsageError(
+            f"the device {device!r} is unknown", f"Known: {CPU}, {GPU}, and {BOTH} for `farm model compile`."
+        )
     if device == CPU:
         return board_type
     plan_gpu(board_type)

@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from farm.boards.lease_keeper import LeaseKeeper
+from farm.boards.leased_board import LeasedBoard
 from farm.errors import TransientError
 from farm.store import Store, database
 from farm.values import Board
@@ -97,3 +98,15 @@ def test_closing_twice_gives_back_once(store: Store) -> None:
     keeper.close()
     keeper.close()
     assert [event["kind"] for event in store.fetch_board_events("nano")][-2:] == ["lease_taken", "lease_released"]
+
+
+def test_a_board_whose_taking_cannot_be_told_is_given_back(store: Store) -> None:
+    """The store may get busy between the lease and its event: nobody would know of the lease, or give it back."""
+
+    class Mute(Store):
+        def add_event(self, kind: str, subject: str, message: str) -> None:
+            raise TransientError("busy")
+
+    with Mute(store.location) as mute, pytest.raises(TransientError, match="busy"):
+        LeasedBoard(mute, "jetson-nano/nano", "sweep", None)
+    store.acquire_lease("nano", "right", "tuning")

@@ -122,7 +122,7 @@ def test_an_interrupt_ends_both(tmp_path: pathlib.Path) -> None:
 
 
 _MANY = "".join(
-    f"def test_{index}(): assert pathlib.Path(__file__).with_suffix('.begun').exists()\n" for index in range(12)
+    f"def test_{index}(): assert pathlib.Path(__file__).with_suffix('.begun').exists()\n" for index in range(8)
 )
 _WATCH = """
 import select, sys, pathlib

@@ -6,6 +6,7 @@ When boards are taken and left, and what the engine is told, is `boards`' busine
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping
@@ -69,7 +70,10 @@ class CrewBoard(LeasedBoard):
         self._like = {"board_type": self.board_type, "simulated": bool(row["simulated"])}
         self._number = 0
         self.actor: Any = None
-        self.start_actor()
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.give_back)
+            self.start_actor()
+            undo.pop_all()
 
     @property
     def can_change(self) -> bool:

@@ -21,13 +21,15 @@ from farm.boards.site import find_trouble
 from farm.campaign.engine.board_events import BoardEvent, Left, Ran, TrialMeasured
 from farm.campaign.engine.board_held import CrewBoard
 from farm.campaign.engine.host import Host
-from farm.errors import FarmError, TransientError
+from farm.errors import BoardUnsafeError, TransientError, UnavailableError, UsageError
 from farm.reach.tracker import Tracker
 from farm.store import Store
 
 # How often the store is looked at: for free boards, and for whether ours are still fit.
 _LOOK_S = 0.5
 _CLOSE_TIMEOUT_S = 4.0
+# What taking a board may raise; anything else is a bug of ours, and ends the engine.
+_NOT_TAKEN = (TransientError, UnavailableError, BoardUnsafeError, UsageError)
 _OWNER = re.compile(r"@(\S+) pid (\d+)$")
 
 _log = logging.getLogger(__name__)
@@ -154,7 +156,7 @@ class BoardKeeping:
             host = self._host if tracker is None else None
             try:
                 self._held[name] = CrewBoard(self._store, rows[name], tracker, self._purpose, host)
-            except FarmError as error:  # somebody was faster, or the store is busy
+            except _NOT_TAKEN as error:  # somebody was faster, or the store is busy
                 _log.info("%s is not taken: %s", name, error.message)
 
     def _lose(self, held: CrewBoard, reason: str, alone: bool) -> None:
