@@ -41,7 +41,8 @@ class LeasedBoard:
     ) -> None:
         """Take its lease and keep it. `find_tracker`: where it is asked for; None where that is our own to keep up.
 
-        Raises TransientError, UnavailableError or BoardUnsafeError where it is not to be had, UsageError where it was removed.
+        Raises TransientError, UnavailableError or BoardUnsafeError where it is not to be had, UsageError where it was
+        removed.
         """
         self.key, self.name = key, key.partition("/")[2]
         self._store, self._purpose, self._find_tracker = store, purpose, find_tracker
