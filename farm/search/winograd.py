@@ -39,6 +39,11 @@ MARK = "farm.winograd"
 _POINTS = {2: (1.0,), 4: (0.625, 1.5), 6: (0.5, 1.0, 2.0)}
 
 
+def is_marked(blocks: Iterable[Any]) -> bool:
+    """Whether these blocks of a function are the algorithm's own."""
+    return any(MARK in block.annotations for block in blocks)
+
+
 @functools.cache
 def matrices(m: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """A^T, B^T and G of F(m, 3): m results are A^T [(G g) * (B^T d)] for m + 2 data d and 3 weights g.

@@ -134,7 +134,7 @@ def _read(schedule: Any) -> Norm | None:
     blocks = {name: trial.get(trial.get_sblock(name)) for name in names}
     summing = [name for name in names if any(reading.is_sum(v) for v in blocks[name].iter_vars)]
     # Tiles of Winograd's algorithm overlap in what they read: none of its rows stands alone, and all at once is slow.
-    if not summing or any(winograd.MARK in block.annotations for block in blocks.values()):
+    if not summing or winograd.is_marked(blocks.values()):
         return None
     # A reduction's own element-wise inputs are computed twice at no cost, unless they call functions.
     cheap = [name for name in names[:-1] if name not in summing and not _calls(blocks[name])]

@@ -210,7 +210,7 @@ def _read(schedule: Any) -> Reduction | None:
     blocks = {name: schedule.get(schedule.get_sblock(name)) for name in names}
     mains = [name for name in names if any(reading.is_sum(v) for v in blocks[name].iter_vars)]
     # What Winograd's transforms come to where they are all inlined takes TVM half a second to write down.
-    if any(winograd.MARK in block.annotations for block in blocks.values()):
+    if winograd.is_marked(blocks.values()):
         return None
     if len(mains) != 1 or not isinstance(blocks[mains[0]].body, tirx.BufferStore):
         return None
