@@ -19,7 +19,7 @@ _SIDES = {
     "farm": "farm: measured again, nobody blamed",
     "sample": "sample: too noisy or at wrong clocks, measured again",
 }
-_DECIDED = {"parted": "clear", "tie": "tie", "alone": "no rival"}
+_DECIDED = {"parted": "clear", "tie": "tie", "alone": "no rival", "kept": "first tried"}
 # The events worth reading are the last ones; all of them are in the JSON.
 _MOST_EVENTS = 40
 # A smaller gain than this is no headline.

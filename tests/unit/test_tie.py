@@ -139,3 +139,20 @@ def test_boards_that_agree_are_not_accused() -> None:
     outcomes = repeat(200, {"x": 1e-3, "y": 1e-3})
     found = [tie.find_contradictions(rounds, judgement.leader, judgement.tied, RULE) for judgement, rounds in outcomes]
     assert sum(map(bool, found)) <= 4
+
+
+@pytest.mark.parametrize(
+    ("ratios", "overtaken"),
+    [
+        ((1.06, 1.07), True),
+        ((1.06, 1.04), False),
+        ((1.3, 0.99), False),
+        ((1.06, 1.06, 1.06, 0.9), True),
+        ((2.0, 1.2, 1.04, 1.04), False),
+        ((), False),
+    ],
+)
+def test_a_favourite_is_overtaken_where_three_rounds_of_four_say_so(ratios: Sequence[float], overtaken: bool) -> None:
+    """One round in which the favourite was disturbed is not enough, nor are many small differences."""
+    rounds = [Round(number, "nano-1", {"first": ratio, "other": 1.0}) for number, ratio in enumerate(ratios)]
+    assert tie.overtakes(rounds, "other", "first", RULE) is overtaken

@@ -309,6 +309,28 @@ def test_the_best_alone_has_to_beat_what_was_tried_first(store: Store) -> None:
     assert {row["candidate"] for row in rack.winner_trials(campaign)} == {"a", "b"}
 
 
+@pytest.mark.parametrize(
+    ("verify_top", "first_s", "expected"), [(1, 1.03e-3, "c"), (3, 1.03e-3, "c"), (3, 1.08e-3, "b")]
+)
+def test_what_was_tried_first_is_kept_unless_another_is_faster_by_a_twentieth(
+    store: Store, verify_top: int, first_s: float, expected: str
+) -> None:
+    """However clearly the other one leads: alone it differs from what it is in its model by as much."""
+    rack = Rack(store, make_order(verify_top=verify_top, repeat_alone=False), {"c": 1.2e-3, "b": 1.0e-3})
+    campaign = rack.search("vision", "cb")
+    rack.latency_s["c"], rack.noise = first_s, 0.001
+    assert rack.drive(rack.open(campaign))
+    record, evidence = rack.record(), rack.evidence()
+    assert record is not None
+    assert record.candidate == expected
+    assert record.median_s == pytest.approx(rack.latency_s[expected], rel=0.01)
+    assert evidence["leader"] == "b"
+    if expected == "c":
+        (rival,) = evidence["rivals"]
+        assert (evidence["advantage"], rival["candidate"]) == (0.05, "b")
+        assert rival["ratio"] == pytest.approx(1 / 1.03, abs=0.01)
+
+
 @pytest.mark.parametrize("stop_after", range(8, 16))
 def test_a_restart_changes_nobodys_rival(store: Store, stop_after: int) -> None:
     """Who was measured beside what was tried first goes on; what has come to seem faster does not join."""

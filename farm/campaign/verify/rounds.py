@@ -106,9 +106,10 @@ class Contest:
         """Measurements that are still to be made of who takes part: until the next look, and until the last."""
         if self.is_over or not self.alive:
             return 0, 0
-        made = len(tie.complete(self.rounds, self.alive))
+        made = len(tie.complete(self.rounds, self.alive)) * len(self.alive)
+        made += sum(len(run.latency_s.keys() & self.alive) for run in self._running if not run.is_spoilt)
         looks = self._rule.looks
-        return tuple(max(0, look - made) * len(self.alive) for look in (looks[self._look], looks[-1]))  # type: ignore[return-value]
+        return tuple(max(0, look * len(self.alive) - made) for look in (looks[self._look], looks[-1]))  # type: ignore[return-value]
 
     def count_wanted(self, held: Collection[str], boards: int) -> int:
         """How many boards should be there for it, beside those that are and are left out; `boards` may be had."""

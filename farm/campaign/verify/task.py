@@ -71,6 +71,8 @@ class WinnerTask:
         self._rule = rule
         self._top = verify_top
         self._seed = seed
+        # What was tried first: what the workload is compiled to without a record, as a rule.
+        self._first = ""
         self._queue: list[tuple[str, str]] = []
         self._spares = _SPARES
         # Who was compared with the record's holder, or with those before it, under equal conditions.
@@ -132,12 +134,12 @@ class WinnerTask:
             traces[incumbent.candidate] = incumbent.trace_json
             order.append(incumbent.candidate)
             self._top += 1
-        elif not self._repeat_alone and fresh:
-            # What was tried first is what the workload is compiled to without a record, as a rule. A moment's load at
-            # that time, and whatever came later would have beaten it.
-            first = str(known[0]["candidate"])
-            order += [*([first] if first in traces else []), fresh[0]]
-            self._top = min(self._top + 1, len(set(order)))
+        elif fresh:
+            # It takes the seat of a record's holder. A moment's load at its trial, and whatever came later would have
+            # beaten it.
+            self._first = str(known[0]["candidate"])
+            order += [*([self._first] if self._first in traces else []), fresh[0]]
+            self._top = min(self._top + 1, len({*order, *fresh[: self._top]}))
         seats = list(dict.fromkeys([*order, *fresh]))[: self._top]
         self._top += len(set(doubted) - set(seats))
         order += [*doubted, *fresh, *(name for name in traces if name in self._settled)]
@@ -210,6 +212,8 @@ class WinnerTask:
             return Result(reason="untuned code is as fast as its candidates, or faster", untuned=True)
         if self.incumbent is not None and self.incumbent.candidate in judgement.tied:
             winner = self.incumbent.candidate  # a record is only replaced by what beats it
+        elif self._keeps_first(winner):
+            winner = self._first
         rivals = sorted({*judgement.tied, *self.contest.beaten, judgement.leader} - {winner})
         contradictions = tie.find_contradictions(self.contest.rounds, winner, rivals, self._rule)
         said = tuple(
@@ -226,6 +230,14 @@ class WinnerTask:
         record = self._make_record(program, median_s, evidence | settled)
         held = self.incumbent is not None and winner == self.incumbent.candidate
         return Result(record, held, bool(judgement.tied), "", said, compared=frozenset({winner, *rivals}))
+
+    def _keeps_first(self, leader: str) -> bool:
+        """Whether what was tried first stays what is compiled, though another one leads by a little."""
+        first = self._first
+        if first in ("", leader) or first not in self.programs or first in self.contest.failed:
+            return False
+        measured = any(first in each.latency_s for each in self.contest.rounds)
+        return measured and not tie.overtakes(self.contest.rounds, leader, first, self._rule)
 
     def _believe(self, name: str) -> Result:
         """The end of a task whose only candidate was checked: it is as fast as its trial says."""
@@ -270,8 +282,9 @@ class WinnerTask:
         A record's `median_s` is the median over boards of each board's median over rounds, raw: a board that is slow
         stays slow. Ratios of who is tied are to the record's candidate, of who is slower to who led when that was seen.
         """
-        decided = "tie" if judgement.tied else "parted" if self.contest.beaten else "alone"
-        ratios = dict(self.contest.beaten)
+        kept = winner == self._first != judgement.leader
+        decided = "tie" if judgement.tied else "kept" if kept else "parted" if self.contest.beaten else "alone"
+        ratios = {name: ratio for name, ratio in self.contest.beaten.items() if name != winner}
         if tied := {judgement.leader, *judgement.tied} - {winner}:
             ratios |= {each.candidate: each for each in tie.compare(self.contest.rounds, winner, tied, self._rule)}
         before = self.incumbent
@@ -303,6 +316,7 @@ class WinnerTask:
             "contradictions": list(contradictions),
             "confidence": self._rule.confidence,
             "band": self._rule.band,
+            "advantage": self._rule.advantage,
         }
 
 

@@ -19,6 +19,8 @@ from farm.campaign.winner_share import LOOKS
 
 # Least of a board's rounds for which its own opinion is asked: with two, one odd sample is half of it.
 _OWN_OPINION = 3
+# In so many of its rounds a challenger is faster by the advantage: all of two or three, three of four.
+_OVERTAKEN = 0.75
 # A fifth of the ratios at each end is trimmed: withstands that many wild rounds and costs little where none is (Wilcox
 # 2017, Introduction to Robust Estimation and Hypothesis Testing, 4th ed., sec. 3.3 and 4.3).
 _TRIMMED = 0.2
@@ -30,6 +32,7 @@ class TieRule:
 
     It is asked after so many rounds (`looks`) of all boards together; the last is when it gives up. `confidence` is for
     a whole decision, over all looks and rivals. Candidates within `band` of each other (a part of latency) are a tie.
+    What was tried first is kept unless another is faster by more than `advantage` (see `overtakes`).
 
     Of three candidates, one that is faster by five times a measurement's noise shows after four or eight rounds, one by
     2.5 times in 99 % of decisions within 16 (tests/unit/test_tie.py). With these numbers of rounds intervals miss as
@@ -39,6 +42,7 @@ class TieRule:
     looks: tuple[int, ...] = LOOKS
     confidence: float = 0.95
     band: float = 0.02
+    advantage: float = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +146,17 @@ def compare(rounds: Sequence[Round], base: str, others: Collection[str], rule: T
     error = (1 - rule.confidence) / (len(rule.looks) * max(1, len(others)))
     ratios = _ratios(_as_logs(complete(rounds, names), names), names, 0, error)
     return sorted(ratios, key=lambda ratio: (ratio.value, ratio.candidate))
+
+
+def overtakes(rounds: Iterable[Round], challenger: str, favourite: str, rule: TieRule) -> bool:
+    """Whether a candidate is faster than the favourite by more than the rule's advantage in three of four rounds.
+
+    A kernel alone finds its data in the nearest cache; in its model, where the kernel before has left them. Differences
+    of a few percent do not carry over (docs/performance.md, "Whole models"), so the favourite is kept.
+    """
+    both = complete(rounds, (challenger, favourite))
+    faster = sum(each.latency_s[challenger] * (1 + rule.advantage) < each.latency_s[favourite] for each in both)
+    return bool(both) and faster >= _OVERTAKEN * len(both)
 
 
 def find_contradictions(
