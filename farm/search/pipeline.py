@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from typing import Any, Literal
 
 from farm.errors import UsageError
@@ -32,6 +33,8 @@ from farm.search import (
     winograd,
 )
 from farm.search.tvm_errors import find_reason
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +102,9 @@ def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, Gra
     operators: list[str] = []
     reason = ""
     for each in tried:
+        if each is not pipeline:
+            why = reason or f"no code for {', '.join(operators)}"
+            _log.warning("%s does not suit this model, which goes through %s: %s", pipeline.name, each.name, why)
         try:
             prepared = _run(module, target, each)
         except (tvm.error.InternalError, ValueError, RuntimeError, TypeError) as error:
