@@ -1,7 +1,7 @@
 """Text that others wrote (boards, candidates, files, users), made fit to be shown: nothing in it is obeyed.
 
 A terminal is told nothing but what we say (`show_controls`), and a Markdown page gets words, no markup (`escaped`).
-HTML has its own, in `sweep_html`.
+HTML pages escape what they show (`farm/report/pages.py`).
 """
 
 from __future__ import annotations

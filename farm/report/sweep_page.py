@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from farm import units
-from farm.report import sweep_answer, sweep_csv, sweep_html, sweep_plots, sweep_schedules, sweep_tables, sweep_variants
+from farm.report import pages, sweep_answer, sweep_csv, sweep_plots, sweep_schedules, sweep_tables, sweep_variants
+from farm.report.pages import Cell, Line, Table
 from farm.report.sweep_canvas import Picture
-from farm.report.sweep_html import Cell, Line, element, escape, items, section
 from farm.sweep import rows as sweep_rows
 from farm.sweep.rows import Document, Series
 
@@ -44,38 +44,37 @@ def write_sweep_report(document: Mapping[str, Any], folder: pathlib.Path) -> dic
 
 def write_page(document: Document, pictures: list[Picture]) -> str:
     """The page's text."""
-    board = document["board"]
-    simulated = " (simulated)" if board["simulated"] else ""
-    title = f"{document['model']} on {sweep_rows.name_boards(document)}{simulated}"
-    energy = sweep_rows.has_energy(document)
-    parts = [
-        element("h1", title),
-        element("p", _subtitle(document), "sub"),
-        _warnings(document),
-        *_answers(document),
-        *(element("p", sentence) for sentence in sweep_answer.compare_variants(document)),
-        "" if energy else element("p", "This board has no power sensor for its total: power and energy are not known."),
-        section("Pictures", *(sweep_html.figure(picture.svg, picture.caption) for picture in pictures)),
-        section("Tuned against untuned", *sweep_variants.draw_variants(document)),
-        section(
-            "Runners-up",
-            *_unmeasured(document),
-            *(_runners_up(document, series) for series in sweep_rows.order_series(document)),
-        ),
-        section(
-            "Every operating point",
-            _how_to_read(document),
-            *(_points(document, s) for s in sweep_rows.order_series(document)),
-        ),
-        section("Schedules at single points", *sweep_schedules.draw_schedules(document)),
-        section("Power by rail", *_rails(document)),
-        section("What was merged", _merged(document)),
-        section("Drift", items(_drift(document))),
-        section("Notes", items(document["notes"])),
-        section("How it was measured", sweep_html.pairs(_environment(document))),
-        f"<footer>{escape(_footer(document))} Beside this page: {_link(CSV)}, {_link(JSON)}.</footer>",
-    ]
-    return sweep_html.page(title, parts)
+    simulated = bool(document["board"]["simulated"])
+    series = sweep_rows.order_series(document)
+    rails = [table for each in series if (table := sweep_tables.list_rails(document, each))]
+    return pages.render(
+        "sweep.html",
+        sweep=document["sweep"],
+        title=f"{document['model']} on {sweep_rows.name_boards(document)}{' (simulated)' if simulated else ''}",
+        subtitle=_subtitle(document),
+        simulated=simulated,
+        broken=_STATES.get(document["state"], ""),
+        several=len(series) > 1,
+        answers=sweep_answer.write_answers(document),
+        comparisons=sweep_answer.compare_variants(document),
+        energy=sweep_rows.has_energy(document),
+        pictures=[{"caption": each.caption, "data": pages.embed(each.svg)} for each in pictures],
+        variants=sweep_variants.list_variants(document),
+        unmeasured=_unmeasured(document),
+        runners_up=[table for each in series if (table := _runners_up(document, each))],
+        how_to_read=_how_to_read(document),
+        points=[_points(document, each) for each in series],
+        schedules=sweep_schedules.tell_schedules(document),
+        rails=rails,
+        rail_count=len(sweep_rows.list_rails(document)),
+        most_rails=sweep_tables.MOST_RAILS,
+        merged=_merged(document),
+        drift=_drift(document),
+        notes=document["notes"],
+        environment=_environment(document),
+        csv=CSV,
+        json=JSON,
+    )
 
 
 def _subtitle(document: Document) -> str:
@@ -88,25 +87,9 @@ def _subtitle(document: Document) -> str:
     return f"Sweep {document['sweep']} · {word} {names} · {points} · started {when}, took {took}"
 
 
-def _warnings(document: Document) -> str:
-    simulated = "Simulated: this board is a model of hardware. No figure below was measured on a real one."
-    broken = _STATES.get(document["state"], "")
-    parts = [element("p", simulated, "simulated") if document["board"]["simulated"] else ""]
-    return "\n".join([*parts, element("p", broken, "broken")])
-
-
-def _answers(document: Document) -> list[str]:
-    blocks = []
-    for index, answer in enumerate(sweep_answer.write_answers(document)):
-        kind = "answer other" if index else "answer"
-        of = element("p", answer.series.capitalize(), "of") if len(document["series"]) > 1 else ""
-        blocks.append(f'<div class="{kind}">{of}{element("p", answer.lead, "lead")}{element("p", answer.text)}</div>')
-    return blocks
-
-
-def _runners_up(document: Document, series: Series) -> str:
+def _runners_up(document: Document, series: Series) -> Table | None:
     if not series["pick"] or not series["pick"]["runners_up"]:
-        return ""
+        return None
     time_scale = units.seconds_scale(row["latency_s"]["value"] for row in sweep_rows.counted(series))
     energies = [row["energy_j"]["value"] for row in sweep_rows.counted(series) if row["energy_j"]]
     energy_scale = units.joule_scale(energies)
@@ -127,7 +110,7 @@ def _runners_up(document: Document, series: Series) -> str:
         f"latency, {time_scale.unit}",
         *(["power, W", f"energy, {energy_scale.unit}"] if energies else []),
     ]
-    return sweep_html.table(head, lines, sweep_rows.name_series(series, document))
+    return Table(head, lines, sweep_rows.name_series(series, document))
 
 
 def _unmeasured(document: Document) -> list[str]:
@@ -137,11 +120,11 @@ def _unmeasured(document: Document) -> list[str]:
         name = sweep_rows.name_series(series, document).capitalize()
         for each in series.get("unmeasured", ()):
             text = each["text"].replace(each["key"], units.format_point(each["key"]))
-            told.append(element("p", f"{name}: {text}."))
+            told.append(f"{name}: {text}.")
     return told
 
 
-def _how_to_read(document: Document) -> str:
+def _how_to_read(document: Document) -> list[str]:
     told = ["Below each figure stands its 95 % interval. Latency is the median of one call of the whole model."]
     if any(row.get("visits_alone") for series in document["series"] for row in series["rows"]):
         told.append(
@@ -154,32 +137,19 @@ def _how_to_read(document: Document) -> str:
         )
     if any(row["predicted"] for series in document["series"] for row in series["rows"]):
         told.append("Rows in italics were predicted by a fit to the measured ones, not measured.")
-    return element("p", " ".join(told), "how")
+    return told
 
 
-def _points(document: Document, series: Series) -> str:
+def _points(document: Document, series: Series) -> dict[str, object]:
     _, left_out = sweep_tables.choose_rows(series)
-    more = f"{left_out:,} more points were only predicted, away from the front; they are in {CSV}." if left_out else ""
-    name = sweep_rows.name_series(series, document)
-    heading = element("h3", name.capitalize()) if len(document["series"]) > 1 else ""
-    return heading + sweep_tables.draw_points(document, series) + element("p", more, "how")
+    table = sweep_tables.list_points(document, series)
+    return {"name": sweep_rows.name_series(series, document), "table": table, "left_out": left_out}
 
 
-def _rails(document: Document) -> list[str]:
-    tables = [sweep_tables.draw_rails(document, series) for series in sweep_rows.order_series(document)]
-    if not any(tables):
-        return []
-    told = "Rails may contain each other, so they need not add up to the total."
-    count = len(sweep_rows.list_rails(document))
-    if count > sweep_tables.MOST_RAILS:
-        told += f" The {sweep_tables.MOST_RAILS} largest of {count} are shown; all are in {CSV}."
-    return [element("p", told, "how"), *tables]
-
-
-def _merged(document: Document) -> str:
+def _merged(document: Document) -> Table | None:
     merged = document["grid"]["merged"]
     if not merged:
-        return ""
+        return None
     lines = [
         Line(
             [
@@ -190,8 +160,7 @@ def _merged(document: Document) -> str:
         )
         for merge in merged
     ]
-    told = "The board makes the same of these points, so each was measured once."
-    return element("p", told, "how") + sweep_html.table(["measured", "stands for", "why"], lines)
+    return Table(["measured", "stands for", "why"], lines)
 
 
 def _list_dropped(keys: list[str]) -> str:
@@ -246,12 +215,3 @@ def _name_fact(name: str, value: object) -> tuple[str, object]:
         if name.endswith(ending):
             return name.removesuffix(ending).replace("_", " "), f"{value} {unit}"
     return name.replace("_", " "), value
-
-
-def _footer(document: Document) -> str:
-    simulated = " All figures are simulated." if document["board"]["simulated"] else ""
-    return f"Written by farm sweep report {document['sweep']}.{simulated}"
-
-
-def _link(name: str) -> str:
-    return f'<a href="{escape(name)}">{escape(name)}</a>'

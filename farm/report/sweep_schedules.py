@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farm import units
-from farm.report import sweep_html
-from farm.report.sweep_html import Cell, Line, element
+from farm.report.pages import Cell, Line, Table
 from farm.sweep.rows import Document
 from farm.units import format_percent, format_point
 
 _NUMBER = "number"
 
 
-def draw_schedules(document: Document) -> list[str]:
-    """A sentence and a table per point; nothing where none was asked for."""
-    parts = []
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """What schedules tried again at one point came to, in a sentence; the table is of those that are better there."""
+
+    sentence: str
+    table: Table | None
+
+
+def tell_schedules(document: Document) -> list[Tried]:
+    """One per point; none where none was asked for."""
+    told = []
     for fitted in document.get("schedules") or ():
-        better = [each for each in fitted["workloads"] if each["differs"]]
-        parts.append(element("p", _sentence(fitted, len(better))))
-        if better:
-            parts.append(_table(fitted, sorted(better, key=lambda each: float(each["ratio"]))))
-    return parts
+        better = sorted(
+            (each for each in fitted["workloads"] if each["differs"]), key=lambda each: float(each["ratio"])
+        )
+        told.append(Tried(_sentence(fitted, len(better)), _table(fitted, better) if better else None))
+    return told
 
 
 def _sentence(fitted: Mapping[str, Any], better: int) -> str:
@@ -46,7 +54,7 @@ def _change(model: Mapping[str, Any], what: str, more: str, less: str) -> str:
     return f"{scale.text(after)} instead of {scale.text(before)} ({percent})"
 
 
-def _table(fitted: Mapping[str, Any], better: Sequence[Mapping[str, Any]]) -> str:
+def _table(fitted: Mapping[str, Any], better: Sequence[Mapping[str, Any]]) -> Table:
     scale = units.seconds_scale(float(each["best_s"]) for each in better)
     lines = [
         Line(
@@ -65,4 +73,4 @@ def _table(fitted: Mapping[str, Any], better: Sequence[Mapping[str, Any]]) -> st
         for each in better
     ]
     head = ["workload", "calls", f"usual schedule, {scale.unit}", f"best here, {scale.unit}", "shorter by"]
-    return sweep_html.table(head, lines, format_point(fitted["key"]))
+    return Table(head, lines, format_point(fitted["key"]))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farm import units
-from farm.report import sweep_html
-from farm.report.sweep_html import Cell, Line
+from farm.report.pages import Cell, Line, Table
 from farm.sweep import rows as sweep_rows
 from farm.sweep.rows import Document, Row, Series
 from farm.units import WATT, Scale, format_point
@@ -29,7 +28,7 @@ def choose_rows(series: Series) -> tuple[list[Row], int]:
     return list(series["rows"]), 0
 
 
-def draw_points(document: Document, series: Series) -> str:
+def list_points(document: Document, series: Series) -> Table:
     """The main table of a series: latency, power, energy, temperature and marks of each operating point."""
     rows, _ = choose_rows(series)
     common = units.find_common_words(row["key"] for row in series["rows"])
@@ -58,17 +57,17 @@ def draw_points(document: Document, series: Series) -> str:
             Cell("", kind="badges", badges=_badges(series, row)),
         ]
         lines.append(Line(cells, _line_kind(series, row)))
-    return sweep_html.table(head, lines, _caption(document, series, common))
+    return Table(head, lines, _caption(document, series, common))
 
 
-def draw_rails(document: Document, series: Series) -> str:
-    """Power by rail at each measured point; "" where no rail was read."""
+def list_rails(document: Document, series: Series) -> Table | None:
+    """Power by rail at each measured point; None where no rail was read."""
     rails = sweep_rows.list_rails(document)
     largest = sorted(rails, key=lambda rail: -_most_w(series, rail))[:MOST_RAILS]
     rails = [rail for rail in rails if rail in largest]
     rows = [row for row in series["rows"] if row["rail_power_w"]]
     if not rails or not rows:
-        return ""
+        return None
     common = units.find_common_words(row["key"] for row in series["rows"])
     lines = [
         Line(
@@ -81,7 +80,7 @@ def draw_rails(document: Document, series: Series) -> str:
         )
         for row in rows
     ]
-    return sweep_html.table(["operating point", "total, W", *rails], lines, _caption(document, series, common))
+    return Table(["operating point", "total, W", *rails], lines, _caption(document, series, common))
 
 
 def _most_w(series: Series, rail: str) -> float:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from farm import units
-from farm.report import sweep_html
-from farm.report.sweep_html import Cell, Line
+from farm.report.pages import Cell, Line, Table
 from farm.sweep import rows as sweep_rows
 from farm.sweep.rows import Document, Ratio, Row
 
@@ -93,7 +92,7 @@ def tabulate(variants: Variants) -> Comparison:
     return Comparison(tuple(head), tuple(pair.key for pair in variants.pairs), tuple(lines), tuple(intervals))
 
 
-def draw_variants(document: Document) -> list[str]:
+def list_variants(document: Document) -> list[Table]:
     """The tables for the page, one per batch size."""
     tables = []
     for variants in pair_variants(document):
@@ -111,7 +110,7 @@ def draw_variants(document: Document) -> list[str]:
         batch = f", batch {variants.batch}" if len(sweep_rows.list_batches(document)) > 1 else ""
         simulated = ", simulated" if document["board"]["simulated"] else ""
         caption = f"{TUNED} over {UNTUNED}{batch}{simulated}; below each ratio its 95 % interval"
-        tables.append(sweep_html.table(["operating point", *table.head], lines, caption))
+        tables.append(Table(["operating point", *table.head], lines, caption))
     return tables
 
 
