@@ -280,12 +280,13 @@ def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: Compiled
             if name == "onnxruntime":
                 references.append(plots.Reference(label, summary.median, plots.Role.RIVAL))
     threads = document["measurement"]["threads"]
-    runs = document["latency_ms"]["tuned"]["runs"]
+    runs = {name: latency["runs"] for name, latency in document["latency_ms"].items() if latency}
+    fewer = f" (untuned: {runs['untuned']})" if runs.get("untuned", runs["tuned"]) < runs["tuned"] else ""
     plots.plot_latency(
         out / "latency.png",
         rows,
         title,
-        f"median of {runs} runs with 95 % confidence interval, {threads} threads",
+        f"median of {runs['tuned']} runs{fewer} with 95 % confidence interval, {threads} threads",
         simulated=board["simulated"],
     )
     document["plots"] = {"Latency": "latency.png"}
