@@ -6,17 +6,21 @@ builds; nothing here does either.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import importlib
+import inspect
 import logging
 import os
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
 # Families of tensor intrinsics that MetaSchedule's CPU rules look up by name: x86 for this kind of host and boards,
-# arm_cpu for every Jetson. They cost 0.15 and 0.7 s; the package's own __init__ also builds cuda, rocm and hexagon
-# (20 to 65 s on two cores), which no CPU target asks for.
+# arm_cpu for every Jetson. They cost 0.1 and 0.3 s; the package's own __init__ also builds cuda, rocm and hexagon,
+# which no CPU target asks for.
 _FAMILIES = ("x86", "arm_cpu")
 _INTRINSICS = "tvm.s_tir.tensor_intrin"
 
@@ -25,8 +29,9 @@ _INTRINSICS = "tvm.s_tir.tensor_intrin"
 def load() -> Any:
     """Import TVM ready for tuning and return the `tvm` module. Later calls cost nothing."""
     tvm = load_compiler()
-    for family in _FAMILIES:
-        importlib.import_module(f"{_INTRINSICS}.{family}")
+    with _imported_quickly():
+        for family in _FAMILIES:
+            importlib.import_module(f"{_INTRINSICS}.{family}")
     return tvm
 
 
@@ -40,6 +45,14 @@ def load_compiler() -> Any:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1))))
     # A user's setting, or that of the process which started us: without the compiler nothing can be tuned.
     os.environ.pop("TVM_USE_RUNTIME_LIB", None)
+    with _imported_quickly():
+        tvm = _import_compiler()
+    for logger in ("tvm.s_tir.meta_schedule", "tvm.s_tir.meta_schedule.tune_context"):
+        logging.getLogger(logger).setLevel(logging.ERROR)
+    return tvm
+
+
+def _import_compiler() -> Any:
     import tvm
     import tvm.s_tir
 
@@ -52,6 +65,38 @@ def load_compiler() -> Any:
         tvm.s_tir.tensor_intrin = package
     import tvm.s_tir.meta_schedule
 
-    for logger in ("tvm.s_tir.meta_schedule", "tvm.s_tir.meta_schedule.tune_context"):
-        logging.getLogger(logger).setLevel(logging.ERROR)
     return tvm
+
+
+@contextlib.contextmanager
+def _imported_quickly() -> Iterator[None]:
+    """Within the block TVM's modules are imported in half the time; the process is then as it was.
+
+    Three things take it. Each function in TVM's script asks for the stack, and Python looks for each frame's module
+    among all there are. Each of TVM's fifty tables of functions asks for all their names, one by one. And the
+    collector goes again and again through what stays.
+    """
+    from tvm_ffi import registry
+
+    find_module, list_names, collecting = inspect.getmodule, registry.list_global_func_names, gc.isenabled()
+    known: list[str] = []
+
+    def find_module_of(thing: Any, filename: str | None = None) -> Any:
+        if inspect.isframe(thing):
+            return sys.modules.get(thing.f_globals.get("__name__", ""))
+        return find_module(thing, filename)
+
+    def list_known_names() -> list[str]:
+        count = registry.get_global_func("ffi.FunctionListGlobalNamesFunctor")()(-1)
+        if count != len(known):  # names are added only
+            known[:] = list_names()
+        return known
+
+    inspect.getmodule, registry.list_global_func_names = find_module_of, list_known_names  # type: ignore[assignment]
+    gc.disable()
+    try:
+        yield
+    finally:
+        inspect.getmodule, registry.list_global_func_names = find_module, list_names
+        if collecting:
+            gc.enable()
