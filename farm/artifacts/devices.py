@@ -6,10 +6,11 @@ Single workloads are not spread over both: what each device wants of a graph dif
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from farm.artifacts.manifest import DeviceEstimate, Manifest, Tensor
-from farm.errors import PermanentError
+from farm.errors import FarmError, PermanentError
 from farm.inventory.board_types import BoardType
 from farm.search import gpus
 
@@ -17,6 +18,30 @@ from farm.search import gpus
 _COPY_START_S = 20e-6
 # Workloads that are named in an error.
 _MOST_NAMED = 4
+# What is kept of the words of a compiler or assembler.
+_MOST_SAID = 500
+
+
+def choose(
+    made: Mapping[str, Manifest], failed: Mapping[str, FarmError], kind: BoardType
+) -> tuple[str, dict[str, Any]]:
+    """The device to take of those that code was made for, and what its manifest is to say of the choice.
+
+    Nothing is compared where code could be made for one alone. Raises PermanentError where a time is not known that is
+    wanted, and what `failed` says where code was made for none.
+    """
+    if not made:
+        first, *others = failed.values()
+        if all(each.message == first.message for each in others):
+            raise first
+        said = "; ".join(f"not for the {device}: {each.message[:_MOST_SAID]}" for device, each in failed.items())
+        raise PermanentError(f"no code can be made for a {kind.name}: {said}", first.hint)
+    times = {device: estimate(manifest, kind) for device, manifest in made.items()} if len(made) > 1 else {}
+    taken = min(times, key=lambda device: times[device].latency_s, default=next(iter(made)))
+    return taken, {
+        "devices": times,
+        "not_made": {device: each.message[:_MOST_SAID] for device, each in failed.items()},
+    }
 
 
 def estimate(manifest: Manifest, kind: BoardType) -> DeviceEstimate:

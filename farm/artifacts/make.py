@@ -22,7 +22,7 @@ from farm.artifacts.compile import Compiled, Served, compile_model
 from farm.artifacts.manifest import Artifact, GpuCode, Manifest, RecordUsed, Tensor, WorkloadServed
 from farm.artifacts.task import find_task
 from farm.boards.choice import TargetPlan, plan_target
-from farm.errors import PermanentError, UsageError
+from farm.errors import InternalError, PermanentError, UsageError
 from farm.gpu.code import plan_gpu
 from farm.inventory.board_types import BoardType, load_board_types
 from farm.inventory.core_types import find_core_type
@@ -77,16 +77,21 @@ def make_artifact(order: CompileOrder, out: Path, settings: Settings, store: Sto
 def make_faster(orders: Sequence[CompileOrder], out: Path, settings: Settings, store: Store) -> Artifact:
     """Compile for each device of a board type, and write what has an inference done soonest, copies counted.
 
-    Raises what `make_artifact` raises, and PermanentError where a device's time is not known.
+    A device for which no code can be made leaves it to the others, and the manifest says why. Raises what
+    `make_artifact` raises where that is so of all, and PermanentError where it is not known which of several is faster.
     """
     manifests.require_place(out)
-    made, times = {}, {}
+    made, failed = {}, {}
     for order in orders:
-        manifest, files = _compile(order, settings, store)
-        made[manifest.device] = manifest, files
-        times[manifest.device] = devices.estimate(manifest, order.board_type)
-    manifest, files = made[min(times, key=lambda device: times[device].latency_s)]
-    return manifests.write_artifact(out, manifest.model_copy(update={"devices": times}), files)
+        try:
+            manifest, files = _compile(order, settings, store)
+        except (PermanentError, InternalError) as error:
+            failed[gpus.name_device(order.board_type)] = error
+        else:
+            made[manifest.device] = manifest, files
+    taken, changes = devices.choose({name: each for name, (each, _) in made.items()}, failed, orders[0].board_type)
+    manifest, files = made[taken]
+    return manifests.write_artifact(out, manifest.model_copy(update=changes), files)
 
 
 def _compile(order: CompileOrder, settings: Settings, store: Store) -> tuple[Manifest, dict[str, bytes]]:

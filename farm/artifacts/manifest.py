@@ -158,6 +158,7 @@ class Manifest(StrictModel):
     that compiled it. `memory_bytes` is about what a process needs to run it. `predicted_latency_s` sums its workloads,
     None where some have no time. `simulated` artifacts run on virtual boards of the type, with this machine's code.
     `devices`, by name, are those that were compared before this one was taken; empty where one was asked for.
+    `not_made` says by device why no code was made for it, though it was asked for.
     """
 
     format: str = FORMAT
@@ -183,6 +184,7 @@ class Manifest(StrictModel):
     created_at: float
     gpu: GpuCode | None = None  # None: it runs on the processor
     devices: dict[str, DeviceEstimate] = Field(default_factory=dict)
+    not_made: dict[str, str] = Field(default_factory=dict)
     verified: Verified | None = None
     measured: tuple[MeasuredModel, ...] = ()
 

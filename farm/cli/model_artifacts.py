@@ -57,7 +57,7 @@ def compile_(
             "--device",
             metavar="cpu|gpu|both",
             help="Processor or GPU of the board; both: whichever has the whole model done sooner by records and "
-            "predictions, copies counted.",
+            "predictions, copies counted, or the only one that code can be made for.",
         ),
     ] = "cpu",
     exact: options.Exact = False,
@@ -263,6 +263,8 @@ def _show(artifact: Artifact, json: bool, since: float) -> None:
         )
     if manifest.devices:
         lines.insert(1, f"taken for the {manifest.device}: {_say_devices(manifest)}")
+    for device, why in manifest.not_made.items():
+        lines.insert(1, f"taken for the {manifest.device}, since no code can be made for the {device}: {why}")
     for line in lines:
         output.stdout.print(line, soft_wrap=True, markup=False)
 

@@ -15,6 +15,7 @@ from farm.inventory.board_types import BoardType, load_board_types
 from farm.search import cores
 from farm.search.cores import Core
 from farm.settings import Settings
+from farm.values import is_for_gpu
 
 # The graph pipeline of code for GPUs; a board type with it is tuned and compiled for its GPU.
 PIPELINE = "gpu/1"
@@ -79,6 +80,11 @@ def require_device(board_type: BoardType, device: str) -> BoardType:
         return board_type
     plan_gpu(board_type)
     return board_type.model_copy(update={"pipeline": PIPELINE})
+
+
+def name_device(board_type: BoardType) -> str:
+    """The device that a board type stands for, as `require_device` gave it."""
+    return GPU if is_for_gpu(board_type.pipeline) else CPU
 
 
 def list_devices(device: str) -> tuple[str, ...]:
