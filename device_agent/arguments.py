@@ -126,11 +126,11 @@ def _make(specs: Any, seed: int) -> list[Any]:
     return tensors
 
 
-def prepare(specs: Any, seed: int) -> None:
+def prepare(specs: Any, seed: int, most_bytes: float = _MOST_INHERITED_BYTES) -> None:
     """Do what `allocate` will need ahead of the fork; dtypes nobody knows are left to fail there.
 
-    Tensors up to a bound are made here and inherited copy-on-write by the workers of one spec after the other: filling
-    megabytes anew costs each worker some milliseconds of page faults.
+    Tensors up to a bound in all are made here and inherited copy-on-write by the workers of one spec after the other:
+    filling megabytes anew costs each worker some milliseconds of page faults.
     """
     for spec in specs:
         with contextlib.suppress(UnknownDtypeError):
@@ -139,5 +139,5 @@ def prepare(specs: Any, seed: int) -> None:
         return
     _inherited.clear()
     with contextlib.suppress(UnknownDtypeError):
-        if sum(map(_count_bytes, specs)) <= _MOST_INHERITED_BYTES:
+        if sum(map(_count_bytes, specs)) <= most_bytes:
             _inherited[tuple(specs), seed] = _make(specs, seed)

@@ -1,4 +1,4 @@
-"""What a worker may use: address space, threads, core dumps; and the hold on a crashing worker.
+"""What a worker may use: memory, threads, core dumps; and the hold on a crashing worker.
 
 Applied inside the worker, before it loads anything foreign.
 """
@@ -55,23 +55,33 @@ def prepare(limits: Limits, cpus: tuple[int, ...] = ()) -> None:
     start_threads(thread_count(limits, cpus), cpus)
 
 
-def allow(memory_bytes: int, *, for_good: bool = True) -> int:
-    """Let this process map so much more than it has; return what it may map in all, in bytes.
+def allow(memory_bytes: int) -> int:
+    """Let this process map so much more than it has, for good; return what it may map in all, in bytes."""
+    return _limit(resource.RLIMIT_AS, mapped_bytes(os.getpid()) + memory_bytes, for_good=True)
 
-    Where that is not `for_good` the process itself may be allowed more later.
+
+def allow_data(memory_bytes: int) -> int:
+    """Let this process have so much more writable memory of its own than it has, until `lift`; return how much in all.
+
+    For processes that use a GPU: its driver reserves many times the machine's memory as address space, now and later.
+    The kernel counts private pages that may be written (setrlimit(2), RLIMIT_DATA, from Linux 4.7), so neither what is
+    only reserved nor what a device shares.
     """
-    allowed = mapped_bytes(os.getpid()) + memory_bytes
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if hard != resource.RLIM_INFINITY:
-        allowed = min(allowed, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed if for_good else hard))
-    return allowed
+    return _limit(resource.RLIMIT_DATA, data_bytes(os.getpid()) + memory_bytes, for_good=False)
 
 
 def lift() -> None:
-    """Let this process map what it likes again, after an `allow` that was not for good."""
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    """Let this process have what memory it likes again, after `allow_data`."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def _limit(which: int, allowed: int, *, for_good: bool) -> int:
+    _, hard = resource.getrlimit(which)
+    if hard != resource.RLIM_INFINITY:
+        allowed = min(allowed, hard)
+    resource.setrlimit(which, (allowed, allowed if for_good else hard))
+    return allowed
 
 
 def thread_count(limits: Limits, cpus: tuple[int, ...] = ()) -> int:
@@ -104,8 +114,17 @@ def mapped_bytes(pid: int) -> int:
 
 def peak_mapped_bytes(pid: int) -> int:
     """The most address space that process `pid` ever had mapped; 0 once its memory is gone."""
+    return _read_status(pid, "VmPeak")
+
+
+def data_bytes(pid: int) -> int:
+    """The writable memory of its own that process `pid` has now, as `allow_data` limits it; 0 once it is gone."""
+    return _read_status(pid, "VmData")
+
+
+def _read_status(pid: int, name: str) -> int:
     with contextlib.suppress(OSError):
-        if found := re.search(r"^VmPeak:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE):
+        if found := re.search(rf"^{name}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE):
             return int(found.group(1)) * 1024
     return 0
 

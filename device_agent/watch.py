@@ -23,9 +23,9 @@ OUTPUT_BYTES = 2000
 _LOOK_S = 0.1
 # How long a crashing worker may take to die once its memory has been looked at.
 _DYING_S = 1.0
-# A report starts with this, sent before anything foreign runs: the address space allowed, the most mapped so far, in
-# bytes, and the number of threads. The length of its frame follows.
-BEGUN = struct.Struct("<3Q")
+# A report starts with this, sent before anything foreign runs: the memory allowed, in bytes, as the worker's limit
+# counts it, and the number of threads. The length of its frame follows.
+BEGUN = struct.Struct("<2Q")
 SIZE = struct.Struct("<Q")
 # Loading what it was given, running it, or reading sensors before and after that.
 Stage = Literal["loading", "running", "sensing"]
@@ -51,21 +51,23 @@ class End:
     output: str = ""
     distress: str = ""  # what its fault handler wrote
     allowed_bytes: int = 0  # 0: it had not begun
-    earlier_peak_bytes: int = 0  # the most it had mapped before it began, as one that did other jobs may have
     threads: int = 0  # when it began
     crashing: bool = False  # it called for us from its fault handler
-    peak_bytes: int = 0  # the most it had mapped since it began, when it crashed; 0: not seen
+    peak_bytes: int = 0  # the most that it had of what its limit counts, when it crashed; 0: not seen
 
 
 class Watch:
     """Waits for a worker's report, death or deadline, whichever comes first.
 
-    `read_phases` gives the worker's notes. With `run_s` the deadline is one for the candidate's first call, and so long
-    after that comes the next.
+    `read_phases` gives the worker's notes. With `begun_s` the deadline is one for the worker's own preparations, and so
+    long after those comes the next. With `run_s` that is one for the candidate's first call, and so long after that
+    comes the last. `look` tells of a crashing worker how much it had of what its limit counts.
     """
 
     def __init__(self, worker: Watched, deadline: float, read_phases: Callable[[], Phases]) -> None:
         self.run_s: float | None = None
+        self.begun_s: float | None = None
+        self.look: Callable[[int], int] = limits.peak_mapped_bytes
         self.alone = False
         self._read_phases = read_phases
         self._pid = worker.pid
@@ -132,10 +134,7 @@ class Watch:
         """Note how much a crashing worker has mapped; it waits for us to read from the distress socket."""
         if not self._end.crashing:
             self._end.crashing = True
-            peak = limits.peak_mapped_bytes(self._pid)
-            # One that has not grown is another job's; what is mapped now is this one's.
-            grown = peak > self._end.earlier_peak_bytes
-            self._end.peak_bytes = peak if grown else limits.mapped_bytes(self._pid)
+            self._end.peak_bytes = self.look(self._pid)
             self._deadline = min(self._deadline, time.monotonic() + _DYING_S)
 
     def _read(self, fd: int) -> bool:
@@ -158,7 +157,10 @@ class Watch:
     def _parse_report(self) -> None:
         received, end, start = self._received[self._report], self._end, BEGUN.size + SIZE.size
         if len(received) >= BEGUN.size:
-            end.allowed_bytes, end.earlier_peak_bytes, end.threads = BEGUN.unpack_from(received)
+            end.allowed_bytes, end.threads = BEGUN.unpack_from(received)
+            begun_s, self.begun_s = self.begun_s, None
+            if begun_s is not None and end.allowed_bytes:
+                self._deadline = time.monotonic() + begun_s
         if len(received) >= start:
             (size,) = SIZE.unpack_from(received, BEGUN.size)
             if len(received) >= start + size:

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import gc
 import itertools
+import math
 import os
 import signal
 import socket
@@ -29,9 +30,9 @@ from device_agent.watch import BEGUN, OUTPUT_BYTES, SIZE, End, Watch
 Beside = Callable[[], contextlib.AbstractContextManager[object]]
 _Spec = protocol.MeasureSpec | protocol.RunSpec
 
-# A crash this close to the limit (a quarter of what was granted) is blamed on memory: the allocation that failed is
-# not counted in the peak.
-_NEAR_LIMIT = 0.25
+# A crash this close to the limit (a quarter of what was granted, and what malloc asks for at least, whatever was) is
+# blamed on memory: the allocation that failed is not counted in the peak.
+_NEAR_LIMIT, _NEAR_BYTES = 0.25, 1 << 20
 
 
 class Workers:
@@ -93,14 +94,16 @@ class Workers:
         """Have a worker do `job`, collect what it says, and leave nothing of it behind but what may be kept."""
         plan.marks.clear()
         allowed = spec.limits
-        deadline = time.monotonic() + _first_s(allowed) + plan.extra_s
+        first_s = _first_s(allowed) + plan.extra_s
         worker = self._take(plan.cpus) if spec.device == protocol.GPU else self._fork(job, allowed, plan.cpus)
         goes_on = False
         try:
             with beside():
+                prepare_s = first_s if worker.orders is None else protocol.PREPARE_S
+                watch = Watch(worker, time.monotonic() + prepare_s, plan.marks.read)
                 if worker.orders is not None:
+                    watch.begun_s, watch.look = first_s, limits.data_bytes
                     worker.orders.send(job, spec)
-                watch = Watch(worker, deadline, plan.marks.read)
                 if allowed.load_timeout_s is not None:
                     watch.run_s = allowed.timeout_s + plan.extra_s
                 end = watch.run()
@@ -139,7 +142,7 @@ class _Worker:
     def __init__(self, body: Callable[[_Ends], None], cpus: tuple[int, ...], orders: kept.Orders | None = None) -> None:
         """Fork it. Raises OSError."""
         self.cpus, self.orders = cpus, orders
-        self._jobs, self._first_bytes = 0, 0
+        self.jobs, self._kept_bytes = 0, 0
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as workers:
             self.report, workers_report = _pipe(ours, workers)
             self.output, workers_output = _pipe(ours, workers)
@@ -159,14 +162,18 @@ class _Worker:
             self._ours = ours.pop_all()
 
     def may_go_on(self, allowed: Limits, end: End) -> bool:
-        """Whether it may do another job after one that went well: one that left no thread and not much memory."""
-        self._jobs += 1
-        if processes.has_more_threads(self.pid, end.threads):
+        """Whether it may do another job after one that went well: one that left no thread and not much memory.
+
+        What comes with a process's first job is the driver's: it makes threads and memory of its own when code is first
+        loaded and started, as it does with a context.
+        """
+        self.jobs += 1
+        if self.jobs > 1 and processes.has_more_threads(self.pid, end.threads):
             return False
-        mapped = limits.mapped_bytes(self.pid)
-        self._first_bytes = self._first_bytes or mapped
-        gathered = mapped - self._first_bytes
-        return self._jobs < kept.MOST_JOBS and gathered < kept.MOST_GATHERED * allowed.memory_bytes
+        has = limits.data_bytes(self.pid)
+        self._kept_bytes = self._kept_bytes or has
+        gathered = has - self._kept_bytes
+        return self.jobs < kept.MOST_JOBS and gathered < kept.MOST_GATHERED * allowed.memory_bytes
 
     def leave(self) -> None:
         """Let go of it; it was killed, or has done its one job."""
@@ -239,15 +246,16 @@ def _serve(orders: kept.Orders, cpus: tuple[int, ...], ends: _Ends) -> None:
         nonlocal begun
         allowed = spec.limits
         if begun is None:
-            # Its threads and what the driver maps, which is many times a board's memory, are not the candidate's.
+            # Its threads, and those of the driver and what that takes for itself, are not the candidate's.
             limits.prepare(allowed, cpus)
             gpu.open_device()
         elif begun.threads != allowed.threads:
             limits.start_threads(limits.thread_count(allowed, cpus), cpus)
         begun = allowed
         if isinstance(spec, protocol.MeasureSpec):
-            arguments.prepare(spec.arguments, spec.seed)  # inputs are not charged to the candidate, here as in forks
-        return limits.allow(allowed.memory_bytes, for_good=False)
+            # Inputs are not charged to the candidate, here as in forks, nor the time that they take.
+            arguments.prepare(spec.arguments, spec.seed, math.inf)
+        return limits.allow_data(allowed.memory_bytes)
 
     while found := orders.receive():
         job, spec = found
@@ -259,12 +267,11 @@ def _serve(orders: kept.Orders, cpus: tuple[int, ...], ends: _Ends) -> None:
 
 
 def _report(ends: _Ends, job: Callable[[], bytes], begin: Callable[[], int]) -> None:
-    """Do a job within limits, which `begin` sets and gives the address space of, and send what it returns."""
+    """Do a job within limits, which `begin` sets and says what memory they allow, and send what it returns."""
     granted = 0
     try:
         granted = begin()
-        peak = limits.peak_mapped_bytes(os.getpid())
-        os.write(ends.report, BEGUN.pack(granted, peak, processes.count_threads()))
+        os.write(ends.report, BEGUN.pack(granted, processes.count_threads()))
         limits.hold_when_crashing(ends.distress)
         frame = job()
     except Exception as error:  # noqa: BLE001  the edge of a process: what the candidate raises is its outcome
@@ -318,8 +325,9 @@ def _judge(end: End, allowed: Limits, *, on_gpu: bool) -> tuple[Outcome, bytes]:
     if end.timed_out or end.status is None:
         stuck = "" if end.status is not None else "; its process does not die (a driver may be stuck)"
         if on_gpu and not end.allowed_bytes:
-            waited_s = _first_s(allowed)
-            message = f"the worker could load nothing for {waited_s:g} s: the GPU's driver does not answer{stuck}"
+            message = (
+                f"the worker could load nothing for {protocol.PREPARE_S:g} s: the GPU's driver does not answer{stuck}"
+            )
             return Outcome(Status.FARM_ERROR, message), b""
         if end.stage == "sensing" and end.status is not None:
             return Outcome(Status.FARM_ERROR, "the board's own sensors could not be read in time"), b""
@@ -340,7 +348,8 @@ def _judge(end: End, allowed: Limits, *, on_gpu: bool) -> tuple[Outcome, bytes]:
     elif name == "SIGKILL":
         message = f"killed by the kernel: the board ran out of memory{said}"
         return Outcome(Status.OUT_OF_MEMORY, message, signal=name), b""
-    at_limit = end.peak_bytes > end.allowed_bytes - _NEAR_LIMIT * allowed.memory_bytes > 0
+    near_bytes = max(_NEAR_BYTES, _NEAR_LIMIT * allowed.memory_bytes)
+    at_limit = end.peak_bytes > end.allowed_bytes - near_bytes > 0
     if at_limit or "bad_alloc" in end.output:
         message = f"crashed ({name}) at its limit of {allowed.memory_bytes} bytes{said}"
         return Outcome(Status.OUT_OF_MEMORY, message, signal=name), b""

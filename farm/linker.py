@@ -64,7 +64,19 @@ def link_cpp(output: Path, sources: Sequence[Path], triple: str | None, options:
         for source, item in zip(sources, objects, strict=True):
             _run([*compile_one, *options, str(source), "-o", str(item), *target], WARM_TIMEOUT_S)
         _run(
-            ["cc", "-shared", "-s", _NO_CHECKS, "-o", str(output), *map(str, objects), "-lm", "-ldl", *target],
+            [
+                "cc",
+                "-shared",
+                "-s",
+                _NO_CHECKS,
+                "-o",
+                str(output),
+                *map(str, objects),
+                "-lm",
+                "-ldl",
+                "-lpthread",
+                *target,
+            ],
             WARM_TIMEOUT_S,
         )
 

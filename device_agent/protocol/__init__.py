@@ -38,7 +38,17 @@ from device_agent.protocol.processors import (
     count_resident,
     find_processor,
 )
-from device_agent.protocol.specs import CPU, GPU, Engine, Limits, MeasureSpec, RunSpec, StartConditions, TensorSpec
+from device_agent.protocol.specs import (
+    CPU,
+    GPU,
+    PREPARE_S,
+    Engine,
+    Limits,
+    MeasureSpec,
+    RunSpec,
+    StartConditions,
+    TensorSpec,
+)
 from device_agent.protocol.texts import format_cpus, format_hz, format_mhz, format_table, parse_cpus, parse_hz
 
 # Raised whenever a message changes in a way that an older peer would misread.
@@ -64,6 +74,7 @@ __all__ = [
     "NAME_RULE",
     "PIN",
     "POWER",
+    "PREPARE_S",
     "PROTOCOL_VERSION",
     "REACHED",
     "RPC_MAGIC",

@@ -19,6 +19,11 @@ class TensorSpec(Message):
     dtype: str
 
 
+# How long a worker for GPU code may take to get ready, before any limit of a candidate begins: the driver comes up, and
+# arguments are filled. The driver takes some tenths of a second, and more on a busy board.
+PREPARE_S = 15.0
+
+
 @dataclasses.dataclass(frozen=True)
 class Limits(Message):
     """What a worker may use. A worker that exceeds one is an outcome, not an accident.

@@ -352,6 +352,8 @@ def _import_rpc() -> Any:
 def plan_deadline_s(spec: MeasureSpec | RunSpec, size: int) -> float:
     """How long to wait for a call that carries `size` bytes: longer than whatever the board itself allows."""
     deadline_s = spec.limits.total_s + _CALL_GRACE_S + size / _SLOWEST_BYTES_PER_S
+    if spec.device == protocol.GPU:
+        deadline_s += protocol.PREPARE_S
     if spec.start is not None:
         deadline_s += spec.start.deadline_s
     if spec.energy is not None:

@@ -177,8 +177,9 @@ def test_a_worker_is_kept_while_all_goes_well(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: pathlib.Path,
 ) -> None:
-    """The driver is asked for one context by all runs of a session; limits are each run's own, and a worker that was
-    killed while it waited is nobody's fault. Its session takes it along.
+    """The driver is asked for one context by all runs of a session, whatever threads and address space it takes for
+    itself; limits are each run's own, and a worker that was killed while it waited is nobody's fault. Its session takes
+    it along.
     """
     log = tmp_path / "calls"
     monkeypatch.setenv(gpu.VIRTUAL_VARIABLE, f"log={log}")
@@ -203,6 +204,7 @@ def test_a_worker_is_kept_while_all_goes_well(
         assert count_workers(log) == described + 2
 
         worker = find_worker(agent)
+        assert worker.memory_info().vms > 24 << 30  # reserved for the context and for the first kernel
         worker.kill()
         wait_until(lambda: worker.status() == psutil.STATUS_ZOMBIE, "the worker's death")
         replaced, _ = session.run_model(SPEC, library, feed())

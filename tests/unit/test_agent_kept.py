@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import functools
 import mmap
@@ -20,9 +21,11 @@ from device_agent import limits, processes, worker
 from device_agent.kept import Orders
 from device_agent.marks import Marks
 from device_agent.protocol import Limits, Outcome, Status, pack_frame
-from device_agent.watch import End, Watch
+from device_agent.watch import BEGUN, End, Watch
 
 MEMORY_BYTES = 256 << 20
+# From mman.h; Python has no name for it.
+MAP_NORESERVE = 0x4000
 ALLOWED = Limits(timeout_s=30.0, memory_bytes=MEMORY_BYTES)
 
 
@@ -72,16 +75,29 @@ def start(earlier: Callable[[], object], job: Callable[[], object]) -> Iterator[
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         faulthandler.disable()  # pytest's, which is inherited
         earlier()
-        worker._report(ends, run, lambda: limits.mapped_bytes(os.getpid()) + MEMORY_BYTES)
+        worker._report(ends, run, lambda: limits.data_bytes(os.getpid()) + MEMORY_BYTES)
         signal.pause()
 
     made = worker._Worker(body, ())
     try:
-        yield made, Watch(made, time.monotonic() + 30.0, Marks().read).run()
+        watch = Watch(made, time.monotonic() + 30.0, Marks().read)
+        watch.look = limits.data_bytes
+        yield made, watch.run()
     finally:
         processes.kill_group(made.pid)
         processes.reap(made.pid, time.monotonic() + 10.0)
         made.leave()
+
+
+def reserve() -> None:
+    """Address space that nothing lies in, much of it, for as long as the process runs."""
+    mapped = ctypes.CDLL(None, use_errno=True).mmap
+    mapped.restype, mapped.argtypes = (
+        ctypes.c_void_p,
+        (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long),
+    )
+    found = mapped(None, 16 << 30, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+    assert found != ctypes.c_void_p(-1).value
 
 
 def nothing() -> None:
@@ -94,8 +110,9 @@ def leave_thread() -> None:
 
 
 def pass_through() -> None:
-    """A job: much is mapped for a while."""
-    mmap.mmap(-1, 4 * MEMORY_BYTES).close()
+    """A job: much is taken for a while, and more reserved for good, as a driver does."""
+    mmap.mmap(-1, 4 * MEMORY_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    reserve()
 
 
 def crash() -> None:
@@ -105,22 +122,28 @@ def crash() -> None:
 
 def fill_and_crash() -> None:
     """A job: crashes with almost all mapped that it may."""
-    mapped = mmap.mmap(-1, MEMORY_BYTES - (8 << 20))
+    mapped = mmap.mmap(-1, MEMORY_BYTES - (8 << 20), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     os.kill(os.getpid(), signal.SIGSEGV)
     mapped.close()
 
 
 @pytest.mark.parametrize(
-    ("earlier", "job", "goes_on"),
-    [(nothing, nothing, True), (leave_thread, nothing, True), (nothing, leave_thread, False)],
-    ids=["no thread", "the driver's thread", "the candidate's thread"],
+    ("earlier", "job", "jobs", "goes_on"),
+    [
+        (nothing, nothing, 1, True),
+        (leave_thread, nothing, 1, True),
+        (nothing, leave_thread, 0, True),
+        (nothing, leave_thread, 1, False),
+    ],
+    ids=["no thread", "the context's thread", "the first kernel's thread", "the candidate's thread"],
 )
 def test_a_worker_in_which_a_job_left_a_thread_is_not_kept(
-    earlier: Callable[[], object], job: Callable[[], object], goes_on: bool
+    earlier: Callable[[], object], job: Callable[[], object], jobs: int, goes_on: bool
 ) -> None:
-    """Threads from before the job are no reason."""
+    """Threads from before the job are no reason, nor those of the first one: drivers start some with the first code."""
     with start(earlier, job) as (made, end):
         assert worker._is_ok(end)
+        made.jobs = jobs
         assert made.may_go_on(ALLOWED, end) is goes_on
 
 
@@ -147,8 +170,8 @@ def test_a_crash_is_not_blamed_on_memory_of_an_earlier_job(
 @pytest.mark.parametrize(
     ("load_s", "on_gpu", "status", "said"),
     [
-        (None, True, Status.FARM_ERROR, "for 30 s: the GPU's driver does not answer"),
-        (5.0, True, Status.FARM_ERROR, "for 5 s: the GPU's driver does not answer"),
+        (None, True, Status.FARM_ERROR, "for 15 s: the GPU's driver does not answer"),
+        (5.0, True, Status.FARM_ERROR, "for 15 s: the GPU's driver does not answer"),
         (None, False, Status.RUN_TIMEOUT, "not finished after 30 s; nothing of it had been called yet"),
         (5.0, False, Status.LOAD_FAILED, "not loaded within 5 s"),
     ],
@@ -163,13 +186,47 @@ def test_a_worker_that_never_begins_says_which_deadline_passed(
     assert said in outcome.message
 
 
+def take_much_and_reserve() -> None:
+    """A job: reserves address space like a driver, then takes more than it may."""
+    limits.allow_data(MEMORY_BYTES)
+    reserve()
+    bytearray(2 * MEMORY_BYTES)
+
+
+def test_address_space_is_not_limited_and_memory_is() -> None:
+    """A driver may reserve many times what a job may have; what the job takes beyond its limit fails."""
+    with start(nothing, take_much_and_reserve) as (_, end):
+        outcome, _ = worker._judge(end, ALLOWED, on_gpu=True)
+        assert outcome.status is Status.OUT_OF_MEMORY, outcome.message
+
+
 def test_a_limit_of_one_job_is_lifted_after_it() -> None:
     """What the next one needs before its own limit is nobody's."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
     try:
-        allowed = limits.allow(1 << 40, for_good=False)
-        assert resource.getrlimit(resource.RLIMIT_AS) == (allowed, before[1])
+        allowed = limits.allow_data(1 << 40)
+        assert resource.getrlimit(resource.RLIMIT_DATA) == (allowed, before[1])
         limits.lift()
-        assert resource.getrlimit(resource.RLIMIT_AS) == (before[1], before[1])
+        assert resource.getrlimit(resource.RLIMIT_DATA) == (before[1], before[1])
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def test_what_a_worker_prepares_counts_against_no_candidate() -> None:
+    """Its deadline begins when the worker has what it needs: a driver, arguments."""
+
+    def body(ends: worker._Ends) -> None:
+        os.write(ends.report, BEGUN.pack(1, 1))
+        signal.pause()
+
+    made = worker._Worker(body, ())
+    try:
+        begun = time.monotonic()
+        watch = Watch(made, begun + 60.0, Marks().read)
+        watch.begun_s = 0.1
+        assert watch.run().timed_out
+        assert time.monotonic() - begun < 30.0
+    finally:
+        processes.kill_group(made.pid)
+        processes.reap(made.pid, time.monotonic() + 10.0)
+        made.leave()
