@@ -15,11 +15,12 @@ from device_agent.protocol import CPU, EnergySpec, Engine, Limits, Outcome, RunS
 from farm.errors import PermanentError
 from farm.measure.statistics import Summary, summarise
 
-# The variants take turns in this many rounds.
-ROUNDS = 3
+# The variants take turns in this many rounds. What else a machine computes slows two threads down by a third to a half
+# for seconds at a time: of few rounds, one such spell can be half (docs/performance.md, "Whole models").
+ROUNDS = 8
 WARMUP_RUNS = 5
 # Code as TVM comes is slower by so much that fewer runs tell as well, and would take most of the time.
-BASELINE_RUNS, BASELINE_WARMUP_RUNS = 15, 1
+BASELINE_RUNS, BASELINE_WARMUP_RUNS, BASELINE_ROUNDS = 15, 1, 3
 
 # Runs a program on inputs in the order of its arguments.
 Run = Callable[[RunSpec, bytes, dict[str, Any]], "tuple[Outcome, dict[str, Any]]"]
@@ -63,22 +64,23 @@ def time_in_turns(
 ) -> Timed:
     """Time every variant `runs` times in all, baselines `BASELINE_RUNS` times at most.
 
-    Raises PermanentError where a needed one does not run.
+    `energy` is read in each one's last turn. Raises PermanentError where a needed one does not run.
     """
     timed = Timed()
-    for _ in range(rounds):
+    for number in range(rounds):
         for variant in variants:
             name = variant.name
-            if name in timed.missing:
+            turns = range(0, rounds, -(-rounds // BASELINE_ROUNDS) if variant.baseline else 1)
+            if name in timed.missing or number not in turns:
                 continue
             wanted = min(runs, BASELINE_RUNS) if variant.baseline else runs
             spec = RunSpec(
                 variant.engine,
-                runs=-(-wanted // rounds),
+                runs=-(-wanted // len(turns)),
                 warmup=BASELINE_WARMUP_RUNS if variant.baseline else WARMUP_RUNS,
                 device=variant.device,
                 limits=limits,
-                energy=energy,
+                energy=energy if number == turns[-1] else None,
             )
             outcome, outputs = run(spec, variant.program, dict(variant.inputs))
             if outcome.status is not Status.OK:
@@ -98,7 +100,8 @@ def time_in_turns(
 def describe_runs(runs: int) -> str:
     """How so many runs of each variant were timed, for reports."""
     return (
-        f"{runs} timed runs per variant ({min(runs, BASELINE_RUNS)} of untuned code) in {ROUNDS} alternating blocks, "
+        f"{runs} timed runs per variant in {ROUNDS} alternating blocks "
+        f"(of untuned code {min(runs, BASELINE_RUNS)} in {BASELINE_ROUNDS}), "
         f"{WARMUP_RUNS} warm-up runs ({BASELINE_WARMUP_RUNS} of untuned code) dropped before each"
     )
 

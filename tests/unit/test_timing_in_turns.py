@@ -1,0 +1,73 @@
+"""Models timed in turns: how often each runs, and when its energy is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from device_agent.protocol import EnergySpec, Engine, Limits, Outcome, RunSpec, Status
+from farm.artifacts import timing
+from farm.artifacts.timing import Variant, time_in_turns
+from farm.errors import PermanentError
+
+LIMITS = Limits(timeout_s=10.0, memory_bytes=1 << 30)
+VARIANTS = [
+    Variant("ours", Engine.RELAX_VM, b"ours", {}, needed=True),
+    Variant("untuned", Engine.RELAX_VM, b"untuned", {}, baseline=True),
+]
+
+
+class Board:
+    """Notes what it was asked to run; programs in `broken` fail."""
+
+    def __init__(self, broken: tuple[bytes, ...] = ()) -> None:
+        self.asked: list[tuple[bytes, RunSpec]] = []
+        self._broken = broken
+
+    def run(self, spec: RunSpec, program: bytes, inputs: dict[str, Any]) -> tuple[Outcome, dict[str, Any]]:
+        self.asked.append((program, spec))
+        if program in self._broken:
+            return Outcome(Status.CRASHED, "no such operator"), {}
+        return Outcome(Status.OK, latency_s=(1e-3,) * spec.runs), {"out": np.zeros(1)}
+
+    def specs(self, program: bytes) -> list[RunSpec]:
+        return [spec for asked, spec in self.asked if asked == program]
+
+
+@pytest.mark.parametrize("runs", [60, 8])
+def test_runs_are_spread_over_all_rounds_and_a_baselines_over_three(runs: int) -> None:
+    """A spell of load hits one round of many; slow code takes few turns, spread as far as the others'."""
+    board = Board()
+    timed = time_in_turns(board.run, VARIANTS, runs, LIMITS)
+    ours, untuned = board.specs(b"ours"), board.specs(b"untuned")
+    assert (len(ours), len(untuned)) == (timing.ROUNDS, timing.BASELINE_ROUNDS)
+    assert runs <= len(timed.samples["ours"]) < runs + timing.ROUNDS
+    assert len(timed.samples["untuned"]) == pytest.approx(min(runs, timing.BASELINE_RUNS), abs=2)
+    assert Counter(spec.warmup for spec in untuned) == {timing.BASELINE_WARMUP_RUNS: 3}
+    order = [program for program, _ in board.asked]
+    first, *_, last = [index for index, program in enumerate(order) if program == b"untuned"]
+    assert (first, last > len(order) / 2) == (1, True)
+
+
+def test_energy_is_read_once_for_each() -> None:
+    """Its window takes seconds; reports show that of the last turn."""
+    board = Board()
+    energy = EnergySpec()
+    time_in_turns(board.run, VARIANTS, 16, LIMITS, energy=energy)
+    for program in (b"ours", b"untuned"):
+        *before, last = board.specs(program)
+        assert last.energy == energy
+        assert not any(spec.energy for spec in before)
+
+
+def test_what_does_not_run_is_left_out_and_what_is_needed_ends_it() -> None:
+    """Its reason is kept, and it is not tried again."""
+    board = Board(broken=(b"untuned",))
+    timed = time_in_turns(board.run, VARIANTS, 16, LIMITS)
+    assert timed.missing["untuned"].endswith("no such operator")
+    assert len(board.specs(b"untuned")) == 1
+    with pytest.raises(PermanentError, match="ours model does not run"):
+        time_in_turns(Board(broken=(b"ours",)).run, VARIANTS, 16, LIMITS)
