@@ -27,6 +27,8 @@ _MARK_POINTS = 3.5
 _RING_POINTS = 8.5
 # A shift in points and two alignments.
 _Spot = tuple[tuple[float, float], str, str]
+# x0, y0, x1, y1: numbers, since thousands of pairs are compared and a Bbox takes a hundred times as long.
+_Extents = tuple[float, float, float, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,23 +54,23 @@ def write_labels(
         return 0
     figure.canvas.draw()
     per_point = figure.dpi / 72
-    taken = []
+    taken: list[_Extents] = []
     for place, points in [*((mark, _MARK_POINTS) for mark in marks), *((ring, _RING_POINTS) for ring in rings)]:
         (x, y), half = axes.transData.transform(place), points * per_point
-        taken.append(Bbox.from_extents(x - half, y - half, x + half, y + half))
+        taken.append((x - half, y - half, x + half, y + half))
     spots = [tuple(axes.transData.transform(mark)) for mark in marks]
     frame = axes.get_window_extent()
     written = 0
     for label in sorted(labels, key=lambda each: each.rank):
         box = _write(axes, label, taken, spots, frame)
         if box is not None:
-            taken.append(box)
+            taken.append(_extents(box))
             written += 1
     return written
 
 
 def _write(
-    axes: Axes, label: Label, taken: Sequence[Bbox], spots: Sequence[tuple[float, float]], frame: Bbox
+    axes: Axes, label: Label, taken: Sequence[_Extents], spots: Sequence[tuple[float, float]], frame: Bbox
 ) -> Bbox | None:
     # A line behind a name must not cross it.
     paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
@@ -85,8 +87,9 @@ def _write(
                 label.text, label.place, xytext=shift, textcoords="offset points", ha=ha, va=va, **style
             )
             box = text.get_window_extent().padded(1.5)
+            extents = _extents(box)
             outside = not (frame.x0 <= box.x0 and box.x1 <= frame.x1 + 8 and frame.y0 <= box.y0 and box.y1 <= frame.y1)
-            covered = sum(_area(Bbox.intersection(box, other)) for other in taken)
+            covered = sum(_shared_area(extents, other) for other in taken)
             text.remove()
             if not outside and not covered and (label.rank == 1 or _is_nearest(axes, label, box, spots)):
                 return _annotate(axes, label, (shift, ha, va), style)
@@ -127,5 +130,10 @@ def _distance(box: Bbox, spot: tuple[float, float]) -> float:
     return math.hypot(dx, dy)
 
 
-def _area(box: Bbox | None) -> float:
-    return 0.0 if box is None else box.width * box.height
+def _extents(box: Bbox) -> _Extents:
+    return float(box.x0), float(box.y0), float(box.x1), float(box.y1)
+
+
+def _shared_area(a: _Extents, b: _Extents) -> float:
+    width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
+    return width * height if width > 0 and height > 0 else 0.0

@@ -18,6 +18,7 @@ import onnxruntime
 import pytest
 from PIL import Image
 
+from farm.models.onnx_builder import GraphBuilder
 from farm.models.source import resolve_model
 from tests.acceptance.conftest import Home, new_home
 
@@ -68,7 +69,8 @@ class Venv:
 
 def reference(model: str, arrays: dict[str, Any]) -> list[Any]:
     """ONNX Runtime's outputs."""
-    session = onnxruntime.InferenceSession(resolve_model(model).onnx_bytes, providers=["CPUExecutionProvider"])
+    data = make_fire() if model == FIRE else resolve_model(model).onnx_bytes
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     return list(session.run(None, arrays))
 
 
@@ -145,11 +147,13 @@ def test_a_wheel_runs_where_there_is_no_farm(made: Made, tmp_path: pathlib.Path)
     assert f"takes the inputs {next(iter(made.arrays))}" in wrong.stderr
 
 
-# Convolutions, matrix products, pools and residuals; from an image down to 64 numbers.
-FIVE = ("squeezenet1.1", "cifar_resnet20", "mnist_cnn", "tiny-cnn", "mlp")
+# Convolutions, matrix products, pools, joins and residuals; from an image down to 64 numbers; a dot in a file's name.
+FIRE = "fire1.1"
+ZOO = ("cifar_resnet20", "mnist_cnn", "tiny-cnn", "mlp")
+FIVE = (FIRE, *ZOO)
 CAMPAIGN = f"""\
 name: five
-models: [{", ".join(FIVE)}]
+models: [{FIRE}.onnx, {", ".join(ZOO)}]
 boards: {{ types: [jetson-nano] }}
 budget: {{ per_workload: 1 }}
 search: {{ ops: [conv2d, dense] }}
@@ -166,12 +170,25 @@ for name in names:
 """
 
 
+def make_fire() -> bytes:
+    """Two of SqueezeNet's modules behind a convolution of a small image."""
+    builder = GraphBuilder(3)
+    x = builder.relu(builder.conv(builder.input("data", (1, 3, 64, 64)), 16, 3, stride=2))
+    for squeeze, expand in ((8, 16), (16, 32)):
+        x = builder.max_pool(x, 3, stride=2)
+        narrow = builder.relu(builder.conv(x, squeeze, 1))
+        x = builder.concat(*(builder.relu(builder.conv(narrow, expand, size, pad=size // 2)) for size in (1, 3)))
+    scores = builder.global_average(builder.conv(x, 10, 1))
+    return builder.finish(FIRE, {"scores": (scores, (1, 10))})
+
+
 @pytest.mark.timeout(900)
 def test_five_models_of_a_campaign_run_as_packages(tmp_path: pathlib.Path) -> None:
     """One command tunes, compiles, verifies and packs five models; their wheels, side by side, compute them."""
     with new_home() as home:
         home.run("board", "add", "nano", "--virtual", "jetson-nano")
         (home.path / "five.yaml").write_text(CAMPAIGN)
+        (home.path / f"{FIRE}.onnx").write_bytes(make_fire())
         done = home.run("campaign", "run", "five.yaml", "--compile", "packages", "--json", timeout_s=800.0)
         assert done.code == 0, done.err
         venv = Venv(tmp_path / "venv")
@@ -246,7 +263,7 @@ def test_what_is_refused(made: Made, words: tuple[str, ...], message: str) -> No
     """Wrong words end with exit code 2 and the reason; the artifact that is there stays as it is."""
     before = (made.folder / "manifest.json").read_bytes()
     named = {"ARTIFACT": str(made.folder), "X": made.x}
-    done = made.home.run("model", *(named.get(word, word) for word in words))
+    done = made.home.call("model", *(named.get(word, word) for word in words))
     assert (done.code, done.out) == (2, "")
     assert message in done.err
     assert (made.folder / "manifest.json").read_bytes() == before

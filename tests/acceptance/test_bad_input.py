@@ -76,7 +76,7 @@ def write_model(path: pathlib.Path, operator: str, shape: list[int | str], domai
 )
 def test_wrong_usage_is_refused_at_once(shared: Home, arguments: list[str], code: int, texts: list[str]) -> None:
     """A wrong argument ends the command with its exit code and a message that names it."""
-    refused(shared.run(*arguments), code, *texts)
+    refused(shared.call(*arguments), code, *texts)
 
 
 def test_a_file_that_is_no_model_is_refused(shared: Home) -> None:
@@ -120,7 +120,7 @@ def test_open_shapes_are_asked_for_and_taken(shared: Home) -> None:
 )
 def test_an_impossible_setting_is_named(shared: Home, name: str, value: str) -> None:
     """A FARM_ variable with an impossible value is named with it."""
-    refused(shared.run("quickstart", "--json", **{name: value}), 2, name, value)
+    refused(shared.call("quickstart", "--json", **{name: value}), 2, name, value)
 
 
 def test_a_traceback_is_shown_for_debug_alone(shared: Home) -> None:

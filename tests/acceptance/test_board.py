@@ -103,7 +103,7 @@ def one_board() -> Iterator[Home]:
 def test_bad_input_is_refused(words: str, answer: str, one_board: Home) -> None:
     """Exit code 2, what was wrong, and nothing changed."""
     before = one_board.rows("SELECT * FROM boards"), one_board.rows("SELECT * FROM board_events")
-    done = one_board.run("board", *words.split())
+    done = one_board.call("board", *words.split())
     assert done.code == 2, done.err
     assert answer in done.err
     assert "Traceback" not in done.err

@@ -179,7 +179,7 @@ def test_ctrl_c_ends_what_runs_on_boards(trusted: Home, sshd: Sshd) -> None:
 )
 def test_bad_input_is_refused(trusted: Home, words: str, code: int, says: str) -> None:
     """What was wrong, and no traceback."""
-    done = trusted.run("board", *words.split())
+    done = trusted.call("board", *words.split())
     assert done.code == code, done.err
     assert says in done.err
     assert "Traceback" not in done.err

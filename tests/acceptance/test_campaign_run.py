@@ -76,7 +76,7 @@ def test_its_report(rack: Home) -> None:
 )
 def test_what_is_refused(rack: Home, words: tuple[str, ...], message: str) -> None:
     """Wrong names, names used twice, campaigns that are over, budgets of nothing: exit code 2, nothing on stdout."""
-    done = rack.run("campaign", *words)
+    done = rack.call("campaign", *words)
     assert (done.code, done.out) == (2, "")
     assert message in done.err
 

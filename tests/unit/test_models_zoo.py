@@ -139,7 +139,8 @@ def test_no_weight_is_constant(model: zoo.ZooModel) -> None:
         if tensor.name in bounds:
             continue
         values = onnx.numpy_helper.to_array(tensor)
-        assert values.ndim == 0 or len(np.unique(values)) > 0.9 * min(values.size, 1000), tensor.name
+        some = values.ravel()[:10_000]
+        assert values.ndim == 0 or len(np.unique(some)) > 0.9 * min(some.size, 1000), tensor.name
 
 
 def test_default_is_in_the_zoo() -> None:
