@@ -31,6 +31,7 @@ def _conv(*, kernel: int = 3, **options: Any) -> Build:
 CASES: dict[str, tuple[str, tuple[Any, ...], Build]] = {
     "dense 3x3": ("gpu-tiles", ((1, 9, 11, 12), (3, 3, 12, 20)), _conv()),
     "dense 3x3/2, odd": ("gpu-tiles", ((1, 13, 13, 3), (3, 3, 3, 24)), _conv(strides=2)),
+    "dense 3x3/2, a row left": ("gpu-tiles", ((1, 32, 32, 3), (3, 3, 3, 24)), _conv(kernel=1, strides=2)),
     "dense 1x1": ("gpu-tiles", ((1, 13, 13, 16), (1, 1, 16, 40)), _conv(kernel=1)),
     "product": ("gpu-tiles", ((30, 24), (24, 33)), lambda op, x, w: op.matmul(x, w)),
     "many products": ("gpu-tiles", ((3, 14, 20), (3, 20, 24)), lambda op, x, y: op.matmul(x, y)),
@@ -138,6 +139,7 @@ def test_tvm_takes_what_is_offered(name: str) -> None:
     outlook = rule.read_outlook(module, gpus.unit_of(config))
     assert outlook is not None
     context = traces.make_context(module, target.make_target(config))
+    "dense 3x3/2, a row left": (((1, 224, 224, 3), (3, 3, 3, 64)), _conv(kernel=1, strides=2)),
     refused = []
     for _, plan in outlook.plans()[:20]:
         schedule = tvm.s_tir.Schedule(module, error_render_level="none")

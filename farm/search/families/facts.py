@@ -29,7 +29,8 @@ class Contraction:
     steps the data stand still: 1 in a depthwise convolution, 0 where only the weight follows it.
     `pad` is the block that writes the padded data, None where there is none; `last` the block that writes the result,
     `main` itself where nothing follows it; `between` all others after `main`, in order.
-    `stride` and `reach` are, by pixel loop, how far the data move with it, and over how many elements the kernel goes.
+    `stride` and `reach` are, by pixel loop, how far the data move with it, and over how many elements the kernel goes;
+    `room` over how many elements the data go there.
     `packed` says whether the weight may be stored in another order. Sizes of an element in bytes. `data_at` is the
     place of the data among what `main` reads, `line` over how many in a row the last loop of the reduction goes.
     """
@@ -44,6 +45,7 @@ class Contraction:
     sums: tuple[Axis, ...]
     stride: tuple[int, ...]
     reach: tuple[int, ...]
+    room: tuple[int, ...]
     packed: bool
     element_bytes: int
     data_bytes: int
@@ -150,6 +152,7 @@ def _read(
         sums=tuple(axes[v] for v in sums),
         stride=tuple(strides),
         reach=tuple(reaches),
+        room=tuple(_room(data, pixel) for pixel in pixels),
         packed=weight.source.name in free,
         element_bytes=bytes_of(store.buffer.dtype),
         data_bytes=size_of(data.source),
@@ -199,6 +202,12 @@ def _movement(indices: Any, pixel: Any, sums: list[Any], axes: dict[Any, Axis]) 
     return 1, 1
 
 
+def _room(load: Any, pixel: Any) -> int:
+    """How many elements there are along the dimension that a pixel loop moves along."""
+    dimensions = zip(load.indices, load.source.shape, strict=True)
+    return next((int(extent) for index, extent in dimensions if expressions.mentions(index, pixel)), 1)
+
+
 def _standstill(indices: Any, variable: Any, extent: int) -> int:
     """After how many steps of a variable an operand's indices change first."""
     for step in range(1, extent):
@@ -217,6 +226,13 @@ def bytes_of(dtype: Any) -> int:
 def size_of(buffer: Any) -> int:
     """Size of a buffer in bytes."""
     return math.prod(int(d) for d in buffer.shape) * bytes_of(buffer.dtype)
+
+
+def is_moved(schedule: Any, name: str) -> bool:
+    """Whether a block copies a buffer element by element, wherever to: a transposition, a pad that pads nothing."""
+    from tvm.ir.expr import TensorLoad
+
+    return isinstance(getattr(schedule.get(schedule.get_sblock(name)).body, "value", None), TensorLoad)
 
 
 def is_copy(schedule: Any, name: str) -> bool:

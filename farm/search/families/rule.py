@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from farm.search.families import list_families
@@ -27,13 +27,18 @@ class Outlook:
 
     def plans(self) -> list[tuple[Prediction, Plan]]:
         """All plans that make sense, the best predicted first; equal ones in the order of the options."""
-        found = []
+        return sorted(self._list_plans(), key=lambda pair: pair[0].seconds)
+
+    def has_plans(self) -> bool:
+        """Whether any plan makes sense."""
+        return any(True for _ in self._list_plans())
+
+    def _list_plans(self) -> Iterator[tuple[Prediction, Plan]]:
         for combination in itertools.islice(itertools.product(*self.options.values()), _MOST_PLANS):
             plan = dict(zip(self.options, combination, strict=True))
             prediction = self.predict(plan)
             if prediction is not None:
-                found.append((prediction, plan))
-        return sorted(found, key=lambda pair: pair[0].seconds)
+                yield prediction, plan
 
     def predict(self, plan: Plan) -> Prediction | None:
         """What a plan costs; None for one that makes no sense."""
@@ -57,7 +62,7 @@ def list_outlooks(module: Any, core: Unit) -> list[Outlook]:
 
 def read_outlook(module: Any, core: Unit) -> Outlook | None:
     """The first family's that knows the only function of a module and has plans for it, None where none has."""
-    return next((outlook for outlook in list_outlooks(module, core) if outlook.plans()), None)
+    return next((outlook for outlook in list_outlooks(module, core) if outlook.has_plans()), None)
 
 
 def read_mark(instructions: Any) -> tuple[str, Plan] | None:
