@@ -21,6 +21,7 @@ KERNEL_ARGUMENTS = {
     "add": ("handle", "handle", "handle", "int32", "float32"),
     "turn": ("handle", "handle"),
     "total": ("handle", "handle"),
+    "eights": ("handle", "handle"),
     "dynamic": ("handle", "handle"),
     "seven": ("handle",),
 }
@@ -87,7 +88,7 @@ def check_arithmetic() -> Any:
 
 
 def check_meetings() -> Any:
-    """Barriers, shared memory and shuffles: a block turned round, and its sum."""
+    """Barriers, shared memory and shuffles: a block turned round, its sum, and the sums of every eight threads."""
     import numpy as np
 
     set_gpu()
@@ -97,7 +98,9 @@ def check_meetings() -> Any:
     module["total"](pointer(c), pointer(a), 1, 64)
     turned = b.numpy().tolist()
     module["dynamic"](pointer(b), pointer(a), 1, 64, 256)
-    return [turned, float(c.numpy()[0]), b.numpy().tolist()]
+    eights = on_gpu(np.zeros(64, "float32"))
+    module["eights"](pointer(eights), pointer(a), 1, 64)
+    return [turned, float(c.numpy()[0]), b.numpy().tolist(), eights.numpy().tolist()]
 
 
 def check_two_modules() -> Any:

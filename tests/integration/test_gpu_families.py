@@ -41,6 +41,19 @@ CASES: dict[str, tuple[str, tuple[Any, ...], Build]] = {
     "groups": ("gpu-flat", *CPU_CASES["groups"][1:]),
     "max pool": ("gpu-flat", *CPU_CASES["max pool"][1:]),
     "residual": ("gpu-flat", *CPU_CASES["residual"][1:]),
+    "softmax": ("gpu-norm", *CPU_CASES["softmax"][1:]),
+    "softmax of a prime": ("gpu-norm", *CPU_CASES["softmax of a prime"][1:]),
+    "softmax over channels": ("gpu-norm", *CPU_CASES["softmax over channels"][1:]),
+    "softmax of a long row": ("gpu-norm", ((2, 1000),), lambda op, x: op.nn.softmax(x)),
+    "logarithm of softmax": ("gpu-norm", *CPU_CASES["logarithm of softmax"][1:]),
+    "layer norm": ("gpu-norm", *CPU_CASES["layer norm"][1:]),
+    "group norm": ("gpu-norm", *CPU_CASES["group norm"][1:]),
+    "instance norm": ("gpu-norm", *CPU_CASES["instance norm"][1:]),
+    "root mean square norm": ("gpu-norm", *CPU_CASES["root mean square norm"][1:]),
+    "distance from the mean": ("gpu-norm", *CPU_CASES["distance from the mean"][1:]),
+    "sum of a prime": ("gpu-sums", *CPU_CASES["sum of a prime"][1:]),
+    "means of many rows": ("gpu-sums", ((3000, 40),), lambda op, x: op.mean(x, [-1])),
+    "maximum of columns": ("gpu-sums", *CPU_CASES["maximum of columns"][1:]),
     "concatenation": ("gpu-flat", *CPU_CASES["concatenation"][1:]),
     "transposition": ("gpu-flat", *CPU_CASES["transposition"][1:]),
 }
@@ -126,6 +139,7 @@ def test_a_family_computes_what_the_function_says(name: str, computed: dict[str,
 OFFERED: dict[str, tuple[tuple[Any, ...], Build]] = {
     "max pool": (((1, 27, 27, 256),), lambda op, x: op.nn.max_pool2d(x, 3, 2, layout="NHWC")),
     "dense 3x3, odd": (((1, 27, 27, 32), (3, 3, 32, 128)), _conv()),
+    "dense 3x3/2, a row left": (((1, 224, 224, 3), (3, 3, 3, 64)), _conv(kernel=1, strides=2)),
 }
 
 
@@ -139,7 +153,6 @@ def test_tvm_takes_what_is_offered(name: str) -> None:
     outlook = rule.read_outlook(module, gpus.unit_of(config))
     assert outlook is not None
     context = traces.make_context(module, target.make_target(config))
-    "dense 3x3/2, a row left": (((1, 224, 224, 3), (3, 3, 3, 64)), _conv(kernel=1, strides=2)),
     refused = []
     for _, plan in outlook.plans()[:20]:
         schedule = tvm.s_tir.Schedule(module, error_render_level="none")

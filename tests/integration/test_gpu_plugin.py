@@ -52,10 +52,11 @@ def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_kernels_compute(said: dict[str, Any]) -> None:
     """Arguments of every kind reach a kernel; blocks share memory, wait for each other and shuffle."""
     assert said["arithmetic"] == [21.0 * i for i in range(100)]
-    turned, total, dynamic = said["meetings"]
+    turned, total, dynamic, eights = said["meetings"]
     assert turned == [float(63 - i) for i in range(64)]
     assert total == sum(range(64))
     assert dynamic == turned
+    assert eights == [float(sum(range(i // 8 * 8, i // 8 * 8 + 8))) for i in range(64)]  # each eight has its own mask
     assert said["two_modules"] == 7.0
 
 

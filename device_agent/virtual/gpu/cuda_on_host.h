@@ -163,9 +163,14 @@ constexpr unsigned kMostThreads = 1024;
 constexpr size_t kStackBytes = 64 << 10;
 constexpr unsigned kWarp = 32;
 
-// Threads that wait for each other: those of a block, or of a warp.
+// Threads of a block that wait for each other.
 struct Group {
   unsigned members, arrived, round;
+};
+
+// Those of a warp that a mask names; those of another mask do so on their own.
+struct Lanes {
+  unsigned mask, arrived, round;
 };
 
 struct State {
@@ -174,7 +179,8 @@ struct State {
   char* memory;
   unsigned threads, current;
   bool ended[kMostThreads];
-  Group block, warps[kMostThreads / kWarp];
+  Group block;
+  Lanes lanes[kMostThreads / kWarp][kWarp];
   uint64_t slots[kMostThreads];  // what each thread shows to its warp
   void (*body)(void*);
   void* context;
@@ -193,6 +199,41 @@ inline void meet(Group& group, unsigned expected) {
   for (unsigned round = group.round; group.round == round;) yield();
 }
 
+inline unsigned count_there(unsigned first, unsigned mask) {
+  unsigned there = 0;
+  for (unsigned i = 0; i < kWarp && first + i < state.threads; ++i) there += mask >> i & 1 && !state.ended[first + i];
+  return there;
+}
+
+// Wait until those of the caller's warp that `mask` names have come here.
+inline void meet_lanes(unsigned mask) {
+  unsigned first = state.current / kWarp * kWarp;
+  Lanes* found = nullptr;
+  for (Lanes& each : state.lanes[first / kWarp]) {
+    if (each.mask == mask) found = &each;
+  }
+  for (Lanes& each : state.lanes[first / kWarp]) {
+    if (found == nullptr && each.arrived == 0) found = &each;
+  }
+  if (found == nullptr) std::abort();  // no more masks than lanes can be waited for
+  found->mask = mask;
+  if (++found->arrived >= count_there(first, mask)) {
+    found->arrived = 0;
+    ++found->round;
+    return;
+  }
+  for (unsigned round = found->round; found->round == round;) yield();
+}
+
+inline void leave_lanes(unsigned first) {
+  for (Lanes& each : state.lanes[first / kWarp]) {
+    if (each.arrived > 0 && each.arrived >= count_there(first, each.mask)) {
+      each.arrived = 0;
+      ++each.round;
+    }
+  }
+}
+
 inline void leave(Group& group) {
   if (--group.members > 0 && group.arrived >= group.members) {
     group.arrived = 0;
@@ -209,7 +250,7 @@ inline void run_fiber() {
   state.body(state.context);
   state.ended[state.current] = true;
   leave(state.block);
-  leave(state.warps[state.current / kWarp]);
+  leave_lanes(state.current / kWarp * kWarp);
   yield();
   std::abort();  // nobody switches to a thread that has ended
 }
@@ -222,9 +263,8 @@ inline void run_block() {
     state.memory = static_cast<char*>(memory);
   }
   state.block = {state.threads, 0, 0};
+  std::memset(state.lanes, 0, sizeof(state.lanes));
   for (unsigned thread = 0; thread < state.threads; ++thread) {
-    unsigned first = thread / kWarp * kWarp;
-    state.warps[thread / kWarp] = {state.threads - first < kWarp ? state.threads - first : kWarp, 0, 0};
     state.ended[thread] = false;
     // As `farm_switch` finds what it saved: registers, then where to go on; the stack as after a call.
     void** top = reinterpret_cast<void**>(state.memory + (thread + 1) * kStackBytes);
@@ -292,13 +332,10 @@ template <typename T>
 T shuffle(unsigned mask, T value, unsigned lane) {
   static_assert(sizeof(T) <= sizeof(uint64_t));
   unsigned first = state.current / kWarp * kWarp;
-  Group& warp = state.warps[first / kWarp];
-  unsigned there = 0;
-  for (unsigned i = 0; i < kWarp && first + i < state.threads; ++i) there += mask >> i & 1 && !state.ended[first + i];
   std::memcpy(&state.slots[state.current], &value, sizeof(T));
-  meet(warp, there);
+  meet_lanes(mask);
   if (first + lane < state.threads) std::memcpy(&value, &state.slots[first + lane], sizeof(T));
-  meet(warp, there);
+  meet_lanes(mask);
   return value;
 }
 

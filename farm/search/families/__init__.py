@@ -12,6 +12,7 @@ from farm.search.families.dots import Dots
 from farm.search.families.elementwise import Elementwise
 from farm.search.families.family import Family, Unit
 from farm.search.families.gpu_flat import GpuFlat, GpuSums
+from farm.search.families.gpu_norm import GpuNorms
 from farm.search.families.gpu_tiles import GpuTiles
 from farm.search.families.norm import Norms
 from farm.search.families.reduce import Reduce
@@ -30,7 +31,7 @@ FAMILIES: tuple[Family, ...] = (
     Elementwise(),
 )
 
-GPU_FAMILIES: tuple[Family, ...] = (GpuTiles(), GpuSums(), GpuFlat())
+GPU_FAMILIES: tuple[Family, ...] = (GpuTiles(), GpuNorms(), GpuSums(), GpuFlat())
 
 
 def list_families(unit: Unit) -> tuple[Family, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from device_agent.protocol import SECTOR_BYTES, START_S, WARP, BlockWork, count_cycles, count_resident
@@ -82,6 +83,19 @@ def writes_once(schedule: Any, name: str) -> bool:
     loops = len(schedule.get_loops(schedule.get_sblock(name)))
     plain = isinstance(block.body, tirx.BufferStore) and len(block.iter_vars) == loops
     return plain and not any(reading.is_sum(v) for v in block.iter_vars)
+
+
+def is_whole(threads: int, extents: Sequence[int]) -> bool:
+    """Whether so many steps in a row of nested loops are some inner loops and a whole part of the next one: TVM moves a
+    sum to a thread where it sees that alone.
+    """
+    for extent in reversed(extents):
+        if extent % threads == 0:
+            return True
+        if threads % extent:
+            return False
+        threads //= extent
+    return threads == 1
 
 
 def give_to_threads(schedule: Any, block: Any, threads: int, vector: int) -> None:

@@ -58,7 +58,7 @@ class GpuFlat:
 
     def predict(self, facts: Map, plan: Plan, core: TargetGpu) -> Prediction | None:
         each = plan["each"]
-        if facts.main and not _is_whole(plan["threads"], (*facts.extents[:-1], facts.run // each)):
+        if facts.main and not gpu_cost.is_whole(plan["threads"], (*facts.extents[:-1], facts.run // each)):
             return None
         # Weights are read by all, so a warp's threads read in rows where results lie in rows.
         moved = facts.results * (facts.depth * facts.loads + 1) * facts.element_bytes
@@ -104,11 +104,20 @@ class GpuSums:
 
     def read(self, schedule: Any) -> Map | None:
         found = read_map(schedule)
-        return found if found and found.main and found.depth >= _LONG and found.results <= _FEW else None
+        if found is None or not found.main or found.depth < _LONG:
+            return None
+        # Where it is the summed elements that lie in a row, a thread alone would read far from its neighbours.
+        return found if found.results <= _FEW or not found.follows else None
 
     def options(self, facts: Map, core: TargetGpu) -> Mapping[str, tuple[int, ...]]:
+        in_one_loop = max(facts.extents, default=1) == facts.results
         return {
-            "beside": tuple(n for n in (1, 4, 8, 16, 32) if n <= facts.results),
+            # Of results in several loops TVM finds a block's where they are whole parts of rows.
+            "beside": tuple(
+                n
+                for n in (1, 4, 8, 16, 32)
+                if n <= facts.results and (in_one_loop or gpu_cost.is_whole(n, facts.extents))
+            ),
             "shares": tuple(n for n in (8, 16, 32, 64, 128, 256) if n <= 2 * facts.depth),
         }
 
@@ -152,21 +161,8 @@ class GpuSums:
 
 def _nearest(extents: tuple[int, ...], wanted: int) -> int:
     """The number of a block's threads nearest to another that covers whole parts of loops with these extents."""
-    whole = [n for n in loops.divisors(math.prod(extents), THREADS_PER_BLOCK // 2) if _is_whole(n, extents)]
+    whole = [n for n in loops.divisors(math.prod(extents), THREADS_PER_BLOCK // 2) if gpu_cost.is_whole(n, extents)]
     return min(whole, key=lambda each: (abs(each - wanted), each))
-
-
-def _is_whole(threads: int, extents: tuple[int, ...]) -> bool:
-    """Whether so many steps in a row of nested loops are some inner loops and a whole part of the next one: TVM moves a
-    sum to a thread where it sees that alone.
-    """
-    for extent in reversed(extents):
-        if extent % threads == 0:
-            return True
-        if threads % extent:
-            return False
-        threads //= extent
-    return threads == 1
 
 
 def _prepare(schedule: Any, facts: Map, scope: str) -> Any:

@@ -47,7 +47,7 @@ class Norms:
     name = "norm"
 
     def read(self, schedule: Any) -> Norm | None:
-        return _read(schedule)
+        return read_norm(schedule)
 
     def options(self, facts: Norm, core: Core) -> Mapping[str, tuple[int, ...]]:
         lanes = core.lanes(facts.element_bytes)
@@ -123,7 +123,8 @@ def _vectorise_beside(schedule: Any, name: str, lanes: int) -> None:
         schedule.decompose_reduction(block, sums[0])
 
 
-def _read(schedule: Any) -> Norm | None:
+def read_norm(schedule: Any) -> Norm | None:
+    """The function as reductions over the same loops whose results are spread over them, None where it is none."""
     names = reading.list_blocks(schedule)
     if len(set(names)) < len(names) or len(names) < 2 or not reading.is_plain(schedule, names[-1]):
         return None
