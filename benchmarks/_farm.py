@@ -38,7 +38,7 @@ from farm.store import Store
 from farm.values import SEARCH_TRIAL, FleetCampaign, Record
 
 # Model runs are spread over this many rounds in which all programs take turns, so that drift treats them alike. With
-# four, a neighbour's spell on a shared host (seconds, two threads a third slower) hit one program more than another.
+# four, seconds of other work on the machine (two threads a third slower) hit one program more than another.
 ROUNDS = 12
 WARMUP_RUNS = 5
 _NOTE_INTERVAL_S = 15.0
