@@ -36,7 +36,7 @@ def pool(dtype: str, seed: int) -> NDArray[Any]:
     Raises UnknownDtypeError for a dtype that neither NumPy nor ml_dtypes knows.
     """
     raw = values(seed)
-    kind = _numpy_dtype(dtype)
+    kind = numpy_dtype(dtype)
     if kind.kind in "iu":
         return (raw & 7).astype(kind)
     if kind.kind == "b":
@@ -44,7 +44,8 @@ def pool(dtype: str, seed: int) -> NDArray[Any]:
     return (raw.astype(np.float32) / 32768).astype(kind)
 
 
-def _numpy_dtype(name: str) -> np.dtype[Any]:
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The element type of a name, bfloat16 and the like included. Raises UnknownDtypeError."""
     try:
         return np.dtype(name)
     except TypeError:
@@ -59,7 +60,7 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
 
 def _count_bytes(spec: Any) -> int:
     """What a tensor takes. Raises UnknownDtypeError."""
-    return int(math.prod(spec.shape)) * _numpy_dtype(spec.dtype).itemsize
+    return int(math.prod(spec.shape)) * numpy_dtype(spec.dtype).itemsize
 
 
 def fill(destination: NDArray[Any], source: NDArray[Any], start: int) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from device_agent import gpu, limits, protocol
+from device_agent.arguments import numpy_dtype
 from device_agent.plan import Plan
 from device_agent.protocol import Engine, Outcome, RunSpec, Status
 from device_agent.timing import LoadError, load, load_module
@@ -106,9 +107,14 @@ def read_arrays(data: bytes) -> Arrays:
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             # Not `ascontiguousarray`: it makes a vector of a scalar.
-            return {name: np.asarray(archive[name], order="C") for name in archive.files}
+            found = {name: np.asarray(archive[name], order="C") for name in archive.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         raise protocol.ProtocolError(f"the inputs are not an npz of plain arrays: {error}") from error
+    # NumPy's files have no name for bfloat16 and hold two bytes of anything.
+    return {
+        name: array.view(numpy_dtype("bfloat16")) if array.dtype == np.dtype("V2") else array
+        for name, array in found.items()
+    }
 
 
 def write_arrays(arrays: list[NDArray[Any]]) -> bytes:

@@ -19,7 +19,7 @@ from farm.artifacts import manifest as manifests
 from farm.artifacts.brought import Brought
 from farm.artifacts.choice import Records, Relative
 from farm.artifacts.compile import Compiled, Served, compile_model
-from farm.artifacts.manifest import Artifact, GpuCode, Manifest, RecordUsed, Tensor, WorkloadServed
+from farm.artifacts.manifest import Artifact, GpuCode, Manifest, RecordUsed, StoredWeights, Tensor, WorkloadServed
 from farm.artifacts.task import find_task
 from farm.boards.choice import TargetPlan, plan_target
 from farm.errors import InternalError, PermanentError, UsageError
@@ -29,7 +29,8 @@ from farm.inventory.core_types import find_core_type
 from farm.models.inputs import InputSpec
 from farm.models.source import ModelSource
 from farm.processes.compile_apart import compile_apart
-from farm.search import gpus
+from farm.search import gpus, halving
+from farm.search.pipeline import require_pipeline
 from farm.search.target import host_target
 from farm.settings import Settings
 from farm.store import Store
@@ -266,6 +267,7 @@ def _describe(
         threads=target.threads,
         pipeline=compiled.pipeline,
         workloads=tuple(_describe_workload(each) for each in compiled.served),
+        weights=_describe_weights(order.board_type.pipeline, compiled.served),
         # The file's bytes pass through a buffer before they are loaded.
         memory_bytes=_RUNTIME_BYTES + 2 * len(compiled.library) + compiled.activations_bytes,
         predicted_latency_s=predicted,
@@ -277,11 +279,24 @@ def _describe(
 
 
 def find_algorithm(workload: str) -> str:
-    """How a convolution, or all that is in 8 bits, is computed, by its workload's name; "" for what is none."""
+    """How a convolution, or all that is in 8 or 16 bits, is computed, by its workload's name; "" for what is none."""
+    if workload.startswith(halving.PREFIX):
+        return ", ".join(filter(None, (find_algorithm(workload.removeprefix(halving.PREFIX)), "bf16 weights")))
     if re.search(r"int8|quantize", workload):
         return "8 bits"
     winograd = re.match(r"winograd(\d)", workload)
     return f"winograd F({winograd[1]}, 3)" if winograd else "direct" if "conv2d" in workload else ""
+
+
+def _describe_weights(pipeline: str, served: Sequence[Served]) -> StoredWeights:
+    halved = [each.workload for each in served if halving.is_halved(each.workload.arguments)]
+    size = sum(
+        2 * math.prod(shape) * each.weight
+        for each in halved
+        for shape, dtype in each.arguments
+        if dtype == halving.DTYPE
+    )
+    return StoredWeights(stored=require_pipeline(pipeline).weights, workloads=len(halved), bytes=size)
 
 
 def _describe_workload(served: Served) -> WorkloadServed:

@@ -27,6 +27,8 @@ from farm.inventory.documents import StrictModel, check_document
 NAME = "manifest.json"
 LIBRARY = "model.so"
 FORMAT = "tvm-farm artifact"
+# How weights are stored unless something else was asked for.
+FLOAT32 = "float32"
 # Raised with every change that an older reader would misunderstand.
 VERSION = 1
 
@@ -94,8 +96,21 @@ class File(StrictModel):
     bytes: int
 
 
+class StoredWeights(StrictModel):
+    """What was asked for (`stored`, as `--weights` takes it); how many workloads have weights in 16 bits, and how many
+    bytes these take.
+    """
+
+    stored: str = FLOAT32
+    workloads: int = 0
+    bytes: int = 0
+
+
 class Verified(StrictModel):
-    """What came of comparing outputs with the reference's. `inputs` says which inputs; errors are the largest."""
+    """What came of comparing outputs with the reference's. `inputs` says which inputs; errors are the largest.
+
+    `rms_rel_error` is an output's root mean square error over its largest value.
+    """
 
     at: float
     matches: bool
@@ -107,6 +122,7 @@ class Verified(StrictModel):
     inputs: tuple[str, ...]
     max_abs_error: float | None
     max_rel_error: float | None
+    rms_rel_error: float | None = None
     tolerance_factor: float
     library_sha256: str
 
@@ -182,6 +198,7 @@ class Manifest(StrictModel):
     files: dict[str, File]
     versions: dict[str, str]
     created_at: float
+    weights: StoredWeights = StoredWeights()
     gpu: GpuCode | None = None  # None: it runs on the processor
     devices: dict[str, DeviceEstimate] = Field(default_factory=dict)
     not_made: dict[str, str] = Field(default_factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,30 @@ _BYTES = (np.uint8, np.int8)
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """`max_rel_error` is relative to the reference's largest absolute value, so that exact zeros do not inflate it."""
+    """Relative errors are so to the reference's largest absolute value, so that exact zeros do not inflate them.
+
+    `rms_rel_error` is the root mean square over one output, of the worst output.
+    """
 
     matches: bool
     max_abs_error: float
     max_rel_error: float
     reason: str = ""
+    rms_rel_error: float = 0.0
+
+
+def find_worst(comparisons: Iterable[Comparison]) -> Comparison:
+    """The largest of all errors, and the first reason; what nothing was compared for matches."""
+    worst = Comparison(True, 0.0, 0.0)
+    for one in comparisons:
+        worst = Comparison(
+            worst.matches and one.matches,
+            max(worst.max_abs_error, one.max_abs_error),
+            max(worst.max_rel_error, one.max_rel_error),
+            worst.reason or one.reason,
+            max(worst.rms_rel_error, one.rms_rel_error),
+        )
+    return worst
 
 
 def compare(
@@ -35,32 +53,30 @@ def compare(
     Integers must be equal, those of 8 bits to a step.
     """
     if len(outputs) != len(reference):
-        return Comparison(False, float("inf"), float("inf"), f"{len(outputs)} outputs, {len(reference)} expected")
-    worst = Comparison(True, 0.0, 0.0)
-    for index, (output, wanted) in enumerate(zip(outputs, reference, strict=True)):
-        one = _compare_one(output, wanted, f"output {index}", factor)
-        worst = Comparison(
-            worst.matches and one.matches,
-            max(worst.max_abs_error, one.max_abs_error),
-            max(worst.max_rel_error, one.max_rel_error),
-            worst.reason or one.reason,
-        )
-    return worst
+        return _mismatch(f"{len(outputs)} outputs, {len(reference)} expected")
+    pairs = enumerate(zip(outputs, reference, strict=True))
+    return find_worst(_compare_one(output, wanted, f"output {index}", factor) for index, (output, wanted) in pairs)
 
 
 def _compare_one(output: npt.NDArray[Any], wanted: npt.NDArray[Any], name: str, factor: float) -> Comparison:
     if output.shape != wanted.shape:
-        return Comparison(False, float("inf"), float("inf"), f"{name} has shape {output.shape}, not {wanted.shape}")
+        return _mismatch(f"{name} has shape {output.shape}, not {wanted.shape}")
     if wanted.size == 0:
         return Comparison(True, 0.0, 0.0)
     a, b = output.astype(np.float64), wanted.astype(np.float64)
     if not np.array_equal(np.isfinite(a), np.isfinite(b)):
-        return Comparison(False, float("inf"), float("inf"), f"{name} is not finite where the reference is")
-    error = float(np.nanmax(np.abs(np.where(np.isfinite(b), a - b, 0.0))))
+        return _mismatch(f"{name} is not finite where the reference is")
+    off = np.where(np.isfinite(b), a - b, 0.0)
+    error, rms = float(np.nanmax(np.abs(off))), float(np.sqrt(np.nanmean(off**2)))
     peak = float(np.max(np.abs(b[np.isfinite(b)]), initial=0.0))
-    relative = error / peak if peak > 0 else error
+    relative, rms = (error / peak, rms / peak) if peak > 0 else (error, rms)
     # Rounded from float32, whose last digit may be on either side of a half.
     step = 1 / max(peak, 1.0) if wanted.dtype in _BYTES else 0.0
     tolerance = step or factor * _TOLERANCE.get(str(wanted.dtype), 0.0)
     matches = relative <= tolerance
-    return Comparison(matches, error, relative, "" if matches else f"{name} differs by {relative:.1e} of its peak")
+    reason = "" if matches else f"{name} differs by {relative:.1e} of its peak"
+    return Comparison(matches, error, relative, reason, rms)
+
+
+def _mismatch(reason: str) -> Comparison:
+    return Comparison(False, float("inf"), float("inf"), reason, float("inf"))

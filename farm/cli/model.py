@@ -64,6 +64,7 @@ def show(
     board_type: Annotated[
         str, typer.Option("--board-type", metavar="TYPE", help="Board type whose target to use.")
     ] = "local",
+    weights: options.Weights = "float32",
     shape: options.Shapes = None,
     batch: options.Batch = None,
     json: options.Json = False,
@@ -75,7 +76,7 @@ def show(
     """
 
     def work() -> None:
-        kind = require_board_type(board_type)
+        named = require_board_type(board_type)
         source, inputs = options.read_model(model, shape, batch)
         proto = source.load()
         summary = summarise(proto, inputs)
@@ -83,6 +84,10 @@ def show(
         from farm.campaign.survey import survey_model
         from farm.search.default_schedule import describe_default
         from farm.search.importer import find_obstacles
+        from farm.search.pipeline import store_weights
+
+        options.require_float(source, weights)
+        kind = store_weights(named, weights)
 
         failure: UsageError | None = None
         obstacles: list[dict[str, Any]] = []

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts.manifest import Artifact, Manifest, open_artifact, require_place
+from farm.artifacts.manifest import FLOAT32, Artifact, Manifest, open_artifact, require_place
 from farm.cli import options, output
 from farm.cli.campaign_screen import CampaignScreen
 from farm.cli.durations import read_duration_s
@@ -61,6 +61,7 @@ def compile_(
         ),
     ] = "cpu",
     exact: options.Exact = False,
+    weights: options.Weights = "float32",
     labels: Annotated[
         Path | None,
         typer.Option("--labels", metavar="FILE", help="File with the names of a classifier's classes, one per line."),
@@ -77,16 +78,17 @@ def compile_(
         from farm.artifacts import make
         from farm.artifacts.brought import bring
         from farm.search.gpus import list_devices, require_device
-        from farm.search.pipeline import make_exact
+        from farm.search.pipeline import make_exact, store_weights
 
         if missing not in make.MISSING:
             raise UsageError(f"--missing {missing!r} is unknown", f"Known: {', '.join(make.MISSING)}.")
         options.require_trials(trials)
         settings = farm_settings.load()
         own = make_exact(require_board_type(board_type), exact)
-        kinds = [require_device(own, each) for each in list_devices(device)]
+        kinds = [store_weights(require_device(own, each), weights) for each in list_devices(device)]
         require_place(out)
         found = bring(model, shape or (), batch)
+        options.require_float(found.source, weights)
         orders = [
             make.CompileOrder(found, kind, operating_point, simulated, missing, _read_labels(labels)) for kind in kinds
         ]
@@ -149,6 +151,8 @@ def verify(
             output.print_json(verified.model_dump(mode="json"))
         else:
             off = "no number" if verified.max_rel_error is None else f"{verified.max_rel_error:.1e} of the peak"
+            if (halved := artifact.manifest.weights.workloads) and verified.rms_rel_error is not None:
+                off += f", root mean square {verified.rms_rel_error:.1e} (weights of {halved} workloads in 16 bits)"
             said = "agrees with" if verified.matches else "DOES NOT AGREE with"
             output.stdout.print(
                 f"{artifact.manifest.name} on {verified.board} {said} {verified.reference}: largest error {off}, "
@@ -159,7 +163,8 @@ def verify(
         if not verified.matches:
             raise PermanentError(
                 f"{artifact.manifest.name} computes something else on {verified.board}: {verified.reason}",
-                "It cannot be packaged. Compile it again, with --exact where it is a matter of rounding.",
+                "It cannot be packaged. Compile it again, with --exact and without --weights where it is a matter of "
+                "rounding.",
             )
 
     output.run(work, debug)
@@ -261,12 +266,25 @@ def _show(artifact: Artifact, json: bool, since: float) -> None:
             f"{' (simulated)' if manifest.simulated else ''}: {gpu.kernels} kernels; at most {gpu.registers} "
             f"registers and {gpu.spilled_bytes} spilled bytes per thread, {gpu.shared_bytes} shared bytes per block"
         )
+    if manifest.weights.stored != FLOAT32:
+        lines.insert(2, _say_weights(manifest))
     if manifest.devices:
         lines.insert(1, f"taken for the {manifest.device}: {_say_devices(manifest)}")
     for device, why in manifest.not_made.items():
         lines.insert(1, f"taken for the {manifest.device}, since no code can be made for the {device}: {why}")
     for line in lines:
         output.stdout.print(line, soft_wrap=True, markup=False)
+
+
+def _say_weights(manifest: Manifest) -> str:
+    """Whose weights are in 16 bits, and what that saves, for people."""
+    weights, of = manifest.weights, len(manifest.workloads)
+    if not weights.workloads:
+        return "no workload is predicted to gain by weights in 16 bits: all are float32 (--weights bf16-all takes them)"
+    return (
+        f"weights of {weights.workloads} of {of} workloads are in 16 bits: {weights.bytes / 1e6:.1f} MB in place of "
+        f"{2 * weights.bytes / 1e6:.1f}; `farm model verify` says what error that makes"
+    )
 
 
 def _say_devices(manifest: Manifest) -> str:

@@ -21,6 +21,15 @@ Trials = Annotated[int, typer.Option("--trials", metavar="N", help="Number of ca
 Exact = Annotated[
     bool, typer.Option("--exact", help="Leave out algorithms that round worse than the model as it stands.")
 ]
+Weights = Annotated[
+    str,
+    typer.Option(
+        "--weights",
+        metavar="float32|bf16|bf16-all",
+        help="Weights of products and convolutions as they are; in 16 bits where that is predicted to be faster; all "
+        "of them in 16 bits, for a smaller library.",
+    ),
+]
 Device = Annotated[str, typer.Option("--device", metavar="cpu|gpu", help="Processor or GPU of the board.")]
 Shapes = Annotated[
     list[str] | None,
@@ -64,6 +73,12 @@ def read_model(
         model, inputs = batches.set_batch(source, shapes or [], batch)
         return source.changed(model), inputs
     return source, resolve_inputs(read_inputs(source.load()), given)
+
+
+def require_float(source: ModelSource, weights: str) -> None:
+    """Refuse to store weights in 16 bits that are in 8 bits already."""
+    if weights != "float32" and source.is_quantised:
+        raise UsageError(f"{source.name} is quantised: its weights are in 8 bits", "Leave --weights away.")
 
 
 def open_store(settings: Settings | None = None) -> Store:

@@ -41,6 +41,7 @@ def tune(
     batch: options.Batch = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start without results of earlier runs.")] = False,
     exact: options.Exact = False,
+    weights: options.Weights = "float32",
     device: options.Device = "cpu",
     json: options.Json = False,
     debug: options.Debug = False,
@@ -64,13 +65,14 @@ def tune(
             from farm.campaign.plan_models import to_variant
             from farm.campaign.tune import find_failure, tune
             from farm.search.gpus import require_device
-            from farm.search.pipeline import make_exact
+            from farm.search.pipeline import make_exact, store_weights
 
+            options.require_float(source, weights)
             try:
                 request = Request(
                     "tune",
                     to_variant(source, inputs),
-                    require_device(make_exact(kind, exact), device),
+                    store_weights(require_device(make_exact(kind, exact), device), weights),
                     trials,
                     board=name,
                     ops=tuple(op.strip() for op in ops.split(",") if op.strip()),

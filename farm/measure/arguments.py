@@ -9,7 +9,7 @@ import numpy as np
 
 from device_agent.protocol import TensorSpec
 from farm.errors import InternalError
-from farm.measure.arrays import Arrays
+from farm.measure.arrays import Arrays  # which makes NumPy know the name bfloat16
 
 Arguments = Sequence[tuple[Sequence[int], str]]
 
@@ -21,11 +21,13 @@ def make_inputs(arguments: Arguments, seed: int) -> Arrays:
     """
     random = np.random.default_rng(seed)
     arrays: Arrays = {}
-    sizes = [size for shape, dtype in arguments if np.dtype(dtype).kind == "f" for size in shape if size > 1]
+    kinds = [np.dtype(dtype) for _, dtype in arguments]
+    # bfloat16 is of kind V.
+    floats = [shape for (shape, _), dtype in zip(arguments, kinds, strict=True) if dtype.kind in "fV"]
+    sizes = [size for shape in floats for size in shape if size > 1]
     bound = min([10, *sizes])
-    for index, (shape, dtype) in enumerate(arguments):
-        kind = np.dtype(dtype).kind
-        values = random.integers(0, bound, shape) if kind in "iub" else random.standard_normal(shape)
+    for index, ((shape, _), dtype) in enumerate(zip(arguments, kinds, strict=True)):
+        values = random.integers(0, bound, shape) if dtype.kind in "iub" else random.standard_normal(shape)
         arrays[f"arg_{index:03d}"] = values.astype(dtype)
     return arrays
 

@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -18,7 +19,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 _MAX_ARRAYS = 1024
 _MAX_NAME = 1024
-# Truth values, numbers, and the numbers that NumPy itself does not know (bfloat16 travels so).
+# Truth values, numbers, and the numbers that NumPy itself does not know: its files have no name for bfloat16.
 _KINDS = frozenset("biufcV")
 
 
@@ -72,4 +73,6 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, most: int) ->
         raise ProtocolError(f"an array of {dtype}")
     if math.prod(shape) * dtype.itemsize != len(content):
         raise ProtocolError(f"an array of shape {shape} in {len(content)} bytes")
+    if dtype == np.dtype("V2"):
+        dtype = np.dtype(ml_dtypes.bfloat16)
     return np.frombuffer(content, dtype).reshape(shape, order="F" if is_fortran else "C").copy()

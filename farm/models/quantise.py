@@ -99,9 +99,9 @@ def quantise(source: ModelSource, examples: Sequence[Arrays]) -> Quantised:
     """
     from onnxruntime import quantization
 
-    model = source.load()
-    if any(node.op_type in ("QuantizeLinear", "QLinearConv", "DequantizeLinear") for node in model.graph.node):
+    if source.is_quantised:
         raise UsageError(f"{source.name} is quantised already")
+    model = source.load()
     opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
     if opset < _LEAST_OPSET:
         raise UsageError(

@@ -48,6 +48,12 @@ class ModelSource:
         """A fresh copy of the parsed model; the caller may change it."""
         return onnx.load_model_from_string(self.onnx_bytes)
 
+    @property
+    def is_quantised(self) -> bool:
+        """Whether operators of the model are in 8 bits."""
+        kinds = ("QuantizeLinear", "QLinearConv", "DequantizeLinear")
+        return any(node.op_type in kinds for node in self.load().graph.node)
+
     def changed(self, model: onnx.ModelProto) -> ModelSource:
         """What the model was made into, under the same name and origin."""
         data = model.SerializeToString(deterministic=True)

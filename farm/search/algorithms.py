@@ -11,7 +11,7 @@ from typing import Any
 
 from farm.search import canonical, tvm_env, winograd
 from farm.search.cores import Core
-from farm.search.families import rule
+from farm.search.families import facts, rule
 from farm.search.winograd import Choose, Padding, Shape
 
 # F(2, 3) rounds better than a direct convolution, see `farm.search.winograd`.
@@ -20,7 +20,6 @@ EXACT_TILES, ALL_TILES = (2,), (2, 4, 6)
 _GAIN = 0.9
 # Share of the last cache that holds a convolution's weights until the next inference.
 _KEPT = 0.125
-_FLOAT = 4
 
 
 def choose_winograd(core: Core, *, exact: bool = False) -> Choose:
@@ -28,9 +27,9 @@ def choose_winograd(core: Core, *, exact: bool = False) -> Choose:
 
     @functools.cache
     def choose(shape: Shape, channels: int, padding: Padding) -> int:
-        best, least = 0, _predict(_make_direct(shape, channels, padding), core)
+        best, least = 0, predict_in_model(_make_direct(shape, channels, padding), core)
         for m in EXACT_TILES if exact else ALL_TILES:
-            seconds = _predict(winograd.make_function(shape, channels, padding, m), core)
+            seconds = predict_in_model(winograd.make_function(shape, channels, padding, m), core)
             if seconds < _GAIN * least:
                 best, least = m, seconds
         return best
@@ -38,19 +37,23 @@ def choose_winograd(core: Core, *, exact: bool = False) -> Choose:
     return choose
 
 
-def _predict(function: Any, core: Core) -> float:
+def predict_in_model(function: Any, core: Core, weight_at: int = 1) -> float:
     """Seconds by the best plan where all weights but a few come from memory, as they do when a whole model runs.
 
-    Half of that time is taken to pass while the core computes.
+    Half of that time is taken to pass while the core computes. Infinite where no family has a plan.
     """
     tvm = tvm_env.load_compiler()
     outlook = rule.read_outlook(tvm.IRModule({"main": function}), core)
     plans = outlook.plans() if outlook is not None else []
     if not plans:
         return math.inf
-    weight_bytes = math.prod(int(d) for d in function.params[1].shape) * _FLOAT
-    kept = max(core.l2_bytes, core.l3_bytes) * _KEPT
-    return plans[0][0].seconds + max(0.0, weight_bytes - kept) / core.memory_bytes_per_s / 2
+    fetched = max(0.0, facts.size_of(function.params[weight_at]) - kept_bytes(core))
+    return plans[0][0].seconds + fetched / core.memory_bytes_per_s / 2
+
+
+def kept_bytes(core: Core) -> float:
+    """So much of one function's weights is still in a cache at the next inference."""
+    return max(core.l2_bytes, core.l3_bytes) * _KEPT
 
 
 def _make_direct(shape: Shape, channels: int, padding: Padding) -> Any:

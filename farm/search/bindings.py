@@ -117,8 +117,17 @@ def static_shape(type_: Any) -> tuple[int, ...] | None:
     return tuple(int(d) for d in shape.values)
 
 
-def replace_buffer(body: Any, old: Any, new: Any, move: Callable[[list[Any]], list[Any]]) -> Any:
-    """A statement that reads and writes the buffer `new` wherever it did `old`, at the indices that `move` gives."""
+def replace_buffer(
+    body: Any,
+    old: Any,
+    new: Any,
+    move: Callable[[list[Any]], list[Any]] = lambda indices: indices,
+    read: Callable[[Any], Any] = lambda load: load,
+) -> Any:
+    """A statement that reads and writes the buffer `new` wherever it did `old`, at the indices that `move` gives.
+
+    What is read stands as `read` makes it.
+    """
     tvm_env.load()
     import tvm_ffi
     from tvm import tirx
@@ -129,7 +138,7 @@ def replace_buffer(body: Any, old: Any, new: Any, move: Callable[[list[Any]], li
         return tirx.BufferStore(new, node.value, move(list(node.indices))) if node.buffer.same_as(old) else node
 
     def load(node: Any) -> Any:
-        return tirx.BufferLoad(new, move(list(node.indices))) if node.source.same_as(old) else node
+        return read(tirx.BufferLoad(new, move(list(node.indices)))) if node.source.same_as(old) else node
 
     def region(node: Any) -> Any:
         if not node.source.same_as(old):

@@ -22,6 +22,7 @@ from farm.search import (
     dots,
     gathering,
     gpus,
+    halving,
     joins,
     quantised,
     spelling,
@@ -44,6 +45,7 @@ class GraphPipeline:
     `canonical`: are functions brought to the form that schedule families are written for? `winograd`: may convolutions
     be computed by Winograd's algorithm, `exact` ones only where that rounds no worse than a direct one? `polynomials`:
     may exponentials and their kin be polynomials in whole vectors in place of the C library's, element by element?
+    `weights`: are constants of products stored in 16 bits where that is predicted to gain, or all of them?
     """
 
     name: str
@@ -52,21 +54,31 @@ class GraphPipeline:
     canonical: bool = False
     winograd: Literal["never", "exact", "any"] = "never"
     polynomials: bool = False
+    weights: halving.Weights = halving.FLOAT32
+
+    @property
+    def tuned_as(self) -> str:
+        """The pipeline that its workloads name: how weights are stored is to be seen in a function itself."""
+        return self.name.removesuffix(f"-{self.weights}")
 
 
-PIPELINES = {
-    p.name: p
-    for p in (
-        # Measured best on x86 and expected best on Arm: see docs/performance.md.
-        GraphPipeline("graph/2", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="any", polynomials=True),
-        GraphPipeline("graph/2-exact", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="exact"),
-        # For GPUs: weights stay as they are, and are read in rows.
-        GraphPipeline(gpus.PIPELINE, ("NHWC", "HWIO"), prepack=False, canonical=True),
-        GraphPipeline("graph/1", ("NHWC", "HWIO"), prepack=True),
-        GraphPipeline("graph/1-nchw", None, prepack=True),
-        GraphPipeline("graph/1-plain", None, prepack=False),
-    )
-}
+_FLOAT32 = (
+    # Measured best on x86 and expected best on Arm: see docs/performance.md.
+    GraphPipeline("graph/2", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="any", polynomials=True),
+    GraphPipeline("graph/2-exact", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="exact"),
+    # For GPUs: weights stay as they are, and are read in rows.
+    GraphPipeline(gpus.PIPELINE, ("NHWC", "HWIO"), prepack=False, canonical=True),
+    GraphPipeline("graph/1", ("NHWC", "HWIO"), prepack=True),
+    GraphPipeline("graph/1-nchw", None, prepack=True),
+    GraphPipeline("graph/1-plain", None, prepack=False),
+)
+_HALVED = (
+    dataclasses.replace(p, name=f"{p.name}-{weights}", weights=weights)
+    for p in _FLOAT32
+    if p.canonical and p.prepack
+    for weights in (halving.BF16, halving.BF16_ALL)
+)
+PIPELINES = {p.name: p for p in (*_FLOAT32, *_HALVED)}
 
 
 def require_pipeline(name: str) -> GraphPipeline:
@@ -89,6 +101,20 @@ def exact(name: str) -> str:
 def make_exact(kind: BoardType, wanted: bool) -> BoardType:
     """The board type with the `exact` one of its graph pipeline, where that is `wanted`."""
     return kind.model_copy(update={"pipeline": exact(kind.pipeline)}) if wanted else kind
+
+
+def store_weights(kind: BoardType, weights: str) -> BoardType:
+    """The board type with the one of its graph pipeline that stores weights so. Raises UsageError where none does."""
+    if weights not in halving.KNOWN:
+        raise UsageError(f"--weights {weights!r} is unknown", f"Known: {', '.join(halving.KNOWN)}.")
+    own = require_pipeline(kind.pipeline)
+    for name, each in PIPELINES.items():
+        if each == dataclasses.replace(own, name=name, weights=weights):
+            return kind.model_copy(update={"pipeline": name})
+    raise UsageError(
+        f"the graph pipeline {own.name} cannot store weights as {weights}",
+        "Only code for processors can, with the pipeline graph/2.",
+    )
 
 
 def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, GraphPipeline]:
@@ -158,6 +184,8 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
         passes.append(transform.AttachAttrLayoutFreeBuffers())
     if pipeline.canonical:
         passes.append(canonical.canonicalise_all())
+    if pipeline.weights != halving.FLOAT32:
+        passes.append(halving.halve(target, pipeline.weights))
     with target:
         return tvm.transform.Sequential(passes)(module)
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farm.search import joins, names, tvm_env
+from farm.search import halving, joins, names, tvm_env
 from farm.search import pipeline as graph_pipeline
 from farm.search.families.winograd import count_direct_flop
 
@@ -104,8 +104,9 @@ def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline
     from tvm.s_tir.analysis import estimate_tir_flops
 
     pipelines = graph_pipeline.PIPELINES
-    layout = pipelines[pipeline].layout if pipeline in pipelines else None
-    kernel_layout = layout[1] if layout else "OIHW"
+    known = pipelines.get(pipeline)
+    kernel_layout = known.layout[1] if known and known.layout else "OIHW"
+    pipeline = known.tuned_as if known else pipeline
     found = []
     for task in ms.relax_integration.extract_tasks(module, target):
         mod = task.dispatched[0]
@@ -115,10 +116,12 @@ def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline
             (tuple(int(d) for d in argument.shape), str(argument.dtype))
             for argument in ms.arg_info.ArgInfo.from_entry_func(mod, remove_preproc=False)
         )
+        name = str(task.task_name).replace(halving.PREFIX, "", 1)
+        name = readable_name(name, [shape for shape, _ in arguments], kernel_layout)
         found.append(
             Workload(
                 hash=workload_hash(mod, target_config, pipeline),
-                name=readable_name(str(task.task_name), [shape for shape, _ in arguments], kernel_layout),
+                name=f"{halving.PREFIX}{name}" if halving.is_halved(arguments) else name,
                 # What a model is said to take does not depend on the algorithm.
                 flop=count_direct_flop(mod) or float(estimate_tir_flops(mod)),
                 weight=int(task.weight),

@@ -246,6 +246,31 @@ def test_it_runs_on_a_board_beside_onnx_runtime(made: Made) -> None:
     home.expect_no_processes()
 
 
+def test_weights_in_16_bits_are_tuned_verified_and_timed(made: Made) -> None:
+    """Their records are their own; the error against float32 is told, and `bench` has float32 in the same run."""
+    home, folder = made.home, str(made.folder.with_name("halved"))
+    tuned = home.run("tune", "mlp", "--weights", "bf16-all", "--trials", "6", "--json").json()
+    manifest = home.run("model", "compile", "mlp", "--weights", "bf16-all", "--out", folder, "--json").json()
+    assert manifest["weights"] == {"stored": "bf16-all", "workloads": 3, "bytes": 2 * (64 * 256 + 256 * 128 + 128 * 16)}
+    used = [each for each in manifest["workloads"] if each["source"] == "record"]
+    assert len(used) == tuned["records"]["new"] > 0
+    assert {each["algorithm"] for each in manifest["workloads"]} == {"bf16 weights"}
+    verified = home.run("model", "verify", folder, "--json").json()
+    assert verified["matches"]
+    assert 1e-4 < verified["rms_rel_error"] < verified["max_rel_error"] < 2e-2
+    done = home.run("model", "bench", folder, "--against", "rule", "--json", FARM_MODEL_RUNS="6").json()
+    assert set(done["models"][0]["variants"]) == {"tvm-farm", "rule"}
+
+
+def test_a_quantised_model_keeps_its_weights(made: Made, tmp_path: pathlib.Path) -> None:
+    """There is nothing to gain in 16 bits of what is in 8."""
+    path = tmp_path / "small.onnx"
+    assert made.home.run("model", "quantize", "mlp", "--calibration", "random", "--out", str(path)).code == 0
+    done = made.home.run("model", "compile", str(path), "--weights", "bf16", "--out", str(tmp_path / "out"))
+    assert done.code == 2
+    assert "its weights are in 8 bits" in done.err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -256,6 +281,22 @@ def test_it_runs_on_a_board_beside_onnx_runtime(made: Made) -> None:
         (("package", "ARTIFACT", "--format", "exe"), "there is no format 'exe'"),
         (("compile", "tiny-cnn", "--out", "ARTIFACT", "--missing", "maybe"), "--missing 'maybe' is unknown"),
         (("compile", "tiny-cnn", "--out", "ARTIFACT", "--operating-point", "mode=MAXN"), "mode=MAXN"),
+        (("compile", "tiny-cnn", "--out", "ARTIFACT", "--weights", "fp16"), "--weights 'fp16' is unknown"),
+        (
+            (
+                "compile",
+                "tiny-cnn",
+                "--board-type",
+                "jetson-nano",
+                "--device",
+                "gpu",
+                "--weights",
+                "bf16",
+                "--out",
+                "X",
+            ),
+            "gpu/1 cannot store weights as bf16",
+        ),
         (("compile", "tiny-cnn", "--out", "."), "holds something that is no artifact"),
     ],
 )

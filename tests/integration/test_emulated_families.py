@@ -14,7 +14,7 @@ import numpy as np
 
 from farm import linker
 from farm.inventory.board_types import require_board_type
-from farm.search import canonical, cores, dots, target, tvm_env, winograd, workloads
+from farm.search import canonical, cores, dots, halving, target, tvm_env, winograd, workloads
 from farm.search.families import FAMILIES
 from farm.search.families.rule import read_outlook
 
@@ -25,6 +25,7 @@ TIMEOUT_S = 240.0
 # Runs there: calls each function of a library on its inputs, the last argument being its result.
 _SCRIPT = """
 import json, sys
+import ml_dtypes
 import numpy as np
 import tvm.runtime
 library, order, inputs, outputs = sys.argv[1:]
@@ -33,6 +34,8 @@ results = {}
 for function, names, shape, dtype in json.load(open(order)):
     unwritten = np.nan if dtype == "float32" else -1
     arguments = [*(arrays[name] for name in names), np.full(shape, unwritten, dtype)]
+    # NumPy's files have no name for bfloat16.
+    arguments = [each.view(ml_dtypes.bfloat16) if each.dtype == "V2" else each for each in arguments]
     tensors = [tvm.runtime.tensor(argument, tvm.runtime.cpu()) for argument in arguments]
     module[function](*tensors)
     results[function] = tensors[-1].numpy()
@@ -185,6 +188,12 @@ def test_every_family_computes_on_cortex_a57_what_numpy_does(emulated_root: str,
     for case, (family, shapes, build, reference) in CASES.items():
         arguments = [values.standard_normal(shape).astype("float32") for shape in shapes]
         add(case, family, build_function(shapes, build, nano), arguments, reference(*arguments))
+        if case in ("dense", "dense_odd", "matmul", "grouped"):
+            halved = halving.halve_function(build_function(shapes, build, nano), 1)
+            rounded = halving.round_weights(arguments[1])
+            assert rounded is not None
+            wanted = reference(arguments[0], rounded.astype("float32"))
+            add(f"{case}_halved", family, halved, [arguments[0], rounded], wanted)
     for m in (2, 4, 6):
         shape = (1, 10, 13, 8)
         data, weights = (values.standard_normal(size).astype("float32") for size in (shape, (3, 3, 8, 16)))

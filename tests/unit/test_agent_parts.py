@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from device_agent import agent, arguments, engines, linking, processes
 from device_agent.protocol import ProtocolError
-from farm.measure.session import pack_arrays
+from farm.measure.arguments import make_inputs
+from farm.measure.arrays import pack_arrays, unpack_arrays
 
 
 @given(st.integers(0, 300_000), st.integers(0, 1 << 20))
@@ -69,6 +70,16 @@ def test_a_scalar_stays_one() -> None:
     arrays = engines.read_arrays(pack_arrays({"index": scalar, "turned": turned}))
     assert arrays["index"].shape == ()
     assert arrays["turned"].flags.c_contiguous
+
+
+def test_bfloat16_arrives_as_such() -> None:
+    """NumPy's files have no name for it; values that a program is checked with are of every type that it takes."""
+    inputs = make_inputs([((2, 3), "bfloat16"), ((2,), "int64"), ((2,), "float32")], seed=0)
+    arrays = engines.read_arrays(pack_arrays(inputs))
+    assert [str(array.dtype) for array in arrays.values()] == ["bfloat16", "int64", "float32"]
+    np.testing.assert_array_equal(arrays["arg_000"], inputs["arg_000"])
+    back = unpack_arrays(pack_arrays(arrays))
+    assert back["arg_000"].dtype == arrays["arg_000"].dtype
 
 
 def test_a_library_is_loaded_as_it_is(tmp_path: pathlib.Path) -> None:

@@ -31,8 +31,10 @@ class Contraction:
     `main` itself where nothing follows it; `between` all others after `main`, in order.
     `stride` and `reach` are, by pixel loop, how far the data move with it, and over how many elements the kernel goes;
     `room` over how many elements the data go there.
-    `packed` says whether the weight may be stored in another order. Sizes of an element in bytes. `data_at` is the
-    place of the data among what `main` reads, `line` over how many in a row the last loop of the reduction goes.
+    `packed` says whether the weight may be stored in another order. `halved` whether its elements are made twice as
+    long when they are loaded (`farm.search.halving`). Sizes of an element in bytes. `data_at` is the place of the data
+    among what `main` reads, `weight_at` that of the weight among the function's parameters (None: it is none), `line`
+    over how many in a row the last loop of the reduction goes.
     """
 
     main: str
@@ -54,6 +56,13 @@ class Contraction:
     group: int = 0
     data_at: int = 0
     line: int = 1
+    weight_at: int | None = None
+    halved: bool = False
+
+    @property
+    def weight_element_bytes(self) -> int:
+        """Of what is loaded for one factor of a sum."""
+        return self.element_bytes // 2 if self.halved else self.element_bytes
 
     @property
     def channel(self) -> int:
@@ -161,6 +170,8 @@ def _read(
         group=group,
         data_at=next(at for at, region in enumerate(block.reads) if region.source.same_as(data.source)),
         line=axes[sums[-1]].extent if list(data.indices)[-1].same_as(sums[-1]) else 1,
+        weight_at=next((at for at, each in enumerate(function.params) if each.same_as(weight.source)), None),
+        halved=(str(weight.source.dtype), str(store.buffer.dtype)) == ("bfloat16", "float32"),
     )
 
 

@@ -1,0 +1,96 @@
+"""Rounding of weights to 16 bits, which pipelines do it, and how artifacts name what was computed so."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from farm.artifacts.checking import find_tolerance_factor
+from farm.artifacts.make import find_algorithm
+from farm.errors import UsageError
+from farm.inventory.board_types import require_board_type
+from farm.search import cores, halving, pipeline
+from farm.search.families.dense import step_cycles
+
+NANO = {"mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a57", "num-cores": 4}
+AVX512 = {"mtriple": "x86_64-linux-gnu", "mcpu": "znver4", "num-cores": 2}
+
+
+def bits(value: int) -> np.ndarray:
+    """The float32 of these bits."""
+    return np.array([value], np.uint32).view(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("value", "rounded"),
+    [
+        (0x3F800000, 0x3F80),  # 1
+        (0x3F807FFF, 0x3F80),  # below half a step: down
+        (0x3F808000, 0x3F80),  # half a step from even: down
+        (0x3F818000, 0x3F82),  # half a step from odd: up
+        (0x3F808001, 0x3F81),  # above half a step: up
+        (0xBF818000, 0xBF82),  # the same below zero
+        (0x3FFFFFFF, 0x4000),  # into the next exponent
+        (0x80000000, 0x8000),  # minus zero
+    ],
+)
+def test_weights_are_rounded_to_nearest_even(value: int, rounded: int) -> None:
+    """Ties go to the number whose last bit is zero."""
+    found = halving.round_weights(bits(value))
+    assert found is not None
+    assert found.view(np.uint16).tolist() == [rounded]
+
+
+def test_an_error_is_at_most_one_part_in_256() -> None:
+    """Eight bits of every number are kept."""
+    weights = np.random.default_rng(0).standard_normal(10_000).astype("float32")
+    rounded = halving.round_weights(weights)
+    assert rounded is not None
+    assert np.abs(rounded.astype("float32") / weights - 1).max() <= 2.0**-8
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 3.4e38])
+def test_what_would_be_no_number_is_not_rounded(bad: float) -> None:
+    """One weight that cannot be held keeps all of them."""
+    assert halving.round_weights(np.array([1.0, bad], np.float32)) is None
+
+
+def test_pipelines_differ_in_their_weights_alone() -> None:
+    """Each way to store weights has its pipeline, plain and exact; workloads name that of float32."""
+    for name in ("graph/2", "graph/2-exact"):
+        plain = pipeline.require_pipeline(name)
+        for weights in (halving.BF16, halving.BF16_ALL):
+            own = pipeline.require_pipeline(f"{name}-{weights}")
+            assert own == dataclasses.replace(plain, name=own.name, weights=weights)
+            assert own.tuned_as == plain.tuned_as == name
+    assert pipeline.exact("graph/2-bf16") == "graph/2-exact-bf16"
+
+
+def test_a_board_type_stores_weights_as_it_is_told() -> None:
+    """float32 changes nothing; an unknown word and a GPU are refused."""
+    kind = require_board_type("jetson-nano")
+    assert pipeline.store_weights(kind, "float32") == kind
+    assert pipeline.store_weights(kind, "bf16").pipeline == "graph/2-bf16"
+    with pytest.raises(UsageError, match="--weights 'fp16' is unknown"):
+        pipeline.store_weights(kind, "fp16")
+    with pytest.raises(UsageError, match="gpu/1 cannot store weights as bf16"):
+        pipeline.store_weights(kind.model_copy(update={"pipeline": "gpu/1"}), "bf16")
+
+
+def test_widening_takes_cycles_that_multiply() -> None:
+    """One instruction for each vector of weights on Arm, two on x86."""
+    nano, zen = (cores.core_of(config) for config in (NANO, AVX512))
+    assert step_cycles(nano, 128, 14, 2, halved=True) / step_cycles(nano, 128, 14, 2) == pytest.approx(
+        30 / 28, rel=0.01
+    )
+    assert step_cycles(zen, 512, 14, 2, halved=True) / step_cycles(zen, 512, 14, 2) == pytest.approx(32 / 28)
+
+
+def test_an_artifact_names_weights_in_16_bits() -> None:
+    """The algorithm says so, whatever else it is, and lets more of rounding pass."""
+    names = ("bf16_conv2d_add 3x3 8x8x8>8", "bf16_matmul_add 8>8", "matmul_add 8>8")
+    found = [find_algorithm(name) for name in names]
+    assert found == ["direct, bf16 weights", "bf16 weights", ""]
+    assert [find_tolerance_factor([each]) for each in found] == [200.0, 200.0, 1.0]
