@@ -2,7 +2,7 @@
 
 All programs as compiled when nothing was measured. `dense` is what follows VGG's convolutions but for its first layer:
 dense layers of 4096, 4096 and 1000 channels. A ratio below 1 says that 16 bits are faster. Errors are against ONNX
-Runtime's outputs, relative to the largest of them. Default budget: about 4 minutes on two cores.
+Runtime's outputs, relative to the largest of them. Default budget: about 10 minutes on two cores.
 """
 
 from __future__ import annotations
