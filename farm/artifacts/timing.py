@@ -73,10 +73,13 @@ def time_in_turns(
             turns = range(0, rounds, -(-rounds // BASELINE_ROUNDS) if variant.baseline else 1)
             if name in timed.missing or number not in turns:
                 continue
-            wanted = min(runs, BASELINE_RUNS) if variant.baseline else runs
+            wanted, turn = min(runs, BASELINE_RUNS) if variant.baseline else runs, turns.index(number)
+            now = wanted * (turn + 1) // len(turns) - wanted * turn // len(turns)
+            if now == 0:
+                continue
             spec = RunSpec(
                 variant.engine,
-                runs=-(-wanted // len(turns)),
+                runs=now,
                 warmup=BASELINE_WARMUP_RUNS if variant.baseline else WARMUP_RUNS,
                 device=variant.device,
                 limits=limits,

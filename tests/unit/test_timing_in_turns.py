@@ -37,19 +37,27 @@ class Board:
         return [spec for asked, spec in self.asked if asked == program]
 
 
-@pytest.mark.parametrize("runs", [60, 8])
+@pytest.mark.parametrize("runs", [60, 8, 100])
 def test_runs_are_spread_over_all_rounds_and_a_baselines_over_three(runs: int) -> None:
     """A spell of load hits one round of many; slow code takes few turns, spread as far as the others'."""
     board = Board()
     timed = time_in_turns(board.run, VARIANTS, runs, LIMITS)
     ours, untuned = board.specs(b"ours"), board.specs(b"untuned")
     assert (len(ours), len(untuned)) == (timing.ROUNDS, timing.BASELINE_ROUNDS)
-    assert runs <= len(timed.samples["ours"]) < runs + timing.ROUNDS
-    assert len(timed.samples["untuned"]) == pytest.approx(min(runs, timing.BASELINE_RUNS), abs=2)
+    assert len(timed.samples["ours"]) == runs
+    assert len(timed.samples["untuned"]) == min(runs, timing.BASELINE_RUNS)
     assert Counter(spec.warmup for spec in untuned) == {timing.BASELINE_WARMUP_RUNS: 3}
     order = [program for program, _ in board.asked]
     first, *_, last = [index for index, program in enumerate(order) if program == b"untuned"]
     assert (first, last > len(order) / 2) == (1, True)
+
+
+def test_fewer_runs_than_rounds_are_so_many() -> None:
+    """Turns without a run are left out."""
+    board = Board()
+    timed = time_in_turns(board.run, VARIANTS, 2, LIMITS, energy=EnergySpec())
+    assert {name: len(samples) for name, samples in timed.samples.items()} == {"ours": 2, "untuned": 2}
+    assert [bool(spec.energy) for spec in board.specs(b"ours")] == [False, True]
 
 
 def test_energy_is_read_once_for_each() -> None:
