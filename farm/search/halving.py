@@ -107,11 +107,14 @@ class _Halving:
 
 
 def find_weight(function: Any) -> int | None:
-    """Which parameter of a function is the weight, in float32, of a contraction with register tiles; None for none."""
+    """Which parameter of a function is the weight, in float32, of a contraction with register tiles; None for none.
+
+    The first parameter is data: that is how such a workload is told from one that computes in 16 bits (`is_halved`).
+    """
     tvm = tvm_env.load_compiler()
     schedule = tvm.s_tir.Schedule(tvm.IRModule({"main": function}), error_render_level="none")
     found: facts.Contraction | None = Dense().read(schedule) or Grouped().read(schedule)
-    if found is None or found.weight_at is None or str(function.params[found.weight_at].dtype) != FLOAT32:
+    if found is None or not found.weight_at or str(function.params[found.weight_at].dtype) != FLOAT32:
         return None
     return found.weight_at
 

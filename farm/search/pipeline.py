@@ -128,9 +128,7 @@ def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, Gra
     operators: list[str] = []
     reason = ""
     for each in tried:
-        if each is not pipeline:
-            why = reason or f"no code for {', '.join(operators)}"
-            _log.warning("%s does not suit this model, which goes through %s: %s", pipeline.name, each.name, why)
+        why = reason or f"no code for {', '.join(operators)}"
         try:
             prepared = _run(module, target, each)
         except (tvm.error.InternalError, ValueError, RuntimeError, TypeError) as error:
@@ -138,6 +136,8 @@ def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, Gra
             continue
         operators, reason = uncompiled.find_operators(prepared, target), ""
         if not operators:
+            if each is not pipeline:
+                _log.warning("%s does not suit this model, which goes through %s: %s", pipeline.name, each.name, why)
             return prepared, each
     named = f" the operator {', '.join(operators)}" if operators else " this model"
     raise UsageError(

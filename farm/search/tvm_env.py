@@ -14,6 +14,7 @@ import inspect
 import logging
 import os
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +24,8 @@ from typing import Any
 # which no CPU target asks for.
 _FAMILIES = ("x86", "arm_cpu")
 _INTRINSICS = "tvm.s_tir.tensor_intrin"
+# What `_imported_quickly` changes for a while is the process's: one thread after the other.
+_LOADING = threading.RLock()
 
 
 @functools.cache
@@ -78,13 +81,14 @@ def _imported_quickly() -> Iterator[None]:
     """
     from tvm_ffi import registry
 
+    _LOADING.acquire()
     find_module, list_names, collecting = inspect.getmodule, registry.list_global_func_names, gc.isenabled()
     known: list[str] = []
 
-    def find_module_of(thing: Any, filename: str | None = None) -> Any:
+    def find_module_of(thing: Any, _filename: str | None = None) -> Any:
         if inspect.isframe(thing):
             return sys.modules.get(thing.f_globals.get("__name__", ""))
-        return find_module(thing, filename)
+        return find_module(thing, _filename)
 
     def list_known_names() -> list[str]:
         count = registry.get_global_func("ffi.FunctionListGlobalNamesFunctor")()(-1)
@@ -100,3 +104,4 @@ def _imported_quickly() -> Iterator[None]:
         inspect.getmodule, registry.list_global_func_names = find_module, list_names
         if collecting:
             gc.enable()
+        _LOADING.release()

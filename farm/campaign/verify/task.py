@@ -16,8 +16,10 @@ from farm.campaign.verify import tie
 from farm.campaign.verify.checks import Program
 from farm.campaign.verify.requests import WinnerKey
 from farm.campaign.verify.rounds import Contest
-from farm.campaign.verify.tie import Judgement, Round, TieRule
+from farm.campaign.verify.tie import Judgement, Ratio, Round, TieRule
+from farm.campaign.winner_share import LEAST_ROUNDS
 from farm.errors import InternalError
+from farm.search.families import rule
 from farm.values import UNTUNED, Record
 
 # So many more than were asked for are tried in place of candidates that fail.
@@ -71,7 +73,8 @@ class WinnerTask:
         self._rule = rule
         self._top = verify_top
         self._seed = seed
-        # What was tried first: what the workload is compiled to without a record, as a rule.
+        # What was tried first, where that is a family's plan: what the workload is compiled to without a record, unless
+        # foreign trials were tried before that. Where no family serves, that is untuned code.
         self._first = ""
         self._queue: list[tuple[str, str]] = []
         self._spares = _SPARES
@@ -137,8 +140,9 @@ class WinnerTask:
         elif fresh:
             # It takes the seat of a record's holder. A moment's load at its trial, and whatever came later would have
             # beaten it.
-            self._first = str(known[0]["candidate"])
-            order += [*([self._first] if self._first in traces else []), fresh[0]]
+            first = str(known[0]["candidate"])
+            self._first = first if rule.is_marked(traces.get(first, "")) else ""
+            order += [*([self._first] if self._first else []), fresh[0]]
             self._top = min(self._top + 1, len({*order, *fresh[: self._top]}))
         seats = list(dict.fromkeys([*order, *fresh]))[: self._top]
         self._top += len(set(doubted) - set(seats))
@@ -176,9 +180,9 @@ class WinnerTask:
         """Whether code without a record may be as fast as the candidates: then it is measured beside them.
 
         Most of it is slower by far, and would cost a board minutes: its single run when it was checked tells. It takes
-        the place of a record's holder, which has beaten it before.
+        the place of a record's holder, which has beaten it before, and of what was tried first.
         """
-        if self.incumbent is not None:
+        if self.incumbent is not None or self._first:
             return False
         known = [self._known_s[name] for name in live if name in self._known_s]
         return reference.latency_s is None or not known or reference.latency_s < FAR_SLOWER * min(known)
@@ -212,7 +216,7 @@ class WinnerTask:
             return Result(reason="untuned code is as fast as its candidates, or faster", untuned=True)
         if self.incumbent is not None and self.incumbent.candidate in judgement.tied:
             winner = self.incumbent.candidate  # a record is only replaced by what beats it
-        elif self._keeps_first(winner):
+        elif self._keeps_first(judgement):
             winner = self._first
         rivals = sorted({*judgement.tied, *self.contest.beaten, judgement.leader} - {winner})
         contradictions = tie.find_contradictions(self.contest.rounds, winner, rivals, self._rule)
@@ -229,15 +233,38 @@ class WinnerTask:
         settled = {"settled": sorted({winner, *rivals, *self._settled})}
         record = self._make_record(program, median_s, evidence | settled)
         held = self.incumbent is not None and winner == self.incumbent.candidate
-        return Result(record, held, bool(judgement.tied), "", said, compared=frozenset({winner, *rivals}))
+        tied = bool(judgement.tied) and not self._is_kept(winner, judgement)
+        return Result(record, held, tied, "", said, compared=frozenset({winner, *rivals}))
 
-    def _keeps_first(self, leader: str) -> bool:
-        """Whether what was tried first stays what is compiled, though another one leads by a little."""
-        first = self._first
-        if first in ("", leader) or first not in self.programs or first in self.contest.failed:
+    def _keeps_first(self, judgement: Judgement) -> bool:
+        """Whether what was tried first stays what is compiled, though another one leads by a little.
+
+        Not where it was never measured beside those who lead.
+        """
+        first, rounds = self._first, self.contest.rounds
+        if first in ("", judgement.leader) or first in self.contest.failed:
             return False
-        measured = any(first in each.latency_s for each in self.contest.rounds)
-        return measured and not tie.overtakes(self.contest.rounds, leader, first, self._rule)
+        beside = tie.complete(rounds, {first, judgement.leader, *judgement.tied})
+        return len(beside) >= LEAST_ROUNDS and not tie.overtakes(rounds, judgement.leader, first, self._rule)
+
+    def _is_kept(self, winner: str, judgement: Judgement) -> bool:
+        """Whether the record goes to what was tried first although another is known to be faster, if by little."""
+        return winner == self._first and winner not in (judgement.leader, *judgement.tied)
+
+    def _compare_with(self, winner: str, judgement: Judgement, *, all_of_them: bool) -> dict[str, tuple[Ratio, str]]:
+        """Rivals by candidate, with their ratios, and whether they are faster, tied or slower; see `_evidence`."""
+        rounds, beaten = self.contest.rounds, self.contest.beaten
+        if not all_of_them:
+            found = {name: (ratio, "slower") for name, ratio in beaten.items() if name != winner}
+            if others := {judgement.leader, *judgement.tied} - {winner}:
+                found |= {each.candidate: (each, "tied") for each in tie.compare(rounds, winner, others, self._rule)}
+            return found
+        found = {}
+        for name in {judgement.leader, *judgement.tied, *beaten} - {winner}:
+            if len(tie.complete(rounds, (winner, name))) >= LEAST_ROUNDS:
+                (ratio,) = tie.compare(rounds, winner, (name,), self._rule)
+                found[name] = ratio, "slower" if ratio.is_slower else "faster" if ratio.high < 1.0 else "tied"
+        return found
 
     def _believe(self, name: str) -> Result:
         """The end of a task whose only candidate was checked: it is as fast as its trial says."""
@@ -280,13 +307,12 @@ class WinnerTask:
         """What the record rests on, as plain data.
 
         A record's `median_s` is the median over boards of each board's median over rounds, raw: a board that is slow
-        stays slow. Ratios of who is tied are to the record's candidate, of who is slower to who led when that was seen.
+        stays slow. Ratios of who is tied are to the record's candidate, of who is slower to who led when that was seen;
+        where what was tried first is kept though another led, all are to it.
         """
-        kept = winner == self._first != judgement.leader
-        decided = "tie" if judgement.tied else "kept" if kept else "parted" if self.contest.beaten else "alone"
-        ratios = {name: ratio for name, ratio in self.contest.beaten.items() if name != winner}
-        if tied := {judgement.leader, *judgement.tied} - {winner}:
-            ratios |= {each.candidate: each for each in tie.compare(self.contest.rounds, winner, tied, self._rule)}
+        kept = self._is_kept(winner, judgement)
+        decided = "kept" if kept else "tie" if judgement.tied else "parted" if self.contest.beaten else "alone"
+        rivals = self._compare_with(winner, judgement, all_of_them=kept)
         before = self.incumbent
         return {
             "campaign": self._campaign,
@@ -308,9 +334,9 @@ class WinnerTask:
                     "low": _finite(ratio.low),
                     "high": _finite(ratio.high),
                     "rounds": ratio.rounds,
-                    "verdict": "slower" if name in self.contest.beaten else "tied",
+                    "verdict": verdict,
                 }
-                for name, ratio in sorted(ratios.items(), key=lambda item: (item[1].value, item[0]))
+                for name, (ratio, verdict) in sorted(rivals.items(), key=lambda item: (item[1][0].value, item[0]))
             ],
             "failed": [{"candidate": name, "reason": reason} for name, reason in sorted(self.contest.failed.items())],
             "contradictions": list(contradictions),

@@ -65,6 +65,11 @@ def read_outlook(module: Any, core: Unit) -> Outlook | None:
     return next((outlook for outlook in list_outlooks(module, core) if outlook.has_plans()), None)
 
 
+def is_marked(trace_json: str) -> bool:
+    """Whether a recorded trace is a plan of a family; that is told without parsing it."""
+    return f'"{MARK}"' in trace_json
+
+
 def read_mark(instructions: Any) -> tuple[str, Plan] | None:
     """Family and plan from a trace's instructions in JSON; None where no family made it."""
     for kind, inputs, attributes, _ in instructions:
