@@ -2,6 +2,7 @@
 
     FarmError
     ├── UsageError          the caller's input is wrong             exit 2, never retried
+    │   └── ModelRefusedError   TVM has no code for a model on a target
     ├── TransientError      trying again may work                   exit 3 once retries are spent
     │   ├── DeadlineError       a wait ended; says what it waited for
     │   │   └── BoardBusyError      somebody else had the board all the while
@@ -39,6 +40,10 @@ class UsageError(FarmError):
     """The input is wrong: a flag, a file, a name."""
 
     exit_code = 2
+
+
+class ModelRefusedError(UsageError):
+    """TVM cannot compile a model for a target. For another target it may."""
 
 
 class TransientError(FarmError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -256,6 +257,14 @@ class Record:
 def is_for_gpu(pipeline: str) -> bool:
     """Whether code of a graph pipeline is for boards' GPUs: those pipelines are called so."""
     return pipeline.startswith("gpu/")
+
+
+def read_pipeline(pipeline: str) -> tuple[bool, str | None]:
+    """Whether a graph pipeline is an exact one, and how it stores weights (None: as the model has them), as `--weights`
+    takes it: its name says so.
+    """
+    found = re.fullmatch(r"[^-]+(-exact)?(?:-(bf16(?:-all)?))?", pipeline)
+    return (bool(found[1]), found[2]) if found else (False, None)
 
 
 class CampaignState(StrEnum):

@@ -8,14 +8,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import CPU, Engine
 from farm.artifacts import make
 from farm.artifacts.brought import Brought
 from farm.artifacts.checking import find_tolerance_factor, run_reference
-from farm.artifacts.compile import UNTUNED_PIPELINE
+from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled
 from farm.artifacts.manifest import Artifact
 from farm.artifacts.on_board import HeldForModels
 from farm.artifacts.running import read_energy
@@ -88,11 +88,9 @@ def bench(
         job = functools.partial(make.compile_ways, order, target, records, relatives, ways)
         done = compile_apart(job, name)[0] if wanted else {}
         programs = {each: compiled.library for each, compiled in done.items()}
-        algorithms = {make.find_algorithm(s.workload.name) for compiled in done.values() for s in compiled.served}
         if subject.artifact is not None:
             programs[OURS] = subject.artifact.read_library()
-            algorithms |= {each.algorithm for each in subject.artifact.manifest.workloads}
-        factor = find_tolerance_factor(algorithms)
+        factors = find_factors(subject, done)
         inputs = make_inputs(subject.brought.inputs, settings.seed)
         variants = [
             Variant(
@@ -117,7 +115,7 @@ def bench(
         timed = time_in_turns(board.run, variants, settings.model_runs, limits, energy=energy)
         timed.missing |= missing
         (reference,) = run_reference(source, [("", inputs)])
-        models.append(_describe(subject, timed, reference, rivals, factor))
+        models.append(_describe(subject, timed, reference, rivals, factors))
     return {
         "board": {"name": board.name, "type": about.board_type, "simulated": about.simulated},
         "operating_point": board.point,
@@ -127,8 +125,20 @@ def bench(
     }
 
 
+def find_factors(subject: Subject, done: Mapping[str, Compiled]) -> dict[str, float]:
+    """How far each program may be from the reference (`find_tolerance_factor`), by how it alone computes the model."""
+    algorithms: dict[str, Iterable[str]] = {ONNXRUNTIME: ()}
+    for name, compiled in done.items():
+        algorithms[name] = [make.find_algorithm(each.workload.name) for each in compiled.served]
+    if subject.artifact is not None:
+        algorithms[OURS] = [each.algorithm for each in subject.artifact.manifest.workloads]
+    # Sums of a model in 8 bits are rounded to steps whoever computes them.
+    everywhere = ["8 bits"] if subject.brought.source.is_quantised else []
+    return {name: find_tolerance_factor([*each, *everywhere]) for name, each in algorithms.items()}
+
+
 def _describe(
-    subject: Subject, timed: Timed, reference: Sequence[Any], rivals: Sequence[str], factor: float
+    subject: Subject, timed: Timed, reference: Sequence[Any], rivals: Sequence[str], factors: Mapping[str, float]
 ) -> dict[str, Any]:
     ours = timed.summary(OURS)
     assert ours is not None  # `time_in_turns` raises otherwise
@@ -138,7 +148,7 @@ def _describe(
         if summary is None:
             rows[name] = {"label": LABELS[name], "latency_s": None, "reason": timed.missing.get(name, "")}
             continue
-        verdict = compare(timed.outputs[name], reference, factor)
+        verdict = compare(timed.outputs[name], reference, factors[name])
         energy_j, power_w = read_energy(timed.outcomes[name])
         rows[name] = {
             "label": LABELS[name],

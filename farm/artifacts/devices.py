@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farm.artifacts.manifest import DeviceEstimate, Manifest, Tensor
-from farm.errors import FarmError, PermanentError
+from farm.errors import FarmError, InternalError, PermanentError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.search import gpus
 
@@ -27,21 +27,36 @@ def choose(
 ) -> tuple[str, dict[str, Any]]:
     """The device to take of those that code was made for, and what its manifest is to say of the choice.
 
-    Nothing is compared where code could be made for one alone. Raises PermanentError where a time is not known that is
-    wanted, and what `failed` says where code was made for none.
+    Nothing is compared where code was made for one alone. Raises PermanentError where a time is not known that is
+    wanted, and what `failed` comes to where code was made for none.
     """
     if not made:
-        first, *others = failed.values()
-        if all(each.message == first.message for each in others):
-            raise first
-        said = "; ".join(f"not for the {device}: {each.message[:_MOST_SAID]}" for device, each in failed.items())
-        raise PermanentError(f"no code can be made for a {kind.name}: {said}", first.hint)
+        raise _join(failed, kind)
     times = {device: estimate(manifest, kind) for device, manifest in made.items()} if len(made) > 1 else {}
     taken = min(times, key=lambda device: times[device].latency_s, default=next(iter(made)))
     return taken, {
         "devices": times,
-        "not_made": {device: each.message[:_MOST_SAID] for device, each in failed.items()},
+        "not_made": {device: say_why(each) for device, each in failed.items()},
     }
+
+
+def say_why(error: FarmError) -> str:
+    """Why no code was made, in the first words of the error; a bug of ours is called one."""
+    said = error.message[:_MOST_SAID]
+    return f"internal error of the farm: {said}" if isinstance(error, InternalError) else said
+
+
+def _join(failed: Mapping[str, FarmError], kind: BoardType) -> FarmError:
+    """What there is to raise where every device failed: the model's fault where each says so, ours where one does."""
+    first, *others = failed.values()
+    if all(each.message == first.message for each in others):
+        return first
+    said = "; ".join(f"not for the {device}: {say_why(each)}" for device, each in failed.items())
+    message = f"no code was made for a {kind.name}: {said}"
+    if any(isinstance(each, InternalError) for each in failed.values()):
+        return InternalError(message)
+    is_usage = all(isinstance(each, UsageError) for each in failed.values())
+    return (UsageError if is_usage else PermanentError)(message, first.hint)
 
 
 def estimate(manifest: Manifest, kind: BoardType) -> DeviceEstimate:

@@ -1,27 +1,28 @@
-"""What a campaign's models are compiled with afterwards: one command for each, board type and operating point. Pure."""
+"""What models are compiled with once they are tuned: one command for each, board type and operating point. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from device_agent.protocol import CPU
-from farm.values import DEFAULT_POINT
+from device_agent.protocol import GPU
+from farm.values import DEFAULT_POINT, is_for_gpu, read_pipeline
 
 
 @dataclasses.dataclass(frozen=True)
 class ToCompile:
-    """One artifact: `model` as the campaign's document has it, and what it is compiled for. `name` is its folder's."""
+    """One artifact: `model` as the campaign's document has it, and what it is compiled for, by the graph pipeline that
+    it was tuned with. `name` is its folder's.
+    """
 
     model: Mapping[str, Any]
     board_type: str
     point: str
     simulated: bool
-    exact: bool
-    device: str
+    pipeline: str
     name: str
 
     @property
@@ -30,13 +31,23 @@ class ToCompile:
         words = ["farm", "model", "compile", str(self.model["origin"]).removeprefix("zoo:")]
         words += ["--board-type", self.board_type]
         words += ["--operating-point", self.point] if self.point != DEFAULT_POINT else []
-        words += ["--batch", str(self.model["batch"])] if self.model.get("batch") is not None else []
-        for shape in self.model.get("shapes", ()):
-            words += ["--shape", shape]
+        words += list_model_options(self.model.get("batch"), self.model.get("shapes", ()))
         words += ["--simulated"] if self.simulated else []
-        words += ["--exact"] if self.exact else []
-        words += ["--device", self.device] if self.device != CPU else []
-        return shlex.join([*words, "--out", self.name])
+        return shlex.join([*words, *list_options(self.pipeline), "--out", self.name])
+
+
+def list_options(pipeline: str) -> list[str]:
+    """The options with which `farm tune` and `farm model compile` take a graph pipeline for a board type."""
+    exact, weights = read_pipeline(pipeline)
+    words = ["--exact"] if exact else []
+    words += ["--weights", weights] if weights else []
+    return words + (["--device", GPU] if is_for_gpu(pipeline) else [])
+
+
+def list_model_options(batch: int | None, shapes: Sequence[str]) -> list[str]:
+    """The options with which they take a model's batch size and shapes."""
+    words = ["--batch", str(batch)] if batch is not None else []
+    return words + [word for shape in shapes for word in ("--shape", shape)]
 
 
 def list_artifacts(document: Mapping[str, Any]) -> list[ToCompile]:
@@ -47,9 +58,8 @@ def list_artifacts(document: Mapping[str, Any]) -> list[ToCompile]:
             kind["type"],
             point,
             bool(kind["simulated"]),
-            bool(document["search"].get("exact")),
-            str(kind.get("device", CPU)),
-            _to_name(model["name"], kind["type"], "" if len(kind["points"]) == 1 else point),
+            kind["pipeline"],
+            to_name(model["name"], kind["type"], "" if len(kind["points"]) == 1 else point),
         )
         for model in document["models"]
         for kind in document["types"]
@@ -57,6 +67,6 @@ def list_artifacts(document: Mapping[str, Any]) -> list[ToCompile]:
     ]
 
 
-def _to_name(*words: str) -> str:
+def to_name(*words: str) -> str:
     """A folder's name that no shell minds."""
     return "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", word).strip("-") for word in words if word)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.metadata
+import logging
 import math
 import os
 import platform
 import re
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,10 +21,11 @@ from farm.artifacts import manifest as manifests
 from farm.artifacts.brought import Brought
 from farm.artifacts.choice import Records, Relative
 from farm.artifacts.compile import Compiled, Served, compile_model
+from farm.artifacts.listed import list_model_options, list_options
 from farm.artifacts.manifest import Artifact, GpuCode, Manifest, RecordUsed, StoredWeights, Tensor, WorkloadServed
 from farm.artifacts.task import find_task
 from farm.boards.choice import TargetPlan, plan_target
-from farm.errors import InternalError, PermanentError, UsageError
+from farm.errors import FarmError, InternalError, ModelRefusedError, PermanentError, UsageError
 from farm.gpu.code import plan_gpu
 from farm.inventory.board_types import BoardType, load_board_types
 from farm.inventory.core_types import find_core_type
@@ -36,6 +39,8 @@ from farm.settings import Settings
 from farm.store import Store
 from farm.values import DEFAULT_POINT, Record, is_for_gpu
 from farm.version import __version__
+
+_log = logging.getLogger(__name__)
 
 RULE, TUNE, REFUSE = "rule", "tune", "refuse"
 MISSING = (RULE, TUNE, REFUSE)
@@ -78,16 +83,20 @@ def make_artifact(order: CompileOrder, out: Path, settings: Settings, store: Sto
 def make_faster(orders: Sequence[CompileOrder], out: Path, settings: Settings, store: Store) -> Artifact:
     """Compile for each device of a board type, and write what has an inference done soonest, copies counted.
 
-    A device for which no code can be made leaves it to the others, and the manifest says why. Raises what
-    `make_artifact` raises where that is so of all, and PermanentError where it is not known which of several is faster.
+    A device for which no code is made leaves it to the others, and the manifest says why; where that is a bug of ours,
+    so does a warning. Raises what `devices.choose` raises, and what is wrong whatever the device is.
     """
     manifests.require_place(out)
-    made, failed = {}, {}
+    made: dict[str, tuple[Manifest, dict[str, bytes]]] = {}
+    failed: dict[str, FarmError] = {}
     for order in orders:
         try:
             manifest, files = _compile(order, settings, store)
-        except (PermanentError, InternalError) as error:
-            failed[gpus.name_device(order.board_type)] = error
+        except (ModelRefusedError, PermanentError, InternalError) as error:
+            device = gpus.name_device(order.board_type)
+            failed[device] = error
+            if isinstance(error, InternalError):
+                _log.warning("no code for the %s: %s", device, devices.say_why(error))
         else:
             made[manifest.device] = manifest, files
     taken, changes = devices.choose({name: each for name, (each, _) in made.items()}, failed, orders[0].board_type)
@@ -232,10 +241,12 @@ def find_triple(board_type: BoardType, target: TargetPlan) -> str | None:
 def _require_records(order: CompileOrder, served: Sequence[Served]) -> None:
     if missing := find_missing(served):
         named = devices.name_some(missing)
-        kind = order.board_type.name
+        kind, about = order.board_type.name, order.brought.about
+        words = ["farm", "tune", about.typed, "--board-type", kind, *list_model_options(about.batch, about.shapes)]
+        command = shlex.join([*words, *list_options(order.board_type.pipeline)])
         raise UsageError(
             f"{len(missing)} of {len(served)} workloads of {order.source.name} have no record for {kind}: {named}",
-            f"`farm tune {order.brought.about.typed} --board-type {kind}` makes some; --missing rule does without.",
+            f"`{command}` makes some; --missing rule does without.",
         )
 
 
@@ -296,7 +307,7 @@ def _describe_weights(pipeline: str, served: Sequence[Served]) -> StoredWeights:
         for shape, dtype in each.arguments
         if dtype == halving.DTYPE
     )
-    return StoredWeights(stored=require_pipeline(pipeline).weights, workloads=len(halved), bytes=size)
+    return StoredWeights(asked=require_pipeline(pipeline).weights, workloads=len(halved), bytes=size)
 
 
 def _describe_workload(served: Served) -> WorkloadServed:

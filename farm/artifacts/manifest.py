@@ -97,11 +97,11 @@ class File(StrictModel):
 
 
 class StoredWeights(StrictModel):
-    """What was asked for (`stored`, as `--weights` takes it); how many workloads have weights in 16 bits, and how many
-    bytes these take.
+    """What was `asked` for (as `--weights` takes it); how many workloads have weights in 16 bits, and how many bytes
+    these take.
     """
 
-    stored: str = FLOAT32
+    asked: str = FLOAT32
     workloads: int = 0
     bytes: int = 0
 

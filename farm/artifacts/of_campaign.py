@@ -14,8 +14,6 @@ from farm.artifacts.manifest import Model
 from farm.artifacts.on_board import hold_type
 from farm.artifacts.package import WHEEL, write_package
 from farm.inventory.board_types import require_board_type
-from farm.search.gpus import require_device
-from farm.search.pipeline import make_exact
 from farm.settings import Settings
 from farm.store import Store
 
@@ -48,7 +46,7 @@ def make_artifacts(
     """Compile, verify and pack everything; `document` is the campaign's. Raises what the steps raise."""
     made = []
     for wanted in list_artifacts(document):
-        kind = require_device(make_exact(require_board_type(wanted.board_type), wanted.exact), wanted.device)
+        kind = require_board_type(wanted.board_type).model_copy(update={"pipeline": wanted.pipeline})
         say(f"{wanted.name}: compiling")
         brought = _bring(wanted)
         order = make.CompileOrder(brought, kind, wanted.point, wanted.simulated)

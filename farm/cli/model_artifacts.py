@@ -266,21 +266,34 @@ def _show(artifact: Artifact, json: bool, since: float) -> None:
             f"{' (simulated)' if manifest.simulated else ''}: {gpu.kernels} kernels; at most {gpu.registers} "
             f"registers and {gpu.spilled_bytes} spilled bytes per thread, {gpu.shared_bytes} shared bytes per block"
         )
-    if manifest.weights.stored != FLOAT32:
+    if manifest.weights.asked != FLOAT32:
         lines.insert(2, _say_weights(manifest))
     if manifest.devices:
         lines.insert(1, f"taken for the {manifest.device}: {_say_devices(manifest)}")
     for device, why in manifest.not_made.items():
-        lines.insert(1, f"taken for the {manifest.device}, since no code can be made for the {device}: {why}")
+        lines.insert(1, f"taken for the {manifest.device}, since no code was made for the {device}: {why}")
     for line in lines:
         output.stdout.print(line, soft_wrap=True, markup=False)
 
 
 def _say_weights(manifest: Manifest) -> str:
     """Whose weights are in 16 bits, and what that saves, for people."""
+    from farm.search.halving import BF16_ALL
+    from farm.search.pipeline import require_pipeline
+
     weights, of = manifest.weights, len(manifest.workloads)
+    if require_pipeline(manifest.pipeline).weights != weights.asked:
+        return (
+            "all weights are float32: the model went through the graph pipeline "
+            f"{manifest.pipeline}, which stores none in 16 bits"
+        )
+    if not weights.workloads and weights.asked == BF16_ALL:
+        return "all weights are float32: no workload has any that can be in 16 bits"
     if not weights.workloads:
-        return "no workload is predicted to gain by weights in 16 bits: all are float32 (--weights bf16-all takes them)"
+        return (
+            "all weights are float32: no workload is predicted to gain by 16 bits (--weights bf16-all takes all that "
+            "can be)"
+        )
     return (
         f"weights of {weights.workloads} of {of} workloads are in 16 bits: {weights.bytes / 1e6:.1f} MB in place of "
         f"{2 * weights.bytes / 1e6:.1f}; `farm model verify` says what error that makes"

@@ -27,7 +27,7 @@ Weights = Annotated[
         "--weights",
         metavar="float32|bf16|bf16-all",
         help="Weights of products and convolutions as they are; in 16 bits where that is predicted to be faster; all "
-        "of them in 16 bits, for a smaller library.",
+        "that can be in 16 bits, for a smaller library.",
     ),
 ]
 Device = Annotated[str, typer.Option("--device", metavar="cpu|gpu", help="Processor or GPU of the board.")]

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from device_agent.protocol import CPU
 from farm import settings as farm_settings
+from farm.artifacts.listed import ToCompile, to_name
 from farm.cli import options, output
 from farm.cli.campaign_screen import CampaignScreen
 from farm.cli.durations import read_duration_s
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.store import Store
+from farm.values import DEFAULT_POINT
 
 if TYPE_CHECKING:
     from farm.campaign.tune import Tuned
@@ -68,11 +69,12 @@ def tune(
             from farm.search.pipeline import make_exact, store_weights
 
             options.require_float(source, weights)
+            own = store_weights(require_device(make_exact(kind, exact), device), weights)
             try:
                 request = Request(
                     "tune",
                     to_variant(source, inputs),
-                    store_weights(require_device(make_exact(kind, exact), device), weights),
+                    own,
                     trials,
                     board=name,
                     ops=tuple(op.strip() for op in ops.split(",") if op.strip()),
@@ -83,7 +85,10 @@ def tune(
                 tuned = tune(request, settings, store, screen)
             finally:
                 screen.close()
-        document = _document(source.name, tuned) | {"device": device}
+        typed = {"origin": model, "batch": batch, "shapes": shape or ()}
+        used = tuned.board["board_type"], DEFAULT_POINT, bool(tuned.board["simulated"]), own.pipeline
+        compiling = ToCompile(typed, *used, to_name(source.name, tuned.board["board_type"]))
+        document = _document(source.name, tuned) | {"device": device, "compile": compiling.command}
         if json:
             output.print_json(document)
         else:
@@ -148,10 +153,8 @@ def _print(document: dict[str, Any]) -> None:
     if document["latency_ms"] is not None:
         output.stdout.print(f"model latency, summed over its workloads: {document['latency_ms']:.2f} ms")
     option = " --simulated" if used["simulated"] else ""
-    device = f" --device {document['device']}" if document["device"] != CPU else ""
     output.stdout.print(
-        f"`farm record list{option}` shows the records; `farm model compile MODEL --board-type "
-        f"{used['type']}{option}{device} --out DIR` makes a library of them.",
+        f"`farm record list{option}` shows the records; `{document['compile']}` makes a library of them.",
         soft_wrap=True,
         markup=False,
     )

@@ -37,6 +37,7 @@ def summarise(campaign: FleetCampaign) -> dict[str, Any]:
                 "type": each["board_type"],
                 "simulated": each["simulated"],
                 "device": gpus.device_of(each["target"]),
+                "pipeline": each["pipeline"],
                 "points": list(each["points"]),
                 "workloads": len(each["workloads"]),
             }

@@ -11,7 +11,7 @@ import dataclasses
 import logging
 from typing import Any, Literal
 
-from farm.errors import UsageError
+from farm.errors import ModelRefusedError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.search import (
     algorithms,
@@ -121,7 +121,7 @@ def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, Gra
     """Bring an imported module to the form whose functions are tuned. Returns it with the pipeline really used.
 
     Where TVM cannot convert a model's layout, or that leaves an operator without code, the NCHW pipeline is used
-    instead; its name tells. Raises UsageError naming the operators for which that does not help either.
+    instead; its name tells. Raises ModelRefusedError naming the operators for which that does not help either.
     """
     tvm = tvm_env.load_compiler()
     tried = [pipeline] if pipeline.layout is None else [pipeline, PIPELINES["graph/1-nchw"]]
@@ -140,7 +140,7 @@ def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, Gra
                 _log.warning("%s does not suit this model, which goes through %s: %s", pipeline.name, each.name, why)
             return prepared, each
     named = f" the operator {', '.join(operators)}" if operators else " this model"
-    raise UsageError(
+    raise ModelRefusedError(
         f"TVM cannot compile{named}" + (f": {reason}" if reason else ""),
         "Replace the operator in the model (onnx-simplifier or a newer export often does), or leave that part out.",
     )

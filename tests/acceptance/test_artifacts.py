@@ -250,8 +250,9 @@ def test_weights_in_16_bits_are_tuned_verified_and_timed(made: Made) -> None:
     """Their records are their own; the error against float32 is told, and `bench` has float32 in the same run."""
     home, folder = made.home, str(made.folder.with_name("halved"))
     tuned = home.run("tune", "mlp", "--weights", "bf16-all", "--trials", "6", "--json").json()
+    assert tuned["compile"] == "farm model compile mlp --board-type local --weights bf16-all --out mlp-local"
     manifest = home.run("model", "compile", "mlp", "--weights", "bf16-all", "--out", folder, "--json").json()
-    assert manifest["weights"] == {"stored": "bf16-all", "workloads": 3, "bytes": 2 * (64 * 256 + 256 * 128 + 128 * 16)}
+    assert manifest["weights"] == {"asked": "bf16-all", "workloads": 3, "bytes": 2 * (64 * 256 + 256 * 128 + 128 * 16)}
     used = [each for each in manifest["workloads"] if each["source"] == "record"]
     assert len(used) == tuned["records"]["new"] > 0
     assert {each["algorithm"] for each in manifest["workloads"]} == {"bf16 weights"}

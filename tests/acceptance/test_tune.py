@@ -36,6 +36,7 @@ def test_without_json_the_result_is_told(home: Home) -> None:
     assert done.code == 0, done.err
     assert "campaign 1: 2 good trials, faults: none" in done.out
     assert "farm record list" in done.out
+    assert "`farm model compile mlp --board-type local --out mlp-local` makes a library" in done.out
 
 
 def test_a_healthy_farm_passes(home: Home) -> None:

@@ -54,7 +54,7 @@ def make_document(
         "models": order["models"],
         "types": [
             {"type": each["board_type"], "simulated": simulated, "points": list(each["points"])}
-            | {"workloads": len(workloads)}
+            | {"workloads": len(workloads), "pipeline": "graph/2"}
             for each in order["types"]
         ],
         "labels": {"site": "lab"},

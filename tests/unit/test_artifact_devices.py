@@ -10,9 +10,10 @@ import pytest
 
 from farm.artifacts import devices
 from farm.artifacts import make as artifacts
-from farm.artifacts.manifest import GpuCode, Manifest, Tensor, WorkloadServed, open_artifact
+from farm.artifacts.compile import Served
+from farm.artifacts.manifest import GpuCode, Manifest, Model, Tensor, WorkloadServed, open_artifact
 from farm.cli import model_artifacts
-from farm.errors import CodeRefusedError, PermanentError, UsageError
+from farm.errors import CodeRefusedError, FarmError, InternalError, ModelRefusedError, PermanentError, UsageError
 from farm.inventory.board_types import load_board_types
 from farm.search import gpus
 from tests.unit.artifacts import LIBRARY, make_manifest
@@ -56,33 +57,66 @@ def test_a_device_without_code_leaves_it_to_the_other() -> None:
     assert (taken, set(said["devices"]), said["not_made"]) == ("gpu", {"cpu", "gpu"}, {})
 
 
-def test_the_manifest_and_the_command_say_why_a_device_was_not_taken(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The artifact of the other one is written."""
+def compile_both(monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path, error: FarmError) -> Any:
+    """The artifact of a model whose code for the GPU ends with an error."""
 
     def compile_one(order: artifacts.CompileOrder, *_: Any) -> tuple[Manifest, dict[str, bytes]]:
         if order.board_type.pipeline == gpus.PIPELINE:
-            raise CodeRefusedError("the kernel takes 99999 registers per block")
+            raise error
         return make(None), {"model.so": LIBRARY}
 
     monkeypatch.setattr(artifacts, "_compile", compile_one)
     kinds = [gpus.require_device(NANO, each) for each in gpus.list_devices(gpus.BOTH)]
     orders: Any = [SimpleNamespace(board_type=kind) for kind in kinds]
     nothing: Any = None
-    written = artifacts.make_faster(orders, tmp_path / "art", nothing, nothing)
+    return artifacts.make_faster(orders, folder, nothing, nothing)
+
+
+@pytest.mark.parametrize("kind", [CodeRefusedError, ModelRefusedError])
+def test_the_manifest_and_the_command_say_why_a_device_was_not_taken(
+    kind: type[FarmError], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The artifact of the other one is written, whether TVM refused the model or an assembler its code."""
+    written = compile_both(monkeypatch, tmp_path / "art", kind("the kernel takes 99999 registers per block"))
     assert open_artifact(tmp_path / "art").manifest == written.manifest
     assert (written.manifest.device, list(written.manifest.not_made)) == ("cpu", ["gpu"])
     model_artifacts._show(written, False, 0.0)
-    assert "taken for the cpu, since no code can be made for the gpu: the kernel takes 99999" in capsys.readouterr().out
+    assert "taken for the cpu, since no code was made for the gpu: the kernel takes 99999" in capsys.readouterr().out
+
+
+def test_a_bug_of_ours_is_called_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other device's code is kept, with a warning; what is wrong with the order itself ends everything."""
+    written = compile_both(monkeypatch, tmp_path / "art", InternalError("KeyError: 3"))
+    assert written.manifest.not_made == {"gpu": "internal error of the farm: KeyError: 3"}
+    assert "no code for the gpu: internal error of the farm: KeyError: 3" in caplog.text
+    with pytest.raises(UsageError, match="no record of"):
+        compile_both(monkeypatch, tmp_path / "other", UsageError("no record of it was made at that point"))
 
 
 def test_no_device_with_code_is_an_error_that_names_both() -> None:
     """What is wrong with the model itself is said once."""
     with pytest.raises(PermanentError, match="for a jetson-nano: not for the cpu: no a; not for the gpu: no b"):
         devices.choose({}, {"cpu": PermanentError("no a"), "gpu": CodeRefusedError("no b")}, NANO)
+    with pytest.raises(UsageError, match="not for the cpu: no a; not for the gpu: no b"):
+        devices.choose({}, {"cpu": ModelRefusedError("no a"), "gpu": ModelRefusedError("no b")}, NANO)
+    with pytest.raises(InternalError, match="not for the gpu: internal error of the farm: KeyError: 3"):
+        devices.choose({}, {"cpu": PermanentError("no a"), "gpu": InternalError("KeyError: 3")}, NANO)
     with pytest.raises(PermanentError, match=r"^a bad model$"):
         devices.choose({}, {"cpu": PermanentError("a bad model"), "gpu": PermanentError("a bad model")}, NANO)
+
+
+def test_what_makes_the_missing_records_is_offered_whole() -> None:
+    """`--missing refuse` names the command with all that decides what the workloads are."""
+    kind = NANO.model_copy(update={"pipeline": "graph/2-exact-bf16"})
+    about = Model(name="mlp", sha256="", origin="zoo:mlp", shapes=("x=4,64",), batch=4)
+    order: Any = SimpleNamespace(board_type=kind, brought=SimpleNamespace(about=about), source=about)
+    with pytest.raises(UsageError, match="1 of 1 workloads of mlp have no record") as caught:
+        artifacts._require_records(order, [Served(SimpleNamespace(name="dense"))])  # type: ignore[arg-type]
+    assert caught.value.hint.startswith(
+        "`farm tune mlp --board-type jetson-nano --batch 4 --shape x=4,64 --exact --weights bf16` makes some"
+    )
 
 
 def test_what_is_measured_runs_on_one_device() -> None:

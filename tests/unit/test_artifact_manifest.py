@@ -12,9 +12,10 @@ import pytest
 from farm.artifacts import manifest as manifests
 from farm.artifacts.checking import find_tolerance_factor, require_verified, take_inputs
 from farm.artifacts.make import find_algorithm
-from farm.artifacts.manifest import Artifact, Manifest, Tensor, Verified
+from farm.artifacts.manifest import Artifact, Manifest, StoredWeights, Tensor, Verified
 from farm.artifacts.on_board import HeldForModels, require_architecture
 from farm.artifacts.task import find_task
+from farm.cli.model_artifacts import _say_weights
 from farm.errors import PermanentError, UsageError
 from farm.settings import Settings
 from tests.unit.artifacts import LIBRARY, make_manifest, verified, write
@@ -154,6 +155,29 @@ def test_the_least_exact_algorithm_sets_the_tolerance() -> None:
         "direct",
         "",
     ]
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "asked", "workloads", "said"),
+    [
+        (
+            "graph/2-bf16",
+            "bf16",
+            2,
+            "weights of 2 of 0 workloads are in 16 bits: 1.0 MB in place of 2.0; `farm model v",
+        ),
+        ("graph/2-bf16", "bf16", 0, "no workload is predicted to gain by 16 bits (--weights bf16-all takes all that"),
+        ("graph/2-bf16-all", "bf16-all", 0, "all weights are float32: no workload has any that can be in 16 bits"),
+        ("graph/1-nchw", "bf16", 0, "the model went through the graph pipeline graph/1-nchw, which stores none in 16"),
+        ("graph/1-nchw", "bf16-all", 0, "the model went through the graph pipeline graph/1-nchw, which stores none in"),
+    ],
+)
+def test_why_no_weights_are_in_16_bits(pipeline: str, asked: str, workloads: int, said: str) -> None:
+    """Each cause has words of its own, and nothing is recommended that was asked for or would not help."""
+    weights = StoredWeights(asked=asked, workloads=workloads, bytes=500_000 * workloads)
+    told = _say_weights(make_manifest(pipeline=pipeline, weights=weights))
+    assert said in told
+    assert ("--weights bf16-all" in told) == (workloads == 0 and pipeline == "graph/2-bf16")
 
 
 def test_classifiers_are_told_by_their_inputs_and_outputs() -> None:

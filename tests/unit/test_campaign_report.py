@@ -136,6 +136,7 @@ def test_every_model_has_a_command_that_compiles_it() -> None:
         ],
         "types": [
             {"type": "jetson-nano", "simulated": True, "points": ["default", "cores=0-3 a57=921.6MHz"], "workloads": 1}
+            | {"pipeline": "graph/2"}
         ],
     }
     first, second = (each.command for each in listed.list_artifacts(document))
@@ -144,10 +145,15 @@ def test_every_model_has_a_command_that_compiles_it() -> None:
         "--out my-net-batch-4-jetson-nano-default"
     )
     assert "--operating-point 'cores=0-3 a57=921.6MHz'" in second
-    exact = document | {"search": {**document["search"], "exact": True}}
-    assert next(each.command for each in listed.list_artifacts(exact)) == first.replace(
-        "--simulated", "--simulated --exact"
-    )
+    for pipeline, words in (
+        ("graph/2-exact", "--exact"),
+        ("graph/2-bf16", "--weights bf16"),
+        ("graph/2-exact-bf16-all", "--exact --weights bf16-all"),
+        ("gpu/1", "--device gpu"),
+    ):
+        changed = document | {"types": [document["types"][0] | {"pipeline": pipeline}]}
+        command = next(each.command for each in listed.list_artifacts(changed))
+        assert command == first.replace("--simulated", f"--simulated {words}")
     page = campaign_words.write_page(document, [], {})
     assert first in page
     assert second in page

@@ -47,6 +47,7 @@ def test_exit_codes_follow_the_contract() -> None:
     assert {c.__name__: c.exit_code for c in CLASSES} == {
         "FarmError": 1,
         "UsageError": 2,
+        "ModelRefusedError": 2,
         "TransientError": 3,
         "DeadlineError": 3,
         "BoardBusyError": 3,

@@ -7,6 +7,7 @@ import pytest
 from farm.errors import UsageError
 from farm.inventory.board_types import load_board_types
 from farm.search import pipeline
+from farm.values import read_pipeline
 
 
 def test_exact_leaves_out_what_rounds_worse() -> None:
@@ -15,6 +16,14 @@ def test_exact_leaves_out_what_rounds_worse() -> None:
     assert (exact.winograd, exact.polynomials) == ("exact", False)
     assert (exact.layout, exact.prepack, exact.canonical) == (plain.layout, plain.prepack, plain.canonical)
     assert pipeline.exact("graph/1") == "graph/1"
+
+
+def test_a_name_says_what_a_pipeline_is() -> None:
+    """Whether it is exact, and how it stores weights, is read from names alone, of an unknown one nothing."""
+    for name, each in pipeline.PIPELINES.items():
+        exact, weights = read_pipeline(name)
+        assert (exact, weights or "float32") == (each.winograd == "exact", each.weights)
+    assert read_pipeline("graph/9-odd") == (False, None)
 
 
 def test_every_board_type_names_a_pipeline_that_exists() -> None:

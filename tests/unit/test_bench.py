@@ -1,0 +1,36 @@
+"""How far from the reference each of the programs may be that `farm model bench` times side by side."""
+
+from __future__ import annotations
+
+import pathlib
+from types import SimpleNamespace
+from typing import Any
+
+from farm.artifacts.bench import ONNXRUNTIME, OURS, RULE, UNTUNED, Subject, find_factors
+from farm.artifacts.manifest import WorkloadServed
+from tests.unit.artifacts import write
+
+NOT_QUANTISED: Any = SimpleNamespace(source=SimpleNamespace(is_quantised=False))
+QUANTISED: Any = SimpleNamespace(source=SimpleNamespace(is_quantised=True))
+
+
+def compiled(*names: str) -> Any:
+    """A program of workloads with such names."""
+    return SimpleNamespace(served=[SimpleNamespace(workload=SimpleNamespace(name=name)) for name in names])
+
+
+def test_every_program_is_held_to_what_it_computes_with(tmp_path: pathlib.Path) -> None:
+    """Weights in 16 bits are no excuse for what has them in float32, nor Winograd's algorithm for what is direct."""
+    halved = WorkloadServed(
+        hash="0", name="bf16_matmul", flop=1.0, weight=1, algorithm="bf16 weights", source="rule", latency_s=None
+    )
+    artifact = write(tmp_path / "a", workloads=(halved,))
+    done = {RULE: compiled("winograd4_conv2d 3x3", "matmul"), UNTUNED: compiled("conv2d 3x3", "matmul")}
+    found = find_factors(Subject(NOT_QUANTISED, artifact=artifact), done)
+    assert found == {OURS: 200.0, RULE: 2.0, UNTUNED: 1.0, ONNXRUNTIME: 1.0}
+
+
+def test_a_model_in_8_bits_is_rounded_to_steps_everywhere() -> None:
+    """What runs a quantised model may be a step off, whatever its functions are called."""
+    done = {OURS: compiled("int8_conv2d_quantize 3x3"), UNTUNED: compiled("conv2d 3x3")}
+    assert find_factors(Subject(QUANTISED), done) == {OURS: 500.0, UNTUNED: 500.0, ONNXRUNTIME: 500.0}
