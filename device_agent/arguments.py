@@ -127,8 +127,8 @@ def _make(specs: Any, seed: int) -> list[Any]:
     return tensors
 
 
-def prepare(specs: Any, seed: int, most_bytes: float = _MOST_INHERITED_BYTES) -> None:
-    """Do what `allocate` will need ahead of the fork; dtypes nobody knows are left to fail there.
+def prepare(specs: Any, seed: int) -> None:
+    """Do what `allocate` will need ahead of the candidate's limits; dtypes nobody knows are left to fail there.
 
     Tensors up to a bound in all are made here and inherited copy-on-write by the workers of one spec after the other:
     filling megabytes anew costs each worker some milliseconds of page faults.
@@ -140,5 +140,5 @@ def prepare(specs: Any, seed: int, most_bytes: float = _MOST_INHERITED_BYTES) ->
         return
     _inherited.clear()
     with contextlib.suppress(UnknownDtypeError):
-        if sum(map(_count_bytes, specs)) <= most_bytes:
+        if sum(map(_count_bytes, specs)) <= _MOST_INHERITED_BYTES:
             _inherited[tuple(specs), seed] = _make(specs, seed)

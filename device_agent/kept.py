@@ -18,7 +18,7 @@ from typing import Any
 _NAME_BYTES = 8
 # After so many jobs another worker comes: what a process gathers (code that the driver holds, TVM's workspaces) ends.
 MOST_JOBS = 64
-# A worker that has mapped this share of what one job may use, and kept it, is not given another one.
+# A worker that has kept this share of what one job may use, beyond what the first one left, is not given another one.
 MOST_GATHERED = 0.5
 
 

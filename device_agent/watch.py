@@ -50,7 +50,7 @@ class End:
     stage: Stage = "running"  # what it did when its deadline came
     output: str = ""
     distress: str = ""  # what its fault handler wrote
-    allowed_bytes: int = 0  # 0: it had not begun
+    allowed_bytes: int = 0  # what its limit comes to; 0: it had not begun
     threads: int = 0  # when it began
     crashing: bool = False  # it called for us from its fault handler
     peak_bytes: int = 0  # the most that it had of what its limit counts, when it crashed; 0: not seen
@@ -122,7 +122,15 @@ class Watch:
         return end
 
     def _goes_on(self) -> bool:
-        """Whether it was the deadline for loading that passed, and the worker had kept it."""
+        """Whether it was the deadline for preparing or loading that passed, and the worker had kept it.
+
+        We may be the late ones: what it wrote in time lies in the pipe.
+        """
+        deadline = self._deadline
+        if self.begun_s is not None:
+            self._read(self._report)
+            if self._deadline > deadline:
+                return True
         run_s, self.run_s = self.run_s, None
         started_s = self._read_phases().running_s
         if run_s is None or self._end.crashing or not started_s:

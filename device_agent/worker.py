@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import gc
 import itertools
-import math
 import os
 import signal
 import socket
@@ -253,8 +252,8 @@ def _serve(orders: kept.Orders, cpus: tuple[int, ...], ends: _Ends) -> None:
             limits.start_threads(limits.thread_count(allowed, cpus), cpus)
         begun = allowed
         if isinstance(spec, protocol.MeasureSpec):
-            # Inputs are not charged to the candidate, here as in forks, nor the time that they take.
-            arguments.prepare(spec.arguments, spec.seed, math.inf)
+            # As ahead of a fork: inputs up to a bound are not charged to the candidate, nor the time that they take.
+            arguments.prepare(spec.arguments, spec.seed)
         return limits.allow_data(allowed.memory_bytes)
 
     while found := orders.receive():

@@ -20,7 +20,7 @@ class TensorSpec(Message):
 
 
 # How long a worker for GPU code may take to get ready, before any limit of a candidate begins: the driver comes up, and
-# arguments are filled. The driver takes some tenths of a second, and more on a busy board.
+# arguments are filled, unless they are large. The driver takes some tenths of a second, and more on a busy board.
 PREPARE_S = 15.0
 
 
@@ -28,9 +28,10 @@ PREPARE_S = 15.0
 class Limits(Message):
     """What a worker may use. A worker that exceeds one is an outcome, not an accident.
 
-    `memory_bytes` is what the worker may allocate beyond what the agent itself has mapped. With `load_timeout_s` what
-    comes before the first call (the library loaded, arguments filled) has a deadline of its own, and `timeout_s` begins
-    with that call; without, `timeout_s` is for both.
+    `memory_bytes` is what the worker may allocate beyond what it had when it began: address space that it maps, or for
+    GPU code writable memory of its own. With `load_timeout_s` what comes before the first call (the library loaded,
+    large arguments filled) has a deadline of its own, and `timeout_s` begins with that call; without, `timeout_s` is
+    for both.
     """
 
     timeout_s: float = 10.0

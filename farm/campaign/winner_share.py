@@ -19,7 +19,7 @@ LEAST_ROUNDS = 2
 
 @dataclasses.dataclass(frozen=True)
 class Allowance:
-    """Of one task: so many candidates of the search take part, beside the record's holder, and `looks` are the rounds
+    """Of one task: so many candidates of the search take part, beside what was tried first, and `looks` are the rounds
     after which they are compared (see `tie.TieRule`).
     """
 

@@ -10,6 +10,7 @@ import mmap
 import os
 import pathlib
 import resource
+import select
 import signal
 import threading
 import time
@@ -21,7 +22,7 @@ from device_agent import limits, processes, worker
 from device_agent.kept import Orders
 from device_agent.marks import Marks
 from device_agent.protocol import Limits, Outcome, Status, pack_frame
-from device_agent.watch import BEGUN, End, Watch
+from device_agent.watch import BEGUN, SIZE, End, Watch
 
 MEMORY_BYTES = 256 << 20
 # From mman.h; Python has no name for it.
@@ -226,6 +227,27 @@ def test_what_a_worker_prepares_counts_against_no_candidate() -> None:
         watch.begun_s = 0.1
         assert watch.run().timed_out
         assert time.monotonic() - begun < 30.0
+    finally:
+        processes.kill_group(made.pid)
+        processes.reap(made.pid, time.monotonic() + 10.0)
+        made.leave()
+
+
+def test_a_session_that_looks_late_blames_nobody_for_what_was_prepared_in_time() -> None:
+    """What the worker wrote before the deadline lies in the pipe when we come."""
+    report = pack_frame(Outcome(Status.OK, latency_s=(1.0,)).to_json(), b"")
+
+    def body(ends: worker._Ends) -> None:
+        os.write(ends.report, BEGUN.pack(1, 1) + SIZE.pack(len(report)) + report)
+        signal.pause()
+
+    made = worker._Worker(body, ())
+    try:
+        assert select.select([made.report], [], [], 30.0)[0]
+        watch = Watch(made, time.monotonic() - 1.0, Marks().read)
+        watch.begun_s = 30.0
+        end = watch.run()
+        assert (end.timed_out, end.report) == (False, report)
     finally:
         processes.kill_group(made.pid)
         processes.reap(made.pid, time.monotonic() + 10.0)
