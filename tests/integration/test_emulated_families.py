@@ -99,6 +99,12 @@ CASES: dict[str, tuple[str, tuple[tuple[int, ...], ...], Callable[..., Any], Cal
         lambda op, x, w: op.nn.conv2d(x, w, strides=2, dilation=2, **LAYOUT),
         lambda x, w: convolve(x, w, 2, dilation=2),
     ),
+    "dense_few": (
+        "dense",
+        ((1, 11, 15, 3), (3, 3, 3, 16)),
+        lambda op, x, w: op.nn.conv2d(x, w, strides=2, padding=1, **LAYOUT),
+        lambda x, w: convolve(x, w, 2, 1),
+    ),
     "matmul": ("dense", ((12, 40), (40, 36)), lambda op, x, y: op.matmul(x, y), lambda x, y: x @ y),
     "grouped": (
         "grouped",
@@ -188,7 +194,7 @@ def test_every_family_computes_on_cortex_a57_what_numpy_does(emulated_root: str,
     for case, (family, shapes, build, reference) in CASES.items():
         arguments = [values.standard_normal(shape).astype("float32") for shape in shapes]
         add(case, family, build_function(shapes, build, nano), arguments, reference(*arguments))
-        if case in ("dense", "dense_odd", "matmul", "grouped"):
+        if case in ("dense", "dense_odd", "dense_few", "matmul", "grouped"):
             halved = halving.halve_function(build_function(shapes, build, nano), 1)
             rounded = halving.round_weights(arguments[1])
             assert rounded is not None

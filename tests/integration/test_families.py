@@ -157,14 +157,19 @@ def test_functions_of_older_pipelines_keep_metaschedules_space() -> None:
     assert ScheduleSpace(older).ranked == []
 
 
-@pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])
-def test_lanes_are_factors_of_multiply_adds(kernel: tuple[int, int]) -> None:
-    """On Arm the data of four steps of the reduction are loaded as one vector, and little but multiply-adds is left."""
-    module = make_convolution((1, 16, 16, 64), 64, kernel)
+@pytest.mark.parametrize(
+    ("shape", "kernel", "stride", "steps"),
+    [((1, 16, 16, 64), (1, 1), 1, 4), ((1, 16, 16, 64), (3, 3), 1, 4), ((1, 37, 33, 3), (7, 7), 2, 21)],
+)
+def test_lanes_are_factors_of_multiply_adds(
+    shape: tuple[int, int, int, int], kernel: tuple[int, int], stride: int, steps: int
+) -> None:
+    """On Arm data of four steps of the reduction are one vector, or all of a row; little but multiply-adds is left."""
+    module = make_convolution(shape, 64, kernel, stride)
     outlook = rule.read_outlook(module, cores.core_of(NANO))
     assert outlook is not None
     _, plan = outlook.plans()[0]
-    assert plan["steps"] == 4
+    assert plan["steps"] == steps
     schedule = tvm.s_tir.Schedule(module)
     outlook.apply(schedule, plan)
     listing = tvm.compile(schedule.mod, target=tvm.target.Target(NANO)).mod.inspect_source("asm")

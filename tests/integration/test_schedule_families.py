@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from farm.search import canonical, cores, target, tvm_env, workloads
-from farm.search.families import FAMILIES
+from farm.search.families import FAMILIES, depthwise
 from farm.search.families.rule import Outlook
 
 AVX512 = {"mtriple": "x86_64-linux-gnu", "mcpu": "znver4", "num-cores": 2}
@@ -29,7 +29,14 @@ def _depthwise(kernel: int, channels: int, **options: Any) -> Build:
     )
 
 
+def _dense(**options: Any) -> Build:
+    return lambda op, x, w: op.nn.relu(op.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="HWIO", **options))
+
+
 CASES: dict[str, tuple[str, tuple[Any, ...], Callable[..., Any]]] = {
+    "three channels 3x3/2": ("dense", ((2, 11, 15, 3), (3, 3, 3, 16)), _dense(strides=2, padding=1)),
+    "one channel 5x5": ("dense", ((1, 12, 12, 1), (5, 5, 1, 8)), _dense(padding=2)),
+    "three channels 3x3, dilated": ("dense", ((1, 11, 11, 3), (3, 3, 3, 8)), _dense(dilation=2)),
     "depthwise 3x3": ("depthwise", ((1, 9, 12, 32), (3, 3, 1, 32)), _depthwise(3, 32)),
     "depthwise 5x5/2, odd channels": ("depthwise", ((2, 11, 11, 30), (5, 5, 1, 30)), _depthwise(5, 30, strides=2)),
     "depthwise 3x3, dilated": ("depthwise", ((1, 8, 8, 8), (3, 3, 1, 8)), _depthwise(3, 8, dilation=2)),
@@ -162,6 +169,22 @@ def test_the_data_of_a_tile_of_joined_pixels_fit_registers(host: Any) -> None:
     shapes = re.findall(r"alloc_buffer\(\((.*?)\)\)", module["main"].script())
     sizes = {math.prod(int(d) for d in re.findall(r"\((\d+)", shape)) for shape in shapes}
     assert plan["pixels"] * plan["steps"] in sizes
+
+
+def test_where_lanes_are_factors_a_pads_border_is_apart(host: Any) -> None:
+    """Columns between are copied without a comparison there; for other cores plans stay what they were."""
+    tvm = tvm_env.load()
+    _, shapes, build = CASES["depthwise 3x3"]
+    function = _build(shapes, build, host)
+    for config, pad in ((NEON, depthwise.PAD_APART), (AVX512, depthwise.PAD_ROWS)):
+        outlook = _read(function, config)
+        assert outlook is not None
+        plan = next(plan for _, plan in outlook.plans() if plan["pad"] != depthwise.PAD_COPY)
+        assert plan["pad"] == pad
+        schedule = tvm.s_tir.Schedule(tvm.IRModule({"main": function}))
+        outlook.apply(schedule, plan)
+        copies = schedule.mod.script().count("= T.if_then_else(")
+        assert copies > 1 if pad == depthwise.PAD_APART else copies == 1
 
 
 def _build(shapes: tuple[Any, ...], build: Callable[..., Any], host: Any) -> Any:

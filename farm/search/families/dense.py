@@ -54,7 +54,8 @@ class Dense:
     def options(self, facts: Contraction, core: Core) -> Mapping[str, tuple[int, ...]]:
         """`lanes`, `vectors`, `pixels`, `rows` of a tile; `order` of the loops; `pad`.
 
-        Where a multiply-add takes a lane as its factor also `steps`: of the reduction, with their data in one vector.
+        Where a multiply-add takes a lane as its factor also `steps`: of the reduction, with their data in one vector;
+        where channels fill none, a row of the kernel, with the data of all pixels in as few as hold them.
         """
         full = core.lanes(facts.element_bytes)
         sizes = [size for size in (full, full // 2, full // 4) if size > 1 and facts.channel % size == 0] or [1]
@@ -68,21 +69,23 @@ class Dense:
             "rows": tuple(r for r in steps.divisors(height) if r <= MOST_ROWS),
             "order": (ROWS_OUTSIDE, CHANNELS_OUTSIDE),
             "pad": (PAD_ALL, PAD_ROWS) if facts.pad else (PAD_ALL,),
-            **list_steps(core, facts.line, facts.element_bytes),
+            **list_steps(core, facts.line, facts.element_bytes, facts.row),
         }
 
     def predict(self, facts: Contraction, plan: Plan, core: Core) -> Prediction | None:
         """Cycles of the tiles' inner loops, and what comes from further away than the second cache."""
         lanes, vectors, tile = plan["lanes"], plan["vectors"], plan["pixels"] * plan["rows"]
         block, joint = lanes * vectors, plan.get("steps", 1)
-        if facts.channel % block or count_registers(tile, vectors, joint) > core.vector_registers:
+        held = self._count_held(facts, plan, core)
+        if facts.channel % block or count_registers(tile, vectors, held) > core.vector_registers:
             return None
         if plan["pad"] == PAD_ROWS and (plan["order"] == CHANNELS_OUTSIDE or len(facts.pixels) == 1):
             return None
         blocks = facts.channel // block
         area = math.prod(axis.extent for axis in facts.pixels)
         tiles = area // tile * blocks
-        step = step_cycles(core, lanes * facts.element_bytes * 8, tile, vectors, joint, halved=facts.halved)
+        factors = held / joint if joint > 1 else float(tile)
+        step = step_cycles(core, lanes * facts.element_bytes * 8, tile, vectors, joint, factors, halved=facts.halved)
         inner = max(facts.depth * step, self._streamed(facts, plan, core) / core.l2_bytes_per_cycle)
         inner += self._reloads(facts, plan, core) / core.l2_bytes_per_cycle
         written = tile * vectors * 2 / core.loads_per_cycle(lanes * facts.element_bytes * 8)
@@ -102,6 +105,15 @@ class Dense:
         seconds = cycles / core.freq_hz + (regions * core.region_s if core.threads > 1 else 0.0)
         terms = {"compute": compute, "far": far, "pad": pad, "balance": balance, "steps": step / (tile * vectors)}
         return Prediction(seconds, terms)
+
+    @staticmethod
+    def _count_held(facts: Contraction, plan: Plan, core: Core) -> int:
+        """Registers with data: of one factor, of a vector for each pixel, or of all that a row of the kernel reads."""
+        if not _joins_row(facts, plan):
+            return plan["pixels"] * plan["rows"] if plan.get("steps", 1) > 1 else 1
+        wide = (plan["pixels"] - 1) * facts.stride[-1] + facts.reach[-1]
+        # One is left for what LLVM loads early from the next row: thirteen pixels of one channel had 30 spills without.
+        return plan["rows"] * math.ceil(wide * facts.line / core.lanes(facts.element_bytes)) + 1
 
     @staticmethod
     def _streamed(facts: Contraction, plan: Plan, core: Core) -> int:
@@ -154,29 +166,33 @@ class Dense:
         if self._pads_rows(facts, plan):
             pad = schedule.get_sblock(facts.pad)
             schedule.compute_at(pad, parallel, preserve_unit_loops=True)
-            steps.vectorise(schedule, schedule.get_loops(pad)[-1], plan["lanes"])
+            steps.copy_pad(schedule, pad, plan["lanes"], apart=joint > 1)
         if facts.last != facts.main:
             schedule.set_scope(main, 0, "global")
         own = schedule.get_loops(main)[-(len(facts.pixels) + 1 + len(facts.sums) + self.inner) :]
         sums, pixels = [own[axis.at] for axis in facts.sums], [own[axis.at] for axis in facts.pixels]
         vector, lane = schedule.split(own[facts.channels[0].at], [None, plan["lanes"]])
         inside = [*pixels, vector]
-        if joint > 1:
+        if _joins_row(facts, plan):
+            sums, inside = sums[:-2], [*sums[-2:], *inside]
+        elif joint > 1:
             sums[-1], step = schedule.split(sums[-1], [None, joint])
             inside = [step, *inside]
         schedule.reorder(*sums, *inside, lane)
         if joint > 1:
-            hold_data(schedule, held or schedule.cache_read(main, facts.data_at, "global"), sums[-1])
+            held = held or schedule.cache_read(main, facts.data_at, "global")
+            hold_data(schedule, held, sums[-1], joined=2 if _joins_row(facts, plan) else 1)
         schedule.vectorize(tile[-1])
         for loop in (*inside, *tile[:-1]):
             schedule.unroll(loop)
         schedule.parallel(parallel)
         self._compute(schedule, main, sums[0], lane)
         if facts.pad and not self._pads_rows(facts, plan):
-            loops = schedule.get_loops(schedule.get_sblock(facts.pad))
+            pad = schedule.get_sblock(facts.pad)
+            loops = schedule.get_loops(pad)
             if len(loops) > 2:
                 schedule.parallel(schedule.fuse(*loops[:-2]))
-            steps.vectorise(schedule, loops[-1], plan["lanes"])
+            steps.copy_pad(schedule, pad, plan["lanes"], apart=joint > 1)
 
     def _compute(self, schedule: Any, main: Any, outermost: Any, lane: Any) -> None:
         """Make vectors of the lanes, and set the sums to zero before the outermost loop of the reduction."""
@@ -216,36 +232,55 @@ class Dense:
         return parallel, parallel, tile
 
 
-def list_steps(core: Core, line: int, element_bytes: int) -> dict[str, tuple[int, ...]]:
-    """The knob `steps` where lanes can be factors and `line` data in a row fill vectors, else none."""
+def list_steps(core: Core, line: int, element_bytes: int, row: int = 1) -> dict[str, tuple[int, ...]]:
+    """The knob `steps` where lanes can be factors: as many as fill a vector where `line` data do, else a `row`."""
     full = core.lanes(element_bytes)
-    return {"steps": (full, 1)} if core.lane_fma and full > 1 and line % full == 0 else {}
+    if not core.lane_fma or full == 1:
+        return {}
+    return {"steps": (full, 1)} if line % full == 0 else {"steps": (row, 1)} if row > line else {}
 
 
-def count_registers(tile: int, vectors: int, steps: int) -> int:
-    """What a tile takes: its sums, weights of one step, and a factor or a vector of them for each pixel."""
-    return tile * vectors + vectors + (tile if steps > 1 else 1)
+def _joins_row(facts: Contraction, plan: Plan) -> bool:
+    """Whether the steps that are taken together are a row of the kernel."""
+    return facts.row > facts.line and plan.get("steps", 1) == facts.row
 
 
-def hold_data(schedule: Any, held: Any, loop: Any) -> None:
-    """Let one step of a loop of sums load what it reads into registers first; `held` copies it, each row a vector."""
+def count_registers(tile: int, vectors: int, held: int) -> int:
+    """What a tile takes: its sums, weights of one step, and the data that are held."""
+    return tile * vectors + vectors + held
+
+
+def hold_data(schedule: Any, held: Any, loop: Any, joined: int = 1) -> None:
+    """Let one step of a loop of sums load what it reads into registers first.
+
+    `held` copies it, so many of its last loops joined and as one vector.
+    """
     schedule.compute_at(held, loop, preserve_unit_loops=True)
-    *own, row = schedule.get_loops(held)[-len(schedule.get(held).iter_vars) :]
-    for each in own:
+    own = schedule.get_loops(held)[-len(schedule.get(held).iter_vars) :]
+    for each in own[:-joined]:
         schedule.unroll(each)
-    schedule.vectorize(row)
+    schedule.vectorize(schedule.fuse(*own[-joined:]) if joined > 1 else own[-1])
 
 
-def step_cycles(core: Core, bits: int, tile: int, vectors: int, steps: int = 1, *, halved: bool = False) -> float:
+def step_cycles(
+    core: Core,
+    bits: int,
+    tile: int,
+    vectors: int,
+    steps: int = 1,
+    factors: float | None = None,
+    *,
+    halved: bool = False,
+) -> float:
     """Cycles of one step of the reduction for a tile of `tile` pixels by `vectors` vectors of so many bits.
 
-    The most of: multiply-adds, loads (a vector of weights, and a factor for each pixel, or one vector of them for so
-    many `steps`), instructions issued, and the wait for the sum of the step before. Weights that are `halved` are
+    The most of: multiply-adds, loads (a vector of weights, and so many `factors`: of each pixel one for so many
+    `steps`), instructions issued, and the wait for the sum of the step before. Weights that are `halved` are
     widened by the pipes that multiply: one instruction on Arm (`shll`), two on x86 (`vpmovzxwd`, `vpslld`). On Zen 4
     tiles of 14 multiply-adds and 2 vectors of weights took 1.26 times as long so.
     """
     multiply = tile * vectors + (vectors * (1 if core.lane_fma else 2) if halved else 0)
-    factors = tile / steps
+    factors = tile / steps if factors is None else factors
     loads = vectors / core.loads_per_cycle(bits) + factors / core.load_pipes
     issued = (multiply + vectors + factors) / core.issue_width
     cycles = max(multiply / core.fma_per_cycle(bits), loads, issued, core.fma_latency)

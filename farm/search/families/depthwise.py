@@ -16,13 +16,22 @@ from farm.search.families import loops
 from farm.search.families.facts import Contraction
 from farm.search.families.family import Plan, Prediction
 
-# Options of `pad`: a copy of all data first, or of the rows that are needed next.
-PAD_COPY, PAD_ROWS = 0, 1
+# Options of `pad`: a copy of all data first, or of the rows that are needed next, also with the border's columns apart
+# from those between: fewer instructions, which counts where few are issued at a time.
+PAD_COPY, PAD_ROWS, PAD_APART = 0, 1, 2
+# Instructions of a vector's copy where all columns are compared, and where those between are not (Cortex-A57).
+_COMPARED, _COPIED = 10, 3
+# Most rows of tiles whose data are padded together.
+_MOST_LINES = 8
+# Share of the issue's cycles that counts although multiply-adds hide them, as in `dense`.
+_ISSUED = 0.15
 # Options of `unroll`: the kernel's columns, or all of it, which shares loads among rows and needs registers for it.
 UNROLL_COLUMNS, UNROLL_KERNEL = 0, 1
 # Share of the registers that a tile may take: the compiler keeps what neighbouring pixels share in others, and spills
 # where there are none (measured: twice the time from 0.75 on).
 _MOST_FILLED = 0.6
+# Columns of a padded row whose copies are written one after the other: a vector each, two instructions.
+_MOST_UNROLLED = 128
 
 
 class Depthwise:
@@ -37,18 +46,26 @@ class Depthwise:
         return found
 
     def options(self, facts: Contraction, core: Core) -> Mapping[str, tuple[int, ...]]:
+        """`lanes`, `vectors`, `pixels`, `rows` of a tile; `pad`; `unroll`.
+
+        Where instructions are what counts also `lines`: rows of tiles whose data are padded together.
+        """
         width, height = _extents(facts)
+        apart = core.lane_fma and facts.pad is not None
+        lines = {"lines": tuple(loops.divisors(height, _MOST_LINES))} if apart else {}
         return {
             "lanes": loops.vector_lengths(facts.batch[-1].extent, core.lanes(facts.element_bytes)),
             "vectors": (1, 2, 3),
             "pixels": tuple(p for p in loops.divisors(width) if p <= 14),
             "rows": tuple(r for r in loops.divisors(height) if r <= 14),
-            "pad": (PAD_ROWS, PAD_COPY) if facts.pad else (PAD_COPY,),
+            "pad": (PAD_ROWS, PAD_COPY, PAD_APART)[: 3 if apart else 2] if facts.pad else (PAD_COPY,),
             "unroll": (UNROLL_COLUMNS, UNROLL_KERNEL),
+            **lines,
         }
 
     def predict(self, facts: Contraction, plan: Plan, core: Core) -> Prediction | None:
         lanes, vectors, pixels, rows = plan["lanes"], plan["vectors"], plan["pixels"], plan["rows"]
+        lines = plan.get("lines", 1)
         channels = facts.batch[-1].extent
         width, height = _extents(facts)
         full = core.lanes(facts.element_bytes)
@@ -57,33 +74,40 @@ class Depthwise:
         kernel = facts.depth
         if channels % (lanes * vectors) or tile > core.vector_registers * _MOST_FILLED:
             return None
+        if lines > 1 and (height % (rows * lines) or plan["pad"] == PAD_COPY):
+            return None
         across, down = facts.stride[-1], facts.stride[-2] if len(facts.stride) > 1 else 1
         wide = (pixels - 1) * across + facts.reach[-1]
         high = (rows - 1) * down + (facts.reach[-2] if len(facts.reach) > 1 else 1)
         if plan["unroll"] == UNROLL_KERNEL and tile + wide * registers > core.vector_registers * 0.75:
             return None
         # Pixels of a row share their loads, and all of the tile where everything is unrolled; weights come once.
-        lines = high if plan["unroll"] == UNROLL_KERNEL else rows * facts.sums[0].extent
-        loads = (min(wide * lines, rows * pixels * kernel) + kernel) * registers
+        read = high if plan["unroll"] == UNROLL_KERNEL else rows * facts.sums[0].extent
+        loads = (min(wide * read, rows * pixels * kernel) + kernel) * registers
         products = tile * kernel
         bits = core.vector_bits
         inner = max(products / core.fma_per_cycle(bits), loads / core.loads_per_cycle(bits), kernel * core.fma_latency)
-        inner = max(inner, (products + loads) / core.issue_width)
+        issued = (products + loads) / core.issue_width
+        inner = max(inner, issued) + (_ISSUED * issued if core.lane_fma else 0.0)
         tiles = math.prod(a.extent for a in facts.pixels) // (rows * pixels) * (channels // (lanes * vectors))
         pool = loops.pool_cycles(rows * pixels * lanes * vectors * facts.element_bytes)
         compute = tiles * (inner + tile * 2 / core.issue_width + 10 + pool)
         pad = 0.0
         moved = float(facts.data_bytes)
         vector_bytes = core.vector_bits / 8
-        if facts.pad and plan["pad"] == PAD_ROWS:
-            moved *= high / (rows * down)
-            strip = high * ((width - 1) * across + facts.reach[-1]) * lanes * vectors * facts.element_bytes
-            again = 3.0 if strip <= core.l1_bytes * 0.75 else 3.0 + vector_bytes / core.l2_bytes_per_cycle
+        if facts.pad and plan["pad"] != PAD_COPY:
+            strip_rows = high + (lines - 1) * rows * down
+            moved *= strip_rows / (rows * lines * down)
+            strip = strip_rows * ((width - 1) * across + facts.reach[-1]) * lanes * vectors * facts.element_bytes
+            # A store a cycle is the least; with comparisons three cycles were measured on cores that issue five.
+            apart = plan["pad"] == PAD_APART
+            again = max(1.0, _COPIED / core.issue_width) if apart else max(3.0, _COMPARED / core.issue_width)
+            again += vector_bytes / core.l2_bytes_per_cycle if strip > core.l1_bytes * 0.75 else 0.0
             pad = moved / vector_bytes * again
         elif facts.pad:
             pad = moved / vector_bytes * 2.0 + 2 * moved / core.l2_bytes_per_cycle
         far = (moved + facts.result_bytes) / core.l2_bytes_per_cycle
-        parallel = (channels // (lanes * vectors)) * (height // rows)
+        parallel = (channels // (lanes * vectors)) * (height // (rows * lines))
         balance = math.ceil(parallel / core.threads) * core.threads / parallel
         cycles = (compute + pad + far) * balance / core.threads
         regions = 1 + (1 if facts.pad and plan["pad"] == PAD_COPY else 0)
@@ -103,7 +127,11 @@ class Depthwise:
         if len(facts.pixels) > 1 and outer:
             line, row = schedule.split(outer.pop(), [None, plan["rows"]])
             outer, tile = [*outer, line], [row, pixel]
-        schedule.reorder(*outer, block, column, *tile, vector, lane)
+        together = []
+        if plan.get("lines", 1) > 1:
+            line, inner_line = schedule.split(outer.pop(), [None, plan["lines"]])
+            outer, together = [*outer, line], [inner_line]
+        schedule.reorder(*outer, block, *together, column, *tile, vector, lane)
         parallel = schedule.fuse(*outer, block)
         schedule.compute_at(main, column, preserve_unit_loops=True)
         if facts.last != facts.main:
@@ -121,17 +149,16 @@ class Depthwise:
         schedule.parallel(parallel)
         schedule.decompose_reduction(main, sums[0])
         if facts.pad:
-            _schedule_pad(schedule, facts.pad, plan, parallel, column)
+            _schedule_pad(schedule, facts.pad, plan, parallel)
 
 
-def _schedule_pad(schedule: Any, name: str, plan: Plan, parallel: Any, column: Any) -> None:
+def _schedule_pad(schedule: Any, name: str, plan: Plan, parallel: Any) -> None:
     pad = schedule.get_sblock(name)
     if plan["pad"] == PAD_COPY:
         schedule.parallel(schedule.fuse(*schedule.get_loops(pad)[:-2]))
-        loops.vectorise(schedule, schedule.get_loops(pad)[-1], plan["lanes"])
-        return
-    schedule.compute_at(pad, parallel if plan["pad"] == PAD_ROWS else column, preserve_unit_loops=True)
-    loops.vectorise(schedule, schedule.get_loops(pad)[-1], plan["lanes"])
+    else:
+        schedule.compute_at(pad, parallel, preserve_unit_loops=True)
+    loops.copy_pad(schedule, pad, plan["lanes"], apart=plan["pad"] == PAD_APART, most_unrolled=_MOST_UNROLLED)
 
 
 def _extents(facts: Contraction) -> tuple[int, int]:

@@ -23,7 +23,7 @@ class Dots(Dense):
         found = super().read(schedule)
         if found is None or dots.MARK not in schedule.get(schedule.get_sblock(found.main)).annotations:
             return None
-        return dataclasses.replace(found, sums=found.sums[:-1], line=1)
+        return dataclasses.replace(found, sums=found.sums[:-1], line=1, row=1)
 
     def options(self, facts: Contraction, core: Core) -> Mapping[str, tuple[int, ...]]:
         """As `dense`, with the lanes that the instruction is there for."""

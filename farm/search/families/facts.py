@@ -34,7 +34,8 @@ class Contraction:
     `packed` says whether the weight may be stored in another order. `halved` whether its elements are made twice as
     long when they are loaded (`farm.search.halving`). Sizes of an element in bytes. `data_at` is the place of the data
     among what `main` reads, `weight_at` that of the weight among the function's parameters (None: it is none), `line`
-    over how many in a row the last loop of the reduction goes.
+    over how many in a row the last loop of the reduction goes, `row` over how many the last two do together: a row of
+    the kernel with all channels (1: its data are apart).
     """
 
     main: str
@@ -56,6 +57,7 @@ class Contraction:
     group: int = 0
     data_at: int = 0
     line: int = 1
+    row: int = 1
     weight_at: int | None = None
     halved: bool = False
 
@@ -170,6 +172,7 @@ def _read(
         group=group,
         data_at=next(at for at, region in enumerate(block.reads) if region.source.same_as(data.source)),
         line=axes[sums[-1]].extent if list(data.indices)[-1].same_as(sums[-1]) else 1,
+        row=_row(data, pixels, sums, axes),
         weight_at=next((at for at, each in enumerate(function.params) if each.same_as(weight.source)), None),
         halved=(str(weight.source.dtype), str(store.buffer.dtype)) == ("bfloat16", "float32"),
     )
@@ -217,6 +220,17 @@ def _room(load: Any, pixel: Any) -> int:
     """How many elements there are along the dimension that a pixel loop moves along."""
     dimensions = zip(load.indices, load.source.shape, strict=True)
     return next((int(extent) for index, extent in dimensions if expressions.mentions(index, pixel)), 1)
+
+
+def _row(data: Any, pixels: list[Any], sums: list[Any], axes: dict[Any, Axis]) -> int:
+    """Steps of the last two loops of a reduction where they go through neighbouring data, beside a pixel's; else 1."""
+    if len(sums) < 3 or len(data.indices) < 2 or not pixels:
+        return 1
+    *_, along, last = data.indices
+    whole = last.same_as(sums[-1]) and axes[sums[-1]].extent == int(data.source.shape[-1])
+    if not whole or expressions.slope(along, sums[-2]) != 1 or not expressions.mentions(along, pixels[-1]):
+        return 1
+    return axes[sums[-2]].extent * axes[sums[-1]].extent
 
 
 def _standstill(indices: Any, variable: Any, extent: int) -> int:

@@ -126,7 +126,7 @@ class Winograd:
         block, bits, joint = lanes * vectors, lanes * _FLOAT * 8, plan.get("steps", 1)
         if facts.channels % block or unit % plan["rows"]:
             return None
-        if count_registers(tile, vectors, joint) > core.vector_registers:
+        if count_registers(tile, vectors, tile if joint > 1 else 1) > core.vector_registers:
             return None
         blocks, units = facts.channels // block, facts.batch * facts.tall // unit
         together = unit * facts.wide
