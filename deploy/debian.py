@@ -26,10 +26,15 @@ class BuildError(Exception):
     """Something cannot be made or used; the text says why and what to do."""
 
 
+class UnreachableError(BuildError):
+    """The distribution's packages cannot be had from here, or not now; nothing is known to be wrong with the build."""
+
+
 class Apt:
     """apt for one or more architectures, the first of which is the default, with all of its state in `folder`.
 
-    Its configuration, keys and sources are the host's, the last without their limits on architectures.
+    Its configuration, keys and sources are the host's, the last without their limits on architectures. Raises
+    UnreachableError where those do not answer.
     """
 
     def __init__(self, folder: Path, architectures: Sequence[str]) -> None:
@@ -62,7 +67,10 @@ class Apt:
         self._configuration = folder / "apt.conf"
         self._configuration.write_text("\n".join(lines) + "\n")
         self._archives = folder / "cache" / "archives"
-        self._call("the distribution's package lists cannot be fetched", "apt-get", "-qq", "update")
+        try:
+            self._call("the distribution's package lists cannot be fetched", "apt-get", "-qq", "update")
+        except BuildError as error:
+            raise UnreachableError(str(error)) from None
 
     def fetch_with_dependencies(self, *packages: str) -> list[Path]:
         """The archives of packages and of all that they depend on. Raises BuildError."""
@@ -147,7 +155,7 @@ def require_distribution(what: str) -> None:
 
 
 def install_packages(packages: Sequence[str]) -> None:
-    """Install packages on this machine with its own apt. Raises BuildError."""
+    """Install packages on this machine with its own apt. Raises BuildError; UnreachableError where it has none."""
     names = ", ".join(packages)
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise BuildError(f"{names} can be installed by root on Debian only")
@@ -157,7 +165,10 @@ def install_packages(packages: Sequence[str]) -> None:
     try:
         run(install, "", FETCH_TIMEOUT_S, quiet)
     except BuildError:  # lists that are missing or name versions that are gone
-        run(["apt-get", "-qq", "update"], "apt's package lists cannot be fetched", FETCH_TIMEOUT_S)
+        try:
+            run(["apt-get", "-qq", "update"], "apt's package lists cannot be fetched", FETCH_TIMEOUT_S)
+        except BuildError as error:
+            raise UnreachableError(str(error)) from None
         run(install, f"{names} cannot be installed", FETCH_TIMEOUT_S, quiet)
 
 

@@ -22,7 +22,7 @@ import material
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import debian
-from debian import BuildError
+from debian import BuildError, UnreachableError
 
 # 1.5 GB are fetched and unpacked for a moment, and the arm64 root is made beside them; 700 MB stay.
 MATERIAL_BYTES = 3 << 30
@@ -93,7 +93,7 @@ def _make_once(folder: Path, needed_bytes: int, make: Callable[[Path, Path], obj
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Run the command; return its exit code: 0 done, 1 failed, 2 wrong usage, 3 no packages to be had, 130 stopped."""
     parser = argparse.ArgumentParser(prog="build", description="Make boards with a real kernel; print their folders.")
     parser.add_argument("--board", choices=cache.BOARDS, help="this one alone (default: every one)")
     parser.add_argument("--install-packages", action="store_true", help="install what is missing here; as root")
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(build(board), flush=True)
     except (BuildError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 3 if isinstance(error, UnreachableError) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
