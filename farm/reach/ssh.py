@@ -225,10 +225,14 @@ class SshConnection:
                 ) from error
             raise TransientError(f"{self.address} cannot open {what}: {error.text}") from error
         except (paramiko.SSHException, OSError, EOFError) as error:
+            if isinstance(error, EOFError | ConnectionError):
+                # Nothing can be sent any more, of which the thread that listens may not have heard yet.
+                self._abort("the board hung up")
+                self.lost.wait(JOIN_S)
             self._require_alive()
             if isinstance(error, TimeoutError) or "Timeout" in str(error):
                 raise DeadlineError(f"{what} took more than {timeout_s:g} s on {self.address}") from error
-            raise BoardLostError(f"{self.address} ended {what}: {error or type(error).__name__}") from error
+            raise BoardLostError(f"{self.address} ended {what}: {str(error) or type(error).__name__}") from error
 
 
 def shorten(command: str) -> str:

@@ -344,6 +344,23 @@ def test_a_killed_session_is_noticed_at_once(sshd: Sshd) -> None:
             connection.exec("true", PATIENCE_S)
 
 
+def test_a_call_that_cannot_be_sent_ends_the_connection(sshd: Sshd) -> None:
+    """Whoever is told that the board is lost finds `lost` set, though nothing was heard of the end yet."""
+    with SshConnection.connect(sshd.pinned) as connection:
+        sessions = sshd.sessions()
+        for process in sessions:
+            process.suspend()
+        try:
+            connection._sock.shutdown(socket.SHUT_WR)
+            with pytest.raises(BoardLostError, match="hung up"):
+                connection.exec("true", PATIENCE_S)
+            assert connection.lost.is_set()
+        finally:
+            for process in sessions:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.resume()
+
+
 def test_an_idle_connection_stays(sshd: Sshd) -> None:
     """Keepalives are answered: after two of them the connection is as it was."""
     with SshConnection.connect(sshd.pinned) as connection:
