@@ -67,10 +67,7 @@ class Apt:
         self._configuration = folder / "apt.conf"
         self._configuration.write_text("\n".join(lines) + "\n")
         self._archives = folder / "cache" / "archives"
-        try:
-            self._call("the distribution's package lists cannot be fetched", "apt-get", "-qq", "update")
-        except BuildError as error:
-            raise UnreachableError(str(error)) from None
+        _fetch_lists("-c", str(self._configuration))
 
     def fetch_with_dependencies(self, *packages: str) -> list[Path]:
         """The archives of packages and of all that they depend on. Raises BuildError."""
@@ -154,8 +151,16 @@ def require_distribution(what: str) -> None:
         )
 
 
+def _fetch_lists(*options: str) -> None:
+    """Have apt read its sources' lists of packages. Raises UnreachableError where they do not answer."""
+    try:
+        run(["apt-get", *options, "-qq", "update"], "apt's package lists cannot be fetched", FETCH_TIMEOUT_S)
+    except BuildError as error:
+        raise UnreachableError(str(error)) from None
+
+
 def install_packages(packages: Sequence[str]) -> None:
-    """Install packages on this machine with its own apt. Raises BuildError; UnreachableError where it has none."""
+    """Install packages on this machine with its own apt. Raises BuildError."""
     names = ", ".join(packages)
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise BuildError(f"{names} can be installed by root on Debian only")
@@ -165,10 +170,7 @@ def install_packages(packages: Sequence[str]) -> None:
     try:
         run(install, "", FETCH_TIMEOUT_S, quiet)
     except BuildError:  # lists that are missing or name versions that are gone
-        try:
-            run(["apt-get", "-qq", "update"], "apt's package lists cannot be fetched", FETCH_TIMEOUT_S)
-        except BuildError as error:
-            raise UnreachableError(str(error)) from None
+        _fetch_lists()
         run(install, f"{names} cannot be installed", FETCH_TIMEOUT_S, quiet)
 
 
