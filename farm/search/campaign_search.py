@@ -159,10 +159,14 @@ class CampaignSearch:
         return self._tasks[key].history.space.replay(trace_json)
 
     def _try_first(self, task: _Task, count: int) -> list[Evaluated]:
-        """The best schedules of other tasks' earlier trials, until all of them were proposed."""
+        """The best schedules of other tasks' earlier trials, until all of them were proposed.
+
+        Where there is a prediction, its best comes before them: it knows this core, and they come from others.
+        """
         if task.foreign is None or not task.foreign.first:
             return []
-        found = task.history.space.evaluate([(genome, 0) for genome in task.foreign.first])
+        space = task.history.space
+        found = space.evaluate([(genome, 0) for genome in [*space.ranked[:1], *task.foreign.first]])
         return list({e.hash: e for e in found if e is not None and task.history.is_new(e)}.values())[:count]
 
     def _search(self, key: str, task: _Task, count: int) -> list[Evaluated]:

@@ -33,7 +33,8 @@ from farm.store import Store
 from farm.store.copying import copy_store
 from farm.values import Board, Lease
 from tests.integration import coordinator
-from tests.integration.conftest import ROOT, Agent, find_free_port, wait_until
+from tests.integration.conftest import ROOT, Agent, wait_until
+from tests.integration.stock_board import stock_board
 
 # These tests share a process with ones that compile: the session alone would load TVM's runtime only.
 tvm_env.load()
@@ -339,22 +340,13 @@ def test_an_agent_that_starts_again_remembers(
 
 def test_what_knows_no_fences_is_named(tracker: Any, client: Tracker, tmp_path: pathlib.Path) -> None:
     """TVM's own server refuses the greeting; a session with it fails as one of another protocol."""
-    port = find_free_port()
-    command = [sys.executable, "-m", "tvm.exec.rpc_server", "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--port-end", str(port + 1)]
-    command += ["--tracker", f"{tracker.host}:{tracker.port}", "--key", "stock/fenced", "--silent"]
-    with (tmp_path / "log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log)
     lease = Lease("fenced", "right", "tuning", "stock", 1, 60.0, 0.0, 0.0)
-    try:
+    with stock_board(tmp_path, "--tracker", f"{tracker.host}:{tracker.port}", "--key", "stock/fenced"):
         address = wait_until(lambda: fences.find_agent(client, "stock/fenced"), "the stock server")
         with pytest.raises(UnavailableError, match="knows no fences"):
             fences.send_fence(address, fences.to_claim(lease))
         with pytest.raises(UnavailableError, match="stock/fenced does not speak our protocol"):
             BoardSession(client, "stock/fenced", lease=lease)
-    finally:
-        server.kill()
-        server.wait()
 
 
 def test_clients_wait_in_turn_beside_fences(start_agent: Callable[..., Agent], matmul: bytes) -> None:

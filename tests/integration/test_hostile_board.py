@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import pathlib
 import socket
 import subprocess
@@ -35,7 +34,8 @@ from farm.values import Ssh
 from tests import fuzzing, hostile_board
 from tests.hostile_board import HostileBoard, Peer
 from tests.integration import candidates
-from tests.integration.conftest import find_free_port, wait_until
+from tests.integration.conftest import wait_until
+from tests.integration.stock_board import stock_board
 
 tvm_env.load()
 
@@ -235,22 +235,14 @@ except Exception as error:
 
 def test_a_stock_board_works_through_the_relay(tmp_path: pathlib.Path, matmul: bytes) -> None:
     """All that TVM's own server answers a stock script passes: modules, tensors, timings, errors, copies of bytes."""
-    port = find_free_port()
-    command = [sys.executable, "-m", "tvm.exec.rpc_server", "--host", "127.0.0.1", "--silent"]
-    command += ["--port", str(port), "--port-end", str(port + 1)]
     (tmp_path / "matmul.so").write_bytes(matmul)
-    with (tmp_path / "log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"TMPDIR": str(tmp_path)})
-    try:
+    with stock_board(tmp_path) as port:
         wait_until(lambda: _listens(port), "the server")
         with Relay("127.0.0.1", port) as relay:
             script = [sys.executable, "-c", _STOCK_SCRIPT, *map(str, relay.address), str(tmp_path / "matmul.so")]
             done = subprocess.run([*script, str(candidates.SIZE)], capture_output=True, text=True, timeout=100)
             assert done.stdout == "as ever\n", done.stderr[-3000:]
             assert relay.refused == ""
-    finally:
-        server.kill()
-        server.wait()
 
 
 def _listens(port: int) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +18,8 @@ from farm.measure.session import BoardSession
 from farm.reach.tracker import Tracker
 from farm.search import tvm_env
 from tests.integration import candidates
-from tests.integration.conftest import PATIENCE_S, find_free_port, wait_until
+from tests.integration.conftest import PATIENCE_S, wait_until
+from tests.integration.stock_board import stock_board
 
 # These tests share a process with ones that compile: the session alone would load TVM's runtime only.
 tvm_env.load()
@@ -133,19 +132,11 @@ def test_a_board_that_is_not_there_is_a_deadline(client: Tracker) -> None:
 
 def test_a_stock_server_is_refused(client: Tracker, tracker: Any, tmp_path: pathlib.Path) -> None:
     """TVM's own RPC server lacks our functions: the error says so, and what to do."""
-    port = find_free_port()
-    command = [sys.executable, "-m", "tvm.exec.rpc_server", "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--port-end", str(port + 1)]
-    command += ["--tracker", f"{tracker.host}:{tracker.port}", "--key", "stock/board", "--silent"]
-    with (tmp_path / "log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
+    options = ("--tracker", f"{tracker.host}:{tracker.port}", "--key", "stock/board")
+    with stock_board(tmp_path, *options):
         with pytest.raises(UnavailableError, match="stock/board does not speak our protocol") as caught:
             BoardSession(client, "stock/board", PATIENCE_S)
         assert "device-agent" in caught.value.hint
-    finally:
-        server.kill()
-        server.wait()
 
 
 def test_closing_twice_is_harmless(client: Tracker, agent: Any) -> None:

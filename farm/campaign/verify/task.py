@@ -73,8 +73,8 @@ class WinnerTask:
         self._rule = rule
         self._top = verify_top
         self._seed = seed
-        # What was tried first, where that is a family's plan: what the workload is compiled to without a record, unless
-        # foreign trials were tried before that. Where no family serves, that is untuned code.
+        # What was tried first, where that is a family's plan: what the workload is compiled to without a record. Where
+        # no family serves, that is untuned code.
         self._first = ""
         self._queue: list[tuple[str, str]] = []
         self._spares = _SPARES
