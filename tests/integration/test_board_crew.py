@@ -247,7 +247,7 @@ def test_a_program_runs_on_a_board(bench: Bench, matmul: bytes) -> None:
     inputs = {"a": a, "b": b, "c": np.zeros_like(a)}
     bench.crew.run("winner-1", name, DEFAULT, RunSpec(Engine.KERNEL), matmul, inputs)
     ran = bench.wait_for(lambda e: isinstance(e, Ran), "end of the run")
-    assert (ran.token, ran.board, ran.outcome.status) == ("winner-1", name, Status.OK)
+    assert (ran.job, ran.board, ran.outcome.status) == ("winner-1", name, Status.OK)
     assert any(np.allclose(output, a @ b, atol=1e-3) for output in ran.outputs.values())
 
 

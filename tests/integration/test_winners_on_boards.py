@@ -11,7 +11,7 @@ import pytest
 from device_agent.protocol import Limits, MeasureSpec, OperatingPoint, Outcome, Status, TensorSpec
 from farm.campaign.order import MeasureOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
 from farm.campaign.scheduler.values import Budget
-from farm.campaign.verify.requests import BuildWanted, MeasureWanted, ReplayWanted, Request, RunWanted
+from farm.campaign.verify.requests import BuildWanted, MeasureWanted, Replay, ReplayWanted, Request, RunWanted
 from farm.campaign.verify.tie import TieRule
 from farm.campaign.verify.winners import Verification
 from farm.errors import TransientError
@@ -54,15 +54,15 @@ class Boards:
             asked.pin(request.point)
             if isinstance(request, RunWanted):
                 outcome, outputs = asked.run_model(request.spec, request.program, request.inputs)
-                verification.on_ran(request.token, outcome, outputs)
+                request.answer = (outcome, outputs)
             else:
-                verification.on_measured(request.token, asked.measure(request.spec, request.library), 0.1)
+                request.answer = (asked.measure(request.spec, request.library), 0.1)
         except TransientError as error:
             outcome = Outcome(Status.BOARD_LOST, error.message, board=request.board, simulated=True)
             if isinstance(request, RunWanted):
-                verification.on_ran(request.token, outcome, {})
+                request.answer = (outcome, {})
             else:
-                verification.on_measured(request.token, outcome, 0.1)
+                request.answer = (outcome, 0.1)
             verification.take(request.board)
             verification.expect({NANO: 1})
             if (session := self.sessions.pop(request.board, None)) is not None:  # it was asked for two things at once
@@ -181,14 +181,14 @@ def drive(
         request = waiting.pop(0)
         note(request)
         if isinstance(request, ReplayWanted):
-            verification.on_replayed(request.token, replay(request.trace_json))
+            request.answer = Replay(replay(request.trace_json))
         elif isinstance(request, BuildWanted):
             program = (request.module_json, request.standalone)
             if program not in _libraries:
                 _libraries[program] = builder.build_candidate(program[0], request.target, standalone=program[1])
             library = _libraries[program]
             address = builder.content_address(library)
-            verification.on_built(request.token, BuildResult(Status.OK, "", library, address, 1.0))
+            request.answer = BuildResult(Status.OK, "", library, address, 1.0)
         elif request.board in boards.agents:
             boards.answer(verification, request)
     pytest.fail("the verification does not come to an end")
@@ -197,7 +197,6 @@ def drive(
 def open_verification(campaign: int, order: Order, store: Store) -> Verification:
     """With both boards."""
     verification = Verification(campaign, order, store, Settings(), RULE)
-    verification.add()
     for board in ("nano-1", "nano-2"):
         verification.give(board, NANO, True)
     return verification
@@ -249,11 +248,11 @@ def test_a_board_that_is_killed_is_done_without(
     with Store(tmp_path / "farm.sqlite") as store:
         campaign, order = submit(store, boards, workload, candidates[:2], "second")
         verification = open_verification(campaign, order, store)
-        measured: list[str] = []
+        measured: list[Request] = []
 
         def note(request: Request) -> None:
             if isinstance(request, MeasureWanted) and request.board == "nano-2":
-                measured.append(request.token)
+                measured.append(request)
                 if len(measured) == 2:
                     boards.agents["nano-2"].process.kill()
                     boards.agents["nano-2"].process.wait()

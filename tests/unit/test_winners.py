@@ -21,12 +21,13 @@ from farm.campaign.scheduler.values import Budget
 from farm.campaign.verify.requests import (
     BuildWanted,
     MeasureWanted,
+    Replay,
     ReplayWanted,
     Request,
     RunWanted,
     WinnerKey,
 )
-from farm.campaign.verify.rounds import SECOND_BOARD_WAIT_S, Contest, RoundRun
+from farm.campaign.verify.rounds import SECOND_BOARD_WAIT_S, Contest
 from farm.campaign.verify.tie import TieRule
 from farm.campaign.verify.winners import Verification
 from farm.errors import InternalError
@@ -123,7 +124,6 @@ class Rack:
     def open(self, campaign: int, rests: bool = False) -> Verification:
         """A verification of all tasks, as an engine begins one."""
         verification = Verification(campaign, self.order, self.store, Settings(), rests=rests)
-        verification.add()
         verification.expect({NANO: len(self.boards)})
         self.queues = {}
         return verification
@@ -154,12 +154,10 @@ class Rack:
     def answer(self, verification: Verification, request: Request) -> None:
         """What boards and compilers say."""
         if isinstance(request, ReplayWanted):
-            verification.on_replayed(
-                request.token, json.loads(request.trace_json)[0] if request.trace_json else UNTUNED
-            )
+            request.answer = Replay(json.loads(request.trace_json)[0] if request.trace_json else UNTUNED)
         elif isinstance(request, BuildWanted):
             library = request.module_json.encode()
-            verification.on_built(request.token, BuildResult(Status.OK, "", library, request.module_json))
+            request.answer = BuildResult(Status.OK, "", library, request.module_json)
         else:
             candidate = (request.program if isinstance(request, RunWanted) else request.library).decode()
             fault = self.run_fault if isinstance(request, RunWanted) else self.fault
@@ -168,13 +166,13 @@ class Rack:
             if isinstance(request, RunWanted):
                 outputs = {"out": np.array([1.0 if candidate in self.wrong else 0.0])} if good else {}
                 outcome = Outcome(status, latency_s=(self.untuned_s,) if good else (), simulated=True)
-                verification.on_ran(request.token, outcome, outputs)
+                request.answer = (outcome, outputs)
                 return
             taken_s = self.untuned_s if candidate == UNTUNED else self.latency_s[candidate]
             latency_s = taken_s * self.boards[request.board] * self.factor(request.board, candidate)
             samples = tuple(latency_s * math.exp(self.rng.normal(0, self.noise)) for _ in range(SAMPLES))
             outcome = Outcome(status, latency_s=samples if good else (), board=request.board, simulated=True)
-            verification.on_measured(request.token, outcome, 0.1)
+            request.answer = (outcome, 0.1)
 
     def record(self, point: str = DEFAULT_POINT) -> Record | None:
         """The one that there is now."""
@@ -246,7 +244,6 @@ def test_winners_take_a_share_of_the_budget(store: Store, trials: int) -> None:
     world.noise = 0.05
     campaign = world.search("c", FOUR)
     verification = Verification(campaign, world.order, store, Settings(), trials=trials)
-    verification.add()
     verification.expect({NANO: len(world.boards)})
     _, most = verification.left
     assert most <= max(trials / 2, 4)
@@ -608,6 +605,22 @@ def test_a_board_that_goes_is_replaced(store: Store) -> None:
     assert record.candidate == "b"
 
 
+def test_what_a_board_answered_before_it_went_counts(store: Store) -> None:
+    """Also where both are heard of at once; what it was doing then is wanted of nobody."""
+    rack = Rack(store, make_order(), FOUR)
+    campaign = rack.search("vision", FOUR)
+    verification = rack.open(campaign)
+    while not any(isinstance(each, MeasureWanted) for each in rack.queues.get("nano-1", ())):
+        rack.drive(verification, rack.answers + 1)
+        rack.drive(verification, rack.answers)  # what is wanted after that answer, and nothing answered
+    before = len(rack.winner_trials(campaign))
+    for request in rack.queues.pop("nano-1"):
+        rack.answer(verification, request)
+    verification.take("nano-1")
+    assert len(rack.winner_trials(campaign)) > before
+    assert "nano-1" not in {getattr(each, "board", "") for each in verification.step(0.0)}
+
+
 @pytest.mark.parametrize("status", [Status.THROTTLED, Status.BOARD_LOST, Status.FARM_ERROR])
 def test_faults_that_are_no_candidates_repeat_the_round(store: Store, status: Status) -> None:
     """Every fifth answer of one board is a fault: its rounds are repeated, and the winner is the same."""
@@ -723,7 +736,7 @@ def test_a_search_that_dies_is_asked_again(store: Store) -> None:
     for _ in range(10):
         for request in verification.step(0.0):
             if isinstance(request, ReplayWanted):
-                verification.on_failed(request.token, "the search had to be started again")
+                request.answer = Replay(None, "the search had to be started again", lost=True)
             elif isinstance(request, BuildWanted):
                 rack.answer(verification, request)
     assert verification.done
@@ -772,27 +785,38 @@ def test_a_trace_that_cannot_be_read_puts_its_candidate_out(store: Store) -> Non
     assert record.candidate == "c"
 
 
-def test_a_round_ends_with_the_last_of_its_candidates() -> None:
+def test_a_round_ends_with_the_last_of_its_candidates(store: Store) -> None:
     """Where the only one that is left of a round goes out elsewhere, the round is over and its board free."""
+    rack = Rack(store, make_order(), dict.fromkeys("abc", 1e-3))
+    verification = rack.open(rack.search("vision", "abc"))
+    while {type(queue[0]) for queue in rack.queues.values() if queue} != {MeasureWanted}:
+        rack.drive(verification, rack.answers + 1)
+        rack.drive(verification, rack.answers)  # what is wanted after that answer, and nothing answered
+    one, other = rack.queues.pop("nano-1"), rack.queues.pop("nano-2")
+    (last,) = set("abc") - {request.library.decode() for request in one if isinstance(request, MeasureWanted)}
+    rack.fault = lambda board, candidate, count: Status.CRASHED if candidate == last else None
+    after: list[Request] = []
+    for request in (*other, *one):
+        rack.answer(verification, request)
+        after += verification.step(0.0)
+    measured = [(each.board, each.library.decode()) for each in after if isinstance(each, MeasureWanted)]
+    assert {board for board, _ in measured} == {"nano-1", "nano-2"}
+    assert last not in {candidate for _, candidate in measured}
+
+
+def test_a_round_that_ended_early_counts_for_those_it_has() -> None:
+    """What was measured before the last candidate went out is a round of the others."""
     contest = Contest(0, TieRule())
     contest.enter(["a", "b", "c"])
     one, other = (contest.begin(board, 0.0, {"nano-1", "nano-2"}, 2) for board in ("nano-1", "nano-2"))
     assert one is not None
     assert other is not None
-    for candidate in one.plan():
+    for candidate in (one.left.pop(0), one.left.pop(0)):
         contest.on_measured(one, candidate, Status.OK, "", 1e-3)
-    (last,) = one.left
-    contest.on_measured(other, *first_of(other, last), "signal", None)
-    assert one.is_over
+    contest.on_measured(other, one.left[0], Status.CRASHED, "signal", None)
+    assert one.left == []
+    contest.end(one)
     assert contest.missing == 2
-
-
-def first_of(run: RoundRun, candidate: str) -> tuple[str, Status]:
-    """A crash of a candidate that a round has asked for."""
-    while candidate not in run.asked:
-        run.left.sort(key=lambda name: name != candidate)
-        run.asked.append(run.left.pop(0))
-    return candidate, Status.CRASHED
 
 
 def test_a_candidate_under_which_boards_go_down_is_out(store: Store) -> None:

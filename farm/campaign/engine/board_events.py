@@ -41,7 +41,7 @@ class Left:
 class TrialMeasured:
     """A measurement ended. `board_s` is for how long the board was busy with it, bringing its clocks there included."""
 
-    assignment: int
+    assignment: Any
     board: str
     outcome: Outcome
     board_s: float
@@ -49,9 +49,9 @@ class TrialMeasured:
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """A program's run ended."""
+    """A program's run ended; `job` is whose it was."""
 
-    token: str
+    job: Any
     board: str
     outcome: Outcome
     outputs: Arrays = dataclasses.field(repr=False)

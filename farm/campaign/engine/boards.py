@@ -112,16 +112,16 @@ class BoardCrew(BoardKeeping):
         events, self._events = self._events, []
         return events
 
-    def measure(self, assignment: int, board: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> None:
+    def measure(self, assignment: Any, board: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> None:
         """Time a candidate; up to two at a board, one runs and one waits there. Raises InternalError for no board."""
         limit_s = timeouts.plan_call_timeout_s(spec, len(library), REQUEST_TIMEOUT_S)
         self._require(board).send(Call("measure", assignment, (point, spec, board_actor.put(library)), limit_s))
 
-    def run(self, token: str, board: str, point: OperatingPoint, spec: RunSpec, program: bytes, inputs: Arrays) -> None:
+    def run(self, job: Any, board: str, point: OperatingPoint, spec: RunSpec, program: bytes, inputs: Arrays) -> None:
         """Run a program, after what the board has to do already. Raises InternalError for a board that is not here."""
         size = 2 * (len(program) + sum(array.nbytes for array in inputs.values()))
         limit_s = timeouts.plan_call_timeout_s(spec, size, REQUEST_TIMEOUT_S)
-        self._require(board).send(Call("run", token, (point, spec, board_actor.put(program), inputs), limit_s))
+        self._require(board).send(Call("run", job, (point, spec, board_actor.put(program), inputs), limit_s))
 
     def revoke(self, assignment: int) -> None:
         """Take a measurement back: no `TrialMeasured` follows. One that has ended meanwhile is forgotten too."""

@@ -39,9 +39,12 @@ class Answer(NamedTuple):
 
 
 class Replayed(NamedTuple):
-    """A trace's scheduled function in TVM's JSON; "" where there is none, with the reason. `lost`: the search died."""
+    """A trace's scheduled function in TVM's JSON; "" where there is none, with the reason.
 
-    token: str
+    `job` is what `replay` was given. `lost`: the search died.
+    """
+
+    job: Any
     module_json: str
     reason: str
     lost: bool = False
@@ -127,7 +130,7 @@ class Searches:
         self._asked: dict[Any, _Asked] = {}
         # What was asked of an actor that died of another request.
         self._again: list[_Asked] = []
-        self._replays: dict[Any, tuple[str, str, float]] = {}
+        self._replays: dict[Any, tuple[Any, str, float]] = {}
         self._loose: dict[Any, tuple[str, TaskKey | None]] = {}
         self._died: list[Answer | Replayed] = []
 
@@ -156,10 +159,10 @@ class Searches:
         reference = self._open(task).propose.remote(to_key(task), count)
         self._asked[reference] = _Asked(request, task, count, time.monotonic() + ASK_TIMEOUT_S)
 
-    def replay(self, token: str, task: TaskKey, trace_json: str) -> None:
+    def replay(self, job: Any, task: TaskKey, trace_json: str) -> None:
         """Ask for the scheduled function that a trace leads to."""
         reference = self._open(task).replay.remote(to_key(task), trace_json)
-        self._replays[reference] = (token, task.campaign, time.monotonic() + ASK_TIMEOUT_S)
+        self._replays[reference] = (job, task.campaign, time.monotonic() + ASK_TIMEOUT_S)
 
     def observe(self, task: TaskKey, results: Sequence[tuple[str, float | None]]) -> None:
         """Teach a search; nobody waits for it."""
@@ -201,7 +204,7 @@ class Searches:
             except FarmError as error:
                 self._note("search_failed", asked.task.campaign, error.message)
                 answers.append(Answer(asked.request, None, False))
-        for reference, (token, campaign, deadline) in list(self._replays.items()):
+        for reference, (job, campaign, deadline) in list(self._replays.items()):
             if reference not in self._replays or (reference not in ready and now < deadline):
                 continue
             self._replays.pop(reference)
@@ -209,12 +212,12 @@ class Searches:
                 if reference not in ready:
                     raise DeadlineError(f"replaying a trace did not finish within {ASK_TIMEOUT_S:g} s")
                 module_json = ray_calls.get(reference, "replaying a trace", _FETCH_TIMEOUT_S)
-                answers.append(Replayed(token, module_json, ""))
+                answers.append(Replayed(job, module_json, ""))
             except (ActorLostError, DeadlineError) as error:
-                answers.append(Replayed(token, "", error.message, lost=True))
+                answers.append(Replayed(job, "", error.message, lost=True))
                 self._restart(campaign, error.message)
             except FarmError as error:
-                answers.append(Replayed(token, "", error.message))
+                answers.append(Replayed(job, "", error.message))
         died, self._died = self._died, []
         return [*answers, *died]
 
@@ -267,10 +270,10 @@ class Searches:
             self._again += asked
         else:
             self._died += [Answer(each.request, None, False) for each in asked]
-        for reference, (token, owner, _) in list(self._replays.items()):
+        for reference, (job, owner, _) in list(self._replays.items()):
             if owner == campaign:
                 self._replays.pop(reference)
-                self._died.append(Replayed(token, "", "the search had to be started again", lost=True))
+                self._died.append(Replayed(job, "", "the search had to be started again", lost=True))
         self._loose = {ref: about for ref, about in self._loose.items() if about[0] != campaign}
 
     def _look_at_loose(self) -> None:

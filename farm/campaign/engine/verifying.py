@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from farm.campaign.engine import boards, builds
 from farm.campaign.engine.active import Active
@@ -20,21 +20,26 @@ from farm.campaign.scheduler.state import FleetState
 from farm.campaign.verify.requests import (
     BuildWanted,
     MeasureWanted,
+    Replay,
     ReplayWanted,
     Request,
     RunWanted,
-    WinnerKey,
 )
 from farm.campaign.verify.winners import Verification
 from farm.settings import Settings
 from farm.store import Store
 
-# Measurements of winners are numbered down from here: the scheduler's own are numbered up from 1.
-_FIRST_NUMBER = -1
 # Winners are told apart on two boards.
 _LEAST_LENT = 2
 # How long winners wait until it is clear that no board has lied about them.
 _SETTLE_S = 90.0
+
+
+class _Job(NamedTuple):
+    """What a campaign's winners asked for, as it goes to whoever does it and comes back."""
+
+    campaign: str
+    request: Request
 
 
 @dataclasses.dataclass(eq=False)
@@ -66,8 +71,6 @@ class Verifying:
         self._crew, self._compilers, self._searches, self._note = crew, compilers, searches, note
         self._open: dict[str, _Open] = {}
         self._ended: dict[str, dict[str, Any]] = {}
-        self._measuring: dict[int, tuple[str, str]] = {}
-        self._next_number = _FIRST_NUMBER
         self._events: list[v.Event] = []
 
     @property
@@ -81,7 +84,6 @@ class Verifying:
         trials = max(active.order.budget.trials or 0, counted) / max(1, len(active.tasks))
         rests = self._settings.isolation == "exclusive" and any(of.is_host for of in active.order.types)
         verification = Verification(active.id, active.order, self._store, self._settings, trials=trials, rests=rests)
-        verification.add()
         self._open[active.name] = _Open(active, verification)
         self._reserve()
 
@@ -146,38 +148,28 @@ class Verifying:
 
     def on_built(self, built: builds.BuildAnswer) -> bool:
         """A build ended."""
-        if not isinstance(built.job, tuple):
-            return False
-        name, token = built.job
-        if name in self._open:
-            self._open[name].verification.on_built(token, built.result)
-        return True
+        return self._answer(built.job, built.result)
 
     def on_replayed(self, answer: Replayed) -> None:
         """A trace was replayed, or could not be."""
-        name, _, token = answer.token.partition("\n")
-        if name in self._open:
-            verification = self._open[name].verification
-            if answer.lost:
-                verification.on_failed(token, answer.reason)
-            else:
-                verification.on_replayed(token, answer.module_json or None, answer.reason)
+        self._answer(answer.job, Replay(answer.module_json or None, answer.reason, answer.lost))
 
     def on_ran(self, report: boards.Ran) -> None:
         """A run ended."""
-        name, _, token = report.token.partition("\n")
-        if name in self._open:
-            self._open[name].verification.on_ran(token, report.outcome, report.outputs)
+        self._answer(report.job, (report.outcome, report.outputs))
 
     def on_measured(self, report: boards.TrialMeasured) -> bool:
         """A measurement ended."""
-        if report.assignment >= 0:
+        if not self._answer(report.assignment, (report.outcome, report.board_s)):
             return False
-        name, token = self._measuring.pop(report.assignment, ("", ""))
-        if name in self._open:
-            self._open[name].verification.on_measured(token, report.outcome, report.board_s)
-            self._events.append(v.WinnerMeasured(name, report.board_s))
+        self._events.append(v.WinnerMeasured(report.assignment.campaign, report.board_s))
         return True
+
+    def _answer(self, job: Any, answer: Any) -> bool:
+        """Whether a job was asked for here. It may be late: then nobody waits for the answer."""
+        if isinstance(job, _Job):
+            job.request.answer = answer
+        return isinstance(job, _Job)
 
     def take(self, report: boards.Left) -> None:
         """A board is gone."""
@@ -228,21 +220,17 @@ class Verifying:
         return max(_LEAST_LENT, here // 2) if searched else here
 
     def _ask(self, each: _Open, request: Request) -> None:
-        name = each.active.name
+        job = _Job(each.active.name, request)
         match request:
-            case ReplayWanted():
-                self._searches.replay(f"{name}\n{request.token}", _to_task(name, request.key), request.trace_json)
+            case ReplayWanted(key=key):
+                task = v.TaskKey(each.active.name, key.workload, key.board_type, key.point)
+                self._searches.replay(job, task, request.trace_json)
             case BuildWanted():
-                self._compilers.submit((name, request.token), request.module_json, request.target, request.standalone)
+                self._compilers.submit(job, request.module_json, request.target, request.standalone)
             case RunWanted():
-                self._crew.run(
-                    f"{name}\n{request.token}", request.board, request.point, request.spec, request.program,
-                    dict(request.inputs),
-                )  # fmt: skip
+                self._crew.run(job, request.board, request.point, request.spec, request.program, request.inputs)
             case MeasureWanted():
-                number, self._next_number = self._next_number, self._next_number - 1
-                self._measuring[number] = (name, request.token)
-                self._crew.measure(number, request.board, request.point, request.spec, request.library)
+                self._crew.measure(job, request.board, request.point, request.spec, request.library)
 
     def _return(self, each: _Open, board: str) -> None:
         each.boards.discard(board)
@@ -252,7 +240,3 @@ class Verifying:
     def _give_boards_back(self, each: _Open) -> None:
         for board in list(each.boards):
             self._return(each, board)
-
-
-def _to_task(campaign: str, key: WinnerKey) -> v.TaskKey:
-    return v.TaskKey(campaign, key.workload, key.board_type, key.point)

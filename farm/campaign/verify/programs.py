@@ -1,65 +1,140 @@
-"""The programs that a verification works with, shared by all operating points of a workload on a board type."""
+"""The programs that a verification works with, shared by all operating points of a workload on a board type.
+
+A candidate is replayed, built, run once on a board and compared with the unscheduled function, which went the same way.
+Both get equal seeded inputs, and are built so that each computes the right thing from ordinary weights.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import statistics
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from device_agent.protocol import TensorSpec
-from farm.campaign.verify.checks import Program, What
-from farm.campaign.verify.requests import WinnerKey
+from device_agent.protocol import Outcome, Status, TensorSpec
+from farm.artifacts.verify import compare
+from farm.campaign.verify.checks import OutError, Program
+from farm.campaign.verify.coroutines import Job, Loop, Promise, until
+from farm.campaign.verify.requests import BuildWanted, Outbox, Place, ReplayWanted, WinnerKey
+from farm.errors import InternalError
+from farm.measure.arguments import read_arguments
+from farm.measure.arrays import Arrays
 from farm.values import UNTUNED
 
-# Board type and workload.
-Place = tuple[str, str]
+
+@dataclasses.dataclass(eq=False)
+class Check(Promise[tuple[Outcome, Arrays]]):
+    """A program, built for it, that a board should run once; `is_begun`: one does."""
+
+    program: Program
+    binary: bytes = dataclasses.field(repr=False)
+    is_begun: bool = False
 
 
 class Programs:
     """Made when they are first asked for; held until nobody needs them. They are large: libraries and outputs."""
 
-    def __init__(self, workloads: Mapping[Place, Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        outbox: Outbox,
+        workloads: Mapping[Place, Mapping[str, Any]],
+        find_target: Callable[[Program], Mapping[str, Any]],
+    ) -> None:
         """`workloads` are rows of the store."""
-        self._workloads = workloads
-        self._programs: dict[tuple[str, str, str | None], Program] = {}
+        self._loop, self._outbox, self._workloads, self._find_target = loop, outbox, workloads, find_target
+        self._programs: dict[tuple[str, str, str | None], tuple[Program, Job]] = {}
+        self._checks: list[Check] = []
 
     def find(self, key: WinnerKey, candidate: str | None, trace_json: str = "") -> Program:
-        """The program of a candidate; None: of the unscheduled function."""
-        name = (key.board_type, key.workload, candidate)
+        """The program of a candidate; None: of the unscheduled function. It is prepared from now on."""
+        name = (*key.place, candidate)
         if name not in self._programs:
-            about = self._workloads[key.board_type, key.workload]
-            module_json = about["module_json"] if candidate is None else None
-            program = Program(key.board_type, key.workload, candidate, trace_json, module_json)
+            about = self._workloads[key.place]
+            program = Program(key, candidate, trace_json)
             if candidate == UNTUNED:
                 program.arguments = tuple(TensorSpec(tuple(shape), dtype) for shape, dtype in about["arguments"])
-            self._programs[name] = program
-        return self._programs[name]
+            reference = program if candidate is None else self.find(key, None)
+            self._programs[name] = program, self._loop.start(self._prepare(program, reference))
+        return self._programs[name][0]
 
-    def find_reference(self, program: Program) -> Program:
-        """What a program's output is compared with."""
-        return self._programs.get((*program.place, None), program)
+    def find_check(self, place: Place) -> Check | None:
+        """One that a board may begin now."""
+        return next((each for each in self._checks if each.program.key.place == place and not each.is_begun), None)
 
-    def plan(self, places: Collection[Place]) -> list[tuple[Program, What]]:
-        """What can be done now without a board for those that are needed now."""
-        return [
-            (program, what) for program in self._programs.values() if program.place in places for what in program.plan()
-        ]
-
-    def find_runnable(self, place: Place) -> Program | None:
-        """One that a board may check now."""
-        for program in self._programs.values():
-            if program.place == place and program.can_run(self.find_reference(program)):
-                return program
-        return None
-
-    def count_runs(self, places: Collection[Place]) -> Counter[str]:
-        """By board type, how many of those needed now are being checked or could be."""
-        return Counter(
-            program.board_type
-            for program in self._programs.values()
-            if program.place in places and ("run" in program.asked or program.can_run(self.find_reference(program)))
-        )
+    def count_checks(self, places: Collection[Place]) -> Counter[str]:
+        """By board type, how many of those needed now are made or could be."""
+        return Counter(each.program.key.board_type for each in self._checks if each.program.key.place in places)
 
     def drop(self, place: Place) -> None:
         """Nobody needs those of a workload any more. Answers that come all the same change nothing."""
-        self._programs = {name: program for name, program in self._programs.items() if program.place != place}
+        for name in [name for name in self._programs if name[:2] == place]:
+            self._programs.pop(name)[1].close()
+
+    async def _prepare(self, program: Program, reference: Program) -> None:
+        """What happens to a program, until it may be timed or is out. What fails by chance is tried again."""
+        try:
+            if program is reference:
+                module_json = str(self._workloads[program.key.place]["module_json"])
+            else:
+                module_json = await self._replay(program)
+            binary = await self._build(program, module_json)
+            await until(lambda: program is reference or reference.outputs is not None)
+            outcome, outputs = await self._run(program, binary)
+            if program is reference:
+                program.outputs = list(outputs.values())
+                program.latency_s = statistics.median(outcome.latency_s) if outcome.latency_s else None
+                return
+            program.comparison = compare(list(outputs.values()), reference.outputs or [])
+            if not program.comparison.matches:
+                program.give_up(Status.WRONG_RESULT, program.comparison.reason)
+        except OutError:
+            return
+
+    async def _replay(self, program: Program) -> str:
+        """Its scheduled function, in TVM's JSON."""
+        if program.trace_json:  # untuned code has none, and takes what its workload takes
+            try:
+                program.arguments = read_arguments(program.trace_json)
+            except InternalError as error:
+                program.give_up(None, error.message)
+        while True:
+            found = await self._outbox.ask(ReplayWanted(program.key, program.trace_json))
+            if found.module_json is not None:
+                return found.module_json
+            if not found.lost:  # not the candidate's fault: it ran once
+                program.give_up(None, f"its trace cannot be replayed: {found.reason}")
+            program.judge(Status.FARM_ERROR, found.reason)
+
+    async def _build(self, program: Program, module_json: str) -> bytes:
+        """Compile it for its check, which is returned, and a candidate beside that for being timed.
+
+        For timing, packed weights are taken as packed.
+        """
+        target = self._find_target(program)
+        built: dict[bool, bytes] = {}
+        while missing := {True, program.candidate is None} - built.keys():
+            asked = {alone: self._outbox.ask(BuildWanted(module_json, target, alone)) for alone in sorted(missing)}
+            for standalone, request in asked.items():
+                result = await request
+                if result.status is not Status.OK or result.library is None:
+                    program.judge(result.status, result.message, lost=result.died)
+                    continue
+                built[standalone] = result.library
+                if not standalone:
+                    program.library, program.sha256, program.build_s = result.library, result.sha256, result.seconds
+        return built[True]
+
+    async def _run(self, program: Program, binary: bytes) -> tuple[Outcome, Arrays]:
+        """Have a board run it; which one, and when, is for `winners` to say."""
+        while True:
+            check = Check(program, binary)
+            self._checks.append(check)
+            try:
+                outcome, outputs = await check
+            finally:
+                self._checks.remove(check)
+            if outcome.status is Status.OK:
+                return outcome, outputs
+            program.judge(outcome.status, outcome.message, lost=outcome.status is Status.BOARD_LOST)

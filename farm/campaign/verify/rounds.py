@@ -9,7 +9,7 @@ import dataclasses
 import math
 import random
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from device_agent.protocol import FaultSide, Status
 from farm.campaign.verify import tie
@@ -22,41 +22,33 @@ SECOND_BOARD_WAIT_S = 600.0
 MAX_SPOILT = 8
 # A board that spoilt so many of them is left out where another one can take its place.
 _MAX_SPOILT_ON_BOARD = 2
-# A candidate that is being measured when so many boards go down is out; see `winner_check.MAX_LOSSES`.
+# A candidate that is being measured when so many boards go down is out; see `checks.MAX_LOSSES`.
 _MAX_LOSSES = 3
-# Measurements of a round that a board has been given and not answered: one runs, one waits there.
-_AHEAD = 2
 
 
 @dataclasses.dataclass(eq=False)
 class RoundRun:
-    """A round under way on a board. `left` are not asked yet, `asked` not answered yet, both in order."""
+    """A round under way on a board. `left` are not asked yet, in order; `is_lost`: its board went down."""
 
     number: int
     board: str
     left: list[str]
-    asked: list[str] = dataclasses.field(default_factory=list)
     latency_s: dict[str, float] = dataclasses.field(default_factory=dict)
     is_spoilt: bool = False
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more comes of it."""
-        return not self.asked and (self.is_spoilt or not self.left)
-
-    def plan(self) -> list[str]:
-        """Candidates to be measured now, from now on asked."""
-        now = [] if self.is_spoilt else self.left[: _AHEAD - len(self.asked)]
-        del self.left[: len(now)]
-        self.asked += now
-        return now
+    is_lost: bool = False
 
 
 class Contest:
     """The rounds of one task. `alive` are candidates that may still win."""
 
-    def __init__(self, seed: int, rule: TieRule, rounds: Iterable[Round] = ()) -> None:
-        """`rounds` were measured before a restart; `seed` says who is measured first."""
+    def __init__(
+        self,
+        seed: int,
+        rule: TieRule,
+        rounds: Iterable[Round] = (),
+        note: Callable[[str, str], None] = lambda candidate, reason: None,
+    ) -> None:
+        """`rounds` were measured before a restart; `seed` says who is first; `note` is told who failed, and why."""
         self.alive: list[str] = []
         self.rounds: list[Round] = list(rounds)
         self.judgement: Judgement | None = None
@@ -66,8 +58,7 @@ class Contest:
         self.failed: dict[str, str] = {}
         self.spoilt = 0
         self.is_over = False
-        self._rule = rule
-        self._seed = seed
+        self._rule, self._seed, self._note = rule, seed, note
         self._look = 0
         self._next = 1 + max((each.number for each in self.rounds), default=0)
         self._running: list[RoundRun] = []
@@ -85,13 +76,13 @@ class Contest:
 
     def drop(self, candidate: str, reason: str) -> None:
         """A candidate failed by its own fault."""
-        self.failed[candidate] = reason
+        if candidate not in self.failed:
+            self.failed[candidate] = reason
+            self._note(candidate, reason)
         if candidate in self.alive:
             self.alive.remove(candidate)
-            for run in list(self._running):
-                if candidate in run.left:
-                    run.left.remove(candidate)
-                self._end(run)
+            for run in self._running:
+                run.left = [name for name in run.left if name != candidate]
             self._decide()
 
     @property
@@ -134,40 +125,32 @@ class Contest:
 
     def on_measured(self, run: RoundRun, candidate: str, status: Status, message: str, latency_s: float | None) -> None:
         """A measurement of a round that is under way ended."""
-        is_first = run.asked[:1] == [candidate]
-        run.asked.remove(candidate)
-        side = status.fault_side
         if latency_s is not None:
             run.latency_s[candidate] = latency_s
-        elif side is FaultSide.CANDIDATE:
+        elif status.fault_side is FaultSide.CANDIDATE:
             self.drop(candidate, f"{status}: {message}")
         else:
             if not run.is_spoilt:
                 run.is_spoilt = True
+                run.left.clear()
                 self.spoilt += 1
                 self._spoilt_on[run.board] += 1
             # What waited at the board behind another one was not what took it down.
-            if status is Status.BOARD_LOST and is_first:
+            if status is Status.BOARD_LOST and not run.is_lost:
+                run.is_lost = True
                 self._losses[candidate] += 1
                 if self._losses[candidate] >= _MAX_LOSSES:
                     self.drop(candidate, f"was being measured when {_MAX_LOSSES} boards went down: {message}")
-        self._end(run)
 
-    def abandon(self, run: RoundRun) -> None:
-        """A round's board is gone, which nobody is blamed for; what was measured counts where it is enough."""
-        run.asked.clear()
-        run.left.clear()
-        self._end(run)
-
-    def _end(self, run: RoundRun) -> None:
-        if run in self._running and run.is_over:
-            self._running.remove(run)
-            if run.latency_s.keys() >= set(self.alive):
-                self._waiting_since_s = None
-            if run.latency_s:
-                self.rounds.append(Round(run.number, run.board, run.latency_s))
-                self.rounds.sort(key=lambda each: each.number)
-            self._decide()
+    def end(self, run: RoundRun) -> None:
+        """Nothing more comes of a round; what was measured counts where it is enough."""
+        self._running.remove(run)
+        if run.latency_s.keys() >= set(self.alive):
+            self._waiting_since_s = None
+        if run.latency_s:
+            self.rounds.append(Round(run.number, run.board, run.latency_s))
+            self.rounds.sort(key=lambda each: each.number)
+        self._decide()
 
     def _may_measure(self, board: str, now_s: float, held: Collection[str], boards: int) -> bool:
         shunned = self._shunned()
@@ -204,7 +187,7 @@ class Contest:
             if len(rounds) < looks[self._look] and not given_up:
                 return
             if len(rounds) < min(2, len(self.alive)):
-                self.is_over = True
+                self._stop()
                 return
             is_last = given_up or self._look == len(looks) - 1
             used = rounds if given_up else rounds[: looks[self._look]]
@@ -216,4 +199,10 @@ class Contest:
             if self.judgement.open:
                 self._look += 1
             else:
-                self.is_over = True
+                self._stop()
+
+    def _stop(self) -> None:
+        """It is over: of rounds that are under way, no more is measured than was asked for."""
+        self.is_over = True
+        for run in self._running:
+            run.left.clear()

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import FaultSide, OperatingPoint
-from farm.campaign.order import TypeOrder
+from farm.campaign.order import Order
 from farm.campaign.verify import tie
-from farm.campaign.verify.checks import Program
+from farm.campaign.verify.checks import Failure, Program
+from farm.campaign.verify.coroutines import until
 from farm.campaign.verify.requests import WinnerKey
 from farm.campaign.verify.rounds import Contest
 from farm.campaign.verify.tie import Judgement, Ratio, Round, TieRule
@@ -56,23 +57,20 @@ class WinnerTask:
         self,
         key: WinnerKey,
         campaign: int,
+        order: Order,
         about: Mapping[str, Any],
-        of_type: TypeOrder,
         verify_top: int,
-        seed: int,
         rule: TieRule,
-        repeat_alone: bool = True,
+        note: Callable[[Program, str], None],
     ) -> None:
-        """`about` is the workload's row in the store; `repeat_alone`: see `MeasureOrder`."""
-        self._repeat_alone = repeat_alone
-        self.key, self.about, self.of_type = key, about, of_type
+        """`about` is the workload's row in the store; `note` is told who failed, and why."""
+        self.key, self.about = key, about
+        self.of_type = next(each for each in order.types if each.board_type == key.board_type)
         self.programs: dict[str, Program] = {}
-        self.contest = Contest(seed, rule)
+        self.contest = Contest(order.search.seed, rule)
         self.incumbent: Record | None = None
-        self._campaign = campaign
-        self._rule = rule
-        self._top = verify_top
-        self._seed = seed
+        self._campaign, self._rule, self._top, self._note = campaign, rule, verify_top, note
+        self._seed, self._repeat_alone = order.search.seed, order.measure.repeat_alone
         # What was tried first, where that is a family's plan: what the workload is compiled to without a record. Where
         # no family serves, that is untuned code.
         self._first = ""
@@ -82,8 +80,6 @@ class WinnerTask:
         self._settled: frozenset[str] = frozenset()
         # The latencies that candidates were chosen for, in seconds.
         self._known_s: dict[str, float] = {}
-        # Failures that the store knows of.
-        self._noted: set[str] = set()
         self._boards: dict[str, str] = {}
 
     @property
@@ -96,7 +92,7 @@ class WinnerTask:
         """The operating point as boards take it."""
         return self.of_type.points[self.key.point]
 
-    def prepare(
+    def choose(
         self,
         known: Sequence[Mapping[str, Any]],
         incumbent: Record | None,
@@ -112,9 +108,8 @@ class WinnerTask:
             str(row["candidate"]): str(row["status"]) for row in trials if row["fault_side"] == FaultSide.CANDIDATE
         }
         self.incumbent = incumbent
-        self.contest = Contest(self._seed, self._rule, rounds)
+        self.contest = Contest(self._seed, self._rule, rounds, lambda name, why: self._note(self.programs[name], why))
         self.contest.failed.update(failed)
-        self._noted.update(failed)
         evidence = (incumbent.evidence if incumbent is not None else None) or {}
         self._settled = frozenset(map(str, evidence.get("settled", ())))
         good = sorted(
@@ -152,29 +147,40 @@ class WinnerTask:
             return Result(reason="no candidate of it ran well" if not failed else _join(failed))
         return None
 
-    def advance(self, make: Callable[[str, str], Program], reference: Program) -> Result | None:
-        """Go on as far as is possible without an answer; the result where that is the end.
+    async def decide(self, make: Callable[[str, str], Program], reference: Program) -> Result:
+        """Have the best checked, and the next ones in place of those that fail, until those left are told apart.
 
-        `make` gives the program of a candidate (hash, trace).
+        `make` gives the program of a candidate (hash, trace), which is prepared from then on. Boards begin the rounds
+        of `contest` by themselves.
         """
-        if reference.failure is not None:
-            return Result(reason=f"its unscheduled function cannot be run: {reference.failure.message}")
-        for name, program in self.programs.items():
-            if program.failure is not None and name not in self.contest.failed:
-                self.contest.drop(name, program.failure.message)
-        if not self.contest.is_over and not self.contest.alive:
+        while True:
             self._let_in(make)
-            live = self._live()
-            if not set(live) - {UNTUNED}:
+            if not set(self._live()) - {UNTUNED}:
                 return Result(reason=_join(self.contest.failed))
-            if all(self.programs[name].settled for name in live):
-                if UNTUNED not in self.programs and self._may_lose(live, reference):
-                    self.programs[UNTUNED] = make(UNTUNED, "")
-                    return None
-                if len(live) == 1 and not self._repeat_alone:
-                    return self._believe(live[0])
+            await until(lambda: reference.failure or self._find_failed() or self._is_checked())
+            live = self._live()
+            if reference.failure is not None:
+                return Result(reason=f"its unscheduled function cannot be run: {reference.failure.message}")
+            if failed := self._find_failed():
+                for name, failure in failed.items():
+                    self.contest.drop(name, failure.message)
+            elif UNTUNED not in self.programs and self._may_lose(live, reference):
+                self.programs[UNTUNED] = make(UNTUNED, "")
+            elif len(live) == 1 and not self._repeat_alone:
+                return self._believe(live[0])
+            else:
                 self.contest.enter(live)
-        return self._conclude() if self.contest.is_over else None
+                await until(lambda: self.contest.is_over or not self.contest.alive)
+                if self.contest.is_over:
+                    return self._conclude()
+
+    def _find_failed(self) -> dict[str, Failure]:
+        """Of those that take part, whose program is out."""
+        programs = ((name, self.programs[name]) for name in self._live())
+        return {name: program.failure for name, program in programs if program.failure is not None}
+
+    def _is_checked(self) -> bool:
+        return all(self.programs[name].settled for name in self._live())
 
     def _may_lose(self, live: Sequence[str], reference: Program) -> bool:
         """Whether code without a record may be as fast as the candidates: then it is measured beside them.
@@ -187,15 +193,9 @@ class WinnerTask:
         known = [self._known_s[name] for name in live if name in self._known_s]
         return reference.latency_s is None or not known or reference.latency_s < FAR_SLOWER * min(known)
 
-    def take_failures(self) -> list[tuple[str, str]]:
-        """Candidates that failed since it was asked last, with the reasons."""
-        fresh = [(name, reason) for name, reason in self.contest.failed.items() if name not in self._noted]
-        self._noted.update(name for name, _ in fresh)
-        return fresh
-
     def _live(self) -> list[str]:
         gone = {*self.contest.failed, *self.contest.beaten}
-        return [name for name, program in self.programs.items() if program.failure is None and name not in gone]
+        return [name for name in self.programs if name not in gone]
 
     def _let_in(self, make: Callable[[str, str], Program]) -> None:
         """Fill up with the next best, in place of those that failed; not without end."""

@@ -1,0 +1,67 @@
+"""Coroutines that nobody runs but who looks again."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+from farm.campaign.verify.coroutines import Loop, Promise, until
+
+
+def test_a_coroutine_goes_on_once_what_it_waits_for_is_there() -> None:
+    """It goes to its first wait at once, and from there as far as it can when the loop looks again."""
+    loop, promise, said = Loop(), Promise[str](), list[str]()
+
+    async def listen() -> None:
+        said.append("began")
+        said.append(await promise)
+        said.append(await until(lambda: said[-1] == "heard" and "found"))
+
+    loop.start(listen())
+    loop.run()
+    assert said == ["began"]
+    promise.answer = "heard"
+    assert said == ["began"]
+    loop.run()
+    loop.run()
+    assert said == ["began", "heard", "found"]
+
+
+def test_what_one_does_lets_others_go_on() -> None:
+    """Whoever waits for what another one does later in the same run goes on in it, and may start a third."""
+    loop, done = Loop(), list[str]()
+
+    async def do(name: str, after: str, then: Coroutine[Any, Any, None] | None = None) -> None:
+        await until(lambda: not after or after in done)
+        done.append(name)
+        if then is not None:
+            loop.start(then)
+
+    loop.start(do("last", "middle"))
+    loop.start(do("middle", "first"))
+    loop.start(do("opener", "", do("first", "opener")))
+    loop.run()
+    assert done == ["opener", "first", "middle", "last"]
+
+
+def test_a_coroutine_that_is_closed_cleans_up_and_is_resumed_no_more() -> None:
+    """Its `finally` clauses run, those of what it awaits first; answers that come later change nothing."""
+    loop, promise, said = Loop(), Promise[str](), list[str]()
+
+    async def ask() -> None:
+        try:
+            said.append(await promise)
+        finally:
+            said.append("inner")
+
+    async def work() -> None:
+        try:
+            await ask()
+        finally:
+            said.append("outer")
+
+    job = loop.start(work())
+    job.close()
+    promise.answer = "late"
+    loop.run()
+    assert said == ["inner", "outer"]
