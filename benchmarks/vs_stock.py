@@ -1,4 +1,7 @@
-"""Compare the farm with stock MetaSchedule: the same two workloads, trials, threads, tracker and agent, in one run.
+"""Compare the farm with stock MetaSchedule: the same two layers, trials, threads, tracker and agent, in one run.
+
+Each side tunes them in the form that its graph has: ours as the farm's pipeline leaves them, stock's as TVM's own
+passes do (`graph/1`).
 
 Stock is `ms.tune_tasks` with LocalBuilder, RPCRunner, its XGBoost cost model and its evolutionary search, all with
 their defaults but for what `settings` in the output names. It gets as few and as large batches as the trials allow,
@@ -25,10 +28,13 @@ import onnx
 import farm.settings
 from device_agent.protocol import Limits, MeasureSpec, Status, TensorSpec
 from farm.boards.local import LocalFarm
+from farm.inventory.board_types import require_board_type
 from farm.processes.machine import machine_lock
 from farm.settings import Settings
+from farm.values import SEARCH_TRIAL
 
 KINDS = ("conv2d", "dense")
+STOCK_PIPELINE = "graph/1"
 # Long enough for a build worker that first imports every tensor intrinsic while its siblings do the same.
 BUILD_TIMEOUT_S = 600.0
 SESSION_TIMEOUT_S = 60
@@ -56,13 +62,13 @@ def settings_of(base: Settings, options: Any) -> dict[str, Any]:
     """What is common, and what either side was set to."""
     return {
         "common": {
-            "graph_pipeline": "graph/1",
             "number": base.measure_number,
             "repeat": base.measure_repeat,
             "min_repeat_s": base.measure_min_repeat_s,
             "threads": _machine.cores(),
         },
         "stock": {
+            "graph_pipeline": STOCK_PIPELINE,
             "builder": f"LocalBuilder(timeout_sec={BUILD_TIMEOUT_S:g}); the default 30 goes into imports",
             "export": "tar of objects, linked on the board: the default",
             "runner": f"RPCRunner(session_timeout_sec={SESSION_TIMEOUT_S}), one worker: the default",
@@ -72,6 +78,7 @@ def settings_of(base: Settings, options: Any) -> dict[str, Any]:
             "task_scheduler": "gradient: the default",
         },
         "ours": {
+            "graph_pipeline": require_board_type("local").pipeline,
             "population": base.population,
             "generations": base.generations,
             "batch": base.batch,
@@ -90,7 +97,8 @@ def measure(base: Settings, options: Any) -> dict[str, Any]:
         _machine.wait_until_quiet(options.quick)
         ours = tune_ours(base, _farm.read_model(str(model)), options)
         quiet = _machine.wait_until_quiet(options.quick)
-        stock = tune_stock(base, ours["workloads"], options, folder)
+        theirs = _farm.read_model(str(model)).prepare(ours["workloads"][0].target, STOCK_PIPELINE)
+        stock = tune_stock(base, [find_kind(theirs, kind) for kind in KINDS], options, folder)
         compared = compare(base, ours, stock, options)
     wall_s = {"stock": stock["seconds"], "ours": ours["seconds"]}
     once_s = {"stock": stock["import_s"], "ours": ours["start_s"]}
@@ -146,7 +154,6 @@ def tune_ours(base: Settings, model: Any, options: Any) -> dict[str, Any]:
     from farm.campaign.one_model import Request
     from farm.campaign.plan_models import to_variant
     from farm.campaign.tune import tune
-    from farm.inventory.board_types import require_board_type
     from farm.store import Store
 
     with (
@@ -168,13 +175,23 @@ def tune_ours(base: Settings, model: Any, options: Any) -> dict[str, Any]:
             tuned.append(tune(request, settings, store, _farm.Notes()))
         workloads = [workload for one in tuned for workload in one.workloads]
         records = {record.workload: record for record in store.fetch_records()}
+        latencies = [
+            [row["median_s"] for row in store.fetch_trials(one.campaign, purpose=SEARCH_TRIAL)] for one in tuned
+        ]
     return {
         "start_s": tuned[0].seconds_starting,
         "seconds": sum(one.seconds_tuning for one in tuned),
         "workloads": workloads,
         "trials": [one.trials for one in tuned],
+        "latencies_s": latencies,
         "records": [records.get(workload.hash) for workload in workloads],
     }
+
+
+def find_kind(workloads: Sequence[Any], kind: str) -> Any:
+    """The one workload of a kind."""
+    (found,) = [workload for workload in workloads if workload.kind == kind]
+    return found
 
 
 def tune_stock(base: Settings, workloads: Sequence[Any], options: Any, folder: pathlib.Path) -> dict[str, Any]:
@@ -245,6 +262,7 @@ def compare(base: Settings, ours: Mapping[str, Any], stock: Mapping[str, Any], o
                 "trials": {
                     "stock": {key: other[key] for key in ("trials", "build_failures", "run_failures", "first_error")},
                     "ours": ours["trials"][index],
+                    "ours_until_no_slower_than_stocks_best": trials_until(ours["latencies_s"][index], other["best_s"]),
                 },
             }
         )
@@ -257,6 +275,12 @@ def compare(base: Settings, ours: Mapping[str, Any], stock: Mapping[str, Any], o
                 stock_s, ours_s = (float(np.median(samples[side])) for side in ("stock", "ours"))
                 row["latency_ratio_stock_to_ours"] = _machine.round_to(stock_s / ours_s, 3)
     return {"quiet": quiet, "workloads": rows}
+
+
+def trials_until(latencies_s: Sequence[float | None], goal_s: float | None) -> int | None:
+    """How many trials until one was as fast as this; null where none was."""
+    found = (count for count, each in enumerate(latencies_s, 1) if goal_s and each is not None and each <= goal_s)
+    return next(found, None)
 
 
 def replay(workload: Any, trace_json: str) -> tuple[str, Any]:
