@@ -20,7 +20,7 @@ UV_VERSION := 0.13.8
 
 help:
 	@echo "make quickstart   set up .venv, then tune, compile and time a real model on this machine"
-	@echo "make test         set up .venv, then the whole test suite, in four parts side by side"
+	@echo "make test         set up .venv, then the whole test suite, as two halves side by side"
 	@echo "make test-real-kernel  the tests on a board with a real kernel; deploy/real-kernel-board/build makes it"
 	@echo "make test-real-kernel-core  the quick ones of them that tell most: 11 of 28"
 	@echo "make test-gpu     the tests on this machine's NVIDIA GPU"

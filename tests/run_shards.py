@@ -1,4 +1,4 @@
-"""Runs a suite as pytest processes side by side: most tests wait for something half of their time.
+"""Runs a suite as pytest processes side by side: most tests wait, and two waits fit on one machine.
 
 `python tests/run_shards.py [--suite NAME] [pytest options]`; the options go to each process. What a shard prints comes
 line by line behind its name, and once more in a few lines at the end. Which folder tests what is in CONTRIBUTING.md.
@@ -22,53 +22,28 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
-# Parts of about equal time, not number: each waits for half of it, so that four keep two cores busy. What several of
-# them need (homes, ports, networks) they do not share; whoever provisions boards is in one, since accounts of this
-# machine are theirs.
-_APART: Mapping[str, Sequence[str]] = {
-    "campaigns": (
-        "tests/acceptance/test_artifacts.py",
-        "tests/acceptance/test_campaign_*.py",
-        "tests/acceptance/test_gpu.py",
+# Halves in time, not in number. What tests of both need for themselves (homes, ports, networks) they do not share.
+SHARDS: Mapping[str, Sequence[str]] = {
+    "acceptance": (
+        "tests/acceptance",
+        "--ignore=tests/acceptance/test_campaign_chaos.py",
+        "--ignore=tests/acceptance/test_provision.py",
     ),
-    # Integration first, here and below: its candidates load TVM's compiler, which cannot follow the runtime alone into
-    # a process.
-    "boards": (
-        "tests/integration/test_agent_*.py",
-        "tests/integration/test_board_*.py",
-        "tests/integration/test_clock_*.py",
-        "tests/integration/test_fencing.py",
-        "tests/integration/test_probe.py",
-        "tests/integration/test_provision*.py",
-        "tests/integration/test_session.py",
-        "tests/integration/test_ssh*.py",
-        "tests/integration/test_two_coordinators.py",
-        "tests/acceptance/test_fleet_faults.py",
+    # Integration first: its candidates load TVM's compiler, which cannot follow the runtime alone into a process.
+    # Whatever provisions boards is here, one after the other: this machine's accounts are theirs.
+    "others": (
+        "tests/integration",
+        "tests/contract",
+        "tests/unit",
         "tests/acceptance/test_provision.py",
+        "tests/acceptance/test_campaign_chaos.py",
     ),
 }
-_REST: Mapping[str, Sequence[str]] = {
-    "acceptance": ("tests/acceptance",),
-    "others": ("tests/integration", "tests/contract", "tests/unit"),
-}
-
-
-def _cut() -> dict[str, list[str]]:
-    """What pytest is told in each process: the files of those that name theirs, the rest of the folders in others."""
-    files = {
-        name: [str(path.relative_to(_ROOT)) for pattern in patterns for path in sorted(_ROOT.glob(pattern))]
-        for name, patterns in _APART.items()
-    }
-    ignored = [f"--ignore={path}" for paths in files.values() for path in paths]
-    return {**files, **{name: [*folders, *ignored] for name, folders in _REST.items()}}
-
-
-SHARDS: Mapping[str, Sequence[str]] = _cut()
 # One process: the board's deadlines of a second are kept by this machine's processors.
 REAL_KERNEL_CORE: Mapping[str, Sequence[str]] = {"real kernel": ("tests/real_kernel", "-m", "core")}
 # What pytest and its fixtures may take to stop everything that runs; then they are killed.
 STOP_TIMEOUT_S = 60.0
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
 _FAILED, _NOTHING_CHOSEN = 1, 5  # pytest's exit codes: tests failed; options such as -k leave no test
 # More than so many are no accident of the machine. With a real kernel, eleven may share one board.
 MOST_UNSTEADY = 8

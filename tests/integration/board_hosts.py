@@ -25,9 +25,8 @@ from tests.integration.sshd import Sshd, require_sshd
 
 # RFC 2544 keeps 198.18.0.0/15 for tests between networks: nobody's real address.
 _NETWORK = "198.18"
-# Up to four pytest processes that run side by side count in quarters of their own; 16,384 networks of four addresses
-# there are.
-_numbers = itertools.count(int(os.environ.get("FARM_TEST_SHARD", "0")) * 4096 + os.getpid() % 64 * 64)
+# Two pytest processes that run side by side count in halves of their own; 16,384 networks of four addresses there are.
+_numbers = itertools.count(int(os.environ.get("FARM_TEST_SHARD", "0")) * 8192 + os.getpid() % 128 * 64)
 
 
 def require_namespaces() -> None:

@@ -1,4 +1,4 @@
-"""A suite in several processes: what they say and how they end is what is said in all."""
+"""The suite in two processes: what they say and how they end is what is said in all."""
 
 from __future__ import annotations
 
