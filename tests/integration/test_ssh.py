@@ -77,9 +77,9 @@ def test_a_command_beyond_its_deadline_ends_on_the_board_too(connection: SshConn
     """We stop waiting on time, and the board ends the command soon after."""
     pid_file = tmp_path / "pid"
     began = time.monotonic()
-    with pytest.raises(DeadlineError, match=r"more than 0\.5 s"):
-        connection.exec(f"echo $$ > {pid_file}; sleep 60", 0.5)
-    assert time.monotonic() - began < 2
+    with pytest.raises(DeadlineError, match=r"more than 2 s"):
+        connection.exec(f"echo $$ > {pid_file}; sleep 60", 2.0)
+    assert time.monotonic() - began < 5
     wait_until(lambda: not psutil.pid_exists(int(pid_file.read_text())), "the command's end", 8)
 
 
