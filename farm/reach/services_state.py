@@ -38,8 +38,10 @@ class ServicesInfo:
 
 def find_running(home: Path) -> ServicesInfo | None:
     """The services of this FARM_HOME, or None where none run or they are not ready yet."""
-    if not is_held(home):
-        return None
+    return _read(home) if is_held(home) else None
+
+
+def _read(home: Path) -> ServicesInfo | None:
     try:
         document = json.loads((home / _FILE).read_text())
         metrics = document["metrics"]
@@ -68,11 +70,21 @@ def was_killed(home: Path) -> bool:
 def services_lock(home: Path) -> Iterator[None]:
     """Be the services of this FARM_HOME for the block. Raises UnavailableError where another process is."""
     with hold_lock(home / _LOCK, "the farm's services run already", "`farm status` shows them, `farm down` ends them."):
-        (home / _FILE).unlink(missing_ok=True)  # of one that was killed
+        _remove_left(home)
         try:
             yield
         finally:
             (home / _FILE).unlink(missing_ok=True)
+
+
+def _remove_left(home: Path) -> None:
+    """Remove what services that were killed left: their file, and their socket with the folder that it is alone in."""
+    if (left := _read(home)) is not None:
+        control = Path(left.control)
+        with contextlib.suppress(OSError):
+            control.unlink()
+            control.parent.rmdir()
+    (home / _FILE).unlink(missing_ok=True)
 
 
 def publish(home: Path, info: ServicesInfo) -> None:

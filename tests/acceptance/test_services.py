@@ -78,6 +78,7 @@ def test_killed_services_take_everything_along_and_come_up_again(rack: Home) -> 
     again = rack.run("up", "--json")
     assert again.code == 0, again.err
     assert again.json()["pid"] != pid
+    assert len(list(rack.temporary.glob("farm-services-*"))) == 1  # that of the killed ones is gone
     wait_until(lambda: is_reachable(rack), "all boards to be reachable again")
 
 
