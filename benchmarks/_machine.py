@@ -98,6 +98,11 @@ def spread(values: Sequence[float], scale: float = 1.0, digits: int = 4) -> dict
     return {"count": len(ordered)} | {key: round_to(value, digits) for key, value in picks.items()}
 
 
+def trials_until(latencies: Sequence[float | None], goal: float) -> int | None:
+    """How many trials until one was as fast as this; None where none was. A latency of None: it failed."""
+    return next((count for count, each in enumerate(latencies, 1) if each is not None and each <= goal), None)
+
+
 def round_to(value: float, digits: int = 4) -> float:
     """`value` with so many significant digits."""
     return float(f"{value:.{digits}g}")

@@ -202,7 +202,7 @@ def compare(options: Any, timer: Timer, mine: Any, other: Any, seed: int) -> dic
         "seed": seed,
         "budget": options.trials,
         **{
-            side: {"trials": trials_until(latencies, goal), "best_s": _machine.round_to(min(latencies))}
+            side: {"trials": _machine.trials_until(latencies, goal), "best_s": _machine.round_to(min(latencies))}
             for side, latencies in sides.items()
         },
         "curve": {
@@ -211,11 +211,6 @@ def compare(options: Any, timer: Timer, mine: Any, other: Any, seed: int) -> dic
         "warm_start": warm_note,
         "processor_s": round(time.process_time() - began),
     }
-
-
-def trials_until(latencies: list[float], goal: float) -> int | None:
-    """How many trials until the goal was met."""
-    return next((count for count, latency in enumerate(latencies, 1) if latency <= goal), None)
 
 
 def traits_of(workload: Any) -> Any:

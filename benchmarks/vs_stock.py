@@ -95,9 +95,10 @@ def measure(base: Settings, options: Any) -> dict[str, Any]:
         folder = pathlib.Path(name)
         model = make_model(folder / "two.onnx")
         _machine.wait_until_quiet(options.quick)
-        ours = tune_ours(base, _farm.read_model(str(model)), options)
+        read = _farm.read_model(str(model))
+        ours = tune_ours(base, read, options)
         quiet = _machine.wait_until_quiet(options.quick)
-        theirs = _farm.read_model(str(model)).prepare(ours["workloads"][0].target, STOCK_PIPELINE)
+        theirs = read.prepare(ours["workloads"][0].target, STOCK_PIPELINE)
         stock = tune_stock(base, [find_kind(theirs, kind) for kind in KINDS], options, folder)
         compared = compare(base, ours, stock, options)
     wall_s = {"stock": stock["seconds"], "ours": ours["seconds"]}
@@ -262,7 +263,8 @@ def compare(base: Settings, ours: Mapping[str, Any], stock: Mapping[str, Any], o
                 "trials": {
                     "stock": {key: other[key] for key in ("trials", "build_failures", "run_failures", "first_error")},
                     "ours": ours["trials"][index],
-                    "ours_until_no_slower_than_stocks_best": trials_until(ours["latencies_s"][index], other["best_s"]),
+                    "ours_until_no_slower_than_stocks_best": other["best_s"]
+                    and _machine.trials_until(ours["latencies_s"][index], other["best_s"]),
                 },
             }
         )
@@ -275,12 +277,6 @@ def compare(base: Settings, ours: Mapping[str, Any], stock: Mapping[str, Any], o
                 stock_s, ours_s = (float(np.median(samples[side])) for side in ("stock", "ours"))
                 row["latency_ratio_stock_to_ours"] = _machine.round_to(stock_s / ours_s, 3)
     return {"quiet": quiet, "workloads": rows}
-
-
-def trials_until(latencies_s: Sequence[float | None], goal_s: float | None) -> int | None:
-    """How many trials until one was as fast as this; null where none was."""
-    found = (count for count, each in enumerate(latencies_s, 1) if goal_s and each is not None and each <= goal_s)
-    return next(found, None)
 
 
 def replay(workload: Any, trace_json: str) -> tuple[str, Any]:

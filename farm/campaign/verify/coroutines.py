@@ -28,7 +28,7 @@ class Promise(Generic[T]):
         return (yield lambda: self.answer)
 
 
-class Job:
+class Running:
     """A coroutine under way; it goes as far as its first wait at once."""
 
     def __init__(self, coroutine: Coroutine[Find, Any, None]) -> None:
@@ -59,11 +59,11 @@ class Loop:
     """The jobs under way. Not thread-safe; never waits."""
 
     def __init__(self) -> None:
-        self._jobs: list[Job] = []
+        self._jobs: list[Running] = []
 
-    def start(self, coroutine: Coroutine[Find, Any, None]) -> Job:
+    def start(self, coroutine: Coroutine[Find, Any, None]) -> Running:
         """Have it go on from now on; returns it for `close`."""
-        self._jobs.append(job := Job(coroutine))
+        self._jobs.append(job := Running(coroutine))
         return job
 
     def run(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from device_agent.protocol import Outcome, Status, TensorSpec
 from farm.artifacts.verify import compare
 from farm.campaign.verify.checks import OutError, Program
-from farm.campaign.verify.coroutines import Job, Loop, Promise, until
+from farm.campaign.verify.coroutines import Loop, Promise, Running, until
 from farm.campaign.verify.requests import BuildWanted, Outbox, Place, ReplayWanted, WinnerKey
 from farm.errors import InternalError
 from farm.measure.arguments import read_arguments
@@ -24,7 +24,7 @@ from farm.values import UNTUNED
 
 
 @dataclasses.dataclass(eq=False)
-class Check(Promise[tuple[Outcome, Arrays]]):
+class CheckWanted(Promise[tuple[Outcome, Arrays]]):
     """A program, built for it, that a board should run once; `is_begun`: one does."""
 
     program: Program
@@ -44,8 +44,8 @@ class Programs:
     ) -> None:
         """`workloads` are rows of the store."""
         self._loop, self._outbox, self._workloads, self._find_target = loop, outbox, workloads, find_target
-        self._programs: dict[tuple[str, str, str | None], tuple[Program, Job]] = {}
-        self._checks: list[Check] = []
+        self._programs: dict[tuple[str, str, str | None], tuple[Program, Running]] = {}
+        self._checks: list[CheckWanted] = []
 
     def find(self, key: WinnerKey, candidate: str | None, trace_json: str = "") -> Program:
         """The program of a candidate; None: of the unscheduled function. It is prepared from now on."""
@@ -59,7 +59,7 @@ class Programs:
             self._programs[name] = program, self._loop.start(self._prepare(program, reference))
         return self._programs[name][0]
 
-    def find_check(self, place: Place) -> Check | None:
+    def find_check(self, place: Place) -> CheckWanted | None:
         """One that a board may begin now."""
         return next((each for each in self._checks if each.program.key.place == place and not each.is_begun), None)
 
@@ -129,7 +129,7 @@ class Programs:
     async def _run(self, program: Program, binary: bytes) -> tuple[Outcome, Arrays]:
         """Have a board run it; which one, and when, is for `winners` to say."""
         while True:
-            check = Check(program, binary)
+            check = CheckWanted(program, binary)
             self._checks.append(check)
             try:
                 outcome, outputs = await check

@@ -19,9 +19,9 @@ from device_agent.protocol import Outcome, Status
 from farm.campaign.order import Order
 from farm.campaign.verify import checks
 from farm.campaign.verify.checks import Program
-from farm.campaign.verify.coroutines import Job, Loop, until
+from farm.campaign.verify.coroutines import Loop, Running, until
 from farm.campaign.verify.journal import WinnerJournal, WinnersVerdict
-from farm.campaign.verify.programs import Check, Programs
+from farm.campaign.verify.programs import CheckWanted, Programs
 from farm.campaign.verify.requests import MeasureWanted, Outbox, Request, RunWanted, WinnerKey
 from farm.campaign.verify.rounds import RoundRun
 from farm.campaign.verify.task import Result, WinnerTask, read_result
@@ -90,7 +90,7 @@ class Verification:
         self._pending: list[WinnerKey] = []
         self._active: dict[WinnerKey, WinnerTask] = {}
         self._results: dict[WinnerKey, Result] = {}
-        self._boards: dict[str, tuple[_Board, Job]] = {}
+        self._boards: dict[str, tuple[_Board, Running]] = {}
         self._expected: dict[str, int] = {}
         self._now_s = 0.0
         self._loop, self._outbox = Loop(), Outbox()
@@ -228,7 +228,7 @@ class Verification:
                 return self._measure(board, task, run)
         return None
 
-    async def _check(self, board: _Board, key: WinnerKey, check: Check) -> None:
+    async def _check(self, board: _Board, key: WinnerKey, check: CheckWanted) -> None:
         """Run a program. Where the board is taken meanwhile, another one does."""
         program = check.program
         board.point, program.checked_on, check.is_begun = key.point, board.name, True
