@@ -16,7 +16,7 @@ STAMP := .venv/.complete
 # Only `make lock` uses it; in a virtual environment of its own.
 UV_VERSION := 0.13.8
 
-.PHONY: help setup quickstart test test-real-kernel test-real-kernel-core test-gpu check lint unit-first unit-second bench lock clean
+.PHONY: help setup quickstart test test-real-kernel test-real-kernel-core test-gpu test-torch check lint unit-first unit-second bench lock clean
 
 help:
 	@echo "make quickstart   set up .venv, then tune, compile and time a real model on this machine"
@@ -24,6 +24,7 @@ help:
 	@echo "make test-real-kernel  the tests on a board with a real kernel; deploy/real-kernel-board/build makes it"
 	@echo "make test-real-kernel-core  the quick ones of them that tell most: 11 of 28"
 	@echo "make test-gpu     the tests on this machine's NVIDIA GPU"
+	@echo "make test-torch   the tests with PyTorch: 5 GB to fetch on x86-64"
 	@echo "make check        lint, types, import directions and unit tests (what CI runs first)"
 	@echo "make bench        what the speed claims rest on, as JSON"
 	@echo "make setup        only .venv, with everything for the above"
@@ -69,6 +70,13 @@ test-real-kernel-core: setup
 test-gpu: setup
 	@$(BIN)/python -m pytest -v tests/gpu $(ARGS)
 
+# With PyTorch, in an environment of its own: on x86-64 its wheel brings 5 GB of CUDA.
+test-torch: setup
+	@test -x build/torch/bin/python || $(PYTHON) -m venv build/torch
+	@build/torch/bin/python -m pip install -qq --disable-pip-version-check --no-input --only-binary=:all: \
+		--no-deps --require-hashes --requirement requirements/torch.txt
+	@FARM_TORCH=build/torch $(BIN)/python -m pytest -v tests/torch $(ARGS)
+
 # Side by side, for two cores; what each says comes in one piece.
 check: setup
 	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target lint unit-first unit-second
@@ -96,6 +104,7 @@ lock:
 		build/lock/bin/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.10 \
 		--generate-hashes --only-binary :all: --no-header --no-annotate "$$@"; }; \
 	compile --extra farm --extra gpu --extra postgresql --extra dev --output-file requirements/all.txt; \
+	compile --extra torch --constraint requirements/all.txt --output-file requirements/torch.txt; \
 	compile --extra agent --constraint requirements/all.txt --output-file requirements/agent.txt
 	@! grep -nE '://|^-|@ ' requirements/*.txt || { echo "error: requirements/ must hold pins and hashes only" >&2; exit 1; }
 

@@ -16,7 +16,7 @@ from tests import postgresql
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _HERE = pathlib.Path(__file__).parent
-_KINDS = ("unit", "contract", "integration", "acceptance", "real_kernel", "gpu")
+_KINDS = ("unit", "contract", "integration", "acceptance", "real_kernel", "gpu", "torch")
 
 
 @pytest.fixture(scope="session")

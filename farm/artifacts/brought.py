@@ -23,9 +23,9 @@ class Brought:
     about: Model
 
 
-def bring(text: str, shapes: Sequence[str] = (), batch: int | None = None) -> Brought:
+def bring(text: str, shapes: Sequence[str] = (), batch: int | None = None, trusted: bool = False) -> Brought:
     """Find the model that `text` names, and settle its shapes as `--shape` and `--batch` say. Raises UsageError."""
-    source = resolve_model(text)
+    source = resolve_model(text, trusted)
     about = Model(name=source.name, sha256=source.sha256, origin=source.origin, shapes=tuple(shapes), batch=batch)
     if batch is None:
         return Brought(source, resolve_inputs(read_inputs(source.load()), parse_shapes(shapes)), about)
@@ -39,7 +39,10 @@ def bring_again(manifest: Manifest, given: str | None) -> Brought:
 
 
 def bring_same(about: Model, given: str | None, what: str) -> Brought:
-    """The model that `about` tells of; `what` says whose it is. Raises UsageError where it is another one by now."""
+    """The model that `about` tells of; `what` says whose it is. Raises UsageError where it is another one by now.
+
+    What it tells of may be a stranger's choice: nothing is read that could run code.
+    """
     try:
         found = bring(given or about.typed, about.shapes, about.batch)
     except UsageError as error:

@@ -67,6 +67,7 @@ def show(
     weights: options.Weights = "float32",
     shape: options.Shapes = None,
     batch: options.Batch = None,
+    trust_model: options.TrustModel = False,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
@@ -77,7 +78,7 @@ def show(
 
     def work() -> None:
         named = require_board_type(board_type)
-        source, inputs = options.read_model(model, shape, batch)
+        source, inputs = options.read_model(model, shape, batch, trust_model)
         proto = source.load()
         summary = summarise(proto, inputs)
         # Imported here: TVM takes a second that wrong usage should not wait for.

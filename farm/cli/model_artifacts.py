@@ -68,6 +68,7 @@ def compile_(
     ] = None,
     shape: options.Shapes = None,
     batch: options.Batch = None,
+    trust_model: options.TrustModel = False,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
@@ -87,7 +88,7 @@ def compile_(
         own = make_exact(require_board_type(board_type), exact)
         kinds = [store_weights(require_device(own, each), weights) for each in list_devices(device)]
         require_place(out)
-        found = bring(model, shape or (), batch)
+        found = bring(model, shape or (), batch, trust_model)
         options.require_float(found.source, weights)
         orders = [
             make.CompileOrder(found, kind, operating_point, simulated, missing, _read_labels(labels)) for kind in kinds

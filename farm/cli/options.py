@@ -48,6 +48,12 @@ Batch = Annotated[
 ]
 
 
+TrustModel = Annotated[
+    bool,
+    typer.Option("--trust-model", help="Read a program of torch.export, which can run code of whoever made the file."),
+]
+
+
 def require_trials(trials: int) -> int:
     """Refuse a budget that cannot be spent."""
     if trials <= 0:
@@ -56,7 +62,7 @@ def require_trials(trials: int) -> int:
 
 
 def read_model(
-    text: str, shapes: list[str] | None, batch: int | None = None
+    text: str, shapes: list[str] | None, batch: int | None = None, trusted: bool = False
 ) -> tuple[ModelSource, tuple[InputSpec, ...]]:
     """The model that the user named, with every input's shape settled, the first dimension to `batch` where given.
 
@@ -68,7 +74,7 @@ def read_model(
     from farm.models.source import resolve_model
 
     given = parse_shapes(shapes or [])
-    source = resolve_model(text)
+    source = resolve_model(text, trusted)
     if batch is not None:
         model, inputs = batches.set_batch(source, shapes or [], batch)
         return source.changed(model), inputs

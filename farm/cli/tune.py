@@ -40,6 +40,7 @@ def tune(
     ] = "",
     shape: options.Shapes = None,
     batch: options.Batch = None,
+    trust_model: options.TrustModel = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start without results of earlier runs.")] = False,
     exact: options.Exact = False,
     weights: options.Weights = "float32",
@@ -60,7 +61,7 @@ def tune(
         screen = CampaignScreen()
         with options.open_store(settings) as store:
             kind, name = _choose_board(store, board_type, board)
-            source, inputs = options.read_model(model, shape, batch)
+            source, inputs = options.read_model(model, shape, batch, trust_model)
             # Imported here: Ray takes a second that wrong usage should not wait for.
             from farm.campaign.one_model import Request
             from farm.campaign.plan_models import to_variant

@@ -95,5 +95,5 @@ def find_file(package: str, name: str) -> Path:
             return path
     raise UnavailableError(
         f"{Path(name).name} of NVIDIA's CUDA 12 is not installed, which makes code for GPUs",
-        "Install the extra `gpu`: pip install 'tvm-farm[gpu]' (130 MB).",
+        "Install it (130 MB): pip install nvidia-cuda-nvcc-cu12==12.9.86 nvidia-cuda-nvrtc-cu12==12.9.86",
     )

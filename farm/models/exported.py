@@ -1,6 +1,7 @@
 """Programs of torch.export (`.pt2`) as ONNX, converted once and kept by their content.
 
-PyTorch is no dependency of the farm. It is asked in a process of its own: it and TVM each bring an LLVM and threads.
+PyTorch is no dependency of the farm. It is asked in a confined process: it and TVM each bring an LLVM and threads, and
+reading such a program can run code that is in it, so that somebody has to trust it first.
 """
 
 from __future__ import annotations
@@ -8,22 +9,25 @@ from __future__ import annotations
 import hashlib
 import logging
 import pathlib
-import subprocess
-import sys
 import tempfile
 import zipfile
 
 from farm import settings as farm_settings
-from farm.errors import UsageError
-from farm.models import exported_child
+from farm.errors import UnavailableError, UsageError
+from farm.processes import confined
 
 _log = logging.getLogger(__name__)
 
 # Counts how conversions are done: another number makes new ones of files that were converted before.
 _VERSION = 1
-# Large transformers take a minute or two.
-_DEADLINE_S = 900.0
+# Large transformers take a minute or two, and several copies of their weights.
+_TIMEOUT_S = 900.0
+_MEMORY_BYTES, _COPIES = 6 << 30, 8
 _HINT = "`torch.onnx.export(program, dynamo=True).save(FILE)` makes ONNX of it where PyTorch is."
+# Members of an archive that PyTorch unpickles or loads as machine code, whoever trusts the rest: compiled programs and
+# objects of classes of their own (torch/export/pt2_archive/constants.py of PyTorch 2.8 and later).
+_FOLDERS = frozenset({"aotinductor"})
+_FILES = ("custom_obj", "opaque_obj")
 
 
 def is_exported(path: pathlib.Path) -> bool:
@@ -36,43 +40,53 @@ def is_exported(path: pathlib.Path) -> bool:
     return bool(names & {"archive_format", "serialized_exported_program.json"})
 
 
-def convert(path: pathlib.Path) -> bytes:
+def convert(path: pathlib.Path, trusted: bool = False) -> bytes:
     """The program as ONNX, from the cache where the same content was converted before.
 
-    Raises UsageError where PyTorch is not installed, or cannot read or convert the file.
+    `trusted` says that somebody vouches for the file, without which a new one is not read. Raises UsageError where it
+    is not, or PyTorch is not installed, or cannot read or convert the file.
     """
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(2**20):
-            digest.update(piece)
+    program = path.read_bytes()
     folder = farm_settings.load().home_path / "cache" / "exported"
-    kept = folder / f"{digest.hexdigest()}-{_VERSION}.onnx"
+    kept = folder / f"{hashlib.sha256(program).hexdigest()}-{_VERSION}.onnx"
     if kept.is_file():
         return kept.read_bytes()
+    _refuse_code(path)
+    if not trusted:
+        raise UsageError(
+            f"{path} is a program of torch.export, and reading one can run code that somebody put into it",
+            f"If you trust who made it: `farm model show {path} --trust-model` converts it, once. Or: {_HINT}",
+        )
     folder.mkdir(parents=True, exist_ok=True)
     _log.info("converting %s with PyTorch", path)
+    data = _convert(path, program)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = pathlib.Path(scratch) / "model.onnx"
-        _run(path, made)
-        data = made.read_bytes()
+        made.write_bytes(data)
         made.replace(kept)
     return data
 
 
-def _run(path: pathlib.Path, made: pathlib.Path) -> None:
-    # As a module: a script's own folder would come first on its path, and this one has names that others have, too.
-    command = [sys.executable, "-m", exported_child.__name__, str(path), str(made)]
+def _refuse_code(path: pathlib.Path) -> None:
+    """Raise UsageError naming what of the archive is no program but code, or an object that brings its own."""
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            parts = pathlib.PurePosixPath(name).parts
+            if _FOLDERS.intersection(parts) or (parts and parts[-1].startswith(_FILES)):
+                raise UsageError(
+                    f"{path} is refused: its member {name!r} is machine code or a pickled object, and may do anything",
+                    f"Save the program without it. {_HINT}",
+                )
+
+
+def _convert(path: pathlib.Path, program: bytes) -> bytes:
+    limits = confined.Limits(_MEMORY_BYTES + _COPIES * len(program), _TIMEOUT_S)
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_DEADLINE_S, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise UsageError(f"PyTorch did not convert {path} within {_DEADLINE_S:.0f} s", _HINT) from error
-    reason = next(iter(reversed(done.stderr.strip().splitlines())), f"exit code {done.returncode}")
-    if done.returncode == exported_child.MISSING:
+        return confined.call(f"{__package__}.exported_child:convert", program, "it was not converted", limits)
+    except UnavailableError as error:
         raise UsageError(
-            f"{path} is a program of torch.export, and PyTorch is not installed here ({reason})",
-            f"`pip install torch onnxscript` beside the farm. Or: {_HINT}",
-        )
-    if done.returncode or not made.is_file():
-        raise UsageError(f"PyTorch cannot convert {path}: {reason}", _HINT)
+            f"{path} is a program of torch.export, and it cannot be converted here ({error.message})",
+            f"PyTorch converts it: `pip install torch onnxscript` beside the farm. Or: {_HINT}",
+        ) from error
+    except UsageError as error:
+        raise UsageError(f"PyTorch cannot convert {path}: {error.message}", _HINT) from error

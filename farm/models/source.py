@@ -60,15 +60,15 @@ class ModelSource:
         return dataclasses.replace(self, onnx_bytes=data, sha256=hashlib.sha256(data).hexdigest())
 
 
-def resolve_model(text: str) -> ModelSource:
-    """Find the model that `text` names: a zoo name, else a file.
+def resolve_model(text: str, trusted: bool = False) -> ModelSource:
+    """Find the model that `text` names: a zoo name, else a file; `trusted` is for those whose reading can run code.
 
     Raises UsageError saying what is wrong with it and what to do.
     """
     if text in zoo.ZOO:
         return _source(text, zoo.ZOO[text].build(), f"zoo:{text}")
     path = pathlib.Path(text).expanduser()
-    data = _require_model(path, _read(path, text))
+    data = _require_model(path, _read(path, text, trusted))
     return _source(path.stem, data, str(path.resolve()))
 
 
@@ -76,7 +76,7 @@ def _source(name: str, data: bytes, origin: str) -> ModelSource:
     return ModelSource(name, data, hashlib.sha256(data).hexdigest(), origin)
 
 
-def _read(path: pathlib.Path, typed: str) -> bytes:
+def _read(path: pathlib.Path, typed: str, trusted: bool) -> bytes:
     """The file's bytes; what cannot be read or cannot be a model is refused before it fills the memory."""
     try:
         if not path.exists():
@@ -88,7 +88,7 @@ def _read(path: pathlib.Path, typed: str) -> bytes:
         with path.open("rb") as file:
             start = file.read(64)
             if start.startswith(_ZIP) and exported.is_exported(path):
-                return exported.convert(path)
+                return exported.convert(path, trusted)
             _refuse_lookalikes(path, start)
             if (size := path.stat().st_size) > _MAX_BYTES:
                 raise UsageError(

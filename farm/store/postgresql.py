@@ -25,7 +25,7 @@ try:
     from psycopg.types.string import StrDumper
 except ImportError as error:  # an optional dependency
     raise UnavailableError(
-        f"a store on PostgreSQL needs psycopg: {error}", "Install it: pip install 'tvm-farm[postgresql]'"
+        f"a store on PostgreSQL needs psycopg: {error}", "Install it: pip install 'psycopg[binary]>=3.2'"
     ) from error
 
 # What its instants are called: all users of the database read one clock, and a restart of the server makes no other.

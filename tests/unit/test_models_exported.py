@@ -1,4 +1,7 @@
-"""Programs of torch.export: converted by whichever PyTorch there is, once for each content."""
+"""Programs of torch.export: converted by whichever PyTorch there is, once for each content, if somebody trusts them.
+
+What real PyTorch makes of hostile ones is in `tests/torch`.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,12 @@ import zipfile
 
 import pytest
 
+from farm.artifacts import brought
+from farm.artifacts.manifest import Model
 from farm.errors import UsageError
 from farm.models import exported, source, zoo
 
-# PyTorch as far as the conversion asks it: a program is ONNX already, and each one is counted.
+# PyTorch as far as the conversion asks it: a program is ONNX already.
 STAND_IN = """
 import pathlib, zipfile
 from types import SimpleNamespace
@@ -23,12 +28,16 @@ class _Program:
     def save(self, path, external_data):
         pathlib.Path(path).write_bytes(self.data)
 
+def load(path, weights_only=False):
+    if not weights_only:
+        raise SystemExit("a pickle would have been obeyed")
+
 def _load(path):
+    import torch
+    torch.load(path, weights_only=False)
     data = zipfile.ZipFile(path).read("program/model")
     if data == b"odd":
         raise RuntimeError("no such operator:\\n  aten.odd")
-    with open(pathlib.Path(__file__).with_name("count"), "a") as file:
-        file.write("x")
     return data
 
 export = SimpleNamespace(load=_load)
@@ -53,11 +62,41 @@ def write_program(path: pathlib.Path, content: bytes) -> pathlib.Path:
 
 def install(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Put a package called torch, and onnxscript, where programs of this environment look first."""
+    folder = folder / "site-packages"  # what a confined process may read
     (folder / "torch").mkdir(parents=True)
     (folder / "torch" / "__init__.py").write_text(textwrap.dedent(code))
     (folder / "torch" / "export.py").write_text("from torch import _load as load\n" if "_load" in code else "")
     (folder / "onnxscript.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(folder))
+
+
+def test_a_program_that_nobody_trusts_is_not_read(
+    tmp_path: pathlib.Path, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading one can run code, so that somebody has to say so; what an artifact's manifest names is never trusted."""
+    install(tmp_path / "site", monkeypatch, STAND_IN)
+    path = write_program(tmp_path / "net.pt2", zoo.ZOO["mlp"].build())
+    with pytest.raises(UsageError, match="can run code") as raised:
+        source.resolve_model(str(path))
+    assert f"farm model show {path} --trust-model" in raised.value.hint
+    about = Model(name="net", sha256="0" * 64, origin=str(path), shapes=(), batch=None)
+    with pytest.raises(UsageError, match="can run code"):
+        brought.bring_same(about, None, "net was compiled from")
+    assert not (home / "cache").exists()
+
+
+@pytest.mark.parametrize("member", ["data/aotinductor/net/code.so", "data/constants/custom_obj_0", "x/opaque_obj_1"])
+def test_code_in_a_program_is_refused_whoever_trusts_it(
+    tmp_path: pathlib.Path, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch, member: str
+) -> None:
+    """By the member's name, before PyTorch is asked."""
+    install(tmp_path / "site", monkeypatch, STAND_IN)
+    path = write_program(tmp_path / "net.pt2", zoo.ZOO["mlp"].build())
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(f"program/{member}", b"")
+    with pytest.raises(UsageError, match=f"refused: its member 'program/{member}'"):
+        source.resolve_model(str(path), trusted=True)
+    assert not (home / "cache").exists()
 
 
 def test_without_pytorch_it_is_asked_for(
@@ -66,10 +105,8 @@ def test_without_pytorch_it_is_asked_for(
     """The message says what the file is, what is missing, and the way without; nothing is kept."""
     install(tmp_path / "site", monkeypatch, "raise ImportError('no torch here')")
     path = write_program(tmp_path / "net.pt2", b"anything")
-    with pytest.raises(
-        UsageError, match=r"net\.pt2 is a program of torch\.export, and PyTorch is not installed"
-    ) as raised:
-        source.resolve_model(str(path))
+    with pytest.raises(UsageError, match=r"net\.pt2 is a program of torch\.export, and it cannot be") as raised:
+        source.resolve_model(str(path), trusted=True)
     assert "no torch here" in raised.value.message
     assert "pip install torch onnxscript" in raised.value.hint
     assert not list((home / "cache" / "exported").iterdir())
@@ -78,16 +115,15 @@ def test_without_pytorch_it_is_asked_for(
 def test_a_program_is_converted_once(
     tmp_path: pathlib.Path, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second time, and under another name, it comes from the cache; another content is converted anew."""
+    """The second time, and under another name, it comes from the cache and needs no trust; another content does."""
     install(tmp_path / "site", monkeypatch, STAND_IN)
     tiny, mlp = zoo.ZOO["tiny-cnn"].build(), zoo.ZOO["mlp"].build()
-    first = source.resolve_model(str(write_program(tmp_path / "one.pt2", tiny)))
+    first = source.resolve_model(str(write_program(tmp_path / "one.pt2", tiny)), trusted=True)
     again = source.resolve_model(str((tmp_path / "one.pt2").rename(tmp_path / "two.pt2")))
-    other = source.resolve_model(str(write_program(tmp_path / "three.pt2", mlp)))
+    other = source.resolve_model(str(write_program(tmp_path / "three.pt2", mlp)), trusted=True)
     assert (first.onnx_bytes, other.onnx_bytes) == (tiny, mlp)
     assert (again.sha256, again.name) == (first.sha256, "two")
     assert first.sha256 == hashlib.sha256(tiny).hexdigest()
-    assert (tmp_path / "site" / "torch" / "count").read_text() == "xx"
     assert len(list((home / "cache" / "exported").iterdir())) == 2
 
 
@@ -97,7 +133,7 @@ def test_what_pytorch_says_is_passed_on(
     """In one line, without its traceback; what was half written is gone."""
     install(tmp_path / "site", monkeypatch, STAND_IN)
     with pytest.raises(UsageError, match=r"cannot convert .*odd\.pt2: RuntimeError: no such operator: aten\.odd\n"):
-        exported.convert(write_program(tmp_path / "odd.pt2", b"odd"))
+        exported.convert(write_program(tmp_path / "odd.pt2", b"odd"), trusted=True)
     assert not list((home / "cache" / "exported").iterdir())
 
 
