@@ -6,19 +6,22 @@ import contextlib
 import os
 import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from farm.campaign.engine.state import engine_lock
 from farm.errors import PermanentError, TransientError, UnavailableError, UsageError
 from farm.processes.machine import machine_lock
 from farm.reach.services_state import services_lock
+from farm.search import proof
 from farm.settings import STORE_FILE, Settings, StoreLocation
 from farm.store import Store, copying, database, soundness
 
 SCHEMA = database.HEAD
 # What was there before the last restore.
 REPLACED_FILE = "farm.db.replaced"
+# Their modules take some 20 to 200 KB each.
+_WORKLOADS_AT_ONCE = 200
 _BACKUP_HINT = "Give a file that `farm backup` wrote."
 
 
@@ -100,6 +103,22 @@ def check_any(settings: Settings) -> list[str]:
     if isinstance(location := settings.store_location, str):
         return soundness.find_server_problems(location)
     return check(settings.home_path)
+
+
+def find_impostors(settings: Settings, say: Callable[[int, int], None]) -> dict[str, str]:
+    """What is wrong with workloads whose module is not the function that their hash says, by hash; "name: what".
+
+    `say` is told how many of how many have been looked at. Records of such a workload are those of another function.
+    """
+    with Store(settings.store_location) as store:
+        hashes = store.fetch_workload_hashes()
+        found: dict[str, str] = {}
+        for first in range(0, len(hashes), _WORKLOADS_AT_ONCE):
+            rows = store.fetch_workload_rows(hashes[first : first + _WORKLOADS_AT_ONCE])
+            wrong = proof.find_impostors(list(rows.values()))
+            found |= {key: f"{rows[key]['name']}: {problem}" for key, problem in wrong.items()}
+            say(min(first + _WORKLOADS_AT_ONCE, len(hashes)), len(hashes))
+        return found
 
 
 def upgrade(location: StoreLocation) -> str | None:

@@ -133,6 +133,7 @@ def merge(
                 raise UsageError(f"{other} is this farm's own store, or a copy of it")
             wanted = Filters(board_type=board_type, simulated=simulated)
             bundle = theirs.fetch_bundle(wanted.fetch(theirs, simulated=True if simulated else None))
+            exchange.require_sound(bundle, other)
             taken = store.take_in(bundle, other, name_user())
         _tell(taken, json)
 

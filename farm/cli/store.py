@@ -46,25 +46,51 @@ def restore(
 
 
 @app.command("check")
-def check(json: options.Json = False, debug: options.Debug = False) -> None:
-    """Look for damage: pages, indexes, tables, values that no farm writes. Exit code 1 where there is any."""
+def check(
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Remove workloads that are not what they say, with records and trials.")
+    ] = False,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Look for damage: pages, indexes, tables, values that no farm writes, workloads that are not what they say.
+
+    Exit code 1 where there is any.
+    """
 
     def work() -> None:
         settings = farm_settings.load()
         problems = safekeeping.check_any(settings)
+        impostors = {} if problems else safekeeping.find_impostors(settings, _tell_progress)
+        removed = 0
+        if remove and impostors:
+            with options.open_store(settings) as store:
+                removed = store.remove_workloads(list(impostors))
+        elif impostors:
+            problems = [f"workload {key} ({about})" for key, about in impostors.items()]
         if json:
-            output.print_json({"store": str(settings.store_location), "problems": problems})
+            about = {"removed_workloads": sorted(impostors) if remove else [], "removed_trials": removed}
+            output.print_json({"store": str(settings.store_location), "problems": problems} | about)
+        if remove and impostors and not json:
+            output.stderr.print(f"removed {len(impostors)} workloads with their records and {removed} trials")
         for problem in [] if json else problems:
             output.stdout.print(problem, markup=False, soft_wrap=True)
         if problems:
             raise PermanentError(
-                f"the store has {len(problems)} problems",
-                "Put a backup in its place; docs/howto/run-the-farm.md says how.",
+                f"the store has {len(problems)} problem{'s' if len(problems) > 1 else ''}",
+                "`farm db check --remove` removes these workloads with their records and trials."
+                if impostors
+                else "Put a backup in its place; docs/howto/run-the-farm.md says how.",
             )
         if not json:
             output.stderr.print("the store is whole")
 
     output.run(work, debug)
+
+
+def _tell_progress(done: int, of: int) -> None:
+    if of > done:
+        output.note(f"{done:,} of {of:,} workloads looked at")
 
 
 @app.command("upgrade")

@@ -263,10 +263,7 @@ def describe(mod: Any, key: str, config: Mapping[str, Any], pipeline: str) -> di
     """A workload as the store keeps it."""
     from tvm.s_tir.analysis import estimate_tir_flops
 
-    arguments = tuple(
-        (tuple(int(size) for size in about.shape), str(about.dtype))
-        for about in ms.arg_info.ArgInfo.from_entry_func(mod, remove_preproc=False)
-    )
+    arguments = workloads.list_arguments(mod)
     workload = workloads.Workload(
         hash=key,
         name=workloads.readable_name(_name_function(mod), [shape for shape, _ in arguments], "OIHW"),

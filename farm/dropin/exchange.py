@@ -18,13 +18,16 @@ from typing import Any
 
 from device_agent.protocol import Outcome, ProtocolError, Status
 from farm.errors import InternalError, UsageError
+from farm.processes import confined
+from farm.search import proof
 from farm.store.merging import Bundle
 from farm.values import Record, Trial
 
 WORKLOADS, TUNING_RECORDS, OURS = "database_workload.json", "database_tuning_record.json", "farm_records.json"
 FORMAT = "tvm-farm records/1"
-# Files of other people: a million records of the longest traces are less.
-_MOST_BYTES = 2 << 30
+# Files of other people: a hundred thousand records of the longest traces are less, and reading takes five times that.
+_MOST_BYTES = 512 << 20
+_LIMITS = confined.Limits(memory_bytes=6 << 30, timeout_s=900.0)
 # TVM writes this flag as a number, and reads another function then.
 _FLAG = re.compile(r'(\["Annotate",\["b\d+",)1(\],\["meta_schedule\.layout_rewrite_preproc"\])')
 
@@ -32,8 +35,8 @@ _FLAG = re.compile(r'(\["Annotate",\["b\d+",)1(\],\["meta_schedule\.layout_rewri
 def write_folder(bundle: Bundle, folder: Path) -> int:
     """Write a bundle into a new folder, whole or not at all; returns how many records MetaSchedule's files have.
 
-    Loads TVM's compiler. Raises UsageError where the folder is there already or cannot be, or the records are of
-    several places; InternalError where a trace does not fit its workload.
+    Loads TVM's compiler. Raises UsageError where the folder is there already or cannot be, the records are of several
+    places, or a workload is not what its hash says; InternalError where a trace does not fit its workload.
     """
     places = sorted({(each.board_type, each.operating_point, each.simulated) for each in bundle.records})
     if len(places) > 1:
@@ -46,6 +49,7 @@ def write_folder(bundle: Bundle, folder: Path) -> int:
         raise UsageError(f"{folder} exists already", "Name a folder that does not.")
     if not folder.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {folder.absolute().parent}")
+    require_sound(bundle, "the store")
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.absolute().parent))
     try:
         part.chmod(0o755)
@@ -84,9 +88,9 @@ def read_folder(folder: Path) -> Bundle | None:
             )
         return None
     with _blamed(path):
-        if path.stat().st_size > _MOST_BYTES:
-            raise ValueError("it is too large")
-        return parse(json.loads(path.read_text(encoding="utf-8")))
+        bundle = parse(json.loads(_read_text(path)))
+    require_sound(bundle, str(path))
+    return bundle
 
 
 def parse(document: Any) -> Bundle:
@@ -107,7 +111,6 @@ def parse(document: Any) -> Bundle:
     measured: list[Record | Trial] = [*records, *(trial for trial, _ in trials)]
     for each in measured:
         _require(each.workload in known, f"the workload {each.workload} is missing")
-        json.loads(each.trace_json)
     store = document["store"]
     _require(isinstance(store, str) and bool(store), "it does not say which store it is from")
     return Bundle(store, records, trials, workloads, {int(key): str(name) for key, name in document["models"].items()})
@@ -118,39 +121,57 @@ def read_database(
 ) -> tuple[list[Mapping[str, Any]], list[Trial]]:
     """The workloads and candidates of MetaSchedule's two files, as workloads and trials of no campaign yet.
 
-    Nobody has verified them here: they are trials, which a search begins from, and no records. Of traces the decisions
-    are kept, as of the farm's own. Loads TVM's compiler. Raises UsageError.
+    Nobody has verified them here: they are trials, which a search begins from, and no records. They are read in a
+    confined process. Raises UsageError.
     """
-    import tvm.s_tir.meta_schedule as ms
-
-    from farm.dropin import database as ours  # loads TVM
-    from farm.dropin.tvm_objects import to_plain_target
-    from farm.search import traces, workloads
-    from farm.search.target import make_target
-
-    found: dict[str, Mapping[str, Any]] = {}
-    trials: dict[tuple[str, str], Trial] = {}
+    given = {"pipeline": pipeline}
+    for name, key in ((WORKLOADS, "workloads"), (TUNING_RECORDS, "tuning_records")):
+        with _blamed(folder / name):
+            given[key] = _read_text(folder / name)
+    what = f"{folder} holds no records that can be read"
+    answer = confined.call(f"{__package__}.exchange_child:read", json.dumps(given).encode(), what, _LIMITS)
     with _blamed(folder / TUNING_RECORDS):
-        known = ms.database.JSONDatabase(
-            path_workload=str(folder / WORKLOADS), path_tuning_record=str(folder / TUNING_RECORDS)
+        document = json.loads(answer)
+        workloads = [_to_workload({name: each[name] for name in _WORKLOAD_KINDS}) for each in document["workloads"]]
+        trials = []
+        for each in document["trials"]:
+            outcome = Outcome(Status.OK, latency_s=tuple(map(float, each["samples"])), simulated=simulated)
+            trial = Trial(
+                *(0, each["workload"], each["candidate"], point, 1, outcome, each["trace_json"]), board_type=board_type
+            )
+            _check(trial, dataclasses.fields(Trial))
+            trials.append(trial)
+    return list(workloads), trials
+
+
+def require_sound(bundle: Bundle, source: str) -> None:
+    """Raise UsageError where a workload of a stranger's bundle is not what its hash says, or a trace holds what would
+    crash whoever reads it; `source` is where the bundle is from.
+
+    Records of such a workload would be measured, verified and kept as those of another.
+    """
+    measured: list[Record | Trial] = [*bundle.records, *(trial for trial, _ in bundle.trials)]
+    for each in measured:
+        try:
+            proof.require_objects(json.loads(each.trace_json))
+        except (ValueError, RecursionError) as error:
+            raise UsageError(
+                f"{source}: the trace of candidate {each.candidate} of workload {each.workload} cannot be read: {error}"
+            ) from error
+    if wrong := proof.find_impostors(bundle.workloads):
+        names = {each["hash"]: each["name"] for each in bundle.workloads}
+        (first, reason), *more = wrong.items()
+        others = f" (and {len(more)} more)" if more else ""
+        raise UsageError(
+            f"{source}: the workload {first} ({names[first]}) is not what it says: {reason}{others}",
+            "Nothing was taken in. Whoever made it: `farm db check` says which rows are wrong.",
         )
-        for record in known.get_all_tuning_records():
-            samples = tuple(float(each) for each in record.run_secs or ())
-            if not samples or not all(0 < each < 1e9 for each in samples):
-                continue
-            module, config = record.workload.mod, to_plain_target(record.target)
-            key = workloads.workload_hash(module, config, pipeline)
-            found.setdefault(key, ours.describe(module, key, config, pipeline))
-            target = make_target(config)
-            text = traces.dump(record.as_measure_candidate(), record.workload, target)
-            # As the farm makes it from this text: what MetaSchedule's post-processors did is done again.
-            candidate = ours.hash_candidate(traces.restore(text, record.workload, target).sch.mod)
-            outcome = Outcome(Status.OK, latency_s=samples, simulated=simulated)
-            trial = Trial(0, key, candidate, point, 1, outcome, text, board_type=board_type)
-            best = trials.get((key, candidate))
-            if best is None or (trial.median_s or math.inf) < (best.median_s or math.inf):
-                trials[key, candidate] = trial
-    return list(found.values()), list(trials.values())
+
+
+def _read_text(path: Path) -> str:
+    if path.stat().st_size > _MOST_BYTES:
+        raise ValueError("it is too large")
+    return path.read_text(encoding="utf-8")
 
 
 def _write_database(bundle: Bundle, folder: Path) -> int:
@@ -177,11 +198,20 @@ def _write_database(bundle: Bundle, folder: Path) -> int:
     return len(database)
 
 
+_WORKLOAD_KINDS: dict[str, Any] = {
+    "hash": str,
+    "name": str,
+    "flop": (int, float),
+    "arguments": list,
+    "module_json": str,
+    "target": dict,
+    "pipeline": str,
+}
+
+
 def _to_workload(value: Any) -> dict[str, Any]:
-    kinds: dict[str, Any] = {"hash": str, "name": str, "flop": (int, float), "arguments": list, "target": dict}
-    kinds |= {"pipeline": str, "module_json": str}
-    _require(isinstance(value, dict) and value.keys() == kinds.keys(), "a workload has other keys")
-    for key, kind in kinds.items():
+    _require(isinstance(value, dict) and value.keys() == _WORKLOAD_KINDS.keys(), "a workload has other keys")
+    for key, kind in _WORKLOAD_KINDS.items():
         _require(isinstance(value[key], kind), f"a workload's {key} is a {type(value[key]).__name__}")
     _require(0 <= value["flop"] < math.inf, "a workload's FLOP cannot be")
     return dict(value)

@@ -112,10 +112,7 @@ def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline
         mod = task.dispatched[0]
         if joins.is_join(mod["main"]):
             continue
-        arguments = tuple(
-            (tuple(int(d) for d in argument.shape), str(argument.dtype))
-            for argument in ms.arg_info.ArgInfo.from_entry_func(mod, remove_preproc=False)
-        )
+        arguments = list_arguments(mod)
         name = str(task.task_name).replace(halving.PREFIX, "", 1)
         name = readable_name(name, [shape for shape, _ in arguments], kernel_layout)
         found.append(
@@ -132,6 +129,15 @@ def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline
             )
         )
     return _with_unique_names(sorted(found, key=lambda w: (-w.flop * w.weight, w.name, w.hash)))
+
+
+def list_arguments(module: Any) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """Shape and type of every argument of a function, results included."""
+    tvm_env.load_compiler()
+    import tvm.s_tir.meta_schedule as ms
+
+    found = ms.arg_info.ArgInfo.from_entry_func(module, remove_preproc=False)
+    return tuple((tuple(int(size) for size in each.shape), str(each.dtype)) for each in found)
 
 
 def _with_unique_names(found: list[Workload]) -> list[Workload]:

@@ -1,14 +1,21 @@
-"""Workloads, and which of them a campaign tunes for which board type. Campaigns themselves are in `campaigns`."""
+"""Workloads, and which of them a campaign tunes for which board type. Campaigns themselves are in `campaigns`.
+
+Whether a workload is what its hash says is found out in `farm.search.proof`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from farm.store import schema
 from farm.store.base import Base
+
+# What a workload's hash stands for: of a row that says otherwise somebody else's is not kept.
+_BOUND = ("module_json", "arguments", "target", "pipeline")
 
 
 class WorkloadQueries(Base):
@@ -17,7 +24,8 @@ class WorkloadQueries(Base):
     def save_workloads(self, campaign: int, workloads: Sequence[Mapping[str, Any]]) -> None:
         """Add the workloads of a campaign: mappings with the columns of `workloads` and a `weight`.
 
-        A `board_type` may be among them; the campaign's own is taken where it is not.
+        A `board_type` may be among them; the campaign's own is taken where it is not. They are what this farm made of a
+        model: a row that is there already, and another function, is replaced.
         """
         with self._writing() as connection:
             own = connection.execute(
@@ -54,7 +62,8 @@ class WorkloadQueries(Base):
         for position, workload in enumerate(workloads, last + 1):
             # What `fetch_workloads` gave may come back for another campaign.
             row = {key: value for key, value in workload.items() if key not in ("weight", "board_type", "added_at")}
-            self._insert_new(connection, table, row | {"added_at": self._wall_clock()})
+            if not self._insert_new(connection, table, row | {"added_at": self._wall_clock()}):
+                self._bind(connection, row)
             self._insert_new(
                 connection,
                 member,
@@ -66,3 +75,45 @@ class WorkloadQueries(Base):
                     "position": position,
                 },
             )
+
+    def _bind(self, connection: sa.Connection, row: Mapping[str, Any]) -> None:
+        table = schema.workloads
+        own = {name: row[name] for name in _BOUND}
+        query = sa.select(*(table.c[name] for name in _BOUND)).where(table.c.hash == row["hash"])
+        known = connection.execute(query).mappings().one()
+        if known["module_json"] != own["module_json"]:
+            connection.execute(table.update().where(table.c.hash == row["hash"]).values(**own))
+
+    def fetch_workload_hashes(self) -> list[str]:
+        """The hashes of all workloads."""
+        return [row["hash"] for row in self._rows(sa.select(schema.workloads.c.hash).order_by(schema.workloads.c.hash))]
+
+    def remove_workloads(self, hashes: Sequence[str]) -> int:
+        """Forget workloads with their records, their trials, and their places in campaigns; returns how many trials.
+
+        For those that are not what their hash says: nothing that was measured of them is of use to anybody.
+        """
+        trials, records, members, table = schema.trials, schema.records, schema.campaign_workloads, schema.workloads
+        with self._writing(durably=True) as connection, _deletable(connection):
+            gone = 0
+            for each in hashes:
+                connection.execute(records.delete().where(records.c.workload == each))
+                gone += connection.execute(trials.delete().where(trials.c.workload == each)).rowcount
+                connection.execute(members.delete().where(members.c.workload == each))
+                connection.execute(table.delete().where(table.c.hash == each))
+            return gone
+
+
+@contextlib.contextmanager
+def _deletable(connection: sa.Connection) -> Iterator[None]:
+    """Lift what keeps trials from being deleted, within the transaction that the block is a part of."""
+    name = f"{schema.trials.name}_no_delete"
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.text(f"ALTER TABLE trials DISABLE TRIGGER {name}"))
+        yield
+        connection.execute(sa.text(f"ALTER TABLE trials ENABLE TRIGGER {name}"))
+        return
+    made = connection.execute(sa.text("SELECT sql FROM sqlite_master WHERE name = :name"), {"name": name}).scalar_one()
+    connection.execute(sa.text(f"DROP TRIGGER {name}"))
+    yield
+    connection.exec_driver_sql(made)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import dataclasses
 import json
 import os
 import pathlib
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +19,7 @@ import pytest
 from device_agent.protocol import Outcome, Status
 from farm.dropin import exchange
 from farm.errors import UsageError
-from farm.search import canonical, names, tvm_env, workloads
+from farm.search import canonical, names, proof, tvm_env, workloads
 from farm.search.decisions import Genome
 from farm.search.schedule_space import ScheduleSpace
 from farm.search.workloads import Workload
@@ -49,11 +53,11 @@ assert not [name for name in sys.modules if name.split(".")[0] == "farm"]
 """
 
 
-def make_workload() -> Workload:
+def make_workload(size: int = 14) -> Workload:
     """A convolution whose weights are packed by its schedule."""
     from tvm import te, topi
 
-    data = te.placeholder((1, 14, 14, 16), name="data")
+    data = te.placeholder((1, size, size, 16), name="data")
     weight = te.placeholder((3, 3, 16, 32), name="weight")
     result = topi.nn.relu(topi.nn.conv2d_nhwc(data, weight, 1, [1, 1, 1, 1], 1))
     function = te.create_prim_func([data, weight, result]).with_attr("layout_free_buffers", [1])
@@ -61,7 +65,7 @@ def make_workload() -> Workload:
     key = workloads.workload_hash(module, TARGET, "graph/2")
     shapes = tuple((tuple(int(d) for d in p.shape), "float32") for p in module["main"].params)
     return Workload(
-        key, "conv2d_relu 3x3 14x14x16>32", 1.8e6, 1, shapes, names.canonical_json(module), TARGET, "graph/2"
+        key, f"conv2d_relu 3x3 {size}x{size}x16>32", 1.8e6, 1, shapes, names.canonical_json(module), TARGET, "graph/2"
     )
 
 
@@ -175,6 +179,128 @@ def test_a_damaged_file_is_refused(store: Store, tmp_path: pathlib.Path, damage:
     (tmp_path / exchange.OURS).write_text(json.dumps(document))
     with pytest.raises(UsageError, match="holds no records"):
         exchange.read_folder(tmp_path)
+
+
+def test_a_workload_that_is_another_function_is_refused(store: Store, tmp_path: pathlib.Path) -> None:
+    """Modules of two workloads exchanged: each would be measured, verified and recorded as the other."""
+    bundle = store.fetch_bundle(store.fetch_records())
+    other = make_workload(7)
+    [own] = bundle.workloads
+    swapped = {**own, "module_json": other.module_json}
+    for found in (swapped, {**own, "arguments": [[[1], "float32"]]}, {**own, "target": {"kind": "llvm"}}):
+        with pytest.raises(UsageError, match=f"workload {own['hash']} .*is not what it says"):
+            exchange.require_sound(dataclasses.replace(bundle, workloads=(found,)), "theirs")
+    (tmp_path / exchange.OURS).write_text(
+        json.dumps(exchange.to_document(dataclasses.replace(bundle, workloads=(swapped,))))
+    )
+    with pytest.raises(UsageError, match="its module is another function"):
+        exchange.read_folder(tmp_path)
+    exchange.require_sound(bundle, "theirs")
+
+
+def contain_itself(text: str) -> str:
+    """A module's JSON in which an array holds the module."""
+    graph = json.loads(text)
+    last = max(number for number, node in enumerate(graph["nodes"]) if node["type"] == "ffi.Array")
+    graph["nodes"][last]["data"].append(graph["root_index"])
+    return json.dumps(graph)
+
+
+def test_a_module_that_would_crash_its_reader_is_found_among_others() -> None:
+    """A circle is named; so is what takes the process down that reads it, and the rest is judged all the same."""
+    rows = [_to_row(make_workload(size)) for size in (7, 14, 28)]
+    rows[1]["module_json"] = contain_itself(rows[1]["module_json"])
+    # A function of 1,900 levels is within what is checked, and may be beyond TVM's stack or not: either way it is no
+    # module, and the process that reads it is not this one.
+    deep = json.loads(rows[2]["module_json"])
+    first = len(deep["nodes"])
+    deep["nodes"] += [{"type": "ffi.Array", "data": [first + number - 1]} for number in range(1900)]
+    rows[2]["module_json"] = json.dumps(deep | {"root_index": len(deep["nodes"]) - 1})
+    found = proof.find_impostors(rows)
+    assert found.keys() == {rows[1]["hash"], rows[2]["hash"]}
+    assert "does not come before it" in found[rows[1]["hash"]]
+
+
+def _to_row(workload: Workload) -> dict[str, Any]:
+    row = {name: getattr(workload, name) for name in ("hash", "name", "flop", "module_json", "target", "pipeline")}
+    return row | {"arguments": [[list(shape), kind] for shape, kind in workload.arguments]}
+
+
+def test_the_check_finds_and_removes_what_came_in_before(
+    store: Store, known: tuple[Workload, list[Any]], tmp_path: pathlib.Path
+) -> None:
+    """`farm db check` names the workload; `--remove` forgets it with its record and trials, and others stay."""
+    home = pathlib.Path(str(store.location)).parent
+    workload, other = known[0], make_workload(7)
+    number = store.start_campaign("farm tune", "m2", "", "local", 8, {})
+    store.save_workloads(number, [_to_row(other) | {"weight": 1}])
+    assert _call(home, "db", "check")[0] == 0
+    with contextlib.closing(sqlite3.connect(home / "farm.db")) as connection, connection:
+        connection.execute(
+            "UPDATE workloads SET module_json = ? WHERE hash = ?", (contain_itself(workload.module_json), workload.hash)
+        )
+    code, said = _call(home, "db", "check")
+    assert code == 1
+    assert f"workload {workload.hash} ({workload.name}: its module cannot be read" in said
+    assert "db check --remove" in said
+    code, said = _call(home, "record", "export", str(tmp_path / "folder"))
+    assert (code, workload.hash in said) == (2, True)
+    code, said = _call(home, "db", "check", "--remove")
+    assert (code, "removed 1 workloads with their records and 3 trials" in said) == (0, True)
+    assert [row[0] for row in store.fetch_workload_names()] == [other.hash]
+    assert store.fetch_records() == []
+    assert _call(home, "db", "check")[0] == 0
+    trial = Trial(number, other.hash, "c", DEFAULT_POINT, 1, Outcome(Status.OK, latency_s=(1e-3,), board="b"), "[]")
+    store.add_trial(trial)
+    with contextlib.closing(sqlite3.connect(home / "farm.db")) as connection, pytest.raises(sqlite3.IntegrityError):
+        connection.execute("DELETE FROM trials")
+
+
+def test_what_the_farm_made_of_a_model_takes_the_place_of_another_function(
+    store: Store, known: tuple[Workload, list[Any]]
+) -> None:
+    """A row that somebody brought first does not decide what a model of ours is tuned as."""
+    own = _to_row(known[0])
+    with contextlib.closing(sqlite3.connect(str(store.location))) as connection, connection:
+        connection.execute("UPDATE workloads SET module_json = '{}', arguments = '[]'")
+    number = store.start_campaign("farm tune", "m", "", "local", 8, {})
+    store.save_workloads(number, [own | {"weight": 1}])
+    [row] = store.fetch_workload_rows([own["hash"]]).values()
+    assert {name: row[name] for name in own} == own
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [("length", "length is not what it says"), ("circle", "does not come before it"), ("nested", "line 1")],
+)
+def test_hostile_files_of_metaschedules_are_refused(
+    store: Store, tmp_path: pathlib.Path, damage: str, problem: str
+) -> None:
+    """Before TVM sees them: a length that it would believe, a module that contains itself, brackets without end."""
+    folder = export(store, tmp_path / "out")
+    path = folder / exchange.WORKLOADS
+    key, data = json.loads(path.read_text())
+    text = base64.b64decode(data)[8:]
+    if damage == "length":
+        data = base64.b64encode((3 << 30).to_bytes(8, "little") + text).decode()
+    elif damage == "circle":
+        circle = contain_itself(text.decode()).encode()
+        data = base64.b64encode(len(circle).to_bytes(8, "little") + circle).decode()
+    path.write_text("[" * 100_000 if damage == "nested" else json.dumps([key, data]))
+    with pytest.raises(UsageError, match=problem):
+        exchange.read_database(folder, "local", DEFAULT_POINT, simulated=False, pipeline="graph/2")
+
+
+def _call(home: pathlib.Path, *words: str) -> tuple[int, str]:
+    """A command, as a child: exit code and all that it said."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from farm.cli.main import main; main()", *words],
+        env=os.environ | {"FARM_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.returncode, done.stdout + done.stderr
 
 
 def test_a_folder_without_records_is_none(tmp_path: pathlib.Path) -> None:

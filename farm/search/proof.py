@@ -1,0 +1,139 @@
+"""Whether a workload from elsewhere is the function that its hash names: TVM's JSON is checked, loaded and hashed anew,
+in a confined process, since what a stranger wrote can crash whoever loads it.
+
+How records travel between farms is in `farm.dropin.exchange`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from farm.errors import UsageError
+from farm.processes import confined
+
+# Rows at a time: whoever waits hears how far it is, and one that takes the process down is soon found.
+_BATCH = 200
+_LIMITS = confined.Limits(memory_bytes=4 << 30, timeout_s=300.0, answer_bytes=64 << 20)
+# The deepest function of the zoo has 49 levels; TVM reads them by calling itself, on a stack of 8 MB.
+_MOST_DEPTH = 2000
+# Nothing of MetaSchedule's is nested deeper.
+_MOST_NESTED = 100
+_LEAVES = frozenset({"None", "bool", "int", "float", "ffi.String", "ffi.Bytes", "DataType"})
+# Fields that hold a number itself where all others hold the place of a node.
+_NUMBERS = frozenset({"data_alignment", "offset_factor"})
+
+
+def find_impostors(rows: Sequence[Mapping[str, Any]], say: Callable[[int], None] = lambda done: None) -> dict[str, str]:
+    """What is wrong with workloads, rows as the store has them, by hash; `say` is told how many have been looked at.
+
+    A right one's module is read, is the function whose hash the row has for its target and pipeline, and takes the
+    row's arguments. Raises UnavailableError where this machine cannot confine a process.
+    """
+    found: dict[str, str] = {}
+    for start in range(0, len(rows), _BATCH):
+        found |= dict(_judge_apart(rows[start : start + _BATCH]))
+        say(min(start + _BATCH, len(rows)))
+    return found
+
+
+def _judge_apart(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    names = ("hash", "module_json", "target", "pipeline", "arguments")
+    payload = json.dumps([{name: row[name] for name in names} for row in rows]).encode()
+    try:
+        answer = confined.call(f"{__name__}:judge", payload, "its module cannot be read", _LIMITS)
+        problems = [str(each) for each in json.loads(answer)]
+    except (UsageError, ValueError) as error:
+        if len(rows) == 1:
+            message = error.message if isinstance(error, UsageError) else "its module cannot be read"
+            yield rows[0]["hash"], message
+        else:
+            middle = len(rows) // 2
+            yield from _judge_apart(rows[:middle])
+            yield from _judge_apart(rows[middle:])
+        return
+    yield from ((row["hash"], problem) for row, problem in zip(rows, problems, strict=True) if problem)
+
+
+def judge(payload: bytes) -> bytes:
+    """In the confined process: what is wrong with each row, "" for nothing, as JSON. Loads TVM's compiler."""
+    from farm.search import tvm_env
+
+    tvm_env.load_compiler()
+    return json.dumps([_judge_one(row) for row in json.loads(payload)]).encode()
+
+
+def _judge_one(row: Mapping[str, Any]) -> str:
+    from farm.search import tvm_env, workloads
+
+    tvm = tvm_env.load()
+    try:
+        require_graph(row["module_json"])
+        module = tvm.ir.load_json(row["module_json"])
+        own = workloads.workload_hash(module, row["target"], row["pipeline"])
+        arguments = [[list(shape), kind] for shape, kind in workloads.list_arguments(module)]
+    except Exception as error:  # noqa: BLE001 - TVM raises whatever a stranger's words lead it to
+        return f"its module cannot be read: {' '.join(str(error).split())[:200]}"
+    if own != row["hash"]:
+        return f"its module is another function, whose hash is {own}"
+    if arguments != [[list(shape), kind] for shape, kind in row["arguments"]]:
+        return "its arguments are not those of its module"
+    return ""
+
+
+def require_graph(text: str) -> None:
+    """Raise ValueError for what TVM cannot read as an object, or could not survive: its nodes refer to each other in a
+    circle, to nodes that are not there, or too deep.
+
+    TVM writes a node after those that it is made of, so that a reference always leads back.
+    """
+    graph = json.loads(text)
+    nodes, root = (graph.get("nodes"), graph.get("root_index")) if isinstance(graph, dict) else (None, None)
+    fine = isinstance(nodes, list) and isinstance(root, int) and 0 <= root < len(nodes)
+    if not isinstance(nodes, list) or not fine:
+        raise ValueError("it is no object of TVM's")
+    depths: list[int] = []
+    for number, node in enumerate(nodes):
+        typed = isinstance(node, dict) and isinstance(node.get("type"), str)
+        if not typed:
+            raise ValueError(f"its node {number} has no type")
+        depth = 0
+        for reference in _list_references(node):
+            if not 0 <= reference < number:
+                raise ValueError(f"its node {number} contains node {reference}, which does not come before it")
+            depth = max(depth, depths[reference] + 1)
+        if depth > _MOST_DEPTH:
+            raise ValueError(f"its node {number} is more than {_MOST_DEPTH:,} levels deep")
+        depths.append(depth)
+
+
+def require_objects(value: Any) -> None:
+    """Raise ValueError where a text within plain JSON, as a trace has for an index map, is no object that TVM reads."""
+    for text in _list_texts(value, 0):
+        if text.lstrip().startswith("{"):
+            require_graph(text)
+
+
+def _list_texts(value: Any, depth: int) -> Iterator[str]:
+    if depth > _MOST_NESTED:
+        raise ValueError("it is nested too deep")
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _list_texts(each, depth + 1)
+
+
+def _list_references(node: Mapping[str, Any]) -> Iterator[int]:
+    data = node.get("data")
+    if node["type"] in _LEAVES:
+        return
+    values = data if isinstance(data, list) else ()
+    if isinstance(data, dict):
+        values = [value for name, value in data.items() if name not in _NUMBERS]
+    for value in values:
+        if isinstance(value, int) and not isinstance(value, bool):
+            yield value
