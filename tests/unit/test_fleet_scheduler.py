@@ -105,8 +105,8 @@ def test_a_search_that_keeps_failing_is_asked_no_more() -> None:
     hands.boards("a")
     hands.tell(v.CampaignAdded(campaign(workloads=1)))
     while hands.searches:
-        hands.tell(v.SearchFailed(hands.searches.popitem()[0]))
-    assert [ended.reason for ended in hands.of(v.TaskEnded)] == ["its search failed 3 times"]
+        hands.tell(v.SearchFailed(hands.searches.popitem()[0], "its process died"))
+    assert [ended.reason for ended in hands.of(v.TaskEnded)] == ["its search failed 3 times: its process died"]
     assert hands.status() is Status.FINISHED
 
 

@@ -167,7 +167,7 @@ class CampaignEngine:
             if isinstance(answer, searches.Replayed):
                 self._verifying.on_replayed(answer)
             elif answer.candidates is None:
-                events.append(v.SearchFailed(answer.request))
+                events.append(v.SearchFailed(answer.request, answer.reason))
             else:
                 events.append(self._on_proposed(answer))
         return events

@@ -31,11 +31,14 @@ _log = logging.getLogger(__name__)
 
 
 class Answer(NamedTuple):
-    """What a search said to a request: candidates and whether it will never have more; None: it died or hung."""
+    """What a search said to a request: candidates and whether it will never have more; None: it died or hung, and
+    `reason` says how.
+    """
 
     request: int
     candidates: list[Any] | None
     exhausted: bool
+    reason: str = ""
 
 
 class Replayed(NamedTuple):
@@ -199,11 +202,11 @@ class Searches:
                 candidates, exhausted = ray_calls.get(reference, "searching", _FETCH_TIMEOUT_S)
                 answers.append(Answer(asked.request, candidates, exhausted))
             except (ActorLostError, DeadlineError) as error:
-                answers.append(Answer(asked.request, None, False))
+                answers.append(Answer(asked.request, None, False, error.message))
                 self._restart(asked.task.campaign, error.message)
             except FarmError as error:
                 self._note("search_failed", asked.task.campaign, error.message)
-                answers.append(Answer(asked.request, None, False))
+                answers.append(Answer(asked.request, None, False, error.message))
         for reference, (job, campaign, deadline) in list(self._replays.items()):
             if reference not in self._replays or (reference not in ready and now < deadline):
                 continue

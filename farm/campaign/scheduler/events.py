@@ -249,7 +249,8 @@ def _(event: v.SearchFailed, draft: Draft) -> None:
     losses = draft.tasks[request.task].search_losses + 1
     draft.set_task(request.task, search_losses=losses)
     if losses >= draft.settings.max_search_losses and not draft.tasks[request.task].ended:
-        draft.end_search(request.task, f"its search failed {losses} times")
+        why = f": {event.reason}" if event.reason else ""
+        draft.end_search(request.task, f"its search failed {losses} times{why}")
 
 
 def _end_request(draft: Draft, number: int) -> Request:

@@ -240,9 +240,10 @@ class Proposed:
 
 @dataclasses.dataclass(frozen=True)
 class SearchFailed:
-    """A search died or missed its deadline."""
+    """A search died or missed its deadline, and `reason` says how."""
 
     request: int
+    reason: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
