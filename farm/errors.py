@@ -10,6 +10,7 @@
     │   └── BoardNonsenseError  a board answered what cannot be
     ├── PermanentError      trying again cannot work                exit 1
     │   ├── UnavailableError    a part of the farm is missing       exit 3
+    │   │   └── MachineBusyError    another farm measures on this machine
     │   ├── CodeRefusedError    a compiler or assembler refuses     exit 1
     │   └── LeaseOverError      a board is no longer ours to use    exit 1
     ├── BoardUnsafeError    a board must not be used                exit 4
@@ -76,6 +77,10 @@ class UnavailableError(PermanentError):
     """A part of the farm that this needs is not there: tracker, agent, disk, optional package."""
 
     exit_code = 3
+
+
+class MachineBusyError(UnavailableError):
+    """Another farm command measures on this machine, and did so for as long as we waited."""
 
 
 class CodeRefusedError(PermanentError):

@@ -155,7 +155,7 @@ def open_crew(
     with contextlib.ExitStack() as stack:
         crew = Crew(settings, note)
         if name is None and board_type.host_is_board:
-            stack.enter_context(machine_lock())
+            stack.enter_context(machine_lock(wait_s, note))
             # From the main thread, which lives as long as the children do.
             local = stack.enter_context(LocalFarm(settings.tracker_port, settings.home_path / "logs"))
             first: OpenSite = lambda _: contextlib.nullcontext(local)  # noqa: E731

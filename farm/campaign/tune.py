@@ -22,7 +22,8 @@ from farm.campaign import one_model
 from farm.campaign.engine import client, control
 from farm.campaign.engine.engine import CampaignEngine, engine_up
 from farm.campaign.engine.heartbeat import beating
-from farm.campaign.engine.state import engine_lock, publish, withdraw
+from farm.campaign.engine.host import lock_engine
+from farm.campaign.engine.state import publish, withdraw
 from farm.campaign.one_model import Place, Request
 from farm.campaign.plan_survey import Survey, Surveying
 from farm.campaign.watch import find_error, is_settled, watch
@@ -30,7 +31,6 @@ from farm.errors import FarmError, PermanentError, UnavailableError
 from farm.processes import children
 from farm.processes.machine import (
     close_abandoned_campaigns,
-    machine_lock,
     name_user,
     process_identity,
     wait_for_machine,
@@ -131,16 +131,14 @@ def tuning(request: Request, settings: Settings, store: Store, listener: Listene
     place = one_model.choose_place(request, store, settings)
     run = _Run(request, place, settings, store, listener)
     with contextlib.ExitStack() as machine, contextlib.ExitStack() as engine:
-        try:
-            engine.enter_context(engine_lock(settings.home_path))
-        except UnavailableError:
+        if not lock_engine(
+            settings.home_path, engine, machine if place.is_host else None, request.wait_s, listener.note
+        ):
             listener.note("another command is this farm's engine, and carries it out")
             tuned = run.follow()
             if place.is_host:
                 wait_for_machine(_MACHINE_TIMEOUT_S)  # its engine lets go of it about now
         else:
-            if place.is_host:
-                machine.enter_context(machine_lock())
             try:
                 tuned = run.carry_out()
             finally:

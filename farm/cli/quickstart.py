@@ -14,6 +14,9 @@ from farm.cli.campaign_screen import CampaignScreen
 from farm.errors import UnavailableError
 from farm.inventory.board_types import require_board_type
 
+# For another farm that measures on this machine; a campaign on it may take hours, and says so meanwhile.
+_WAIT_S = 3600.0
+
 
 def quickstart(
     model: Annotated[
@@ -34,6 +37,9 @@ def quickstart(
         bool, typer.Option("--sweep/--no-sweep", help="Also sweep a virtual Jetson Nano's clocks.")
     ] = True,
     shape: options.Shapes = None,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Refuse, instead of waiting, while another farm measures on this machine.")
+    ] = False,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
@@ -53,7 +59,9 @@ def quickstart(
 
         with options.open_store(settings) as store:
             try:
-                request = job.Request(source, inputs, trials, out.absolute(), fresh, since, sweep)
+                request = job.Request(
+                    source, inputs, trials, out.absolute(), fresh, since, sweep, 0.0 if no_wait else _WAIT_S
+                )
                 kind = make_exact(require_board_type("local"), exact)
                 document = job.run(request, settings, store, kind, screen)
             finally:

@@ -32,7 +32,7 @@ def tune(
         str | None, typer.Option("--board", metavar="NAME", help="Board of the fleet to use, and no other.")
     ] = None,
     wait: Annotated[
-        str, typer.Option("--wait", metavar="10m", help="Longest wait for a board of the fleet to become free.")
+        str, typer.Option("--wait", metavar="10m", help="Longest wait for a board, or this machine, to become free.")
     ] = "60s",
     trials: options.Trials = 128,
     ops: Annotated[

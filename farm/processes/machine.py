@@ -10,13 +10,13 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import psutil
 
-from farm.errors import UnavailableError
+from farm.errors import MachineBusyError, UnavailableError
 from farm.store import Store
 
 _LOOK_S = 0.2
@@ -79,26 +79,19 @@ def is_gone(identity: Mapping[str, Any] | None) -> bool:
 
 
 @contextlib.contextmanager
-def machine_lock() -> Iterator[None]:
+def machine_lock(wait_s: float = 0.0, say: Callable[[str], None] = lambda text: None) -> Iterator[None]:
     """Keep a second farm from measuring on this machine at the same time: each would be the other's noise.
 
-    Raises UnavailableError naming the process that does, or the file where the lock cannot be trusted. The kernel frees
-    the lock of a process that is killed. Within a block of the same process another one changes nothing.
+    One that does is waited for, and `say` is told which. Raises MachineBusyError naming it where it goes on, and
+    UnavailableError naming the file where the lock cannot be trusted. The kernel frees the lock of a process that is
+    killed. Within a block of the same process another one changes nothing.
     """
     if _LOCK.held:
         yield
         return
     path = _find_lock_folder() / f"tvm-farm-{os.getuid()}.lock"
     with _open_own(path) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "unknown"
-            raise UnavailableError(
-                f"another farm command is measuring on this machine (pid {holder})",
-                "Two at once would spoil each other's results; wait for it to end.",
-            ) from None
+        _acquire(file, wait_s, say)
         file.truncate(0)
         with contextlib.suppress(OSError):  # a full disk: it holds, without a name
             os.pwrite(file.fileno(), str(os.getpid()).encode(), 0)
@@ -110,13 +103,45 @@ def machine_lock() -> Iterator[None]:
             file.truncate(0)
 
 
-def wait_for_machine(timeout_s: float) -> None:
-    """Wait until no other farm measures on this machine, for so long at most; whoever measures next finds out."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        with contextlib.suppress(UnavailableError), machine_lock():
+def _acquire(file: IO[str], wait_s: float, say: Callable[[str], None]) -> None:
+    deadline = time.monotonic() + wait_s
+    told = False
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = _name_holder(file)
+            if time.monotonic() >= deadline:
+                raise MachineBusyError(
+                    f"another farm command is measuring on this machine: {holder}",
+                    "Two at once would spoil each other's results; wait for it to end.",
+                ) from None
+            if not told:
+                told = True
+                say(f"waiting for another farm command, which is measuring on this machine: {holder}")
+            time.sleep(_LOOK_S)
+        else:
             return
-        time.sleep(_LOOK_S)
+
+
+def _name_holder(file: IO[str]) -> str:
+    """The command that holds the lock, with its process, as far as can be told."""
+    file.seek(0)
+    pid = file.read().strip()
+    if not pid.isdigit():
+        return "a process that could not write its number"
+    with contextlib.suppress(psutil.Error):
+        words = psutil.Process(int(pid)).cmdline()
+        starts = [number for number, word in enumerate(words) if Path(word).name == "farm"]
+        if starts:
+            return f"`{' '.join(['farm', *words[starts[0] + 1 :]])}` (pid {pid})"
+    return f"pid {pid}"
+
+
+def wait_for_machine(timeout_s: float, say: Callable[[str], None] = lambda text: None) -> None:
+    """Wait until no other farm measures on this machine, for so long at most; whoever measures next finds out."""
+    with contextlib.suppress(MachineBusyError), machine_lock(timeout_s, say):
+        return
 
 
 def _find_lock_folder() -> Path:

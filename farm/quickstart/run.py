@@ -39,7 +39,10 @@ _SUSPICIOUS = 1.5
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the user asked for. `since` is when the command began (monotonic seconds)."""
+    """What the user asked for. `since` is when the command began (monotonic seconds).
+
+    Another farm that measures on this machine is waited for `wait_s`.
+    """
 
     source: ModelSource
     inputs: tuple[InputSpec, ...]
@@ -48,6 +51,7 @@ class Request:
     fresh: bool
     since: float
     sweep: bool = True
+    wait_s: float = 0.0
 
 
 def run(
@@ -58,7 +62,7 @@ def run(
     listener.note("starting the local farm: tracker, agent, Ray")
     order = one_model.Request(
         "quickstart", to_variant(source, request.inputs), board_type, request.trials, fresh=request.fresh,
-        since=request.since,
+        wait_s=request.wait_s, since=request.since,
     )  # fmt: skip
     with tuning(order, settings, store, listener) as tuned:
         target, workloads = tuned.target, tuned.workloads

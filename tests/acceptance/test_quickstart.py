@@ -207,15 +207,15 @@ def test_a_second_command_has_the_first_do_it(home: Home, third: tuple[dict[str,
 
 
 def test_another_home_is_turned_away(home: Home, first: dict[str, Any]) -> None:
-    """While somebody measures on this machine, a command of another home ends as unavailable and says who it is."""
+    """While somebody measures on this machine, a command of another home that is not to wait says who it is, exit 3."""
     lock = home.temporary / f"tvm-farm-{os.getuid()}.lock"
     with tempfile.TemporaryDirectory() as folder, lock.open("r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         file.write(str(os.getpid()))
         file.flush()
-        rival = home.run("tune", "tiny-cnn", "--trials", "1", "--json", FARM_HOME=folder)
+        rival = home.run("quickstart", "--no-wait", "--out", f"{folder}/report", "--json", FARM_HOME=folder)
     assert (rival.code, rival.out) == (3, "")
-    assert f"another farm command is measuring on this machine (pid {os.getpid()})" in rival.err
+    assert f"another farm command is measuring on this machine: pid {os.getpid()}" in rival.err
 
 
 def test_records_are_listed(home: Home, first: dict[str, Any]) -> None:

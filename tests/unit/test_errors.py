@@ -56,6 +56,7 @@ def test_exit_codes_follow_the_contract() -> None:
         "PermanentError": 1,
         "CodeRefusedError": 1,
         "UnavailableError": 3,
+        "MachineBusyError": 3,
         "LeaseOverError": 1,
         "BoardUnsafeError": 4,
         "BoardHostileError": 4,

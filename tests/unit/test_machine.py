@@ -10,7 +10,7 @@ import tempfile
 
 import pytest
 
-from farm.errors import UnavailableError
+from farm.errors import MachineBusyError, UnavailableError
 from farm.processes.machine import machine_lock
 
 NAME = f"tvm-farm-{os.getuid()}.lock"
@@ -77,3 +77,31 @@ def test_a_second_farm_is_told_of_the_first(shared: pathlib.Path) -> None:
     assert f"pid {os.getpid()}" in second.stderr
     with machine_lock():
         pass
+
+
+def test_another_farm_is_waited_for(shared: pathlib.Path) -> None:
+    """Who waits hears once for which command, and goes on as soon as that has ended."""
+    script = (
+        "import sys; from farm.processes.machine import machine_lock\n"
+        "with machine_lock(): print('held', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script, "/somewhere/bin/farm", "tune", "resnet18"],
+        env=os.environ | {"TMPDIR": str(shared)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    said: list[str] = []
+
+    def end(text: str) -> None:
+        said.append(text)
+        holder.communicate(timeout=30)
+
+    assert holder.stdout.readline() == b"held\n"
+    with pytest.raises(MachineBusyError, match="tune resnet18"), machine_lock():
+        pass
+    with machine_lock(30.0, end):
+        pass
+    assert [f"`farm tune resnet18` (pid {holder.pid})" in text for text in said] == [True]

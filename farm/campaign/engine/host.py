@@ -10,10 +10,12 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from farm.boards.local import LocalFarm
-from farm.errors import DeadlineError, FarmError, UnavailableError, UsageError
-from farm.processes.machine import machine_lock
+from farm.campaign.engine.state import engine_lock
+from farm.errors import DeadlineError, FarmError, MachineBusyError, UnavailableError, UsageError
+from farm.processes.machine import machine_lock, wait_for_machine
 from farm.reach.tracker import Tracker
 from farm.settings import Settings
 from farm.store import Store
@@ -117,3 +119,34 @@ def share_cores(isolation: str) -> tuple[set[int], set[int]]:
         raise UsageError("FARM_ISOLATION=own-core needs at least two cores", "Use exclusive on this machine.")
     half = len(cores) // 2
     return set(cores[half:]), set(cores[:half])
+
+
+def lock_engine(
+    home: Path,
+    engine: contextlib.ExitStack,
+    machine: contextlib.ExitStack | None,
+    wait_s: float,
+    note: Callable[[str], None],
+) -> bool:
+    """Take the lock of a home's engine and, where there is a stack for it, this machine's; False where an engine runs.
+
+    Another farm that measures on this machine is waited for without being the engine: other boards are free meanwhile.
+    Raises MachineBusyError where it does not end in time.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            engine.enter_context(engine_lock(home))
+        except UnavailableError:
+            return False
+        if machine is None:
+            return True
+        try:
+            machine.enter_context(machine_lock())
+        except MachineBusyError:
+            engine.close()
+            if (left_s := deadline - time.monotonic()) <= 0:
+                raise
+            wait_for_machine(left_s, note)
+        else:
+            return True
