@@ -272,6 +272,7 @@ class CampaignState(StrEnum):
 
     SUBMITTED = "submitted"  # in the store; no engine has begun with it
     RUNNING = "running"
+    CONNECTING = "connecting"  # boards that it may use are being brought within reach
     WAITING = "waiting"  # no board that it may use is there
     PAUSED = "paused"  # as an operator wanted
     VERIFYING = "verifying"  # the search is over; winners are measured again

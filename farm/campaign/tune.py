@@ -304,7 +304,7 @@ class _Run:
             self._listener.finish(campaign)
             return True
         self._listener.show(campaign)
-        if campaign.state is not CampaignState.WAITING:
+        if campaign.state not in (CampaignState.WAITING, CampaignState.CONNECTING):
             self._waiting_since = None
         elif self._waiting_since is None:
             self._waiting_since = now

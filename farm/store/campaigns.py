@@ -190,7 +190,10 @@ class CampaignQueries(WorkloadQueries):
             _update_fleet(connection, campaign, **values)
             if after is not known.state:
                 _set_state(connection, campaign, after, self._wall_clock() if after.over else None)
-                self._add_campaign_event(connection, f"campaign_{after}", known.name, reason)
+                # How every campaign begins: no news.
+                begins = after is CampaignState.RUNNING and known.state is CampaignState.CONNECTING
+                if after is not CampaignState.CONNECTING and not begins:
+                    self._add_campaign_event(connection, f"campaign_{after}", known.name, reason)
         return True
 
     def save_progress(self, campaign: int, progress: Mapping[str, Any]) -> None:

@@ -648,3 +648,11 @@ def test_a_record_that_no_run_gave_is_replaced(store: Store) -> None:
     assert store.fetch_records() == []
     assert store.save_record(record(1e-3))
     assert [each.candidate for each in store.fetch_records()] == ["c"]
+
+
+def test_connecting_is_no_news(store: Store) -> None:
+    """How every campaign begins is not in its history; that there was nothing to connect to is."""
+    for state in ("running", "connecting", "running", "connecting", "waiting"):
+        assert store.note_campaign(1, state, "")
+    kinds = [event["kind"] for event in store.fetch_events("fleet")]
+    assert [kind for kind in kinds if kind != "campaign_submitted"] == ["campaign_running", "campaign_waiting"]

@@ -73,7 +73,7 @@ def test_what_an_engine_has_to_look_at(store: Store) -> None:
         for wanted in ("run", "pause", "cancel")
         if control.needs_engine(dataclasses.replace(campaign, state=state, wanted=wanted))
     }
-    active = {"submitted", "running", "waiting", "verifying", "paused"}
+    active = {"submitted", "running", "connecting", "waiting", "verifying", "paused"}
     assert needing == {
         (state, wanted)
         for state in active

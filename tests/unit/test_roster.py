@@ -19,7 +19,7 @@ from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.scheduler import step
 from farm.campaign.scheduler.state import FleetState
 from farm.store import Store
-from farm.values import Board
+from farm.values import Board, CampaignState
 from tests.unit import campaign_orders
 
 
@@ -30,6 +30,10 @@ class Crew:
         self.wanted: dict[str, set[str]] = {}
         self.name = name
         self.host_wanted = False
+        self.taken: set[str] = set()
+
+    def has_taken(self, name: str) -> bool:
+        return name in self.taken
 
     def want(self, wanted: Mapping[str, Collection[str]]) -> None:
         self.wanted = {kind: set(names) for kind, names in wanted.items()}
@@ -112,3 +116,25 @@ def test_an_order_keeps_what_it_names() -> None:
     assert Order.from_document(document) == order
     del document["boards"], document["types"][0]["is_host"], document["measure"]["repeat_alone"]
     assert Order.from_document(document) == campaign_orders.make_order("c")
+
+
+def test_a_campaign_whose_boards_are_being_connected_to_does_not_wait(store: Store) -> None:
+    """One that is free, or leased to be connected to, is about to come; nothing is said of boards that are missing."""
+    crew = Crew()
+    made = roster(store, crew)
+    assert made.explain_absence(active("c"), "no board is here") == (CampaignState.CONNECTING, "2 boards may be used")
+    for name in ("n1", "n2"):
+        store.acquire_lease(name, "somebody", "a sweep")
+    state, reason = made.explain_absence(active("c"), "no board is here")
+    assert state is CampaignState.WAITING
+    assert reason.startswith("no board is here (n1: ")
+    assert "somebody" in reason
+    crew.taken = {"n2"}
+    assert made.explain_absence(active("c"), "no board is here") == (CampaignState.CONNECTING, "2 boards may be used")
+
+
+def test_a_campaign_without_any_board_of_its_types_waits(store: Store) -> None:
+    """There is nothing to connect to."""
+    store.remove_board("n1", "n2")
+    found = roster(store, Crew()).explain_absence(active("c"), "no board of type jetson-nano is here")
+    assert found == (CampaignState.WAITING, "no board of type jetson-nano is here")

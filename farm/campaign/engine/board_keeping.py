@@ -69,6 +69,10 @@ class BoardKeeping:
         """
         self._wanted = {name: board_type for board_type, names in wanted.items() for name in names}
 
+    def has_taken(self, name: str) -> bool:
+        """Whether a board is leased, be it only to connect to it."""
+        return name in self._held
+
     def want_host(self, wanted: bool) -> str:
         """Have this machine be a board, or not any more; its name, "" where it is none now."""
         self._host_is_wanted = wanted

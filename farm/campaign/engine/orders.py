@@ -51,6 +51,9 @@ class Orders:
         self._settings, self._store, self._searches, self._note = settings, store, searches, note
         self.active: dict[str, Active] = {}
         self._budgets: dict[str, Any] = {}
+        # Of campaigns without a board: what the scheduler says of that, and what was noted of it last.
+        self._waiting: dict[str, str] = {}
+        self._explained: dict[str, tuple[str, str]] = {}
         self._look_at = self._report_at = 0.0
         self._idle_since = time.monotonic()
 
@@ -86,8 +89,12 @@ class Orders:
     def change(self, decision: v.Changed, roster: Roster) -> None:
         """Note a campaign's new status. One that is over is forgotten, unless its winners are still to be found."""
         active = self.active[decision.campaign]
-        if decision.status is v.Status.WAITING and (borrowers := roster.find_borrowers(active)):
-            decision = dataclasses.replace(decision, reason=f"boards measure the winners of {', '.join(borrowers)}")
+        if decision.status is v.Status.WAITING:
+            self._waiting[decision.campaign] = decision.reason
+            self._explain(active, roster)
+            return
+        self._forget_waiting(decision.campaign)
+        roster.forget_absence(decision.campaign)
         # For the scheduler it is over with its search; for people once its winners are found.
         status = "verifying" if decision.status is v.Status.FINISHED else str(decision.status)
         self._store.note_campaign(active.id, status, decision.reason)
@@ -98,6 +105,15 @@ class Orders:
         if decision.status is v.Status.CANCELLED:
             self._leave(active)
         self._report_at = 0.0
+
+    def _explain(self, active: Active, roster: Roster) -> None:
+        """Note why a campaign has no board, where that is not what was noted last."""
+        state, reason = roster.explain_absence(active, self._waiting[active.name])
+        if self._explained.get(active.name) != (state, reason):
+            self._explained[active.name] = (state, reason)
+            self._store.note_campaign(active.id, state, reason)
+            self._note(f"{active.name} is {state}" + (f": {reason}" if reason else ""))
+            self._report_at = 0.0
 
     def finish(self, active: Active, progress: dict[str, Any]) -> None:
         """A campaign's winners are found: it is over."""
@@ -115,7 +131,10 @@ class Orders:
             return
         self._report_at = now + _REPORT_S
         for active in list(self.active.values()):
+            if active.name in self._waiting:
+                self._explain(active, roster)
             phase = "verifying" if verifying.is_open(active.name) else str(state.campaigns[active.name].status)
+            phase, _ = self._explained.get(active.name, (phase, ""))
             boards, winners = roster.list_boards(active, state), verifying.to_winners(active)
             progress = to_progress(active, state, boards, phase, now, winners)
             active.note_history(progress["counted"], sum_latencies(active, progress["tasks"]))
@@ -225,7 +244,12 @@ class Orders:
 
     def _leave(self, active: Active) -> None:
         self.active.pop(active.name, None)
+        self._forget_waiting(active.name)
         self._searches.close(active.name)
+
+    def _forget_waiting(self, name: str) -> None:
+        self._waiting.pop(name, None)
+        self._explained.pop(name, None)
 
 
 def to_search_settings(search: SearchOrder, settings: Settings, on_host: bool) -> dict[str, Any]:

@@ -7,10 +7,11 @@ lent out, and gone for the scheduler meanwhile.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from device_agent.protocol import MeasureSpec, OperatingPoint
+from farm.boards.choice import find_reason, find_unfit
 from farm.campaign.engine import boards
 from farm.campaign.engine.active import Active
 from farm.campaign.engine.resume import to_labels, to_names
@@ -18,9 +19,14 @@ from farm.campaign.order import Order
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
 from farm.store import Store
+from farm.values import CampaignState
 
 # How often the store is asked which boards there are.
 _LOOK_S = 1.0
+# Services and agents that are just being started need some seconds before a board can be told from one that is off.
+_CONNECTING_S = 20.0
+# Boards of which it is said why they are not here; a rack has dozens.
+_MOST_NAMED = 3
 
 
 class Roster:
@@ -33,6 +39,8 @@ class Roster:
         self._store, self._crew, self._need = store, crew, need
         # The boards that campaigns name, each campaign's together.
         self._named: set[tuple[str, ...]] = set()
+        # Since when campaigns are without a board.
+        self._alone_since: dict[str, float] = {}
         self._here: dict[str, boards.Arrived] = {}
         self._lent: dict[str, str] = {}
         self._look_at = 0.0
@@ -127,6 +135,32 @@ class Roster:
                 for name, campaign in self._lent.items()
                 if campaign != active.name and self._here[name].board_type in kinds
             }
+        )
+
+    def explain_absence(self, active: Active, reason: str) -> tuple[CampaignState, str]:
+        """How it stands with a campaign that has no board, `reason` being what the scheduler knows of that, and why."""
+        if borrowers := self.find_borrowers(active):
+            return CampaignState.WAITING, f"boards measure the winners of {', '.join(borrowers)}"
+        now = time.monotonic()
+        since = self._alone_since.setdefault(active.name, now)
+        rows = [row for row in self._store.fetch_boards() if self._may_use(row, active.order)]
+        coming = f"{len(rows)} board{'' if len(rows) == 1 else 's'} may be used"
+        why = {str(row["name"]): find_reason(row) for row in rows if not self._crew.has_taken(row["name"])}
+        if any(row["name"] not in why or not why[row["name"]] for row in rows):
+            return CampaignState.CONNECTING, coming
+        if now - since < _CONNECTING_S and any(find_unfit(row).startswith("offline") for row in rows):
+            return CampaignState.CONNECTING, coming
+        said = "; ".join(f"{name}: {text}" for name, text in list(why.items())[:_MOST_NAMED])
+        more = f"; and {len(why) - _MOST_NAMED} more" if len(why) > _MOST_NAMED else ""
+        return CampaignState.WAITING, f"{reason} ({said}{more})" if said else reason
+
+    def forget_absence(self, name: str) -> None:
+        """A campaign has a board, or needs none."""
+        self._alone_since.pop(name, None)
+
+    def _may_use(self, row: Mapping[str, Any], order: Order) -> bool:
+        return order.may_use(row["name"], row["labels"]) and any(
+            row["board_type"] == each.board_type and bool(row["simulated"]) == each.simulated for each in order.types
         )
 
     def find(self, name: str) -> boards.Arrived | None:
