@@ -40,7 +40,7 @@ def main() -> int:
         environment = os.environ | {"FARM_HOME": f"{folder}/home"}
         run(environment, "board", "add", "b", "--virtual", options.board_type)
         began = time.monotonic()
-        run(environment, "up", "--wait", "180", output=False)
+        run(environment, "up", "--wait", "180s", output=False)
         starting_s, began = time.monotonic() - began, time.monotonic()
         command = ["sweep", "run", options.model, "--board", "b", "--exhaustive", "--json"]
         # One thread, and work of milliseconds: a virtual board's time is its host's.

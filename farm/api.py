@@ -36,6 +36,17 @@ _LIMITS = {"trials": "trials", "wall_clock": "wall_clock_s", "board_hours": "boa
 OnProgress = Callable[[Mapping[str, Any]], None]
 
 
+# Spans of time, which are numbers of seconds in Python and need a unit in a file.
+_SPANS = frozenset({"wall_clock", "min_repeat", "timeout"})
+
+
+def _name_units(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: f"{value}s" if key in _SPANS and isinstance(value, int | float) and not isinstance(value, bool) else value
+        for key, value in document.items()
+    }
+
+
 class Campaign:
     """A campaign: models x boards x operating points within a budget.
 
@@ -62,10 +73,10 @@ class Campaign:
             "name": name,
             "models": _list_models(models),
             "boards": boards if isinstance(boards, Mapping) else {"types": boards},
-            "budget": {"trials": budget} if isinstance(budget, int) else budget,
+            "budget": {"trials": budget} if isinstance(budget, int) else _name_units(budget),
             "operating_points": operating_points,
             "search": search or {},
-            "measure": measure or {},
+            "measure": _name_units(measure or {}),
             "priority": priority,
         }
         self._settle(name, check_campaign(document, f"campaign {name}"), home)

@@ -1,4 +1,4 @@
-"""Figures, spans of time and operating points written for people; spans read, as `60`, `100ms`, `10m`, `1.5h`."""
+"""Figures, spans of time and operating points written for people; spans read, as `100ms`, `10m`, `1.5h`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 
 NOTHING = "–"
 
-DURATION_EXAMPLES = "60, 90s, 10m, 1.5h"
+DURATION_EXAMPLES = "90s, 10m, 1.5h"
 
-_UNITS_S = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
 
@@ -70,6 +70,8 @@ def format_percent(ratio: float, more: str, less: str, same: str) -> str:
 def parse_duration_s(text: str) -> float:
     """Seconds, above 0. Raises ValueError."""
     found = _SPAN.fullmatch(text.strip().lower())
+    if found and not found.group(2):
+        raise ValueError(f"{text!r} has no unit: {text.strip()}s, {text.strip()}ms or {text.strip()}m?")
     value = float(found.group(1)) * _UNITS_S.get(found.group(2), math.nan) if found else math.nan
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"{text!r} is not a duration")

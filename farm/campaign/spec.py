@@ -34,8 +34,9 @@ def _seconds(value: Any) -> Any:
         raise ValueError("a duration is needed here, such as 100ms, 90s or 6h")  # noqa: TRY004 - pydantic takes ValueError
     try:
         return parse_duration_s(str(value))
-    except ValueError:
-        raise ValueError(f"it must be a duration above 0; examples: 100ms, {DURATION_EXAMPLES}") from None
+    except ValueError as error:
+        why = f"{error}" if "no unit" in str(error) else "it must be a duration above 0"
+        raise ValueError(f"{why}; examples: 100ms, {DURATION_EXAMPLES}") from None
 
 
 def _one_or_more(value: Any) -> Any:

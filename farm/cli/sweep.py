@@ -203,7 +203,9 @@ def pick(
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Choose the setting to ship, among the points that were measured. Exit code 1 where none keeps the limits.
+    """Choose the setting to ship, among the points that were measured.
+
+    Exit code 1, and the old pick stays, where none keeps the limits.
 
     What is asked for here is what `show`, `report` and `export` answer from then on.
     """
@@ -229,7 +231,8 @@ def pick(
             output.print_json({**{key: document[key] for key in ("sweep", "model", "board", "goal")}, "picks": picks})
         else:
             sweep_table.print_picks(document, chosen)
-        if error := find_failure(document | {"series": chosen}):
+        if error := find_failure(document | {"series": chosen}, every=True):
+            error.hint = "The pick stays as it was. --variant and --batch say which series are meant."
             raise error
         with options.open_store(settings) as store:
             store.keep_sweep_goal(sweep, stored.goal_to_dict(goal))

@@ -39,6 +39,8 @@ def _read(text: str, before: float | None, parse: Callable[[], float]) -> float 
 
 def _read_watts(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(m?w)?", text.strip().lower())
+    if found and not found[2]:
+        raise UsageError(f"--max-power {text!r} has no unit", f"Say {text.strip()}W or {text.strip()}mW.")
     watts = float(found[1]) * (1e-3 if found[2] == "mw" else 1.0) if found else 0.0
     if not watts > 0:
         raise UsageError(f"--max-power {text!r} is no power", "Examples: 7.5W, 800mW.")

@@ -227,7 +227,7 @@ def test_a_board_whose_clock_is_a_year_off_works(rack: Rack) -> None:
 
 def test_the_tunnel_cut_in_the_middle_of_a_probe(rack: Rack) -> None:
     """What was under way fails with a board's fault, nothing hangs, no lease stays, and the board is taken back."""
-    waiting = rack.home.start("board", "probe", NAME, "--timeout", "60", "--json")
+    waiting = rack.home.start("board", "probe", NAME, "--timeout", "60s", "--json")
     wait_until(lambda: rack.home.rows("SELECT board FROM leases") or waiting.process.poll() is not None, "the probe")
     rack.host.sshd.drop_sessions()
     done = waiting.wait(70)
@@ -240,7 +240,7 @@ def test_the_tunnel_cut_in_the_middle_of_a_probe(rack: Rack) -> None:
 def test_killed_services_leave_a_board_that_the_next_ones_use(rack: Rack) -> None:
     """After kill -9 of the services in the middle of a probe the next ones take the board when its lease is over."""
     services = rack.home.run("status", "--json").json()["pid"]
-    waiting = rack.home.start("board", "probe", NAME, "--timeout", "60")
+    waiting = rack.home.start("board", "probe", NAME, "--timeout", "60s")
     wait_until(lambda: rack.home.rows("SELECT board FROM leases") or waiting.process.poll() is not None, "the probe")
     subprocess.run(["kill", "-9", str(services)], check=True, timeout=10)
     assert waiting.wait(90).code != 0

@@ -92,7 +92,7 @@ def test_a_farm_command_queues_behind_a_stock_client(rack: Rack, library: pathli
         [board] = rack.home.run("board", "list", "--json").json()
         assert (board["state"], board["lease"]["owner"]) == ("leased", "an unknown client")
         assert "an unknown client" in rack.home.run("status").out
-        waiting = rack.home.start("board", "probe", NAME, "--timeout", "60", "--json")
+        waiting = rack.home.start("board", "probe", NAME, "--timeout", "60s", "--json")
         wait_until(lambda: rack.home.rows("SELECT board FROM leases") == [(NAME,)], "the farm's lease of the board")
         assert waiting.process.poll() is None
         assert script.stdin is not None

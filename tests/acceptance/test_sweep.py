@@ -31,7 +31,7 @@ def rack() -> Iterator[Home]:
         assert home.run("board", "add", "nano", "--virtual", "jetson-nano", "--count", "2").code == 0
         assert home.run("board", "add", "pi", "--virtual", "raspberry-pi-4", "--count", "2", "--time", "live").code == 0
         try:
-            up = home.run("up", "--wait", "90")
+            up = home.run("up", "--wait", "90s")
             assert up.code == 0, up.err
             yield home
         finally:

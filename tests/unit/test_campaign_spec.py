@@ -84,6 +84,7 @@ def test_points(tmp_path: pathlib.Path, written: str, expected: PointSpec) -> No
         ("100", "0", "line 4: budget.trials: Input should be greater than or equal to 1 (it is 0)"),
         ("100", "true", "line 4: budget.trials: Input should be a valid integer"),
         ("trials: 100", "wall_clock: 0h", "line 4: budget.wall_clock: it must be a duration above 0"),
+        ("trials: 100", "wall_clock: 7200", "line 4: budget.wall_clock: '7200' has no unit: 7200s, 7200ms or 7200m?"),
         ("trials: 100", "wall_clock: soon", "line 4: budget.wall_clock: it must be a duration above 0"),
         ("trials: 100", "wall_clock: [6]", "line 4: budget.wall_clock: a duration is needed here"),
         ("trials: 100", "board_hours: 0", "line 4: budget.board_hours: Input should be greater than 0"),

@@ -8,13 +8,13 @@ from farm.cli.durations import read_duration_s
 from farm.errors import UsageError
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("60", 60), ("90s", 90), ("1.5h", 5400), ("10 m", 600), ("500ms", 0.5)])
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("1.5h", 5400), ("10 m", 600), ("500ms", 0.5)])
 def test_spans_of_time_are_read_as_people_type_them(text: str, seconds: float) -> None:
-    """A number alone is seconds."""
+    """With their unit."""
     assert read_duration_s("--timeout", text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "1y", "s", "1e3", "inf", "nan", "9" * 400])
+@pytest.mark.parametrize("text", ["", "0", "0s", "60", "-1", "1y", "s", "1e3", "inf", "nan", "9" * 400])
 def test_what_is_no_span_of_time_is_refused(text: str) -> None:
     """Naming the option."""
     with pytest.raises(UsageError, match="--timeout"):

@@ -88,6 +88,31 @@ def test_what_was_picked_is_what_is_exported(home: pathlib.Path, capsys: pytest.
     assert export(capsys)["key"] == SLOW
 
 
+def test_a_pick_that_one_variant_has_not_changes_nothing(
+    home: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With two variants and a limit that one of them cannot keep the pick stays, exit code 1; --variant says which."""
+    with Store(home / "farm.db") as store:
+        measured = PointMeasurement(
+            SLOW, estimate(0.2), 2.0, 0.2, estimate(2.0), estimate(0.4), estimate(0.4), board="n"
+        )
+        store.add_sweep_point(
+            1, variant="tuned", batch=1, key=SLOW, visit=2, board="n",
+            measurement=stored.measurement_to_dict(measured), outcome={},
+        )  # fmt: skip
+    with pytest.raises(SystemExit) as caught:
+        commands.pick(1, deadline="50ms")
+    assert caught.value.code == 1
+    said = capsys.readouterr().err
+    assert "nothing of tuned x1 can be picked" in said
+    assert "The pick stays as it was" in said
+    with Store(home / "farm.db") as store:
+        assert stored.goal_from_dict(store.require_sweep(1)["goal"]).deadline_s is None
+    commands.pick(1, deadline="50ms", variant="untuned")
+    with Store(home / "farm.db") as store:
+        assert stored.goal_from_dict(store.require_sweep(1)["goal"]).deadline_s == 0.05
+
+
 def test_an_export_may_ask_otherwise_this_once(home: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Goals given to an export choose its point, and are forgotten with it."""
     assert export(capsys, objective="latency")["key"] == FAST
@@ -112,6 +137,12 @@ def test_limits_as_they_are_typed() -> None:
     before = Goal(Objective.POWER, 0.02, 5.0)
     assert read_goal(before, "", "", "") == before
     assert read_goal(before, "none", "800mW", "edp") == Goal(Objective.EDP, None, 0.8)
+    for text in ("33", "0.5"):
+        with pytest.raises(UsageError, match=f"--deadline '{text}' has no unit: {text}s, {text}ms"):
+            read_goal(before, text, "", "")
+        with pytest.raises(UsageError, match=f"--max-power '{text}' has no unit") as caught:
+            read_goal(before, "", text, "")
+        assert f"{text}W or {text}mW" in caught.value.hint
     for given, option in (("soon", "--deadline"), ("", "--objective")):
         with pytest.raises(UsageError, match=option):
             read_goal(before, given, "", "" if given else "best")

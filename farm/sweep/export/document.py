@@ -65,16 +65,23 @@ def make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[st
     }
 
 
-def find_failure(document: Mapping[str, Any]) -> PermanentError | None:
-    """What the end of a sweep stands for: it was voided, or no series has a pick. None where it led to one."""
+def find_failure(document: Mapping[str, Any], every: bool = False) -> PermanentError | None:
+    """What the end of a sweep stands for: it was voided, or no series has a pick (`every`: one has none).
+
+    None where it led to one.
+    """
     if document["state"] == "voided":
         return PermanentError(
             f"sweep {document['sweep']} is void: {document['reason']}", "Its visits are kept; see `farm sweep show`."
         )
     series = document["series"]
-    if any(each["pick"] for each in series):
+    missing = [each for each in series if not each["pick"]]
+    if series and (not missing if every else len(missing) < len(series)):
         return None
-    return PermanentError(f"nothing can be picked: {series[0]['no_pick'] if series else 'nothing is measured yet'}")
+    if not series:
+        return PermanentError("nothing can be picked: nothing is measured yet")
+    of = f" of {missing[0]['variant']} x{missing[0]['batch']}" if len(series) > 1 else ""
+    return PermanentError(f"nothing{of} can be picked: {missing[0]['no_pick']}")
 
 
 def find_series(document: Mapping[str, Any], variant: str | None, batch: int | None) -> list[dict[str, Any]]:
