@@ -48,7 +48,7 @@ def test_breadth_comes_before_depth(states: list[WorkloadState], remaining: int)
     """Where there is enough for it, no workload gets a second round while another was never tried."""
     decision = scheduler.decide_next(states, remaining, SETTINGS)
     fresh = sum(s.asked == 0 and not s.exhausted for s in states)
-    if fresh and remaining >= 2 * SETTINGS.warmup * fresh:
+    if fresh and remaining:
         assert decision is not None
         assert states[decision[0]].asked == 0
 
@@ -62,7 +62,20 @@ def test_the_same_states_give_the_same_decision(states: list[WorkloadState], rem
 def test_untouched_workloads_come_heaviest_first() -> None:
     """Of workloads never tried, the one with most work per inference is first: calls count, not size alone."""
     states = [state(flop=3e8), state(flop=1e8, weight=5.0), state(flop=1e8)]
-    assert scheduler.decide_next(states, 100, SETTINGS) == (1, 4)
+    assert scheduler.decide_next(states, 100, SETTINGS) == (1, 1)
+
+
+def test_every_workload_has_a_trial_before_any_has_two() -> None:
+    """However large the budget: a model's total is known only then. What weighs most is warmed up next."""
+    states = [state(flop=3e8), state(flop=5e8), state(flop=1e2)]
+    given = []
+    for _ in range(5):
+        decision = scheduler.decide_next(states, 10_000, SETTINGS)
+        assert decision is not None
+        given.append(decision)
+        index, count = decision
+        states[index] = dataclasses.replace(states[index], asked=states[index].asked + count, best_s=(1e-3,))
+    assert given == [(1, 1), (0, 1), (2, 1), (1, 3), (0, 3)]
 
 
 def test_a_light_workload_starts_with_one_trial() -> None:

@@ -34,8 +34,8 @@ class WorkloadState:
 
 @dataclasses.dataclass(frozen=True)
 class SchedulerSettings:
-    """`warmup` trials are given to every workload that matters before gains are compared, where there are enough of
-    them; at most `batch` at a time after that.
+    """Every workload gets one trial first. `warmup` are given to each that matters before gains are compared, where
+    there are enough of them; at most `batch` at a time after that.
     """
 
     warmup: int = 4
@@ -47,14 +47,17 @@ def decide_next(states: Sequence[WorkloadState], remaining: int, settings: Sched
     open_ = [i for i, state in enumerate(states) if not state.exhausted]
     if remaining <= 0 or not open_:
         return None
-    total = sum(state.flop * state.weight for state in states) or 1.0
-    fresh = [i for i in open_ if states[i].asked == 0]
-    if fresh and remaining >= 2 * settings.warmup * len(fresh):
-        heaviest = max(fresh, key=lambda i: states[i].flop * states[i].weight)
-        light = states[heaviest].flop * states[heaviest].weight < _LIGHT_SHARE * total
-        return heaviest, 1 if light else settings.warmup
-    # Too few for a warm-up of all: one that was never tried competes with those that were, from the first trial on. Who
-    # had few gets few, so that one bad first schedule does not take what is left.
+    heaviness = [state.flop * state.weight for state in states]
+    # What has no trial is in no model's total, whatever else is known of the model.
+    if fresh := [i for i in open_ if states[i].asked == 0]:
+        return max(fresh, key=lambda i: heaviness[i]), 1
+    light = _LIGHT_SHARE * sum(heaviness)
+    young = [i for i in open_ if states[i].asked < settings.warmup and heaviness[i] >= light]
+    if young and remaining >= 2 * settings.warmup * len(young):
+        chosen = max(young, key=lambda i: heaviness[i])
+        return chosen, settings.warmup - states[chosen].asked
+    # Too few for a warm-up of all: from the first trial on all compete. Who had few gets few, so that one bad first
+    # schedule does not take what is left.
     gains = {i: _expected_gain(i, states) for i in open_}
     best = max(open_, key=lambda i: gains[i])
     return best, min(remaining, settings.batch, max(1, states[best].asked))
