@@ -11,7 +11,7 @@ import shlex
 import tempfile
 from pathlib import Path
 
-from farm.artifacts import manifest as manifests
+from farm.artifacts import places
 from farm.artifacts.checking import require_verified
 from farm.artifacts.manifest import Artifact
 from farm.artifacts.package import find_name, list_members
@@ -39,7 +39,7 @@ def deploy_here(artifact: Artifact, folder: Path) -> Deployed:
     """For a board on this machine. Raises PermanentError for an artifact that was not verified."""
     require_verified(artifact)
     package, members = find_name(artifact.manifest.name), list_members(artifact)
-    with manifests.new_folder(folder / package) as partial:
+    with places.new_folder(folder / package) as partial:
         for name, data in members.items():
             (partial / name).write_bytes(data)
     command = f"PYTHONPATH={shlex.quote(str(folder))} python -m {package}"

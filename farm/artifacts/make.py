@@ -23,6 +23,7 @@ from farm.artifacts.choice import Records, Relative
 from farm.artifacts.compile import Compiled, Served, compile_model
 from farm.artifacts.listed import list_model_options, list_options
 from farm.artifacts.manifest import Artifact, GpuCode, Manifest, RecordUsed, StoredWeights, Tensor, WorkloadServed
+from farm.artifacts.places import require_place
 from farm.artifacts.task import find_task
 from farm.boards.choice import TargetPlan, plan_target
 from farm.errors import FarmError, InternalError, ModelRefusedError, PermanentError, UsageError
@@ -76,7 +77,7 @@ class CompileOrder:
 
 def make_artifact(order: CompileOrder, out: Path, settings: Settings, store: Store) -> Artifact:
     """Compile and write. Raises UsageError, PermanentError, and what `compile_apart` raises."""
-    manifests.require_place(out)
+    require_place(out)
     return manifests.write_artifact(out, *_compile(order, settings, store))
 
 
@@ -86,7 +87,7 @@ def make_faster(orders: Sequence[CompileOrder], out: Path, settings: Settings, s
     A device for which no code is made leaves it to the others, and the manifest says why; where that is a bug of ours,
     so does a warning. Raises what `devices.choose` raises, and what is wrong whatever the device is.
     """
-    manifests.require_place(out)
+    require_place(out)
     made: dict[str, tuple[Manifest, dict[str, bytes]]] = {}
     failed: dict[str, FarmError] = {}
     for order in orders:

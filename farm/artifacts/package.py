@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
-from farm.artifacts import c_package
+from farm.artifacts import c_package, places
 from farm.artifacts import manifest as manifests
 from farm.artifacts.checking import require_verified
 from farm.artifacts.manifest import Artifact, Manifest
@@ -53,7 +53,7 @@ def write_package(
         root, contents = _plan_name(package, artifact.manifest), _read_files(artifact)
         called = f"{root}.tar"
     path = _find_path(out, called, form)
-    with manifests.new_file(path) as partial:
+    with places.new_file(path) as partial:
         if form == WHEEL:
             pack_wheel(partial, contents, record)
         else:

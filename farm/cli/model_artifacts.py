@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts.manifest import FLOAT32, Artifact, Manifest, open_artifact, require_place
+from farm.artifacts.manifest import FLOAT32, Artifact, Manifest, open_artifact
+from farm.artifacts.places import require_place
 from farm.cli import options, output
 from farm.cli.campaign_screen import CampaignScreen
 from farm.cli.durations import read_duration_s

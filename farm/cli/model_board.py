@@ -9,7 +9,8 @@ import typer
 
 from device_agent.protocol import GPU
 from farm import settings as farm_settings
-from farm.artifacts.manifest import is_artifact, open_artifact
+from farm.artifacts.manifest import open_artifact
+from farm.artifacts.places import is_artifact
 from farm.cli import options, output
 from farm.cli.durations import read_duration_s
 from farm.cli.model_artifacts import Folder, Wait

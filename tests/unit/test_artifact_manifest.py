@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pathlib
 from typing import Any
@@ -202,3 +203,72 @@ def test_an_artifact_knows_its_folder(tmp_path: pathlib.Path) -> None:
     assert isinstance(opened, Artifact)
     assert opened.folder == tmp_path / "a"
     assert isinstance(opened.manifest, Manifest)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"versions": {"tvm-farm": "1", "apache-tvm": "1\nRequires-Dist: evil", "apache-tvm-ffi": "1"}}, "versions"),
+        ({"versions": {"tvm-farm": "1", "apache-tvm": "1; extra", "apache-tvm-ffi": "1"}}, "no version as PEP 440"),
+        ({"versions": {"tvm-farm": "1", "apache-tvm": "1"}}, "apache-tvm-ffi is missing"),
+        ({"name": "tiny\nRequires-Dist: evil"}, "name holds a control character"),
+        ({"name": "tiny\x1b]0;x\x07"}, "name holds a control character"),
+        ({"task": {"kind": "arrays", "\r": 1}}, r"task.\\x0d holds a control character"),
+        ({"board_type": "../../nano"}, "board_type"),
+        ({"architecture": "../x"}, "architecture"),
+        ({"link_triple": "-lfoo"}, "link_triple"),
+        ({"created_at": 1e308}, "created_at"),
+        ({"predicted_latency_s": 1e308}, "predicted_latency_s"),
+        ({"predicted_latency_s": -1.0}, "predicted_latency_s"),
+        ({"memory_bytes": -1}, "memory_bytes"),
+        ({"inputs": [{"name": "x", "shape": [-1], "dtype": "float32"}]}, "inputs.0.shape"),
+        ({"inputs": [{"name": "x", "shape": [1], "dtype": "object"}]}, "no type of numbers"),
+        ({"inputs": [{"name": "x", "shape": [1], "dtype": "S5, evil"}]}, "inputs.0.dtype"),
+    ],
+)
+def test_a_manifest_that_was_made_to_harm_is_refused(
+    tmp_path: pathlib.Path, changes: dict[str, Any], match: str
+) -> None:
+    """Its digest is right, as anybody's can be; what it holds would become headers, paths and arguments."""
+    write_document(tmp_path, changes)
+    with pytest.raises(UsageError, match=match):
+        manifests.open_artifact(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["..", ".", "", "a/b", "../x", "/x", ".hidden", "manifest.json", "images.py", "__init__.py", "a\nb", "C:"]
+)
+def test_an_artifact_has_files_with_plain_names(tmp_path: pathlib.Path, name: str) -> None:
+    """A name that leads elsewhere, or is a program's or the manifest's own, is no file's."""
+    files = make_manifest().model_dump(mode="json")["files"]
+    write_document(tmp_path, {"files": files | {name: files[manifests.LIBRARY]}})
+    with pytest.raises(UsageError, match=r"is no file of an artifact|holds a control character"):
+        manifests.open_artifact(tmp_path)
+
+
+def test_numbers_that_are_none_are_no_manifest(tmp_path: pathlib.Path) -> None:
+    """JSON of Python's writes infinities; no figure here is one."""
+    write_document(tmp_path, {"predicted_latency_s": float("inf")})
+    with pytest.raises(UsageError, match="the number inf"):
+        manifests.open_artifact(tmp_path)
+
+
+def test_reasons_may_have_lines(tmp_path: pathlib.Path) -> None:
+    """What a compiler said of a device, and what was wrong with outputs, is text for people."""
+    write(tmp_path / "a", not_made={"gpu": "ptxas:\n\tno"}, verified=verified(matches=False, reason="a\nb"))
+    assert manifests.open_artifact(tmp_path / "a").manifest.not_made == {"gpu": "ptxas:\n\tno"}
+
+
+def test_what_could_not_be_read_is_not_written(tmp_path: pathlib.Path) -> None:
+    """A model whose output has a name with an escape in it gives no artifact, rather than one that nobody opens."""
+    with pytest.raises(UsageError, match=r"outputs.name holds a control character"):
+        write(tmp_path / "a", outputs=(Tensor(name="\x1b[2J", shape=(1, 10), dtype="float32"),))
+    assert not (tmp_path / "a").exists()
+
+
+def write_document(folder: pathlib.Path, changes: dict[str, Any]) -> None:
+    """A manifest as somebody writes it who knows how its digest is made."""
+    document = make_manifest().model_dump(mode="json") | changes
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    (folder / manifests.NAME).write_text(json.dumps({**document, "manifest_sha256": digest}))
