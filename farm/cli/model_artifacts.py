@@ -176,7 +176,13 @@ def package(
     folder: Folder,
     form: Annotated[str, typer.Option("--format", metavar="tar|wheel|c", help="Format to write.")] = "wheel",
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="PATH", help="Folder or file to write; default: the current folder.")
+        # No Path, which would forget the slash at the end of a folder's name.
+        str | None,
+        typer.Option(
+            "--out",
+            metavar="PATH",
+            help="Folder, made if need be, or file (NAME.tar, or a wheel's name); default: the current folder.",
+        ),
     ] = None,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Name of the Python package; default: the model's.")
