@@ -10,7 +10,7 @@ import typer
 from device_agent.protocol import GPU
 from farm import settings as farm_settings
 from farm.artifacts.manifest import open_artifact
-from farm.artifacts.places import is_artifact
+from farm.artifacts.places import is_artifact, require_room
 from farm.cli import options, output
 from farm.cli.durations import read_duration_s
 from farm.cli.model_artifacts import Folder, Wait
@@ -163,6 +163,8 @@ def bench(
         rivals = benching.read_rivals(against)
         point = parse_point(operating_point)
         wait_s = read_duration_s("--wait", wait)
+        if out is not None:
+            require_room(out)
         subjects = [_read_subject(text, shape, device) for text in models]
         settings = farm_settings.load()
         for subject in subjects:

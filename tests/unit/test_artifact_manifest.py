@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 
 from farm.artifacts import manifest as manifests
+from farm.artifacts import places
 from farm.artifacts.checking import find_tolerance_factor, require_verified, take_inputs
 from farm.artifacts.make import find_algorithm
 from farm.artifacts.manifest import Artifact, Manifest, StoredWeights, Tensor, Verified
-from farm.artifacts.on_board import HeldForModels, require_architecture
+from farm.artifacts.on_board import HeldForModels, require_made_for
 from farm.artifacts.task import find_task
 from farm.cli.model_artifacts import _say_weights
 from farm.errors import PermanentError, UsageError
 from farm.settings import Settings
-from tests.unit.artifacts import LIBRARY, make_manifest, verified, write
+from tests.unit.artifacts import LIBRARY, description, make_manifest, verified, write
 
 
 def test_what_was_written_is_read_back(tmp_path: pathlib.Path) -> None:
@@ -127,18 +128,63 @@ def test_wrong_inputs_are_named_with_the_right_ones(given: dict[str, Any], match
         take_inputs(make_manifest(), given)
 
 
-def test_an_artifact_for_another_architecture_is_refused() -> None:
-    """Both processors are named, before anything travels."""
-    from tests.unit.artifacts import description
+@pytest.mark.parametrize(
+    ("manifest", "board", "match", "hint"),
+    [
+        ({}, ("x86_64", "local"), r"for aarch64 \(jetson-nano\); board b is x86_64 \(local\)", "--board-type local"),
+        ({}, ("aarch64", "jetson-tx2"), r"for aarch64 \(jetson-nano\); board b is aarch64 \(jetson-tx2\)", "--board b"),
+        (
+            {},
+            ("x86_64", "jetson-nano", True),
+            r"aarch64 \(jetson-nano\); board b is x86_64 \(jetson-nano, simulated\)",
+            "--board b",
+        ),
+        (
+            {"simulated": True},
+            ("aarch64", "jetson-nano"),
+            r"for aarch64 \(jetson-nano, simulated\); board b is aarch64 \(jetson-nano\)",
+            "--board b",
+        ),
+    ],
+)
+def test_an_artifact_for_something_else_is_refused(
+    manifest: dict[str, Any], board: tuple[Any, ...], match: str, hint: str
+) -> None:
+    """Another processor, another type, a real board for a virtual one's: both are named before anything travels, and
+    the command that helps is another than the one that made the artifact.
+    """
+    made = make_manifest(pipeline="graph/2-exact", **manifest)
+    with pytest.raises(UsageError, match=match) as caught:
+        require_made_for(made, "b", description(*board))
+    assert f"farm model compile tiny-cnn {hint} --exact --out tiny-cnn-b`" in caught.value.hint
 
-    with pytest.raises(UsageError, match=r"compiled for aarch64 \(jetson-nano\); board b is x86_64 \(local\)"):
-        require_architecture(make_manifest(), "b", description("x86_64", "local"))
+
+def test_an_artifact_for_a_board_is_taken() -> None:
+    """Real ones by a virtual board, too, where that runs the type's own code."""
+    require_made_for(make_manifest(), "b", description("aarch64", "jetson-nano"))
+    require_made_for(make_manifest(), "b", description("aarch64", "jetson-nano", True))
+    require_made_for(make_manifest(simulated=True), "b", description("aarch64", "jetson-nano", True))
+
+
+@pytest.mark.parametrize("place", ["file/a", "file/a/b", "x" * 300, "link/a"])
+def test_where_nothing_can_be_written_is_known_first(tmp_path: pathlib.Path, place: str) -> None:
+    """A place below a file, with an endless name, or at a dangling link is refused before anything is compiled."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    with pytest.raises(UsageError, match="nothing can be written to"):
+        places.require_place(tmp_path / place)
+
+
+def test_looking_first_leaves_nothing(tmp_path: pathlib.Path) -> None:
+    """Folders that were made for the try are gone again; those that were there are not."""
+    (tmp_path / "there").mkdir()
+    places.require_place(tmp_path / "there" / "a" / "b" / "c")
+    places.require_room(tmp_path / "there")
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
 
 
 def test_too_little_memory_is_found_before_anything_travels() -> None:
     """A board with 1 GiB is not sent what needs 2."""
-    from tests.unit.artifacts import description
-
     held = HeldForModels(description("aarch64", "jetson-nano"), Settings(), lambda *_: pytest.fail("ran"), print)
     held.require_fit(make_manifest(memory_bytes=1 << 30))
     with pytest.raises(PermanentError, match="b has 1024 MiB of memory; tiny-cnn needs about 2048 MiB"):
