@@ -18,6 +18,7 @@ from farm.errors import PermanentError, UsageError
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.settings import Settings
 from farm.store import Store
+from farm.units import format_bytes
 
 LOCAL = "local"
 Folder = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="A folder that `farm model compile` wrote.")]
@@ -214,7 +215,7 @@ def package(
         if json:
             output.print_json({"package": str(path), "format": form, "bytes": path.stat().st_size})
         else:
-            output.stdout.print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)", soft_wrap=True, markup=False)
+            output.stdout.print(f"{path} ({format_bytes(path.stat().st_size)})", soft_wrap=True, markup=False)
 
     output.run(work, debug)
 
@@ -295,7 +296,7 @@ def _show(artifact: Artifact, json: bool, since: float, board: str) -> None:
         f"{manifest.name} for {manifest.board_type}{' (simulated)' if manifest.simulated else ''}: "
         f"{manifest.count('record')} of {len(manifest.workloads)} workloads from records, "
         f"{manifest.count('rule')} by the rule; latency summed over them {summed}",
-        f"{artifact.folder}: {manifest.library.bytes / 1e6:.1f} MB, {time.monotonic() - since:.0f} s",
+        f"{artifact.folder}: {format_bytes(manifest.library.bytes)}, {time.monotonic() - since:.0f} s",
         f"`farm model verify {artifact.folder} --board {board}` checks what it computes",
     ]
     if gpu := manifest.gpu:

@@ -15,6 +15,7 @@ from farm.cli import options, output
 from farm.cli.durations import read_duration_s
 from farm.cli.model_artifacts import Folder, Wait
 from farm.errors import PermanentError, UsageError
+from farm.units import format_bytes
 
 Board = Annotated[str, typer.Option("--board", metavar="NAME", help="Name of a board; local: this machine.")]
 Point = Annotated[
@@ -72,12 +73,13 @@ def deploy(
                     "package": done.package,
                     "folder": done.folder,
                     "command": done.command,
+                    "bytes": done.bytes,
                     "sent_bytes": done.sent_bytes,
                 }
             )
             return
         for line in (
-            f"{done.package} is on {name} in {done.folder} ({done.sent_bytes / 1e6:.1f} MB sent)",
+            f"{done.package} is on {name} in {done.folder} ({_say_sent(done.bytes, done.sent_bytes)})",
             f"there: {done.command} INPUT",
         ):
             output.stdout.print(line, soft_wrap=True, markup=False)
@@ -193,6 +195,15 @@ def bench(
             raise PermanentError(f"not all compute what ONNX Runtime does: {'; '.join(wrong)}")
 
     output.run(work, debug)
+
+
+def _say_sent(size: int, sent: int | None) -> str:
+    """How big what was deployed is, and how much of it had to travel to a board elsewhere."""
+    if sent is None or sent == size:
+        return format_bytes(size) + (" sent" if sent else "")
+    return (
+        f"{format_bytes(size)}, of which {format_bytes(sent)} sent" if sent else f"{format_bytes(size)}, there already"
+    )
 
 
 def _read_subject(text: str, shape: list[str] | None, device: str) -> Any:
