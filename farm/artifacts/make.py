@@ -107,6 +107,8 @@ def make_faster(orders: Sequence[CompileOrder], out: Path, settings: Settings, s
 
 def _compile(order: CompileOrder, settings: Settings, store: Store) -> tuple[Manifest, dict[str, bytes]]:
     """An artifact's manifest and files."""
+    about = {"model": order.brought.about.model_dump(), "inputs": [each.name for each in order.inputs]}
+    manifests.require_plain(about | {"outputs": _list_outputs(order.source)}, order.source.name)
     settings.share_linker_cache()
     target = find_target(order.board_type, order.simulated)
     records, relatives = fetch_candidates(order, store)
@@ -256,10 +258,9 @@ def _describe(
 ) -> Manifest:
     source = order.source
     inputs = tuple(Tensor(name=i.name, shape=i.static_shape, dtype=i.dtype) for i in order.inputs)
-    names = [output.name for output in source.load().graph.output]
     outputs = tuple(
         Tensor(name=name, shape=shape, dtype=dtype)
-        for name, (shape, dtype) in zip(names, compiled.outputs, strict=True)
+        for name, (shape, dtype) in zip(_list_outputs(source), compiled.outputs, strict=True)
     )
     latencies = [each.latency_s for each in compiled.served]
     predicted = None
@@ -288,6 +289,10 @@ def _describe(
         versions={"tvm-farm": __version__} | {name: importlib.metadata.version(name) for name in _PACKAGES},
         created_at=time.time(),
     )
+
+
+def _list_outputs(source: ModelSource) -> list[str]:
+    return [output.name for output in source.load().graph.output]
 
 
 def find_algorithm(workload: str) -> str:

@@ -318,11 +318,11 @@ def open_artifact(folder: pathlib.Path) -> Artifact:
     digest = document.pop("manifest_sha256", None)
     if digest != _digest(document):
         raise UsageError(f"{path} was changed after it was written: its digest is wrong", "Compile the model again.")
-    _require_plain(document, path)
+    require_plain(document, path)
     return Artifact(path.parent, check_document(document, Manifest, path))
 
 
-def _require_plain(document: Mapping[str, Any], called: pathlib.Path | str) -> None:
+def require_plain(document: Mapping[str, Any], called: pathlib.Path | str) -> None:
     """Raise UsageError for a text that would be more than a word where it is written."""
     if where := find_control(document):
         raise UsageError(f"{called}: {where} holds a control character or the end of a line")
@@ -342,7 +342,7 @@ def write_artifact(folder: pathlib.Path, manifest: Manifest, files: Mapping[str,
 
     Raises UsageError for names that no manifest may hold: they are the model's.
     """
-    _require_plain(manifest.model_dump(mode="json"), manifest.name)
+    require_plain(manifest.model_dump(mode="json"), manifest.name)
     with new_folder(folder) as partial:
         for name, data in files.items():
             (partial / name).write_bytes(data)

@@ -270,7 +270,7 @@ def _tune(order: Any, settings: Settings, store: Store, trials: int, since: floa
         screen.close()
 
 
-def _show(artifact: Artifact, json: bool, since: float, board: str) -> None:
+def _show(artifact: Artifact, json: bool, since: float, board: str = "") -> None:
     manifest = artifact.manifest
     if json:
         output.print_json({"artifact": str(artifact.folder), **manifest.model_dump(mode="json")})

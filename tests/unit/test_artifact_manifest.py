@@ -8,10 +8,13 @@ import pathlib
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
+from farm.artifacts import make, places
 from farm.artifacts import manifest as manifests
-from farm.artifacts import places
+from farm.artifacts.brought import bring
 from farm.artifacts.checking import find_tolerance_factor, require_verified, take_inputs
 from farm.artifacts.make import find_algorithm
 from farm.artifacts.manifest import Artifact, Manifest, StoredWeights, Tensor, Verified
@@ -19,7 +22,9 @@ from farm.artifacts.on_board import HeldForModels, require_made_for
 from farm.artifacts.task import find_task
 from farm.cli.model_artifacts import _say_weights
 from farm.errors import PermanentError, UsageError
+from farm.inventory.board_types import require_board_type
 from farm.settings import Settings
+from farm.store import Store
 from tests.unit.artifacts import LIBRARY, description, make_manifest, verified, write
 
 
@@ -318,3 +323,18 @@ def write_document(folder: pathlib.Path, changes: dict[str, Any]) -> None:
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).hexdigest()
     (folder / manifests.NAME).write_text(json.dumps({**document, "manifest_sha256": digest}))
+
+
+def test_a_model_that_no_manifest_can_tell_of_is_refused_before_it_is_compiled(tmp_path: pathlib.Path) -> None:
+    """Names come from whoever exported it; minutes later would be too late to say so."""
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y\n"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8])],
+        [helper.make_tensor_value_info("y\n", TensorProto.FLOAT, [1, 8])],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "m.onnx")
+    order = make.CompileOrder(bring(str(tmp_path / "m.onnx")), require_board_type("jetson-nano"))
+    settings = Settings(home=str(tmp_path))
+    with Store(tmp_path / "farm.db") as store, pytest.raises(UsageError, match="m: outputs holds a control character"):
+        make.make_artifact(order, tmp_path / "a", settings, store)
