@@ -107,6 +107,8 @@ def run(
         from farm.artifacts import on_board, running
         from farm.points.requests import parse_point
 
+        if out is not None:
+            require_room(out.parent)
         artifact = open_artifact(folder)
         artifact.require_whole()
         manifest = artifact.manifest
