@@ -15,6 +15,7 @@ from farm import api
 from farm import settings as farm_settings
 from farm.artifacts.brought import bring
 from farm.artifacts.of_campaign import make_artifacts
+from farm.artifacts.places import require_room
 from farm.campaign.one_model import Request
 from farm.campaign.plan_models import to_variant
 from farm.campaign.tune import tune
@@ -107,12 +108,22 @@ class Optimized:
     def save_package(self, out: str | pathlib.Path) -> pathlib.Path:
         """The same for one type of board; returns the wheel's path.
 
-        `out` is a folder, or a file in it: pip wants names that say where a wheel may go, so the file gets such a name.
+        `out` is a folder, or a name for the wheel: pip installs a wheel under no name but its own, which says where it
+        may go, so that the other one is a link to the wheel beside it. Raises UsageError where something has the name.
         """
         if len(self.document["types"]) != 1:
             raise UsageError("there are several types of boards, and so several packages", "Use `save_packages`.")
         path = pathlib.Path(out)
-        (wheel,) = self.save_packages(path.parent if path.suffix == ".whl" else path)
+        is_name = path.suffix == ".whl" and not path.is_dir()
+        folder = path.parent if is_name else path
+        require_room(folder)
+        if is_name and path.exists() and not path.is_symlink():
+            raise UsageError(f"{path} is there already, and is no link to a wheel", "Give another name, or a folder.")
+        (wheel,) = self.save_packages(folder)
+        if is_name and path.name != wheel.name:
+            path.unlink(missing_ok=True)
+            path.symlink_to(wheel.name)
+            self._say(f"{path} is a link to {wheel.name}, the only name under which pip installs it")
         return wheel
 
 

@@ -48,6 +48,8 @@ def joule_scale(values: Iterable[float]) -> Scale:
     return _scale(values, ((1.0, "J"), (1e3, "mJ"), (1e6, "µJ")))
 
 
+_UNITS_BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
 WATT = Scale(1.0, "W")
 
 
@@ -57,6 +59,13 @@ def format_number(value: float) -> str:
     if size >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 1 else f"{value:.3g}"
+
+
+def format_bytes(size: int) -> str:
+    """`512 bytes`, `42.1 kB`, `1.23 MB`: never nothing for something."""
+    if size < 1000:
+        return f"{size} bytes"
+    return next(f"{format_number(size / unit)} {name}" for unit, name in _UNITS_BYTES if size >= unit)
 
 
 def format_percent(ratio: float, more: str, less: str, same: str) -> str:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import socket
 import struct
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from types import TracebackType
+
+import numpy as np
 
 from device_agent.protocol import (
     CLAIM,
@@ -69,6 +73,45 @@ def answer(value: str | bytes) -> bytes:
 def void() -> bytes:
     """What a server answers that has nothing to say."""
     return frame(RETURN, sequence(none()))
+
+
+def nested_npz(count: int, size: int) -> bytes:
+    """An archive of `count` arrays, each of which holds all that come after it: `size` bytes that become many more."""
+    inner = bytes(size)
+    index: list[tuple[bytes, int, int, int]] = []  # name, checksum, size, distance from the end
+    for at in reversed(range(count)):
+        array = io.BytesIO()
+        np.save(array, np.frombuffer(inner, "uint8"))
+        name, content = b"out_%03d.npy" % at, array.getvalue()
+        inner = _member(name, zlib.crc32(content), len(content)) + content
+        index.append((name, zlib.crc32(content), len(content), len(inner)))
+    entries = [(name, checksum, size, len(inner) - back) for name, checksum, size, back in reversed(index)]
+    return inner + _index(entries, len(inner))
+
+
+def repeated_npz(count: int, size: int) -> bytes:
+    """An archive whose index names its one array `count` times."""
+    array = io.BytesIO()
+    np.save(array, np.zeros(size, "uint8"))
+    name, content = b"out_000.npy", array.getvalue()
+    entry = (name, zlib.crc32(content), len(content), 0)
+    body = _member(*entry[:3]) + content
+    return body + _index([entry] * count, len(body))
+
+
+def _member(name: bytes, checksum: int, size: int) -> bytes:
+    return struct.pack("<4s5H3I2H", b"PK\3\4", 20, 0, 0, 0, 33, checksum, size, size, len(name), 0) + name
+
+
+def _index(entries: list[tuple[bytes, int, int, int]], at: int) -> bytes:
+    index = b"".join(
+        struct.pack(
+            "<4s6H3I5H2I", b"PK\1\2", 20, 20, 0, 0, 0, 33, checksum, size, size, len(name), 0, 0, 0, 0, 0, offset
+        )
+        + name
+        for name, checksum, size, offset in entries
+    )
+    return index + struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, len(entries), len(entries), len(index), at, 0)
 
 
 class Peer:

@@ -34,8 +34,8 @@ _MACHINES = {62: "x86_64", 183: "aarch64"}
 _MOST_DIMENSIONS = 16
 
 
-def build(artifact: Artifact, package: str, runtime: Path | None) -> tuple[str, dict[str, bytes]]:
-    """The package's folder and its files. Raises UsageError, UnavailableError without TVM's runtime for the board."""
+def build(artifact: Artifact, runtime: Path | None) -> dict[str, bytes]:
+    """The package's files. Raises UsageError, UnavailableError without TVM's runtime for the board."""
     manifest = artifact.manifest
     contents = {f"lib/{name}": data for name, data in _find_runtime(manifest, runtime).items()}
     values = _make_values(manifest)
@@ -50,7 +50,7 @@ def build(artifact: Artifact, package: str, runtime: Path | None) -> tuple[str, 
     for name in manifest.files:
         contents[f"lib/{name}"] = artifact.read_file(name)
     contents[manifests.NAME] = manifest.to_json().encode()
-    return f"{package}-c-{manifest.board_type}-{manifest.library.sha256[:8]}", contents
+    return contents
 
 
 def _compile(contents: Mapping[str, bytes], triple: str | None) -> bytes:

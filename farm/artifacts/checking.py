@@ -19,6 +19,7 @@ from farm.artifacts.runtime.inputs import check_inputs
 from farm.artifacts.timing import ordered
 from farm.artifacts.verify import compare, find_worst
 from farm.errors import PermanentError, UnavailableError, UsageError
+from farm.foreign import show_controls
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.source import ModelSource
 
@@ -38,7 +39,7 @@ def make_cases(manifest: Manifest, given: Sequence[tuple[str, Arrays]]) -> list[
     """Names and inputs to verify with: seeded ones, and those given. Raises UsageError where the model takes others."""
     specs = [InputSpec(each.name, each.shape, each.dtype) for each in manifest.inputs]
     cases: list[tuple[str, Arrays]] = [(f"seed {seed}", make_inputs(specs, seed)) for seed in SEEDS]
-    return cases + [(name, take_inputs(manifest, arrays)) for name, arrays in given]
+    return cases + [(show_controls(name), take_inputs(manifest, arrays)) for name, arrays in given]
 
 
 def take_inputs(manifest: Manifest, arrays: Any) -> Arrays:

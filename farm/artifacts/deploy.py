@@ -11,7 +11,7 @@ import shlex
 import tempfile
 from pathlib import Path
 
-from farm.artifacts import manifest as manifests
+from farm.artifacts import places
 from farm.artifacts.checking import require_verified
 from farm.artifacts.manifest import Artifact
 from farm.artifacts.package import find_name, list_members
@@ -27,23 +27,27 @@ _COMMAND_TIMEOUT_S = 15.0
 
 @dataclasses.dataclass(frozen=True)
 class Deployed:
-    """Where the package is: `folder` is to be on Python's path there; `command` runs it. `sent_bytes` went over."""
+    """Where the package is: `folder` is to be on Python's path there; `command` runs it.
+
+    Of its `bytes`, `sent_bytes` went over the network; None for a board on this machine, where none does.
+    """
 
     package: str
     folder: str
     command: str
-    sent_bytes: int
+    bytes: int
+    sent_bytes: int | None
 
 
 def deploy_here(artifact: Artifact, folder: Path) -> Deployed:
     """For a board on this machine. Raises PermanentError for an artifact that was not verified."""
     require_verified(artifact)
     package, members = find_name(artifact.manifest.name), list_members(artifact)
-    with manifests.new_folder(folder / package) as partial:
+    with places.new_folder(folder / package) as partial:
         for name, data in members.items():
             (partial / name).write_bytes(data)
     command = f"PYTHONPATH={shlex.quote(str(folder))} python -m {package}"
-    return Deployed(package, str(folder), command, 0)
+    return Deployed(package, str(folder), command, sum(map(len, members.values())), None)
 
 
 def deploy_over_ssh(artifact: Artifact, connection: SshConnection, home: str = ".") -> Deployed:
@@ -72,7 +76,8 @@ def deploy_over_ssh(artifact: Artifact, connection: SshConnection, home: str = "
         f"ln -sfn {shlex.quote(target)} {shlex.quote(link)}.new && mv -T {shlex.quote(link)}.new {shlex.quote(link)}",
     )
     where = _require(connection, f"cd {shlex.quote(folder)} && pwd").strip()
-    return Deployed(package, where, f"PYTHONPATH={shlex.quote(where)} {_find_python(connection)} -m {package}", sent)
+    command = f"PYTHONPATH={shlex.quote(where)} {_find_python(connection)} -m {package}"
+    return Deployed(package, where, command, sum(map(len, members.values())), sent)
 
 
 def _find_python(connection: SshConnection) -> str:

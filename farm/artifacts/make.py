@@ -23,6 +23,7 @@ from farm.artifacts.choice import Records, Relative
 from farm.artifacts.compile import Compiled, Served, compile_model
 from farm.artifacts.listed import list_model_options, list_options
 from farm.artifacts.manifest import Artifact, GpuCode, Manifest, RecordUsed, StoredWeights, Tensor, WorkloadServed
+from farm.artifacts.places import require_place
 from farm.artifacts.task import find_task
 from farm.boards.choice import TargetPlan, plan_target
 from farm.errors import FarmError, InternalError, ModelRefusedError, PermanentError, UsageError
@@ -76,7 +77,7 @@ class CompileOrder:
 
 def make_artifact(order: CompileOrder, out: Path, settings: Settings, store: Store) -> Artifact:
     """Compile and write. Raises UsageError, PermanentError, and what `compile_apart` raises."""
-    manifests.require_place(out)
+    require_place(out)
     return manifests.write_artifact(out, *_compile(order, settings, store))
 
 
@@ -86,7 +87,7 @@ def make_faster(orders: Sequence[CompileOrder], out: Path, settings: Settings, s
     A device for which no code is made leaves it to the others, and the manifest says why; where that is a bug of ours,
     so does a warning. Raises what `devices.choose` raises, and what is wrong whatever the device is.
     """
-    manifests.require_place(out)
+    require_place(out)
     made: dict[str, tuple[Manifest, dict[str, bytes]]] = {}
     failed: dict[str, FarmError] = {}
     for order in orders:
@@ -106,6 +107,8 @@ def make_faster(orders: Sequence[CompileOrder], out: Path, settings: Settings, s
 
 def _compile(order: CompileOrder, settings: Settings, store: Store) -> tuple[Manifest, dict[str, bytes]]:
     """An artifact's manifest and files."""
+    about = {"model": order.brought.about.model_dump(), "inputs": [each.name for each in order.inputs]}
+    manifests.require_plain(about | {"outputs": _list_outputs(order.source)}, order.source.name)
     settings.share_linker_cache()
     target = find_target(order.board_type, order.simulated)
     records, relatives = fetch_candidates(order, store)
@@ -255,10 +258,9 @@ def _describe(
 ) -> Manifest:
     source = order.source
     inputs = tuple(Tensor(name=i.name, shape=i.static_shape, dtype=i.dtype) for i in order.inputs)
-    names = [output.name for output in source.load().graph.output]
     outputs = tuple(
         Tensor(name=name, shape=shape, dtype=dtype)
-        for name, (shape, dtype) in zip(names, compiled.outputs, strict=True)
+        for name, (shape, dtype) in zip(_list_outputs(source), compiled.outputs, strict=True)
     )
     latencies = [each.latency_s for each in compiled.served]
     predicted = None
@@ -287,6 +289,10 @@ def _describe(
         versions={"tvm-farm": __version__} | {name: importlib.metadata.version(name) for name in _PACKAGES},
         created_at=time.time(),
     )
+
+
+def _list_outputs(source: ModelSource) -> list[str]:
+    return [output.name for output in source.load().graph.output]
 
 
 def find_algorithm(workload: str) -> str:

@@ -6,39 +6,52 @@ since is refused.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
-import os
 import pathlib
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from device_agent.protocol import CPU, GPU
+from device_agent.protocol import CPU, GPU, ProtocolError, load_json
+from farm.artifacts.fields import (
+    Bytes,
+    Count,
+    DType,
+    Moment,
+    PackageVersion,
+    Seconds,
+    Sha256,
+    find_control,
+)
+from farm.artifacts.places import MANIFEST, new_folder
 from farm.errors import PermanentError, UsageError
 from farm.inventory.documents import StrictModel, check_document
+from farm.inventory.hardware import LinkTriple, Name
 
-NAME = "manifest.json"
+NAME = MANIFEST
 LIBRARY = "model.so"
 FORMAT = "tvm-farm artifact"
 # How weights are stored unless something else was asked for.
 FLOAT32 = "float32"
 # Raised with every change that an older reader would misunderstand.
 VERSION = 1
+# Plain names, of no program: they lie beside the programs that run the model.
+_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
+# Named in every package.
+_PACKAGES = ("tvm-farm", "apache-tvm", "apache-tvm-ffi")
 
 
 class Tensor(StrictModel):
     """An input or output: `dtype` is NumPy's name."""
 
     name: str
-    shape: tuple[int, ...]
-    dtype: str
+    shape: tuple[Count, ...]
+    dtype: DType
 
     def __str__(self) -> str:
         return f"{self.name} ({', '.join(map(str, self.shape))}) {self.dtype}"
@@ -53,7 +66,7 @@ class Model(StrictModel):
     """The model compiled; `origin` is the path of its file, or `zoo:NAME`. `shapes` and `batch` as they were given."""
 
     name: str
-    sha256: str
+    sha256: Sha256
     origin: str
     shapes: tuple[str, ...] = ()
     batch: int | None = None
@@ -71,9 +84,9 @@ class RecordUsed(StrictModel):
     candidate: str
     board_type: str
     operating_point: str
-    latency_s: float
+    latency_s: Seconds
     simulated: bool
-    verified_at: float
+    verified_at: Moment
 
 
 class WorkloadServed(StrictModel):
@@ -82,18 +95,18 @@ class WorkloadServed(StrictModel):
     hash: str
     name: str
     flop: float
-    weight: int
+    weight: Count
     algorithm: str
     source: str
-    latency_s: float | None
+    latency_s: Seconds | None
     record: RecordUsed | None = None
 
 
 class File(StrictModel):
     """A file of the artifact."""
 
-    sha256: str
-    bytes: int
+    sha256: Sha256
+    bytes: Bytes
 
 
 class StoredWeights(StrictModel):
@@ -102,8 +115,8 @@ class StoredWeights(StrictModel):
     """
 
     asked: str = FLOAT32
-    workloads: int = 0
-    bytes: int = 0
+    workloads: Count = 0
+    bytes: Bytes = 0
 
 
 class Verified(StrictModel):
@@ -112,7 +125,7 @@ class Verified(StrictModel):
     `rms_rel_error` is an output's root mean square error over its largest value.
     """
 
-    at: float
+    at: Moment
     matches: bool
     reason: str
     board: str
@@ -124,19 +137,19 @@ class Verified(StrictModel):
     max_rel_error: float | None
     rms_rel_error: float | None = None
     tolerance_factor: float
-    library_sha256: str
+    library_sha256: Sha256
 
 
 class MeasuredModel(StrictModel):
     """Latency of one inference in seconds (`latency` as `Summary` has it), energy where the board has a sensor."""
 
-    at: float
+    at: Moment
     board: str
     board_type: str
     simulated: bool
     operating_point: str
-    threads: int
-    latency: dict[str, float]
+    threads: Count
+    latency: dict[str, Seconds]
     energy_j: float | None = None
     power_w: float | None = None
 
@@ -149,11 +162,11 @@ class GpuCode(StrictModel):
 
     arch: str
     ptx: str
-    kernels: int
-    registers: int
-    shared_bytes: int
-    threads: int
-    spilled_bytes: int
+    kernels: Count
+    registers: Count
+    shared_bytes: Bytes
+    threads: Count
+    spilled_bytes: Bytes
 
 
 class DeviceEstimate(StrictModel):
@@ -161,10 +174,10 @@ class DeviceEstimate(StrictModel):
     outputs, too. Of `workloads`, `measured` have a record; the others' times are predicted.
     """
 
-    latency_s: float
-    copies_s: float
-    workloads: int
-    measured: int
+    latency_s: Seconds
+    copies_s: Seconds
+    workloads: Count
+    measured: Count
 
 
 class Manifest(StrictModel):
@@ -183,27 +196,43 @@ class Manifest(StrictModel):
     model: Model
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    board_type: str
+    board_type: Name
     operating_point: str
     simulated: bool
-    architecture: str
+    architecture: str = Field(pattern="^[a-z0-9_]+$")
     target: dict[str, Any]
-    link_triple: str | None
-    threads: int
+    link_triple: LinkTriple | None
+    threads: Count
     pipeline: str
     workloads: tuple[WorkloadServed, ...]
-    memory_bytes: int
-    predicted_latency_s: float | None
+    memory_bytes: Bytes
+    predicted_latency_s: Seconds | None
     task: dict[str, Any]
     files: dict[str, File]
-    versions: dict[str, str]
-    created_at: float
+    versions: dict[str, PackageVersion]
+    created_at: Moment
     weights: StoredWeights = StoredWeights()
     gpu: GpuCode | None = None  # None: it runs on the processor
     devices: dict[str, DeviceEstimate] = Field(default_factory=dict)
     not_made: dict[str, str] = Field(default_factory=dict)
     verified: Verified | None = None
     measured: tuple[MeasuredModel, ...] = ()
+
+    @field_validator("files")
+    @classmethod
+    def _have_plain_names(cls, files: dict[str, File]) -> dict[str, File]:
+        if LIBRARY not in files:
+            raise ValueError(f"there is no {LIBRARY}")
+        if wrong := [name for name in files if not _FILE.fullmatch(name) or name == NAME or name.endswith(".py")]:
+            raise ValueError(f"{wrong[0]!r} is no file of an artifact")
+        return files
+
+    @field_validator("versions")
+    @classmethod
+    def _name_packages(cls, versions: dict[str, str]) -> dict[str, str]:
+        if missing := [name for name in _PACKAGES if name not in versions]:
+            raise ValueError(f"{missing[0]} is missing")
+        return versions
 
     @property
     def device(self) -> str:
@@ -275,8 +304,8 @@ def open_artifact(folder: pathlib.Path) -> Artifact:
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is no manifest: it is not UTF-8 text") from error
     try:
-        document = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+        document = load_json(text)
+    except ProtocolError as error:
         raise UsageError(f"{path} is no manifest: it is not JSON ({error})") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UsageError(f"{path} is no manifest of an artifact", "`farm model compile` writes them.")
@@ -289,10 +318,14 @@ def open_artifact(folder: pathlib.Path) -> Artifact:
     digest = document.pop("manifest_sha256", None)
     if digest != _digest(document):
         raise UsageError(f"{path} was changed after it was written: its digest is wrong", "Compile the model again.")
-    manifest = check_document(document, Manifest, path)
-    if LIBRARY not in manifest.files or any(pathlib.PurePath(name).name != name for name in manifest.files):
-        raise UsageError(f"{path} lists files that no artifact has", "Compile the model again.")
-    return Artifact(path.parent, manifest)
+    require_plain(document, path)
+    return Artifact(path.parent, check_document(document, Manifest, path))
+
+
+def require_plain(document: Mapping[str, Any], called: pathlib.Path | str) -> None:
+    """Raise UsageError for a text that would be more than a word where it is written."""
+    if where := find_control(document):
+        raise UsageError(f"{called}: {where} holds a control character or the end of a line")
 
 
 def require_cpu(manifest: Manifest, what: str) -> None:
@@ -304,62 +337,17 @@ def require_cpu(manifest: Manifest, what: str) -> None:
         )
 
 
-def is_artifact(path: pathlib.Path) -> bool:
-    """Whether a path is meant as an artifact: a folder with a manifest."""
-    return (path / NAME).is_file()
-
-
 def write_artifact(folder: pathlib.Path, manifest: Manifest, files: Mapping[str, bytes]) -> Artifact:
-    """Write an artifact; `files` are those that the manifest lists. Takes the place of an artifact that is there."""
+    """Write an artifact; `files` are those that the manifest lists. Takes the place of an artifact that is there.
+
+    Raises UsageError for names that no manifest may hold: they are the model's.
+    """
+    require_plain(manifest.model_dump(mode="json"), manifest.name)
     with new_folder(folder) as partial:
         for name, data in files.items():
             (partial / name).write_bytes(data)
         (partial / NAME).write_text(manifest.to_json())
     return Artifact(folder, manifest)
-
-
-def require_place(folder: pathlib.Path) -> None:
-    """Refuse to write an artifact where something else is. Raises UsageError."""
-    if folder.is_dir():
-        if any(folder.iterdir()) and not is_artifact(folder):
-            raise UsageError(f"{folder} holds something that is no artifact", "Give another folder with --out.")
-    elif folder.exists():
-        raise UsageError(f"{folder} is a file", "Give a folder with --out.")
-
-
-@contextlib.contextmanager
-def new_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A folder to fill that gets its name when the block ends well, and is gone otherwise."""
-    require_place(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
-    try:
-        yield partial
-        partial.chmod(0o755)
-        if folder.exists():
-            before = pathlib.Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".old", dir=folder.parent))
-            folder.replace(before)
-            partial.replace(folder)
-            shutil.rmtree(before)
-        else:
-            partial.replace(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def new_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A file to write that gets its name when the block ends well, and is gone otherwise."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
-    os.close(handle)
-    partial = pathlib.Path(name)
-    try:
-        yield partial
-        partial.chmod(0o644)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def describe_file(data: bytes) -> File:

@@ -6,10 +6,12 @@ What is asked of it here: descriptions, clocks, programs on inputs. What the ans
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from device_agent.protocol import Description, Limits, OperatingPoint, Outcome, RunSpec, Status
+from farm.artifacts.listed import list_model_options, list_options, to_name
 from farm.artifacts.manifest import GpuCode, Manifest
 from farm.artifacts.timing import Run
 from farm.boards.crew import open_crew, wait_for
@@ -59,7 +61,7 @@ class HeldForModels:
 
     def require_fit(self, manifest: Manifest) -> None:
         """Refuse an artifact that cannot run here, before it travels. Raises UsageError, PermanentError."""
-        require_architecture(manifest, self.name, self.description)
+        require_made_for(manifest, self.name, self.description)
         if manifest.gpu is not None:
             require_gpu(manifest.gpu, self.name, self.description)
         has = self.description.memory_bytes
@@ -71,14 +73,33 @@ class HeldForModels:
             )
 
 
-def require_architecture(manifest: Manifest, name: str, description: Description) -> None:
-    """Raise UsageError where an artifact is made for another kind of processor than a board's, naming both."""
-    if description.architecture != manifest.architecture:
-        raise UsageError(
-            f"{manifest.name} is compiled for {manifest.architecture} ({manifest.board_type}); "
-            f"board {name} is {description.architecture} ({description.board_type})",
-            f"`farm model compile {manifest.model.typed} --board-type {description.board_type}` makes one for it.",
-        )
+def require_made_for(manifest: Manifest, name: str, description: Description) -> None:
+    """Raise UsageError where an artifact is made for something else than a board, naming both.
+
+    Code for another type's cores may end there by an instruction that they lack, and its figures hold for neither.
+    """
+    is_real = manifest.simulated and not description.simulated
+    if (description.architecture, description.board_type) == (
+        manifest.architecture,
+        manifest.board_type,
+    ) and not is_real:
+        return
+    made = manifest.board_type + (", simulated" if manifest.simulated else "")
+    kind = description.board_type + (", simulated" if description.simulated else "")
+    raise UsageError(
+        f"{manifest.name} is compiled for {manifest.architecture} ({made}); "
+        f"board {name} is {description.architecture} ({kind})",
+        f"`{_plan_command(manifest, name, description)}` makes one for it.",
+    )
+
+
+def _plan_command(manifest: Manifest, name: str, description: Description) -> str:
+    """What compiles the same model for a board."""
+    about, kind = manifest.model, description.board_type
+    words = ["farm", "model", "compile", about.typed]
+    words += ["--board-type", LOCAL] if kind == LOCAL else ["--board", name]
+    words += [*list_model_options(about.batch, about.shapes), *list_options(manifest.pipeline)]
+    return shlex.join([*words, "--out", to_name(manifest.name, name)])
 
 
 def require_gpu(code: GpuCode, name: str, description: Description) -> None:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import io
 import keyword
+import os
 import re
 import tarfile
+import zipfile
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
-from farm.artifacts import c_package
+from device_agent.protocol import load_json
+from farm.artifacts import c_package, places
 from farm.artifacts import manifest as manifests
 from farm.artifacts.checking import require_verified
 from farm.artifacts.manifest import Artifact, Manifest
@@ -23,6 +26,11 @@ from farm.provision.wheels import pack_wheel
 
 TAR, WHEEL, C = "tar", "wheel", "c"
 FORMATS = (TAR, WHEEL, C)
+_ENDINGS = {TAR: "tar", WHEEL: "whl", C: "tar"}
+# What ends so is meant as a file.
+_ARCHIVES = frozenset({".tar", ".whl", ".gz", ".tgz", ".xz", ".bz2", ".zst", ".zip"})
+# Where a package has its manifest, and more bytes than any manifest has.
+_MANIFEST, _MOST_MANIFEST = rf"[^/]+/{re.escape(manifests.NAME)}", 16 << 20
 # What runs the model in a wheel.
 _RUNTIME = "farm.artifacts.runtime"
 _RUNTIME_FILES = ("__init__.py", "__main__.py", "boxes.py", "images.py", "inputs.py", "runner.py", "tasks.py")
@@ -30,13 +38,15 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
 def write_package(
-    artifact: Artifact, form: str, out: Path | None, name: str | None = None, runtime: Path | None = None
+    artifact: Artifact, form: str, out: Path | str | None, name: str | None = None, runtime: Path | None = None
 ) -> Path:
-    """Write the package; returns its path. `out` is a file, or a folder for a file that is named here.
+    """Write the package; returns its path. `out` is a file with the ending of its kind, or a folder, made if need be.
 
+    What is there is replaced where it is the same kind of package of the same model for the same type of board.
     `runtime` is where a C package for another processor finds TVM's libraries: a bundle, a wheel's folder, a board's.
     Code for GPUs comes with TVM's plug-in for them, in a tar and a wheel.
-    Raises UsageError for a name that no Python package can have, PermanentError for an artifact that was not verified.
+    Raises UsageError for a name that no Python package can have and for a place that something else has,
+    PermanentError for an artifact that was not verified.
     """
     if form not in FORMATS:
         raise UsageError(f"there is no format {form!r}", f"Known: {', '.join(FORMATS)}.")
@@ -44,16 +54,16 @@ def write_package(
         manifests.require_cpu(artifact.manifest, "a C package")
     require_verified(artifact)
     package = require_name(name) if name is not None else find_name(artifact.manifest.name)
+    root = _plan_name(package, artifact.manifest, form)
+    path = _find_path(out, f"{root}.{_ENDINGS[form]}", form)
+    _require_own(path, form, artifact.manifest)
     if form == WHEEL:
-        called, contents, record = _plan_wheel(package, artifact)
+        contents, record = _plan_wheel(package, artifact)
     elif form == C:
-        root, contents = c_package.build(artifact, package, runtime)
-        called = f"{root}.tar"
+        contents = c_package.build(artifact, runtime)
     else:
-        root, contents = _plan_name(package, artifact.manifest), _read_files(artifact)
-        called = f"{root}.tar"
-    path = _find_path(out, called, form)
-    with manifests.new_file(path) as partial:
+        contents = _read_files(artifact)
+    with places.new_file(path) as partial:
         if form == WHEEL:
             pack_wheel(partial, contents, record)
         else:
@@ -107,21 +117,61 @@ def find_tag(manifest: Manifest) -> str:
     return f"py3-none-{system}_{manifest.architecture}"
 
 
-def _find_path(out: Path | None, called: str, form: str) -> Path:
-    if out is None or out.is_dir():
-        return (out or Path()) / called
-    if form == WHEEL and out.name != called:
-        if out.suffix == ".whl" and out.name.count("-") >= 4:
-            return out
+def _find_path(out: Path | str | None, called: str, form: str) -> Path:
+    path, ending = Path(out or "."), _ENDINGS[form]
+    is_folder = path.is_dir() or str(out).endswith(os.sep) or path.suffix.lower() not in _ARCHIVES
+    if is_folder:
+        return path / called
+    if path.suffix != f".{ending}":
+        raise UsageError(f"{path} is no name of such a package", f"It ends in .{ending}; or give a folder with --out.")
+    if form == WHEEL and path.name != called and path.name.count("-") < 4:
         # pip reads a wheel's name, so it cannot be any.
         raise UsageError(
-            f"pip does not install a wheel called {out.name}", f"Give a folder with --out: the wheel is {called}."
+            f"pip does not install a wheel called {path.name}", f"Give a folder with --out: the wheel is {called}."
         )
-    return out
+    return path
 
 
-def _plan_name(package: str, manifest: Manifest) -> str:
-    return f"{package}-{manifest.board_type}-{manifest.library.sha256[:8]}"
+def _require_own(path: Path, form: str, manifest: Manifest) -> None:
+    """Raise UsageError where the place is taken by anything but an earlier package of the kind."""
+    if blocking := [each for each in path.parents if each.exists() and not each.is_dir()]:
+        raise UsageError(f"{blocking[0]} is a file", "Give another folder with --out.")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", "Move it away, or give another place with --out.")
+    if path.exists() and _find_kind(path) != (form, manifest.name, manifest.board_type):
+        raise UsageError(
+            f"{path} is there already, and is no {form} package of {manifest.name} for {manifest.board_type}",
+            "Give another name with --out, or remove it.",
+        )
+
+
+def _find_kind(path: Path) -> tuple[str, str, str] | None:
+    """Format, model and board type of a package; None for what is none."""
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                (name,) = [each for each in archive.namelist() if re.fullmatch(_MANIFEST, each)]
+                with archive.open(name) as file:
+                    return WHEEL, *_read_kind(file.read(_MOST_MANIFEST))
+        with tarfile.open(path, "r:") as tar:
+            names = tar.getnames()
+            (name,) = [each for each in names if re.fullmatch(_MANIFEST, each)]
+            form = C if any(each.endswith(f"/lib/{manifests.LIBRARY}") for each in names) else TAR
+            member = tar.extractfile(name)
+            return (form, *_read_kind(member.read(_MOST_MANIFEST))) if member else None
+    except (OSError, ValueError, LookupError, TypeError, tarfile.TarError, zipfile.BadZipFile):
+        return None
+
+
+def _read_kind(text: bytes) -> tuple[str, str]:
+    document = load_json(text.decode())
+    return str(document["name"]), str(document["board_type"])
+
+
+def _plan_name(package: str, manifest: Manifest, form: str) -> str:
+    if form == WHEEL:
+        return f"{package}-{find_version(manifest)}-{find_tag(manifest)}"
+    return f"{package}-{'c-' if form == C else ''}{manifest.board_type}-{manifest.library.sha256[:8]}"
 
 
 def _pack_tar(path: Path, root: str, contents: Mapping[str, bytes], at: int) -> None:
@@ -133,15 +183,15 @@ def _pack_tar(path: Path, root: str, contents: Mapping[str, bytes], at: int) -> 
             archive.addfile(entry, io.BytesIO(data))
 
 
-def _plan_wheel(package: str, artifact: Artifact) -> tuple[str, dict[str, bytes], str]:
-    """A wheel's name, its contents but for the RECORD, and that one's name."""
+def _plan_wheel(package: str, artifact: Artifact) -> tuple[dict[str, bytes], str]:
+    """A wheel's contents but for the RECORD, and that one's name."""
     manifest = artifact.manifest
     version, tag = find_version(manifest), find_tag(manifest)
     info = f"{package}-{version}.dist-info"
     members = {f"{package}/{name}": data for name, data in list_members(artifact).items()}
     members[f"{info}/METADATA"] = _describe(package, version, manifest).encode()
     members[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: tvm-farm\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
-    return f"{package}-{version}-{tag}.whl", members, f"{info}/RECORD"
+    return members, f"{info}/RECORD"
 
 
 def _describe(package: str, version: str, manifest: Manifest) -> str:

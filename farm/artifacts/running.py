@@ -12,8 +12,9 @@ import numpy as np
 
 from device_agent.protocol import Engine, Outcome
 from farm.artifacts.checking import take_inputs
-from farm.artifacts.manifest import Artifact, Manifest, MeasuredModel, new_file
+from farm.artifacts.manifest import Artifact, Manifest, MeasuredModel
 from farm.artifacts.on_board import HeldForModels
+from farm.artifacts.places import new_file
 from farm.artifacts.runtime import InputError, tasks
 from farm.artifacts.timing import Variant, ordered, time_in_turns
 from farm.boards.visits import plan_window

@@ -71,8 +71,8 @@ class Listener(Protocol):
 class Tuned:
     """What a tuning came to. Times in seconds; `overheads_s`: for how long each good trial held the session untimed.
 
-    `board` is the store's row of the board that measured most, `tasks` are those of the campaign's progress, with the
-    best that is known, `history` trials made and the model's latency then.
+    `board` is the store's row of the board that measured most, `measured` how many trials each made, `tasks` are those
+    of the campaign's progress, with the best that is known, `history` trials made and the model's latency then.
     """
 
     campaign: int
@@ -90,6 +90,7 @@ class Tuned:
     seconds_tuning: float
     overheads_s: tuple[float, ...]
     history: tuple[tuple[int, float], ...]
+    measured: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def trials_per_minute(self) -> float:
@@ -349,6 +350,7 @@ class _Run:
             seconds_tuning=max(row["recorded_at"] for row in rows) - campaign.started_at if rows else 0.0,
             overheads_s=tuple(row["held_s"] - Outcome.from_dict(row["outcome"]).timing_s for row in good),
             history=tuple((int(count), math.fsum(sums.values())) for count, sums in progress["history"]),
+            measured=dict(boards.most_common()),
         )
 
     def _with_known(self, task: Mapping[str, Any]) -> Mapping[str, Any]:

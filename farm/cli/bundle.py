@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from farm import settings as farm_settings
+from farm.artifacts.places import require_room
 from farm.cli import options, output
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
@@ -40,7 +41,8 @@ def build(
         typer.Option("--python-archive", metavar="FILE", help="Archive of python-build-standalone to bring along."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="File to write; default: a name made up here.")
+        Path | None,
+        typer.Option("--output", metavar="PATH", help="File or folder to write; default: a name made up here."),
     ] = None,
     json: options.Json = False,
     debug: options.Debug = False,
@@ -54,7 +56,9 @@ def build(
         # One with an interpreter of its own serves every board; else the commonest is meant.
         pythons = tuple(dict.fromkeys(python or (() if python_archive else (MANAGED_PYTHON,))))
         recipe = Recipe(machine, pythons, managed_python and python_archive is None, python_archive)
-        path = out or Path(f"tvm-farm-{machine}-{'-'.join(pythons) or 'python'}.tar")
+        called = f"tvm-farm-{machine}-{'-'.join(pythons) or 'python'}.tar"
+        path = Path(called) if out is None else out / called if out.is_dir() else out
+        require_room(path.parent)
         bundle = build_bundle(recipe, path.absolute(), lambda text: output.stderr.print(text, markup=False))
         _print(bundle, json)
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from farm import settings as farm_settings
+from farm.artifacts.places import require_room
 from farm.campaign.engine.ahead import Ahead, engine_ahead
 from farm.cli import campaign_options, options, output
 from farm.cli.campaign_options import Name
@@ -55,6 +56,8 @@ def run(
     def work() -> None:
         if detach and compile_to is not None:
             raise UsageError("--compile waits for the campaign's end, --detach does not", "Leave one of both out.")
+        if compile_to is not None:
+            require_room(compile_to)
         # Imported here: a tenth of a second that no other command should wait for.
         from farm.campaign.spec import read_campaign
         from farm.campaign.submit import submit

@@ -9,15 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts.manifest import FLOAT32, Artifact, Manifest, open_artifact, require_place
+from farm.artifacts.manifest import FLOAT32, Artifact, Manifest, open_artifact
+from farm.artifacts.places import require_place
 from farm.cli import options, output
 from farm.cli.campaign_screen import CampaignScreen
 from farm.cli.durations import read_duration_s
 from farm.errors import PermanentError, UsageError
-from farm.inventory.board_types import require_board_type
+from farm.inventory.board_types import BoardType, require_board_type
 from farm.settings import Settings
 from farm.store import Store
+from farm.units import format_bytes
 
+LOCAL = "local"
 Folder = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="A folder that `farm model compile` wrote.")]
 Wait = Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait for a board.")]
 
@@ -33,8 +36,12 @@ def compile_(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a name from `farm model zoo`.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the artifact; it is created.")],
     board_type: Annotated[
-        str, typer.Option("--board-type", metavar="TYPE", help="Board type to compile for.")
-    ] = "local",
+        str, typer.Option("--board-type", metavar="TYPE", help="Board type to compile for; default: local.")
+    ] = "",
+    board: Annotated[
+        str,
+        typer.Option("--board", metavar="NAME", help="Board to compile for, which says what type, and if --simulated."),
+    ] = "",
     operating_point: Annotated[
         str,
         typer.Option(
@@ -85,13 +92,16 @@ def compile_(
             raise UsageError(f"--missing {missing!r} is unknown", f"Known: {', '.join(make.MISSING)}.")
         options.require_trials(trials)
         settings = farm_settings.load()
-        own = make_exact(require_board_type(board_type), exact)
+        with options.open_store(settings) as store:
+            chosen, for_virtual = _choose_type(store, board_type, board, simulated)
+        own = make_exact(chosen, exact)
         kinds = [store_weights(require_device(own, each), weights) for each in list_devices(device)]
         require_place(out)
         found = bring(model, shape or (), batch, trust_model)
         options.require_float(found.source, weights)
         orders = [
-            make.CompileOrder(found, kind, operating_point, simulated, missing, _read_labels(labels)) for kind in kinds
+            make.CompileOrder(found, kind, operating_point, for_virtual, missing, _read_labels(labels))
+            for kind in kinds
         ]
         with options.open_store(settings) as store:
             if missing == make.TUNE:
@@ -102,7 +112,7 @@ def compile_(
                 artifact = make.make_faster(orders, out, settings, store)
             else:
                 artifact = make.make_artifact(orders[0], out, settings, store)
-        _show(artifact, json, since)
+        _show(artifact, json, since, board)
 
     output.run(work, debug)
 
@@ -111,7 +121,7 @@ def verify(
     folder: Folder,
     board: Annotated[
         str, typer.Option("--board", metavar="NAME", help="Name of a board; local: this machine.")
-    ] = "local",
+    ] = LOCAL,
     inputs: Annotated[
         list[Path] | None,
         typer.Option("--input", metavar="X.npz", help="Inputs to check besides the seeded ones; repeatable."),
@@ -175,7 +185,13 @@ def package(
     folder: Folder,
     form: Annotated[str, typer.Option("--format", metavar="tar|wheel|c", help="Format to write.")] = "wheel",
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="PATH", help="Folder or file to write; default: the current folder.")
+        # No Path, which would forget the slash at the end of a folder's name.
+        str | None,
+        typer.Option(
+            "--out",
+            metavar="PATH",
+            help="Folder, made if need be, or file (NAME.tar, or a wheel's name); default: the current folder.",
+        ),
     ] = None,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Name of the Python package; default: the model's.")
@@ -199,9 +215,31 @@ def package(
         if json:
             output.print_json({"package": str(path), "format": form, "bytes": path.stat().st_size})
         else:
-            output.stdout.print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)", soft_wrap=True, markup=False)
+            output.stdout.print(f"{path} ({format_bytes(path.stat().st_size)})", soft_wrap=True, markup=False)
 
     output.run(work, debug)
+
+
+def _choose_type(store: Store, board_type: str, board: str, simulated: bool) -> tuple[BoardType, bool]:
+    """What is compiled for, and whether for virtual boards of the type. Raises UsageError."""
+    from farm.artifacts.on_board import find_board
+
+    if not board:
+        kind = require_board_type(board_type or LOCAL)
+        own = [row for row in store.fetch_boards() if row["board_type"] == kind.name]
+        if own and not simulated and all(row["simulated"] for row in own):
+            output.note(
+                f"for real boards of type {kind.name}; those of this farm are virtual: --simulated compiles for them, "
+                "from their records"
+            )
+        return kind, simulated
+    kind, known = find_board(store, board)
+    is_virtual = known is not None and bool(store.require_board(known)["simulated"])
+    if board_type not in ("", kind.name):
+        raise UsageError(f"board {board} is no {board_type} but a {kind.name}", "Leave out --board-type.")
+    if simulated and not is_virtual:
+        raise UsageError(f"board {board} is a real one", "Leave out --simulated.")
+    return kind, is_virtual
 
 
 def _read_labels(path: Path | None) -> bytes | None:
@@ -232,7 +270,7 @@ def _tune(order: Any, settings: Settings, store: Store, trials: int, since: floa
         screen.close()
 
 
-def _show(artifact: Artifact, json: bool, since: float) -> None:
+def _show(artifact: Artifact, json: bool, since: float, board: str = "") -> None:
     manifest = artifact.manifest
     if json:
         output.print_json({"artifact": str(artifact.folder), **manifest.model_dump(mode="json")})
@@ -253,12 +291,12 @@ def _show(artifact: Artifact, json: bool, since: float) -> None:
         empty="no workloads",
     )
     summed = "unknown" if manifest.predicted_latency_s is None else f"{manifest.predicted_latency_s * 1e3:.3f} ms"
-    board = "local" if manifest.board_type == "local" else "NAME"
+    board = board or (LOCAL if manifest.board_type == LOCAL else "NAME")
     lines = [
         f"{manifest.name} for {manifest.board_type}{' (simulated)' if manifest.simulated else ''}: "
         f"{manifest.count('record')} of {len(manifest.workloads)} workloads from records, "
         f"{manifest.count('rule')} by the rule; latency summed over them {summed}",
-        f"{artifact.folder}: {manifest.library.bytes / 1e6:.1f} MB, {time.monotonic() - since:.0f} s",
+        f"{artifact.folder}: {format_bytes(manifest.library.bytes)}, {time.monotonic() - since:.0f} s",
         f"`farm model verify {artifact.folder} --board {board}` checks what it computes",
     ]
     if gpu := manifest.gpu:

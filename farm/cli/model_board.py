@@ -9,11 +9,13 @@ import typer
 
 from device_agent.protocol import GPU
 from farm import settings as farm_settings
-from farm.artifacts.manifest import is_artifact, open_artifact
+from farm.artifacts.manifest import open_artifact
+from farm.artifacts.places import is_artifact, require_room
 from farm.cli import options, output
 from farm.cli.durations import read_duration_s
 from farm.cli.model_artifacts import Folder, Wait
 from farm.errors import PermanentError, UsageError
+from farm.units import format_bytes
 
 Board = Annotated[str, typer.Option("--board", metavar="NAME", help="Name of a board; local: this machine.")]
 Point = Annotated[
@@ -71,12 +73,13 @@ def deploy(
                     "package": done.package,
                     "folder": done.folder,
                     "command": done.command,
+                    "bytes": done.bytes,
                     "sent_bytes": done.sent_bytes,
                 }
             )
             return
         for line in (
-            f"{done.package} is on {name} in {done.folder} ({done.sent_bytes / 1e6:.1f} MB sent)",
+            f"{done.package} is on {name} in {done.folder} ({_say_sent(done.bytes, done.sent_bytes)})",
             f"there: {done.command} INPUT",
         ):
             output.stdout.print(line, soft_wrap=True, markup=False)
@@ -104,6 +107,8 @@ def run(
         from farm.artifacts import on_board, running
         from farm.points.requests import parse_point
 
+        if out is not None:
+            require_room(out.parent)
         artifact = open_artifact(folder)
         artifact.require_whole()
         manifest = artifact.manifest
@@ -162,6 +167,8 @@ def bench(
         rivals = benching.read_rivals(against)
         point = parse_point(operating_point)
         wait_s = read_duration_s("--wait", wait)
+        if out is not None:
+            require_room(out)
         subjects = [_read_subject(text, shape, device) for text in models]
         settings = farm_settings.load()
         for subject in subjects:
@@ -190,6 +197,15 @@ def bench(
             raise PermanentError(f"not all compute what ONNX Runtime does: {'; '.join(wrong)}")
 
     output.run(work, debug)
+
+
+def _say_sent(size: int, sent: int | None) -> str:
+    """How big what was deployed is, and how much of it had to travel to a board elsewhere."""
+    if sent is None or sent == size:
+        return format_bytes(size) + (" sent" if sent else "")
+    return (
+        f"{format_bytes(size)}, of which {format_bytes(sent)} sent" if sent else f"{format_bytes(size)}, there already"
+    )
 
 
 def _read_subject(text: str, shape: list[str] | None, device: str) -> Any:

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from farm import settings as farm_settings
+from farm.artifacts.places import require_room
 from farm.cli import options, output
 from farm.cli.campaign_screen import CampaignScreen
-from farm.errors import UnavailableError
 from farm.inventory.board_types import require_board_type
 
 # For another farm that measures on this machine; a campaign on it may take hours, and says so meanwhile.
@@ -50,7 +50,7 @@ def quickstart(
         options.require_trials(trials)
         settings = farm_settings.load()
         source, inputs = options.read_model(model, shape)
-        _require_writable(out)
+        require_room(out)
         screen = CampaignScreen()
         # Imported here: Ray takes a second that wrong usage should not wait for.
         from farm.campaign.tune import find_failure
@@ -76,19 +76,6 @@ def quickstart(
             raise error
 
     output.run(work, debug)
-
-
-def _require_writable(out: Path) -> None:
-    """Find out now, not after some minutes of tuning."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        probe = out / ".writable"
-        probe.write_bytes(b"x")
-        probe.unlink()
-    except OSError as error:
-        raise UnavailableError(
-            f"cannot write the report to {out}: {error.strerror}", "Choose another --out."
-        ) from error
 
 
 def _print(document: dict[str, Any]) -> None:

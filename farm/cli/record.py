@@ -45,15 +45,14 @@ def list_records(
     def work() -> None:
         with options.open_store() as store:
             records = wanted.fetch(store)
-            others = 0 if records else len(wanted.fetch(store, simulated=not simulated))
+            others = "" if records else wanted.explain_none(store)
         if json:
             output.print_json([_to_document(each) for each in records])
             return
         empty = "no records that were asked for" if wanted.chooses else "no records yet; `farm tune MODEL` makes some"
         _print_records(records, empty)
         if others:
-            which = "real boards; leave out --simulated" if simulated else "virtual boards; add --simulated"
-            output.stderr.print(f"there are {others} of {which} to see them")
+            output.stderr.print(others)
 
     output.run(work, debug)
 
@@ -109,6 +108,7 @@ def best_trials(
                 for each, point in store.fetch_operating_points(key, simulated=simulated)
                 if kind in (None, each) and operating_point in ("", point)
             ]
+            others = 0 if places else len(store.fetch_operating_points(key, simulated=not simulated))
             records = store.fetch_records(workloads=[key], simulated=simulated)
             verified = {(each.board_type, each.operating_point, each.candidate) for each in records}
             flop = float(store.fetch_workload_rows([key])[key]["flop"])
@@ -142,6 +142,8 @@ def best_trials(
             left=(0, 1, 3, 6, 7, 8),
             empty="nothing was measured there; `farm tune MODEL` does",
         )
+        if others:
+            output.stderr.print(filters.point_to_others("trials", simulated))
 
     output.run(work, debug)
 
@@ -172,6 +174,7 @@ def prune(
             raise UsageError("which records?", "Choose with --until 90d, --imported, --board-type TYPE or the like.")
         with options.open_store() as store:
             records = wanted.fetch(store)
+            others = "" if records else wanted.explain_none(store)
             gone = 0 if dry_run else store.remove_records(records)
         if json:
             output.print_json({"forgotten": gone, "records": [_to_document(each) for each in records]})
@@ -180,6 +183,8 @@ def prune(
         output.stderr.print(
             f"{len(records)} records would be forgotten" if dry_run else f"{gone} records are forgotten"
         )
+        if others:
+            output.stderr.print(others)
 
     output.run(work, debug)
 

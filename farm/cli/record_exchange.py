@@ -52,7 +52,8 @@ def export(
         with options.open_store() as store:
             records = wanted.fetch(store)
             if not records:
-                raise UsageError("there are no such records", "`farm record list` shows those that there are.")
+                hint = wanted.explain_none(store) or "`farm record list` shows those that there are"
+                raise UsageError("there are no such records", f"{hint}.")
             bundle = store.fetch_bundle(records)
         written = exchange.write_folder(bundle, folder)
         if json:

@@ -74,6 +74,17 @@ class Filters:
             and (not self.operator or operator_kind(each.workload_name) == self.operator)
         ]
 
+    def explain_none(self, store: Store) -> str:
+        """What to do where none are meant but would be of virtual boards in place of real ones, or the reverse."""
+        others = len(self.fetch(store, simulated=not self.simulated))
+        return point_to_others(f"{others} records", self.simulated) if others else ""
+
+
+def point_to_others(found: str, simulated: bool) -> str:
+    """A hint at what the other setting of --simulated finds."""
+    which = "real boards: leave out --simulated" if simulated else "virtual boards: add --simulated"
+    return f"there are {found} of {which}"
+
 
 def is_meant(key: str, name: str, text: str) -> bool:
     """Whether a workload's hash begins with a text, or its name has it."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from farm import settings as farm_settings
+from farm.artifacts.places import require_room
 from farm.cli import options, output, sweep_report, sweep_table
 from farm.cli.durations import read_duration_s
 from farm.cli.sweep_goal import Aim, Deadline, MaxPower, read_goal
@@ -93,6 +94,8 @@ def run(
         goal, named = read_goal(Goal(), deadline, max_power, objective), bool(objective)
         if boards is not None and boards < 1:
             raise UsageError(f"--boards must be at least 1, not {boards}")
+        if out is not None:
+            require_room(out)
         order = SweepOrder(
             model,
             tuple(shape or ()),
@@ -134,6 +137,8 @@ def resume(
     def work() -> None:
         from farm.sweep.run import runner
 
+        if out is not None:
+            require_room(out)
         settings = farm_settings.load()
         with options.open_store(settings) as store:
             runner.resume_sweep(sweep, settings, store, output.note)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from farm.campaign.tune import Tuned
 
 LOCAL = "local"
+# Boards that are named at the end; --json has all.
+_MOST_NAMED = 6
 
 
 def tune(
@@ -115,6 +117,7 @@ def _document(model: str, tuned: Tuned) -> dict[str, Any]:
     return {
         "model": model,
         "board": {"name": board["name"], "type": board["board_type"], "simulated": board["simulated"]},
+        "boards": [{"name": name, "trials": count} for name, count in tuned.measured.items()],
         "campaign": tuned.campaign,
         "campaign_name": tuned.name,
         "trials": tuned.trials,
@@ -149,8 +152,7 @@ def _print(document: dict[str, Any]) -> None:
         f"{records['new']} new records, {records['unchanged']} unchanged, {records['rejected']} rejected",
         soft_wrap=True,
     )
-    simulated = ", which is simulated: nothing of it holds for a real board" if used["simulated"] else ""
-    output.stdout.print(f"measured on {used['type']}/{used['name']}{simulated}", soft_wrap=True)
+    output.stdout.print(_say_boards(document), soft_wrap=True, markup=False)
     if document["latency_ms"] is not None:
         output.stdout.print(f"model latency, summed over its workloads: {document['latency_ms']:.2f} ms")
     option = " --simulated" if used["simulated"] else ""
@@ -159,3 +161,15 @@ def _print(document: dict[str, Any]) -> None:
         soft_wrap=True,
         markup=False,
     )
+
+
+def _say_boards(document: dict[str, Any]) -> str:
+    """Where it was measured, those boards first that made most trials."""
+    used, boards = document["board"], document["boards"]
+    where, verb = f"{used['type']}/{used['name']}", "is"
+    if len(boards) > 1:
+        named = ", ".join(f"{each['name']} ({each['trials']} trials)" for each in boards[:_MOST_NAMED])
+        more = f" and {len(boards) - _MOST_NAMED} more" if len(boards) > _MOST_NAMED else ""
+        where, verb = f"{len(boards)} boards of type {used['type']}: {named}{more}", "are"
+    simulated = f", which {verb} simulated: nothing of it holds for a real board" if used["simulated"] else ""
+    return f"measured on {where}{simulated}"

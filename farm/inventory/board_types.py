@@ -21,6 +21,7 @@ from farm.inventory.hardware import (
     Detect,
     Fan,
     Gpu,
+    LinkTriple,
     Memory,
     Name,
     Power,
@@ -66,7 +67,7 @@ class BoardType(documents.StrictModel):
     title: str = pydantic.Field(min_length=1)
     target: Target | None
     # Zig's form, with the oldest glibc a board of this type may have.
-    link_triple: Annotated[str, pydantic.Field(pattern=r"^[a-z0-9_]+-linux-[a-z]+(\.\d+)*$")] | None
+    link_triple: LinkTriple | None
     host_is_board: bool = False
     detect: Detect = Detect()
     soc: str = ""

@@ -36,6 +36,8 @@ def _ascends(freqs_hz: tuple[int, ...]) -> tuple[int, ...]:
 
 
 Name = Annotated[str, pydantic.Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=63)]
+# What is linked for, as Zig says it.
+LinkTriple = Annotated[str, pydantic.Field(pattern=r"^[a-z0-9_]+-linux-[a-z]+(\.\d+)*$")]
 Text = Annotated[str, pydantic.Field(min_length=1)]
 Cpu = Annotated[int, pydantic.Field(strict=True, ge=0)]
 Hertz = Annotated[int, pydantic.Field(strict=True, gt=0)]

@@ -7,7 +7,6 @@ be true and is this board's own. What may reach the farm at all is `farm.reach.f
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
@@ -18,6 +17,11 @@ A = TypeVar("A", bound=protocol.Message)
 
 # A year: nothing that a board times, waits for or counts in seconds takes longer.
 _LONGEST_S = 3.2e7
+# Since 1970, or since a board's start by all its cores together: the year 2286, and 40 years of eight cores.
+_LATEST_S = 1e10
+_SINCE_THEN = frozenset(["started_at", "started_s", "busy_s"])
+# No watt, joule or hertz of a board's comes near; a few of them together are still a number.
+_HIGHEST = 1e15
 _MAX_SAMPLES = 100_000
 # Below absolute zero no sensor reads; above this the board has melted.
 _TEMPERATURES_C = (-273.15, 1000.0)
@@ -85,6 +89,17 @@ def _find_problems(value: object, name: str = "") -> Iterator[tuple[str, str]]:
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from _find_problems(item, name)
     elif isinstance(value, int | float):
-        lowest, highest = _TEMPERATURES_C if name == "temperature_c" else (0, math.inf)
-        if not lowest <= value <= highest and name not in _MAY_BE_NEGATIVE:
+        lowest, highest = _find_bounds(name)
+        if not lowest <= value <= highest:
             yield name, f"is {value:g}"
+
+
+def _find_bounds(name: str) -> tuple[float, float]:
+    """Between which figures what a field holds has to lie."""
+    if name == "temperature_c":
+        return _TEMPERATURES_C
+    if name in _SINCE_THEN:
+        return 0, _LATEST_S
+    if name.endswith("_s"):
+        return 0, _LONGEST_S
+    return -_HIGHEST if name in _MAY_BE_NEGATIVE else 0, _HIGHEST

@@ -6,6 +6,7 @@ import io
 import math
 import struct
 import zipfile
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,8 +20,20 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 _MAX_ARRAYS = 1024
 _MAX_NAME = 1024
+# NumPy's reader of headers takes 10,000 characters; how long its own are depends on names and axes, some hundred.
+_MAX_HEADER = 1 << 14
 # Truth values, numbers, and the numbers that NumPy itself does not know: its files have no name for bfloat16.
 _KINDS = frozenset("biufcV")
+# APPNOTE.TXT of PKWARE, 4.3.7 and 4.3.16: what stands before a member, and at the end of an archive.
+_MEMBER, _MEMBER_SIGNATURE = struct.Struct("<4s5H3I2H"), b"PK\x03\x04"
+_END, _END_SIGNATURE = struct.Struct("<4s4H2IH"), b"PK\x05\x06"
+# 4.5.3: sizes that do not fit stand in an extra field, where NumPy always has them.
+_LONG, _IS_LONG, _LONG_ID = struct.Struct("<HHQQ"), 0xFFFFFFFF, 1
+_IS_UTF8 = 0x800
+
+
+class HarmfulArraysError(ProtocolError):
+    """An archive that becomes more than it is: no agent makes such a one by mistake."""
 
 
 def pack_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
@@ -33,46 +46,79 @@ def pack_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
 def unpack_arrays(data: bytes) -> Arrays:
     """Arrays in NumPy's .npz, uncompressed, as a board sends them. Raises ProtocolError on anything else.
 
-    Nothing is believed that `data` is too short for: neither what an archive promises to become nor what a header says.
+    Members are read one behind the other, as they were written. An archive's index could name the same bytes any
+    number of times, so that it is only counted: together the arrays are never longer than `data`.
     """
+    view = memoryview(data)
+    arrays: Arrays = {}
+    at = 0
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            members = archive.infolist()
-            if len(members) > _MAX_ARRAYS:
-                raise ProtocolError(f"{len(members)} arrays")
-            return {_read_name(member): _read_array(archive, member, len(data)) for member in members}
+        while view[at : at + 4] == _MEMBER_SIGNATURE:
+            if len(arrays) == _MAX_ARRAYS:
+                raise HarmfulArraysError(f"more than {_MAX_ARRAYS} arrays")
+            name, content, at = _read_member(view, at)
+            if name in arrays:
+                raise HarmfulArraysError(f"two arrays called {name!r}")
+            arrays[name] = _read_array(content)
+        _check_end(view[at:], len(arrays))
     except ProtocolError:
         raise
-    # What zipfile and NumPy's reader of headers (an `ast` of what stands there) raise over garbage.
+    # What NumPy's reader of headers (an `ast` of what stands there) raises over garbage.
     except (
         *(ValueError, OSError, EOFError, LookupError, TypeError, SyntaxError, RecursionError, MemoryError),
-        *(NotImplementedError, OverflowError, RuntimeError, struct.error, zipfile.BadZipFile),
+        *(OverflowError, struct.error),
     ) as error:
         raise ProtocolError(f"its arrays cannot be read: {error}") from error
+    return arrays
 
 
-def _read_name(member: zipfile.ZipInfo) -> str:
-    name = member.filename.removesuffix(".npy")
-    if len(name) > _MAX_NAME or name == member.filename:
+def _read_member(view: memoryview, at: int) -> tuple[str, memoryview, int]:
+    """The name and the content of the member that begins at `at`, and where the next one does."""
+    _, _, flags, method, _, _, checksum, packed, size, name_size, extra_size = _MEMBER.unpack_from(view, at)
+    if method != zipfile.ZIP_STORED or flags & ~_IS_UTF8:
+        raise HarmfulArraysError(f"an array packed as {method} with flags {flags:#x}, where no array is packed")
+    at += _MEMBER.size
+    name = bytes(view[at : at + name_size]).decode()
+    at += name_size
+    if size == packed == _IS_LONG:
+        kind, length, size, packed = _LONG.unpack_from(view[at : at + extra_size])
+        if (kind, length) != (_LONG_ID, _LONG.size - 4):
+            raise ProtocolError(f"an array called {name[:_MAX_NAME]!r} of unknown size")
+    at += extra_size
+    if size != packed or size > len(view) - at:
+        raise ProtocolError(f"an array that promises {size} bytes where {max(0, len(view) - at)} are left")
+    if len(name) > _MAX_NAME or not name.endswith(".npy"):
         raise ProtocolError(f"an array called {name[:_MAX_NAME]!r}")
-    return name
+    content = view[at : at + size]
+    if zlib.crc32(content) != checksum:
+        raise ProtocolError(f"an array called {name!r} that has changed on the way")
+    return name.removesuffix(".npy"), content, at + size
 
 
-def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, most: int) -> npt.NDArray[Any]:
-    if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1 or member.file_size > most:
-        raise ProtocolError(f"an array of {member.file_size} bytes, packed as {member.compress_type}")
-    stream = io.BytesIO(archive.read(member))
+def _check_end(rest: memoryview, count: int) -> None:
+    """What follows the last member is an index that names those alone."""
+    if len(rest) < _END.size:
+        raise ProtocolError("its arrays cannot be read: they are cut short")
+    signature, _, _, _, named, _, _, comment_size = _END.unpack(rest[-_END.size :])
+    if signature != _END_SIGNATURE or comment_size:
+        raise ProtocolError("its arrays cannot be read: they have no end")
+    if named != count:
+        raise HarmfulArraysError(f"an archive that names {named} arrays and holds {count}")
+
+
+def _read_array(content: memoryview) -> npt.NDArray[Any]:
+    stream = io.BytesIO(content[:_MAX_HEADER])
     read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(
         np.lib.format.read_magic(stream)
     )
     if read_header is None:
         raise ProtocolError("an array in an unknown format")
     shape, is_fortran, dtype = read_header(stream)
-    content = stream.read()
+    values = content[stream.tell() :]
     if dtype.kind not in _KINDS or dtype.names or dtype.itemsize == 0 or min(shape, default=0) < 0:
         raise ProtocolError(f"an array of {dtype}")
-    if math.prod(shape) * dtype.itemsize != len(content):
-        raise ProtocolError(f"an array of shape {shape} in {len(content)} bytes")
+    if math.prod(shape) * dtype.itemsize != len(values):
+        raise ProtocolError(f"an array of shape {shape} in {len(values)} bytes")
     if dtype == np.dtype("V2"):
         dtype = np.dtype(ml_dtypes.bfloat16)
-    return np.frombuffer(content, dtype).reshape(shape, order="F" if is_fortran else "C").copy()
+    return np.frombuffer(values, dtype).reshape(shape, order="F" if is_fortran else "C").copy()

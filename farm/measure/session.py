@@ -44,7 +44,7 @@ from farm.errors import (
     UnavailableError,
 )
 from farm.measure import answers
-from farm.measure.arrays import Arrays, pack_arrays, unpack_arrays
+from farm.measure.arrays import Arrays, HarmfulArraysError, pack_arrays, unpack_arrays
 from farm.reach import fences
 from farm.reach.relay import Relay
 from farm.reach.tracker import Tracker
@@ -148,7 +148,11 @@ class BoardSession:
         answer = self._call(protocol.RUN_MODEL, deadline, spec.to_json(), program, packed)
         try:
             text, outputs = protocol.unpack_frame(answers.read_bytes(answer))
+            if outputs and not spec.return_outputs:
+                raise protocol.ProtocolError(f"{len(outputs)} bytes of outputs that nobody asked for")
             arrays = unpack_arrays(outputs) if outputs else {}
+        except HarmfulArraysError as error:
+            raise self._accuse(str(error)) from error
         except protocol.ProtocolError as error:
             raise self._doubt(error) from error
         return self._read(Outcome, text), arrays
@@ -329,10 +333,14 @@ class BoardSession:
 
     def _require_peace(self) -> None:
         if refused := self._relay.refused:
-            raise BoardHostileError(
-                f"the board {self.key} attacked us and was cut off: it sent {refused}",
-                "It is to be quarantined, and looked at before it is used again: whoever owns it may own it no more.",
-            )
+            raise self._accuse(refused)
+
+    def _accuse(self, sent: str) -> BoardHostileError:
+        self._relay.cut()
+        return BoardHostileError(
+            f"the board {self.key} attacked us and was cut off: it sent {sent}",
+            "It is to be quarantined, and looked at before it is used again: whoever owns it may own it no more.",
+        )
 
 
 def _import_rpc() -> Any:

@@ -24,6 +24,8 @@ _VERSION = 1
 _TIMEOUT_S = 900.0
 _MEMORY_BYTES, _COPIES = 6 << 30, 8
 _HINT = "`torch.onnx.export(program, dynamo=True).save(FILE)` makes ONNX of it where PyTorch is."
+# What tells such an archive from others; the second is an older form.
+_PROGRAMS = frozenset({"archive_format", "serialized_exported_program.json"})
 # Members of an archive that PyTorch unpickles or loads as machine code, whoever trusts the rest: compiled programs and
 # objects of classes of their own (torch/export/pt2_archive/constants.py of PyTorch 2.8 and later).
 _FOLDERS = frozenset({"aotinductor"})
@@ -32,12 +34,28 @@ _FILES = ("custom_obj", "opaque_obj")
 
 def is_exported(path: pathlib.Path) -> bool:
     """Whether a file is an archive that torch.export.save wrote, of any of its versions."""
+    return bool({each.name for each in _list_members(path) or ()} & _PROGRAMS)
+
+
+def explain_archive(path: pathlib.Path) -> str:
+    """What a zip archive is that is no program of torch.export, and what to do about it."""
+    members = _list_members(path)
+    if members is None:
+        return "it is a zip archive that breaks off or was changed; copy or save it again"
+    names = {each.name for each in members}
+    if "data.pkl" not in names:
+        return "it is a zip archive of something else"
+    what = "a TorchScript program" if "constants.pkl" in names else "a PyTorch checkpoint, which holds no steps"
+    return f"it is {what}; save the model with torch.export.save or torch.onnx.export"
+
+
+def _list_members(path: pathlib.Path) -> list[pathlib.PurePosixPath] | None:
+    """The members' names; None for what is no whole archive."""
     try:
         with zipfile.ZipFile(path) as archive:
-            names = {pathlib.PurePosixPath(name).name for name in archive.namelist()}
-    except (OSError, zipfile.BadZipFile):
-        return False
-    return bool(names & {"archive_format", "serialized_exported_program.json"})
+            return [pathlib.PurePosixPath(name) for name in archive.namelist()]
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
+        return None
 
 
 def convert(path: pathlib.Path, trusted: bool = False) -> bytes:

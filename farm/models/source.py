@@ -20,10 +20,10 @@ from farm.models import exported, zoo
 # Protocol buffers cannot hold more in one message.
 _MAX_BYTES = 2**31 - 1
 _ZIP = b"PK\x03\x04"
+_EXPORTED = ".pt2"
 # How files begin that people mistake for models, and what to say about them.
 _LOOKALIKES = (
     (b"version https://git-lfs", "it is a Git LFS pointer; run `git lfs pull` to get the model"),
-    (_ZIP, "it is a zip archive, perhaps a PyTorch checkpoint; save it with torch.export.save or torch.onnx.export"),
     (b"\x80", "it is a pickle; export the model with torch.onnx.export first"),
     (b"\x1f\x8b", "it is compressed; gunzip it first"),
     (b"<", "it is a web page or XML; the download probably failed"),
@@ -87,8 +87,12 @@ def _read(path: pathlib.Path, typed: str, trusted: bool) -> bytes:
             raise UsageError(f"{path} is not a regular file", "Give an ONNX file or a zoo name.")
         with path.open("rb") as file:
             start = file.read(64)
-            if start.startswith(_ZIP) and exported.is_exported(path):
+            is_archive = start.startswith(_ZIP)
+            if is_archive and exported.is_exported(path):
                 return exported.convert(path, trusted)
+            if start and (is_archive or path.suffix.lower() == _EXPORTED):
+                meaning = exported.explain_archive(path) if is_archive else "such a program is a zip archive"
+                raise UsageError(f"{path} is neither a program of torch.export nor an ONNX file: {meaning}")
             _refuse_lookalikes(path, start)
             if (size := path.stat().st_size) > _MAX_BYTES:
                 raise UsageError(

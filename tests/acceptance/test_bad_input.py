@@ -168,7 +168,8 @@ def test_a_report_that_cannot_be_written_is_said_first(home: Home) -> None:
     (home.path / "taken").write_text("")
     with read_only_folder() as folder:
         for out in (home.path / "taken", folder / "report"):
-            refused(home.run("quickstart", "--out", str(out), "--json"), 3, "cannot write the report", "--out")
+            done = home.call("quickstart", "--out", str(out), "--json")
+            refused(done, 2, f"nothing can be written to {out}", "another folder")
 
 
 def test_a_full_home_is_said(home: Home) -> None:

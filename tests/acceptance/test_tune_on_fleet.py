@@ -13,6 +13,7 @@ def test_a_virtual_board_is_tuned_for(home: Home) -> None:
     document = done.json()
     assert document["board"] == {"name": "nano-01", "type": "jetson-nano", "simulated": True}
     assert document["trials"]["ok"] == 2
+    assert document["boards"] == [{"name": "nano-01", "trials": 2}]
     assert document["records"]["new"] >= 1
     assert home.run("record", "list", "--json").json() == []
     assert len(home.run("record", "list", "--simulated", "--json").json()) == document["records"]["new"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from farm.artifacts.deploy import FOLDER, deploy_over_ssh
+from farm.artifacts.deploy import FOLDER, deploy_here, deploy_over_ssh
 from farm.errors import PermanentError
 from farm.reach.ssh import SshConnection
 from tests.integration.sshd import Sshd, running_sshd
@@ -39,8 +39,11 @@ def test_a_package_is_there_once_and_the_latest_serves(connection: SshConnection
     package = home / FOLDER / "tiny_cnn"
     assert done.folder == str(home / FOLDER)
     assert (package / "model.so").read_bytes() == LIBRARY
-    assert done.sent_bytes > len(LIBRARY)
-    assert deploy_over_ssh(artifact, connection, str(home)).sent_bytes == 0
+    assert done.sent_bytes == done.bytes > len(LIBRARY)
+    again = deploy_over_ssh(artifact, connection, str(home))
+    assert (again.bytes, again.sent_bytes) == (done.bytes, 0)
+    here = deploy_here(artifact, tmp_path / "here")
+    assert (here.bytes, here.sent_bytes) == (done.bytes, None)
     newer = b"\x7fELF, and faster"
     deploy_over_ssh(write(tmp_path / "b", newer, verified=verified(newer)), connection, str(home))
     assert (package / "model.so").read_bytes() == newer

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import tvm_ffi
 
@@ -23,6 +24,7 @@ from farm.boards.thread_board import ThreadBoard
 from farm.campaign.engine.board_actor import CampaignBoard
 from farm.errors import BoardHostileError, BoardNonsenseError, LeaseOverError
 from farm.inventory.board_types import load_board_types
+from farm.measure.arrays import pack_arrays
 from farm.measure.session import BoardSession, Direct
 from farm.reach.relay import Relay
 from farm.reach.tracker import Tracker
@@ -206,6 +208,29 @@ def test_a_number_is_not_taken_for_the_size_of_outputs() -> None:
         pytest.raises(BoardNonsenseError, match="answered a int"),
     ):
         session.run_model(protocol.RunSpec(protocol.Engine.KERNEL), b"", {})
+
+
+@pytest.mark.parametrize("archive", [hostile_board.nested_npz(64, 1 << 18), hostile_board.repeated_npz(1000, 9)])
+def test_outputs_that_become_more_than_they_are_are_an_attack(archive: bytes) -> None:
+    """The session is over, and the board is to be quarantined as one that had us call functions."""
+    sent = hostile_board.answer(protocol.pack_frame(GOOD.to_json(), archive))
+    with (
+        answering(protocol.RUN_MODEL, sent) as board,
+        BoardSession(board, KEY) as session,
+        pytest.raises(BoardHostileError, match="attacked us and was cut off: it sent an archive that names"),
+    ):
+        session.run_model(protocol.RunSpec(protocol.Engine.KERNEL), b"", {})
+
+
+def test_outputs_that_nobody_asked_for_are_not_read() -> None:
+    """A board that is to time a program alone sends nothing beside its figures."""
+    sent = hostile_board.answer(protocol.pack_frame(GOOD.to_json(), pack_arrays({"out_000": np.zeros(4)})))
+    with (
+        answering(protocol.RUN_MODEL, sent) as board,
+        BoardSession(board, KEY) as session,
+        pytest.raises(BoardNonsenseError, match="that nobody asked for"),
+    ):
+        session.run_model(protocol.RunSpec(protocol.Engine.KERNEL, return_outputs=False), b"", {})
 
 
 # TVM's own client holds the interpreter while it copies: it cannot share a process with the relay.

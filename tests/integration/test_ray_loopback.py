@@ -60,6 +60,60 @@ def test_a_ray_of_our_own_lets_in_nobody_without_its_token() -> None:
     assert done.stdout.split()[-2:] == ["True", "True"], done.stderr[-2000:]
 
 
+# Another user, if this one may become one, moves a socket away and listens under its name.
+_OTHER_USER = """
+import json, os, pathlib, socket
+import ray
+from farm.campaign.engine.ray_calls import ray_running
+
+def take_over(path):
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    try:
+        os.rename(path, f"{path}.old")
+        socket.socket(socket.AF_UNIX).bind(str(path))
+    except PermissionError:
+        os._exit(13)
+    os._exit(0)
+
+with ray_running(1):
+    path = pathlib.Path(ray.nodes()[0]["RayletSocketName"])
+    folders = [each.stat() for each in path.parents]
+    closed = [each.st_uid == os.getuid() and not each.st_mode & 0o077 for each in folders]
+    code = 13
+    if os.getuid() == 0:
+        child = os.fork() or take_over(path)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(json.dumps([any(closed), code]))
+"""
+
+
+def test_other_users_do_not_reach_the_sockets_of_a_ray_of_our_own() -> None:
+    """Ray opens its own folders to everybody: one around them does not let another user in, who tries it."""
+    done = subprocess.run([sys.executable, "-c", _OTHER_USER], capture_output=True, text=True, timeout=150, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == [True, 13]
+
+
+def test_rays_socket_names_fit_wherever_its_folder_is(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel takes 107 characters; a temporary folder whose name is too long for that is not taken."""
+    session = "session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+    roots = [pathlib.Path("/tmp") / ("z" * size) for size in range(8, 60)]
+    monkeypatch.setattr(os, "getpid", lambda: 4194304)
+    chosen = []
+    for root in roots:
+        root.mkdir()
+        try:
+            monkeypatch.setattr(tempfile, "tempdir", str(root))
+            with ray_calls._folder() as folder:
+                chosen.append(root in folder.parents)
+                assert len(str(folder / session)) <= 107
+        finally:
+            root.rmdir()
+    assert chosen == sorted(chosen, reverse=True)
+    assert any(chosen)
+
+
 def test_folders_of_other_users_are_left_alone(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a dead farm of ours left is removed; a link, and what somebody else made, is not even looked into."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

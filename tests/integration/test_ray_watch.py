@@ -2,40 +2,64 @@
 
 from __future__ import annotations
 
+import pathlib
 import subprocess
 import sys
 
 # A stand-in for the node manager, which is known by an argument, and a call that would never return.
 _PROGRAM = """
-import subprocess, sys, threading
+import pathlib, subprocess, sys, threading
 from farm.campaign.engine.ray_watch import ray_watched
+from farm.campaign.engine.state import engine_lock, leave_last_words, read_last_words
+from farm.errors import FarmError, TransientError
+from farm.processes.machine import process_identity
+
+how, then, home = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3])
 command = [sys.executable, "-c", "input()", "--raylet_socket_name=/nowhere/raylet"]
 raylet = subprocess.Popen(command, stdin=subprocess.PIPE)
-with ray_watched("/nowhere/raylet", grace_s=0.1):
-    if sys.argv[1] == "dies":
-        raylet.kill()
-    if sys.argv[2] == "hangs":
-        threading.Event().wait(60.0)
+def tell(reason):
+    leave_last_words(home, reason)
+    print(read_last_words(home, process_identity()), flush=True)
+
+try:
+    with engine_lock(home), ray_watched("/nowhere/raylet", tell, grace_s=0.1):
+        if how == "dies":
+            raylet.kill()
+            raylet.wait()
+        if then == "hangs":
+            threading.Event().wait(60.0)
+        if then == "fails":
+            raise TransientError("an actor is gone")
+except FarmError as error:
+    print(error.message)
 raylet.kill()
 raylet.wait()
 print("let go")
 """
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
+def run(home: pathlib.Path, *words: str) -> subprocess.CompletedProcess[str]:
     """The program with its two words; it ends by itself."""
     return subprocess.run(
-        [sys.executable, "-c", _PROGRAM, *words], capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, "-c", _PROGRAM, *words, str(home)], capture_output=True, text=True, timeout=50, check=False
     )
 
 
-def test_a_call_that_waits_for_a_dead_ray_ends_with_the_process() -> None:
-    """Where the node manager dies and a call does not return, the process ends, and says why."""
-    done = run("dies", "hangs")
-    assert (done.returncode, done.stdout) == (3, "")
+def test_a_call_that_waits_for_a_dead_ray_ends_with_the_process(tmp_path: pathlib.Path) -> None:
+    """Where the node manager dies and a call does not return, the process ends, and leaves the cause."""
+    done = run(tmp_path, "dies", "hangs")
+    assert done.returncode == 3
     assert "node manager" in done.stderr
+    [line] = done.stdout.splitlines()
+    assert line.startswith("Ray's node manager (pid ")
 
 
-def test_who_lets_go_of_ray_goes_on() -> None:
+def test_what_a_dead_ray_ends_in_order_names_the_cause(tmp_path: pathlib.Path) -> None:
+    """The error of a call is not what went wrong where the node manager is gone, and is where it lives."""
+    assert "node manager" in run(tmp_path, "dies", "fails").stdout.splitlines()[-2]
+    assert run(tmp_path, "lives", "fails").stdout.splitlines() == ["an actor is gone", "let go"]
+
+
+def test_who_lets_go_of_ray_goes_on(tmp_path: pathlib.Path) -> None:
     """A block that ends by itself is left alone."""
-    assert run("lives", "ends").stdout == "let go\n"
+    assert run(tmp_path, "lives", "ends").stdout == "let go\n"

@@ -65,14 +65,14 @@ def write(folder: pathlib.Path, library: bytes = LIBRARY, **changes: Any) -> Art
     return manifests.write_artifact(folder, make_manifest(library, **changes), {manifests.LIBRARY: library})
 
 
-def description(architecture: str, board_type: str) -> Description:
+def description(architecture: str, board_type: str, simulated: bool = False) -> Description:
     """What a board says of itself."""
     return Description(
         name="b",
         board_type=board_type,
         agent_version="0",
         protocol_version=PROTOCOL_VERSION,
-        simulated=False,
+        simulated=simulated,
         architecture=architecture,
         cpu_model="",
         cores_online=(0,),

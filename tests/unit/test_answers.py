@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import math
+import tracemalloc
 import zipfile
 from typing import Any
 
@@ -27,7 +28,7 @@ from device_agent.protocol import (
     Status,
 )
 from farm.measure.answers import read_answer, read_bytes, read_text
-from farm.measure.arrays import pack_arrays, unpack_arrays
+from farm.measure.arrays import HarmfulArraysError, pack_arrays, unpack_arrays
 from tests import fuzzing, hostile_board
 
 RAIL = RailPower("VDD_IN", 4.0, (3.9, 4.1), 8.0, (7.8, 8.2), 200, 20)
@@ -66,14 +67,18 @@ def test_what_a_board_says_is_read(answer: Any) -> None:
     [
         ({"latency_s": [-1.0]}, "latency_s is -1"),
         ({"latency_s": [1e-3, 0.0]}, "no run takes"),
-        ({"latency_s": [1e300]}, "no run takes"),
+        ({"latency_s": [1e300]}, "latency_s is 1e\\+300"),
         ({"latency_s": [float("nan")]}, "the number nan"),
         ({"latency_s": [float("inf")]}, "the number inf"),
         ({"latency_s": [10**400]}, "JSON"),
         ({"latency_s": [1e-3] * 200_000}, "200000 samples"),
         ({"latency_s": []}, "empty"),
         ({"timing_s": -1.0}, "timing_s is -1"),
+        ({"timing_s": 1e308}, "timing_s is 1e\\+308"),
         ({"started_at": -5.0}, "started_at is -5"),
+        ({"started_at": 1e308}, "started_at is 1e\\+308"),
+        ({"energy": {**OUTCOME.energy.to_dict(), "above_idle_j": 1e308}}, "above_idle_j is"),  # type: ignore[union-attr]
+        ({"power": {**WINDOW.to_dict(), "window_s": 1e308}}, "window_s is"),
         ({"status": "build_failed"}, "not for a board to say"),
         ({"status": "board_lost"}, "not for a board to say"),
         ({"board": "n2"}, "'n2', not 'n1'"),
@@ -135,13 +140,18 @@ def test_fuzz_whatever_a_board_answers_is_refused_or_can_be() -> None:
     assert read_so_far > 20, "the mutations leave nothing to read"
 
 
-def npz(**members: bytes) -> bytes:
+def npz(method: int = zipfile.ZIP_DEFLATED, **members: bytes) -> bytes:
     """An archive of these members, packed so that they become smaller."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(buffer, "w", method) as archive:
         for name, data in members.items():
             archive.writestr(f"{name}.npy", data)
     return buffer.getvalue()
+
+
+def stored(**members: bytes) -> bytes:
+    """An archive of these members as they are."""
+    return npz(zipfile.ZIP_STORED, **members)
 
 
 def test_arrays_travel_in_order_and_bitwise() -> None:
@@ -164,12 +174,36 @@ def test_arrays_travel_in_order_and_bitwise() -> None:
     [
         (b"PK\x03\x04 cut short", "cannot be read"),
         (npz(a=bytes(100_000)), "packed as 8"),
-        (pack_arrays({"a": np.zeros(4)}).replace(b"(4,)", b"(9,)"), "cannot be read|of shape"),
+        (pack_arrays({f"a{at}": np.zeros(0) for at in range(1025)}), "more than 1024 arrays"),
+        (pack_arrays({"a": np.zeros(4)}).replace(b"(4,)", b"(9,)"), "changed on the way"),
+        (stored(a=b"\x93NUMPY\x01\x00\x37\x00{'descr': '<f8', 'fortran_order': False, 'shape': (9,)}"), "of shape"),
+        (stored(a=b"no array"), "cannot be read"),
+        (pack_arrays({"a": np.zeros(4)})[:-1], "no end"),
+        (pack_arrays({"a": np.zeros(4)})[:60], "promises"),
     ],
 )
 def test_what_are_no_arrays_is_refused(data: bytes, said: str) -> None:
     """Cut archives, and those that promise more than they hold."""
     with pytest.raises(ProtocolError, match=said):
+        unpack_arrays(data)
+
+
+def test_a_small_answer_does_not_become_a_big_one() -> None:
+    """Members that lie in each other, or are named many times, are refused as an attack before memory is taken."""
+    for data in (hostile_board.nested_npz(64, 1 << 18), hostile_board.repeated_npz(1000, 1 << 16)):
+        tracemalloc.start()
+        try:
+            with pytest.raises(HarmfulArraysError):
+                unpack_arrays(data)
+            assert tracemalloc.get_traced_memory()[1] < 2 * len(data)
+        finally:
+            tracemalloc.stop()
+
+
+def test_arrays_of_one_name_are_an_attack() -> None:
+    """A reader that takes the last one holds the others meanwhile."""
+    data = pack_arrays({"a": np.zeros(4), "b": np.ones(4)}).replace(b"b.npy", b"a.npy")
+    with pytest.raises(HarmfulArraysError, match="two arrays called 'a'"):
         unpack_arrays(data)
 
 
@@ -182,7 +216,7 @@ def test_fuzz_mutated_arrays_are_refused_or_are_arrays() -> None:
             arrays = unpack_arrays(data)
         except ProtocolError:
             continue
-        assert sum(array.nbytes for array in arrays.values()) <= 2 * len(data)
+        assert sum(array.nbytes for array in arrays.values()) <= len(data)
 
 
 def test_a_description_has_to_be_of_the_board_that_was_asked() -> None:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pathlib
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
+from farm.artifacts import make, places
 from farm.artifacts import manifest as manifests
+from farm.artifacts.brought import bring
 from farm.artifacts.checking import find_tolerance_factor, require_verified, take_inputs
 from farm.artifacts.make import find_algorithm
 from farm.artifacts.manifest import Artifact, Manifest, StoredWeights, Tensor, Verified
-from farm.artifacts.on_board import HeldForModels, require_architecture
+from farm.artifacts.on_board import HeldForModels, require_made_for
 from farm.artifacts.task import find_task
 from farm.cli.model_artifacts import _say_weights
 from farm.errors import PermanentError, UsageError
+from farm.inventory.board_types import require_board_type
 from farm.settings import Settings
-from tests.unit.artifacts import LIBRARY, make_manifest, verified, write
+from farm.store import Store
+from tests.unit.artifacts import LIBRARY, description, make_manifest, verified, write
 
 
 def test_what_was_written_is_read_back(tmp_path: pathlib.Path) -> None:
@@ -126,18 +133,63 @@ def test_wrong_inputs_are_named_with_the_right_ones(given: dict[str, Any], match
         take_inputs(make_manifest(), given)
 
 
-def test_an_artifact_for_another_architecture_is_refused() -> None:
-    """Both processors are named, before anything travels."""
-    from tests.unit.artifacts import description
+@pytest.mark.parametrize(
+    ("manifest", "board", "match", "hint"),
+    [
+        ({}, ("x86_64", "local"), r"for aarch64 \(jetson-nano\); board b is x86_64 \(local\)", "--board-type local"),
+        ({}, ("aarch64", "jetson-tx2"), r"for aarch64 \(jetson-nano\); board b is aarch64 \(jetson-tx2\)", "--board b"),
+        (
+            {},
+            ("x86_64", "jetson-nano", True),
+            r"aarch64 \(jetson-nano\); board b is x86_64 \(jetson-nano, simulated\)",
+            "--board b",
+        ),
+        (
+            {"simulated": True},
+            ("aarch64", "jetson-nano"),
+            r"for aarch64 \(jetson-nano, simulated\); board b is aarch64 \(jetson-nano\)",
+            "--board b",
+        ),
+    ],
+)
+def test_an_artifact_for_something_else_is_refused(
+    manifest: dict[str, Any], board: tuple[Any, ...], match: str, hint: str
+) -> None:
+    """Another processor, another type, a real board for a virtual one's: both are named before anything travels, and
+    the command that helps is another than the one that made the artifact.
+    """
+    made = make_manifest(pipeline="graph/2-exact", **manifest)
+    with pytest.raises(UsageError, match=match) as caught:
+        require_made_for(made, "b", description(*board))
+    assert f"farm model compile tiny-cnn {hint} --exact --out tiny-cnn-b`" in caught.value.hint
 
-    with pytest.raises(UsageError, match=r"compiled for aarch64 \(jetson-nano\); board b is x86_64 \(local\)"):
-        require_architecture(make_manifest(), "b", description("x86_64", "local"))
+
+def test_an_artifact_for_a_board_is_taken() -> None:
+    """Real ones by a virtual board, too, where that runs the type's own code."""
+    require_made_for(make_manifest(), "b", description("aarch64", "jetson-nano"))
+    require_made_for(make_manifest(), "b", description("aarch64", "jetson-nano", True))
+    require_made_for(make_manifest(simulated=True), "b", description("aarch64", "jetson-nano", True))
+
+
+@pytest.mark.parametrize("place", ["file/a", "file/a/b", "x" * 300, "link/a"])
+def test_where_nothing_can_be_written_is_known_first(tmp_path: pathlib.Path, place: str) -> None:
+    """A place below a file, with an endless name, or at a dangling link is refused before anything is compiled."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    with pytest.raises(UsageError, match="nothing can be written to"):
+        places.require_place(tmp_path / place)
+
+
+def test_looking_first_leaves_nothing(tmp_path: pathlib.Path) -> None:
+    """Folders that were made for the try are gone again; those that were there are not."""
+    (tmp_path / "there").mkdir()
+    places.require_place(tmp_path / "there" / "a" / "b" / "c")
+    places.require_room(tmp_path / "there")
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
 
 
 def test_too_little_memory_is_found_before_anything_travels() -> None:
     """A board with 1 GiB is not sent what needs 2."""
-    from tests.unit.artifacts import description
-
     held = HeldForModels(description("aarch64", "jetson-nano"), Settings(), lambda *_: pytest.fail("ran"), print)
     held.require_fit(make_manifest(memory_bytes=1 << 30))
     with pytest.raises(PermanentError, match="b has 1024 MiB of memory; tiny-cnn needs about 2048 MiB"):
@@ -202,3 +254,87 @@ def test_an_artifact_knows_its_folder(tmp_path: pathlib.Path) -> None:
     assert isinstance(opened, Artifact)
     assert opened.folder == tmp_path / "a"
     assert isinstance(opened.manifest, Manifest)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"versions": {"tvm-farm": "1", "apache-tvm": "1\nRequires-Dist: evil", "apache-tvm-ffi": "1"}}, "versions"),
+        ({"versions": {"tvm-farm": "1", "apache-tvm": "1; extra", "apache-tvm-ffi": "1"}}, "no version as PEP 440"),
+        ({"versions": {"tvm-farm": "1", "apache-tvm": "1"}}, "apache-tvm-ffi is missing"),
+        ({"name": "tiny\nRequires-Dist: evil"}, "name holds a control character"),
+        ({"name": "tiny\x1b]0;x\x07"}, "name holds a control character"),
+        ({"task": {"kind": "arrays", "\r": 1}}, r"task.\\x0d holds a control character"),
+        ({"board_type": "../../nano"}, "board_type"),
+        ({"architecture": "../x"}, "architecture"),
+        ({"link_triple": "-lfoo"}, "link_triple"),
+        ({"created_at": 1e308}, "created_at"),
+        ({"predicted_latency_s": 1e308}, "predicted_latency_s"),
+        ({"predicted_latency_s": -1.0}, "predicted_latency_s"),
+        ({"memory_bytes": -1}, "memory_bytes"),
+        ({"inputs": [{"name": "x", "shape": [-1], "dtype": "float32"}]}, "inputs.0.shape"),
+        ({"inputs": [{"name": "x", "shape": [1], "dtype": "object"}]}, "no type of numbers"),
+        ({"inputs": [{"name": "x", "shape": [1], "dtype": "S5, evil"}]}, "inputs.0.dtype"),
+    ],
+)
+def test_a_manifest_that_was_made_to_harm_is_refused(
+    tmp_path: pathlib.Path, changes: dict[str, Any], match: str
+) -> None:
+    """Its digest is right, as anybody's can be; what it holds would become headers, paths and arguments."""
+    write_document(tmp_path, changes)
+    with pytest.raises(UsageError, match=match):
+        manifests.open_artifact(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["..", ".", "", "a/b", "../x", "/x", ".hidden", "manifest.json", "images.py", "__init__.py", "a\nb", "C:"]
+)
+def test_an_artifact_has_files_with_plain_names(tmp_path: pathlib.Path, name: str) -> None:
+    """A name that leads elsewhere, or is a program's or the manifest's own, is no file's."""
+    files = make_manifest().model_dump(mode="json")["files"]
+    write_document(tmp_path, {"files": files | {name: files[manifests.LIBRARY]}})
+    with pytest.raises(UsageError, match=r"is no file of an artifact|holds a control character"):
+        manifests.open_artifact(tmp_path)
+
+
+def test_numbers_that_are_none_are_no_manifest(tmp_path: pathlib.Path) -> None:
+    """JSON of Python's writes infinities; no figure here is one."""
+    write_document(tmp_path, {"predicted_latency_s": float("inf")})
+    with pytest.raises(UsageError, match="the number inf"):
+        manifests.open_artifact(tmp_path)
+
+
+def test_reasons_may_have_lines(tmp_path: pathlib.Path) -> None:
+    """What a compiler said of a device, and what was wrong with outputs, is text for people."""
+    write(tmp_path / "a", not_made={"gpu": "ptxas:\n\tno"}, verified=verified(matches=False, reason="a\nb"))
+    assert manifests.open_artifact(tmp_path / "a").manifest.not_made == {"gpu": "ptxas:\n\tno"}
+
+
+def test_what_could_not_be_read_is_not_written(tmp_path: pathlib.Path) -> None:
+    """A model whose output has a name with an escape in it gives no artifact, rather than one that nobody opens."""
+    with pytest.raises(UsageError, match=r"outputs.name holds a control character"):
+        write(tmp_path / "a", outputs=(Tensor(name="\x1b[2J", shape=(1, 10), dtype="float32"),))
+    assert not (tmp_path / "a").exists()
+
+
+def write_document(folder: pathlib.Path, changes: dict[str, Any]) -> None:
+    """A manifest as somebody writes it who knows how its digest is made."""
+    document = make_manifest().model_dump(mode="json") | changes
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    (folder / manifests.NAME).write_text(json.dumps({**document, "manifest_sha256": digest}))
+
+
+def test_a_model_that_no_manifest_can_tell_of_is_refused_before_it_is_compiled(tmp_path: pathlib.Path) -> None:
+    """Names come from whoever exported it; minutes later would be too late to say so."""
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y\n"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8])],
+        [helper.make_tensor_value_info("y\n", TensorProto.FLOAT, [1, 8])],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "m.onnx")
+    order = make.CompileOrder(bring(str(tmp_path / "m.onnx")), require_board_type("jetson-nano"))
+    settings = Settings(home=str(tmp_path))
+    with Store(tmp_path / "farm.db") as store, pytest.raises(UsageError, match="m: outputs holds a control character"):
+        make.make_artifact(order, tmp_path / "a", settings, store)

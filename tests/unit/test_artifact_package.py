@@ -83,6 +83,48 @@ def test_a_wheel_is_not_called_what_pip_refuses(tmp_path: pathlib.Path) -> None:
         package.write_package(write(tmp_path / "a", verified=verified()), package.WHEEL, tmp_path / "model.whl", None)
 
 
+@pytest.mark.parametrize("form", [package.WHEEL, package.TAR])
+def test_a_folder_that_is_not_there_yet_is_made(tmp_path: pathlib.Path, form: str) -> None:
+    """With a slash at its end or without one, one level or several; the package in it has a name of its own."""
+    artifact = write(tmp_path / "a", verified=verified())
+    for text in ("dist/", "dist", "new/dist/", "v1.2", "x.tar/"):
+        path = package.write_package(artifact, form, f"{tmp_path}/{text}")
+        assert path.parent == tmp_path / text
+        assert path.name.startswith("tiny_cnn-")
+
+
+def test_another_package_is_never_overwritten(tmp_path: pathlib.Path) -> None:
+    """What is there may be the same package of earlier; another model's, another format's, or no package stays."""
+    artifact = write(tmp_path / "a", verified=verified())
+    other = write(tmp_path / "b", verified=verified(), name="other")
+    place = tmp_path / "x.tar"
+    package.write_package(artifact, package.TAR, place)
+    package.write_package(write(tmp_path / "a", verified=verified(board="later")), package.TAR, place)
+    before = place.read_bytes()
+    assert b"later" in before
+    for form, wrong in ((package.TAR, other), (package.C, artifact)):
+        with pytest.raises(UsageError, match="is there already, and is no"):
+            package.write_package(wrong, form, place)
+    assert place.read_bytes() == before
+    wheel = package.write_package(artifact, package.WHEEL, tmp_path)
+    assert package.write_package(artifact, package.WHEEL, tmp_path) == wheel
+    for text in (b"my thesis", b""):
+        wheel.write_bytes(text)
+        with pytest.raises(UsageError, match="is there already, and is no wheel package of tiny-cnn for jetson-nano"):
+            package.write_package(artifact, package.WHEEL, tmp_path)
+        assert wheel.read_bytes() == text
+
+
+def test_what_cannot_be_a_place_is_refused(tmp_path: pathlib.Path) -> None:
+    """A file where a folder should be, and the ending of another kind."""
+    artifact = write(tmp_path / "a", verified=verified())
+    (tmp_path / "file").write_text("")
+    for text, match in (("file/", "file is a file"), ("file/dist", "file is a file"), ("x.tgz", "ends in .tar")):
+        with pytest.raises(UsageError) as caught:
+            package.write_package(artifact, package.TAR, f"{tmp_path}/{text}")
+        assert match in str(caught.value)
+
+
 def test_pixels_become_what_the_model_takes() -> None:
     """White, normalised, in both layouts, as a batch of one."""
     task: dict[str, Any] = {**make_manifest().task, "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.25, 0.125]}

@@ -142,5 +142,5 @@ def test_other_archives_are_no_programs(tmp_path: pathlib.Path) -> None:
     with zipfile.ZipFile(tmp_path / "weights.pt", "w") as archive:
         archive.writestr("archive/data.pkl", "")
     assert not exported.is_exported(tmp_path / "weights.pt")
-    with pytest.raises(UsageError, match=r"zip archive.*torch\.export\.save"):
+    with pytest.raises(UsageError, match=r"PyTorch checkpoint.*torch\.export\.save"):
         source.resolve_model(str(tmp_path / "weights.pt"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import zipfile
 
 import numpy as np
 import onnx
@@ -57,7 +58,7 @@ def test_files_of_the_onnx_package(path: pathlib.Path) -> None:
         (b"just some text\n" * 20, "is not an ONNX file"),
         (os.urandom(16).replace(b"\x08", b"\x09").join([b"\xff", b"\xff"]), "is not an ONNX file"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "Git LFS pointer"),
-        (b"PK\x03\x04rest", "zip archive"),
+        (b"PK\x03\x04rest", "neither a program of torch.export nor an ONNX file: it is a zip archive that breaks off"),
         (b"\x80\x02}q\x00.", "pickle"),
         (b"<!DOCTYPE html><html></html>", "web page"),
         (b"\x1f\x8b\x08\x00", "compressed"),
@@ -70,6 +71,28 @@ def test_not_a_model(tmp_path: pathlib.Path, content: bytes, message: str) -> No
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=message):
+        source.resolve_model(str(path))
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        (["x/data.pkl", "x/version"], "a PyTorch checkpoint, which holds no steps; save the model with torch.export"),
+        (["x/data.pkl", "x/constants.pkl", "x/code/a.py"], "a TorchScript program; save the model with torch.export"),
+        (["notes.txt"], "a zip archive of something else"),
+        (None, "such a program is a zip archive"),
+    ],
+)
+def test_what_is_no_exported_program_is_named(tmp_path: pathlib.Path, members: list[str] | None, message: str) -> None:
+    """A .pt2 file that torch.export did not write is not spoken of as a bad ONNX file alone."""
+    path = tmp_path / "x.pt2"
+    if members is None:
+        path.write_text("not yet downloaded")
+    else:
+        with zipfile.ZipFile(path, "w") as archive:
+            for name in members:
+                archive.writestr(name, "")
+    with pytest.raises(UsageError, match=f"neither a program of torch.export nor an ONNX file: .*{message}"):
         source.resolve_model(str(path))
 
 

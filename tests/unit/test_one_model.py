@@ -1,4 +1,4 @@
-"""`farm.optimize`: what it refuses before anything is started."""
+"""`farm.optimize`: what it refuses before anything is started; and what commands for one model say at their end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import pathlib
 import pytest
 
 import farm
+from farm.cli.model_board import _say_sent
+from farm.cli.tune import _say_boards
 from farm.errors import UsageError
 from farm.one_model import Optimized
 from farm.settings import Settings
@@ -26,3 +28,47 @@ def test_several_board_types_are_several_packages(tmp_path: pathlib.Path) -> Non
     with pytest.raises(UsageError, match="several packages") as caught:
         optimized.save_package(tmp_path / "out.whl")
     assert "save_packages" in caught.value.hint
+
+
+class Packed(Optimized):
+    """A model for one type of board, with its wheel made already."""
+
+    def save_packages(self, folder: str | pathlib.Path) -> list[pathlib.Path]:
+        """Where the wheel is."""
+        wheel = pathlib.Path(folder) / "model-1.0-py3-none-any.whl"
+        wheel.parent.mkdir(exist_ok=True)
+        wheel.write_bytes(b"wheel")
+        return [wheel]
+
+
+def test_a_wheel_has_the_name_that_was_asked_for_and_its_own(tmp_path: pathlib.Path) -> None:
+    """Pip installs the one, scripts find the other; a file of somebody's under that name stays."""
+    said: list[str] = []
+    packed = Packed({"models": [], "types": [{}]}, Settings(home=str(tmp_path)), said.append)
+    for _ in range(2):
+        wheel = packed.save_package(tmp_path / "model.whl")
+        assert wheel.name == "model-1.0-py3-none-any.whl"
+        assert (tmp_path / "model.whl").resolve() == wheel
+    assert "is a link to model-1.0-py3-none-any.whl" in said[0]
+    assert packed.save_package(tmp_path / "dist") == tmp_path / "dist" / wheel.name
+    (tmp_path / "mine.whl").write_text("mine")
+    with pytest.raises(UsageError, match="is there already"):
+        packed.save_package(tmp_path / "mine.whl")
+    with pytest.raises(UsageError, match="nothing can be written"):
+        packed.save_package(tmp_path / "mine.whl" / "dist")
+
+
+def test_boards_and_bytes_are_all_told() -> None:
+    """A tuning names every board that measured, a deployment never says 0.0 MB."""
+    six = [{"name": f"n{at}", "trials": 9 - at} for at in range(1, 8)]
+    used = {"name": "n1", "type": "jetson-nano", "simulated": True}
+    told = _say_boards({"board": used, "boards": six})
+    assert told.startswith("measured on 7 boards of type jetson-nano: n1 (8 trials), n2 (7 trials), ")
+    assert "n6 (3 trials) and 1 more, which are simulated" in told
+    assert _say_boards({"board": used, "boards": six[:1]}).startswith("measured on jetson-nano/n1, which is simulated")
+    assert [_say_sent(41_234, sent) for sent in (None, 41_234, 512, 0)] == [
+        "41.2 kB",
+        "41.2 kB sent",
+        "41.2 kB, of which 512 bytes sent",
+        "41.2 kB, there already",
+    ]

@@ -26,8 +26,10 @@ from farm.errors import DeadlineError, FarmError, PermanentError, UnavailableErr
 from farm.search import builder
 
 _PREFIX = "farm-ray-"
-# Ray's socket names add some 80 characters to its folder, and the kernel takes 107 in all.
-_LONGEST_FOLDER = 24
+# Ray opens the folder that it is given, and what it makes in it, to every user (mode 0777): around it is one of ours.
+_INNER = "r"
+# The kernel takes 107 characters: ours add up to 28 (process numbers have seven digits), Ray's socket names 64.
+_LONGEST_FOLDER = 15
 _STRAGGLERS_TIMEOUT_S = 3.0
 _LOOK_S = 0.05
 
@@ -150,7 +152,7 @@ def own_signal_handlers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """A folder for Ray's sockets and logs, removed afterwards; so are those of farms that were killed."""
+    """A folder for Ray's sockets and logs that no other user reaches, removed afterwards; so are dead farms'."""
     root = tempfile.gettempdir()
     if len(root) > _LONGEST_FOLDER and os.access("/tmp", os.W_OK):  # noqa: S108 - chosen for being short
         root = "/tmp"  # noqa: S108
@@ -160,8 +162,9 @@ def _folder() -> Iterator[Path]:
             _end_stragglers(left)  # on a busy machine they see late that they are alone, and write into it till then
             _remove(left)
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
+    (folder / _INNER).mkdir()
     try:
-        yield folder
+        yield folder / _INNER
     finally:
         _remove(folder)
 

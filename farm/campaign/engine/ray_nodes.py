@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import re
 import socket
@@ -22,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from farm.campaign.engine.ray_calls import own_signal_handlers, prepare_environment, ray_running
 from farm.campaign.engine.ray_watch import ray_watched
+from farm.campaign.engine.state import leave_last_words
 from farm.errors import UnavailableError, UsageError
 from farm.settings import Settings
 
@@ -51,8 +53,9 @@ def farm_ray(settings: Settings, cores: int) -> Iterator[None]:
     Raises UsageError for what is no address, UnavailableError where Ray cannot start or the cluster cannot be used. A
     cluster goes on after the block; only the actors that were started in it end.
     """
+    tell = functools.partial(leave_last_words, settings.home_path)
     if not settings.ray_address:
-        with ray_running(cores), ray_watched(_find_socket()):
+        with ray_running(cores), ray_watched(_find_socket(), tell):
             yield
         return
     address = require_address(settings.ray_address)
@@ -60,7 +63,7 @@ def farm_ray(settings: Settings, cores: int) -> Iterator[None]:
     _require_cluster(address)
     try:
         _join(address)
-        with ray_watched(_find_socket()):
+        with ray_watched(_find_socket(), tell):
             yield
     except ray.exceptions.RaySystemError as error:
         raise _unusable(address, str(error)) from error

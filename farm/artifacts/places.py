@@ -1,0 +1,97 @@
+"""Where artifacts and packages are written: folders and files that appear whole, and take nobody else's place."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from farm.errors import FarmError, UnavailableError, UsageError
+
+# What makes a folder an artifact.
+MANIFEST = "manifest.json"
+# A disk's troubles; whatever else keeps a folder from being made is its name's.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+
+
+def is_artifact(path: Path) -> bool:
+    """Whether a path is meant as an artifact: a folder with a manifest."""
+    return (path / MANIFEST).is_file()
+
+
+def require_place(folder: Path) -> None:
+    """Refuse to write an artifact where something else is, or where nothing can be.
+
+    Raises UsageError, UnavailableError where the disk is full.
+    """
+    try:
+        if folder.is_dir():
+            if any(folder.iterdir()) and not is_artifact(folder):
+                raise UsageError(f"{folder} holds something that is no artifact", "Give another folder with --out.")
+        elif folder.exists():
+            raise UsageError(f"{folder} is a file", "Give a folder with --out.")
+    except OSError as error:
+        raise _refuse(folder, error) from error
+    require_room(folder.parent)
+
+
+def require_room(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written in, before work is done that is to lie there.
+
+    It is tried: permissions do not tell of everything. Nothing is left of that. Raises what `require_place` raises.
+    """
+    made: list[Path] = []
+    try:
+        made += [each for each in (folder, *folder.parents) if not each.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        Path(tempfile.mkdtemp(prefix=".farm.", suffix=".partial", dir=folder)).rmdir()
+    except OSError as error:
+        raise _refuse(folder, error) from error
+    finally:
+        for each in made:  # the innermost first; one that somebody has put something into meanwhile stays
+            with contextlib.suppress(OSError):
+                each.rmdir()
+
+
+def _refuse(folder: Path, error: OSError) -> FarmError:
+    kind = UnavailableError if error.errno in _FULL else UsageError
+    return kind(f"nothing can be written to {folder}: {error.strerror}", "Give another folder.")
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill that gets its name when the block ends well, and is gone otherwise. Raises UsageError."""
+    require_place(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
+    try:
+        yield partial
+        partial.chmod(0o755)
+        if folder.exists():
+            before = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".old", dir=folder.parent))
+            folder.replace(before)
+            partial.replace(folder)
+            shutil.rmtree(before)
+        else:
+            partial.replace(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A file to write that gets its name when the block ends well, and is gone otherwise."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    os.close(handle)
+    partial = Path(name)
+    try:
+        yield partial
+        partial.chmod(0o644)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
