@@ -6,7 +6,7 @@ The live table and the report are drawn from it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Document = Mapping[str, Any]
@@ -67,21 +67,19 @@ def list_faults(progress: Document) -> dict[str, int]:
 
 def list_limits(progress: Document, budget: Document) -> list[str]:
     """How much of each limit of the budget is used, as in `trials 812/4,000`."""
-    used = {
-        "trials": ("trials", progress.get("counted", 0), "{:,.0f}", 1.0),
-        "wall_clock_s": ("hours", progress.get("wall_clock_s", 0.0), "{:,.2f}", 3600.0),
-        "board_s": ("board-hours", progress.get("board_s", 0.0), "{:,.2f}", 3600.0),
-    }
-    parts = []
-    for key, (word, amount, form, unit) in used.items():
-        limit = budget.get(key)
-        part = f"{word} {form.format(amount / unit)}"
-        parts.append(part if limit is None else f"{part}/{form.format(limit / unit)}")
+    parts = [_of("trials", "{:,.0f}".format, progress.get("counted", 0), budget.get("trials"))]
+    if budget.get("wall_clock_s") is not None:
+        parts.append(_of("time", format_clock, progress.get("wall_clock_s", 0.0), budget["wall_clock_s"]))
+    parts.append(_of("board time", format_clock, progress.get("board_s", 0.0), budget.get("board_s")))
     if winners := progress.get("winners"):
         parts.append(f"winners measured {winners['measured']:,} times, at most {winners['at_most']:,}")
     if budget.get("per_workload") is not None:
         parts.append(f"at most {budget['per_workload']:,} per workload")
     return parts
+
+
+def _of(word: str, form: Callable[[float], str], used: float, limit: float | None) -> str:
+    return f"{word} {form(used)}" + ("" if limit is None else f"/{form(limit)}")
 
 
 def format_clock(seconds: float) -> str:

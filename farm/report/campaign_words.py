@@ -72,10 +72,10 @@ def _summarise(document: Document, gains: Sequence[Gain]) -> Iterator[str]:
     yield f"The campaign is **{document['state']}**{reason}."
     hours = campaign_rows.format_clock(progress.get("wall_clock_s", 0.0))
     boards = len(document["boards"])
-    board_h = sum(each["board_hours"] for each in document["boards"])
+    board_s = 3600 * sum(each["board_hours"] for each in document["boards"])
     yield (
         f"{progress.get('counted', 0):,} trials counted in {hours} on {boards} "
-        f"board{'' if boards == 1 else 's'} ({board_h:.2f} board-hours)."
+        f"board{'' if boards == 1 else 's'} (board time {campaign_rows.format_clock(board_s)})."
     )
     known = [each for each in gains if (each.factor or 0.0) >= _WORTH_SAYING]
     for gain in sorted(known, key=lambda each: each.factor or 0.0, reverse=True)[:3]:
@@ -176,11 +176,11 @@ def _boards(document: Document) -> str:
             f"{each['trials']:,}",
             f"{each['ok']:,}",
             *(f"{each['faults'].get(side, 0):,}" for side in ("candidate", "sample", "board", "farm")),
-            f"{each['board_hours']:.3f}",
+            campaign_rows.format_clock(3600 * each["board_hours"]),
         )
         for each in document["boards"]
     ]
-    head = ("board", "type", "trials", "good", "candidate", "sample", "board's", "farm's", "board-hours")
+    head = ("board", "type", "trials", "good", "candidate", "sample", "board's", "farm's", "board time")
     return foreign.table(head, rows, left=(0, 1)) if rows else ""
 
 

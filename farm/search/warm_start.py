@@ -63,7 +63,7 @@ class WarmStart:
 
     def __str__(self) -> str:
         """One line for people."""
-        return f"{self.used} trials of other tasks teach the search, {self.left_out} do not: {self.reason}"
+        return f"the search begins with {self.used} trials of other tasks, {self.left_out} are left out: {self.reason}"
 
 
 class ForeignSpaces:

@@ -72,7 +72,7 @@ def _describe_services(services: Services, ways: dict[str, dict[str, Any]]) -> s
     summary = (
         f"pid {status['pid']}; tracker {tracker['host']}:{tracker['port']} {'up' if tracker['up'] else 'DOWN'}, "
         f"restarted {tracker['restarts']} times; "
-        f"{sum(bool(way['way_up']) for way in ways.values())} of {len(ways)} ways up; "
+        f"{sum(bool(way['way_up']) for way in ways.values())} of {len(ways)} connections up; "
         f"probe worker restarted {worker['restarts']} times"
     )
     if not tracker["up"]:

@@ -82,7 +82,7 @@ class AgentHops:
         return self.guarded(
             [
                 ("tracker", self._tracker),
-                ("tunnel" if self._board["transport"]["kind"] == "ssh" else "way", self._way),
+                ("tunnel" if self._board["transport"]["kind"] == "ssh" else "connection", self._way),
                 ("registration", self._registration),
                 ("lease", self._take_lease),
                 ("agent", self._agent),

@@ -104,7 +104,7 @@ def test_the_report_is_written(tmp_path: pathlib.Path) -> None:
         "## Winners",
         "| nano-2 | jetson-nano | 220 | 180 | 24 | 7 | 9 | 0 | 0.700 |",
         "240 of them measured the best candidates again",
-        f"- `{document['winners'][0]['name']}` on jetson-nano at default: 412 trials of other tasks teach the search",
+        f"- `{document['winners'][0]['name']}` on jetson-nano at default: the search begins with 412 trials of other tasks",
         "- labels: site=lab",
     ):
         assert text in page

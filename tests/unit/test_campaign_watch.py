@@ -253,7 +253,7 @@ def test_tasks_are_grouped_by_type_and_point() -> None:
     group = text[text.index("jetson-tx2 @ default") :].split("\n")[1:18]
     weighted = [float(line.split()[-1 if not line.endswith("stopping") else -3].replace(",", "")) for line in group]
     assert weighted == sorted(weighted, reverse=True)
-    assert "trials 900/900 | hours 3.33/6.00 | board-hours 4.00" in text
+    assert "trials 900/900 | time 3:20:00/6:00:00 | board time 4:00:00" in text
     assert "faults: candidate 70, board 9, sample 11" in text
     assert "boards: nano-1 measuring, tx2-1 idle" in text
 
@@ -278,8 +278,7 @@ def test_a_line_without_a_terminal() -> None:
     progress = {"counted": 812, "faults": {"board_faults": 1}, "wall_clock_s": 4000.0, "eta_s": 7777.0, "board_s": 0.0}
     line = campaign_table.summary_line("v", "waiting", "no board", {"trials": 4000}, progress)
     assert line == (
-        "v is waiting: no board | trials 812/4,000 | hours 1.11 | board-hours 0.00 | faults: board 1 | "
-        "elapsed 1:06:40 | ETA 2:09:37"
+        "v is waiting: no board | trials 812/4,000 | board time 0:00 | faults: board 1 | elapsed 1:06:40 | ETA 2:09:37"
     )
     assert campaign_table.summary_line("v", "submitted", "", {}, {}).startswith("v is submitted | trials 0 |")
 

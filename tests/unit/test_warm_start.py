@@ -73,7 +73,10 @@ def test_each_task_has_its_share_of_what_is_looked_at() -> None:
 
 def test_a_report_is_one_sentence() -> None:
     """For people: how many teach, how many not, and why."""
-    assert str(WarmStart(40, 2, 0.6, 8, "because")) == "40 trials of other tasks teach the search, 2 do not: because"
+    assert (
+        str(WarmStart(40, 2, 0.6, 8, "because"))
+        == "the search begins with 40 trials of other tasks, 2 are left out: because"
+    )
 
 
 def test_traits_are_numbers_and_not_names() -> None:
