@@ -102,7 +102,7 @@ def test_the_report_is_written(tmp_path: pathlib.Path) -> None:
         "> **Simulated.** All boards are models of hardware",
         "The campaign is **finished**: 900 trials are spent. 900 trials counted in 3:20:00 on 6 boards",
         "## Winners",
-        "| nano-2 | jetson-nano | 220 | 180 | 24 | 7 | 9 | 0 | 0.700 |",
+        "| nano-2 | jetson-nano | 220 | 180 | 24 | 7 | 9 | 0 | 42:00 |",
         "240 of them measured the best candidates again",
         f"- `{document['winners'][0]['name']}` on jetson-nano at default: the search begins with 412 trials of other tasks",
         "- labels: site=lab",
