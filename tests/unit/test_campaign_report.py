@@ -104,7 +104,7 @@ def test_the_report_is_written(tmp_path: pathlib.Path) -> None:
         "## Winners",
         "| nano-2 | jetson-nano | 220 | 180 | 24 | 7 | 9 | 0 | 42:00 |",
         "240 of them measured the best candidates again",
-        f"- `{document['winners'][0]['name']}` on jetson-nano at default: the search begins with 412 trials of other tasks",
+        f"- `{document['winners'][0]['name']}` on jetson-nano at default: the search begins with 412 trials of other",
         "- labels: site=lab",
     ):
         assert text in page
