@@ -35,11 +35,10 @@ class SqliteDatabase:
             raise UnavailableError(f"cannot make the folder {path.parent}: {error.strerror}", self.hint) from error
         _keep_private(path)
         self.engine = sa.create_engine(
-            sa.URL.create("sqlite", database=str(path)),
-            connect_args={"timeout": database.BUSY_TIMEOUT_S, "isolation_level": None},
+            sa.URL.create("sqlite", database=str(path)), creator=lambda: _connect(path), poolclass=sa.QueuePool
         )
-        sa.event.listen(self.engine, "connect", _set_pragmas)
         sa.event.listen(self.engine, "begin", _begin)
+        sa.event.listen(self.engine, "checkin", _drop_if_still)
 
     @contextlib.contextmanager
     def writing(self, durably: bool) -> Iterator[sa.Connection]:
@@ -79,6 +78,10 @@ class SqliteDatabase:
             return TransientError(
                 f"the store {self.location} was locked by another command for {database.BUSY_TIMEOUT_S:g} s"
             )
+        if "readonly" in str(error):
+            return UnavailableError(
+                f"the store {self.location} cannot be written: its disk is full or read-only", self.hint
+            )
         return UnavailableError(f"the store {self.location} cannot be used: {error}", self.hint)
 
     def keep_copy(self, revision: str) -> None:
@@ -114,7 +117,41 @@ def _begin(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _set_pragmas(connection: Any, _: Any) -> None:
+class _Still(sqlite3.Connection):
+    """Reads a file that nobody can change just now."""
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """A connection; where the disk takes no more, to the file as it stands, so that it can be read at least."""
+    connection = sqlite3.connect(path, database.BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    try:
+        _set_pragmas(connection)
+    except sqlite3.OperationalError as error:
+        connection.close()
+        beside = path.with_name(f"{path.name}-wal")
+        # What is in the log beside it is a part of it, and cannot be read without room for an index.
+        if "locked" in str(error) or not path.stat().st_size or (beside.exists() and beside.stat().st_size):
+            raise
+        still = sqlite3.connect(
+            f"{path.absolute().as_uri()}?immutable=1", isolation_level=None, check_same_thread=False, uri=True,
+            factory=_Still,
+        )  # fmt: skip
+        try:
+            still.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        except sqlite3.DatabaseError:
+            still.close()
+            raise error from None
+        return still
+    return connection
+
+
+def _drop_if_still(connection: Any, record: Any) -> None:
+    # There may be room again, and then somebody writes what this one would never see.
+    if isinstance(connection, _Still):
+        record.invalidate()
+
+
+def _set_pragmas(connection: sqlite3.Connection) -> None:
     cursor = connection.cursor()
     # Two commands that make the same file at once: SQLite does not let its busy time-out wait for this one change.
     deadline = time.monotonic() + database.BUSY_TIMEOUT_S

@@ -376,6 +376,34 @@ def test_a_full_disk_loses_nothing_written(tmp_path: pathlib.Path) -> None:
         assert [row["candidate"] for row in store.fetch_trials()] == [f"c{n}" for n in range(int(written))]
 
 
+_READ_ON_A_FULL_DISK = """
+import pathlib, resource, signal, sys
+from farm.errors import UnavailableError
+from farm.store import Store
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no file may grow by a byte, that of an index neither
+with Store(pathlib.Path(sys.argv[1])) as store:
+    print(len(store.fetch_campaigns()))
+    try:
+        store.add_event("x", "y", "z")
+    except UnavailableError as error:
+        print(error.message)
+"""
+
+
+def test_a_full_disk_can_be_read(tmp_path: pathlib.Path) -> None:
+    """Whoever looks why nothing goes on sees the store as it stands; what writes says that the disk is full."""
+    path = tmp_path / "farm.db"
+    with Store(path) as store:
+        begin(store)
+    reader = run_python(_READ_ON_A_FULL_DISK, path)
+    answer, complaints = reader.communicate(timeout=60)
+    assert reader.returncode == 0, complaints
+    count, refused = answer.splitlines()
+    assert count == "1"
+    assert "cannot be written: its disk is full" in refused
+
+
 def test_a_path_may_hold_any_character(tmp_path: pathlib.Path) -> None:
     """A question mark or a percent sign in a folder's name is part of the name."""
     path = tmp_path / "what? 100% #1" / "farm.sqlite"
