@@ -135,7 +135,8 @@ def _make_progress(trials: int, tasks: list[Any], best: dict[Any, float]) -> dic
         "history": [],
         "warm_start": {
             f"{tasks[0][2]['hash']} on jetson-nano at default": "the search begins with 412 "
-            "trials of other tasks, 0 are left out: taught by some of them, the cost model ranks the others (rank correlation 0.71, needed 0.3)"
+            "trials of other tasks, 0 are left out: taught by some of them, the cost model ranks the others "
+            "(rank correlation 0.71, needed 0.3)"
         },
         "verdict": {"records": len(tasks) - 2, "held": 2, "ties": 9, "rejected": 1}
         | {"undecided": [], "contradictions": ["nano-1 and nano-2 do not agree on which of two is faster"]},
