@@ -82,10 +82,10 @@ def bench(
             gpus.prepare_boards(target.config, settings)
         say(f"{name}: compiling")
         order = make.CompileOrder(subject.brought, kind, simulated=about.simulated)
-        records, relatives = make.fetch_candidates(order, store)
+        candidates = make.fetch_candidates(order, store)
         wanted = [each for each in (OURS, *rivals) if each != ONNXRUNTIME and not (each == OURS and subject.artifact)]
-        ways = {each: (UNTUNED_PIPELINE if each == UNTUNED else kind.pipeline, each == OURS) for each in wanted}
-        job = functools.partial(make.compile_ways, order, target, records, relatives, ways)
+        ways = {each: make.Way(UNTUNED_PIPELINE if each == UNTUNED else kind.pipeline, each == OURS) for each in wanted}
+        job = functools.partial(make.compile_ways, order, target, candidates, ways)
         done = compile_apart(job, name)[0] if wanted else {}
         programs = {each: compiled.library for each, compiled in done.items()}
         if subject.artifact is not None:

@@ -36,12 +36,14 @@ class Served:
     """How one workload was scheduled: by the record of `choice`, by prediction (`by_rule`), or as TVM comes.
 
     `latency_s` is one call's: the record's where there is one, else what the rule predicts; None where neither knows.
+    `code` names the scheduled function: the same schedule twice is one code.
     """
 
     workload: workloads.Workload = dataclasses.field(repr=False)
     choice: Choice | None = None
     by_rule: bool = False
     latency_s: float | None = None
+    code: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,10 +87,11 @@ def compile_model(
     module, compile_target, used, found = prepared.module, prepared.target, prepared.pipeline, prepared.workloads
     book = records if isinstance(records, Records) else Records(records)
     database = ms.database.MemoryDatabase()
+    refused = book.find_refused(workload.hash for workload in found)
     served: list[Served] = []
     for workload in found:
         entry = database.commit_workload(tvm.ir.load_json(workload.module_json))
-        item, one = _schedule(workload, entry, compile_target, book, used.canonical)
+        item, one = _schedule(workload, entry, compile_target, book, refused.get(workload.hash), used.canonical)
         served.append(one)
         if item is not None:
             latency_s = one.choice.record.median_s if one.choice else 1.0
@@ -142,22 +145,29 @@ def build_library(
 
 
 def _schedule(
-    workload: workloads.Workload, entry: Any, target: Any, book: Records, canonical: bool
+    workload: workloads.Workload, entry: Any, target: Any, book: Records, refused: str | None, canonical: bool
 ) -> tuple[Any, Served]:
     """The scheduled candidate of a workload (None: TVM's own code), and where it is from."""
     tvm = tvm_env.load()
-    for choice in book.find(workload.hash, functools.partial(workloads.hash_for, workload)):
+    for choice in book.find(workload.hash, functools.partial(workloads.hash_for, workload), refused):
         try:
             item = traces.restore(choice.record.trace_json, entry, target)
         except (InternalError, tvm.error.InternalError, ValueError) as error:
             _log.warning("the record of %s cannot be applied: %s", choice.record.workload_name, error)
             continue
-        return item, Served(workload, choice, latency_s=choice.record.median_s)
+        return item, Served(workload, choice, latency_s=choice.record.median_s, code=name_code(item))
     default = default_schedule.find_default(workload, entry, target) if canonical else None
     if default is None:
         return None, Served(workload)
     latency_s = default.seconds if math.isfinite(default.seconds) else None
-    return default.candidate, Served(workload, None, True, latency_s)
+    return default.candidate, Served(workload, None, True, latency_s, name_code(default.candidate))
+
+
+def name_code(item: Any) -> str:
+    """The name of a measure candidate's scheduled function: equal for equal code."""
+    import tvm_ffi
+
+    return f"{int(tvm_ffi.structural_hash(item.sch.mod)) & (2**64 - 1):016x}"
 
 
 def _read_outputs(module: Any) -> tuple[tuple[tuple[int, ...], str], ...]:

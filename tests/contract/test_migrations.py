@@ -139,12 +139,18 @@ _ROWS_OF_0005 = _ROWS_OF_0004 | {
     "doubts": (*_ROWS_OF_0004["doubts"], 0, 1),
     "trial_counts": ("ok", 1),
 }
+_ROWS_OF_0006 = _ROWS_OF_0005 | {
+    "engines": ("host 1", "boot", 5.0),
+    "campaign_workloads": (*_ROWS_OF_0005["campaign_workloads"], 0),
+    "records": (*_ROWS_OF_0005["records"], None),
+}
 _ROWS = {
     "0001": _ROWS_OF_0001,
     "0002": _ROWS_OF_0002,
     "0003": _ROWS_OF_0003,
     "0004": _ROWS_OF_0004,
     "0005": _ROWS_OF_0005,
+    "0006": _ROWS_OF_0006,
 }
 # Tables whose rows have numbers that the database gives.
 _COUNTED = {

@@ -142,6 +142,7 @@ class CampaignEngine:
 
     def close(self) -> None:
         """End searches, and let go of campaigns."""
+        self._verifying.close()
         self._searches.close_all()
         self._orders.release()
 
