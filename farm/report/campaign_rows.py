@@ -103,3 +103,12 @@ def format_latency(seconds: float) -> str:
     scale, unit = choose_unit(seconds)
     value = seconds * scale
     return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}" if value >= 10 else f"{value:.2f} {unit}"
+
+
+def describe_final(final: Mapping[str, Any]) -> str:
+    """What came of a model when it was timed itself, in a line."""
+    if not final.get("taken"):
+        return f"{final['model']}: {final['said']}"
+    threads = f"{final['threads']} thread{'' if final['threads'] == 1 else 's'}"
+    where = f"{final['board_type']}/{final['board']}, {threads}, {final.get('clocks') or final['point']}"
+    return f"{final['model']} takes {format_latency(final['latency_s'])} ({where}): {final['said']}"

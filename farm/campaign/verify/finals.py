@@ -178,7 +178,7 @@ class Finals:
             return _LATE if is_late and stage.answer is None else stage.answer
 
         try:
-            answer = await until(find)
+            answer: Timed | FarmError = await until(find)
         finally:
             self._stages.remove(stage)
         if isinstance(answer, FarmError):
