@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
+import pytest
+
+from farm.settings import StoreLocation
 from farm.store import Store
 from farm.values import DEFAULT_POINT, ModelDecision, name_workloads
 
 DECISION = ModelDecision(
     "ab" * 32, name_workloads(["w1", "w2"]), "nano", DEFAULT_POINT, True, {"w1": "c1"}, {"said": "gained"}, 3
 )
+
+
+@pytest.fixture
+def store(place: StoreLocation) -> Iterator[Store]:
+    """An empty store."""
+    with Store(place) as store:
+        yield store
 
 
 def test_the_latest_decision_takes_the_place_of_the_one_before(store: Store) -> None:
