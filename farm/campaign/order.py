@@ -91,7 +91,7 @@ class Order:
     """A whole campaign. `labels` are those that its boards must have, `priority` is against its owner's others.
 
     `boards` are the only ones to be used, by name; empty: all that fit. `rivals` are what its models are timed beside
-    at the end.
+    at the end. `compile_to` is the folder that artifacts of all of it go to once it is finished; None: none are wanted.
     """
 
     name: str
@@ -105,6 +105,7 @@ class Order:
     priority: int = 0
     boards: tuple[str, ...] = ()
     rivals: tuple[str, ...] = ()
+    compile_to: str | None = None
 
     def may_use(self, board: str, labels: Mapping[str, str]) -> bool:
         """Whether a board of one of its types may be used, by its name and labels."""

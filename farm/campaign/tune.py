@@ -72,8 +72,8 @@ class Tuned:
     """What a tuning came to. Times in seconds; `overheads_s`: for how long each good trial held the session untimed.
 
     `board` is the store's row of the board that measured most, `measured` how many trials each made, `tasks` are those
-    of the campaign's progress, with the best that is known, `history` trials made and the model's latency then. `final` is
-    what came of the model when it was timed itself (`verify.final_report`), None where nothing could be tuned.
+    of the campaign's progress, with the best that is known, `history` trials made and the model's latency then.
+    `final` is what came of the model when it was timed itself (`final_report`), None where nothing could be tuned.
     """
 
     campaign: int

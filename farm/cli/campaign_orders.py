@@ -11,6 +11,7 @@ import typer
 from device_agent.protocol import is_name
 from farm import settings as farm_settings
 from farm.artifacts.listed import list_artifacts
+from farm.campaign.artifacts import find_folder, is_pending
 from farm.cli import campaign_options, options, output
 from farm.cli.campaign_options import Name
 from farm.errors import UsageError
@@ -77,6 +78,8 @@ def show(name: Name, json: options.Json = False, debug: options.Debug = False) -
             )
         )
         found = sum(each["median_s"] is not None for each in document["winners"])
+        if is_pending(campaign, document):
+            print(f"`farm campaign resume {name}` makes its artifacts in {find_folder(campaign)}")
         for line in (
             *(f"to compile: {each.command}" for each in list_artifacts(document) if found),
             f"{found} of {len(document['winners'])} tasks have a record",

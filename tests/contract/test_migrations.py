@@ -484,10 +484,10 @@ def test_an_update_that_fails_half_way_changes_nothing(places: Places, revision:
     place = places.make(empty=True)
     make_old(place, revision)
     before = fetch_all(place, [*_ROWS[revision], "alembic_version"])
-    execute(place, "CREATE TABLE engines (x INTEGER)")
-    with pytest.raises(UnavailableError, match="engines"):
+    execute(place, "CREATE TABLE model_decisions (x INTEGER)")
+    with pytest.raises(UnavailableError, match="model_decisions"):
         open_updated(place)
     assert fetch_all(place, [*_ROWS[revision], "alembic_version"]) == before
-    execute(place, "DROP TABLE engines")
+    execute(place, "DROP TABLE model_decisions")
     with open_updated(place) as store:
         assert len(store.fetch_boards()) == 1
