@@ -70,7 +70,7 @@ def bench(
     about = board.description
     host_cores = len(os.sched_getaffinity(0))
     limits = board.limits(plan_target(board_type, about.to_dict(), host_cores).threads)
-    models = []
+    models, clocks = [], ""
     for subject in subjects:
         source = subject.brought.source
         name = source.name
@@ -114,12 +114,14 @@ def bench(
         energy = plan_window(about, _WINDOW_S).to_energy()
         timed = time_in_turns(board.run, variants, settings.model_runs, limits, energy=energy)
         timed.missing |= missing
+        clocks = board.read_clocks(timed.outcomes[OURS], subject.device)
         (reference,) = run_reference(source, [("", inputs)])
         models.append(_describe(subject, timed, reference, rivals, factors))
     return {
         "board": {"name": board.name, "type": about.board_type, "simulated": about.simulated},
         "operating_point": board.point,
         "threads": limits.threads,
+        "clocks": clocks,
         "runs": describe_runs(settings.model_runs),
         "models": models,
     }

@@ -16,7 +16,7 @@ from farm.cli import campaign_options, options, output
 from farm.cli.campaign_options import Name
 from farm.errors import UsageError
 from farm.processes.machine import name_user
-from farm.report import campaign_table
+from farm.report import campaign_rows, campaign_table
 from farm.report.campaign_document import make_document, summarise
 from farm.values import CampaignState, FleetCampaign
 
@@ -77,6 +77,8 @@ def show(name: Name, json: options.Json = False, debug: options.Debug = False) -
                 output.stdout.width if output.stdout.is_terminal else None,
             )
         )
+        for final in campaign_rows.list_finals(document["progress"]):
+            output.stdout.print(campaign_rows.describe_final(final), soft_wrap=True, markup=False)
         found = sum(each["median_s"] is not None for each in document["winners"])
         if is_pending(campaign, document):
             print(f"`farm campaign resume {name}` makes its artifacts in {find_folder(campaign)}")

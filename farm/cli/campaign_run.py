@@ -112,6 +112,8 @@ def resume(
 
         settings = farm_settings.load()
         screen = CampaignScreen()
+        if compile_to is not None:
+            require_room(compile_to)
         with options.open_store(settings) as store:
             if compile_to is not None:
                 store.change_folder(name, str(_to_folder(compile_to)), name_user())
@@ -225,6 +227,7 @@ def _follow(
     from farm.campaign.artifacts import find_folder, is_pending
     from farm.campaign.watch import find_error, wait_settled
     from farm.report.campaign_document import make_document, summarise
+    from farm.report.campaign_rows import describe_final, list_finals
 
     try:
         campaign = wait_settled(settings, store, name, on_progress=screen.show)
@@ -240,6 +243,8 @@ def _follow(
     if told and not json:
         print(f"`farm campaign report {name} --out FOLDER` writes its report; `farm record list` shows records")
         document = summarise(campaign)
+        for final in list_finals(document["progress"]):
+            output.stdout.print(describe_final(final), soft_wrap=True, markup=False)
         if is_pending(campaign, document):
             print(f"`farm campaign resume {name}` makes its artifacts in {find_folder(campaign)}")
             return

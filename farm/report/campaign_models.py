@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from farm.report.campaign_rows import list_finals
+
 
 @dataclasses.dataclass(frozen=True)
 class Gain:
@@ -31,7 +33,7 @@ class Gain:
 def list_gains(document: Mapping[str, Any]) -> list[Gain]:
     """One for each curve of the document, in their order."""
     winners = {(each["board_type"], each["point"], each["workload"]): each for each in document["winners"]}
-    finals = {(each["model"], each["board_type"], each["point"]): each for each in list_finals(document)}
+    finals = {(each["model"], each["board_type"], each["point"]): each for each in list_finals(document["progress"])}
     gains = []
     for curve in document["curves"]:
         key, steps = (curve["model"], curve["board_type"], curve["point"]), curve["steps"]
@@ -55,8 +57,3 @@ def list_gains(document: Mapping[str, Any]) -> list[Gain]:
             Gain(*key, predicted_s, last_s, factor, final.get("said", ""), verified, len(curve["calls"]), recorded)
         )
     return gains
-
-
-def list_finals(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What came of each model when it was timed itself, at the campaign's end; none before."""
-    return list(((document["progress"] or {}).get("verdict") or {}).get("finals", ()))

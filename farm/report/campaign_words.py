@@ -8,6 +8,7 @@ from typing import Any
 
 from farm import foreign
 from farm.artifacts.listed import list_artifacts
+from farm.points.conditions import format_conditions
 from farm.report import campaign_rows
 from farm.report.campaign_models import Gain
 from farm.report.campaign_rows import format_latency
@@ -34,7 +35,7 @@ def write_page(document: Document, gains: Sequence[Gain], pictures: Mapping[str,
         _simulated(document),
         " ".join(_summarise(document, gains)),
         "\n\n".join(f"![{caption}]({file})" for caption, file in pictures.items()),
-        _section("Models", _models(gains)),
+        _section("Models", _models(gains) and f"{_models(gains)}\n\n{_conditions(document)}"),
         _section("To the boards", commands),
         _section("Winners", _winners(document)),
         _section("Boards", _boards(document)),
@@ -82,6 +83,18 @@ def _summarise(document: Document, gains: Sequence[Gain]) -> Iterator[str]:
     winners = document["winners"]
     found = sum(each["median_s"] is not None for each in winners)
     yield f"{found} of {len(winners)} tasks have a record."
+
+
+def _conditions(document: Document) -> str:
+    """What the figures were taken with: workloads one by one, and whole models."""
+    lines = [f"- workloads on {each.title}" for each in campaign_rows.list_groups(document["progress"] or {})]
+    lines += [
+        f"- {each['model']} on {each['board_type']}/{each['board']} @ {each['point']}: "
+        f"{format_conditions(each['threads'], each['clocks'], each['point'])}; {each['runs']}"
+        for each in campaign_rows.list_finals(document["progress"])
+        if each["taken"]
+    ]
+    return "\n".join(["What latencies were taken with:", *lines])
 
 
 def _models(gains: Sequence[Gain]) -> str:

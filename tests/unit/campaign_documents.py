@@ -119,6 +119,8 @@ def _make_progress(trials: int, tasks: list[Any], best: dict[Any, float]) -> dic
                 "kind": each["kind"],
                 "board_type": kind,
                 "point": point,
+                "threads": 1,
+                "clocks": "a57=1479MHz",
                 "weight": each["weight"],
                 "flop": each["flop"],
                 "counted": trials // len(tasks),
@@ -162,6 +164,10 @@ def _make_final(kind: str, point: str, model: str) -> dict[str, Any]:
     return found | {
         "taken": "recorded" if gained else "predicted",
         "latency_s": taken_s,
+        "board": "nano-1",
+        "threads": 4,
+        "clocks": "a57=1479MHz",
+        "runs": "60 timed runs",
         "variants": {"predicted": {"median": predicted_s}, "recorded": {"median": 0.0122 if gained else 0.0135}},
         "gain": {"value": predicted_s / taken_s, "low": 1.06, "high": 1.09} if gained else None,
         "said": "1.07 times as fast as without a trial"

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from device_agent.protocol import CPU, Engine, FaultSide, Limits, Outcome, RunSpec, Status
+from device_agent.protocol import CPU, GPU, Engine, FaultSide, Limits, Outcome, RunSpec, Status
 from farm.artifacts import contenders, make, timing
 from farm.artifacts.contenders import ONNXRUNTIME, PREDICTED, RECORDED, UNTUNED, Built, Contender, ContenderOrder
 from farm.artifacts.manifest import Model
@@ -26,6 +26,7 @@ from farm.campaign.verify.tie import Round
 from farm.errors import FarmError, PermanentError, UnavailableError
 from farm.inventory.board_types import require_board_type
 from farm.models.inputs import make_inputs
+from farm.points.conditions import format_clocks
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import ModelDecision, name_workloads
@@ -144,7 +145,7 @@ class Finals:
             raise PermanentError("none of its programs computes what the model does")
         refused = final.refused[verdict.taken]
         document = final_report.describe(key._asdict(), of_type, built, whole, timed, verdict, refused, rounds)
-        document |= {"board": final.board, "threads": final.threads}
+        document |= {"board": final.board, "threads": final.threads, "clocks": final.read_clocks(timed, verdict.taken)}
         self._store.save_decision(
             ModelDecision(
                 order.model.sha256,
@@ -253,6 +254,7 @@ class _Final:
         self.contenders: dict[str, Contender] = dict(built.contenders)
         differing = [part for part in built.parts if part.differs]
         self.refused: dict[str, Mapping[str, str]] = {RECORDED: {}, PREDICTED: final_rules.refuse(differing)}
+        self._clusters = order.board_type.clusters
         self._device, self._wrong = contenders.device_of(order), dict[str, str]()
         self._inputs = make_inputs(built.inputs, settings.seed)
 
@@ -276,6 +278,11 @@ class _Final:
             for name in names
             if name not in same and name not in self._wrong
         ]
+
+    def read_clocks(self, timed: Timed, name: str) -> str:
+        """The clocks that a contender ran at last."""
+        clusters = {each.name: each.cpus for each in self._clusters if not each.isolated}
+        return format_clocks(timed.outcomes[name], clusters, on_gpu=self._device == GPU)
 
     def drop_wrong(self, timed: Timed) -> None:
         """Take out whatever computes something else than the other engine, or than what is predicted."""
