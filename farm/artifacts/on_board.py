@@ -52,7 +52,7 @@ class HeldForModels:
         self.point = called
 
     def read_clocks(self, outcome: Outcome, device: str) -> str:
-        """The clocks that a program ran at, as `format_clocks` has it, without clusters that run only what is sent there."""
+        """The clocks that a program ran at (`format_clocks`), of clusters that the scheduler may use."""
         clocks = self.description.clocks
         clusters = {each.name: each.cpus for each in (clocks.clusters if clocks else ()) if not each.isolated}
         return format_clocks(outcome, clusters, on_gpu=device == GPU)
