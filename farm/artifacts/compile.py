@@ -21,7 +21,7 @@ from farm.artifacts.choice import Choice, Records
 from farm.errors import InternalError, PermanentError
 from farm.gpu.ptx import Usage
 from farm.search import default_schedule, gpu_code, gpus, pipeline, traces, tvm_env, workloads
-from farm.search.prepared import prepare_model
+from farm.search.prepared import Prepared, prepare_model
 from farm.search.tvm_errors import find_reason
 from farm.values import Record
 
@@ -80,10 +80,18 @@ def compile_model(
     A sequence of records is of the board type and point compiled for, whatever they say. `link_triple` is Zig's name
     of the board's system, None for this machine. Raises UsageError, PermanentError.
     """
+    return compile_prepared(
+        prepare_model(model, shapes, target_config, pipeline_name), target_config, records, link_triple
+    )
+
+
+def compile_prepared(
+    prepared: Prepared, target_config: Mapping[str, Any], records: Records | Sequence[Record], link_triple: str | None
+) -> Compiled:
+    """Compile a model that was prepared for the same target, as `compile_model` does; it stays as it is."""
     tvm = tvm_env.load()
     import tvm.s_tir.meta_schedule as ms
 
-    prepared = prepare_model(model, shapes, target_config, pipeline_name)
     module, compile_target, used, found = prepared.module, prepared.target, prepared.pipeline, prepared.workloads
     book = records if isinstance(records, Records) else Records(records)
     database = ms.database.MemoryDatabase()

@@ -6,18 +6,20 @@ Compiled in a process of its own. Which of them is taken is decided by whoever t
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from farm.artifacts import make
 from farm.artifacts.brought import Brought, bring_same
 from farm.artifacts.checking import find_tolerance_factor
-from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled, compile_model
+from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled, compile_prepared
 from farm.artifacts.manifest import Model
 from farm.inventory.board_types import BoardType
 from farm.models.inputs import InputSpec
 from farm.search import gpus
+from farm.search.prepared import Prepared, prepare_model
 
 # As recorded, as predicted, as TVM comes, and the same model by another engine.
 RECORDED, PREDICTED, UNTUNED, ONNXRUNTIME = "recorded", "predicted", "untuned", "onnxruntime"
@@ -35,6 +37,12 @@ class ContenderOrder:
     simulated: bool
     config: Mapping[str, Any]
     candidates: make.Candidates = dataclasses.field(repr=False)
+
+
+# Candidates that are left out, by workload, by the name of a mix; and what plans them, from a model.s parts and how
+# long one takes to compile (s).
+Mixes = Mapping[str, Mapping[str, str]]
+Plan = Callable[[Sequence["Part"], float], Mixes]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,27 +69,25 @@ class Contender:
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """Contenders by name, and what the model is made of; `seconds` is how long one took to compile."""
+    """Contenders by name, what the model is made of, and which records each of the mixes leaves out."""
 
     contenders: Mapping[str, Contender]
     parts: tuple[Part, ...]
     inputs: tuple[InputSpec, ...]
-    seconds: float
+    mixes: Mixes
 
 
-def build(order: ContenderOrder, rivals: Sequence[str]) -> Built:
-    """As recorded, as predicted, and the `rivals`. Loads TVM's compiler. Raises UsageError, PermanentError."""
+def build(order: ContenderOrder, rivals: Sequence[str], plan: Plan) -> Built:
+    """As recorded, as predicted, the mixes planned, and the `rivals`. Loads TVM's compiler.
+
+    Raises UsageError, PermanentError.
+    """
     brought = _bring(order)
-    began = time.monotonic()
     recorded = _compile(order, brought, {})
+    began = time.monotonic()
     predicted = _compile(order, brought, None)
-    seconds = (time.monotonic() - began) / 2
-    found = {RECORDED: recorded, PREDICTED: predicted}
-    contenders = {name: _to_contender(brought, compiled) for name, compiled in found.items()}
-    if UNTUNED in rivals:
-        contenders[UNTUNED] = _to_contender(brought, _compile(order, brought, None, UNTUNED_PIPELINE))
-    if ONNXRUNTIME in rivals:
-        contenders[ONNXRUNTIME] = Contender(brought.source.onnx_bytes)
+    seconds = time.monotonic() - began
+    contenders = {RECORDED: _to_contender(brought, recorded), PREDICTED: _to_contender(brought, predicted)}
     codes = {each.workload.hash: each.code for each in predicted.served}
     parts = tuple(
         Part(
@@ -93,11 +99,17 @@ def build(order: ContenderOrder, rivals: Sequence[str]) -> Built:
         )
         for each in recorded.served
     )
-    return Built(contenders, parts, brought.inputs, seconds)
+    mixes = plan(parts, seconds)
+    contenders |= build_mixes(order, mixes)
+    if UNTUNED in rivals:
+        contenders[UNTUNED] = _to_contender(brought, _compile(order, brought, None, UNTUNED_PIPELINE))
+    if ONNXRUNTIME in rivals:
+        contenders[ONNXRUNTIME] = Contender(brought.source.onnx_bytes)
+    return Built(contenders, parts, brought.inputs, mixes)
 
 
-def build_mixes(order: ContenderOrder, mixes: Mapping[str, Mapping[str, str]]) -> dict[str, Contender]:
-    """The model without some records: by name, the candidates that are left out by workload. Raises as `build` does."""
+def build_mixes(order: ContenderOrder, mixes: Mixes) -> dict[str, Contender]:
+    """The model without some records. Raises as `build` does."""
     brought = _bring(order)
     return {name: _to_contender(brought, _compile(order, brought, refused)) for name, refused in mixes.items()}
 
@@ -112,14 +124,25 @@ def _compile(
     """From the records but those that are left out; None: from none at all."""
     kind = order.board_type
     asked = make.CompileOrder(brought, kind, order.point, order.simulated)
-    return compile_model(
-        brought.source.load(),
-        {spec.name: spec.static_shape for spec in brought.inputs},
+    return compile_prepared(
+        _prepare(order, brought, pipeline or kind.pipeline),
         order.config,
-        pipeline or kind.pipeline,
         [] if refused is None else make.make_book(asked, order.candidates, refused),
         make.find_triple(kind, make.find_target(kind, order.simulated)),
     )
+
+
+# What was prepared last, by model, target and pipeline: the contenders of a model differ in their schedules alone.
+_latest: tuple[tuple[Model, str, str], Prepared] | None = None
+
+
+def _prepare(order: ContenderOrder, brought: Brought, pipeline: str) -> Prepared:
+    global _latest
+    key = (order.model, json.dumps(order.config, sort_keys=True), pipeline)
+    if _latest is None or _latest[0] != key:
+        shapes = {spec.name: spec.static_shape for spec in brought.inputs}
+        _latest = key, prepare_model(brought.source.load(), shapes, order.config, pipeline)
+    return _latest[1]
 
 
 def _to_contender(brought: Brought, compiled: Compiled) -> Contender:

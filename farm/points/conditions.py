@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from device_agent.protocol import OperatingPoint, Outcome
-from farm.points.grid import format_mhz
+from device_agent.protocol import OperatingPoint, Outcome, format_mhz
 
 
 def format_threads(threads: int) -> str:

@@ -92,11 +92,15 @@ class Lab:
         """What a compiler or a board says."""
         if isinstance(request, ModelWanted):
             self.compiles += 1
-            mixes = request.job.args[1]  # type: ignore[attr-defined]
-            names = [RECORDED, PREDICTED] if not isinstance(mixes, dict) else list(mixes)
-            made = {name: Contender(name.encode()) for name in names}
-            built = Built(made, self.parts, (InputSpec("x", (1, 2), "float32"),), 1.0)
-            request.answer = self.error or (made if isinstance(mixes, dict) else built)
+            _, *more = request.job.args  # type: ignore[attr-defined]
+            mixes = more[0] if len(more) == 1 else more[1](self.parts, 1.0)
+            made = {name: Contender(name.encode()) for name in mixes}
+            if len(more) == 1:
+                request.answer = self.error or made
+                return
+            made |= {name: Contender(name.encode()) for name in (RECORDED, PREDICTED)}
+            built = Built(made, self.parts, (InputSpec("x", (1, 2), "float32"),), mixes)
+            request.answer = self.error or built
             return
         assert isinstance(request, RunWanted)
         program = request.program.decode()
@@ -157,6 +161,18 @@ def test_a_record_that_loses_within_the_model_is_left_out_alone(store: Store) ->
     assert lab.document["taken"] == "mixed 2"
     assert lab.refused() == {"w2": "c2"}
     assert "without 1 of 2 records, which are slower within the model" in lab.document["said"]
+
+
+def test_groups_that_lose_are_left_out_together(store: Store) -> None:
+    """What remains is another program, which is timed against all before it is taken."""
+    parts = (*PARTS, Part("w3", "pool w3", "c3", 1e-4, True))
+    latencies = {RECORDED: 8.0, PREDICTED: 7.9, "mixed 1": 7.7, "mixed 2": 7.6, "mixed 3": 8.6}
+    lab = Lab(store, {**latencies, "mixed joined": 7.3}, parts)
+    lab.open()
+    lab.drive()
+    assert (lab.document["taken"], lab.compiles) == ("mixed joined", 2)
+    assert lab.refused() == {"w1": "c1", "w2": "c2"}
+    assert "without 2 of 3 records" in lab.document["said"]
 
 
 def test_records_that_are_what_was_predicted_gain_nothing(store: Store) -> None:

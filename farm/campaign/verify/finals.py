@@ -125,19 +125,18 @@ class Finals:
 
     async def _decide(self, key: FinalKey, of_type: TypeOrder) -> dict[str, Any]:
         order = self._to_order(key, of_type)
-        built: Built = await self._ask(functools.partial(contenders.build, order, self._order.rivals), key)
+        job = functools.partial(contenders.build, order, self._order.rivals, final_rules.plan_mixes)
+        built: Built = await self._ask(job, key)
         final = _Final(key, of_type, order, built, self._settings)
         whole = timed = await self._measure(final, list(final.contenders))
         final.drop_wrong(whole)
-        mixes = {} if RECORDED in whole.missing else final_rules.plan_mixes(built.parts, built.seconds)
-        while mixes:
+        alive = {name: refused for name, refused in built.mixes.items() if name in whole.samples}
+        can_join = len(alive) > 1 and RECORDED in whole.samples
+        if can_join and (joined := final_rules.join_mixes(list_rounds(whole), alive)) is not None:
+            mixes = {f"{final_rules.MIXED} joined": joined}
             final.add(await self._ask(functools.partial(contenders.build_mixes, order, mixes), key), mixes)
             timed = await self._measure(final, list(final.refused))
             final.drop_wrong(timed)
-            alive = {name: refused for name, refused in mixes.items() if name in timed.samples}
-            can_join = len(alive) > 1 and RECORDED in timed.samples
-            joined = final_rules.join_mixes(list_rounds(timed), alive) if can_join else None
-            mixes = {} if joined is None else {f"{final_rules.MIXED} joined": joined}
         names = [name for name in final.refused if name in timed.samples]
         rounds = list_rounds(timed)
         verdict = final_rules.decide(rounds, names, last=True) if names else None
@@ -253,7 +252,11 @@ class _Final:
         self.threads = plan.threads if of_type.simulated else of_type.threads
         self.contenders: dict[str, Contender] = dict(built.contenders)
         differing = [part for part in built.parts if part.differs]
-        self.refused: dict[str, Mapping[str, str]] = {RECORDED: {}, PREDICTED: final_rules.refuse(differing)}
+        self.refused: dict[str, Mapping[str, str]] = {
+            RECORDED: {},
+            PREDICTED: final_rules.refuse(differing),
+            **built.mixes,
+        }
         self._clusters = order.board_type.clusters
         self._device, self._wrong = contenders.device_of(order), dict[str, str]()
         self._inputs = make_inputs(built.inputs, settings.seed)
