@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +17,8 @@ from farm.campaign.verify import final_rules
 from farm.inventory.board_types import require_board_type
 from farm.search import target as targets
 from farm.search.prepared import Prepared, prepare_model
-from farm.values import DEFAULT_POINT, Record
+from farm.sweep.run.programs import Recipe
+from farm.values import DEFAULT_POINT, ModelDecision, Record, name_workloads
 from tests.integration.one_search import OneSearch
 
 KIND = require_board_type("local")
@@ -82,3 +84,17 @@ def test_compiling_leaves_what_was_prepared_as_it_was(prepared: Prepared) -> Non
     """So one preparation serves all contenders of a model."""
     first, second = (compile_prepared(prepared, config(), (), None).library for _ in range(2))
     assert first == second
+
+
+def test_a_sweep_leaves_out_the_records_that_lost_in_the_model(prepared: Prepared) -> None:
+    """What is swept is what is compiled: here all records lost, so it is what is predicted."""
+    records = make_records(prepared, {0: 5, 1: 5})
+    source, refused = bring("mlp").source, {record.workload: record.candidate for record in records}
+    name = name_workloads(workload.hash for workload in prepared.workloads)
+    decision = ModelDecision(source.sha256, name, "local", DEFAULT_POINT, False, refused)
+    recipe = Recipe(source, (), KIND, make.find_target(KIND, False), False, records)
+    decided = dataclasses.replace(recipe, decisions=(decision,))
+    [recorded], [lost] = (each.compile_all(("tuned",), (1,)) for each in (recipe, decided))
+    assert "2 of 3 functions from records" in recorded.about
+    assert "0 of 3 functions from records" in lost.about
+    assert recorded.library != lost.library
