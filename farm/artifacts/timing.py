@@ -145,10 +145,10 @@ def time_in_turns(
     return turns.timed
 
 
-def describe_runs(runs: int) -> str:
+def describe_runs(runs: int, rounds: int = ROUNDS) -> str:
     """How so many runs of each variant were timed, for reports."""
     return (
-        f"{runs} timed runs per variant in {ROUNDS} alternating blocks "
+        f"{runs} timed runs per variant in {rounds} alternating blocks "
         f"(of untuned code {min(runs, BASELINE_RUNS)} in {BASELINE_ROUNDS}), "
         f"{WARMUP_RUNS} warm-up runs ({BASELINE_WARMUP_RUNS} of untuned code) dropped before each"
     )

@@ -48,7 +48,7 @@ def describe(
         "recorded": sum(part.candidate is not None for part in built.parts),
         "differing": len(differing),
         "left_out": left_out,
-        "runs": describe_runs(max((len(each) for each in timed.samples.values()), default=0)),
+        "runs": describe_runs(max((len(each) for each in timed.samples.values()), default=0), len(rounds)),
         "missing": {**whole.missing, **timed.missing},
         "compared": {name: _to_plain(each) for name, each in {**whole.compared, **timed.compared}.items()},
         "said": _say(verdict, against, len(differing), len(left_out)),
