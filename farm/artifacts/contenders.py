@@ -68,7 +68,7 @@ class Contender:
 
 
 @dataclasses.dataclass(frozen=True)
-class Built:
+class BuiltContenders:
     """Contenders by name, what the model is made of, and which records each of the mixes leaves out."""
 
     contenders: Mapping[str, Contender]
@@ -77,7 +77,7 @@ class Built:
     mixes: Mixes
 
 
-def build(order: ContenderOrder, rivals: Sequence[str], plan: Plan) -> Built:
+def build(order: ContenderOrder, rivals: Sequence[str], plan: Plan) -> BuiltContenders:
     """As recorded, as predicted, the mixes planned, and the `rivals`. Loads TVM's compiler.
 
     Raises UsageError, PermanentError.
@@ -105,7 +105,7 @@ def build(order: ContenderOrder, rivals: Sequence[str], plan: Plan) -> Built:
         contenders[UNTUNED] = _to_contender(brought, _compile(order, brought, None, UNTUNED_PIPELINE))
     if ONNXRUNTIME in rivals:
         contenders[ONNXRUNTIME] = Contender(brought.source.onnx_bytes)
-    return Built(contenders, parts, brought.inputs, mixes)
+    return BuiltContenders(contenders, parts, brought.inputs, mixes)
 
 
 def build_mixes(order: ContenderOrder, mixes: Mixes) -> dict[str, Contender]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from device_agent.protocol import OperatingPoint, Outcome, Status
-from farm.artifacts.contenders import PREDICTED, RECORDED, Built, Contender, Part
+from farm.artifacts.contenders import PREDICTED, RECORDED, BuiltContenders, Contender, Part
 from farm.campaign.order import MeasureOrder, ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.verify.coroutines import Loop, Running
@@ -99,7 +99,7 @@ class Lab:
                 request.answer = self.error or made
                 return
             made |= {name: Contender(name.encode()) for name in (RECORDED, PREDICTED)}
-            built = Built(made, self.parts, (InputSpec("x", (1, 2), "float32"),), mixes)
+            built = BuiltContenders(made, self.parts, (InputSpec("x", (1, 2), "float32"),), mixes)
             request.answer = self.error or built
             return
         assert isinstance(request, RunWanted)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farm.artifacts.contenders import PREDICTED, RECORDED, Built
+from farm.artifacts.contenders import PREDICTED, RECORDED, BuiltContenders
 from farm.artifacts.timing import Timed, describe_runs
 from farm.artifacts.verify import Comparison
 from farm.campaign.order import TypeOrder
@@ -19,7 +19,7 @@ from farm.campaign.verify.tie import Ratio, Round
 def describe(
     key: Mapping[str, str],
     of_type: TypeOrder,
-    built: Built,
+    built: BuiltContenders,
     whole: Timed,
     timed: Timed,
     verdict: Verdict,

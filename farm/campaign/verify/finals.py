@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 
 from device_agent.protocol import CPU, GPU, Engine, FaultSide, Limits, Outcome, RunSpec, Status
 from farm.artifacts import contenders, make, timing
-from farm.artifacts.contenders import ONNXRUNTIME, PREDICTED, RECORDED, UNTUNED, Built, Contender, ContenderOrder
+from farm.artifacts.contenders import (
+    ONNXRUNTIME,
+    PREDICTED,
+    RECORDED,
+    UNTUNED,
+    BuiltContenders,
+    Contender,
+    ContenderOrder,
+)
 from farm.artifacts.manifest import Model
 from farm.artifacts.timing import Timed, Turns, Variant
 from farm.artifacts.verify import compare
@@ -126,7 +134,7 @@ class Finals:
     async def _decide(self, key: FinalKey, of_type: TypeOrder) -> dict[str, Any]:
         order = self._to_order(key, of_type)
         job = functools.partial(contenders.build, order, self._order.rivals, final_rules.plan_mixes)
-        built: Built = await self._ask(job, key)
+        built: BuiltContenders = await self._ask(job, key)
         final = _Final(key, of_type, order, built, self._settings)
         whole = timed = await self._measure(final, list(final.contenders))
         final.drop_wrong(whole)
@@ -244,7 +252,7 @@ class _Final:
     """One final under way: its contenders, what each leaves out, and where it was timed last."""
 
     def __init__(
-        self, key: FinalKey, of_type: TypeOrder, order: ContenderOrder, built: Built, settings: Settings
+        self, key: FinalKey, of_type: TypeOrder, order: ContenderOrder, built: BuiltContenders, settings: Settings
     ) -> None:
         self.key, self.of_type, self.board = key, of_type, ""
         # As many as the finished model gets, which campaigns on virtual boards do not give to candidates.
