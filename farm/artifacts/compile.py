@@ -36,7 +36,8 @@ class Served:
     """How one workload was scheduled: by the record of `choice`, by prediction (`by_rule`), or as TVM comes.
 
     `latency_s` is one call's: the record's where there is one, else what the rule predicts; None where neither knows.
-    `code` names the scheduled function: the same schedule twice is one code.
+    `code` names the scheduled function: the same schedule twice is one code. `left_out`: there is a record, which lost
+    within the model.
     """
 
     workload: workloads.Workload = dataclasses.field(repr=False)
@@ -44,6 +45,7 @@ class Served:
     by_rule: bool = False
     latency_s: float | None = None
     code: str = ""
+    left_out: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +159,10 @@ def _schedule(
 ) -> tuple[Any, Served]:
     """The scheduled candidate of a workload (None: TVM's own code), and where it is from."""
     tvm = tvm_env.load()
-    for choice in book.find(workload.hash, functools.partial(workloads.hash_for, workload), refused):
+    hash_for = functools.partial(workloads.hash_for, workload)
+    best = next(book.find(workload.hash, hash_for), None)
+    left_out = best is not None and best.record.candidate == refused
+    for choice in book.find(workload.hash, hash_for, refused):
         try:
             item = traces.restore(choice.record.trace_json, entry, target)
         except (InternalError, tvm.error.InternalError, ValueError) as error:
@@ -166,9 +171,9 @@ def _schedule(
         return item, Served(workload, choice, latency_s=choice.record.median_s, code=name_code(item))
     default = default_schedule.find_default(workload, entry, target) if canonical else None
     if default is None:
-        return None, Served(workload)
+        return None, Served(workload, left_out=left_out)
     latency_s = default.seconds if math.isfinite(default.seconds) else None
-    return default.candidate, Served(workload, None, True, latency_s, name_code(default.candidate))
+    return default.candidate, Served(workload, None, True, latency_s, name_code(default.candidate), left_out)
 
 
 def name_code(item: Any) -> str:

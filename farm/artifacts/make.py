@@ -176,8 +176,8 @@ def _require_memory(manifest: Manifest, kind: BoardType) -> None:
 
 
 def find_missing(served: Sequence[Served]) -> list[str]:
-    """The names of the workloads that no record serves, the heaviest first."""
-    return [each.workload.name for each in served if each.choice is None]
+    """The names of the workloads that have no record, the heaviest first."""
+    return [each.workload.name for each in served if each.choice is None and not each.left_out]
 
 
 def find_target(board_type: BoardType, simulated: bool) -> TargetPlan:

@@ -11,6 +11,7 @@ import pytest
 
 from farm.artifacts import contenders, make
 from farm.artifacts.brought import bring
+from farm.artifacts.choice import Records
 from farm.artifacts.compile import compile_prepared
 from farm.artifacts.contenders import PREDICTED, RECORDED, ContenderOrder
 from farm.campaign.verify import final_rules
@@ -98,3 +99,12 @@ def test_a_sweep_leaves_out_the_records_that_lost_in_the_model(prepared: Prepare
     assert "2 of 3 functions from records" in recorded.about
     assert "0 of 3 functions from records" in lost.about
     assert recorded.library != lost.library
+
+
+def test_what_was_left_out_is_not_missing(prepared: Prepared) -> None:
+    """Who asks for nothing but records is not told to tune what has been tuned."""
+    records = make_records(prepared, {0: 5})
+    book = Records(records, refused={record.workload: record.candidate for record in records})
+    compiled = compile_prepared(prepared, config(), book, None)
+    assert compiled.applied == 0
+    assert make.find_missing(compiled.served) == [workload.name for workload in prepared.workloads[1:]]
