@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from device_agent.protocol import FaultSide, Outcome, Status, StrEnum
@@ -252,6 +253,31 @@ class Record:
     def device(self) -> str:
         """What ran it: the processor ("cpu") or the GPU ("gpu") of a board."""
         return "gpu" if is_for_gpu(self.pipeline) else "cpu"
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelDecision:
+    """What a model is compiled from, once it was timed itself: from the records, but those that lost in it.
+
+    It holds for the model with these `workloads` (`name_workloads`), on boards of a type at an operating point.
+    `refused` has the candidates of the records that are left out, by workload; where a record has another candidate by
+    now, it is younger, and nothing was decided about it. `evidence` is the whole final, as reports show it.
+    """
+
+    model_sha256: str
+    workloads: str
+    board_type: str
+    operating_point: str
+    simulated: bool
+    refused: Mapping[str, str]
+    evidence: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    campaign: int | None = None
+    decided_at: float = 0.0
+
+
+def name_workloads(hashes: Iterable[str]) -> str:
+    """The name of a model's workloads taken together: with it goes its target, graph pipeline and every shape."""
+    return hashlib.sha256(" ".join(sorted(hashes)).encode()).hexdigest()
 
 
 def is_for_gpu(pipeline: str) -> bool:

@@ -7,11 +7,15 @@ clock and the rest with the memory clock. What ran in parallel is spread over th
 
 from __future__ import annotations
 
+import io
 import json
 import random
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from device_agent.board_time import BoardTime
 from device_agent.plan import OverrunError
@@ -35,14 +39,39 @@ _ESTABLISHING = 0.5
 
 
 def name_content(spec: MeasureSpec | RunSpec, content: Sequence[bytes], host_cores: int, gpu: str = "") -> str:
-    """The key of what `spec` runs: everything that decides what one call costs this machine, and a `gpu` so called."""
+    """The key of what `spec` runs: everything that decides what one call costs, and a `gpu` so called.
+
+    That is a program, the shapes and types of what it is given, and threads; never the values, so one program has one
+    latency whatever it computes.
+    """
+    program, *given = content
     if isinstance(spec, MeasureSpec):
-        how = [spec.arguments, spec.entry, spec.seed, spec.cold_weights]
+        how = [spec.arguments, spec.entry, spec.cold_weights]
     else:
-        how = [str(spec.engine), spec.entry]
+        how = [str(spec.engine), spec.entry, [_list_forms(arrays) for arrays in given]]
     if spec.device == GPU:
         how += [GPU, gpu]
-    return work.make_key(repr(how), str(host_cores), *content)
+    return work.make_key(repr(how), str(host_cores), program)
+
+
+def _list_forms(arrays: bytes) -> Any:
+    """Shape and type of every array in an .npz; its bytes where it is none, which the worker will say."""
+    forms = []
+    try:
+        with zipfile.ZipFile(io.BytesIO(arrays)) as archive:
+            for member in archive.infolist():
+                with archive.open(member) as stream:
+                    version = np.lib.format.read_magic(stream)
+                    read = (
+                        np.lib.format.read_array_header_1_0
+                        if version == (1, 0)
+                        else np.lib.format.read_array_header_2_0
+                    )
+                    shape, _, dtype = read(stream)
+                    forms.append((shape, str(dtype)))
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, NotImplementedError):
+        return arrays
+    return forms
 
 
 class Pace:
@@ -98,11 +127,12 @@ class Pace:
     def take(self, run: Callable[[int], float], calls: int, calls_beside: int = 0) -> float:
         """Let the board make so many calls; return its seconds per call. Really run is only what has to be.
 
-        That is one call, for whether it comes to an end; more where nobody has established yet what it costs. Raises
+        That is one call, for whether it comes to an end; more where nobody has established yet what it costs, or not in
+        quiet. Raises
         OverrunError, as soon as the board would not be done in time.
         """
         if self._work is None:
-            self._work = self._book.find(self._key)
+            self._work = self._find_work()
             if self._work is not None:
                 run(1)
             elif self._on_gpu:
@@ -121,6 +151,13 @@ class Pace:
         if self._owed_s >= _BLOCK_S:
             self.settle()
         return board_s
+
+    def _find_work(self) -> work.Work | None:
+        """What is known of the cost; None also where it was taken under load and can be taken in quiet now."""
+        known = self._book.find(self._key)
+        if known is None or known.quiet or known.kernels or work.is_host_busy():
+            return known
+        return None
 
     def board_seconds(self, done: work.Work) -> float:
         """How long the board takes for this work at its clocks now."""

@@ -1,6 +1,7 @@
-"""What a call costs, in CPU seconds of this machine: established once by content and kept, never measured again.
+"""What a call costs, in CPU seconds of this machine: established once by content and kept.
 
-What a board makes of it at its clocks is in `pace.py`. Docs: adr/0022.
+Cost taken while others computed on this machine too is taken once more when they are done; nothing else changes what is
+kept. What a board makes of it at its clocks is in `pace.py`. Docs: adr/0022.
 """
 
 from __future__ import annotations
@@ -25,15 +26,23 @@ _BATCH_S = 0.002
 _BATCHES, _MOST_BATCHES = 5, 40
 _CONFIRMED, _CLOSE = 3, 0.01
 _FEWEST, _LONG_S = 3, 1.0
+# In more batches than this share of them somebody else computed: caches and memory were not the call's alone.
+_DISTURBED = 0.2
+# What was taken under load and is off by no more stays as it was, so that figures do.
+_SAME = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """CPU seconds of one call: on one core, and spread over all; and what of it a GPU does meanwhile."""
+    """CPU seconds of one call: on one core, and spread over all; and what of it a GPU does meanwhile.
+
+    `quiet`: nobody else computed on this machine when it was established.
+    """
 
     alone_s: float
     shared_s: float
     kernels: tuple[Kernel, ...] = ()
+    quiet: bool = False
 
     def base_s(self, cores: int) -> float:
         """How long it takes where so many cores share what can be shared."""
@@ -64,15 +73,24 @@ class WorkBook:
         try:
             value = json.loads(_path(self._folder, key).read_text())
             alone_s, shared_s = float(value["alone_s"]), float(value["shared_s"])
-            work = Work(alone_s, shared_s, tuple(Kernel(**each) for each in value.get("kernels", ())))
+            kernels = tuple(Kernel(**each) for each in value.get("kernels", ()))
+            work = Work(alone_s, shared_s, kernels, bool(value.get("quiet", False)))
         except (OSError, ValueError, TypeError, KeyError):
             return None
         return work if 0 <= work.alone_s < math.inf and 0 <= work.shared_s < math.inf and work.base_s(1) > 0 else None
 
     def keep(self, key: str, work: Work) -> Work:
-        """Keep it, unless somebody was first; return what counts from now on. A folder that is full keeps nothing."""
+        """Keep it, unless somebody was first; return what counts from now on. A folder that is full keeps nothing.
+
+        What was established in quiet takes the place of what was not, where it is not the same anyway.
+        """
         if self._folder is None:
             return work
+        if (before := self.find(key)) is not None:
+            if before.quiet or not work.quiet:
+                return before
+            if abs(work.base_s(1) - before.base_s(1)) <= _SAME * before.base_s(1):
+                work = dataclasses.replace(before, quiet=True)
         path = _path(self._folder, key)
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,9 +102,10 @@ class WorkBook:
                 try:
                     os.link(new, path)  # unlike a rename it never takes the place of what is there
                 except FileExistsError:
-                    if (kept := self.find(key)) is not None:
+                    kept = self.find(key)
+                    if kept is not None and (kept.quiet or not work.quiet):
                         return kept
-                    new.replace(path)  # half a file: this machine lost its power
+                    new.replace(path)  # taken under load, or half a file: this machine lost its power
             finally:
                 new.unlink(missing_ok=True)
         return work
@@ -104,6 +123,7 @@ def establish(run: Callable[[int], float], calls_beside: int, host_cores: int, l
     """
     began = time.monotonic()
     seen: list[Work] = []
+    others: list[bool] = []
     number = 1
     least = _measure(run, 1, calls_beside, host_cores)
     while time.monotonic() - began < limit_s:
@@ -112,12 +132,30 @@ def establish(run: Callable[[int], float], calls_beside: int, host_cores: int, l
             number = max(2 * number, math.ceil(_BATCH_S / took.base_s(host_cores)))
             continue
         seen.append(took)
+        others.append(is_host_busy())
         least = min(seen, key=lambda work: work.base_s(host_cores))
         if len(seen) >= _MOST_BATCHES or (len(seen) >= _FEWEST and time.monotonic() - began > _LONG_S):
             break
         if len(seen) >= _BATCHES and _is_confirmed([each.base_s(host_cores) for each in seen]):
             break
-    return least
+    return dataclasses.replace(least, quiet=bool(others) and sum(others) <= _DISTURBED * len(others))
+
+
+def is_host_busy() -> bool:
+    """Whether other processes of this machine compute just now; False where the kernel does not say."""
+    try:
+        running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
+        own = sum(_is_running(task) for task in Path("/proc/self/task").iterdir())
+    except (OSError, ValueError, IndexError):
+        return False
+    return running > own
+
+
+def _is_running(task: Path) -> bool:
+    # The state follows the name, which is in parentheses and may hold any.
+    with contextlib.suppress(OSError):
+        return (task / "stat").read_text().rpartition(")")[2].split()[0] == "R"
+    return False
 
 
 def _measure(run: Callable[[int], float], number: int, calls_beside: int, host_cores: int) -> Work:

@@ -70,7 +70,7 @@ def bench(
     about = board.description
     host_cores = len(os.sched_getaffinity(0))
     limits = board.limits(plan_target(board_type, about.to_dict(), host_cores).threads)
-    models = []
+    models, clocks = [], ""
     for subject in subjects:
         source = subject.brought.source
         name = source.name
@@ -82,10 +82,10 @@ def bench(
             gpus.prepare_boards(target.config, settings)
         say(f"{name}: compiling")
         order = make.CompileOrder(subject.brought, kind, simulated=about.simulated)
-        records, relatives = make.fetch_candidates(order, store)
+        candidates = make.fetch_candidates(order, store)
         wanted = [each for each in (OURS, *rivals) if each != ONNXRUNTIME and not (each == OURS and subject.artifact)]
-        ways = {each: (UNTUNED_PIPELINE if each == UNTUNED else kind.pipeline, each == OURS) for each in wanted}
-        job = functools.partial(make.compile_ways, order, target, records, relatives, ways)
+        ways = {each: make.Way(UNTUNED_PIPELINE if each == UNTUNED else kind.pipeline, each == OURS) for each in wanted}
+        job = functools.partial(make.compile_ways, order, target, candidates, ways)
         done = compile_apart(job, name)[0] if wanted else {}
         programs = {each: compiled.library for each, compiled in done.items()}
         if subject.artifact is not None:
@@ -114,12 +114,14 @@ def bench(
         energy = plan_window(about, _WINDOW_S).to_energy()
         timed = time_in_turns(board.run, variants, settings.model_runs, limits, energy=energy)
         timed.missing |= missing
+        clocks = board.read_clocks(timed.outcomes[OURS], subject.device)
         (reference,) = run_reference(source, [("", inputs)])
         models.append(_describe(subject, timed, reference, rivals, factors))
     return {
         "board": {"name": board.name, "type": about.board_type, "simulated": about.simulated},
         "operating_point": board.point,
         "threads": limits.threads,
+        "clocks": clocks,
         "runs": describe_runs(settings.model_runs),
         "models": models,
     }

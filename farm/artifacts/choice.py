@@ -1,17 +1,18 @@
 """Which record serves a workload that is compiled: the best fitting one there is, and how well it fits. Pure.
 
-Where none fits, `compile` takes the schedule by prediction.
+Where none fits, or the one that does was slower within the model than what is predicted, `compile` takes the schedule
+by prediction.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import StrEnum
-from farm.values import DEFAULT_POINT, Record
+from farm.values import DEFAULT_POINT, ModelDecision, Record, name_workloads
 
 
 class Fit(StrEnum):
@@ -51,18 +52,42 @@ class Records:
         board_type: str | None = None,
         operating_point: str = DEFAULT_POINT,
         relatives: Sequence[Relative] = (),
+        decisions: Sequence[ModelDecision] = (),
+        refused: Mapping[str, str] | None = None,
     ) -> None:
-        """Without a `board_type` every record is taken for one of the type compiled for, at the point asked for."""
+        """Without a `board_type` every record is taken for one of the type compiled for, at the point asked for.
+
+        `decisions` are those about the model that is compiled, on such boards. `refused`: what is left out whatever
+        was decided, as a decision has it.
+        """
         self._type, self._point, self._relatives = board_type, operating_point, relatives
+        self._decisions, self._refused = decisions, refused
         self._by_hash: dict[str, list[Record]] = collections.defaultdict(list)
         for record in records:
             self._by_hash[record.workload].append(record)
 
-    def find(self, workload: str, hash_for: HashFor) -> Iterator[Choice]:
-        """The records that fit a workload (its hash), the best first.
+    def find_refused(self, workloads: Iterable[str]) -> Mapping[str, str]:
+        """What was decided about the model that has these workloads: candidates of records to leave out, by workload.
+
+        A decision at the usual clocks stands in for one at the point asked for, as its records do.
+        """
+        if self._refused is not None:
+            return self._refused
+        name = name_workloads(workloads)
+        about = {each.operating_point: each.refused for each in self._decisions if each.workloads == name}
+        return about.get(self._point, about.get(DEFAULT_POINT, {}))
+
+    def find(self, workload: str, hash_for: HashFor, refused: str | None = None) -> Iterator[Choice]:
+        """The records that fit a workload (its hash), the best first; none where the best is the `refused` candidate.
 
         Times at other clocks do not compare: of those of one kind, the usual clocks come before special ones.
         """
+        for choice in self._list(workload, hash_for):
+            if choice.record.candidate == refused:
+                return
+            yield choice
+
+    def _list(self, workload: str, hash_for: HashFor) -> Iterator[Choice]:
         own = [r for r in self._by_hash.get(workload, ()) if self._type is None or r.board_type == self._type]
         for record in sorted(own, key=self._order):
             exact = self._type is None or record.operating_point == self._point

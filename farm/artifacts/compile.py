@@ -21,7 +21,7 @@ from farm.artifacts.choice import Choice, Records
 from farm.errors import InternalError, PermanentError
 from farm.gpu.ptx import Usage
 from farm.search import default_schedule, gpu_code, gpus, pipeline, traces, tvm_env, workloads
-from farm.search.prepared import prepare_model
+from farm.search.prepared import Prepared, prepare_model
 from farm.search.tvm_errors import find_reason
 from farm.values import Record
 
@@ -36,12 +36,16 @@ class Served:
     """How one workload was scheduled: by the record of `choice`, by prediction (`by_rule`), or as TVM comes.
 
     `latency_s` is one call's: the record's where there is one, else what the rule predicts; None where neither knows.
+    `code` names the scheduled function: the same schedule twice is one code. `left_out`: there is a record, which lost
+    within the model.
     """
 
     workload: workloads.Workload = dataclasses.field(repr=False)
     choice: Choice | None = None
     by_rule: bool = False
     latency_s: float | None = None
+    code: str = ""
+    left_out: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,17 +82,26 @@ def compile_model(
     A sequence of records is of the board type and point compiled for, whatever they say. `link_triple` is Zig's name
     of the board's system, None for this machine. Raises UsageError, PermanentError.
     """
+    return compile_prepared(
+        prepare_model(model, shapes, target_config, pipeline_name), target_config, records, link_triple
+    )
+
+
+def compile_prepared(
+    prepared: Prepared, target_config: Mapping[str, Any], records: Records | Sequence[Record], link_triple: str | None
+) -> Compiled:
+    """Compile a model that was prepared for the same target, as `compile_model` does; it stays as it is."""
     tvm = tvm_env.load()
     import tvm.s_tir.meta_schedule as ms
 
-    prepared = prepare_model(model, shapes, target_config, pipeline_name)
     module, compile_target, used, found = prepared.module, prepared.target, prepared.pipeline, prepared.workloads
     book = records if isinstance(records, Records) else Records(records)
     database = ms.database.MemoryDatabase()
+    refused = book.find_refused(workload.hash for workload in found)
     served: list[Served] = []
     for workload in found:
         entry = database.commit_workload(tvm.ir.load_json(workload.module_json))
-        item, one = _schedule(workload, entry, compile_target, book, used.canonical)
+        item, one = _schedule(workload, entry, compile_target, book, refused.get(workload.hash), used.canonical)
         served.append(one)
         if item is not None:
             latency_s = one.choice.record.median_s if one.choice else 1.0
@@ -142,22 +155,32 @@ def build_library(
 
 
 def _schedule(
-    workload: workloads.Workload, entry: Any, target: Any, book: Records, canonical: bool
+    workload: workloads.Workload, entry: Any, target: Any, book: Records, refused: str | None, canonical: bool
 ) -> tuple[Any, Served]:
     """The scheduled candidate of a workload (None: TVM's own code), and where it is from."""
     tvm = tvm_env.load()
-    for choice in book.find(workload.hash, functools.partial(workloads.hash_for, workload)):
+    hash_for = functools.partial(workloads.hash_for, workload)
+    best = next(book.find(workload.hash, hash_for), None)
+    left_out = best is not None and best.record.candidate == refused
+    for choice in book.find(workload.hash, hash_for, refused):
         try:
             item = traces.restore(choice.record.trace_json, entry, target)
         except (InternalError, tvm.error.InternalError, ValueError) as error:
             _log.warning("the record of %s cannot be applied: %s", choice.record.workload_name, error)
             continue
-        return item, Served(workload, choice, latency_s=choice.record.median_s)
+        return item, Served(workload, choice, latency_s=choice.record.median_s, code=name_code(item))
     default = default_schedule.find_default(workload, entry, target) if canonical else None
     if default is None:
-        return None, Served(workload)
+        return None, Served(workload, left_out=left_out)
     latency_s = default.seconds if math.isfinite(default.seconds) else None
-    return default.candidate, Served(workload, None, True, latency_s)
+    return default.candidate, Served(workload, None, True, latency_s, name_code(default.candidate), left_out)
+
+
+def name_code(item: Any) -> str:
+    """The name of a measure candidate's scheduled function: equal for equal code."""
+    import tvm_ffi
+
+    return f"{int(tvm_ffi.structural_hash(item.sch.mod)) & (2**64 - 1):016x}"
 
 
 def _read_outputs(module: Any) -> tuple[tuple[tuple[int, ...], str], ...]:

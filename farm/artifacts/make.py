@@ -38,7 +38,7 @@ from farm.search.pipeline import require_pipeline
 from farm.search.target import host_target
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import DEFAULT_POINT, Record, is_for_gpu
+from farm.values import DEFAULT_POINT, ModelDecision, Record, is_for_gpu
 from farm.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -73,6 +73,28 @@ class CompileOrder:
     def inputs(self) -> tuple[InputSpec, ...]:
         """Its inputs, with shapes."""
         return self.brought.inputs
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidates:
+    """What may serve an order's workloads: records of its board type and of `relatives`, which have cores of the same
+    kind, each with what its code is made for; and what was decided about the model itself.
+    """
+
+    records: tuple[Record, ...]
+    relatives: tuple[tuple[str, TargetPlan], ...] = ()
+    decisions: tuple[ModelDecision, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """A way to compile a model: its graph pipeline, whether records are applied, and what is left out: the candidate
+    of each workload (None: what was decided).
+    """
+
+    pipeline: str
+    recorded: bool = True
+    refused: Mapping[str, str] | None = None
 
 
 def make_artifact(order: CompileOrder, out: Path, settings: Settings, store: Store) -> Artifact:
@@ -111,9 +133,8 @@ def _compile(order: CompileOrder, settings: Settings, store: Store) -> tuple[Man
     manifests.require_plain(about | {"outputs": _list_outputs(order.source)}, order.source.name)
     settings.share_linker_cache()
     target = find_target(order.board_type, order.simulated)
-    records, relatives = fetch_candidates(order, store)
-    ways = {order.board_type.name: (order.board_type.pipeline, True)}
-    job = functools.partial(compile_ways, order, target, records, relatives, ways)
+    ways = {order.board_type.name: Way(order.board_type.pipeline)}
+    job = functools.partial(compile_ways, order, target, fetch_candidates(order, store), ways)
     done, config = compile_apart(job, order.source.name)
     (compiled,) = done.values()
     if order.missing == REFUSE:
@@ -155,8 +176,8 @@ def _require_memory(manifest: Manifest, kind: BoardType) -> None:
 
 
 def find_missing(served: Sequence[Served]) -> list[str]:
-    """The names of the workloads that no record serves, the heaviest first."""
-    return [each.workload.name for each in served if each.choice is None]
+    """The names of the workloads that have no record, the heaviest first."""
+    return [each.workload.name for each in served if each.choice is None and not each.left_out]
 
 
 def find_target(board_type: BoardType, simulated: bool) -> TargetPlan:
@@ -168,32 +189,34 @@ def find_target(board_type: BoardType, simulated: bool) -> TargetPlan:
     return plan_target(board_type, about, len(os.sched_getaffinity(0)))
 
 
-def fetch_candidates(order: CompileOrder, store: Store) -> tuple[list[Record], list[tuple[str, TargetPlan]]]:
-    """The records of the board type and of those with cores of the same kind, and the targets of the latter.
-
-    Raises UsageError for an operating point that none was measured at.
-    """
-    own, relatives = order.board_type, list_relatives(order)
-    wanted = {own.name, *(name for name, _ in relatives)}
-    records = [r for r in store.fetch_records(simulated=order.simulated) if r.board_type in wanted]
-    points = sorted({r.operating_point for r in records if r.board_type == own.name})
+def fetch_candidates(order: CompileOrder, store: Store) -> Candidates:
+    """What may serve an order. Raises UsageError for an operating point that no record was measured at."""
+    found = list_candidates(order.brought.about.sha256, order.board_type, order.simulated, store)
+    points = sorted({r.operating_point for r in found.records if r.board_type == order.board_type.name})
     if order.operating_point != DEFAULT_POINT and order.operating_point not in points:
         raise UsageError(
-            f"no record of {own.name} was made at the operating point {order.operating_point!r}",
+            f"no record of {order.board_type.name} was made at the operating point {order.operating_point!r}",
             f"There are records at: {', '.join(points) or 'none'}.",
         )
-    return records, relatives
+    return found
 
 
-def list_relatives(order: CompileOrder) -> list[tuple[str, TargetPlan]]:
+def list_candidates(model_sha256: str, own: BoardType, simulated: bool, store: Store) -> Candidates:
+    """What may serve a model on boards of a type, simulated ones or not: nothing where nothing was measured."""
+    relatives = list_relatives(own, simulated)
+    wanted = {own.name, *(name for name, _ in relatives)}
+    records = [r for r in store.fetch_records(simulated=simulated) if r.board_type in wanted]
+    decisions = store.fetch_decisions(model_sha256=model_sha256, board_type=own.name, simulated=simulated)
+    return Candidates(tuple(records), tuple(relatives), tuple(decisions))
+
+
+def list_relatives(own: BoardType, simulated: bool) -> list[tuple[str, TargetPlan]]:
     """The other board types with cores of the kind that is compiled for, and what their code is made for."""
-    own, kind = order.board_type, _core(order.board_type)
+    kind = _core(own)
     is_known = kind is not None and not is_for_gpu(own.pipeline)
     types = load_board_types().values() if is_known else ()
     return [
-        (each.name, find_target(each, order.simulated))
-        for each in types
-        if each.name != own.name and _core(each) == kind
+        (each.name, find_target(each, simulated)) for each in types if each.name != own.name and _core(each) == kind
     ]
 
 
@@ -205,10 +228,11 @@ def _core(board_type: BoardType) -> str | None:
     return found.name if found else None
 
 
-def make_book(order: CompileOrder, records: Sequence[Record], relatives: Sequence[tuple[str, TargetPlan]]) -> Records:
+def make_book(order: CompileOrder, candidates: Candidates, refused: Mapping[str, str] | None = None) -> Records:
     """The records as `compile_model` takes them. Loads TVM's compiler."""
-    known = [Relative(name, to_config(plan)) for name, plan in relatives]
-    return Records(records, order.board_type.name, order.operating_point, known)
+    known = [Relative(name, to_config(plan)) for name, plan in candidates.relatives]
+    own, point = order.board_type.name, order.operating_point
+    return Records(candidates.records, own, point, known, candidates.decisions, refused)
 
 
 def to_config(plan: TargetPlan) -> dict[str, Any]:
@@ -217,22 +241,25 @@ def to_config(plan: TargetPlan) -> dict[str, Any]:
 
 
 def compile_ways(
-    order: CompileOrder,
-    target: TargetPlan,
-    records: Sequence[Record],
-    relatives: Sequence[tuple[str, TargetPlan]],
-    ways: Mapping[str, tuple[str, bool]],
+    order: CompileOrder, target: TargetPlan, candidates: Candidates, ways: Mapping[str, Way]
 ) -> tuple[dict[str, Compiled], dict[str, Any]]:
-    """Compile an order once for each way: its graph pipeline, and whether records are applied.
+    """Compile an order once for each way. Returns what each gave, and what TVM compiled for.
 
-    Returns what each way gave, and what TVM compiled for. Loads TVM's compiler: for a process of its own.
+    Loads TVM's compiler: for a process of its own.
     """
-    config, book = to_config(target), make_book(order, records, relatives)
+    config = to_config(target)
     shapes = {spec.name: spec.static_shape for spec in order.inputs}
     model, triple = order.source.load(), find_triple(order.board_type, target)
     return {
-        name: compile_model(model, shapes, config, pipeline, book if recorded else [], triple)
-        for name, (pipeline, recorded) in ways.items()
+        name: compile_model(
+            model,
+            shapes,
+            config,
+            way.pipeline,
+            make_book(order, candidates, way.refused) if way.recorded else [],
+            triple,
+        )
+        for name, way in ways.items()
     }, config
 
 

@@ -141,7 +141,10 @@ class Verified(StrictModel):
 
 
 class MeasuredModel(StrictModel):
-    """Latency of one inference in seconds (`latency` as `Summary` has it), energy where the board has a sensor."""
+    """Latency of one inference in seconds (`latency` as `Summary` has it), energy where the board has a sensor.
+
+    `clocks` are those that were read then, "" where the board does not say.
+    """
 
     at: Moment
     board: str
@@ -149,6 +152,7 @@ class MeasuredModel(StrictModel):
     simulated: bool
     operating_point: str
     threads: Count
+    clocks: str = ""
     latency: dict[str, Seconds]
     energy_j: float | None = None
     power_w: float | None = None

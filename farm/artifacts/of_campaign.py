@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,17 @@ def make_artifacts(
     store: Store,
     wait_s: float,
     say: Callable[[str], None],
+    keep: Callable[[Made], None] = lambda made: None,
+    done: Collection[str] = (),
 ) -> list[Made]:
-    """Compile, verify and pack everything; `document` is the campaign's. Raises what the steps raise."""
+    """Compile, verify and pack everything but what is `done`, by name; `document` is the campaign's.
+
+    `keep` is told of each one as soon as it is there. Raises what the steps raise.
+    """
     made = []
     for wanted in list_artifacts(document):
+        if wanted.name in done:
+            continue
         kind = require_board_type(wanted.board_type).model_copy(update={"pipeline": wanted.pipeline})
         say(f"{wanted.name}: compiling")
         brought = _bring(wanted)
@@ -57,6 +64,7 @@ def make_artifacts(
             verdict = checking.verify_artifact(artifact, board, brought.source, cases)
         package = write_package(artifact, WHEEL, out, None) if verdict.matches else None
         made.append(Made(wanted.name, kind.name, artifact.folder, verdict.matches, verdict.reason, package))
+        keep(made[-1])
     return made
 
 

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from device_agent.protocol import Description, Limits, OperatingPoint, Outcome, RunSpec, Status
+from device_agent.protocol import GPU, Description, Limits, OperatingPoint, Outcome, RunSpec, Status
 from farm.artifacts.listed import list_model_options, list_options, to_name
 from farm.artifacts.manifest import GpuCode, Manifest
 from farm.artifacts.timing import Run
@@ -19,6 +19,7 @@ from farm.errors import PermanentError, UsageError
 from farm.gpu import native
 from farm.gpu.ptx import find_newest, is_newer
 from farm.inventory.board_types import BoardType, require_board_type
+from farm.points.conditions import format_clocks
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import is_on_demand
@@ -49,6 +50,12 @@ class HeldForModels:
         """Hold its clocks at a point until the board is given back. Raises what `ThreadBoard.pin` raises."""
         self._pin(point)
         self.point = called
+
+    def read_clocks(self, outcome: Outcome, device: str) -> str:
+        """The clocks that a program ran at (`format_clocks`), of clusters that the scheduler may use."""
+        clocks = self.description.clocks
+        clusters = {each.name: each.cpus for each in (clocks.clusters if clocks else ()) if not each.isolated}
+        return format_clocks(outcome, clusters, on_gpu=device == GPU)
 
     def limits(self, threads: int) -> Limits:
         """What a model may use here: no more threads than there are cores online."""

@@ -6,12 +6,14 @@ Where the board is, and who holds it, is the callers' business.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from device_agent.protocol import CPU, EnergySpec, Engine, Limits, Outcome, RunSpec, Status
+from farm.artifacts.verify import Comparison
 from farm.errors import PermanentError
 from farm.measure.statistics import Summary, summarise
 
@@ -41,16 +43,89 @@ class Variant:
 
 @dataclasses.dataclass
 class Timed:
-    """Latencies in seconds and outputs by variant, the last outcome of each, and why a variant has none."""
+    """Latencies in seconds and outputs by variant, the last outcome of each, and why a variant has none.
+
+    `rounds` has the medians of each round, by its number; `compared` is for whoever compares outputs.
+    """
 
     samples: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     outputs: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     outcomes: dict[str, Outcome] = dataclasses.field(default_factory=dict)
     missing: dict[str, str] = dataclasses.field(default_factory=dict)
+    rounds: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
+    compared: dict[str, Comparison] = dataclasses.field(default_factory=dict)
 
     def summary(self, name: str) -> Summary | None:
         """Of a variant's latencies."""
         return summarise(self.samples[name]) if self.samples.get(name) else None
+
+
+class Turns:
+    """The turns of variants: which of them runs next, how often, and what came of it (`timed`).
+
+    Nothing is run here. Each variant runs `runs` times in all within `rounds`, baselines `BASELINE_RUNS` times at most;
+    a round beyond those is like the others, without baselines. `energy` is read in each one's last turn.
+    """
+
+    def __init__(
+        self,
+        variants: Sequence[Variant],
+        runs: int,
+        limits: Limits,
+        *,
+        rounds: int = ROUNDS,
+        warmup: int = WARMUP_RUNS,
+        energy: EnergySpec | None = None,
+    ) -> None:
+        self.timed = Timed()
+        self._variants, self._runs, self._limits = variants, runs, limits
+        self._rounds, self._warmup, self._energy = rounds, warmup, energy
+
+    def list_round(self, number: int) -> Iterator[tuple[Variant, RunSpec]]:
+        """What runs in a round, counted from 0, one after the other; each is to be taken in before the next."""
+        for variant in self._variants:
+            if variant.name in self.timed.missing or not (now := self._count(variant, number)):
+                continue
+            turns = self._turns(variant)
+            yield (
+                variant,
+                RunSpec(
+                    variant.engine,
+                    runs=now,
+                    warmup=BASELINE_WARMUP_RUNS if variant.baseline else self._warmup,
+                    device=variant.device,
+                    limits=self._limits,
+                    energy=self._energy if number == turns[-1] else None,
+                ),
+            )
+
+    def take(self, number: int, variant: Variant, outcome: Outcome, outputs: Mapping[str, Any]) -> None:
+        """What a variant's turn came to. Raises PermanentError where a needed one does not run."""
+        timed, name = self.timed, variant.name
+        if outcome.status is not Status.OK:
+            if variant.needed:
+                raise PermanentError(
+                    f"the {name} model does not run on the board: {outcome.status} {outcome.message}".rstrip()
+                )
+            timed.missing[name] = f"{outcome.status}: {outcome.message}"
+            timed.samples.pop(name, None)
+            return
+        timed.samples.setdefault(name, []).extend(outcome.latency_s)
+        timed.rounds.setdefault(number, {})[name] = statistics.median(outcome.latency_s)
+        timed.outputs[name] = [np.asarray(value) for value in outputs.values()]
+        timed.outcomes[name] = outcome
+
+    def _turns(self, variant: Variant) -> range:
+        return range(0, self._rounds, -(-self._rounds // BASELINE_ROUNDS) if variant.baseline else 1)
+
+    def _count(self, variant: Variant, number: int) -> int:
+        turns = self._turns(variant)
+        if number >= self._rounds:
+            return 0 if variant.baseline else max(1, self._runs // self._rounds)
+        if number not in turns:
+            return 0
+        wanted, turn = min(self._runs, BASELINE_RUNS) if variant.baseline else self._runs, turns.index(number)
+        return wanted * (turn + 1) // len(turns) - wanted * turn // len(turns)
 
 
 def time_in_turns(
@@ -62,48 +137,18 @@ def time_in_turns(
     rounds: int = ROUNDS,
     energy: EnergySpec | None = None,
 ) -> Timed:
-    """Time every variant `runs` times in all, baselines `BASELINE_RUNS` times at most.
-
-    `energy` is read in each one's last turn. Raises PermanentError where a needed one does not run.
-    """
-    timed = Timed()
+    """Time every variant as `Turns` says. Raises PermanentError where a needed one does not run."""
+    turns = Turns(variants, runs, limits, rounds=rounds, energy=energy)
     for number in range(rounds):
-        for variant in variants:
-            name = variant.name
-            turns = range(0, rounds, -(-rounds // BASELINE_ROUNDS) if variant.baseline else 1)
-            if name in timed.missing or number not in turns:
-                continue
-            wanted, turn = min(runs, BASELINE_RUNS) if variant.baseline else runs, turns.index(number)
-            now = wanted * (turn + 1) // len(turns) - wanted * turn // len(turns)
-            if now == 0:
-                continue
-            spec = RunSpec(
-                variant.engine,
-                runs=now,
-                warmup=BASELINE_WARMUP_RUNS if variant.baseline else WARMUP_RUNS,
-                device=variant.device,
-                limits=limits,
-                energy=energy if number == turns[-1] else None,
-            )
-            outcome, outputs = run(spec, variant.program, dict(variant.inputs))
-            if outcome.status is not Status.OK:
-                if variant.needed:
-                    raise PermanentError(
-                        f"the {name} model does not run on the board: {outcome.status} {outcome.message}".rstrip()
-                    )
-                timed.missing[name] = f"{outcome.status}: {outcome.message}"
-                timed.samples.pop(name, None)
-                continue
-            timed.samples.setdefault(name, []).extend(outcome.latency_s)
-            timed.outputs[name] = [np.asarray(value) for value in outputs.values()]
-            timed.outcomes[name] = outcome
-    return timed
+        for variant, spec in turns.list_round(number):
+            turns.take(number, variant, *run(spec, variant.program, dict(variant.inputs)))
+    return turns.timed
 
 
-def describe_runs(runs: int) -> str:
+def describe_runs(runs: int, rounds: int = ROUNDS) -> str:
     """How so many runs of each variant were timed, for reports."""
     return (
-        f"{runs} timed runs per variant in {ROUNDS} alternating blocks "
+        f"{runs} timed runs per variant in {rounds} alternating blocks "
         f"(of untuned code {min(runs, BASELINE_RUNS)} in {BASELINE_ROUNDS}), "
         f"{WARMUP_RUNS} warm-up runs ({BASELINE_WARMUP_RUNS} of untuned code) dropped before each"
     )

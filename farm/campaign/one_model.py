@@ -38,7 +38,8 @@ class Request:
 
     `board` is the only one to be used, None: any of the type. `ops` are operator kinds, none: all. With `fresh` nothing
     is taken from earlier trials. A board of the fleet is waited for `wait_s`. With `only_unknown` workloads that have a
-    record are left out; `simulated` says which records are meant, and boards of the other kind are refused.
+    record are left out; `simulated` says which records are meant, and boards of the other kind are refused. `rivals`
+    are what the model is timed beside at the end.
     """
 
     command: str
@@ -51,6 +52,7 @@ class Request:
     wait_s: float = 60.0
     only_unknown: bool = False
     simulated: bool | None = None
+    rivals: tuple[str, ...] = ()
     since: float = dataclasses.field(default_factory=time.monotonic)
 
 
@@ -163,6 +165,7 @@ def submit(
         search=to_search(request, settings),
         measure=dataclasses.replace(to_measure(MeasureSpec(verify_top=1), settings), repeat_alone=False),
         boards=() if request.board is None else (request.board,),
+        rivals=request.rivals,
     )
     found = {each.hash: each for each in workloads}
     rows = [to_row(found[each.hash], each.weight, kind.name) for each in planned]

@@ -90,7 +90,8 @@ class ModelOrder:
 class Order:
     """A whole campaign. `labels` are those that its boards must have, `priority` is against its owner's others.
 
-    `boards` are the only ones to be used, by name; empty: all that fit.
+    `boards` are the only ones to be used, by name; empty: all that fit. `rivals` are what its models are timed beside
+    at the end. `compile_to` is the folder that artifacts of all of it go to once it is finished; None: none are wanted.
     """
 
     name: str
@@ -103,6 +104,8 @@ class Order:
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     priority: int = 0
     boards: tuple[str, ...] = ()
+    rivals: tuple[str, ...] = ()
+    compile_to: str | None = None
 
     def may_use(self, board: str, labels: Mapping[str, str]) -> bool:
         """Whether a board of one of its types may be used, by its name and labels."""
@@ -127,6 +130,7 @@ class Order:
         values["search"] = SearchOrder(**values["search"])
         values["measure"] = MeasureOrder(**values["measure"])
         values["boards"] = tuple(values.get("boards", ()))
+        values["rivals"] = tuple(values.get("rivals", ()))
         return cls(**values)
 
 

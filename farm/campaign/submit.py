@@ -38,9 +38,10 @@ def submit(
     command: str,
     note: Callable[[str], None],
     begin: Callable[[], None] = lambda: None,
+    compile_to: str | None = None,
 ) -> str:
     """Plan a campaign and put it into the store as an order; returns its name. `note` is told what takes time, and
-    `begin` called before that, once nothing but the models themselves can be wrong.
+    `begin` called before that, once nothing but the models themselves can be wrong. `compile_to`: see `Order`.
 
     Raises UsageError where the file cannot be carried out, its name is taken, or a model is not the one that was
     planned last under this name.
@@ -49,7 +50,7 @@ def submit(
     require_new_name(store, name)
     kept = plan_kept.find_plan(settings.home_path, name)
     gathered = gather(campaign, store, settings, note, begin, kept=kept, texts=True)
-    order = make_order(gathered, campaign.spec, settings, owner)
+    order = dataclasses.replace(make_order(gathered, campaign.spec, settings, owner), compile_to=compile_to)
     if not order.types:
         raise UsageError(f"{campaign.path}: no board type has both a workload and an operating point of this campaign")
     if kept is None:
@@ -68,7 +69,8 @@ def clone(store: Store, name: str, new: str, changes: Mapping[str, Any], owner: 
     require_new_name(store, new)
     order = Order.from_document(source.order)
     budget = Budget(**{**source.budget, **changes})
-    order = dataclasses.replace(order, name=new, owner=owner, budget=budget)
+    # Its artifacts would take the place of the other's.
+    order = dataclasses.replace(order, name=new, owner=owner, budget=budget, compile_to=None)
     store.submit_campaign(order.to_document(), command, store.fetch_workloads(source.id))
     return new
 

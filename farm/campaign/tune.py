@@ -73,6 +73,7 @@ class Tuned:
 
     `board` is the store's row of the board that measured most, `measured` how many trials each made, `tasks` are those
     of the campaign's progress, with the best that is known, `history` trials made and the model's latency then.
+    `final` is what came of the model when it was timed itself (`final_report`), None where nothing could be tuned.
     """
 
     campaign: int
@@ -91,6 +92,7 @@ class Tuned:
     overheads_s: tuple[float, ...]
     history: tuple[tuple[int, float], ...]
     measured: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    final: Mapping[str, Any] | None = None
 
     @property
     def trials_per_minute(self) -> float:
@@ -351,6 +353,7 @@ class _Run:
             overheads_s=tuple(row["held_s"] - Outcome.from_dict(row["outcome"]).timing_s for row in good),
             history=tuple((int(count), math.fsum(sums.values())) for count, sums in progress["history"]),
             measured=dict(boards.most_common()),
+            final=next(iter((progress.get("verdict") or {}).get("finals", ())), None),
         )
 
     def _with_known(self, task: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,11 +11,12 @@ import typer
 from device_agent.protocol import is_name
 from farm import settings as farm_settings
 from farm.artifacts.listed import list_artifacts
+from farm.campaign.artifacts import find_folder, is_pending
 from farm.cli import campaign_options, options, output
 from farm.cli.campaign_options import Name
 from farm.errors import UsageError
 from farm.processes.machine import name_user
-from farm.report import campaign_table
+from farm.report import campaign_rows, campaign_table
 from farm.report.campaign_document import make_document, summarise
 from farm.values import CampaignState, FleetCampaign
 
@@ -76,7 +77,11 @@ def show(name: Name, json: options.Json = False, debug: options.Debug = False) -
                 output.stdout.width if output.stdout.is_terminal else None,
             )
         )
+        for final in campaign_rows.list_finals(document["progress"]):
+            output.stdout.print(campaign_rows.describe_final(final), soft_wrap=True, markup=False)
         found = sum(each["median_s"] is not None for each in document["winners"])
+        if is_pending(campaign, document):
+            print(f"`farm campaign resume {name}` makes its artifacts in {find_folder(campaign)}")
         for line in (
             *(f"to compile: {each.command}" for each in list_artifacts(document) if found),
             f"{found} of {len(document['winners'])} tasks have a record",

@@ -19,11 +19,17 @@ from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignState
 
-# The campaign's own boards are free again by then; others may have one for a while.
-_COMPILE_WAIT_S = 300.0
-
 Detach = Annotated[
     bool, typer.Option("--detach", help="Do not wait for it; `farm campaign attach NAME` shows it at any time.")
+]
+
+CompileTo = Annotated[
+    Path | None,
+    typer.Option(
+        "--compile",
+        metavar="DIR",
+        help="Folder to compile, verify and package every model into afterwards, for every type.",
+    ),
 ]
 
 
@@ -40,14 +46,7 @@ def run(
         Path, typer.Argument(metavar="FILE", help="A campaign file; docs/howto/run-a-campaign.md says what happens.")
     ],
     detach: Detach = False,
-    compile_to: Annotated[
-        Path | None,
-        typer.Option(
-            "--compile",
-            metavar="DIR",
-            help="Folder to compile, verify and package every model into afterwards, for every type.",
-        ),
-    ] = None,
+    compile_to: CompileTo = None,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
@@ -55,7 +54,10 @@ def run(
 
     def work() -> None:
         if detach and compile_to is not None:
-            raise UsageError("--compile waits for the campaign's end, --detach does not", "Leave one of both out.")
+            raise UsageError(
+                "--compile waits for the campaign's end, --detach does not",
+                "Leave one of both out; `farm campaign resume NAME --compile DIR` does it later.",
+            )
         if compile_to is not None:
             require_room(compile_to)
         # Imported here: a tenth of a second that no other command should wait for.
@@ -67,11 +69,10 @@ def run(
         screen = CampaignScreen()
         with options.open_store(settings) as store, engine_ahead(settings) as engine:
             command = f"campaign run {file}"
-            name = submit(campaign, store, settings, name_user(), command, screen.note, engine.begin)
-            _carry_out(engine, settings, store, name, screen, detach, json, told=compile_to is None)
-        if compile_to is not None:
-            with options.open_store(settings) as store:
-                _compile(settings, store, name, compile_to, screen, json)
+            folder = _to_folder(compile_to)
+            name = submit(campaign, store, settings, name_user(), command, screen.note, engine.begin, folder)
+            _carry_out(engine, settings, store, name, screen, detach, json)
+        _compile(settings, name, screen, detach, json)
 
     output.run(work, debug)
 
@@ -92,17 +93,36 @@ def attach(name: Name, json: options.Json = False, debug: options.Debug = False)
     output.run(work, debug)
 
 
-def resume(name: Name, detach: Detach = False, json: options.Json = False, debug: options.Debug = False) -> None:
-    """Let a campaign go on that was paused or interrupted: every trial that it made is kept, and none is made twice."""
+def resume(
+    name: Name,
+    detach: Detach = False,
+    compile_to: CompileTo = None,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Let a campaign go on that was paused or interrupted: every trial that it made is kept, and none is made twice.
+
+    What it was ordered to be compiled into is made once it is finished, also where a command was ended meanwhile.
+    """
 
     def work() -> None:
+        from farm.campaign import artifacts
         from farm.campaign.engine import control
+        from farm.report.campaign_document import summarise
 
         settings = farm_settings.load()
+        screen = CampaignScreen()
+        if compile_to is not None:
+            require_room(compile_to)
         with options.open_store(settings) as store:
-            control.resume(store, name, name_user())
-            with engine_ahead(settings) as engine:
-                _carry_out(engine, settings, store, name, CampaignScreen(), detach, json)
+            if compile_to is not None:
+                store.change_folder(name, str(_to_folder(compile_to)), name_user())
+            campaign = store.fetch_fleet_campaign(name)
+            if not artifacts.is_pending(campaign, summarise(campaign)):
+                control.resume(store, name, name_user())
+                with engine_ahead(settings) as engine:
+                    _carry_out(engine, settings, store, name, screen, detach, json)
+        _compile(settings, name, screen, detach, json)
 
     output.run(work, debug)
 
@@ -133,22 +153,34 @@ def clone(
     output.run(work, debug)
 
 
-def _compile(settings: Settings, store: Store, name: str, out: Path, screen: CampaignScreen, json: bool) -> None:
-    """Make the artifacts of a campaign that has ended well. Raises PermanentError where one computes wrongly."""
-    from farm.artifacts.of_campaign import make_artifacts
+def _to_folder(path: Path | None) -> str | None:
+    return None if path is None else str(path.expanduser().absolute())
+
+
+def _compile(settings: Settings, name: str, screen: CampaignScreen, detach: bool, json: bool) -> None:
+    """Make the artifacts that a campaign was ordered with. Raises PermanentError where one computes wrongly."""
+    from farm.campaign import artifacts
     from farm.report.campaign_document import make_document
 
-    document = make_document(store, name)
-    made = make_artifacts(document, out, settings, store, _COMPILE_WAIT_S, screen.note)
+    if detach:
+        return
+    with options.open_store(settings) as store:
+        if artifacts.find_folder(store.fetch_fleet_campaign(name)) is None:
+            return
+        document = make_document(store, name)
+        made = artifacts.make_ordered(settings, store, name, document, screen.note)
     if json:
-        output.print_json({**document, "artifacts": [each.to_dict() for each in made]})
+        output.print_json({**document, "artifacts": made})
     else:
         output.print_table(
             ("Artifact", "Board type", "Verified", "Package"),
-            [(each.folder, each.board_type, "yes" if each.matches else "NO", each.package) for each in made],
+            [
+                (each["folder"], each["board_type"], "yes" if each["matches"] else "NO", each["package"])
+                for each in made
+            ],
             left=(0, 1, 2, 3),
         )
-    if wrong := [f"{each.name}: {each.reason}" for each in made if not each.matches]:
+    if wrong := [f"{each['name']}: {each['reason']}" for each in made if not each["matches"]]:
         raise PermanentError(f"not all compute what ONNX Runtime does, and are not packed: {'; '.join(wrong)}")
 
 
@@ -160,7 +192,6 @@ def _carry_out(
     screen: CampaignScreen,
     detach: bool,
     json: bool,
-    told: bool = True,
 ) -> None:
     """See that an engine has the campaign, and follow it; Ctrl-C pauses it."""
     from farm.campaign.engine import control
@@ -168,7 +199,7 @@ def _carry_out(
     try:
         engine.ensure()
         if not detach:
-            _follow(settings, store, name, screen, json, told)
+            _follow(settings, store, name, screen, json, more=True)
             return
     except KeyboardInterrupt:
         screen.close()
@@ -185,14 +216,18 @@ def _carry_out(
         print(f"campaign {name} goes on by itself; `farm campaign attach {name}` shows it")
 
 
-def _follow(settings: Settings, store: Store, name: str, screen: CampaignScreen, json: bool, told: bool = True) -> None:
+def _follow(
+    settings: Settings, store: Store, name: str, screen: CampaignScreen, json: bool, more: bool = False
+) -> None:
     """Show a campaign until it is settled, then its end. Raises what its end stands for.
 
-    Not `told`: where it ended well, nothing is said on stdout, since more is to come.
+    With `more` artifacts follow where they were ordered: where it ended well, nothing is said on stdout then.
     """
     from farm.artifacts.listed import list_artifacts
+    from farm.campaign.artifacts import find_folder, is_pending
     from farm.campaign.watch import find_error, wait_settled
     from farm.report.campaign_document import make_document, summarise
+    from farm.report.campaign_rows import describe_final, list_finals
 
     try:
         campaign = wait_settled(settings, store, name, on_progress=screen.show)
@@ -200,11 +235,18 @@ def _follow(settings: Settings, store: Store, name: str, screen: CampaignScreen,
         screen.close()
     screen.finish(campaign)
     error = find_error(campaign)
+    told = not (more and find_folder(campaign) is not None)
     if json and (told or error is not None):
         output.print_json(make_document(store, name))
     if error is not None:
         raise error
     if told and not json:
         print(f"`farm campaign report {name} --out FOLDER` writes its report; `farm record list` shows records")
-        for each in list_artifacts(summarise(campaign)):
+        document = summarise(campaign)
+        for final in list_finals(document["progress"]):
+            output.stdout.print(describe_final(final), soft_wrap=True, markup=False)
+        if is_pending(campaign, document):
+            print(f"`farm campaign resume {name}` makes its artifacts in {find_folder(campaign)}")
+            return
+        for each in list_artifacts(document):
             output.stdout.print(each.command, soft_wrap=True, markup=False)

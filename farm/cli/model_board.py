@@ -15,6 +15,7 @@ from farm.cli import options, output
 from farm.cli.durations import read_duration_s
 from farm.cli.model_artifacts import Folder, Wait
 from farm.errors import PermanentError, UsageError
+from farm.points.conditions import format_conditions
 from farm.units import format_bytes
 
 Board = Annotated[str, typer.Option("--board", metavar="NAME", help="Name of a board; local: this machine.")]
@@ -240,8 +241,8 @@ def _print_run(document: dict[str, Any]) -> None:
 
     if document["simulated"] and document["device"] == GPU:
         simulated = "; simulated: a model gave these times, which no GPU was ever compared with"
-    runs, threads = document["latency"]["count"], document["threads"]
-    lines = [f"{runs:.0f} runs, {threads} threads, clocks: {document['operating_point']}{simulated}"]
+    conditions = format_conditions(document["threads"], document["clocks"], document["operating_point"])
+    lines = [f"{document['latency']['count']:.0f} runs, {conditions}{simulated}"]
     lines += tasks.say(document["found"])
     lines += [f"outputs: {document['out']}"] if document["out"] else []
     for line in lines:
@@ -277,8 +278,8 @@ def _print_bench(document: dict[str, Any]) -> None:
     board = document["board"]
     simulated = " (simulated: nothing of it holds for a real board)" if board["simulated"] else ""
     notes.append(
-        f"{board['type']}/{board['name']}{simulated}, {document['threads']} threads, "
-        f"clocks: {document['operating_point']}; {document['runs']}"
+        f"{board['type']}/{board['name']}{simulated}, "
+        f"{format_conditions(document['threads'], document['clocks'], document['operating_point'])}; {document['runs']}"
     )
     notes += [f"report: {path}" for path in document.get("report", ())]
     for note in notes:

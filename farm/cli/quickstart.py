@@ -92,7 +92,7 @@ def _print(document: dict[str, Any]) -> None:
         rows.append((label, f"{figures['median']:.2f}", f"{low:.2f} – {high:.2f}", *cells))
     output.print_table(("Latency (ms)", "Median", "95 % CI", "Mean", "Min", "Max", "Std"), rows)
     trials = document["trials"]
-    lines = []
+    lines = [f"the model itself: {document['gained']}"]
     if document["speedup_vs_untuned"] is not None:
         lines.append(f"{document['speedup_vs_untuned']:.1f} times as fast as untuned TVM")
     if document["ratio_to_onnxruntime"] is not None:

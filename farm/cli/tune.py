@@ -13,6 +13,7 @@ from farm.cli import options, output
 from farm.cli.campaign_screen import CampaignScreen
 from farm.cli.durations import read_duration_s
 from farm.inventory.board_types import BoardType, require_board_type
+from farm.report.campaign_rows import describe_final
 from farm.store import Store
 from farm.values import DEFAULT_POINT
 
@@ -125,6 +126,7 @@ def _document(model: str, tuned: Tuned) -> dict[str, Any]:
         "seconds_to_first_trial": tuned.seconds_to_first_trial,
         "seconds_tuning": tuned.seconds_tuning,
         "latency_ms": None if tuned.latency_s is None else tuned.latency_s * 1e3,
+        "final": tuned.final,
         "records": {
             "new": verdict.get("records", 0),
             "unchanged": verdict.get("held", 0),
@@ -153,8 +155,8 @@ def _print(document: dict[str, Any]) -> None:
         soft_wrap=True,
     )
     output.stdout.print(_say_boards(document), soft_wrap=True, markup=False)
-    if document["latency_ms"] is not None:
-        output.stdout.print(f"model latency, summed over its workloads: {document['latency_ms']:.2f} ms")
+    if document["final"] is not None:
+        output.stdout.print(describe_final(document["final"]), soft_wrap=True, markup=False)
     option = " --simulated" if used["simulated"] else ""
     output.stdout.print(
         f"`farm record list{option}` shows the records; `{document['compile']}` makes a library of them.",

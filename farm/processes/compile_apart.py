@@ -32,6 +32,21 @@ class Apart:
     def __exit__(self, *_: object) -> None:
         self._child.kill()
 
+    def give(self, job: Callable[[], Any]) -> None:
+        """One more job, done after the others."""
+        self._child.send(job)
+
+    def has_answer(self) -> bool:
+        """Whether `take` need not wait: for a job's end, or the process's."""
+        try:
+            return self._child.connection.poll(0)
+        except (OSError, EOFError):
+            return True
+
+    def is_alive(self) -> bool:
+        """Whether the process is there."""
+        return self._child.process.poll() is None
+
     def take(self, timeout_s: float, what: str) -> Any:
         """What the next job returned. Raises what it raised, DeadlineError beginning with `what`, and InternalError
         where the process ended.
@@ -53,10 +68,11 @@ def main(parent: Parent) -> None:
     """The life of the process: jobs come, and their answers go back."""
     # A compiler in the middle of its work hears no signal, and leaves memory and a temporary folder behind.
     parent.on_stop = functools.partial(os._exit, 1)
-    for job in parent.receive() or ():
-        try:
-            parent.send(job(), None)
-        except FarmError as error:
-            parent.send(None, error)
-        except Exception as error:  # noqa: BLE001 - the edge of a process: who waits is told, not this end's stderr
-            parent.send(None, InternalError(f"{type(error).__name__}: {error}"))
+    while True:
+        for job in parent.receive() or ():
+            try:
+                parent.send(job(), None)
+            except FarmError as error:
+                parent.send(None, error)
+            except Exception as error:  # noqa: BLE001 - the edge of a process: who waits is told, not this end's stderr
+                parent.send(None, InternalError(f"{type(error).__name__}: {error}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import platform
@@ -13,21 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from device_agent.protocol import Engine as Runner
+from farm.artifacts.choice import Records
 from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled, compile_model
-from farm.artifacts.on_board import HeldForModels, hold_type
-from farm.artifacts.timing import Timed, Variant, describe_runs, ordered, time_in_turns
-from farm.artifacts.verify import compare
+from farm.artifacts.contenders import RIVALS
+from farm.artifacts.timing import ordered
 from farm.campaign import one_model
 from farm.campaign.plan_models import to_variant
 from farm.campaign.tune import Listener, Tuned, tuning
-from farm.errors import FarmError
+from farm.errors import FarmError, PermanentError
 from farm.inventory.board_types import BoardType
-from farm.measure.statistics import Summary
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.source import ModelSource
+from farm.processes.compile_apart import compile_apart
 from farm.quickstart import sweep as quickstart_sweep
 from farm.report import markdown, plots
+from farm.search.workloads import Workload
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import DEFAULT_POINT, Record
@@ -62,60 +63,57 @@ def run(
     listener.note("starting the local farm: tracker, agent, Ray")
     order = one_model.Request(
         "quickstart", to_variant(source, request.inputs), board_type, request.trials, fresh=request.fresh,
-        wait_s=request.wait_s, since=request.since,
+        wait_s=request.wait_s, rivals=RIVALS, since=request.since,
     )  # fmt: skip
     with tuning(order, settings, store, listener) as tuned:
         target, workloads = tuned.target, tuned.workloads
+        final = tuned.final or {}
+        if not final.get("taken"):
+            raise PermanentError(f"{source.name} is {final.get('said') or 'nothing that can be tuned'}")
+        kind = board_type.name
         records = store.fetch_records(
-            workloads=[w.hash for w in workloads], board_type=board_type.name, operating_point=DEFAULT_POINT
+            workloads=[w.hash for w in workloads], board_type=kind, operating_point=DEFAULT_POINT
         )
-        listener.note("compiling the model: untuned, by prediction alone, and from the records")
+        decided = store.fetch_decisions(model_sha256=source.sha256, board_type=kind, simulated=False)
+        book = Records(records, decisions=decided)
+        listener.note("compiling the model as it was fastest")
         shapes = {spec.name: spec.static_shape for spec in request.inputs}
-        model = source.load()
-        pipeline = workloads[0].pipeline if workloads else board_type.pipeline
-        untuned = compile_model(model, shapes, target, UNTUNED_PIPELINE, [], board_type.link_triple)
-        by_rule = compile_model(model, shapes, target, pipeline, [], board_type.link_triple)
-        compiled = compile_model(model, shapes, target, pipeline, records, board_type.link_triple)
-        programs = {"untuned": untuned, "predicted": by_rule, "tuned": compiled}
-        with hold_type(settings, store, board_type, 0.0, "quickstart", listener.note) as held:
-            listener.note(f"timing untuned, predicted, tuned and ONNX Runtime in turns on {held.name}")
-            timed = _time_variants(held, settings, request, programs, int(target["num-cores"]))
-            board = held.description.to_dict()
-    swept = _sweep(request, settings, store, listener, {"untuned": untuned, "tuned": compiled}, timed)
-    document = _document(request, settings, board, target, tuned, compiled, timed, workloads, records)
+        job = functools.partial(_compile, source, shapes, target, workloads, book, board_type, request.sweep)
+        compiled, untuned = compile_apart(job, source.name)
+    notes = [f"{name}: {reason}" for name, reason in final["missing"].items()]
+    swept = _sweep(request, settings, store, listener, compiled, untuned, final, notes)
+    document = _document(request, settings, tuned, final, compiled, records, notes)
     document["sweep"] = swept
-    _write(request.out, document, tuned, programs[document["shipped"]], timed)
+    _write(request.out, document, tuned, compiled)
     return document
 
 
-# What is timed, as reports call it: as TVM comes, with no trial at all, tuned, and the engine to beat.
+# What is timed, as reports call it: as TVM comes, with no trial at all, from all records, as it is compiled from now
+# on, and the engine to beat.
 LABELS = {
     "untuned": "TVM, untuned",
     "predicted": "tvm-farm, no trial",
+    "recorded": "tvm-farm, all records",
     "tuned": "tvm-farm, tuned",
     "onnxruntime": "ONNX Runtime",
 }
 
 
-def _time_variants(
-    held: HeldForModels, settings: Settings, request: Request, programs: Mapping[str, Compiled], threads: int
-) -> Timed:
-    """Run all of them and ONNX Runtime on the board, in turns, with the same inputs and threads."""
-    inputs = make_inputs(request.inputs, settings.seed)
-    variants = [
-        Variant(
-            name, Runner.RELAX_VM, program.library, ordered(inputs), needed=name == "tuned", baseline=name == "untuned"
-        )
-        for name, program in programs.items()
-    ]
-    missing = {}
-    if str(Runner.ONNXRUNTIME) in held.description.engines:
-        variants.append(Variant("onnxruntime", Runner.ONNXRUNTIME, request.source.onnx_bytes, inputs))
-    else:
-        missing["onnxruntime"] = "ONNX Runtime is not installed on the board"
-    timed = time_in_turns(held.run, variants, settings.model_runs, held.limits(threads))
-    timed.missing |= missing
-    return timed
+def _compile(
+    source: ModelSource,
+    shapes: Mapping[str, tuple[int, ...]],
+    target: Mapping[str, Any],
+    workloads: Sequence[Workload],
+    book: Records,
+    board_type: BoardType,
+    with_untuned: bool,
+) -> tuple[Compiled, Compiled | None]:
+    """The model as it was fastest, and for a sweep as TVM comes. Loads TVM's compiler."""
+    model, triple = source.load(), board_type.link_triple
+    pipeline = workloads[0].pipeline
+    compiled = compile_model(model, shapes, target, pipeline, book, triple)
+    untuned = compile_model(model, shapes, target, UNTUNED_PIPELINE, [], triple) if with_untuned else None
+    return compiled, untuned
 
 
 def _sweep(
@@ -123,54 +121,52 @@ def _sweep(
     settings: Settings,
     store: Store,
     listener: Listener,
-    compiled: Mapping[str, Compiled],
-    timed: Timed,
+    compiled: Compiled,
+    untuned: Compiled | None,
+    final: Mapping[str, Any],
+    notes: list[str],
 ) -> dict[str, Any] | None:
     """Both variants over the clocks of a virtual board; None where that was not wanted or not possible, and noted."""
-    if not request.sweep:
+    if untuned is None:
         return None
-    untuned = timed.summary("untuned")
-    if untuned is None or untuned.median > quickstart_sweep.SLOWEST_S:
-        why = "untuned code does not run" if untuned is None else f"untuned code takes {untuned.median:.1f} s here"
-        timed.missing["clocks"] = f"no sweep of a virtual board: {why}; see `farm sweep run`"
+    timed = final["variants"].get("untuned")
+    if timed is None or timed["median"] > quickstart_sweep.SLOWEST_S:
+        why = "untuned code does not run" if timed is None else f"untuned code takes {timed['median']:.1f} s here"
+        notes.append(f"clocks: no sweep of a virtual board: {why}; see `farm sweep run`")
         return None
     listener.note(f"sweeping both over the CPU clocks of a virtual {quickstart_sweep.BOARD_TYPE} (simulated)")
     arrays = ordered(make_inputs(request.inputs, settings.seed))
     try:
         return quickstart_sweep.sweep_virtual_board(
-            request.source, arrays, compiled, settings, store, listener, request.out / "sweep"
+            request.source,
+            arrays,
+            {"untuned": untuned, "tuned": compiled},
+            settings,
+            store,
+            listener,
+            request.out / "sweep",
         )
     except FarmError as error:  # the job itself is done
-        timed.missing["clocks"] = f"the sweep of a virtual board failed: {error.message}"
+        notes.append(f"clocks: the sweep of a virtual board failed: {error.message}")
         return None
 
 
 def _document(
     request: Request,
     settings: Settings,
-    board: Mapping[str, Any],
-    target: Mapping[str, Any],
     tuned: Tuned,
+    final: Mapping[str, Any],
     compiled: Compiled,
-    timed: Timed,
-    workloads: Sequence[Any],
     records: Sequence[Record],
+    notes: Sequence[str],
 ) -> dict[str, Any]:
-    summaries = {name: timed.summary(name) for name in ("untuned", "predicted", "tuned", "onnxruntime")}
-    latency = {name: None if s is None else _milliseconds(s) for name, s in summaries.items()}
-    ours, stock, theirs = summaries["tuned"], summaries["untuned"], summaries["onnxruntime"]
-    assert ours is not None  # `_time_variants` raises otherwise
-    # Without ONNX Runtime, untuned TVM is the reference: the same importer, but none of the schedules.
-    reference = timed.outputs.get("onnxruntime") or timed.outputs.get("untuned")
-    shipped = choose_program(timed)
-    check = compare(timed.outputs[shipped], reference) if reference else None
+    board, variants = tuned.board, {**final["variants"], "tuned": final["variants"][final["taken"]]}
+    latency = {name: _milliseconds(variants[name]) if name in variants else None for name in LABELS}
+    ours, stock, theirs = variants["tuned"], variants.get("untuned"), variants.get("onnxruntime")
+    check = final["compared"].get(final["taken"]) or final["compared"].get("untuned") or {}
     overhead = float(np.median(tuned.overheads_s)) if tuned.overheads_s else None
-    notes = [f"{name}: {reason}" for name, reason in timed.missing.items()]
-    if check is not None and check.reason:
-        notes.append(check.reason)
-    notes += _doubts(ours, compiled, workloads, records)
-    if shipped != "tuned":
-        notes.append("as a whole the model is faster by prediction, with no trial: model.so holds that code")
+    all_notes = [*notes, *([check["reason"]] if check.get("reason") else [])]
+    all_notes += _doubts(variants.get("recorded"), compiled, tuned.workloads, records, len(final["left_out"]))
     return {
         "model": request.source.name,
         "board": {"name": board["name"], "type": board["board_type"], "simulated": board["simulated"]},
@@ -178,13 +174,15 @@ def _document(
         "seconds_to_first_trial": tuned.seconds_to_first_trial,
         "seconds_total": time.monotonic() - request.since,
         "latency_ms": latency,
-        "speedup_vs_untuned": None if stock is None else stock.median / ours.median,
-        "ratio_to_onnxruntime": None if theirs is None else ours.median / theirs.median,
-        "max_abs_error": None if check is None else _finite(check.max_abs_error),
-        "max_rel_error": None if check is None else _finite(check.max_rel_error),
-        "outputs_match": None if check is None else check.matches,
+        "gain": final["gain"],
+        "gained": final["said"],
+        "speedup_vs_untuned": None if stock is None else stock["median"] / ours["median"],
+        "ratio_to_onnxruntime": None if theirs is None else ours["median"] / theirs["median"],
+        "max_abs_error": check.get("max_abs_error"),
+        "max_rel_error": check.get("max_rel_error"),
+        "outputs_match": check.get("matches"),
         "overhead_per_trial_ms": None if overhead is None else overhead * 1e3,
-        "shipped": shipped,
+        "shipped": final["taken"],
         "records_reused": tuned.recalled,
         "records": {"used": compiled.applied, "workloads": compiled.workloads, "new": tuned.verdict.get("records", 0)},
         "workloads": [
@@ -199,8 +197,8 @@ def _document(
             for task in tuned.tasks
         ],
         "measurement": {
-            "runs": describe_runs(settings.model_runs),
-            "threads": int(target["num-cores"]),
+            "runs": final["runs"],
+            "threads": final["threads"],
             "interval": "95 % bootstrap confidence interval of the median",
             "untuned": f"TVM's own default schedules, graph pipeline {UNTUNED_PIPELINE}",
             "predicted": f"graph pipeline {compiled.pipeline}, every function scheduled by prediction, no trial",
@@ -212,11 +210,11 @@ def _document(
             "tvm-farm": __version__,
             "cpu": board.get("cpu_model"),
             "cores": len(board.get("cores_online", ())),
-            "target": json.dumps(dict(target)),
+            "target": json.dumps(dict(tuned.target)),
             "python": platform.python_version(),
             "engines": ", ".join(f"{k} {v}" for k, v in dict(board.get("engine_versions", {})).items()),
         },
-        "notes": notes,
+        "notes": all_notes,
         "report": {
             "markdown": str(request.out / "report.md"),
             "json": str(request.out / "report.json"),
@@ -227,46 +225,41 @@ def _document(
     }
 
 
-def choose_program(timed: Timed) -> str:
-    """Name the program to ship: the tuned one, unless the one that nobody tuned is surely faster as a whole.
+def _milliseconds(summary: Mapping[str, Any]) -> dict[str, Any]:
+    values = {name: value * 1e3 for name, value in summary.items() if name != "count"}
+    low, high = values.pop("ci_low"), values.pop("ci_high")
+    return {**values, "ci": [low, high], "runs": summary["count"]}
 
-    Functions that are fast one by one need not be in a model, where their data come from another core's cache.
+
+def _doubts(
+    recorded: Mapping[str, Any] | None,
+    compiled: Compiled,
+    workloads: Sequence[Any],
+    records: Sequence[Record],
+    left_out: int = 0,
+) -> list[str]:
+    """What the reader must know before believing the figures.
+
+    `recorded` is the model's latency from all records, of which so many are `left_out` of what is compiled.
     """
-    tuned, predicted = timed.summary("tuned"), timed.summary("predicted")
-    surely = tuned is not None and predicted is not None and predicted.ci_high < tuned.ci_low
-    return "predicted" if surely else "tuned"
-
-
-def _milliseconds(summary: Summary) -> dict[str, Any]:
-    values = summary.scaled(1e3)
-    low, high, runs = values.pop("ci_low"), values.pop("ci_high"), values.pop("count")
-    return {**values, "ci": [low, high], "runs": runs}
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no infinity: the error of an output that is not a number has no size."""
-    return value if math.isfinite(value) else None
-
-
-def _doubts(ours: Summary, compiled: Compiled, workloads: Sequence[Any], records: Sequence[Record]) -> list[str]:
-    """What the reader must know before believing the figures."""
     notes = []
-    if compiled.applied < len(records):
-        notes.append(f"{len(records) - compiled.applied} of {len(records)} records could not be applied to the model")
+    if (unfit := len(records) - left_out - compiled.applied) > 0:
+        notes.append(f"{unfit} of {len(records)} records could not be applied to the model")
     if missing := compiled.workloads - len(records):
         notes.append(f"{missing} of {compiled.workloads} functions have no record: scheduled by prediction alone")
         return notes  # there is no sum to compare with
     weights = {workload.hash: workload.weight for workload in workloads}
     expected = math.fsum(record.median_s * weights[record.workload] for record in records)
-    if ours.median > _SUSPICIOUS * expected > 0:
+    if recorded is not None and recorded["median"] > _SUSPICIOUS * expected > 0:
+        took_s = recorded["median"]
         notes.append(
-            f"the whole model takes {ours.median / expected:.1f} times as long as its functions did one by one "
-            f"({ours.median * 1e3:.3f} ms, {expected * 1e3:.3f} ms)"
+            f"the whole model takes {took_s / expected:.1f} times as long as its functions did one by one "
+            f"({took_s * 1e3:.3f} ms, {expected * 1e3:.3f} ms)"
         )
     return notes
 
 
-def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: Compiled, timed: Timed) -> None:
+def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: Compiled) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "model.so").write_bytes(compiled.library)
     board = document["board"]
@@ -274,15 +267,17 @@ def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: Compiled
     roles = {
         "untuned": plots.Role.BASELINE,
         "predicted": plots.Role.OURS,
+        "recorded": plots.Role.OURS,
         "tuned": plots.Role.OURS,
         "onnxruntime": plots.Role.RIVAL,
     }
     rows, references = [], []
     for name, label in LABELS.items():
-        if (summary := timed.summary(name)) is not None:
-            rows.append(plots.LatencyRow(label, summary.median, roles[name], summary.ci_low, summary.ci_high))
+        if (figures := document["latency_ms"][name]) is not None:
+            median, low, high = (value / 1e3 for value in (figures["median"], *figures["ci"]))
+            rows.append(plots.LatencyRow(label, median, roles[name], low, high))
             if name == "onnxruntime":
-                references.append(plots.Reference(label, summary.median, plots.Role.RIVAL))
+                references.append(plots.Reference(label, median, plots.Role.RIVAL))
     threads = document["measurement"]["threads"]
     runs = {name: latency["runs"] for name, latency in document["latency_ms"].items() if latency}
     fewer = f" (untuned: {runs['untuned']})" if runs.get("untuned", runs["tuned"]) < runs["tuned"] else ""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.artifacts.bench import ONNXRUNTIME, OURS, RULE, UNTUNED
+from farm.points.conditions import format_conditions
 from farm.report import plots
 
 _ROLES = {OURS: plots.Role.OURS, RULE: plots.Role.OURS, ONNXRUNTIME: plots.Role.RIVAL, UNTUNED: plots.Role.BASELINE}
@@ -31,7 +32,7 @@ def write_report(document: dict[str, Any], folder: Path) -> list[str]:
         ]
         same = [each["model"] for each in document["models"][:index]].count(model["model"])
         path = folder / f"latency-{model['model']}{f'-{same + 1}' if same else ''}.png"
-        subtitle = f"{document['operating_point']} clocks, {document['threads']} threads"
+        subtitle = format_conditions(document["threads"], document["clocks"], document["operating_point"])
         title = f"{model['model']} on {board['type']}/{board['name']}"
         plots.plot_latency(path, rows, title, subtitle, simulated=board["simulated"])
         paths.append(str(path))

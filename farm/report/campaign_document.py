@@ -115,13 +115,10 @@ class _Curve:
     calls: Mapping[str, float]
     best_s: dict[str, float] = dataclasses.field(default_factory=dict)
     steps: list[tuple[int, float]] = dataclasses.field(default_factory=list)
-    first: dict[str, tuple[str, float]] = dataclasses.field(default_factory=dict)
 
-    def note(self, counted: int, workload: str, latency_s: float, candidate: str) -> None:
+    def note(self, counted: int, workload: str, latency_s: float) -> None:
         """A better candidate of a workload after so many trials of the campaign."""
         self.best_s[workload] = latency_s
-        if not self.steps:
-            self.first[workload] = (candidate, latency_s)
         if len(self.best_s) == len(self.calls):
             self.steps.append((counted, sum(calls * self.best_s[key] for key, calls in self.calls.items())))
 
@@ -130,7 +127,7 @@ def make_curves(order: Mapping[str, Any], course: Iterable[Mapping[str, Any]]) -
     """The latency of every model over the campaign's counted trials, from the one on from which all is known.
 
     `steps` are pairs of counted trials and seconds; a model of which a workload has no good trial has none. `calls` are
-    those of one inference, and `first` candidate and seconds at the first step, by workload.
+    those of one inference, by workload.
     """
     curves = [
         _Curve(model["name"], kind["board_type"], point, calls)
@@ -149,11 +146,10 @@ def make_curves(order: Mapping[str, Any], course: Iterable[Mapping[str, Any]]) -
         if median_s is not None and median_s < best.get(key, float("inf")):
             best[key] = median_s
             for curve in by_task.get(key, ()):
-                curve.note(counted, key[2], median_s, row["candidate"])
+                curve.note(counted, key[2], median_s)
     return [
         {"model": each.model, "board_type": each.board_type, "point": each.point}
         | {"calls": dict(each.calls), "steps": _thin(each.steps)}
-        | {"first": {workload: list(first) for workload, first in each.first.items()}}
         for each in curves
     ]
 

@@ -35,9 +35,9 @@ def _draw(document: Mapping[str, Any], gains: list[Gain], folder: pathlib.Path) 
     """The pictures that there is something for: caption -> file."""
     simulated = any(each["simulated"] for each in document["types"])
     name, pictures = document["name"], {}
-    if any(each.factor for each in gains):
+    if any(each.predicted_s for each in gains):
         campaign_plots.plot_gains(folder / "gains.png", gains, f"{name}: what tuning gained", simulated=simulated)
-        pictures["Latency of every model before and after tuning"] = "gains.png"
+        pictures["Latency of every model without a trial and as it is compiled now"] = "gains.png"
     if any(each["steps"] for each in document["curves"]):
         campaign_plots.plot_course(
             folder / "course.png", document["curves"], f"{name}: latency over trials", simulated=simulated

@@ -111,26 +111,26 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
 
 
 def plot_gains(path: pathlib.Path, gains: Sequence[Gain], title: str, *, simulated: bool) -> None:
-    """Write two bars for each model on each type at each point: its first schedules, and its winners.
+    """Write two bars for each model on each type at each point: without a trial, and as it is compiled.
 
     Gains that lack a figure are left out; at least one must be whole.
     """
-    whole = [each for each in gains if each.first_s is not None and each.last_s is not None]
+    whole = [each for each in gains if each.predicted_s is not None and each.last_s is not None]
     shown = sorted(whole, key=lambda each: each.last_s or 0.0, reverse=True)[:_MOST_BARS]
     labels = [f"{each.model}\n{each.board_type} @ {each.point}" for each in shown]
-    first = [(each.first_s or 0.0) * 1e3 for each in shown]
+    first = [(each.predicted_s or 0.0) * 1e3 for each in shown]
     last = [(each.last_s or 0.0) * 1e3 for each in shown]
     ratio = max(first) / min(last)
     log = ratio > plots.LOG_RATIO
     with matplotlib.rc_context(plots.STYLE):
         figure = campaign_frame.new_figure(1.55 + 0.56 * len(shown))
-        handles = [Patch(color=plots.GREY, label="first schedules that ran")] + [
+        handles = [Patch(color=plots.GREY, label="without a trial")] + [
             Patch(color=_COLOURS[verified], label=_OURS[verified])
             for verified in (True, False)
             if any(each.verified is verified for each in shown)
         ]
         left_out = f"; the {len(shown)} longest of {len(whole)}" if len(shown) < len(whole) else ""
-        subtitle = f"latency of each model before and after tuning{left_out}; less is better"
+        subtitle = f"latency of each model without a trial and as it is compiled now{left_out}; less is better"
         bottom, top = campaign_frame.draw_head(figure, title, subtitle, "", handles, simulated=simulated)
         axes = figure.subplots()
         places = [float(index) for index in range(len(shown))][::-1]

@@ -9,6 +9,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from farm.points.conditions import format_conditions, format_threads
+from farm.values import DEFAULT_POINT
+
 Document = Mapping[str, Any]
 
 
@@ -25,7 +28,10 @@ class Group:
 
     @property
     def title(self) -> str:
-        return f"{self.board_type} @ {self.point}"
+        task = self.tasks[0] if self.tasks else {}
+        words = [format_threads(task["threads"])] if task.get("threads") else []
+        words += [task["clocks"]] if self.point == DEFAULT_POINT and task.get("clocks") else []
+        return ", ".join([f"{self.board_type} @ {self.point}", *words])
 
     @property
     def counted(self) -> int:
@@ -101,3 +107,17 @@ def format_latency(seconds: float) -> str:
     scale, unit = choose_unit(seconds)
     value = seconds * scale
     return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}" if value >= 10 else f"{value:.2f} {unit}"
+
+
+def list_finals(progress: Document | None) -> list[Document]:
+    """What came of each model when it was timed itself, at the campaign's end; none before."""
+    return list(((progress or {}).get("verdict") or {}).get("finals", ()))
+
+
+def describe_final(final: Mapping[str, Any]) -> str:
+    """What came of a model when it was timed itself, in a line."""
+    if not final.get("taken"):
+        return f"{final['model']}: {final['said']}"
+    conditions = format_conditions(final["threads"], final["clocks"], final["point"])
+    where = f"{final['board_type']}/{final['board']}, {conditions}"
+    return f"{final['model']} takes {format_latency(final['latency_s'])} ({where}): {final['said']}"

@@ -139,10 +139,14 @@ def _rows(group: Group, room: int | None) -> Iterator[tuple[tuple[str, ...], str
 
 def _list_models(progress: Mapping[str, Any]) -> Iterator[str]:
     several = len({(each["board_type"], each["point"]) for each in progress.get("models", ())}) > 1
+    finals = {(each["model"], each["board_type"], each["point"]): each for each in campaign_rows.list_finals(progress)}
     for each in progress.get("models", ()):
-        if each["latency_s"] is not None:
+        latency_s = (
+            finals.get((each["name"], each["board_type"], each["point"]), each)["latency_s"] or each["latency_s"]
+        )
+        if latency_s is not None:
             where = f" on {each['board_type']} @ {each['point']}" if several else ""
-            yield f"{each['name']} {each['latency_s'] * 1e3:.3g} ms{where}"
+            yield f"{each['name']} {latency_s * 1e3:.3g} ms{where}"
 
 
 def _list_boards(boards: Sequence[Mapping[str, Any]]) -> str:

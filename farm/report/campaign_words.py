@@ -8,6 +8,7 @@ from typing import Any
 
 from farm import foreign
 from farm.artifacts.listed import list_artifacts
+from farm.points.conditions import format_conditions
 from farm.report import campaign_rows
 from farm.report.campaign_models import Gain
 from farm.report.campaign_rows import format_latency
@@ -22,8 +23,6 @@ _SIDES = {
 _DECIDED = {"parted": "clear", "tie": "tie", "alone": "no rival", "kept": "first tried"}
 # The events worth reading are the last ones; all of them are in the JSON.
 _MOST_EVENTS = 40
-# A smaller gain than this is no headline.
-_WORTH_SAYING = 1.05
 Document = Mapping[str, Any]
 
 
@@ -36,7 +35,7 @@ def write_page(document: Document, gains: Sequence[Gain], pictures: Mapping[str,
         _simulated(document),
         " ".join(_summarise(document, gains)),
         "\n\n".join(f"![{caption}]({file})" for caption, file in pictures.items()),
-        _section("Models", _models(gains)),
+        _section("Models", _models(gains) and f"{_models(gains)}\n\n{_conditions(document)}"),
         _section("To the boards", commands),
         _section("Winners", _winners(document)),
         _section("Boards", _boards(document)),
@@ -77,15 +76,25 @@ def _summarise(document: Document, gains: Sequence[Gain]) -> Iterator[str]:
         f"{progress.get('counted', 0):,} trials counted in {hours} on {boards} "
         f"board{'' if boards == 1 else 's'} (board time {campaign_rows.format_clock(board_s)})."
     )
-    known = [each for each in gains if (each.factor or 0.0) >= _WORTH_SAYING]
+    known = [each for each in gains if each.factor is not None]
     for gain in sorted(known, key=lambda each: each.factor or 0.0, reverse=True)[:3]:
-        yield (
-            f"{gain.model} takes **{format_latency(gain.last_s or 0.0)}** on {gain.board_type} @ {gain.point}, "
-            f"**{gain.factor:.2f} times** as fast as with its first schedules."
-        )
+        latency = format_latency(gain.last_s or 0.0)
+        yield f"{gain.model} takes **{latency}** on {gain.board_type} @ {gain.point}: {gain.said}."
     winners = document["winners"]
     found = sum(each["median_s"] is not None for each in winners)
     yield f"{found} of {len(winners)} tasks have a record."
+
+
+def _conditions(document: Document) -> str:
+    """What the figures were taken with: workloads one by one, and whole models."""
+    lines = [f"- workloads on {each.title}" for each in campaign_rows.list_groups(document["progress"] or {})]
+    lines += [
+        f"- {each['model']} on {each['board_type']}/{each['board']} @ {each['point']}: "
+        f"{format_conditions(each['threads'], each['clocks'], each['point'])}; {each['runs']}"
+        for each in campaign_rows.list_finals(document["progress"])
+        if each["taken"]
+    ]
+    return "\n".join(["What latencies were taken with:", *lines])
 
 
 def _models(gains: Sequence[Gain]) -> str:
@@ -94,20 +103,31 @@ def _models(gains: Sequence[Gain]) -> str:
             each.model,
             each.board_type,
             each.point,
-            _latency(each.first_s),
+            _latency(each.predicted_s),
             _latency(each.last_s) + ("" if each.verified or each.last_s is None else " (not verified)"),
             "–" if each.factor is None else f"{each.factor:.2f}",
+            each.said or "–",
             f"{each.recorded}/{each.workloads}",
         )
         for each in gains
     ]
     if not rows:
         return ""
-    head = ("model", "board type", "point", "first schedules", "tuned", "times as fast", "records")
+    head = (
+        "model",
+        "board type",
+        "point",
+        "no trial",
+        "compiled now",
+        "times as fast",
+        "what the trials gained",
+        "records",
+    )
     return (
-        foreign.table(head, rows, left=(0, 1, 2))
-        + "\n\n*First schedules*: the first of each workload that ran. *Tuned*: the sum of the records of its "
-        "workloads, which were measured again and whose output was checked; where one is missing, of the best measured."
+        foreign.table(head, rows, left=(0, 1, 2, 6))
+        + "\n\n*No trial* and *compiled now*: the model itself, timed in turns on one board, scheduled by prediction "
+        "alone and as `farm model compile` makes it from now on. Where it was not timed, *compiled now* is the sum of "
+        "the records of its workloads, or where one is missing, of the best measured."
     )
 
 

@@ -13,6 +13,7 @@ from farm import foreign, units
 _VARIANTS = {
     "untuned": "untuned TVM",
     "predicted": "predicted, no trial",
+    "recorded": "from all records",
     "tuned": "tuned TVM",
     "onnxruntime": "ONNX Runtime",
 }
@@ -61,6 +62,7 @@ class Document(TypedDict, total=False):
     seconds_to_first_trial: float | None
     seconds_total: float | None
     latency_ms: Mapping[str, Latency | None]
+    gained: str
     speedup_vs_untuned: float | None
     ratio_to_onnxruntime: float | None
     max_abs_error: float | None
@@ -112,6 +114,8 @@ def _summary(document: Document) -> str:
     tuned, sentences = latency.get("tuned"), []
     if tuned:
         sentences.append(f"One inference takes **{_ms(tuned['median'])}** after tuning.")
+    if gained := document.get("gained"):
+        sentences.append(f"The model itself, beside the same without a trial: {gained}.")
     if (speedup := document.get("speedup_vs_untuned")) is not None:
         sentences.append(f"That is **{_figure(speedup)} times** as fast as untuned TVM.")
     if (ratio := document.get("ratio_to_onnxruntime")) is not None:

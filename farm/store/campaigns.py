@@ -165,6 +165,18 @@ class CampaignQueries(WorkloadQueries):
                 self._add_campaign_event(connection, "campaign_budget", name, f"{told}; changed by {by}")
             return _require(connection, name)
 
+    def change_folder(self, name: str, folder: str, by: str) -> FleetCampaign:
+        """Have a campaign's artifacts go to a folder, whether or not it is over. Returns it as it is then.
+
+        Raises UsageError where there is no such campaign.
+        """
+        with self._writing() as connection:
+            campaign = _require(connection, name)
+            if campaign.order.get("compile_to") != folder:
+                _update_fleet(connection, campaign.id, order={**campaign.order, "compile_to": folder})
+                self._add_campaign_event(connection, "campaign_compile", name, f"artifacts go to {folder}, by {by}")
+            return _require(connection, name)
+
     def note_campaign(self, campaign: int, state: str, reason: str, engine: Mapping[str, Any] | None = None) -> bool:
         """Note how it stands with a campaign, and with `engine` who carries it out from now on.
 

@@ -274,6 +274,22 @@ records = sa.Table(
     sa.Column("origin", sa.JSON(none_as_null=True)),
 )
 
+# Which records a model is compiled from, by its own times: `workloads` names all of them together, `refused` has the
+# candidates of records that are left out. The latest counts; `campaign` made it.
+model_decisions = sa.Table(
+    "model_decisions",
+    metadata,
+    sa.Column("model_sha256", Text, primary_key=True),
+    sa.Column("workloads", Text, primary_key=True),
+    sa.Column("board_type", Text, primary_key=True),
+    sa.Column("operating_point", Text, primary_key=True),
+    sa.Column("simulated", sa.Boolean, primary_key=True),
+    sa.Column("refused", sa.JSON, nullable=False),
+    sa.Column("evidence", sa.JSON, nullable=False),
+    sa.Column("campaign", Integer),
+    sa.Column("decided_at", sa.Float, nullable=False),
+)
+
 sweeps = sa.Table(
     "sweeps",
     metadata,

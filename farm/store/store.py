@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from farm.store import schema
 from farm.store.campaign_totals import CampaignTotals
 from farm.store.coverage import CoverageQueries
+from farm.store.decisions import DecisionQueries
 from farm.store.engines import EngineQueries
 from farm.store.golden import GoldenQueries
 from farm.store.leases import LeaseQueries
@@ -31,6 +32,7 @@ class Store(
     CampaignTotals,
     PruningQueries,
     MergingQueries,
+    DecisionQueries,
 ):
     """The farm's memory in one database. Safe for several processes; one thread per instance."""
 

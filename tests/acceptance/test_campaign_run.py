@@ -145,3 +145,21 @@ def test_ctrl_c_pauses_and_attach_only_looks(rack: Home) -> None:
     done = rack.run("campaign", "cancel", "second")
     assert (done.code, done.out) == (0, "campaign second is cancelled\n")
     wait_until(lambda: not rack.processes(), "the engine and its services to end")
+
+
+def test_packages_are_part_of_the_order(rack: Home) -> None:
+    """A command that is killed forgets nothing: whoever resumes has the campaign's packages made, and once alone."""
+    (rack.path / "packed.yaml").write_text(CAMPAIGN.replace("small", "packed").replace("trials: 6", "trials: 3"))
+    running = rack.start("campaign", "run", "packed.yaml", "--compile", "packages")
+    running.wait_for("packed is running")
+    running.send(signal.SIGKILL)
+    running.wait()
+    done = rack.run("campaign", "resume", "packed", "--json", timeout_s=300.0)
+    assert done.code == 0, done.err
+    (made,) = done.json()["artifacts"]
+    assert pathlib.Path(made["package"]).parent == rack.path / "packages"
+    assert pathlib.Path(made["package"]).is_file()
+    (final,) = done.json()["progress"]["verdict"]["finals"]
+    assert final["taken"] in final["variants"]
+    again = rack.call("campaign", "resume", "packed")
+    assert (again.code, "is over (finished" in again.err) == (2, True)

@@ -33,7 +33,10 @@ def test_a_model_for_a_virtual_boards_gpu() -> None:
         assert {each["device"] for each in home.run("record", "list", "--simulated", "--json").json()} == {"gpu"}
         assert "jetson-nano GPU (simulated)" in home.run("record", "list", "--simulated").out
         served = home.run(*made, "--simulated", "--out", "tuned", "--json").json()
-        assert [each["source"] for each in served["workloads"]].count("record") == tuned["records"]["new"]
+        final = tuned["final"]
+        assert final["taken"] in final["variants"]
+        used = tuned["records"]["new"] - len(final["left_out"])
+        assert [each["source"] for each in served["workloads"]].count("record") == used
         refused = home.run(*made[:5], "--simulated", "--missing", "refuse", "--out", "no")
         assert "8 of 8 workloads of tiny-cnn have no record" in refused.err
 

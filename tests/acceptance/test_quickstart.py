@@ -91,7 +91,7 @@ def test_the_last_step_sweeps_a_virtual_board(home: Home, first: dict[str, Any],
     assert "Clocks" not in (home.path / "second" / "report.md").read_text()
 
 
-def test_the_document_holds_what_was_promised(first: dict[str, Any]) -> None:
+def test_the_document_holds_what_was_promised(home: Home, first: dict[str, Any]) -> None:
     """One JSON document says what was tuned, where, with what result."""
     assert first["model"] == "tiny-cnn"
     assert first["board"] == {"name": first["board"]["name"], "type": "local", "simulated": False}
@@ -106,7 +106,13 @@ def test_the_document_holds_what_was_promised(first: dict[str, Any]) -> None:
         assert figures["std"] >= 0
         assert figures["ci"][0] <= figures["median"] <= figures["ci"][1]
         assert figures["runs"] >= (15 if name == "untuned" else 50)
-    latency = {name: figures["median"] for name, figures in first["latency_ms"].items()}
+    latency = {name: figures["median"] for name, figures in first["latency_ms"].items() if figures}
+    assert first["shipped"] in {*latency, "mixed 1", "mixed 2", "mixed 3", "mixed joined"}
+    if first["shipped"] == "predicted":
+        assert (latency["tuned"], first["gain"]) == (latency["predicted"], None)
+    else:
+        assert first["gain"]["low"] > 1.0
+    assert first["gained"] in (home.path / "first" / "report.md").read_text()
     assert first["speedup_vs_untuned"] == pytest.approx(latency["untuned"] / latency["tuned"])
     assert first["ratio_to_onnxruntime"] == pytest.approx(latency["tuned"] / latency["onnxruntime"])
 

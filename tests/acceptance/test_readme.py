@@ -41,7 +41,8 @@ def test_two_board_types_have_a_package_each(home: Home) -> None:
         manifest = json.loads((home.path / "packages" / f"tiny-cnn-{board_type}" / "manifest.json").read_text())
         assert manifest["simulated"]
         assert manifest["verified"]["matches"]
-        assert any(one["source"] == "record" for one in manifest["workloads"])
+        # From records, or by prediction where the model was faster so.
+        assert {one["source"] for one in manifest["workloads"]} <= {"record", "rule"}
         (wheel,) = (home.path / "packages").glob(f"tiny_cnn-*{board_type.replace('-', '.')}*.whl")
         assert wheel.stat().st_size > 10_000
         assert f"farm model compile tiny-cnn --board-type {board_type}" in home.run("campaign", "show", "two-types").out

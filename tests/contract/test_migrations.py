@@ -139,12 +139,18 @@ _ROWS_OF_0005 = _ROWS_OF_0004 | {
     "doubts": (*_ROWS_OF_0004["doubts"], 0, 1),
     "trial_counts": ("ok", 1),
 }
+_ROWS_OF_0006 = _ROWS_OF_0005 | {
+    "engines": ("host 1", "boot", 5.0),
+    "campaign_workloads": (*_ROWS_OF_0005["campaign_workloads"], 0),
+    "records": (*_ROWS_OF_0005["records"], None),
+}
 _ROWS = {
     "0001": _ROWS_OF_0001,
     "0002": _ROWS_OF_0002,
     "0003": _ROWS_OF_0003,
     "0004": _ROWS_OF_0004,
     "0005": _ROWS_OF_0005,
+    "0006": _ROWS_OF_0006,
 }
 # Tables whose rows have numbers that the database gives.
 _COUNTED = {
@@ -478,10 +484,10 @@ def test_an_update_that_fails_half_way_changes_nothing(places: Places, revision:
     place = places.make(empty=True)
     make_old(place, revision)
     before = fetch_all(place, [*_ROWS[revision], "alembic_version"])
-    execute(place, "CREATE TABLE engines (x INTEGER)")
-    with pytest.raises(UnavailableError, match="engines"):
+    execute(place, "CREATE TABLE model_decisions (x INTEGER)")
+    with pytest.raises(UnavailableError, match="model_decisions"):
         open_updated(place)
     assert fetch_all(place, [*_ROWS[revision], "alembic_version"]) == before
-    execute(place, "DROP TABLE engines")
+    execute(place, "DROP TABLE model_decisions")
     with open_updated(place) as store:
         assert len(store.fetch_boards()) == 1

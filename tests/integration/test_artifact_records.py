@@ -53,8 +53,8 @@ def compile_for(board_type: str, records: list[Record]) -> Compiled:
     order = make.CompileOrder(bring("tiny-cnn"), require_board_type(board_type))
     shapes = {spec.name: spec.static_shape for spec in order.inputs}
     target: Any = make.to_config(make.find_target(order.board_type, False))
-    book = make.make_book(order, records, make.list_relatives(order))
     kind = order.board_type
+    book = make.make_book(order, make.Candidates(tuple(records), tuple(make.list_relatives(kind, False))))
     return compile_model(order.source.load(), shapes, target, kind.pipeline, book, kind.link_triple)
 
 

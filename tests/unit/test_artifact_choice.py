@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from farm.artifacts.choice import Fit, Records, Relative
-from farm.values import DEFAULT_POINT, Record
+from farm.values import DEFAULT_POINT, ModelDecision, Record, name_workloads
 
 FAST = "mode=MAXN"
 
@@ -68,3 +68,45 @@ def test_of_other_points_the_usual_clocks_come_first() -> None:
 def test_a_type_that_is_no_relative_is_left_alone() -> None:
     """Boards with other cores may have workloads of the same hash; their records do not count."""
     assert found([record("xavier", DEFAULT_POINT, 1.0), record("nx", DEFAULT_POINT, 1.0, "cccc")]) == []
+
+
+def decided(refused: dict[str, str], *workloads: str, point: str = DEFAULT_POINT) -> ModelDecision:
+    """What was decided about a model of these workloads on a Nano."""
+    return ModelDecision("ab", name_workloads(workloads), "nano", point, False, refused)
+
+
+def served(book: Records, *workloads: str) -> dict[str, str | None]:
+    """The candidate that serves each workload of a model; None: what is predicted."""
+    refused = book.find_refused(workloads)
+    found = {each: next(book.find(each, hash_for, refused.get(each)), None) for each in workloads}
+    return {each: choice and choice.record.candidate for each, choice in found.items()}
+
+
+def test_a_record_that_lost_in_its_model_does_not_serve_it() -> None:
+    """Nor does the next best one; another model that has the same workload takes it all the same."""
+    records = [record("nano", DEFAULT_POINT, 1.0), record("nano", FAST, 1.0), record("nano", FAST, 1.0, "bbbb")]
+    book = Records(records, "nano", decisions=[decided({"aaaa": f"nano {DEFAULT_POINT}"}, "bbbb", "aaaa")])
+    assert served(book, "aaaa", "bbbb") == {"aaaa": None, "bbbb": f"nano {FAST}"}
+    assert served(book, "aaaa") == {"aaaa": f"nano {DEFAULT_POINT}"}
+
+
+def test_a_younger_record_is_taken_whatever_was_decided_about_the_older() -> None:
+    """A decision is about candidates: another one was not timed in the model."""
+    book = Records([record("nano", DEFAULT_POINT, 1.0)], "nano", decisions=[decided({"aaaa": "older"}, "aaaa")])
+    assert served(book, "aaaa") == {"aaaa": f"nano {DEFAULT_POINT}"}
+
+
+def test_a_decision_at_the_point_asked_for_comes_before_the_usual_one() -> None:
+    """Where there is none, that at the usual clocks stands in."""
+    usual = decided({"aaaa": f"nano {FAST}"}, "aaaa")
+    own = decided({}, "aaaa", point=FAST)
+    records = [record("nano", FAST, 1.0)]
+    assert served(Records(records, "nano", FAST, decisions=[usual, own]), "aaaa") == {"aaaa": f"nano {FAST}"}
+    assert served(Records(records, "nano", FAST, decisions=[usual]), "aaaa") == {"aaaa": None}
+
+
+def test_what_is_said_to_be_left_out_counts_more_than_what_was_decided() -> None:
+    """Whoever times mixes of records says themselves what is left out."""
+    decisions = [decided({"aaaa": f"nano {DEFAULT_POINT}"}, "aaaa")]
+    book = Records([record("nano", DEFAULT_POINT, 1.0)], "nano", decisions=decisions, refused={})
+    assert served(book, "aaaa") == {"aaaa": f"nano {DEFAULT_POINT}"}

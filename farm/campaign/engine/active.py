@@ -13,6 +13,8 @@ from device_agent.protocol import FaultSide, Limits, MeasureSpec, Outcome, Tenso
 from farm.campaign.engine.timeouts import LOAD_S, plan_run_timeout_s
 from farm.campaign.order import Order, TypeOrder, WorkloadOrder
 from farm.campaign.scheduler.values import TaskKey
+from farm.inventory.board_types import require_board_type
+from farm.points.conditions import format_clocks
 from farm.search import gpus
 
 # Points of the curve of latency over trials that are kept; every second one goes when there are more.
@@ -49,6 +51,8 @@ class Active:
     warm: dict[str, str] = dataclasses.field(default_factory=dict)
     # What every task has come to, as progress shows it.
     tasks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    # The clocks that candidates ran at, by board type and point.
+    clocks: dict[tuple[str, str], str] = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -85,6 +89,16 @@ class Active:
             row["counted"] += 1
             if latency_s is not None and (row["best_s"] is None or latency_s < row["best_s"]):
                 row["best_s"] = latency_s
+
+    def note_clocks(self, task: TaskKey, outcome: Outcome) -> None:
+        """What the board's clocks were in a task's trial."""
+        place = (task.board_type, task.point)
+        if place not in self.clocks:
+            clusters = {
+                each.name: each.cpus for each in require_board_type(task.board_type).clusters if not each.isolated
+            }
+            on_gpu = gpus.is_gpu(self.type_of(task.board_type).target)
+            self.clocks[place] = format_clocks(outcome, clusters, on_gpu=on_gpu)
 
     def note_ended(self, task: TaskKey, reason: str) -> None:
         """A task is searched no further."""

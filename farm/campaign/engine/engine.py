@@ -142,6 +142,7 @@ class CampaignEngine:
 
     def close(self) -> None:
         """End searches, and let go of campaigns."""
+        self._verifying.close()
         self._searches.close_all()
         self._orders.release()
 
@@ -282,6 +283,7 @@ class CampaignEngine:
         if outcome is None:
             raise InternalError(f"job {decision.job} counts and has no outcome")
         self._journal.write_counted(active, work, outcome, None if report is None else report.board_s)
+        active.note_clocks(decision.task, outcome)
         active.note_counted(decision.task, decision.latency_s)
         self._searches.observe(decision.task, [(decision.candidate, decision.latency_s)])
         if decision.latency_s is not None and work.library is not None and active.is_heaviest(decision.task):

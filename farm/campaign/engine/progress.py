@@ -82,6 +82,8 @@ def list_tasks(active: Active, state: FleetState) -> list[dict[str, Any]]:
     tasks = [state.tasks[number] for lane in campaign.lanes for number in state.lanes[lane].tasks] if campaign else []
     if tasks:
         active.tasks = [_to_row(active.order, task.key, task.counted, task.best_s, task.ended) for task in tasks]
+    for row in active.tasks:
+        row["clocks"] = active.clocks.get((row["board_type"], row["point"]), "")
     return [dict(row) for row in active.tasks]
 
 
@@ -104,6 +106,7 @@ def _to_row(order: Order, key: TaskKey, counted: int, best_s: float | None, ende
         "kind": workload.kind,
         "board_type": key.board_type,
         "point": key.point,
+        "threads": of_type.threads,
         "weight": workload.weight,
         "flop": workload.flop,
         "counted": counted,

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from farm.campaign.engine import boards, builds
 from farm.campaign.engine.active import Active
+from farm.campaign.engine.model_compiles import ModelCompiles
 from farm.campaign.engine.roster import Roster
 from farm.campaign.engine.searches import Replayed, Searches
 from farm.campaign.order import Order
@@ -20,6 +21,7 @@ from farm.campaign.scheduler.state import FleetState
 from farm.campaign.verify.requests import (
     BuildWanted,
     MeasureWanted,
+    ModelWanted,
     Replay,
     ReplayWanted,
     Request,
@@ -69,6 +71,7 @@ class Verifying:
     ) -> None:
         self._settings, self._store = settings, store
         self._crew, self._compilers, self._searches, self._note = crew, compilers, searches, note
+        self._models = ModelCompiles()
         self._open: dict[str, _Open] = {}
         self._ended: dict[str, dict[str, Any]] = {}
         self._events: list[v.Event] = []
@@ -85,16 +88,25 @@ class Verifying:
         rests = self._settings.isolation == "exclusive" and any(of.is_host for of in active.order.types)
         verification = Verification(active.id, active.order, self._store, self._settings, trials=trials, rests=rests)
         self._open[active.name] = _Open(active, verification)
+        if not rests:  # it loads while winners are measured
+            self._models.prepare()
         self._reserve()
 
     def stop(self, name: str) -> None:
         """Give up a campaign's winners; records that were written stay."""
+        self._models.forget(name)
         if name in self._open:
             self._give_boards_back(self._open.pop(name))
             self._reserve()
 
+    def close(self) -> None:
+        """End what runs beside the engine."""
+        self._models.close()
+
     def poll(self) -> list[v.Event]:
         """What the scheduler has to hear: boards that were lent, what they did, and those that are back."""
+        for request, answer in self._models.poll():
+            request.answer = answer
         events, self._events = self._events, []
         return events
 
@@ -231,6 +243,8 @@ class Verifying:
                 self._crew.run(job, request.board, request.point, request.spec, request.program, request.inputs)
             case MeasureWanted():
                 self._crew.measure(job, request.board, request.point, request.spec, request.library)
+            case ModelWanted():
+                self._models.submit(each.active.name, request)
 
     def _return(self, each: _Open, board: str) -> None:
         each.boards.discard(board)

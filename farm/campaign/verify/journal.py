@@ -113,7 +113,8 @@ class WinnersVerdict:
 
     Of `tasks` so many are `over`. `records` are new ones, `held` those whose candidate stayed, `ties` how many of both
     could not be told from a rival. `rejected` counts candidates whose output was wrong, `untuned` tasks that have
-    untuned code as fast, `undecided` says why a task has no winner, `contradictions` where boards disagree.
+    untuned code as fast, `undecided` says why a task has no winner, `contradictions` where boards disagree,
+    `finals` what came of each model when it was timed itself (`final_report`).
     """
 
     tasks: int = 0
@@ -125,10 +126,12 @@ class WinnersVerdict:
     untuned: int = 0
     undecided: Mapping[WinnerKey, str] = dataclasses.field(default_factory=dict)
     contradictions: tuple[str, ...] = ()
+    finals: tuple[Mapping[str, Any], ...] = ()
 
     def to_document(self) -> dict[str, Any]:
         """Plain data, for the store."""
         document = dataclasses.asdict(self)
         document["undecided"] = [{**key._asdict(), "reason": reason} for key, reason in self.undecided.items()]
         document["contradictions"] = list(self.contradictions)
+        document["finals"] = [dict(each) for each in self.finals]
         return document

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -83,8 +83,19 @@ class MeasureWanted(Promise[tuple[Outcome, float]]):
     library: bytes = dataclasses.field(repr=False)
 
 
-Request = ReplayWanted | BuildWanted | RunWanted | MeasureWanted
-R = TypeVar("R", ReplayWanted, BuildWanted, RunWanted, MeasureWanted)
+@dataclasses.dataclass(eq=False)
+class ModelWanted(Promise[Any]):
+    """Have `job` done in a process of its own, which compiles; the answer is what it returns, or the FarmError that it
+    raises, whose message begins with `what` where the process ends or takes too long.
+    """
+
+    job: Callable[[], Any] = dataclasses.field(repr=False)
+    what: str
+
+
+Request = ReplayWanted | BuildWanted | RunWanted | MeasureWanted | ModelWanted
+Preparing = ReplayWanted | BuildWanted | ModelWanted
+R = TypeVar("R", ReplayWanted, BuildWanted, RunWanted, MeasureWanted, ModelWanted)
 
 
 class Outbox:
@@ -92,17 +103,17 @@ class Outbox:
 
     def __init__(self) -> None:
         self._waiting: list[Request] = []
-        self._preparing: list[ReplayWanted | BuildWanted] = []
+        self._preparing: list[Preparing] = []
 
     @property
     def is_preparing(self) -> bool:
-        """Whether a replay or a build was asked for that is not answered."""
+        """Whether a replay, a build or a model was asked for that is not answered."""
         return any(request.answer is None for request in self._preparing)
 
     def ask(self, request: R) -> R:
         """Have it handed over; returns it, to be awaited."""
         self._waiting.append(request)
-        if isinstance(request, ReplayWanted | BuildWanted):
+        if isinstance(request, Preparing):
             self._preparing.append(request)
         return request
 
@@ -111,13 +122,11 @@ class Outbox:
         self._preparing = [request for request in self._preparing if request.answer is None]
         waiting, self._waiting = self._waiting, []
         if not prepare:
-            self._waiting = [request for request in waiting if isinstance(request, ReplayWanted | BuildWanted)]
+            self._waiting = [request for request in waiting if isinstance(request, Preparing)]
         return [request for request in waiting if request not in self._waiting]
 
     def forget(self, board: str) -> None:
         """Nothing is wanted any more of a board that is gone."""
         self._waiting = [
-            request
-            for request in self._waiting
-            if isinstance(request, ReplayWanted | BuildWanted) or request.board != board
+            request for request in self._waiting if isinstance(request, Preparing) or request.board != board
         ]

@@ -20,6 +20,7 @@ from farm.campaign.order import Order
 from farm.campaign.verify import checks
 from farm.campaign.verify.checks import Program
 from farm.campaign.verify.coroutines import Loop, Running, until
+from farm.campaign.verify.finals import Finals
 from farm.campaign.verify.journal import WinnerJournal, WinnersVerdict
 from farm.campaign.verify.programs import CheckWanted, Programs
 from farm.campaign.verify.requests import MeasureWanted, Outbox, Request, RunWanted, WinnerKey
@@ -102,8 +103,10 @@ class Verification:
                 self._results[key] = read_result(record)
             else:
                 self._pending.append(key)
+        self._finals = Finals(self._loop, self._outbox, campaign, order, store, settings)
         for board_type in self._types:
             self._loop.start(self._begin_tasks(board_type))
+        self._loop.start(self._begin_finals())
 
     # Boards
 
@@ -114,6 +117,8 @@ class Verification:
         for key, task in self._active.items():
             names = self._find_names(key.board_type)
             wanted[key.board_type] += task.contest.count_wanted(names, self._count_expected(key.board_type))
+        for board_type in self._types:
+            wanted[board_type] += self._finals.count_wanted(board_type)
         return {board_type: count for board_type, count in wanted.items() if count}
 
     def expect(self, boards: Mapping[str, int]) -> None:
@@ -148,6 +153,7 @@ class Verification:
     def step(self, now_s: float) -> list[Request]:
         """What is to be done now; each is asked for once. `now_s` is monotonic."""
         self._now_s = now_s
+        self._finals.tick(now_s)
         self._loop.run()
         return self._outbox.hand_over(prepare=not self.rests or len(self.spare()) == len(self._boards))
 
@@ -200,6 +206,11 @@ class Verification:
                 kind = str(Status.WRONG_RESULT)
         self._journal.event(kind, key, str(self._workloads[key.place]["name"]), f"{program.candidate}: {reason}")
 
+    async def _begin_finals(self) -> None:
+        """Begin the finals of models once all their winners are known."""
+        await until(lambda: not self._pending and not self._active)
+        self._finals.begin()
+
     # What a board does
 
     async def _serve(self, board: _Board) -> None:
@@ -226,7 +237,8 @@ class Verification:
             task = self._active[key]
             if (run := task.contest.begin(board.name, self._now_s, names, expected)) is not None:
                 return self._measure(board, task, run)
-        return None
+        stage = self._finals.find(board.board_type)
+        return None if stage is None else self._finals.run(stage, board.name)
 
     async def _check(self, board: _Board, key: WinnerKey, check: CheckWanted) -> None:
         """Run a program. Where the board is taken meanwhile, another one does."""
@@ -283,8 +295,8 @@ class Verification:
 
     @property
     def done(self) -> bool:
-        """Whether every task has a winner, or none for good."""
-        return not self._pending and not self._active
+        """Whether every task has a winner, or none for good, and every model was timed itself."""
+        return not self._pending and not self._active and self._finals.done
 
     @property
     def left(self) -> tuple[int, int]:
@@ -314,6 +326,7 @@ class Verification:
                 for key, each in results.items()
                 for said in each.contradictions
             ),
+            finals=tuple(self._finals.documents),
         )
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import onnx
 
 from device_agent.protocol import CPU
+from farm.artifacts.choice import Records
 from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled, compile_model
 from farm.artifacts.make import to_config
 from farm.artifacts.verify import compare
@@ -21,7 +22,7 @@ from farm.models.batches import set_batch
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.source import ModelSource
 from farm.search.gpus import device_of
-from farm.values import Record
+from farm.values import ModelDecision, Record
 
 UNTUNED, TUNED = "untuned", "tuned"
 VARIANTS = (UNTUNED, TUNED)
@@ -66,7 +67,10 @@ def read_batches(text: str) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What programs are compiled from. `target` is for boards of `board_type` that are, or are not, `simulated`."""
+    """What programs are compiled from. `target` is for boards of `board_type` that are, or are not, `simulated`.
+
+    `decisions` are about the model on such boards: records that lose in it are left out, as whenever it is compiled.
+    """
 
     source: ModelSource
     shapes: tuple[str, ...]
@@ -75,6 +79,7 @@ class Recipe:
     simulated: bool
     records: Sequence[Record] = ()
     seed: int = 0
+    decisions: Sequence[ModelDecision] = ()
 
     def compile_all(self, variants: Sequence[str], batches: Sequence[int]) -> list[SweepProgram]:
         """A program for every variant and batch.
@@ -105,7 +110,8 @@ class Recipe:
     def _compile(self, model: onnx.ModelProto, inputs: Sequence[InputSpec], variant: str, batch: int) -> Compiled:
         target, kind = self.target, self.board_type
         shapes = {spec.name: spec.static_shape for spec in inputs}
-        pipeline, records = (kind.pipeline, self.records) if variant == TUNED else (UNTUNED_PIPELINE, ())
+        book = Records(self.records, decisions=self.decisions)
+        pipeline, records = (kind.pipeline, book) if variant == TUNED else (UNTUNED_PIPELINE, Records(()))
         triple = None if target.is_for_host else kind.link_triple
         try:
             done = compile_model(model, shapes, self.target_config, pipeline, records, triple)
@@ -115,7 +121,8 @@ class Recipe:
             raise UsageError(
                 f"--batch {batch}: {error.message}", "The model may fix its batch inside; export it with an open one."
             ) from error
-        if variant == TUNED and not done.applied:
+        has_records = done.applied or book.find_refused(each.workload.hash for each in done.served)
+        if variant == TUNED and not has_records:
             raise self._untuned()
         return done
 

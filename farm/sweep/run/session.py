@@ -159,6 +159,9 @@ class SweepSession:
             simulated,
             records,
             self._settings.seed,
+            self._store.fetch_decisions(
+                model_sha256=self._source.sha256, board_type=self._type.name, simulated=simulated
+            ),
         )
         self._recipe = recipe
         job = functools.partial(recipe.compile_all, self._wanted.variants, self._wanted.batches)

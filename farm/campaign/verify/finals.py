@@ -1,0 +1,329 @@
+"""A campaign's finals: each of its models timed itself, as recorded, as predicted, and mixed, on one board in turns.
+
+Kernels that are faster one by one need not be so in their model. What is taken here is what the model is compiled from
+from then on (`ModelDecision`). Coroutines as in `winners`, who lends them boards; the rules are in `final_rules`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from device_agent.protocol import CPU, GPU, Engine, FaultSide, Limits, Outcome, RunSpec, Status
+from farm.artifacts import contenders, make, timing
+from farm.artifacts.contenders import (
+    ONNXRUNTIME,
+    PREDICTED,
+    RECORDED,
+    UNTUNED,
+    BuiltContenders,
+    Contender,
+    ContenderOrder,
+)
+from farm.artifacts.manifest import Model
+from farm.artifacts.timing import Timed, Turns, Variant
+from farm.artifacts.verify import compare
+from farm.campaign.order import Order, TypeOrder
+from farm.campaign.verify import final_report, final_rules
+from farm.campaign.verify.checks import MAX_FAULTS, MAX_LOSSES
+from farm.campaign.verify.coroutines import Loop, Promise, until
+from farm.campaign.verify.requests import ModelWanted, Outbox, RunWanted
+from farm.campaign.verify.tie import Round
+from farm.errors import FarmError, PermanentError, UnavailableError
+from farm.inventory.board_types import require_board_type
+from farm.models.inputs import make_inputs
+from farm.points.conditions import format_clocks
+from farm.settings import Settings
+from farm.store import Store
+from farm.values import ModelDecision, name_workloads
+
+# How long a final waits for a board that is free: its campaign is not over until then.
+_WAIT_S = 600.0
+# What timing one contender should take at most: a model that takes seconds is run less often.
+_TIMING_S = 20.0
+
+
+class FinalKey(NamedTuple):
+    """What has one final."""
+
+    model: str
+    board_type: str
+    point: str
+
+
+@dataclasses.dataclass(eq=False)
+class Stage(Promise["Timed | FarmError"]):
+    """Contenders that a board of a type is to time in turns. `is_begun`: one does, `board` was the last that did."""
+
+    key: FinalKey
+    variants: Sequence[Variant]
+    final: _Final
+    is_begun: bool = False
+    losses: int = 0
+    board: str = ""
+
+
+class Finals:
+    """The finals of one campaign, begun once its winners are found."""
+
+    def __init__(
+        self, loop: Loop, outbox: Outbox, campaign: int, order: Order, store: Store, settings: Settings
+    ) -> None:
+        """Read from the store what was decided before a restart."""
+        self._loop, self._outbox = loop, outbox
+        self._campaign, self._order, self._store, self._settings = campaign, order, store, settings
+        self.documents: list[dict[str, Any]] = [
+            dict(each.evidence) for each in store.fetch_decisions(campaign=campaign)
+        ]
+        known = {FinalKey(each["model"], each["board_type"], each["point"]) for each in self.documents}
+        self._left = [key for key in _list_keys(order) if key not in known]
+        self._open: set[FinalKey] = set()
+        self._stages: list[Stage] = []
+        self._now_s = 0.0
+
+    @property
+    def done(self) -> bool:
+        """Whether all are decided, or given up for good."""
+        return not self._left and not self._open
+
+    def begin(self) -> None:
+        """Begin all that are left."""
+        left, self._left = self._left, []
+        self._open.update(left)
+        for key in left:
+            self._loop.start(self._hold(key))
+
+    def count_wanted(self, board_type: str) -> int:
+        """How many boards of a type could be timing now."""
+        return sum(stage.key.board_type == board_type for stage in self._stages)
+
+    def tick(self, now_s: float) -> None:
+        """What time it is; `now_s` is monotonic."""
+        self._now_s = now_s
+
+    def find(self, board_type: str) -> Stage | None:
+        """What a board of a type may begin to time."""
+        return next((each for each in self._stages if each.key.board_type == board_type and not each.is_begun), None)
+
+    async def run(self, stage: Stage, board: str) -> None:
+        """Time a stage on a board. Where that is taken meanwhile, the stage begins anew elsewhere."""
+        stage.is_begun, stage.board = True, board
+        try:
+            stage.answer = await self._time(stage, board)
+        finally:
+            if stage.answer is None:
+                stage.is_begun, stage.losses = False, stage.losses + 1
+                if stage.losses >= MAX_LOSSES:
+                    stage.answer = UnavailableError(f"{stage.losses} boards were lost while they timed it")
+
+    # One final
+
+    async def _hold(self, key: FinalKey) -> None:
+        """A final from its programs to its decision."""
+        of_type = next(each for each in self._order.types if each.board_type == key.board_type)
+        try:
+            document = await self._decide(key, of_type)
+        except FarmError as error:
+            document = final_report.describe_none(key._asdict(), of_type, error.message)
+            self._store.add_event("model_not_timed", self._order.name, f"{_name(key)}: {error.message}")
+        self.documents.append(document)
+        self._open.discard(key)
+
+    async def _decide(self, key: FinalKey, of_type: TypeOrder) -> dict[str, Any]:
+        order = self._to_order(key, of_type)
+        job = functools.partial(contenders.build, order, self._order.rivals, final_rules.plan_mixes)
+        built: BuiltContenders = await self._ask(job, key)
+        final = _Final(key, of_type, order, built, self._settings)
+        whole = timed = await self._measure(final, list(final.contenders))
+        final.drop_wrong(whole)
+        alive = {name: refused for name, refused in built.mixes.items() if name in whole.samples}
+        can_join = len(alive) > 1 and RECORDED in whole.samples
+        if can_join and (joined := final_rules.join_mixes(list_rounds(whole), alive)) is not None:
+            mixes = {f"{final_rules.MIXED} joined": joined}
+            final.add(await self._ask(functools.partial(contenders.build_mixes, order, mixes), key), mixes)
+            timed = await self._measure(final, list(final.refused))
+            final.drop_wrong(timed)
+        names = [name for name in final.refused if name in timed.samples]
+        rounds = list_rounds(timed)
+        verdict = final_rules.decide(rounds, names, last=True) if names else None
+        if verdict is None:
+            raise PermanentError("none of its programs computes what the model does")
+        refused = final.refused[verdict.taken]
+        document = final_report.describe(key._asdict(), of_type, built, whole, timed, verdict, refused, rounds)
+        document |= {"board": final.board, "threads": final.threads, "clocks": final.read_clocks(timed, verdict.taken)}
+        self._store.save_decision(
+            ModelDecision(
+                order.model.sha256,
+                name_workloads(part.workload for part in built.parts),
+                key.board_type,
+                key.point,
+                of_type.simulated,
+                refused,
+                document,
+                self._campaign,
+            )
+        )
+        self._store.add_event("model_timed", self._order.name, f"{_name(key)}: {document['said']}")
+        return document
+
+    async def _ask(self, job: Callable[[], Any], key: FinalKey) -> Any:
+        """What compiling gives. Raises what it raises."""
+        answer = await self._outbox.ask(ModelWanted(job, f"{key.model} was not compiled for {key.board_type}"))
+        if isinstance(answer, FarmError):
+            raise answer
+        return answer
+
+    async def _measure(self, final: _Final, names: Sequence[str]) -> Timed:
+        """Contenders timed in turns. Raises FarmError where no board does it in time, or none of them runs."""
+        stage = Stage(final.key, final.to_variants(names), final)
+        self._stages.append(stage)
+        until_s = self._now_s + _WAIT_S
+
+        def find() -> Timed | FarmError | None:
+            is_late = not stage.is_begun and self._now_s > until_s
+            return _LATE if is_late and stage.answer is None else stage.answer
+
+        try:
+            answer: Timed | FarmError = await until(find)
+        finally:
+            self._stages.remove(stage)
+        if isinstance(answer, FarmError):
+            raise answer
+        final.board = stage.board
+        return answer
+
+    async def _time(self, stage: Stage, board: str) -> Timed | FarmError:
+        """As many rounds as tell, or the last look's. What fails by no fault of the program is tried again."""
+        final, settings, faults = stage.final, self._settings, 0
+        point = final.of_type.points[stage.key.point]
+        limits = Limits(
+            timeout_s=settings.model_timeout_s, memory_bytes=settings.model_memory_bytes, threads=final.threads
+        )
+
+        async def run(variant: Variant, spec: RunSpec) -> tuple[Outcome, Any] | FarmError:
+            nonlocal faults
+            while True:
+                inputs = dict(variant.inputs)
+                outcome, outputs = await self._outbox.ask(RunWanted(board, point, spec, variant.program, inputs))
+                if outcome.status.fault_side in (None, FaultSide.CANDIDATE):
+                    return outcome, outputs
+                faults += 1
+                if faults >= MAX_FAULTS:
+                    return UnavailableError(f"{faults} runs failed: {outcome.status} {outcome.message}".rstrip())
+
+        latency_s = None
+        for variant in stage.variants:
+            if variant.baseline or latency_s is not None:
+                continue
+            spec = RunSpec(variant.engine, runs=1, warmup=1, device=variant.device, limits=limits)
+            answer = await run(variant, spec)
+            if isinstance(answer, FarmError):
+                return answer
+            latency_s = max(answer[0].latency_s, default=None)
+        if latency_s is None:
+            return PermanentError("none of its programs runs on the board")
+        runs = int(min(settings.model_runs, max(timing.ROUNDS, _TIMING_S / latency_s)))
+        turns = Turns(stage.variants, runs, limits, warmup=min(timing.WARMUP_RUNS, -(-runs // timing.ROUNDS)))
+        for number in range(final_rules.RULE.looks[-1]):
+            for variant, spec in turns.list_round(number):
+                answer = await run(variant, spec)
+                if isinstance(answer, FarmError):
+                    return answer
+                turns.take(number, variant, *answer)
+            names = [name for name in final.refused if name in turns.timed.samples]
+            if not names:
+                return PermanentError("none of its programs runs on the board")
+            is_look = number + 1 in final_rules.RULE.looks[:-1]
+            if is_look and final_rules.decide(list_rounds(turns.timed), names, last=False) is not None:
+                break
+        return turns.timed
+
+    def _to_order(self, key: FinalKey, of_type: TypeOrder) -> ContenderOrder:
+        about = next(each for each in self._order.models if each.name == key.model)
+        model = Model(name=about.name, sha256=about.sha256, origin=about.origin, shapes=about.shapes, batch=about.batch)
+        kind = require_board_type(key.board_type).model_copy(update={"pipeline": of_type.pipeline})
+        candidates = make.list_candidates(model.sha256, kind, of_type.simulated, self._store)
+        return ContenderOrder(model, kind, key.point, of_type.simulated, of_type.target, candidates)
+
+
+class _Final:
+    """One final under way: its contenders, what each leaves out, and where it was timed last."""
+
+    def __init__(
+        self, key: FinalKey, of_type: TypeOrder, order: ContenderOrder, built: BuiltContenders, settings: Settings
+    ) -> None:
+        self.key, self.of_type, self.board = key, of_type, ""
+        # As many as the finished model gets, which campaigns on virtual boards do not give to candidates.
+        plan = make.find_target(order.board_type, order.simulated)
+        self.threads = plan.threads if of_type.simulated else of_type.threads
+        self.contenders: dict[str, Contender] = dict(built.contenders)
+        differing = [part for part in built.parts if part.differs]
+        self.refused: dict[str, Mapping[str, str]] = {
+            RECORDED: {},
+            PREDICTED: final_rules.refuse(differing),
+            **built.mixes,
+        }
+        self._clusters = order.board_type.clusters
+        self._device, self._wrong = contenders.device_of(order), dict[str, str]()
+        self._inputs = make_inputs(built.inputs, settings.seed)
+
+    def add(self, found: Mapping[str, Contender], refused: Mapping[str, Mapping[str, str]]) -> None:
+        """More contenders."""
+        self.contenders |= found
+        self.refused |= refused
+
+    def to_variants(self, names: Sequence[str]) -> list[Variant]:
+        """These as they are timed; without those that were wrong before, and one code not twice."""
+        same = {name for name in names if name == RECORDED and not self.refused[PREDICTED]}
+        return [
+            Variant(
+                name,
+                Engine.ONNXRUNTIME if name == ONNXRUNTIME else Engine.RELAX_VM,
+                self.contenders[name].program,
+                self._inputs if name == ONNXRUNTIME else timing.ordered(self._inputs),
+                device=CPU if name == ONNXRUNTIME else self._device,
+                baseline=name == UNTUNED,
+            )
+            for name in names
+            if name not in same and name not in self._wrong
+        ]
+
+    def read_clocks(self, timed: Timed, name: str) -> str:
+        """The clocks that a contender ran at last."""
+        clusters = {each.name: each.cpus for each in self._clusters if not each.isolated}
+        return format_clocks(timed.outcomes[name], clusters, on_gpu=self._device == GPU)
+
+    def drop_wrong(self, timed: Timed) -> None:
+        """Take out whatever computes something else than the other engine, or than what is predicted."""
+        reference = next((name for name in (ONNXRUNTIME, PREDICTED) if name in timed.outputs), None)
+        for name in [name for name in timed.outputs if reference is not None and name != reference]:
+            found = compare(timed.outputs[name], timed.outputs[reference or name], self.contenders[name].factor)
+            timed.compared[name] = found
+            if not found.matches:
+                self._wrong[name] = timed.missing[name] = f"{Status.WRONG_RESULT}: {found.reason}"
+                timed.samples.pop(name, None)
+
+
+_LATE = UnavailableError(f"no board was free for it within {_WAIT_S:g} s")
+
+
+def list_rounds(timed: Timed) -> list[Round]:
+    """The rounds as they are judged: of one board."""
+    return [Round(number, "", medians) for number, medians in sorted(timed.rounds.items())]
+
+
+def _list_keys(order: Order) -> list[FinalKey]:
+    """What has finals: every model that has workloads on a type, at every point."""
+    return [
+        FinalKey(model.name, of_type.board_type, point)
+        for of_type in order.types
+        for point in of_type.points
+        for model in order.models
+        if any(model.name in each.models for each in of_type.workloads)
+    ]
+
+
+def _name(key: FinalKey) -> str:
+    return f"{key.model} on {key.board_type} at {key.point}"

@@ -1,0 +1,94 @@
+"""What a model's final decides: mixes that take part, what is taken, and what a sentence says of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from farm.artifacts.contenders import PREDICTED, RECORDED, Part
+from farm.campaign.verify import final_rules
+from farm.campaign.verify.tie import Round
+
+ALL = [RECORDED, PREDICTED, "mixed 1", "mixed 2"]
+
+
+def part(name: str, seconds: float, differs: bool = True) -> Part:
+    """A function with a record."""
+    return Part(name, f"conv2d {name}", f"candidate {name}", seconds, differs)
+
+
+def rounds(count: int = 8, **latencies: float) -> list[Round]:
+    """Rounds of these, each with a little noise of its own."""
+    names = {"mixed_1": "mixed 1", "mixed_2": "mixed 2"}
+    return [
+        Round(
+            number,
+            "nano-1",
+            {
+                names.get(name, name): value * (1 + 0.002 * ((number * (at + 3)) % 5))
+                for at, (name, value) in enumerate(latencies.items())
+            },
+        )
+        for number in range(count)
+    ]
+
+
+def test_what_is_slower_than_no_trial_is_not_taken() -> None:
+    """However good the records are one by one."""
+    verdict = final_rules.decide(rounds(recorded=7.73, predicted=7.51), [RECORDED, PREDICTED], last=False)
+    assert verdict is not None
+    assert (verdict.taken, verdict.gain) == (PREDICTED, None)
+
+
+def test_records_that_gain_are_taken_with_what_they_gain() -> None:
+    """The gain is over the prediction, with an interval that leaves no room for none."""
+    verdict = final_rules.decide(rounds(recorded=7.0, predicted=7.5), [RECORDED, PREDICTED], last=False)
+    assert verdict is not None
+    assert verdict.taken == RECORDED
+    assert verdict.gain is not None
+    assert 1.0 < verdict.gain.low < verdict.gain.value == pytest.approx(7.5 / 7.0, rel=0.01)
+
+
+def test_what_cannot_be_told_apart_is_looked_at_again_and_then_the_prediction_stays() -> None:
+    """At first more rounds may tell; at the last look nothing that was tried is taken for nothing."""
+    noisy = [
+        Round(number, "b", {RECORDED: 7.0 + 0.9 * (number % 3), PREDICTED: 7.5 + 0.7 * (number % 2)})
+        for number in range(8)
+    ]
+    assert final_rules.decide(noisy, [RECORDED, PREDICTED], last=False) is None
+    last = final_rules.decide(noisy, [RECORDED, PREDICTED], last=True)
+    assert last is not None
+    assert last.taken == PREDICTED
+
+
+def test_a_mix_is_taken_where_it_leads() -> None:
+    """A record that loses within the model spoils it for the others."""
+    verdict = final_rules.decide(rounds(recorded=7.5, predicted=7.5, mixed_1=7.0, mixed_2=8.0), ALL, last=True)
+    assert verdict is not None
+    assert verdict.taken == "mixed 1"
+
+
+def test_heavy_functions_are_left_out_by_different_mixes() -> None:
+    """Each function whose code differs is left out by one mix; others, and those without a record, by none."""
+    parts = [part("a", 4.0), part("b", 3.0), part("c", 2.0), part("d", 1.0), part("e", 9.0, differs=False)]
+    mixes = final_rules.plan_mixes(parts, seconds=4.0)
+    assert sorted(map(sorted, mixes.values())) == [["a"], ["b"], ["c", "d"]]
+    assert mixes["mixed 1"] == {"a": "candidate a"}
+
+
+@pytest.mark.parametrize(("count", "seconds", "expected"), [(1, 1.0, 0), (2, 1.0, 2), (5, 14.0, 2), (5, 60.0, 0)])
+def test_there_are_as_many_mixes_as_time_is_for(count: int, seconds: float, expected: int) -> None:
+    """A model that takes a minute to compile is decided as a whole; one function is no mix."""
+    parts = [part(str(number), 1.0) for number in range(count)]
+    assert len(final_rules.plan_mixes(parts, seconds)) == expected
+
+
+def test_mixes_that_gain_alone_are_joined() -> None:
+    """Those that are surely faster than all records; not where it is one, or all: that is the prediction."""
+    mixes = {"mixed 1": {"a": "ca"}, "mixed 2": {"b": "cb"}, "mixed 3": {"c": "cc"}}
+    latencies = {"recorded": 8.0, "mixed_1": 7.5, "mixed_2": 7.6}
+    found = [Round(each.number, "b", {**each.latency_s, "mixed 3": 8.4}) for each in rounds(**latencies)]
+    assert final_rules.join_mixes(found, mixes) == {"a": "ca", "b": "cb"}
+    one = [Round(each.number, "b", {**each.latency_s, "mixed 2": 8.4}) for each in found]
+    assert final_rules.join_mixes(one, mixes) is None
+    all_ = [Round(each.number, "b", {**each.latency_s, "mixed 3": 7.0}) for each in found]
+    assert final_rules.join_mixes(all_, mixes) is None
