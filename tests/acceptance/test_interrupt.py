@@ -74,9 +74,9 @@ def test_killed_while_tuning_then_terminated_while_tuning(home: Home) -> None:
     wait_until(lambda: not home.processes(), "the engine to be gone", ORPHAN_TIMEOUT_S)
 
 
-@pytest.mark.parametrize(("moment", "state"), [("is verifying", "interrupted"), ("timing untuned", "finished")])
+@pytest.mark.parametrize(("moment", "state"), [("is verifying", "interrupted"), ("compiling the model as", "finished")])
 def test_interrupted_after_tuning(home: Home, moment: str, state: str) -> None:
-    """Ctrl-C while winners are verified, or the model is timed, ends everything; every trial is kept."""
+    """Ctrl-C while winners are verified, or the model is compiled, ends everything; every trial is kept."""
     running = begin(home, 2, "--json")
     running.wait_for(moment)
     interrupt(home, running, signal.SIGINT, group=True)
