@@ -96,7 +96,9 @@ def show(
             workloads, pipeline = survey_model(source, inputs, kind)
         except UsageError as error:
             failure, workloads, pipeline = error, [], None
-            obstacles = [dataclasses.asdict(each) for each in find_obstacles(proto)]
+            obstacles = [
+                dataclasses.asdict(each) for each in find_obstacles(proto, {i.name: i.static_shape for i in inputs})
+            ]
         families = [describe_default(workload) for workload in workloads]
         total = math.fsum(w.flop * w.weight for w in workloads)
         document = {

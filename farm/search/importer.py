@@ -17,7 +17,7 @@ import onnx
 import onnx.inliner
 
 from farm.errors import UsageError
-from farm.search import constants, converters, obstacles, tvm_env
+from farm.search import constants, converters, folding, obstacles, onnx_graph, tvm_env
 from farm.search.tvm_errors import find_reason
 
 
@@ -28,9 +28,9 @@ def import_onnx(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -
     converter for or whose converter failed, and the inputs that hold text.
     """
     tvm_env.load_compiler()
-    model = _rewrite_for_tvm(model)
+    given, model = model, _rewrite_for_tvm(model, shapes)
     obstacles.refuse(model.graph)
-    opset = next((o.version for o in model.opset_import if o.domain in obstacles.STANDARD_DOMAINS), 1)
+    opset = next((o.version for o in model.opset_import if o.domain in onnx_graph.STANDARD_DOMAINS), 1)
     try:
         # TVM prints the operator it stumbled over; standard output belongs to the caller's results.
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
@@ -38,7 +38,7 @@ def import_onnx(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -
             importer = converters.importer_class()({name: list(shape) for name, shape in shapes.items()}, "float32")
             return importer.from_onnx(model.graph, opset)
     except Exception as error:  # the importer raises whatever its converters stumble over
-        raise _failed(error, _find_misfit(model, shapes)) from error
+        raise _failed(error, _find_misfit(given, shapes), model.graph) from error
 
 
 def _find_misfit(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> str:
@@ -67,23 +67,27 @@ def _find_misfit(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) 
     return ""
 
 
-def find_obstacles(model: onnx.ModelProto) -> list[obstacles.Obstacle]:
+def find_obstacles(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> list[obstacles.Obstacle]:
     """Every node that cannot be imported, once what can be done about such nodes is done. The model is not changed."""
-    return obstacles.find_obstacles(_rewrite_for_tvm(model).graph)
+    return obstacles.find_obstacles(_rewrite_for_tvm(model, shapes).graph)
 
 
-def _rewrite_for_tvm(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Drop what inference does not need and spell what TVM imports badly another way. Works on a copy."""
+def _rewrite_for_tvm(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
+    """Drop what inference does not need, compute what follows from `shapes`, and spell what TVM imports badly another
+    way. Works on a copy.
+    """
     copy = onnx.ModelProto()
     # Exporters wrap parts of a model in functions of a domain of their own; their bodies are ordinary operators.
     copy.CopyFrom(onnx.inliner.inline_local_functions(model) if model.functions else model)
-    graph = copy.graph
     # ONNX IR < 4 lists initializers among the inputs; TVM would make them parameters of the function.
-    weights = {i.name for i in graph.initializer}
-    inputs = [value for value in graph.input if value.name not in weights]
-    del graph.input[:]
-    graph.input.extend(inputs)
+    weights = {i.name for i in copy.graph.initializer}
+    inputs = [value for value in copy.graph.input if value.name not in weights]
+    del copy.graph.input[:]
+    copy.graph.input.extend(inputs)
+    if folding.is_needed(copy):
+        copy = folding.fold(copy, shapes)
 
+    graph = copy.graph
     _drop_dropout(graph)
     constants.fold_batch_norm(graph)
     _fold_constant_of_shape(graph)
@@ -95,8 +99,8 @@ def _drop_dropout(graph: onnx.GraphProto) -> None:
     conversion cannot handle, and whose mask has the wrong type.
     """
     outputs = {value.name for value in graph.output}
-    captured = {name for node in graph.node for body in obstacles.bodies(node) for name in obstacles.names_read(body)}
-    read = obstacles.names_read(graph) | outputs
+    captured = {name for node in graph.node for body in onnx_graph.bodies(node) for name in onnx_graph.names_read(body)}
+    read = onnx_graph.names_read(graph) | outputs
     off = {i.name for i in graph.initializer if i.data_type == onnx.TensorProto.BOOL and not _value(i).any()}
     off |= {n.output[0] for n in graph.node if n.op_type == "Constant" and any(_is_false(a) for a in n.attribute)}
     renamed: dict[str, str] = {}
@@ -136,7 +140,7 @@ def _value(tensor: onnx.TensorProto) -> npt.NDArray[Any]:
 
 
 def _is_standard(node: onnx.NodeProto, op_type: str) -> bool:
-    return node.op_type == op_type and node.domain in obstacles.STANDARD_DOMAINS
+    return node.op_type == op_type and node.domain in onnx_graph.STANDARD_DOMAINS
 
 
 def _fold_constant_of_shape(graph: onnx.GraphProto) -> None:
@@ -156,20 +160,20 @@ def _fold_constant_of_shape(graph: onnx.GraphProto) -> None:
             nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
-    used = obstacles.names_read(graph) | outputs
+    used = onnx_graph.names_read(graph) | outputs
     kept = [i for i in graph.initializer if i.name in used]
     del graph.initializer[:]
     graph.initializer.extend(kept)
 
 
-def _failed(error: Exception, misfit: str) -> UsageError:
+def _failed(error: Exception, misfit: str, graph: onnx.GraphProto) -> UsageError:
     """Name the operator and the node whose conversion raised; TVM's own words go with it.
 
     `misfit` are inputs with shapes with which the model cannot compute; then they are to blame, not the operator.
     """
     reason = f"{type(error).__name__}: {find_reason(error)}"
     node = _node_being_converted(error)
-    where = " this model" if node is None else f" the operator {node.op_type} (node {obstacles.node_name(node)!r})"
+    where = " this model" if node is None else f" the operator {node.op_type} (node {onnx_graph.node_name(node)!r})"
     if misfit:
         return UsageError(
             f"the model cannot compute with the shape {misfit}; in{where}: {find_reason(error)}",
