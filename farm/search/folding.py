@@ -12,51 +12,46 @@ from collections.abc import Mapping, Sequence
 import onnx
 
 from farm.processes import confined
-from farm.search.onnx_graph import list_nodes
+from farm.search.onnx_graph import NUMBERS, SIZED_BY_VALUES, list_nodes
 
 # Tensors of more numbers have no say in what shapes others have; they stay behind, and their shapes go along.
 _MOST_SHAPE = 4096
 _LIMITS = confined.Limits(memory_bytes=6 << 30, timeout_s=120.0)
 _CHILD = f"{__package__}.folding_child"
 # What asks for shapes, or may be decided by them.
-_ASKING = frozenset({"If", "Loop", "Shape", "Size"})
-# Inputs that TVM wants as numbers, by operator.
-_NUMBERS: Mapping[str, tuple[int, ...]] = {
-    "AffineGrid": (1,), "CenterCropPad": (1,), "ConstantOfShape": (0,), "CumSum": (1,), "Expand": (1,), "OneHot": (1,),
-    "Pad": (1, 3), "Range": (0, 1, 2), "Reshape": (1,), "Resize": (1, 2, 3), "Slice": (1, 2, 3, 4), "Split": (1,),
-    "Squeeze": (1,), "Tile": (1,), "TopK": (1,), "Trilu": (1,), "Unsqueeze": (1,), "Upsample": (1,),
-}  # fmt: skip
+_ASKING = frozenset({"Loop", "Shape", "Size"}) | SIZED_BY_VALUES
 
 
 def is_needed(model: onnx.ModelProto) -> bool:
     """Whether anything of the graph is computed from shapes, or what TVM wants as numbers by nodes."""
-    made = set()
+    made = {value.name for value in model.graph.input}
     for node in list_nodes(model.graph):
         if node.op_type in _ASKING:
             return True
-        if any(name in made for at, name in enumerate(node.input) if at in _NUMBERS.get(node.op_type, ())):
+        if any(name in made for at, name in enumerate(node.input) if at in NUMBERS.get(node.op_type, ())):
             return True
         if node.op_type != "Constant":
             made.update(node.output)
     return False
 
 
-def fold(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
+def fold(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> tuple[onnx.ModelProto, frozenset[str]]:
     """The model for these shapes of its inputs, computed in a confined process. Weights must not be among its inputs.
 
-    Raises UsageError where that takes too much memory or time.
+    With it the nodes, each by its first output, that decide by values how large their results are. Raises UsageError
+    where it takes too much memory or time.
     """
     bare = _without_weights(model, shapes)
     left = {value.name for value in bare.graph.input}
     answer = confined.call(f"{_CHILD}:fold", bare.SerializeToString(), "the model's shapes were not computed", _LIMITS)
-    found = onnx.ModelProto.FromString(answer).graph
+    answered = onnx.ModelProto.FromString(answer)
+    found = answered.graph
     folded = _frame(model, shapes)
     folded.graph.node.extend(found.node)
     folded.graph.initializer.extend(found.initializer)
     held = {tensor.name for tensor in found.initializer}
     folded.graph.initializer.extend(t for t in _weights(model.graph) if t.name in left and t.name not in held)
-    folded.graph.value_info.extend(found.value_info)
-    return folded
+    return folded, frozenset(each.key for each in answered.metadata_props)
 
 
 def find_fitting(model: onnx.ModelProto, candidates: Sequence[Mapping[str, tuple[int, ...]]]) -> int | None:

@@ -15,12 +15,22 @@ import numpy.typing as npt
 import onnx
 import onnx.reference
 
-from farm.search.onnx_graph import STANDARD_DOMAINS, bodies, names_read
+from farm.search.onnx_graph import (
+    NUMBERS,
+    SIZED_BY_VALUES,
+    STANDARD_DOMAINS,
+    bodies,
+    list_nodes,
+    names_read,
+    node_label,
+)
 
 # Numbers that a tensor may have to be computed with here; positions' grids and masks of large images have as many.
 MOST_NUMBERS = 1 << 22
 # What a Loop may become: more is no model that anybody compiles.
 _MOST_ROUNDS, _MOST_NODES = 4096, 100_000
+# Of ONNX Runtime's own, which ONNX knows nothing of: the first result is like the first operand.
+_LIKE_FIRST = frozenset({"BiasGelu", "FastGelu", "Gelu", "QuickGelu", "SkipLayerNormalization"})
 # Not the same twice, or what keeps weights in 8 bits.
 _NEVER = frozenset(
     {
@@ -33,10 +43,14 @@ Array = npt.NDArray[Any]
 
 
 def fold(data: bytes) -> bytes:
-    """The model without what is known, and with the types that were found of what is left (`value_info`)."""
+    """The model without what is known. `metadata_props` name the nodes, each by its first output, whose results have a
+    size that depends on values.
+    """
     model = onnx.ModelProto.FromString(data)
     folder = Folder(model)
-    folder.write(model.graph)
+    del model.metadata_props[:]
+    for name in folder.write(model.graph):
+        model.metadata_props.add(key=name)
     answer: bytes = model.SerializeToString()
     return answer
 
@@ -78,8 +92,11 @@ class Folder:
         for node in model.graph.node:
             self._visit(node)
 
-    def write(self, graph: onnx.GraphProto) -> None:
-        """Put what is left into the graph, in place of its nodes and tensors."""
+    def write(self, graph: onnx.GraphProto) -> list[str]:
+        """Put what is left into the graph, in place of its nodes and tensors.
+
+        Returns, by their first outputs, those nodes whose results have a size that depends on values.
+        """
         for value in graph.output:
             name = self._names.get(value.name, value.name)
             if name in self._known:
@@ -93,7 +110,7 @@ class Folder:
             if wanted.intersection(node.output):
                 kept.append(node)
                 wanted.update(_names_read_by(node))
-        del graph.node[:], graph.initializer[:], graph.value_info[:]
+        del graph.node[:], graph.initializer[:]
         graph.node.extend(reversed(kept))
         made = {name for node in kept for name in node.output}
         for name in sorted(wanted - made):
@@ -101,8 +118,15 @@ class Folder:
                 graph.initializer.append(onnx.numpy_helper.from_array(self._known[name], name))
             elif name in self._tensors:
                 graph.initializer.append(self._tensors[name])
-        stated = [onnx.ValueInfoProto(name=n, type=self._types[n]) for n in sorted(made) if n in self._types]
-        graph.value_info.extend(stated)
+        return [node_label(node) for node in reversed(kept) if self._is_open(node)]
+
+    def _is_open(self, node: onnx.NodeProto) -> bool:
+        """Whether a node of known operands, by its values alone, decides the size of its results."""
+        if node.domain not in STANDARD_DOMAINS or node.op_type not in SIZED_BY_VALUES | NUMBERS.keys():
+            return False
+        given = [self._types.get(name) for name in _names_read_by(node)]
+        made = [self._types.get(name) for name in node.output if name]
+        return all(_sizes(kind) is not None for kind in given) and any(_sizes(kind) is None for kind in made)
 
     def _add_tensor(self, tensor: onnx.TensorProto, name: str) -> None:
         self._types[name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
@@ -148,7 +172,8 @@ class Folder:
                 )
             )
         except onnx.defs.SchemaError:
-            return {}
+            like = self._types[node.input[0]] if node.op_type in _LIKE_FIRST and node.input else None
+            return {} if like is None else {node.output[0]: like}
         except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
             self.misfits.append(node.name or node.op_type)
             return {}
@@ -190,8 +215,7 @@ class Folder:
 
     def _evaluate_shape(self, node: onnx.NodeProto) -> dict[str, Array] | None:
         """Shape and Size of what need not be known itself."""
-        kind = self._types.get(node.input[0])
-        sizes = _sizes(kind) if kind is not None else None
+        sizes = _sizes(self._types.get(node.input[0]))
         if sizes is None:
             return None
         if node.op_type == "Size":
@@ -206,7 +230,7 @@ class Folder:
             return False
         wanted = "then_branch" if condition.item() else "else_branch"
         branch = next(each.g for each in node.attribute if each.name == wanted)
-        found = self._inline(branch, f"{_label(node)}/", {})
+        found = self._inline(branch, f"{node_label(node)}/", {})
         self._names.update(zip(node.output, found, strict=False))
         return True
 
@@ -224,7 +248,7 @@ class Folder:
         stacked: list[list[str]] = [[] for _ in node.output[len(carried) :]]
         number = 0
         while going and number < rounds:
-            prefix = f"{_label(node)}/{number}/"
+            prefix = f"{node_label(node)}/{number}/"
             self._known[f"{prefix}number"], self._known[f"{prefix}going"] = np.array(number, "int64"), np.array(True)
             for name in (f"{prefix}number", f"{prefix}going"):
                 kind = onnx.helper.np_dtype_to_tensor_dtype(self._known[name].dtype)
@@ -281,23 +305,21 @@ class Folder:
         return [self._names.get(name, name) for name in found]
 
 
-def _label(node: onnx.NodeProto) -> str:
-    """What is only its own: names of nodes may stand twice."""
-    return next(name for name in node.output if name)
-
-
-def _sizes(kind: onnx.TypeProto) -> tuple[int, ...] | None:
+def _sizes(kind: onnx.TypeProto | None) -> tuple[int, ...] | None:
     """The shape of a tensor, where all of it is known."""
-    if not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
+    if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
         return None
     dimensions = kind.tensor_type.shape.dim
     return tuple(d.dim_value for d in dimensions) if all(d.HasField("dim_value") for d in dimensions) else None
 
 
 def _names_read_by(node: onnx.NodeProto) -> set[str]:
+    """What a node reads of the values around it, in its inner graphs too."""
     read = {name for name in node.input if name}
     for body in bodies(node):
-        read |= names_read(body) | {value.name for value in body.output}
+        inner = names_read(body) | {value.name for value in body.output}
+        own = {each.name for each in (*body.input, *body.initializer)}
+        read |= inner - own - {name for each in list_nodes(body) for name in each.output} - {""}
     return read
 
 

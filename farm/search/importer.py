@@ -28,8 +28,9 @@ def import_onnx(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -
     converter for or whose converter failed, and the inputs that hold text.
     """
     tvm_env.load_compiler()
-    given, model = model, _rewrite_for_tvm(model, shapes)
-    obstacles.refuse(model.graph)
+    given = model
+    model, sized_by_values = _rewrite_for_tvm(model, shapes)
+    obstacles.refuse(model.graph, sized_by_values)
     opset = next((o.version for o in model.opset_import if o.domain in onnx_graph.STANDARD_DOMAINS), 1)
     try:
         # TVM prints the operator it stumbled over; standard output belongs to the caller's results.
@@ -38,7 +39,7 @@ def import_onnx(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -
             importer = converters.importer_class()({name: list(shape) for name, shape in shapes.items()}, "float32")
             return importer.from_onnx(model.graph, opset)
     except Exception as error:  # the importer raises whatever its converters stumble over
-        raise _failed(error, _find_misfit(given, shapes), model.graph) from error
+        raise _failed(error, _find_misfit(given, shapes)) from error
 
 
 def _find_misfit(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> str:
@@ -69,12 +70,15 @@ def _find_misfit(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) 
 
 def find_obstacles(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> list[obstacles.Obstacle]:
     """Every node that cannot be imported, once what can be done about such nodes is done. The model is not changed."""
-    return obstacles.find_obstacles(_rewrite_for_tvm(model, shapes).graph)
+    rewritten, sized_by_values = _rewrite_for_tvm(model, shapes)
+    return obstacles.find_obstacles(rewritten.graph, sized_by_values)
 
 
-def _rewrite_for_tvm(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
+def _rewrite_for_tvm(
+    model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[onnx.ModelProto, frozenset[str]]:
     """Drop what inference does not need, compute what follows from `shapes`, and spell what TVM imports badly another
-    way. Works on a copy.
+    way. Works on a copy; with it come the nodes that decide by values how large their results are.
     """
     copy = onnx.ModelProto()
     # Exporters wrap parts of a model in functions of a domain of their own; their bodies are ordinary operators.
@@ -84,14 +88,15 @@ def _rewrite_for_tvm(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...
     inputs = [value for value in copy.graph.input if value.name not in weights]
     del copy.graph.input[:]
     copy.graph.input.extend(inputs)
+    sized_by_values: frozenset[str] = frozenset()
     if folding.is_needed(copy):
-        copy = folding.fold(copy, shapes)
+        copy, sized_by_values = folding.fold(copy, shapes)
 
     graph = copy.graph
     _drop_dropout(graph)
     constants.fold_batch_norm(graph)
     _fold_constant_of_shape(graph)
-    return copy
+    return copy, sized_by_values
 
 
 def _drop_dropout(graph: onnx.GraphProto) -> None:
@@ -166,12 +171,16 @@ def _fold_constant_of_shape(graph: onnx.GraphProto) -> None:
     graph.initializer.extend(kept)
 
 
-def _failed(error: Exception, misfit: str, graph: onnx.GraphProto) -> UsageError:
+def _failed(error: Exception, misfit: str) -> UsageError:
     """Name the operator and the node whose conversion raised; TVM's own words go with it.
 
     `misfit` are inputs with shapes with which the model cannot compute; then they are to blame, not the operator.
     """
-    reason = f"{type(error).__name__}: {find_reason(error)}"
+    reason = find_reason(error)
+    if not isinstance(error, AssertionError):
+        reason = f"{type(error).__name__}: {reason}"
+    elif reason == AssertionError.__name__:
+        reason = "its converter does not expect what it is given"
     node = _node_being_converted(error)
     where = " this model" if node is None else f" the operator {node.op_type} (node {onnx_graph.node_name(node)!r})"
     if misfit:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import onnx
 
 from farm.errors import UsageError
 from farm.search import converters
-from farm.search.onnx_graph import STANDARD_DOMAINS, list_nodes, names_read, node_name
+from farm.search.onnx_graph import STANDARD_DOMAINS, list_nodes, names_read, node_label, node_name
 
 # Those whose converter says it is ONNX Runtime's (TVM 0.27, onnx_frontend.py).
 _MICROSOFT_OPERATORS = frozenset(
@@ -44,19 +44,24 @@ class Obstacle:
     reason: str
 
 
-def find_obstacles(graph: onnx.GraphProto) -> list[Obstacle]:
-    """Every node in the way, those of inner graphs included, in the graph's order."""
+def find_obstacles(graph: onnx.GraphProto, sized_by_values: Container[str]) -> list[Obstacle]:
+    """Every node in the way, those of inner graphs included, in the graph's order.
+
+    `sized_by_values` are nodes, by their first outputs, whose results have no size that follows from shapes.
+    """
     known = converters.known_operators() | _BUILT_IN
     read = names_read(graph) | {value.name for value in graph.output}
     found = []
     for node in list_nodes(graph):
         operator, reason = _judge(node, known, read)
+        if not reason and node_label(node) in sized_by_values:
+            reason = "needs to know the size of what it gives, which depends on computed values"
         if reason:
             found.append(Obstacle(operator, node_name(node), tuple(filter(None, node.input)), reason))
     return found
 
 
-def refuse(graph: onnx.GraphProto) -> None:
+def refuse(graph: onnx.GraphProto, sized_by_values: Container[str]) -> None:
     """Raise UsageError where the graph holds text or an obstacle: each kind of operator with the first of its nodes."""
     text = onnx.TensorProto.STRING
     named = [v.name for v in graph.input if v.type.tensor_type.elem_type == text]
@@ -66,7 +71,7 @@ def refuse(graph: onnx.GraphProto) -> None:
             f"TVM cannot import text: {', '.join(map(repr, named))}",
             "Leave the part that handles strings out of the model.",
         )
-    if found := find_obstacles(graph):
+    if found := find_obstacles(graph, sized_by_values):
         raise UsageError(describe(found), HINT)
 
 
@@ -91,6 +96,8 @@ def _judge(node: onnx.NodeProto, known: frozenset[str], read: set[str]) -> tuple
         strange = not standard or node.op_type in _ONLY_MICROSOFT
     if strange:
         return f"{node.domain or 'ai.onnx'}::{node.op_type}", "has no converter for that domain"
+    if standard and node.op_type == "Loop":  # what follows from shapes was written out before
+        return node.op_type, "needs to know its number of rounds (at most 4,096), which depends on computed values"
     if node.op_type not in known:
         return node.op_type, "has no converter"
     wrong = _find_misread(node, read) if standard else ""

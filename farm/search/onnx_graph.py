@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import onnx
 
 # TVM looks converters up by operator name alone, so an operator of any other domain would become its namesake.
 STANDARD_DOMAINS = ("", "ai.onnx")
+# Inputs that TVM wants as numbers, by operator.
+NUMBERS: Mapping[str, tuple[int, ...]] = {
+    "AffineGrid": (1,), "CenterCropPad": (1,), "ConstantOfShape": (0,), "CumSum": (1,), "Expand": (1,), "OneHot": (1,),
+    "Pad": (1, 3), "Range": (0, 1, 2), "Reshape": (1,), "Resize": (1, 2, 3), "Slice": (1, 2, 3, 4), "Split": (1,),
+    "Squeeze": (1,), "Tile": (1,), "TopK": (1,), "Trilu": (1,), "Unsqueeze": (1,), "Upsample": (1,),
+}  # fmt: skip
+# Operators whose results are of one size or another by what they are given.
+SIZED_BY_VALUES = frozenset({"Compress", "If", "NonMaxSuppression", "NonZero", "Unique"})
 
 
 def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
@@ -27,6 +35,11 @@ def names_read(graph: onnx.GraphProto) -> set[str]:
     """What the graph's nodes read; inner graphs read the values around them, and their outputs may be such values."""
     names = {name for node in list_nodes(graph) for name in node.input}
     return names | {value.name for node in list_nodes(graph) for body in bodies(node) for value in body.output}
+
+
+def node_label(node: onnx.NodeProto) -> str:
+    """What is only its own: names of nodes may stand twice."""
+    return next((name for name in node.output if name), "")
 
 
 def node_name(node: onnx.NodeProto) -> str:

@@ -131,7 +131,7 @@ def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, Gra
         why = reason or f"no code for {', '.join(operators)}"
         try:
             prepared = _run(module, target, each)
-        except (tvm.error.InternalError, ValueError, RuntimeError, TypeError) as error:
+        except (tvm.error.InternalError, AssertionError, ValueError, RuntimeError, TypeError) as error:
             operators, reason = uncompiled.find_culprits(module, target), find_reason(error)
             continue
         operators, reason = uncompiled.find_operators(prepared, target), ""

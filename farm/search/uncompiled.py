@@ -55,7 +55,7 @@ def find_culprits(module: Any, target: Any) -> list[str]:
         try:
             with target:
                 relax.transform.LegalizeOps()(_alone(call))
-        except (tvm.error.InternalError, ValueError, RuntimeError, TypeError):
+        except (tvm.error.InternalError, AssertionError, ValueError, RuntimeError, TypeError):
             found.setdefault(_short(call))
     return list(found)
 

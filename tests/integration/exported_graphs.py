@@ -83,7 +83,7 @@ IMAGE = ("N", 3, "H", "W")
 
 
 def paddle_detector() -> tuple[onnx.ModelProto, Shapes]:
-    """Text found in an image: a pyramid whose levels are resized to each other's sizes, Shape → Slice → Concat → Resize."""
+    """Text found in an image: levels of a pyramid are resized to each other's sizes: Shape, Slice, Concat, Resize."""
     write = Writer()
     levels, data, given = [], "image", 3
     for made in (8, 16, 24):
@@ -93,8 +93,9 @@ def paddle_detector() -> tuple[onnx.ModelProto, Shapes]:
         given = made
     merged = levels[-1]
     for level in reversed(levels[:-1]):
-        target = write.op("Concat", write.op("Slice", write.op("Shape", merged), [0], [2], [0]),
-                          write.op("Cast", write.op("Slice", write.op("Shape", level), [2], [4], [0]), to=7), axis=0)  # fmt: skip
+        own = write.op("Slice", write.op("Shape", merged), [0], [2], [0])
+        wanted = write.op("Cast", write.op("Slice", write.op("Shape", level), [2], [4], [0]), to=7)
+        target = write.op("Concat", own, wanted, axis=0)
         up = write.op("Resize", merged, "", "", target, mode="nearest", nearest_mode="floor",
                       coordinate_transformation_mode="asymmetric")  # fmt: skip
         merged = write.op("Add", level, up)
@@ -104,13 +105,15 @@ def paddle_detector() -> tuple[onnx.ModelProto, Shapes]:
 
 
 def paddle_recogniser() -> tuple[onnx.ModelProto, Shapes]:
-    """Text read from a line of it: attention over columns, Shape → Slice → Concat → Reshape, and a head over classes."""
+    """Text read from a line of it: attention over columns (Shape, Slice, Concat, Reshape) and a head over classes."""
     write = Writer()
     data = write.op("Relu", write.conv("line", 3, 16, stride=2))
     data = write.op("Relu", write.conv(data, 16, 32, stride=2))
     data = write.op("AveragePool", data, kernel_shape=[4, 1], strides=[4, 1])
     batch, width = write.size(data, 0), write.size(data, 3)
-    data = write.op("Transpose", write.op("Reshape", data, write.op("Concat", batch, [32], width, axis=0)), perm=[0, 2, 1])
+    data = write.op(
+        "Transpose", write.op("Reshape", data, write.op("Concat", batch, [32], width, axis=0)), perm=[0, 2, 1]
+    )
     joined = write.op("Add", write.op("MatMul", data, random(32, 96)), random(96))
     split = write.op("Reshape", joined, write.op("Concat", batch, width, [3], [4], [8], axis=0))
     split = write.op("Transpose", split, perm=[2, 0, 3, 1, 4])
@@ -153,10 +156,8 @@ def yolo_head() -> tuple[onnx.ModelProto, Shapes]:
     for number, (head, _) in enumerate(levels):
         shape = write.shape(write.gathered(head, 0), 21, -1)
         flat.append(write.op("Reshape", head, shape))
-        rows, columns = (
-            write.op("Add", write.op("Cast", write.op("Range", np.array(0), write.gathered(head, at), np.array(1)), to=1),
-                     np.float32(0.5)) for at in (2, 3)
-        )  # fmt: skip
+        counted = [write.op("Range", np.array(0), write.gathered(head, at), np.array(1)) for at in (2, 3)]
+        rows, columns = (write.op("Add", write.op("Cast", each, to=1), np.float32(0.5)) for each in counted)
         both = write.shape(write.gathered(head, 2), write.gathered(head, 3))
         xs = write.op("Expand", write.op("Reshape", columns, [1, -1]), both)
         ys = write.op("Expand", write.op("Reshape", rows, [-1, 1]), both)
@@ -197,15 +198,17 @@ def old_yolo_head() -> tuple[onnx.ModelProto, Shapes]:
     for at, perm in ((3, [1, -1]), (2, [-1, 1])):
         row = write.op("Range", np.array(0), write.op("Squeeze", size(at), axes=[0]), np.array(1))
         row = write.op("Cast", write.op("Reshape", row, perm), to=1)
-        grids.append(write.op("Unsqueeze", write.op("Expand", row, write.op("Concat", size(2), size(3), axis=0)), axes=[2]))
+        grids.append(
+            write.op("Unsqueeze", write.op("Expand", row, write.op("Concat", size(2), size(3), axis=0)), axes=[2])
+        )
     grid = write.op("Unsqueeze", write.op("Concat", *grids, axis=2), axes=[0, 1])
     place = write.op("Mul", write.op("Add", write.op("Slice", data, [0], [2], [4]), grid), np.float32(4))
     extent = write.op("Pow", write.op("Slice", data, [2], [4], [4]), np.float32(2))
     rest = write.op("Slice", data, [4], [2**63 - 1], [4])
     data = write.op("Concat", place, extent, rest, axis=4)
-    return write.model({"images": IMAGE}, {write.op("Reshape", data, write.op("Concat", size(0), [-1], [7], axis=0)): 1}), {
-        "images": (1, 3, 32, 48)
-    }
+    return write.model(
+        {"images": IMAGE}, {write.op("Reshape", data, write.op("Concat", size(0), [-1], [7], axis=0)): 1}
+    ), {"images": (1, 3, 32, 48)}
 
 
 def jax_mixer() -> tuple[onnx.ModelProto, Shapes]:
@@ -223,20 +226,28 @@ def jax_mixer() -> tuple[onnx.ModelProto, Shapes]:
     target = write.op("Cast", write.op("Concat", *parts, np.array([16], "int32"), axis=0), to=7)
     data = write.op("Reshape", data, target)
     ones = write.op("Expand", np.float32(1), target)
-    tiled = write.op("Tile", random(1, 1, 16), write.op("Concat", [1], write.op("Cast", write.op("Unsqueeze", patches, [0]), to=7), [1], axis=0))
+    tiled = write.op(
+        "Tile",
+        random(1, 1, 16),
+        write.op("Concat", [1], write.op("Cast", write.op("Unsqueeze", patches, [0]), to=7), [1], axis=0),
+    )
     data = write.op("Add", write.op("Mul", data, ones), tiled)
-    mixed = write.op("Transpose", write.op("MatMul", write.op("Transpose", data, perm=[0, 2, 1]), random(16, 16)), perm=[0, 2, 1])
+    mixed = write.op(
+        "Transpose", write.op("MatMul", write.op("Transpose", data, perm=[0, 2, 1]), random(16, 16)), perm=[0, 2, 1]
+    )
     data = write.op("Add", data, mixed)
     mean = write.op("ReduceMean", data, axes=[-1], keepdims=1)
     spread = write.op("Sub", data, mean)
     variance = write.op("ReduceMean", write.op("Mul", spread, spread), axes=[-1], keepdims=1)
     data = write.op("Div", spread, write.op("Sqrt", write.op("Add", variance, np.float32(1e-5))))
     data = write.op("ReduceMean", data, axes=[1], keepdims=0)
-    return write.model({"inputs": ("N", 16, 16, 3)}, {write.op("MatMul", data, random(16, 7)): 1}), {"inputs": (1, 16, 16, 3)}
+    return write.model({"inputs": ("N", 16, 16, 3)}, {write.op("MatMul", data, random(16, 7)): 1}), {
+        "inputs": (1, 16, 16, 3)
+    }
 
 
 def keras_audio() -> tuple[onnx.ModelProto, Shapes]:
-    """Convolutions over time through Unsqueeze and Squeeze, paddings ("same") computed from the length, a padded end."""
+    """Convolutions over time through Unsqueeze and Squeeze, paddings ("same") computed from the length."""
     write = Writer()
     data = write.op("Transpose", "samples", perm=[0, 2, 1])
     length = write.gathered(data, 2)
@@ -273,7 +284,7 @@ def squeezed_if() -> tuple[onnx.ModelProto, Shapes]:
 
 
 def sampling_rate_if() -> tuple[onnx.ModelProto, Shapes]:
-    """A branch for each sampling rate, with weights of its own; the rate follows from the length, and a branch nests."""
+    """A branch for each sampling rate, with weights of its own; one more inside, and the length decides."""
     write = Writer()
     nested = [
         helper.make_graph([helper.make_node(kind, ["conv"], [f"{kind}_in"], name=kind)], kind, [],
@@ -284,7 +295,8 @@ def sampling_rate_if() -> tuple[onnx.ModelProto, Shapes]:
         helper.make_graph(
             [
                 helper.make_node("Conv", ["samples", "weight"], ["conv"], name="conv", strides=[stride]),
-                helper.make_node("If", ["is_long"], ["picked"], name="inner", then_branch=nested[0], else_branch=nested[1]),
+                helper.make_node("If", ["is_long"], ["picked"], name="inner",
+                                 then_branch=nested[0], else_branch=nested[1]),
             ],
             f"rate_{stride}", [], [helper.make_tensor_value_info("picked", 1, None)],
             [numpy_helper.from_array(random(8, 1, 32 * stride), "weight")],
@@ -328,7 +340,7 @@ def while_loop() -> tuple[onnx.ModelProto, Shapes]:
     write = Writer()
     body = helper.make_graph(
         [
-            helper.make_node("AveragePool", ["image_in"], ["halved"], name="halve", kernel_shape=[2, 2], strides=[2, 2]),
+            helper.make_node("AveragePool", ["image_in"], ["halved"], kernel_shape=[2, 2], strides=[2, 2]),
             helper.make_node("Shape", ["halved"], ["sizes"], name="sizes"),
             helper.make_node("Gather", ["sizes", "two"], ["rows"], name="rows", axis=0),
             helper.make_node("Greater", ["rows", "most"], ["going_out"], name="is_large"),
@@ -344,13 +356,17 @@ def while_loop() -> tuple[onnx.ModelProto, Shapes]:
 
 
 def masked_attention() -> tuple[onnx.ModelProto, Shapes]:
-    """A text encoder: positions cut to the length, a mask expanded to it by Where over ConstantOfShape, heads reshaped."""
+    """A text encoder: positions cut to the length, a mask expanded (Where over ConstantOfShape), heads reshaped."""
     write = Writer()
     batch, length = write.gathered("ids", 0), write.gathered("ids", 1)
     positions = write.op("Slice", np.arange(64).reshape(1, 64), [0], write.op("Unsqueeze", length, [0]), [1])
     data = write.op("Add", write.op("Gather", random(40, 16), "ids"), write.op("Gather", random(64, 16), positions))
     wanted = write.shape(batch, 1, length, length)
-    ones = write.op("ConstantOfShape", write.op("Reshape", write.op("Shape", wanted), [-1]), value=numpy_helper.from_array(np.array([1])))
+    ones = write.op(
+        "ConstantOfShape",
+        write.op("Reshape", write.op("Shape", wanted), [-1]),
+        value=numpy_helper.from_array(np.array([1])),
+    )
     wanted = write.op("Where", write.op("Equal", wanted, write.op("Mul", ones, np.array(-1))), ones, wanted)
     mask = write.op("Expand", write.op("Unsqueeze", write.op("Unsqueeze", "mask", [1]), [2]), wanted)
     mask = write.op("Sub", np.float32(1), write.op("Cast", mask, to=1))
@@ -358,7 +374,9 @@ def masked_attention() -> tuple[onnx.ModelProto, Shapes]:
     heads = []
     for perm in ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]):
         shape = write.shape(batch, length, 2, 8)
-        heads.append(write.op("Transpose", write.op("Reshape", write.op("MatMul", data, random(16, 16)), shape), perm=perm))
+        heads.append(
+            write.op("Transpose", write.op("Reshape", write.op("MatMul", data, random(16, 16)), shape), perm=perm)
+        )
     scores = write.op("Add", write.op("Div", write.op("MatMul", heads[0], heads[1]), np.float32(2.8)), mask)
     seen = write.op("Transpose", write.op("MatMul", write.op("Softmax", scores, axis=-1), heads[2]), perm=[0, 2, 1, 3])
     data = write.op("Add", data, write.op("Reshape", seen, write.shape(batch, length, 16)))
@@ -408,7 +426,7 @@ def float16() -> tuple[onnx.ModelProto, Shapes]:
 
 
 def frames_of_sound() -> tuple[onnx.ModelProto, Shapes]:
-    """A spectrogram: the ends reflected by computed widths, a transform as a convolution, power, logarithm, trimming."""
+    """A spectrogram: ends reflected by computed widths, a transform as a convolution, power, logarithm, trimming."""
     write = Writer()
     half = write.op("Div", np.array(64), np.array(2))
     data = write.op("Unsqueeze", "samples", [1])
