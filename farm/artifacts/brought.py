@@ -28,9 +28,10 @@ def bring(text: str, shapes: Sequence[str] = (), batch: int | None = None, trust
     source = resolve_model(text, trusted)
     about = Model(name=source.name, sha256=source.sha256, origin=source.origin, shapes=tuple(shapes), batch=batch)
     if batch is None:
-        return Brought(source, resolve_inputs(read_inputs(source.load()), parse_shapes(shapes)), about)
-    model, inputs = set_batch(source, shapes, batch)
-    return Brought(source.changed(model), inputs, about)
+        model = source.load()
+        return Brought(source, resolve_inputs(read_inputs(model), parse_shapes(shapes), model), about)
+    batched, inputs = set_batch(source, shapes, batch)
+    return Brought(source.changed(batched), inputs, about)
 
 
 def bring_again(manifest: Manifest, given: str | None) -> Brought:

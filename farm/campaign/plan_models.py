@@ -100,4 +100,4 @@ def _set_shapes(
     if batch is not None:
         return set_batch(source, shapes, batch)
     model = source.load()
-    return model, resolve_inputs(read_inputs(model), parse_shapes(shapes))
+    return model, resolve_inputs(read_inputs(model), parse_shapes(shapes), model)

@@ -76,9 +76,10 @@ def read_model(
     given = parse_shapes(shapes or [])
     source = resolve_model(text, trusted)
     if batch is not None:
-        model, inputs = batches.set_batch(source, shapes or [], batch)
-        return source.changed(model), inputs
-    return source, resolve_inputs(read_inputs(source.load()), given)
+        batched, inputs = batches.set_batch(source, shapes or [], batch)
+        return source.changed(batched), inputs
+    model = source.load()
+    return source, resolve_inputs(read_inputs(model), given, model)
 
 
 def require_float(source: ModelSource, weights: str) -> None:

@@ -26,7 +26,7 @@ def import_model(model: str | Path, shapes: Mapping[str, tuple[int, ...]] | None
     `shapes` are needed where an input's are open (input name -> shape). Raises UsageError.
     """
     loaded = resolve_model(str(model)).load()
-    settled = model_inputs.resolve_inputs(model_inputs.read_inputs(loaded), shapes or {})
+    settled = model_inputs.resolve_inputs(model_inputs.read_inputs(loaded), shapes or {}, loaded)
     return importer.import_onnx(loaded, {spec.name: spec.static_shape for spec in settled})
 
 

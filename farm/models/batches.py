@@ -31,7 +31,7 @@ def set_batch(source: ModelSource, shapes: Sequence[str], batch: int) -> tuple[o
                 f"--batch {batch}: the model's input {spec} has a first dimension of {first}",
                 "Export the model with an open batch dimension.",
             )
-    inputs = resolve_inputs(opened, given)
+    inputs = resolve_inputs(opened, given, model)
     if batch > 1 and (wrong := [spec for spec in inputs if spec.static_shape[:1] != (batch,)]):
         raise UsageError(f"--batch {batch} and --shape disagree about the input {wrong[0]}", "Leave one of both out.")
     if any(spec.shape != was.shape for spec, was in zip(inputs, read_inputs(model), strict=True)):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import onnx
 
 from farm.errors import UsageError
+from farm.models import shape_hints
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,7 @@ class InputSpec:
     def static_shape(self) -> tuple[int, ...]:
         """The shape as numbers. Raises UsageError while a dimension is open."""
         if self.is_dynamic:
-            raise UsageError(f"input {self} has open dimensions", _shape_hint([self]))
+            raise UsageError(f"input {self} has open dimensions", shape_hints.describe([self], None))
         return tuple(int(d) for d in self.shape)
 
     def __str__(self) -> str:
@@ -103,9 +104,12 @@ def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def resolve_inputs(inputs: Sequence[InputSpec], shapes: Mapping[str, tuple[int, ...]]) -> tuple[InputSpec, ...]:
+def resolve_inputs(
+    inputs: Sequence[InputSpec], shapes: Mapping[str, tuple[int, ...]], model: onnx.ModelProto | None = None
+) -> tuple[InputSpec, ...]:
     """The inputs with every dimension a number: the model's own, and `shapes` for the open ones.
 
+    `model` is asked which sizes it can compute with, for the hint where some are left open.
     Equal names for open dimensions must get equal numbers. Raises UsageError naming the inputs left open, an unknown
     name, a wrong rank, or a dimension that the model fixes otherwise.
     """
@@ -125,7 +129,7 @@ def resolve_inputs(inputs: Sequence[InputSpec], shapes: Mapping[str, tuple[int, 
     if still_open := [spec for spec in resolved if spec.is_dynamic]:
         raise UsageError(
             f"the model leaves dimensions open: {'; '.join(map(str, still_open))}",
-            _shape_hint(still_open),
+            shape_hints.describe(resolved, model),
         )
     return tuple(resolved)
 
@@ -162,11 +166,6 @@ def _fill(spec: InputSpec, seed: int) -> npt.NDArray[np.generic]:
         return random.integers(0, 10, spec.static_shape).astype(dtype)
     values: npt.NDArray[np.float64] = random.standard_normal(spec.static_shape)
     return values.astype(dtype)
-
-
-def _shape_hint(specs: Sequence[InputSpec]) -> str:
-    examples = (f"--shape {s.name}={_listed(tuple(d if isinstance(d, int) else 1 for d in s.shape))}" for s in specs)
-    return f"Give the shape, for example: {' '.join(examples)}"
 
 
 def _listed(shape: tuple[int, ...]) -> str:

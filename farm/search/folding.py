@@ -6,6 +6,7 @@ model is tuned as does not depend on the version of a tool. A model without any 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +17,9 @@ from farm.search.onnx_graph import NUMBERS, SIZED_BY_VALUES, list_nodes
 
 # Tensors of more numbers have no say in what shapes others have; they stay behind, and their shapes go along.
 _MOST_SHAPE = 4096
-_LIMITS = confined.Limits(memory_bytes=6 << 30, timeout_s=120.0)
+# A graph of a thousand nodes takes a second; a hint is not worth more.
+_TIMEOUT_S, _HINT_TIMEOUT_S = 120.0, 15.0
+_MEMORY_BYTES = 6 << 30
 _CHILD = f"{__package__}.folding_child"
 # What asks for shapes, or may be decided by them.
 _ASKING = frozenset({"Loop", "Shape", "Size"}) | SIZED_BY_VALUES
@@ -42,8 +45,9 @@ def fold(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> tuple
     where it takes too much memory or time.
     """
     bare = _without_weights(model, shapes)
+    limits = confined.Limits(_MEMORY_BYTES, _TIMEOUT_S)
     left = {value.name for value in bare.graph.input}
-    answer = confined.call(f"{_CHILD}:fold", bare.SerializeToString(), "the model's shapes were not computed", _LIMITS)
+    answer = confined.call(f"{_CHILD}:fold", bare.SerializeToString(), "the model's shapes were not computed", limits)
     answered = onnx.ModelProto.FromString(answer)
     found = answered.graph
     folded = _frame(model, shapes)
@@ -56,11 +60,10 @@ def fold(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> tuple
 
 def find_fitting(model: onnx.ModelProto, candidates: Sequence[Mapping[str, tuple[int, ...]]]) -> int | None:
     """The first of several choices of shapes with which every node can compute, as far as ONNX can tell."""
-    payload = b""
-    for shapes in candidates:
-        data = _without_weights(model, shapes).SerializeToString()
-        payload += len(data).to_bytes(8, "big") + data
-    answer = confined.call(f"{_CHILD}:find_fitting", payload, "no shapes were found", _LIMITS)
+    bare = _without_weights(model, candidates[0])
+    bare.metadata_props.add(key="candidates", value=json.dumps(list(map(dict, candidates))))
+    limits = confined.Limits(_MEMORY_BYTES, _HINT_TIMEOUT_S)
+    answer = confined.call(f"{_CHILD}:find_fitting", bare.SerializeToString(), "no shapes were found", limits)
     number = int(answer) if answer.isdigit() else None
     return number if number is not None and number < len(candidates) else None
 

@@ -6,6 +6,7 @@ known, and asked for the shapes of its results where not; `If` and `Loop` are re
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -56,24 +57,25 @@ def fold(data: bytes) -> bytes:
 
 
 def find_fitting(data: bytes) -> bytes:
-    """The number of the first of several models, each after its length in eight bytes, all of whose nodes can compute
-    with the shapes that come to them; as text, "" where there is none.
+    """The number of the first of several choices of shapes with which all nodes can compute; as text, "" where there is
+    none. The choices are JSON in `metadata_props`.
     """
-    number = 0
-    while data:
-        length = int.from_bytes(data[:8], "big")
-        model, data = onnx.ModelProto.FromString(data[8 : 8 + length]), data[8 + length :]
-        if not Folder(model).misfits:
+    model = onnx.ModelProto.FromString(data)
+    for number, shapes in enumerate(json.loads(model.metadata_props[0].value)):
+        for value in model.graph.input:
+            if value.name in shapes:
+                kind = value.type.tensor_type.elem_type
+                value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, kind, shapes[value.name]))
+        if Folder(model, ends_at_misfit=True).fits:
             return str(number).encode()
-        number += 1
     return b""
 
 
 class Folder:
-    """A walk over a model's graph. `misfits` are nodes that cannot compute with the shapes of what they read."""
+    """A walk over a model's graph. `fits` says whether all nodes can compute with the shapes of what they read."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self.misfits: list[str] = []
+    def __init__(self, model: onnx.ModelProto, ends_at_misfit: bool = False) -> None:
+        self.fits = True
         self._opsets = list(model.opset_import)
         self._versions = {each.domain or "": each.version for each in self._opsets}
         self._versions[""] = self._versions.get("", self._versions.get("ai.onnx", 1))
@@ -91,6 +93,8 @@ class Folder:
             self._add_tensor(tensor, tensor.name)
         for node in model.graph.node:
             self._visit(node)
+            if ends_at_misfit and not self.fits:
+                break
 
     def write(self, graph: onnx.GraphProto) -> list[str]:
         """Put what is left into the graph, in place of its nodes and tensors.
@@ -146,6 +150,7 @@ class Folder:
             if node.op_type == "Loop" and self._replace_loop(node):
                 return
         types = self._infer(node)
+        self.fits = self.fits and self._is_possible(node, types)
         self._types |= types
         values = self._evaluate(node, types)
         if values is None:
@@ -175,8 +180,18 @@ class Folder:
             like = self._types[node.input[0]] if node.op_type in _LIKE_FIRST and node.input else None
             return {} if like is None else {node.output[0]: like}
         except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
-            self.misfits.append(node.name or node.op_type)
+            self.fits = False
             return {}
+
+    def _is_possible(self, node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> bool:
+        """What ONNX's inference lets pass: images smaller than a window, and Reshape to another number of elements."""
+        made = [_sizes(types.get(name)) for name in node.output]
+        if node.op_type == "Reshape":
+            given = _sizes(self._types.get(node.input[0]))
+            if given is not None and made[0] is not None and math.prod(given) != math.prod(made[0]):
+                return False
+        windows = node.op_type in ("Conv", "MaxPool", "AveragePool", "LpPool", "ConvTranspose")
+        return not windows or all(min(sizes or (1,)) > 0 for sizes in made)
 
     def _evaluate(self, node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> dict[str, Array] | None:
         """The node's results by name, where they are known."""
@@ -243,7 +258,7 @@ class Folder:
         rounds = _MOST_ROUNDS + 1 if most is None else int(most.item())
         going = go is None or bool(go.item())
         body = next(each.g for each in node.attribute if each.name == "body")
-        before = len(self._nodes), dict(self._known), dict(self._types), dict(self._names), len(self.misfits)
+        before = len(self._nodes), dict(self._known), dict(self._types), dict(self._names), self.fits
         carried = list(node.input[2:])
         stacked: list[list[str]] = [[] for _ in node.output[len(carried) :]]
         number = 0
@@ -269,8 +284,8 @@ class Folder:
                     if name:
                         self._stack(rows, name)
                 return True
-        del self._nodes[before[0] :], self.misfits[before[4] :]
-        _, self._known, self._types, self._names, _ = before
+        del self._nodes[before[0] :]
+        _, self._known, self._types, self._names, self.fits = before
         return False
 
     def _stack(self, rows: Iterable[str], name: str) -> None:

@@ -94,7 +94,27 @@ def test_open_inputs_are_named_with_an_example() -> None:
     """Without `--shape` the error names each open input and gives a command to copy."""
     with pytest.raises(UsageError, match=r"data \(batch, 3, \?, \?\) float32; mask") as raised:
         inputs.resolve_inputs([IMAGE, MASK], {})
-    assert "--shape data=1,3,1,1 --shape mask=1,10" in raised.value.hint
+    assert "--shape data=1,3,224,224 --shape mask=1,10 (this assumes a batch of 1)" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("spec", "example"),
+    [
+        (InputSpec("image", ("N", "H", "W", 3), "uint8"), "image=1,224,224,3 (this assumes a batch of 1)"),
+        (InputSpec("image", (1, "C", "H", "W"), "float32"), "image=1,3,224,224"),
+        (InputSpec("line", ("?", 3, 48, "?"), "float32"), "line=1,3,48,224 (this assumes a batch of 1)"),
+        (InputSpec("ids", ("batch_size", "sequence_length"), "int64"), "ids=1,128 (this assumes a batch of 1)"),
+        (InputSpec("samples", ("N", 1, "T"), "float32"), "samples=1,1,16000 (this assumes a batch of 1)"),
+        (InputSpec("features", ("seq_len", "batch", 80), "float32"), "features=128,1,80"),
+        (InputSpec("row", ("N", 13), "float32"), "row=1,13 (this assumes a batch of 1)"),
+    ],
+    ids=lambda value: value.name if isinstance(value, InputSpec) else "",
+)
+def test_examples_are_of_usual_sizes(spec: InputSpec, example: str) -> None:
+    """Images, words, sound and rows of numbers are told apart by rank, type and names."""
+    with pytest.raises(UsageError) as raised:
+        inputs.resolve_inputs([spec], {})
+    assert raised.value.hint == f"Give the shape, for example: --shape {example}"
 
 
 def test_one_shape_settles_a_shared_dimension() -> None:
