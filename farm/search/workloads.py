@@ -45,6 +45,10 @@ _KINDS = (
 )  # fmt: skip
 
 
+# What a function may do with its first argument before it computes, without any argument more.
+_MOVES = re.compile(r"(?:(?:transpose|reshape|squeeze|expand_dims|strided_slice|mirror_pad|pad)_)+")
+
+
 def operator_kind(name: str) -> str:
     """The dominating operator in a workload's name; a matrix product is `dense`, as users of TVM call it."""
     fused = name.partition(" ")[0]
@@ -71,15 +75,22 @@ def readable_name(function: str, shapes: Sequence[tuple[int, ...]], kernel_layou
         # Its weights are transformed: rows and columns of a tile, which reaches two further than m.
         fused = fused.replace("winograd", f"winograd{shapes[1][0] - 2}", 1)
         return f"{fused} 3x3 {_dimensions(source)}>{shapes[1][3]}"
-    if words[0] == "conv2d" and len(shapes) > 2 and len(source) == len(result) == 4 and len(shapes[1]) in (4, 5):
+    moved = _MOVES.match(fused)
+    before = moved.group() if moved else ""
+    computed = fused.removeprefix(before).removeprefix("int8_")
+    if computed.startswith("conv2d") and len(shapes) > 2 and len(source) == 4 and len(shapes[1]) in (4, 5):
         # Five where bytes lie four channels together: [h, w, in / 4, out, 4].
         kernel = dict(zip(kernel_layout if len(shapes[1]) == 4 else "HWIO", shapes[1], strict=False))
-        rows, channels = (1, 3) if kernel_layout == "HWIO" else (2, 1)
-        if kernel["I"] == 1 and source[channels] > 1 and len(shapes[1]) == 4:
-            fused = f"depthwise_{fused}"
-        stride = round(source[rows] / result[rows])
-        size = f"{kernel['H']}x{kernel['W']}" + (f"/{stride}" if stride > 1 else "")
-        return f"{fused} {size} {_dimensions(source)}>{kernel['O']}"
+        # A transposition before it says that the source lies the other way.
+        is_last = (kernel_layout == "HWIO") != ("transpose" in before)
+        inputs, outputs = source[3 if is_last else 1], kernel["O"]
+        if kernel["I"] == 1 and inputs > 1 and outputs % inputs == 0 and len(shapes[1]) == 4:
+            fused = f"{before}depthwise_{fused.removeprefix(before)}"
+        if len(result) == 4:
+            rows = 1 if kernel_layout == "HWIO" else 2
+            stride = round(source[1 if is_last else 2] / result[rows])
+            size = f"{kernel['H']}x{kernel['W']}" + (f"/{stride}" if stride > 1 else "")
+            return f"{fused} {size} {_dimensions(source)}>{outputs}"
     if words[0] == "matmul" and source and len(result) == len(source) and result[:-1] == source[:-1]:
         return f"{fused} {_dimensions(source)}>{result[-1]}"
     return f"{fused} {_dimensions(source)}" + (f">{_dimensions(result)}" if result != source else "")
@@ -87,7 +98,9 @@ def readable_name(function: str, shapes: Sequence[tuple[int, ...]], kernel_layou
 
 def _spell_bytes(fused: str) -> str:
     """In short what `farm.search.quantised` and `farm.search.dots` make: products of bytes, scaling of bytes."""
-    fused = re.sub(r"^(pad_)?(?:dots_(conv2d|matmul)|(conv2d|matmul)(?=_cast))_cast", r"\1int8_\2\3", fused)
+    fused = re.sub(
+        rf"^((?:{_MOVES.pattern})?)(?:dots_(conv2d|matmul)|(conv2d|matmul)(?=_cast))_cast", r"\1int8_\2\3", fused
+    )
     fused = fused.replace("multiply_add_clip_cast", "quantize")
     return re.sub(r"cast_(?:subtract_)?multiply", "dequantize", fused)
 

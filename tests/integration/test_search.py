@@ -87,6 +87,7 @@ def test_the_models_own_layout_is_named_too() -> None:
         ("softmax1", [(1, 10), (1, 10)], "10"),
         ("add", [(), ()], "scalar"),
         ("fused_dots_conv2d_cast", [(1, 8, 8, 4), (3, 3, 1, 8, 4), (1, 8, 8, 8)], "3x3 8x8x4>8"),
+        ("fused_transpose3_conv2d1", [(1, 3, 12, 14), (3, 3, 3, 8), (1, 6, 7, 8)], "3x3/2 3x12x14>8"),
     ],
 )
 def test_a_name_from_a_function(function: str, shapes: list[tuple[int, ...]], name: str) -> None:
@@ -95,8 +96,43 @@ def test_a_name_from_a_function(function: str, shapes: list[tuple[int, ...]], na
 
 
 @pytest.mark.parametrize(
+    ("function", "source", "kernel", "name"),
+    [
+        ("conv2d_relu", (1, 9, 9, 8), (3, 3, 1, 8), "depthwise_conv2d_relu 3x3 9x9x8>8"),
+        ("transpose_conv2d_add", (1, 8, 9, 9), (3, 3, 1, 8), "transpose_depthwise_conv2d_add 3x3 8x9x9>8"),
+        (
+            "mirror_pad_transpose2_conv2d",
+            (1, 8, 7, 7),
+            (3, 3, 1, 16),
+            "mirror_pad_transpose_depthwise_conv2d 3x3 8x7x7>16",
+        ),
+        ("pad_conv2d", (1, 7, 7, 8), (3, 3, 1, 8), "pad_depthwise_conv2d 3x3 7x7x8>8"),
+        ("transpose_conv2d", (1, 1, 9, 9), (3, 3, 1, 8), "transpose_conv2d 3x3 1x9x9>8"),
+        ("conv2d", (1, 9, 9, 1), (3, 3, 1, 8), "conv2d 3x3 9x9x1>8"),
+        ("transpose_conv2d", (1, 8, 9, 9), (3, 3, 4, 8), "transpose_conv2d 3x3 8x9x9>8"),
+    ],
+)
+def test_what_computes_is_named_behind_what_moves(
+    function: str, source: tuple[int, ...], kernel: tuple[int, ...], name: str
+) -> None:
+    """A depthwise convolution is called so wherever its data come from, and `ops` finds it; one channel makes none."""
+    made = workloads.readable_name(function, [source, kernel, (1, 9, 9, kernel[3])], "HWIO")
+    assert made == name
+    assert workloads.operator_kind(made) == ("depthwise_conv2d" if "depthwise" in name else "conv2d")
+
+
+def test_a_depthwise_convolution_that_ends_in_another_form_is_named() -> None:
+    """What follows it may change how many dimensions there are."""
+    shapes = [(1, 8, 9, 9), (3, 3, 1, 8), (1, 81, 8)]
+    assert workloads.readable_name("transpose_conv2d_reshape", shapes, "HWIO") == (
+        "transpose_depthwise_conv2d_reshape 8x9x9>81x8"
+    )
+
+
+@pytest.mark.parametrize(
     ("function", "name"),
     [
+        ("fused_transpose_dots_conv2d1_cast_multiply2_add_maximum_minimum_cast1", "transpose_int8_conv2d_quantize"),
         ("fused_dots_conv2d1_cast_multiply2_add_maximum_minimum_cast1", "int8_conv2d_quantize"),
         ("fused_conv2d_cast_multiply_add_maximum_minimum_cast", "int8_conv2d_quantize"),
         ("fused_dots_matmul_cast_multiply_add", "int8_matmul_multiply_add"),
