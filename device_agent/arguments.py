@@ -89,11 +89,9 @@ def copy_weights(specs: Any, tensors: list[Any]) -> list[list[Any]]:
     """
     import tvm.runtime
 
-    sizes = [_count_bytes(spec) for spec in specs]
-    large = [index for index in range(1, len(specs) - 1) if sizes[index] >= _LARGE_BYTES]
-    total = sum(sizes[index] for index in large)
+    large, copies = _plan_copies(specs)
     found = []
-    for _ in range(math.ceil(_COLD_BYTES / total) if total else 0):
+    for _ in range(copies):
         found.append(list(tensors))
         for index in large:
             found[-1][index] = tvm.runtime.empty(specs[index].shape, specs[index].dtype, tvm.runtime.cpu())
@@ -101,14 +99,30 @@ def copy_weights(specs: Any, tensors: list[Any]) -> list[list[Any]]:
     return found
 
 
-# What `prepare` made last: the tensors of one spec, so that a session never keeps more than one set.
-_inherited: dict[tuple[tuple[Any, ...], int], list[Any]] = {}
+def _plan_copies(specs: Any) -> tuple[list[int], int]:
+    """Which arguments are large weights, and how many copies of them all to make."""
+    sizes = [_count_bytes(spec) for spec in specs]
+    large = [index for index in range(1, len(specs) - 1) if sizes[index] >= _LARGE_BYTES]
+    total = sum(sizes[index] for index in large)
+    return large, math.ceil(_COLD_BYTES / total) if total else 0
+
+
+# What `prepare` made last: the tensors of one spec, the first set of them and those with copies of weights, so that a
+# session never keeps more.
+_inherited: dict[tuple[tuple[Any, ...], int], list[list[Any]]] = {}
 _MOST_INHERITED_BYTES = 64 << 20
 
 
 def allocate(specs: Any, seed: int) -> list[Any]:
     """TVM tensors on the CPU for the given TensorSpecs, filled. Raises UnknownDtypeError."""
-    return _inherited.get((tuple(specs), seed)) or _make(specs, seed)
+    found = _inherited.get((tuple(specs), seed))
+    return found[0] if found else _make(specs, seed)
+
+
+def allocate_turns(specs: Any, seed: int) -> list[list[Any]]:
+    """Those of `allocate`, and the further sets of `copy_weights`. Raises UnknownDtypeError."""
+    found = _inherited.get((tuple(specs), seed)) or [_make(specs, seed)]
+    return found if len(found) > 1 else [*found, *copy_weights(specs, found[0])]
 
 
 def _make(specs: Any, seed: int) -> list[Any]:
@@ -127,18 +141,25 @@ def _make(specs: Any, seed: int) -> list[Any]:
     return tensors
 
 
-def prepare(specs: Any, seed: int) -> None:
-    """Do what `allocate` will need ahead of the candidate's limits; dtypes nobody knows are left to fail there.
+def prepare(specs: Any, seed: int, in_turns: bool = False) -> None:
+    """Do what `allocate`, `in_turns` also `allocate_turns`, will need ahead of the candidate's limits; dtypes nobody
+    knows are left to fail there.
 
     Tensors up to a bound in all are made here and inherited copy-on-write by the workers of one spec after the other:
-    filling megabytes anew costs each worker some milliseconds of page faults.
+    filling megabytes anew costs each worker some milliseconds of page faults, and the copies of weights 10 to 30.
     """
     for spec in specs:
         with contextlib.suppress(UnknownDtypeError):
             pool(spec.dtype, seed)
-    if (tuple(specs), seed) in _inherited:
-        return
-    _inherited.clear()
+    key = (tuple(specs), seed)
     with contextlib.suppress(UnknownDtypeError):
-        if sum(map(_count_bytes, specs)) <= _MOST_INHERITED_BYTES:
-            _inherited[tuple(specs), seed] = _make(specs, seed)
+        sizes = [_count_bytes(spec) for spec in specs]
+        if key not in _inherited:
+            _inherited.clear()
+            if sum(sizes) <= _MOST_INHERITED_BYTES:
+                _inherited[key] = [_make(specs, seed)]
+        sets = _inherited.get(key, [])
+        large, copies = _plan_copies(specs)
+        more = copies * sum(sizes[index] for index in large)
+        if in_turns and len(sets) == 1 and sum(sizes) + more <= _MOST_INHERITED_BYTES:
+            sets += copy_weights(specs, sets[0])

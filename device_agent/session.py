@@ -129,7 +129,8 @@ def _register(board: Board, sock: socket.socket, folder: Path, claimant: Claiman
             return board.sign(protocol.Outcome(protocol.Status.FARM_ERROR, reason)).to_json()
         checked(library, "library")
         if spec.device == protocol.CPU:
-            arguments.prepare(spec.arguments, spec.seed)  # before the fork, so that only the first call pays
+            # Before the fork, so that only the first call pays.
+            arguments.prepare(spec.arguments, spec.seed, in_turns=spec.cold_weights)
         run = Measurement(board, spec, (library,))
         with board.powered(spec.device):
             outcome = run.refusal or workers.measure(spec, library, run.plan, run.beside)

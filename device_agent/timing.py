@@ -51,19 +51,22 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Out
     """Measure; the process this runs in may well not survive it. Raises LoadError, MemoryError, TVM's errors.
 
     At least one call is made before the first sample, even with `warmup` 0: TVM's evaluator always drops one. With
-    `cold_weights` calls take turns among copies of the large arguments (`arguments.copy_weights`).
+    `cold_weights` calls take turns among copies of the large arguments (`arguments.allocate_turns`).
     """
     import tvm.runtime
 
     on_gpu = spec.device == protocol.GPU
     device = gpu.open_device() if on_gpu else tvm.runtime.cpu()
     module, function = load(library, spec.entry)
-    tensors = arguments.allocate(spec.arguments, spec.seed)
-    if on_gpu:
-        tensors = [tvm.runtime.tensor(each.numpy(), device) for each in tensors]
     # A GPU's cache is small beside what most functions read.
     is_cold = spec.cold_weights and not on_gpu
-    turns = [tensors, *(arguments.copy_weights(spec.arguments, tensors) if is_cold else ())]
+    if is_cold:
+        turns = arguments.allocate_turns(spec.arguments, spec.seed)
+    else:
+        turns = [arguments.allocate(spec.arguments, spec.seed)]
+    if on_gpu:
+        turns = [[tvm.runtime.tensor(each.numpy(), device) for each in turns[0]]]
+    tensors = turns[0]
     plan.marks.set("loaded_s", time.monotonic())
     plan.rest()
     before = plan.sensors.read()

@@ -52,6 +52,23 @@ def test_calls_take_turns_among_copies_of_large_weights() -> None:
     assert arguments.copy_weights(specs[2:], tensors[2:]) == []
 
 
+def test_copies_of_weights_are_made_once_for_all_workers_of_a_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was prepared is what workers get, up to a bound on what a session keeps; beyond it they make their own."""
+    specs = tuple(TensorSpec(shape, "float32") for shape in ((1, 512), (512, 512), (1, 512)))
+    arguments.prepare(specs, 0, in_turns=True)
+    first, again = (arguments.allocate_turns(specs, 0) for _ in range(2))
+    assert [[each.data_ptr() for each in tensors] for tensors in first] == [
+        [each.data_ptr() for each in tensors] for tensors in again
+    ]
+    assert len(first) == 17
+    assert [each.data_ptr() for each in arguments.allocate(specs, 0)] == [each.data_ptr() for each in first[0]]
+    monkeypatch.setattr(arguments, "_MOST_INHERITED_BYTES", 4 << 20)
+    arguments.prepare(specs, 1, in_turns=True)
+    first, again = (arguments.allocate_turns(specs, 1) for _ in range(2))
+    assert first[0][1].data_ptr() == again[0][1].data_ptr()
+    assert not {tensors[1].data_ptr() for tensors in first[1:]} & {tensors[1].data_ptr() for tensors in again[1:]}
+
+
 def test_cold_weights_are_timed_like_all_others(board: Board, tmp_path: pathlib.Path) -> None:
     """Where the arguments are large, too, samples are as long as was asked for."""
     large = candidates.build_matmul(tmp_path, size=256)
