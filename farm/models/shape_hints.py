@@ -30,14 +30,14 @@ _LENGTHS = ("seq", "len", "time", "frame", "sample")
 
 def describe(inputs: Sequence[InputSpec], model: onnx.ModelProto | None) -> str:
     """The hint for those of the inputs that have open dimensions: options to give, and that a batch of 1 is assumed."""
-    shapes = _suggest(inputs, model)
+    shapes = suggest(inputs, model)
     still_open = [spec for spec in inputs if spec.is_dynamic]
     options = " ".join(f"--shape {spec.name}={','.join(map(str, shapes[spec.name]))}" for spec in still_open)
     assumed = any(isinstance(spec.shape[0], str) and shapes[spec.name][0] == 1 for spec in still_open)
     return f"Give the shape, for example: {options}" + (" (this assumes a batch of 1)" if assumed else "")
 
 
-def _suggest(inputs: Sequence[InputSpec], model: onnx.ModelProto | None) -> dict[str, tuple[int, ...]]:
+def suggest(inputs: Sequence[InputSpec], model: onnx.ModelProto | None) -> dict[str, tuple[int, ...]]:
     """A shape for each input: of the usual ones the first with which `model` can compute, as far as ONNX can tell."""
     choices = [dict(each) for each in dict.fromkeys(tuple(each.items()) for each in _list_candidates(inputs))]
     if model is None or len(choices) == 1:

