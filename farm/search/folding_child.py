@@ -21,9 +21,9 @@ from farm.search.onnx_graph import (
     SIZED_BY_VALUES,
     STANDARD_DOMAINS,
     bodies,
-    list_nodes,
-    names_read,
+    names_read_by,
     node_label,
+    renamed,
 )
 
 # Numbers that a tensor may have to be computed with here; positions' grids and masks of large images have as many.
@@ -32,11 +32,18 @@ MOST_NUMBERS = 1 << 22
 _MOST_ROUNDS, _MOST_NODES = 4096, 100_000
 # Of ONNX Runtime's own, which ONNX knows nothing of: the first result is like the first operand.
 _LIKE_FIRST = frozenset({"BiasGelu", "FastGelu", "Gelu", "QuickGelu", "SkipLayerNormalization"})
-# Not the same twice, or what keeps weights in 8 bits.
+_COMPUTED = frozenset(
+    onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name))
+    for name in (
+        "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"
+    )
+)  # fmt: skip
+# Not the same twice; what keeps weights in 8 bits; what takes long here and says nothing of shapes.
 _NEVER = frozenset(
     {
-        "Bernoulli", "DequantizeLinear", "Dropout", "DynamicQuantizeLinear", "Multinomial", "QuantizeLinear",
-        "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
+        "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
+        "DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear", "Attention", "Conv", "ConvInteger",
+        "ConvTranspose", "DFT", "DeformConv", "GRU", "LSTM", "RNN", "STFT", "Scan",
     }
 )  # fmt: skip
 
@@ -82,7 +89,7 @@ class Folder:
         self._ir_version = model.ir_version
         self._nodes: list[onnx.NodeProto] = []
         self._known: dict[str, Array] = {}
-        # Weights that came with a branch, too large to compute with.
+        # As they came; those of other types, and large ones of branches, are not computed with.
         self._tensors: dict[str, onnx.TensorProto] = {}
         self._types: dict[str, onnx.TypeProto] = {}
         # What stands for what: results of an If or a Loop, for the nodes that came in its place.
@@ -113,37 +120,36 @@ class Folder:
         for node in reversed(self._nodes):
             if wanted.intersection(node.output):
                 kept.append(node)
-                wanted.update(_names_read_by(node))
+                wanted.update(names_read_by(node))
         del graph.node[:], graph.initializer[:]
         graph.node.extend(reversed(kept))
         made = {name for node in kept for name in node.output}
         for name in sorted(wanted - made):
-            if name in self._known:
-                graph.initializer.append(onnx.numpy_helper.from_array(self._known[name], name))
-            elif name in self._tensors:
+            if name in self._tensors:
                 graph.initializer.append(self._tensors[name])
+            elif name in self._known:
+                graph.initializer.append(onnx.numpy_helper.from_array(self._known[name], name))
         return [node_label(node) for node in reversed(kept) if self._is_open(node)]
 
     def _is_open(self, node: onnx.NodeProto) -> bool:
         """Whether a node of known operands, by its values alone, decides the size of its results."""
         if node.domain not in STANDARD_DOMAINS or node.op_type not in SIZED_BY_VALUES | NUMBERS.keys():
             return False
-        given = [self._types.get(name) for name in _names_read_by(node)]
+        given = [self._types.get(name) for name in names_read_by(node)]
         made = [self._types.get(name) for name in node.output if name]
         return all(_sizes(kind) is not None for kind in given) and any(_sizes(kind) is None for kind in made)
 
     def _add_tensor(self, tensor: onnx.TensorProto, name: str) -> None:
         self._types[name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
-        if tensor.data_type != onnx.TensorProto.STRING and math.prod(tensor.dims) <= MOST_NUMBERS:
-            self._known[name] = onnx.numpy_helper.to_array(tensor)
-            return
         copy = onnx.TensorProto()
         copy.CopyFrom(tensor)
         copy.name = name
         self._tensors[name] = copy
+        if tensor.data_type in _COMPUTED and math.prod(tensor.dims) <= MOST_NUMBERS:
+            self._known[name] = onnx.numpy_helper.to_array(tensor)
 
     def _visit(self, node: onnx.NodeProto) -> None:
-        node = _renamed(node, self._names)
+        node = renamed(node, self._names)
         if node.domain in STANDARD_DOMAINS:
             if node.op_type == "If" and self._replace_if(node):
                 return
@@ -164,7 +170,7 @@ class Folder:
     def _infer(self, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]:
         """What is known of the types of the node's results."""
         domain = "" if node.domain in STANDARD_DOMAINS else node.domain
-        read = _names_read_by(node)
+        read = names_read_by(node)
         if any(name not in self._types for name in node.input if name):
             return {}
         try:
@@ -309,7 +315,7 @@ class Folder:
             names[tensor.name] = f"{prefix}{tensor.name}"
             self._add_tensor(tensor, names[tensor.name])
         for node in body.node:
-            copy = _renamed(node, names)
+            copy = renamed(node, names)
             if copy.name:
                 copy.name = f"{prefix}{copy.name}"
             for position, name in enumerate(node.output):
@@ -326,31 +332,3 @@ def _sizes(kind: onnx.TypeProto | None) -> tuple[int, ...] | None:
         return None
     dimensions = kind.tensor_type.shape.dim
     return tuple(d.dim_value for d in dimensions) if all(d.HasField("dim_value") for d in dimensions) else None
-
-
-def _names_read_by(node: onnx.NodeProto) -> set[str]:
-    """What a node reads of the values around it, in its inner graphs too."""
-    read = {name for name in node.input if name}
-    for body in bodies(node):
-        inner = names_read(body) | {value.name for value in body.output}
-        own = {each.name for each in (*body.input, *body.initializer)}
-        read |= inner - own - {name for each in list_nodes(body) for name in each.output} - {""}
-    return read
-
-
-def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
-    """A copy that reads other names, in its inner graphs too."""
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    _rename(copy, names)
-    return copy
-
-
-def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
-    for position, name in enumerate(node.input):
-        node.input[position] = names.get(name, name)
-    for body in bodies(node):
-        for inner in body.node:
-            _rename(inner, names)
-        for value in body.output:
-            value.name = names.get(value.name, value.name)

@@ -45,3 +45,31 @@ def node_label(node: onnx.NodeProto) -> str:
 def node_name(node: onnx.NodeProto) -> str:
     """What people find a node by: its name, or its first output's."""
     return node.name or (node.output[0] if node.output else "?")
+
+
+def names_read_by(node: onnx.NodeProto) -> set[str]:
+    """What a node reads of the values around it, in its inner graphs too."""
+    read = {name for name in node.input if name}
+    for body in bodies(node):
+        inner = names_read(body) | {value.name for value in body.output}
+        own = {each.name for each in (*body.input, *body.initializer)}
+        read |= inner - own - {name for each in list_nodes(body) for name in each.output} - {""}
+    return read
+
+
+def renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
+    """A copy that reads other names, in its inner graphs too."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    _rename(copy, names)
+    return copy
+
+
+def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    for position, name in enumerate(node.input):
+        node.input[position] = names.get(name, name)
+    for body in bodies(node):
+        for inner in body.node:
+            _rename(inner, names)
+        for value in body.output:
+            value.name = names.get(value.name, value.name)
