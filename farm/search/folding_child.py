@@ -35,7 +35,8 @@ _LIKE_FIRST = frozenset({"BiasGelu", "FastGelu", "Gelu", "QuickGelu", "SkipLayer
 _COMPUTED = frozenset(
     onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name))
     for name in (
-        "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"
+        "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
+        "float64",
     )
 )  # fmt: skip
 # Not the same twice; what keeps weights in 8 bits; what takes long here and says nothing of shapes.
