@@ -14,7 +14,7 @@ import typer
 
 from farm import settings
 from farm.boards.health import Kind, Observation, decide_by
-from farm.cli import board_show, options, output
+from farm.cli import board_show, options, output, tables
 from farm.errors import UsageError
 from farm.inventory import fleet_addresses, fleet_ranges
 from farm.processes.machine import name_user
@@ -71,7 +71,7 @@ def list_boards(json: options.Json = False, debug: options.Debug = False) -> Non
         if json:
             output.print_json(boards)
             return
-        output.print_table(
+        tables.print_table(
             ("Name", "Type", "Simulated", "State", "Health", "Held by", "Labels", "Last seen"),
             [
                 (
@@ -87,6 +87,7 @@ def list_boards(json: options.Json = False, debug: options.Debug = False) -> Non
                 for board in boards
             ],
             left=(0, 1, 2, 3, 4, 5, 6, 7),
+            spare=("Labels", "Last seen", "Simulated", "Held by"),
             empty="no boards yet; `farm quickstart` and `farm tune` add this machine, `farm board add` others",
         )
 

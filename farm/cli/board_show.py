@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farm.cli import options, output
+from farm.cli import options, output, tables
 from farm.errors import UsageError
 from farm.values import Health
 
@@ -61,7 +61,7 @@ def _show_type(name: str, json: bool) -> None:
 
 def _print_events(events: list[dict[str, Any]], newest: int) -> None:
     columns = ("kind", "before", "after", "reason", "by")
-    output.print_table(
+    tables.print_table(
         ("When", "What", "From", "To", "Why", "By"),
         [
             (output.moment(event["at"]), *(event[column] or "–" for column in columns))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from device_agent.protocol import EVERY_CLUSTER, format_cpus, format_mhz
-from farm.cli import output
+from farm.cli import output, tables
 from farm.inventory.board_types import BoardType
 from farm.inventory.hardware import Cluster, PowerMode
 
 
 def print_types(types: Iterable[BoardType]) -> None:
     """One line per type."""
-    output.print_table(
+    tables.print_table(
         ("Type", "CPU", "CPU / GPU / memory MHz", "Virtual"),
         [
             (
@@ -32,14 +32,14 @@ def print_type(board_type: BoardType) -> None:
     _print_facts(board_type)
     if board_type.clusters:
         output.stdout.print()
-        output.print_table(
+        tables.print_table(
             ("Clock", "Of", "CPUs", "Lowest MHz", "Highest MHz", "Points"),
             _clock_rows(board_type),
             left=(0, 1, 2),
         )
     if board_type.power.chips:
         output.stdout.print()
-        output.print_table(
+        tables.print_table(
             ("Sensor", "Rails", "Fitted"),
             [
                 (
@@ -53,7 +53,7 @@ def print_type(board_type: BoardType) -> None:
         )
     if board_type.power_modes:
         output.stdout.print()
-        output.print_table(
+        tables.print_table(
             ("Mode", "Name", "CPUs online", "CPU MHz at most", "GPU MHz", "Memory MHz", "Note"),
             [_mode_row(mode, board_type.default_power_mode) for mode in board_type.power_modes],
             left=(1, 2, 3, 6),

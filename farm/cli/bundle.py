@@ -10,7 +10,7 @@ import typer
 
 from farm import settings as farm_settings
 from farm.artifacts.places import require_room
-from farm.cli import options, output
+from farm.cli import options, output, tables
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
 from farm.provision.bundle import Bundle, open_bundle
@@ -105,4 +105,4 @@ def _print(bundle: Bundle, json: bool) -> None:
     }
     for fact, value in facts.items():
         output.stdout.print(f"{fact:10} {value}", markup=False, soft_wrap=True)
-    output.print_table(("File", "SHA-256"), [(name, sha256) for name, sha256 in manifest.files.items()], left=(0, 1))
+    tables.print_table(("File", "SHA-256"), [(name, sha256) for name, sha256 in manifest.files.items()], left=(0, 1))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farm import settings as farm_settings
-from farm.cli import campaign_orders, campaign_run, options, output
+from farm.cli import campaign_orders, campaign_run, options, output, tables
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _compare(home: Path, document: Mapping[str, Any]) -> Iterator[str]:
 
 def _print_plan(planned: CampaignPlan) -> None:
     _print(f"campaign {planned.name}")
-    output.print_table(
+    tables.print_table(
         ("Model", "Batch", "Inputs", "SHA-256"),
         [
             (
@@ -108,7 +108,7 @@ def _print_plan(planned: CampaignPlan) -> None:
         for each in planned.types
         for point in each.points
     ]
-    output.print_table(
+    tables.print_table(
         (
             "Type",
             "Point",

@@ -12,7 +12,7 @@ from device_agent.protocol import is_name
 from farm import settings as farm_settings
 from farm.artifacts.listed import list_artifacts
 from farm.campaign.artifacts import find_folder, is_pending
-from farm.cli import campaign_options, options, output
+from farm.cli import campaign_options, options, output, tables
 from farm.cli.campaign_options import Name
 from farm.errors import UsageError
 from farm.processes.machine import name_user
@@ -43,10 +43,11 @@ def list_campaigns(json: options.Json = False, debug: options.Debug = False) -> 
         if json:
             output.print_json([_shorten(each) for each in campaigns])
             return
-        output.print_table(
+        tables.print_table(
             ("Campaign", "Owner", "Models", "Board types", "State", "Trials", "Budget", "Started", "Why"),
             [_row(each) for each in campaigns],
             left=(0, 1, 2, 3, 4, 6, 7, 8),
+            spare=("Owner", "Why", "Started", "Budget", "Board types"),
             empty="no campaigns yet; `farm campaign run FILE` makes one",
         )
 

@@ -10,7 +10,7 @@ import typer
 from farm import settings as farm_settings
 from farm.artifacts.places import require_room
 from farm.campaign.engine.ahead import Ahead, engine_ahead
-from farm.cli import campaign_options, options, output
+from farm.cli import campaign_options, options, output, tables
 from farm.cli.campaign_options import Name
 from farm.cli.campaign_screen import CampaignScreen
 from farm.errors import PermanentError, UsageError
@@ -172,7 +172,7 @@ def _compile(settings: Settings, name: str, screen: CampaignScreen, detach: bool
     if json:
         output.print_json({**document, "artifacts": made})
     else:
-        output.print_table(
+        tables.print_table(
             ("Artifact", "Board type", "Verified", "Package"),
             [
                 (each["folder"], each["board_type"], "yes" if each["matches"] else "NO", each["package"])

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from farm.cli import model_artifacts, model_board, model_quantize, options, output
+from farm.cli import model_artifacts, model_board, model_quantize, options, output, tables
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
 from farm.models import zoo
@@ -40,7 +40,7 @@ def list_zoo(json: options.Json = False, debug: options.Debug = False) -> None:
         if json:
             output.print_json(rows)
             return
-        output.print_table(
+        tables.print_table(
             ("Name", "Parameters", "GFLOP", "Inputs", "Description"),
             [
                 (
@@ -142,7 +142,7 @@ def _print(model: dict[str, Any]) -> None:
     operators = ", ".join(f"{count} {name}" for name, count in model["operators"].items())
     say(f"opset {model['opset']}: {operators}")
     if model["error"] is not None:
-        output.print_table(
+        tables.print_table(
             ("Node", "Operator", "Inputs", "Why TVM cannot import it"),
             [(o["node"], o["operator"], ", ".join(o["inputs"]), f"it {o['reason']}") for o in model["obstacles"]],
             left=(0, 1, 2, 3),
@@ -150,7 +150,7 @@ def _print(model: dict[str, Any]) -> None:
         )
         return
     workloads, total = model["workloads"], model["flop"]
-    output.print_table(
+    tables.print_table(
         ("ID", "Name", "Schedule family", "FLOP", "Weight", "Share", "Workload"),
         [
             (

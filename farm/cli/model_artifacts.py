@@ -11,7 +11,7 @@ import typer
 from farm import settings as farm_settings
 from farm.artifacts.manifest import FLOAT32, Artifact, Manifest, open_artifact
 from farm.artifacts.places import require_place
-from farm.cli import options, output
+from farm.cli import options, output, tables
 from farm.cli.campaign_screen import CampaignScreen
 from farm.cli.durations import read_duration_s
 from farm.errors import PermanentError, UsageError
@@ -275,7 +275,7 @@ def _show(artifact: Artifact, json: bool, since: float, board: str = "") -> None
     if json:
         output.print_json({"artifact": str(artifact.folder), **manifest.model_dump(mode="json")})
         return
-    output.print_table(
+    tables.print_table(
         ("Workload", "Algorithm", "Weight", "Scheduled by", "Latency (us)"),
         [
             (

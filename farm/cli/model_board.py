@@ -11,7 +11,7 @@ from device_agent.protocol import GPU
 from farm import settings as farm_settings
 from farm.artifacts.manifest import open_artifact
 from farm.artifacts.places import is_artifact, require_room
-from farm.cli import options, output
+from farm.cli import options, output, tables
 from farm.cli.durations import read_duration_s
 from farm.cli.model_artifacts import Folder, Wait
 from farm.errors import PermanentError, UsageError
@@ -224,7 +224,7 @@ def _read_subject(text: str, shape: list[str] | None, device: str) -> Any:
 
 def _print_run(document: dict[str, Any]) -> None:
     figures = {key: value * 1e3 for key, value in document["latency"].items() if key != "count"}
-    output.print_table(
+    tables.print_table(
         ("Latency (ms)", "Median", "95 % CI", "Mean", "Min", "Max", "Std", "Energy (mJ)"),
         [
             (
@@ -272,7 +272,7 @@ def _print_bench(document: dict[str, Any]) -> None:
                     "yes" if each["matches"] else "NO",
                 )
             )
-    output.print_table(
+    tables.print_table(
         ("Model", "Code", "Median (ms)", "95 % CI", "Times ours", "Energy (mJ)", "Right"), rows, left=(0, 1)
     )
     board = document["board"]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from farm.cli import options, output
+from farm.cli import options, output, tables
 from farm.errors import UsageError
 
 
@@ -67,7 +67,7 @@ def quantize(
                 }
             )
             return
-        output.print_table(
+        tables.print_table(
             ("Output", "Error (RMS)", "Largest error", "Same top 1"),
             [
                 (

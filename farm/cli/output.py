@@ -10,15 +10,14 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
-from rich import box, markup
+from rich import markup
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from rich.table import Table
 
 from farm import foreign
 from farm.errors import FarmError
@@ -56,21 +55,6 @@ def to_stream(stream: TextIO, data: bytes) -> None:
 def print_json(document: Any) -> None:
     """One JSON document on stdout."""
     print(json.dumps(document, indent=2, allow_nan=False))
-
-
-def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[Any]], left: Sequence[int] = (0,), empty: str = ""
-) -> None:
-    """A table on stdout; `left` columns are text, the others numbers. `empty` is said where there are no rows."""
-    if not rows:
-        stdout.print(empty)
-        return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index in left else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*("–" if cell is None else markup.escape(str(cell)) for cell in row))
-    stdout.print(table)
 
 
 def note(text: str) -> None:

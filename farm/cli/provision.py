@@ -16,7 +16,7 @@ import typer
 
 from farm import settings as farm_settings
 from farm.boards import golden_runs
-from farm.cli import first_contact, options, output
+from farm.cli import first_contact, options, output, tables
 from farm.errors import FarmError, UsageError
 from farm.processes.machine import name_user
 from farm.provision.board import Job, Target
@@ -180,7 +180,7 @@ def _print(reports: list[BoardReport], notes: dict[str, str], json: bool) -> Non
         output.print_json({"boards": documents})
     else:
         rows = [(r.board, r.outcome, r.version, _tell(r, notes.get(r.board, ""))) for r in reports]
-        output.print_table(("Board", "Outcome", "Version", "State"), rows, left=(0, 1, 2, 3))
+        tables.print_table(("Board", "Outcome", "Version", "State"), rows, left=(0, 1, 2, 3))
     if any(report.outcome is Outcome.INTERRUPTED for report in reports):
         raise SystemExit(output.INTERRUPTED)
     if any(report.outcome not in GOOD for report in reports):

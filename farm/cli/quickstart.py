@@ -10,7 +10,7 @@ import typer
 
 from farm import settings as farm_settings
 from farm.artifacts.places import require_room
-from farm.cli import options, output
+from farm.cli import options, output, tables
 from farm.cli.campaign_screen import CampaignScreen
 from farm.inventory.board_types import require_board_type
 
@@ -90,7 +90,7 @@ def _print(document: dict[str, Any]) -> None:
         low, high = figures["ci"]
         cells = [f"{figures[key]:.2f}" for key in ("mean", "min", "max", "std")]
         rows.append((label, f"{figures['median']:.2f}", f"{low:.2f} – {high:.2f}", *cells))
-    output.print_table(("Latency (ms)", "Median", "95 % CI", "Mean", "Min", "Max", "Std"), rows)
+    tables.print_table(("Latency (ms)", "Median", "95 % CI", "Mean", "Min", "Max", "Std"), rows)
     trials = document["trials"]
     lines = [f"the model itself: {document['gained']}"]
     if document["speedup_vs_untuned"] is not None:

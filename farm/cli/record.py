@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from farm.cli import options, output, record_exchange
+from farm.cli import options, output, record_exchange, tables
 from farm.cli import record_filters as filters
 from farm.cli.record_filters import Filters
 from farm.errors import UsageError
@@ -123,7 +123,7 @@ def best_trials(
             output.print_json({"workload": key, "name": name, "simulated": simulated, "candidates": rows})
             return
         output.stdout.print(f"{key} {name}" + (" (simulated)" if simulated else ""), markup=False, soft_wrap=True)
-        output.print_table(
+        tables.print_table(
             ("Board type", "Clocks", "Rank", "Candidate", "GFLOPS", "Latency (us)", "Board", "Measured", "Record"),
             [
                 (
@@ -140,6 +140,7 @@ def best_trials(
                 for row in rows
             ],
             left=(0, 1, 3, 6, 7, 8),
+            spare=("Measured", "GFLOPS", "Board"),
             empty="nothing was measured there; `farm tune MODEL` does",
         )
         if others:
@@ -208,24 +209,25 @@ def _to_document(record: Record) -> dict[str, Any]:
 
 
 def _print_records(records: list[Record], empty: str) -> None:
-    output.print_table(
-        ("Workload", "Name", "Board type", "Clocks", "GFLOPS", "Latency (us)", "Max rel. error", "Verified", "From"),
+    tables.print_table(
+        ("Name", "Board type", "Clocks", "Latency (us)", "GFLOPS", "Max rel. error", "Verified", "From", "Workload"),
         [
             (
-                r.workload,
                 r.workload_name,
                 r.board_type + (" GPU" if r.device == "gpu" else "") + (" (simulated)" if r.simulated else ""),
                 _show_point(r.operating_point),
-                f"{r.flop / r.median_s / 1e9:.2f}",
                 f"{r.median_s * 1e6:,.1f}",
+                f"{r.flop / r.median_s / 1e9:.2f}",
                 f"{r.max_rel_error:.1e}",
                 _show_time(r.verified_at),
                 r.origin["store"][:8] if r.origin else "here",
+                r.workload,
             )
             for r in records
         ],
-        left=(0, 1, 2, 3, 7, 8),
+        left=(0, 1, 2, 6, 7, 8),
         empty=empty,
+        spare=("Max rel. error", "From", "GFLOPS", "Verified", "Clocks", "Workload"),
     )
 
 

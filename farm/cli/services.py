@@ -12,7 +12,7 @@ import typer
 from rich import markup
 
 from farm import settings as farm_settings
-from farm.cli import options, output
+from farm.cli import options, output, tables
 from farm.cli.durations import read_duration_s
 from farm.errors import DeadlineError, PermanentError, TransientError, UsageError
 from farm.reach.services import Services, find_services, start_services, using_services
@@ -142,7 +142,7 @@ def probe(
 
 
 def _print_reports(reports: list[dict[str, Any]]) -> None:
-    output.print_table(
+    tables.print_table(
         ("Board", "Probe", "Health", "Golden kernel", "Took", "Why"),
         [
             (
@@ -219,8 +219,8 @@ def _show(settings: Settings, services: Services, json: bool) -> None:
     for line in lines:
         output.stdout.print(markup.escape(line), soft_wrap=True)
     output.stdout.print()
-    output.print_table(
-        ("Board", "Way", "Reachable", "State", "Held by", "Health", "Probed", "Trouble"),
+    tables.print_table(
+        ("Board", "Connection", "Reachable", "State", "Held by", "Health", "Probed", "Trouble"),
         [
             (
                 board["key"],
@@ -236,6 +236,7 @@ def _show(settings: Settings, services: Services, json: bool) -> None:
         ],
         left=(0, 1, 2, 3, 4, 5, 6, 7),
         empty="no boards; `farm board add` registers one",
+        spare=("Connection", "Probed", "Held by", "Reachable"),
     )
 
 

@@ -11,7 +11,7 @@ import typer
 
 from farm import settings as farm_settings
 from farm.artifacts.places import require_room
-from farm.cli import options, output, sweep_report, sweep_table
+from farm.cli import options, output, sweep_report, sweep_table, tables
 from farm.cli.durations import read_duration_s
 from farm.cli.sweep_goal import Aim, Deadline, MaxPower, read_goal
 from farm.errors import UsageError
@@ -158,7 +158,7 @@ def list_sweeps(json: options.Json = False, debug: options.Debug = False) -> Non
         if json:
             output.print_json(rows)
             return
-        output.print_table(
+        tables.print_table(
             ("Sweep", "Model", "Board type", "Series", "Points", "Visits", "State", "Started"),
             [
                 (
@@ -173,6 +173,7 @@ def list_sweeps(json: options.Json = False, debug: options.Debug = False) -> Non
                 )
                 for row in rows
             ],
+            spare=("Visits", "Started", "Series"),
             left=(1, 2, 3, 6, 7),
             empty="no sweeps yet; `farm sweep run MODEL --board NAME` makes one",
         )

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from farm import units
-from farm.cli import options, output
+from farm.cli import options, output, tables
 from farm.cli.sweep_goal import Aim, Deadline, MaxPower, read_goal
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
@@ -168,7 +168,7 @@ def _print_pair(pair: SeriesPair) -> None:
     columns = ["Operating point", f"A, {scale.unit}", f"B, {scale.unit}", "Latency B/A", "Power B/A", "Energy B/A"]
     rows = [_row(units.format_point(each.label), each, scale) for each in pair.points]
     rows += [_row(_describe_best(each), each, scale) for each in pair.bests]
-    output.print_table(columns, rows)
+    tables.print_table(columns, rows)
     for quantity in ("latency", "energy"):
         if len(pair.points) > 1 and (summary := pair.summarise(quantity)):
             mean, least, greatest = summary

@@ -9,14 +9,12 @@ from typing import Any
 from rich import markup
 
 from farm import units
-from farm.cli import output
+from farm.cli import output, tables
 from farm.report import sweep_variants
 from farm.sweep import rows as sweep_rows
 
 # More columns than that (a TX2 has twelve rails) no terminal holds.
 _MOST_RAILS = 3
-# Characters between two columns.
-_GAP = 3
 
 
 def print_sweep(document: Mapping[str, Any]) -> None:
@@ -58,7 +56,7 @@ def _print_variants(document: Mapping[str, Any]) -> None:
         _say("")
         _say("tuned against untuned" + (f", batch {variants.batch}" if variants.batch > 1 else ""))
         rows = [(key, *cells) for key, cells in zip(table.keys, table.lines, strict=True)]
-        output.print_table(["Operating point", *table.head], rows)
+        tables.print_table(["Operating point", *table.head], rows)
 
 
 def _print_schedules(fitted: Mapping[str, Any]) -> None:
@@ -107,21 +105,14 @@ class _Column:
     cells: list[str | None]
     is_text: bool = False
 
-    @property
-    def width(self) -> int:
-        """Characters, with the space between columns."""
-        return max(len(self.title), *(len(cell or units.NOTHING) for cell in self.cells)) + _GAP
-
 
 def _print_rows(series: Mapping[str, Any]) -> None:
     rows = [row for row in series["rows"] if row["measured"] or row["invalid"]]
     columns = _plan_columns(series, rows) if rows else []
-    shown = fit_columns(columns, output.stdout.width)
-    cells = list(zip(*(column.cells for column in shown), strict=True))
-    left = [index for index, column in enumerate(shown) if column.is_text]
-    output.print_table([column.title for column in shown], cells, left=left, empty="nothing measured")
-    if missing := [column.title for column in columns if column not in shown]:
-        _say(f"this terminal has no room for {', '.join(missing)}; `--json` has all")
+    cells = list(zip(*(column.cells for column in columns), strict=True))
+    left = [index for index, column in enumerate(columns) if column.is_text]
+    spare = [column.title for column in sorted(columns, key=lambda column: -column.matters) if column.matters]
+    tables.print_table([column.title for column in columns], cells, left, "nothing measured", spare)
     rails = _list_rails(series)
     if rows and len(rails) > _MOST_RAILS:
         _say(f"the {_MOST_RAILS} largest of {len(rails)} rails; all are in the CSV of `farm sweep report`")
@@ -129,17 +120,6 @@ def _print_rows(series: Mapping[str, Any]) -> None:
     if unseen:
         points = "1 point was" if unseen == 1 else f"{unseen} points were"
         _say(f"{points} not measured; `--json` has what is predicted")
-
-
-def fit_columns(columns: Sequence[_Column], width: int) -> list[_Column]:
-    """As many of the columns as `width` characters hold, in their order."""
-    shown = list(columns)
-    while sum(column.width for column in shown) - _GAP > width:
-        least = max(shown, key=lambda column: column.matters, default=None)
-        if least is None or not least.matters:
-            break
-        shown.remove(least)
-    return shown
 
 
 def _plan_columns(series: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[_Column]:

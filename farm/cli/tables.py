@@ -1,0 +1,77 @@
+"""Tables on stdout that fit the terminal: columns that matter least are left out, and no word is ever broken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich import box, markup
+from rich.cells import cell_len
+from rich.table import Table
+
+from farm.cli import output
+from farm.units import NOTHING
+
+# Characters between two columns.
+_GAP = 3
+# Text that is longer is broken between words, into lines of no less than this.
+_LEAST_TEXT = 24
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    left: Sequence[int] = (0,),
+    empty: str = "",
+    spare: Sequence[str] = (),
+) -> None:
+    """A table on stdout; `left` columns are text, the others numbers. `empty` is said where there are no rows.
+
+    Long text may be broken between words. Where a terminal is still too narrow, `spare` columns are left out, the first
+    one first, and then whatever stands farthest to the right but the first; what is missing is said below.
+    """
+    if not rows:
+        output.stdout.print(empty)
+        return
+    cells = [[NOTHING if cell is None else str(cell) for cell in row] for row in rows]
+    texts = [[column, *(row[index] for row in cells)] for index, column in enumerate(columns)]
+    least = [_find_least(each, index in left) for index, each in enumerate(texts)]
+    room = output.stdout.width
+    shown = fit_columns(columns, least, room, spare)
+    room -= sum(least[index] + _GAP for index in shown) - _GAP
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for index in shown:
+        more = min(max(0, room), max(map(cell_len, texts[index])) - least[index])
+        room -= more
+        side: Any = "left" if index in left else "right"
+        table.add_column(columns[index], justify=side, overflow="fold", width=least[index] + more)
+    for row in cells:
+        table.add_row(*(markup.escape(row[index]) for index in shown))
+    output.stdout.print(table)
+    if missing := [column for index, column in enumerate(columns) if index not in shown]:
+        text = f"this terminal has no room for {', '.join(missing)}; `--json` has all"
+        output.stderr.print(text, markup=False)
+
+
+def fit_columns(columns: Sequence[str], least: Sequence[int], width: int, spare: Sequence[str] = ()) -> list[int]:
+    """The columns, by number, that `width` characters hold where each takes `least`; the first one always."""
+    shown = list(range(len(columns)))
+    for index in _list_spare(columns, spare):
+        if sum(least[each] + _GAP for each in shown) - _GAP <= width:
+            break
+        shown.remove(index)
+    return shown
+
+
+def _list_spare(columns: Sequence[str], spare: Sequence[str]) -> Iterator[int]:
+    named = [columns.index(title) for title in spare if title in columns]
+    yield from (index for index in named if index)
+    yield from (index for index in range(len(columns) - 1, 0, -1) if index not in named)
+
+
+def _find_least(texts: Sequence[str], is_text: bool) -> int:
+    """How narrow a column may be: its longest cell, or of long text its longest word."""
+    longest = max(map(cell_len, texts))
+    if not is_text or longest <= _LEAST_TEXT:
+        return longest
+    return max(_LEAST_TEXT, *(cell_len(word) for text in texts for word in text.split()))

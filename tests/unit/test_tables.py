@@ -1,0 +1,75 @@
+"""Tables on terminals of every width: no word is broken, no line is longer, and what is missing is named."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+
+import pytest
+
+from farm.cli import board, campaign_orders, model, output, sweep, tables
+from farm.store import Store
+from farm.values import Board
+from tests.unit import campaign_orders as orders
+
+_LISTS: dict[str, Callable[[], None]] = {
+    "board list": board.list_boards,
+    "campaign list": campaign_orders.list_campaigns,
+    "model zoo": model.list_zoo,
+    "sweep list": sweep.list_sweeps,
+}
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A farm with eight boards, labelled, and two campaigns."""
+    monkeypatch.setenv("FARM_HOME", str(tmp_path))
+    with Store(tmp_path / "farm.db") as store:
+        for number in range(8):
+            name = f"rack-{number // 4}-nano-{number % 4:02d}"
+            store.save_board(Board(name, "jetson-nano", simulated=True))
+            store.acquire_lease(name, "somebody@coordinator pid 4711", "campaign vision-of-the-year")
+        for name in ("vision-of-the-year", "short"):
+            orders.submit(store, orders.make_order(name))
+
+
+def _render(
+    show: Callable[[], None], width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    monkeypatch.setattr(output.stdout, "width", width)
+    show()
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+@pytest.mark.parametrize("name", _LISTS)
+def test_a_list_fits_the_terminal(
+    name: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every word is there whole, as on a terminal without end."""
+    words = set(_render(_LISTS[name], 1000, monkeypatch, capsys).split())
+    assert len(words) > 5
+    lines = _render(_LISTS[name], width, monkeypatch, capsys).splitlines()
+    assert max(map(len, lines)) <= width
+    assert {word for line in lines for word in line.split()} - words <= {"─" * n for n in range(width + 1)}
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 140])
+def test_numbers_are_whole_and_what_is_left_out_is_said(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first column always stays; of the others those go first that are said to matter least."""
+    columns = ("Name", "Latency (us)", "Verified", "Note")
+    note = "faster than what was tried first by more than rounds of both differ"
+    rows = [("conv2d_add_relu", "1,234.5", "2026-11-23 22:49:02", note)]
+    monkeypatch.setattr(output.stdout, "width", width)
+    tables.print_table(columns, rows, left=(0, 2, 3), spare=("Verified", "Note"))
+    said = capsys.readouterr()
+    title = said.out.splitlines()[0]
+    shown = [column for column in columns if column in title]
+    assert shown == {20: ["Name"], 40: ["Name", "Latency (us)"], 60: ["Name", "Latency (us)", "Note"]}.get(
+        width, list(columns)
+    )
+    assert ("no room for" in said.err) == (len(shown) < 4)
+    for value, column in zip(rows[0][:3], columns, strict=False):
+        assert (value in said.out) == (column in shown)
