@@ -7,6 +7,7 @@ HTML pages escape what they show (`farm/report/pages.py`).
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -62,3 +63,49 @@ def _escape(value: Any) -> Any:
         changes = {field.name: _escape(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
         return dataclasses.replace(value, **changes)
     return value
+
+
+# What pydantic says of a value, as the farm says it.
+_PLAIN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), said)
+    for pattern, said in (
+        (r"Input should be a valid integer.*", "it must be a whole number"),
+        (r"Input should be a valid (?:number|decimal).*", "it must be a number"),
+        (r"Input should be a finite number", "it must be a finite number"),
+        (r"Input should be a valid string", "it must be text"),
+        (r"Input should be a valid boolean.*", "it must be true or false"),
+        (r"Input should be a valid (?:list|tuple|set|array)", "it must be a list"),
+        (r"Input should be a valid dictionary.*", "it must hold keys and values"),
+        (r"Input should be greater than or equal to (\S+)", r"it must be at least \1"),
+        (r"Input should be less than or equal to (\S+)", r"it must be at most \1"),
+        (r"Input should be greater than (\S+)", r"it must be more than \1"),
+        (r"Input should be less than (\S+)", r"it must be less than \1"),
+        (r"Input should be ('.*)", r"it must be \1"),
+        (
+            r"\w+ should have at least (\d+) items? after validation.*",
+            r"it needs at least \1",
+        ),
+        (
+            r"\w+ should have at most (\d+) items? after validation.*",
+            r"it may have at most \1",
+        ),
+        (r"String should have at (least|most) (\d+) characters?", r"it must have at \1 \2 characters"),
+        (r"String should match pattern (.*)", r"it must match \1"),
+        (r"Input should (.*)", r"it must \1"),
+    )
+)
+
+
+def say_plainly(problem: str) -> str:
+    """What pydantic says is wrong with a value, in the farm's words; anything else as it is."""
+    problem = problem.removeprefix("Value error, ")
+    for pattern, said in _PLAIN:
+        if found := pattern.fullmatch(problem):
+            return found.expand(said)
+    return problem
+
+
+def suggest(given: object, known: Iterable[str]) -> str:
+    """`Did you mean jetson-nano?`, or nothing where no known word is near."""
+    near = difflib.get_close_matches(str(given), list(known), n=2, cutoff=0.6)
+    return f"Did you mean {' or '.join(near)}?" if near else ""

@@ -14,6 +14,7 @@ from farm.errors import BoardUnsafeError, UnavailableError, UsageError
 from farm.gpu.code import plan_gpu
 from farm.inventory.board_types import BoardType
 from farm.search import gpus
+from farm.store.standing import unknown_board
 from farm.values import Health, State, is_for_gpu
 
 # What does not mend by itself.
@@ -61,7 +62,7 @@ def plan_pool(rows: Sequence[Mapping[str, Any]], board_type: str, name: str | No
     if name is not None:
         known = {row["name"]: row for row in rows}
         if name not in known:
-            raise UsageError(f"there is no board {name!r}", "`farm board list` shows those that there are.")
+            raise unknown_board(name, known)
         if known[name]["board_type"] != board_type:
             raise UsageError(
                 f"board {name!r} is a {known[name]['board_type']}, not a {board_type}",

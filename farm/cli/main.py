@@ -9,7 +9,9 @@ import sys
 from collections.abc import Mapping
 
 import typer
+import typer.main
 
+from farm.cli import usage
 from farm.processes.listening import raise_descriptor_limit
 from farm.version import __version__
 
@@ -82,4 +84,12 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Most of what a command makes are modules, which stay: looking for garbage among them took a fifth of its start.
     gc.set_threshold(50_000, 20, 20)
-    sys.exit(make_app(*sys.argv[1:3])())
+    command = typer.main.get_command(make_app(*sys.argv[1:3]))
+    try:
+        code = command.main(sys.argv[1:], prog_name="farm", standalone_mode=False)
+    except Exception as error:
+        # Commands see to their own errors (`output.run`): what comes here is about the line that was typed.
+        if not hasattr(error, "format_message"):
+            raise
+        usage.leave(error)
+    sys.exit(code if isinstance(code, int) else 0)

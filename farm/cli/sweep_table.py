@@ -111,7 +111,8 @@ def _print_rows(series: Mapping[str, Any]) -> None:
     columns = _plan_columns(series, rows) if rows else []
     cells = list(zip(*(column.cells for column in columns), strict=True))
     left = [index for index, column in enumerate(columns) if column.is_text]
-    spare = [column.title for column in sorted(columns, key=lambda column: -column.matters) if column.matters]
+    order = sorted(range(len(columns)), key=lambda index: -columns[index].matters)
+    spare = [index for index in order if columns[index].matters]
     tables.print_table([column.title for column in columns], cells, left, "nothing measured", spare)
     rails = _list_rails(series)
     if rows and len(rails) > _MOST_RAILS:

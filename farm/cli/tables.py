@@ -23,12 +23,13 @@ def print_table(
     rows: Sequence[Sequence[Any]],
     left: Sequence[int] = (0,),
     empty: str = "",
-    spare: Sequence[str] = (),
+    spare: Sequence[str | int] = (),
 ) -> None:
     """A table on stdout; `left` columns are text, the others numbers. `empty` is said where there are no rows.
 
     Long text may be broken between words. Where a terminal is still too narrow, `spare` columns are left out, the first
-    one first, and then whatever stands farthest to the right but the first; what is missing is said below.
+    one first (by title or number), and then whatever stands farthest to the right but the first; what is missing is
+    said below.
     """
     if not rows:
         output.stdout.print(empty)
@@ -50,10 +51,10 @@ def print_table(
     output.stdout.print(table)
     if missing := [column for index, column in enumerate(columns) if index not in shown]:
         text = f"this terminal has no room for {', '.join(missing)}; `--json` has all"
-        output.stderr.print(text, markup=False)
+        output.stdout.print(text, markup=False)
 
 
-def fit_columns(columns: Sequence[str], least: Sequence[int], width: int, spare: Sequence[str] = ()) -> list[int]:
+def fit_columns(columns: Sequence[str], least: Sequence[int], width: int, spare: Sequence[str | int] = ()) -> list[int]:
     """The columns, by number, that `width` characters hold where each takes `least`; the first one always."""
     shown = list(range(len(columns)))
     for index in _list_spare(columns, spare):
@@ -63,15 +64,17 @@ def fit_columns(columns: Sequence[str], least: Sequence[int], width: int, spare:
     return shown
 
 
-def _list_spare(columns: Sequence[str], spare: Sequence[str]) -> Iterator[int]:
-    named = [columns.index(title) for title in spare if title in columns]
+def _list_spare(columns: Sequence[str], spare: Sequence[str | int]) -> Iterator[int]:
+    named = [each if isinstance(each, int) else columns.index(each) for each in spare]
     yield from (index for index in named if index)
     yield from (index for index in range(len(columns) - 1, 0, -1) if index not in named)
 
 
 def _find_least(texts: Sequence[str], is_text: bool) -> int:
-    """How narrow a column may be: its longest cell, or of long text its longest word."""
-    longest = max(map(cell_len, texts))
-    if not is_text or longest <= _LEAST_TEXT:
-        return longest
-    return max(_LEAST_TEXT, *(cell_len(word) for text in texts for word in text.split()))
+    """How narrow a column may be: its longest cell, or of long text its longest word; of its title a word."""
+    title, *cells = texts
+    words = max(cell_len(word) for word in title.split() or [""])
+    longest = max(map(cell_len, cells))
+    if is_text and longest > _LEAST_TEXT:
+        longest = max(_LEAST_TEXT, *(cell_len(word) for text in cells for word in text.split()))
+    return max(words, longest)

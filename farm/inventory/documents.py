@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import difflib
 import pathlib
+import re
 from collections.abc import Hashable, Sequence
 from typing import Any, TypeVar
 
 import pydantic
 import yaml
 
+from farm import foreign
 from farm.errors import UsageError
 
 Document = TypeVar("Document", bound="StrictModel")
@@ -82,8 +84,10 @@ def _describe(detail: Any, model: type[StrictModel]) -> str:
         return f"unknown key {where}; " + (f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}")
     if detail["type"] == "missing":
         return f"the key {where} is missing"
-    message = detail["msg"].removeprefix("Value error, ")
-    return f"{where}: {message} (it is {detail['input']!r})" if where else message
+    message = foreign.say_plainly(detail["msg"])
+    hint = foreign.suggest(detail["input"], re.findall(r"'([^']*)'", str(detail.get("ctx", {}).get("expected", ""))))
+    message = f"{message} (it is {detail['input']!r})" if where else message
+    return ": ".join(part for part in (where, message) if part) + (f"; {hint[0].lower()}{hint[1:]}" if hint else "")
 
 
 def _known_keys(model: type[StrictModel], steps: Sequence[int | str]) -> list[str]:

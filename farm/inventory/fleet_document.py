@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
+from farm import foreign
 from farm.errors import UsageError
 from farm.inventory import document_lines, documents, fleet_ranges
 from farm.inventory.hardware import Text
@@ -95,7 +96,7 @@ def check_labels(labels: Mapping[str, str]) -> dict[str, str]:
     except pydantic.ValidationError as error:
         detail = error.errors()[0]
         raise UsageError(
-            f"{detail['input']!r} cannot be in a label: {detail['msg'].removeprefix('Value error, ')}",
+            f"{detail['input']!r} cannot be in a label: {foreign.say_plainly(detail['msg'])}",
             "Keys are lower-case letters and digits, with . _ - / between them.",
         ) from error
 

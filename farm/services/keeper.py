@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from farm.boards.health import Kind, Observation, decide_by
-from farm.errors import FarmError, UsageError
+from farm.errors import FarmError
 from farm.gpu import native
 from farm.processes import children
 from farm.processes.restarts import Backoff, Restarts
@@ -27,7 +27,7 @@ from farm.services.strangers import Strangers
 from farm.services.ways import DirectWay, VirtualWay, Way, WayState, make_way
 from farm.settings import Settings
 from farm.store import Store
-from farm.store.standing import is_on_demand, parse_transport
+from farm.store.standing import is_on_demand, parse_transport, unknown_board
 from farm.values import Health, State, Transport
 
 BY = "services"
@@ -178,7 +178,7 @@ class Keeper:
         else:
             known = {row["name"] for row in self._store.fetch_boards()}
             if missing := sorted(set(names) - known):
-                raise UsageError(f"there is no board {missing[0]!r}", "`farm board list` shows those that there are.")
+                raise unknown_board(missing[0], known)
             if self._wanted is not None:
                 self._wanted |= set(names)
         self._boards_at = 0.0

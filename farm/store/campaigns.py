@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from device_agent.protocol import NAME_RULE, is_name
+from farm import foreign
 from farm.errors import InternalError, UsageError
 from farm.store import schema
 from farm.store.workloads import WorkloadQueries
@@ -325,5 +326,7 @@ def _read_state(state: str) -> CampaignState:
 
 
 def _unknown(name: str, names: Sequence[str]) -> UsageError:
-    there = f"There are: {', '.join(sorted(names))}." if names else "There is none yet: `farm campaign run FILE`."
+    there = "There is none yet: `farm campaign run FILE`."
+    if names:
+        there = f"{foreign.suggest(name, names)} There are: {', '.join(sorted(names))}.".strip()
     return UsageError(f"there is no campaign {name!r}", there)

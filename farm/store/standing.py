@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
 
+from farm import foreign
 from farm.errors import InternalError, UsageError
 from farm.store import schema
 from farm.store.clock import Instant
@@ -29,13 +30,14 @@ def require_row(connection: sa.Connection, name: str) -> dict[str, Any]:
     """The row of `select_boards` for the board called `name`. Raises UsageError where there is none."""
     row = connection.execute(select_boards().where(schema.boards.c.name == name)).mappings().first()
     if row is None:
-        raise unknown_board(name)
+        raise unknown_board(name, connection.scalars(sa.select(schema.boards.c.name)).all())
     return dict(row)
 
 
-def unknown_board(name: str) -> UsageError:
-    """The error for a board that is not registered."""
-    return UsageError(f"there is no board {name!r}", "`farm board list` shows those that there are.")
+def unknown_board(name: str, known: Iterable[str] = ()) -> UsageError:
+    """The error for a board that is not registered; `known` are those that are."""
+    hint = f"{foreign.suggest(name, known)} `farm board list` shows those that there are.".strip()
+    return UsageError(f"there is no board {name!r}", hint)
 
 
 def has_lapsed(row: Mapping[str, Any], now: Instant) -> bool:

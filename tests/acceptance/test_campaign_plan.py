@@ -81,7 +81,7 @@ def test_mistakes_are_told_at_once_with_their_lines(rack: Home) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("trials: 300", "trials: 0", "budget.trials: Input should be greater than or equal to 1"),
+        ("trials: 300", "trials: 0", "budget.trials: it must be at least 1"),
         (
             "types: [jetson-nano, jetson-tx2]",
             "types: [jetson-nano, raspberry-pi-4]",

@@ -182,13 +182,13 @@ def test_a_clone_is_the_same_but_for_its_name(store: Store) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"budget": 0}, "campaign c: budget.trials: Input should be greater than or equal to 1"),
+        ({"budget": 0}, "campaign c: budget.trials: it must be at least 1"),
         ({"budget": {}}, "campaign c: budget: a budget needs a limit"),
         ({"budget": {"trails": 5}}, "unknown key budget.trails; did you mean trials?"),
         ({"models": ["mlp", "mlp"]}, "two models are called mlp"),
         ({"models": "resnet81"}, "no zoo model is called 'resnet81'"),
-        ({"search": {"tuner": "best"}}, "search.tuner: Input should be"),
-        ({"priority": 99}, "priority: Input should be less than or equal to 10"),
+        ({"search": {"tuner": "best"}}, "search.tuner: it must be"),
+        ({"priority": 99}, "priority: it must be at most 10"),
         ({"name": "No Spaces"}, "name: it must be up to 63 letters"),
     ],
 )

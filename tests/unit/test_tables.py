@@ -51,7 +51,8 @@ def test_a_list_fits_the_terminal(
     assert len(words) > 5
     lines = _render(_LISTS[name], width, monkeypatch, capsys).splitlines()
     assert max(map(len, lines)) <= width
-    assert {word for line in lines for word in line.split()} - words <= {"─" * n for n in range(width + 1)}
+    table = list("\n".join(lines).partition("this terminal has no room")[0].splitlines())
+    assert {word for line in table for word in line.split()} - words <= {"─" * n for n in range(width + 1)}
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 140])
@@ -70,6 +71,6 @@ def test_numbers_are_whole_and_what_is_left_out_is_said(
     assert shown == {20: ["Name"], 40: ["Name", "Latency (us)"], 60: ["Name", "Latency (us)", "Note"]}.get(
         width, list(columns)
     )
-    assert ("no room for" in said.err) == (len(shown) < 4)
+    assert ("no room for" in " ".join(said.out.split())) == (len(shown) < 4)
     for value, column in zip(rows[0][:3], columns, strict=False):
         assert (value in said.out) == (column in shown)
