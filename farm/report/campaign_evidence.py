@@ -76,6 +76,14 @@ def plot_boards(path: pathlib.Path, boards: Rows, title: str, *, simulated: bool
         campaign_frame.save(figure, path)
 
 
+# By what a record's evidence says of a rival: its colour, and what that means.
+VERDICTS = {
+    "slower": ("#0072b2", "slower than the winner"),
+    "tied": ("#e69f00", "a tie: cannot be told from it"),
+    "faster": ("#009e73", "faster, but not by as much as replaces what was tried first"),
+}
+
+
 def list_contests(winners: Rows) -> list[Mapping[str, Any]]:
     """The winners that were measured beside rivals, those first whose nearest rival came closest."""
     contests = [each for each in winners if (each["evidence"] or {}).get("rivals")]
@@ -93,10 +101,8 @@ def plot_winners(path: pathlib.Path, winners: Rows, title: str, *, simulated: bo
     several = len({(each["board_type"], each["point"]) for each in shown}) > 1
     with matplotlib.rc_context(plots.STYLE):
         figure = campaign_frame.new_figure(1.75 + (0.36 if several else 0.28) * len(shown))
-        handles = [
-            _dot("#0072b2", "slower than the winner"),
-            _dot("#e69f00", "a tie: cannot be told from it"),
-        ]
+        used = {rival["verdict"] for each in shown for rival in each["evidence"]["rivals"]}
+        handles = [_dot(colour, label) for verdict, (colour, label) in VERDICTS.items() if verdict in used]
         left_out = f"; the {len(shown)} closest of {len(contests)}" if len(shown) < len(contests) else ""
         subtitle = f"rivals of each winner, measured in turns with it on the same boards{left_out}"
         confidence = shown[0]["evidence"].get("confidence")
@@ -134,7 +140,7 @@ def _draw_rivals(axes: Axes, place: float, rivals: Rows, far: float) -> None:
     spread = min(0.16, 0.6 / max(1, len(ordered)))
     for index, rival in enumerate(ordered):
         level = place + spread * ((len(ordered) - 1) / 2 - index)
-        colour = "#e69f00" if rival["verdict"] == "tied" else "#0072b2"
+        colour = VERDICTS[rival["verdict"]][0]
         if rival["ratio"] > far:
             axes.plot(far, level, ">", color=colour, markersize=5, clip_on=False, zorder=4)
             continue

@@ -56,22 +56,27 @@ def compare_variants(document: Document) -> list[str]:
     for variants in sweep_variants.pair_variants(document):
         pairs, batch = variants.pairs, variants.batch
         times = [ratio for pair in pairs if (ratio := pair.ratio("latency_s"))]
-        told = f"takes {_spread(times)} of the time"
+        told = _times(times, "is {} times as fast as untuned", "takes {} times as long as untuned")
         energies = [ratio for pair in pairs if (ratio := pair.ratio("energy_j"))]
-        told += f" and {_spread(energies)} of the energy" if energies else ""
+        if energies:
+            told += " and " + _times(
+                energies, "makes {} times as many inferences per joule", "needs {} times as much energy"
+            )
         at = "the one operating point" if len(pairs) == 1 else f"the {len(pairs)} operating points"
         size = f", batch {batch}" if len(sweep_rows.list_batches(document)) > 1 else ""
         mean = " (geometric mean, and the range)" if len(pairs) > 1 else ""
-        sentences.append(f"At {at} where both were measured{size}, tuned {told} of untuned{mean}.")
+        sentences.append(f"At {at} where both were measured{size}, tuned {told}{mean}.")
     return sentences
 
 
-def _spread(ratios: list[sweep_rows.Ratio]) -> str:
-    mean = f"{sweep_rows.mean_ratio(ratios):.0%}".replace("%", " %")
+def _times(ratios: list[sweep_rows.Ratio], better: str, worse: str) -> str:
+    """What ratios come to as a factor of at least one, with their range: `is 269 times as fast (260 – 280)`."""
+    mean = sweep_rows.mean_ratio(ratios)
+    values = sorted(ratio.value if mean > 1 else 1 / ratio.value for ratio in ratios)
+    told = (worse if mean > 1 else better).format(units.format_number(mean if mean > 1 else 1 / mean))
     if len(ratios) == 1:
-        return mean
-    low, high = min(ratio.value for ratio in ratios), max(ratio.value for ratio in ratios)
-    return f"{mean} ({low * 100:.0f} – {high * 100:.0f} %)"
+        return told
+    return f"{told} ({units.format_number(values[0])} – {units.format_number(values[-1])})"
 
 
 def _answer(document: Document, series: Series) -> Answer:

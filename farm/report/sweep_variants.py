@@ -85,8 +85,12 @@ def tabulate(variants: Variants) -> Comparison:
         for _, quantity, scale in quantities:
             ratio = pair.ratio(quantity)
             cells += [_value(pair.untuned, quantity, scale), _value(pair.tuned, quantity, scale)]
-            cells.append(units.NOTHING if ratio is None else f"{ratio.value:.2f}")
-            below += ["", "", "" if ratio is None else f"{ratio.low:.2f} – {ratio.high:.2f}"]
+            cells.append(units.NOTHING if ratio is None else units.format_number(ratio.value))
+            below += [
+                "",
+                "",
+                "" if ratio is None else f"{units.format_number(ratio.low)} – {units.format_number(ratio.high)}",
+            ]
         lines.append(tuple(cells))
         intervals.append(tuple(below))
     return Comparison(tuple(head), tuple(pair.key for pair in variants.pairs), tuple(lines), tuple(intervals))

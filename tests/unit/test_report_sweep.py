@@ -97,7 +97,9 @@ def test_page_answers_first() -> None:
         "less energy",
         "is 93 %",
         "the least energy per inference",
-        "tuned takes 43 %",
+        "tuned is 2.3",
+        "times as fast as untuned",
+        "times as many inferences per joule",
     ):
         assert words in before_pictures, words
 
@@ -333,3 +335,13 @@ def test_csv_keeps_what_the_visits_alone_say() -> None:
     assert float(told[0]["visits_latency_s"]) == 0.0125
     assert float(told[0]["visits_energy_j_high"]) == pytest.approx(0.0505)
     assert told[0]["visits_power_w"] == ""
+
+
+def test_a_gain_of_hundreds_is_told_as_a_factor() -> None:
+    """Not as 0 % of the time, nor as a ratio of 0.00."""
+    ratios = [sweep_rows.Ratio(1 / 269, 1 / 280, 1 / 260), sweep_rows.Ratio(1 / 250, 1 / 251, 1 / 249)]
+    told = sweep_answer._times(ratios, "is {} times as fast", "takes {} times as long")
+    assert told == "is 259 times as fast (250 – 269)"
+    assert sweep_answer._times([sweep_rows.Ratio(1.25, 1.2, 1.3)], "is {} times as fast", "takes {} times as long") == (
+        "takes 1.25 times as long"
+    )
