@@ -80,7 +80,7 @@ class SqliteDatabase:
             )
         if "readonly" in str(error):
             return UnavailableError(
-                f"the store {self.location} cannot be written: its disk is full or read-only", self.hint
+                f"the store {self.location} cannot be used for writing: its disk is full or read-only", self.hint
             )
         return UnavailableError(f"the store {self.location} cannot be used: {error}", self.hint)
 

@@ -66,7 +66,7 @@ class Rack:
 
     def probe(self, name: str = NAME, timeout_s: float = 60.0) -> tuple[int, dict[str, Any]]:
         """The exit code and report of `farm board probe`."""
-        done = self.home.run("board", "probe", name, "--timeout", f"{timeout_s:g}", "--json")
+        done = self.home.run("board", "probe", name, "--timeout", f"{timeout_s:g}s", "--json")
         assert done.out, done.err
         [report] = done.json()
         return done.code, report

@@ -401,7 +401,7 @@ def test_a_full_disk_can_be_read(tmp_path: pathlib.Path) -> None:
     assert reader.returncode == 0, complaints
     count, refused = answer.splitlines()
     assert count == "1"
-    assert "cannot be written: its disk is full" in refused
+    assert "cannot be used for writing: its disk is full" in refused
 
 
 def test_a_path_may_hold_any_character(tmp_path: pathlib.Path) -> None:
