@@ -127,7 +127,7 @@ def _rows(group: Group, room: int | None) -> Iterator[tuple[tuple[str, ...], str
                 "–" if gflops is None else f"{gflops:.2f}",
                 _us(task["best_s"]),
                 _us(task["weight"] * task["best_s"] if task["best_s"] else None),
-                _cut(str(task["ended"] or ""), _STATE_WIDTH),
+                _cut(_state(task), _STATE_WIDTH),
             ),
             "",
         )
@@ -164,3 +164,10 @@ def _cut(line: str, width: int | None) -> str:
 
 def _us(seconds: float | None) -> str:
     return "–" if seconds is None else f"{seconds * 1e6:,.1f}"
+
+
+def _state(task: Mapping[str, Any]) -> str:
+    """Where the task stands; of one that this campaign has not tried, whose time is a record's, that it is."""
+    if task.get("from") == "record" and not task["counted"]:
+        return "recorded before"
+    return str(task["ended"] or "")

@@ -7,7 +7,7 @@ import pytest
 from device_agent.protocol import OperatingPoint
 from farm.campaign.engine.active import Active, Work, to_measure_spec
 from farm.campaign.engine.orders import _to_search_budget
-from farm.campaign.engine.progress import find_latencies, sum_latencies, to_progress, to_rows
+from farm.campaign.engine.progress import fill_in, find_latencies, sum_latencies, to_progress, to_rows
 from farm.campaign.engine.resume import list_tasks, to_added
 from farm.campaign.order import (
     MeasureOrder,
@@ -173,3 +173,18 @@ def test_the_time_out_follows_the_best() -> None:
     assert first.limits.timeout_s == 10.0
     assert later.limits.timeout_s < 10.0
     assert (first.limits.threads, first.repeat, first.arguments[0].shape) == (4, 3, (1, 8))
+
+
+def test_a_task_without_a_trial_has_the_time_of_its_record() -> None:
+    """A model's total needs every task; once winners were measured again their records say more than the best trial."""
+    key = ("jetson-nano", "default", "w1")
+
+    def fill(best_s: float | None, recorded: dict[tuple[str, str, str], float], decided: bool) -> tuple[object, str]:
+        row = {"board_type": "jetson-nano", "point": "default", "workload": "w1", "best_s": best_s}
+        fill_in([row], recorded, decided=decided)
+        return row["best_s"], str(row["from"])
+
+    assert fill(None, {key: 2e-3}, False) == (2e-3, "record")
+    assert fill(1e-3, {key: 2e-3}, False) == (1e-3, "trial")
+    assert fill(1e-3, {key: 2e-3}, True) == (2e-3, "record")
+    assert fill(None, {}, True) == (None, "trial")

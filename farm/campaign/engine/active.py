@@ -54,6 +54,10 @@ class Active:
     # The clocks that candidates ran at, by board type and point.
     clocks: dict[tuple[str, str], str] = dataclasses.field(default_factory=dict)
 
+    # Times of records by board type, point and workload; once winners are `decided`, those are what counts.
+    recorded: Mapping[tuple[str, str, str], float] = dataclasses.field(default_factory=dict)
+    decided: bool = False
+
     @property
     def name(self) -> str:
         return self.order.name

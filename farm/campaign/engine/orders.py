@@ -12,7 +12,7 @@ from typing import Any
 
 from farm.campaign.engine import foreign
 from farm.campaign.engine.active import Active
-from farm.campaign.engine.progress import sum_latencies, to_progress, to_rows
+from farm.campaign.engine.progress import fetch_recorded, sum_latencies, to_progress, to_rows
 from farm.campaign.engine.resume import list_tasks, to_added
 from farm.campaign.engine.roster import Roster
 from farm.campaign.engine.searches import Known, Searches, SearchPlan
@@ -135,6 +135,8 @@ class Orders:
                 self._explain(active, roster)
             phase = "verifying" if verifying.is_open(active.name) else str(state.campaigns[active.name].status)
             phase, _ = self._explained.get(active.name, (phase, ""))
+            if active.name in ended:
+                active.recorded, active.decided = fetch_recorded(self._store, active.order), True
             boards, winners = roster.list_boards(active, state), verifying.to_winners(active)
             progress = to_progress(active, state, boards, phase, now, winners)
             active.note_history(progress["counted"], sum_latencies(active, progress["tasks"]))
@@ -197,6 +199,7 @@ class Orders:
         active.faults |= {key: count for key, count in counts.items() if key in active.faults}
         active.history = [(number, dict(sums)) for number, sums in progress.get("history", [])]
         active.warm = dict(progress.get("warm_start", {}))
+        active.recorded = fetch_recorded(self._store, order)
         self.active[row.name] = active
         self._budgets[row.name] = dict(row.budget)
         self._open_search(active)

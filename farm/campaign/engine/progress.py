@@ -1,6 +1,6 @@
 """How far a campaign is, as one plain document: what commands show and reports are drawn from.
 
-Pure, but for `recount`, which asks the store.
+Pure, but for `recount` and `fetch_recorded`, which ask the store.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from farm.campaign.scheduler.state import Campaign, FleetState
 from farm.campaign.scheduler.values import Budget, Done, TaskKey
 from farm.campaign.winner_share import LOOKS, plan_allowance
 from farm.store import Store
-from farm.values import SEARCH_TRIAL, FleetCampaign
+from farm.values import SEARCH_TRIAL, CampaignState, FleetCampaign
 
 
 def to_progress(
@@ -60,6 +60,7 @@ def recount(store: Store, campaign: FleetCampaign) -> dict[str, Any]:
     order = Order.from_document(campaign.order)
     added = resume.to_added(order, Budget(**campaign.budget), store.fetch_course(campaign.id), 0.0, 0.0)
     tasks = to_rows(order, added.done)
+    fill_in(tasks, fetch_recorded(store, order), decided=campaign.state is CampaignState.FINISHED)
     counts = store.count_trials(campaign.id, purpose=SEARCH_TRIAL)
     fresh = {
         "at": time.time(),
@@ -82,6 +83,7 @@ def list_tasks(active: Active, state: FleetState) -> list[dict[str, Any]]:
     tasks = [state.tasks[number] for lane in campaign.lanes for number in state.lanes[lane].tasks] if campaign else []
     if tasks:
         active.tasks = [_to_row(active.order, task.key, task.counted, task.best_s, task.ended) for task in tasks]
+    fill_in(active.tasks, active.recorded, decided=active.decided)
     for row in active.tasks:
         row["clocks"] = active.clocks.get((row["board_type"], row["point"]), "")
     return [dict(row) for row in active.tasks]
@@ -95,6 +97,27 @@ def to_rows(order: Order, done: Iterable[Done]) -> list[dict[str, Any]]:
         before = known.get(key, Done(key, 0))
         rows.append(_to_row(order, key, before.counted, before.best_s, ""))
     return rows
+
+
+def fetch_recorded(store: Store, order: Order) -> dict[tuple[str, str, str], float]:
+    """The times (s) of the records that there are of an order's tasks, by board type, point and workload."""
+    found = {}
+    for each in order.types:
+        hashes = [workload.hash for workload in each.workloads]
+        for record in store.fetch_records(workloads=hashes, board_type=each.board_type, simulated=each.simulated):
+            found[each.board_type, record.operating_point, record.workload] = record.median_s
+    return found
+
+
+def fill_in(rows: Iterable[dict[str, Any]], recorded: Mapping[tuple[str, str, str], float], *, decided: bool) -> None:
+    """Take a task's best from its record where no trial of the campaign gave one, or winners are `decided`: what was
+    measured again says more than the one best trial. `from` says which it is.
+    """
+    for row in rows:
+        known = recorded.get((row["board_type"], row["point"], row["workload"]))
+        is_recorded = known is not None and (decided or row["best_s"] is None)
+        row["best_s"] = known if is_recorded else row["best_s"]
+        row["from"] = "record" if is_recorded else "trial"
 
 
 def _to_row(order: Order, key: TaskKey, counted: int, best_s: float | None, ended: str) -> dict[str, Any]:

@@ -144,7 +144,9 @@ class WinnerTask:
         order += [*doubted, *fresh, *(name for name in traces if name in self._settled)]
         self._queue = [(name, traces[name]) for name in dict.fromkeys(order) if name not in failed]
         if not self._queue:
-            return Result(reason="no candidate of it ran well" if not failed else _join(failed))
+            if failed:
+                return Result(reason=_join(failed))
+            return Result(reason="no candidate of it ran well" if known else "no trial of it was made")
         return None
 
     async def decide(self, make: Callable[[str, str], Program], reference: Program) -> Result:
