@@ -9,7 +9,7 @@ from typing import Any
 from farm import foreign
 from farm.artifacts.listed import list_artifacts
 from farm.points.conditions import format_conditions
-from farm.report import campaign_rows
+from farm.report import campaign_history, campaign_rows
 from farm.report.campaign_models import Gain
 from farm.report.campaign_rows import format_latency
 
@@ -253,10 +253,10 @@ def _order(document: Document) -> str:
 
 
 def _events(document: Document) -> str:
-    events = document["events"]
-    lines = [f"- {_date(each['at'])} {each['kind']}: {each['message']}" for each in events[-_MOST_EVENTS:]]
-    if len(events) > len(lines):
-        lines.insert(0, f"- {len(events) - len(lines)} earlier ones are in report.json")
+    told = campaign_history.tell(document["events"])
+    lines = [f"- {_date(at)} {text}" for at, text in told[-_MOST_EVENTS:]]
+    if len(told) > len(lines):
+        lines.insert(0, f"- {len(told) - len(lines)} earlier ones are in report.json")
     return "\n".join(lines)
 
 
