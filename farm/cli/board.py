@@ -14,7 +14,7 @@ import typer
 
 from farm import settings
 from farm.boards.health import Kind, Observation, decide_by
-from farm.cli import board_show, options, output, tables
+from farm.cli import board_show, completion, options, output, tables
 from farm.errors import UsageError
 from farm.inventory import fleet_addresses, fleet_ranges
 from farm.processes.machine import name_user
@@ -56,7 +56,12 @@ def make_app(verb: str | None = None) -> typer.Typer:
     return made
 
 
-Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them.")]
+Names = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="NAME…", help="Boards, as `farm board list` names them.", autocompletion=completion.list_boards
+    ),
+]
 Reason = Annotated[str, typer.Option("--reason", help="Reason, kept with the board's events.")]
 
 
@@ -113,7 +118,7 @@ def list_types(json: options.Json = False, debug: options.Debug = False) -> None
 
 @app.command("add")
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME")],
+    name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.list_boards)],
     board_type: Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Type of the board.")] = None,
     ssh: Annotated[
         str | None,
@@ -201,7 +206,7 @@ def remove(names: Names, debug: options.Debug = False) -> None:
 
 @app.command("replace")
 def replace(
-    name: Annotated[str, typer.Argument(metavar="NAME")],
+    name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.list_boards)],
     ssh: Annotated[
         str | None,
         typer.Option("--ssh", metavar="USER@HOST[:PORT]", help="SSH address of the new machine, if it differs."),
@@ -282,7 +287,7 @@ def retire(names: Names, reason: Reason = "", debug: options.Debug = False) -> N
 
 @app.command("release")
 def release(
-    name: Annotated[str, typer.Argument(metavar="NAME")],
+    name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.list_boards)],
     force: Annotated[bool, typer.Option("--force", help="Revoke the current lease.")] = False,
     reason: Reason = "",
     debug: options.Debug = False,

@@ -6,12 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
+from farm.cli import completion
 from farm.cli.durations import read_duration_s
 from farm.errors import UsageError
 
 NONE = "none"
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A campaign; `farm campaign list` shows them.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="A campaign; `farm campaign list` shows them.", autocompletion=completion.list_campaigns
+    ),
+]
 Trials = Annotated[
     str | None, typer.Option("--trials", metavar="N|none", help="Limit of candidates measured, in total.")
 ]

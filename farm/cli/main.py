@@ -33,6 +33,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "sweep": ("sweep", "app"),
     "bundle": ("bundle", "app"),
     "campaign": ("campaign", "app"),
+    "completion": ("completion", "completion"),
 }
 
 
@@ -84,7 +85,16 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Most of what a command makes are modules, which stay: looking for garbage among them took a fifth of its start.
     gc.set_threshold(50_000, 20, 20)
-    command = typer.main.get_command(make_app(*sys.argv[1:3]))
+    words = sys.argv[1:]
+    if "_FARM_COMPLETE" in os.environ:
+        # A shell asks what could stand there; the noun that is typed already is all that has to be loaded.
+        from typer.completion import completion_init  # type: ignore[attr-defined]
+
+        from farm.cli.completion import find_words
+
+        completion_init()
+        words = find_words()
+    command = typer.main.get_command(make_app(*words[:2]))
     try:
         code = command.main(sys.argv[1:], prog_name="farm", standalone_mode=False)
     except Exception as error:
