@@ -14,8 +14,9 @@ NUMBERS: Mapping[str, tuple[int, ...]] = {
     "Pad": (1, 3), "Range": (0, 1, 2), "Reshape": (1,), "Resize": (1, 2, 3), "Slice": (1, 2, 3, 4), "Split": (1,),
     "Squeeze": (1,), "Tile": (1,), "TopK": (1,), "Trilu": (1,), "Unsqueeze": (1,), "Upsample": (1,),
 }  # fmt: skip
-# Operators whose results are of one size or another by what they are given.
-SIZED_BY_VALUES = frozenset({"Compress", "If", "NonMaxSuppression", "NonZero", "Unique"})
+# Operators whose results are of one size or another by what they are given. TVM gives NonMaxSuppression's the greatest
+# size that it can have.
+SIZED_BY_VALUES = frozenset({"Compress", "If", "NonZero", "Unique"})
 
 
 def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:

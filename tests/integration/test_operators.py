@@ -240,6 +240,7 @@ OTHERS = [
     ),
     case("OneHot", whole(0, 2), held=[number(3), np.array([0, 1], "float32")]),
     case("Range", held=[number(1), number(9), number(2)]),
+    case("Shape", X),
     case("Where", MASK, X, Y),
     case("BiasGelu", M, held=[image(6)], domain="com.microsoft"),
     case("FastGelu", M, domain="com.microsoft"),
@@ -257,15 +258,14 @@ OTHERS = [
 # Operators that are refused, and the word by which.
 REFUSED = [
     ("BatchNormalization", case("BatchNormalization", X, held=[*CHANNELS, *CHANNELS], training_mode=1)),
-    ("nonzero", case("Compress", M, held=[np.array([True, False, True, True])], axis=0)),
+    ("Compress", case("Compress", M, held=[np.array([True, False, True, True])], axis=0)),
     ("ConvTranspose", case("ConvTranspose", X, held=[image(4, 3, 3, 3)], output_shape=[9, 9])),
     ("Dropout", case("Dropout", X, held=[np.array(0.5, "float32"), np.array(True)])),
     ("LayerNormalization", case("LayerNormalization", X, held=[image(6)], outputs=2)),
     ("MaxPool", case("MaxPool", X, kernel_shape=[2, 2], outputs=2)),
-    ("nonzero", case("NonZero", M)),
+    ("NonZero", case("NonZero", M)),
     ("RoiAlign", case("RoiAlign", X, held=[BOXES, whole(0, 0)], output_height=2, output_width=2, mode="max")),
-    ("shape", case("Shape", X)),
-    ("unique", case("Unique", M)),
+    ("Unique", case("Unique", M)),
     ("Det", case("Det", X)),
 ]
 # Known to the importer, and not tried here: of sequences and optional values, which no input or output can be; of a
