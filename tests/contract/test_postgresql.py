@@ -13,6 +13,7 @@ import pytest
 
 from farm.errors import TransientError, UnavailableError
 from farm.store import Store, soundness
+from farm.store.database import HEAD
 from farm.values import Board
 from tests.places import execute
 from tests.postgresql import Cluster
@@ -124,5 +125,5 @@ def test_commands_for_files_name_the_servers_own(url: str, tmp_path: pathlib.Pat
     assert done.returncode == 2
     assert "pg_dump" in done.stderr
     checked: dict[str, Any] = json.loads(run_farm(url, tmp_path, "db", "check", "--json").stdout)
-    assert checked == {"store": url, "problems": []}
-    assert json.loads(run_farm(url, tmp_path, "db", "upgrade", "--json").stdout)["before"] == "0006"
+    assert checked == {"store": url, "problems": [], "removed_workloads": [], "removed_trials": 0}
+    assert json.loads(run_farm(url, tmp_path, "db", "upgrade", "--json").stdout)["before"] == HEAD

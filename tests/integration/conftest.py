@@ -111,6 +111,7 @@ class Agent:
     port: int
     folder: pathlib.Path  # its TMPDIR
     log_path: pathlib.Path
+    work: pathlib.Path  # where a virtual one keeps what programs cost
 
     def session_files(self, name: str) -> list[pathlib.Path]:
         """Files called `name` in the work folders of this agent's sessions."""
@@ -184,7 +185,7 @@ def start_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
             command += ["--work-folder", str(work)]
         with log_path.open("wb") as log:
             process = subprocess.Popen(command, cwd=ROOT, stderr=log, env=os.environ | {"TMPDIR": str(folder)})
-        agent = Agent(process, f"local/{name}", 0, folder, log_path)
+        agent = Agent(process, f"local/{name}", 0, folder, log_path, work)
         agents.append(agent)
         if wait:
             wait_until(lambda: ready.exists() or process.poll() is not None, f"agent {name} to be ready")

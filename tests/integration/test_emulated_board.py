@@ -92,7 +92,7 @@ def agent(emulated_root: str, tracker: Any, tmp_path_factory: pytest.TempPathFac
         assert process.poll() is None, log_path.read_text()
         facts = json.loads(ready.read_text())
         assert facts["pid"] == process.pid
-        yield Agent(process, facts["key"], facts["port"], folder, log_path)
+        yield Agent(process, facts["key"], facts["port"], folder, log_path, folder)
         process.terminate()
         assert process.wait(PATIENCE_S) == 0, log_path.read_text()
     finally:
