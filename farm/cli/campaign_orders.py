@@ -102,7 +102,7 @@ def report(
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Write a campaign's report: a page with its pictures and tables, and JSON. At any time, also while it runs."""
+    """Write a campaign's report: a page with its pictures and tables, as HTML and Markdown, and JSON. At any time."""
 
     def work() -> None:
         # Here, as it loads Matplotlib.

@@ -11,7 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from farm.report import campaign_frame, plots
+from farm.report import campaign_frame, canvas
+from farm.report.canvas import Picture
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -30,8 +31,8 @@ SIDES = {
 _FAR = 1.5
 
 
-def plot_boards(path: pathlib.Path, boards: Rows, title: str, *, simulated: bool) -> None:
-    """Write for each board its trials, by whose fault they ended, and the hours for which they held it.
+def plot_boards(folder: pathlib.Path, boards: Rows, title: str, *, simulated: bool) -> Picture:
+    """Draw for each board its trials, by whose fault they ended, and the hours for which they held it.
 
     `boards` must not be empty.
     """
@@ -40,8 +41,8 @@ def plot_boards(path: pathlib.Path, boards: Rows, title: str, *, simulated: bool
     left_out = f"; the {len(shown)} busiest of {len(boards)}" if len(shown) < len(boards) else ""
     counts = {side: [_count(each, side) for each in shown] for side in SIDES}
     used = [side for side in SIDES if any(counts[side])]
-    with matplotlib.rc_context(plots.STYLE):
-        figure = campaign_frame.new_figure(1.55 + 0.32 * len(shown))
+    with matplotlib.rc_context(canvas.STYLE):
+        figure = canvas.new_figure(1.55 + 0.32 * len(shown))
         handles = [Patch(color=SIDES[side][1], label=SIDES[side][0]) for side in used]
         subtitle = f"trials of every board, and the hours that they held it{left_out}"
         bottom, top = campaign_frame.draw_head(figure, title, subtitle, "", handles, simulated=simulated, columns=5)
@@ -51,14 +52,14 @@ def plot_boards(path: pathlib.Path, boards: Rows, title: str, *, simulated: bool
         for side in used:
             trials.barh(places, counts[side], left=start, height=0.66, color=SIDES[side][1], zorder=2)
             start = [before + count for before, count in zip(start, counts[side], strict=True)]
-        hours.barh(places, [each["board_hours"] for each in shown], height=0.66, color=plots.GREY, zorder=2)
+        hours.barh(places, [each["board_hours"] for each in shown], height=0.66, color=canvas.GREY, zorder=2)
         trials.set_yticks(places, [each["board"] for each in shown])
         for axes, what, ends, form in (
             (trials, "trials", start, "{:,.0f}"),
             (hours, "board-hours", [each["board_hours"] for each in shown], "{:,.2f}"),
         ):
             axes.tick_params(axis="y", length=0)
-            campaign_frame.strip(axes, "x")
+            canvas.strip(axes, "x")
             axes.set_xlabel(what)
             axes.set_xlim(0, max(*ends, 1e-9) * 1.22)
             for place, end in zip(places, ends, strict=True):
@@ -73,7 +74,7 @@ def plot_boards(path: pathlib.Path, boards: Rows, title: str, *, simulated: bool
             bottom=bottom + 0.42 / height,
             wspace=0.08,
         )
-        campaign_frame.save(figure, path)
+        return canvas.finish(figure, folder, "boards", "Trials and hours of every board")
 
 
 # By what a record's evidence says of a rival: its colour, and what that means.
@@ -90,8 +91,8 @@ def list_contests(winners: Rows) -> list[Mapping[str, Any]]:
     return sorted(contests, key=lambda each: min(rival["ratio"] for rival in each["evidence"]["rivals"]))
 
 
-def plot_winners(path: pathlib.Path, winners: Rows, title: str, *, simulated: bool) -> None:
-    """Write for each task its winner's rivals: how many times as long they take, with the interval of that.
+def plot_winners(folder: pathlib.Path, winners: Rows, title: str, *, simulated: bool) -> Picture:
+    """Draw for each task its winner's rivals: how many times as long they take, with the interval of that.
 
     At least one of the winners must have rivals (`list_contests`).
     """
@@ -99,8 +100,8 @@ def plot_winners(path: pathlib.Path, winners: Rows, title: str, *, simulated: bo
     shown = contests[:_MOST_TASKS]
     band = max((each["evidence"].get("band") or 0.0) for each in shown)
     several = len({(each["board_type"], each["point"]) for each in shown}) > 1
-    with matplotlib.rc_context(plots.STYLE):
-        figure = campaign_frame.new_figure(1.75 + (0.36 if several else 0.28) * len(shown))
+    with matplotlib.rc_context(canvas.STYLE):
+        figure = canvas.new_figure(1.75 + (0.36 if several else 0.28) * len(shown))
         used = {rival["verdict"] for each in shown for rival in each["evidence"]["rivals"]}
         handles = [_dot(colour, label) for verdict, (colour, label) in VERDICTS.items() if verdict in used]
         left_out = f"; the {len(shown)} closest of {len(contests)}" if len(shown) < len(contests) else ""
@@ -116,13 +117,13 @@ def plot_winners(path: pathlib.Path, winners: Rows, title: str, *, simulated: bo
             _draw_rivals(axes, len(shown) - 1.0 - row, each["evidence"]["rivals"], far)
         if band:
             axes.axvspan(1.0, 1.0 + band, color="#eeeeee", zorder=0)
-        axes.axvline(1.0, color=plots.INK, linewidth=1.2, zorder=2)
+        axes.axvline(1.0, color=canvas.INK, linewidth=1.2, zorder=2)
         axes.set_xlim(max(low - 0.005, 0.8), max(far, 1.02))
         axes.set_ylim(-0.7, len(shown) - 0.3)
         labels = [_label(each, several) for each in shown]
         axes.set_yticks([len(shown) - 1.0 - row for row in range(len(shown))], labels, fontsize=8)
         axes.tick_params(axis="y", length=0)
-        campaign_frame.strip(axes, "x")
+        canvas.strip(axes, "x")
         axes.set_xlabel("latency of the rival over that of the winner")
         width, height = figure.get_size_inches()
         longest = max(len(line) for label in labels for line in label.split("\n"))
@@ -132,7 +133,7 @@ def plot_winners(path: pathlib.Path, winners: Rows, title: str, *, simulated: bo
             top=top - 0.06 / height,
             bottom=bottom + 0.45 / height,
         )
-        campaign_frame.save(figure, path)
+        return canvas.finish(figure, folder, "winners", "Winners and how far behind their rivals are")
 
 
 def _draw_rivals(axes: Axes, place: float, rivals: Rows, far: float) -> None:
@@ -168,5 +169,5 @@ def _count(board: Mapping[str, Any], side: str) -> int:
 
 def _write(axes: Axes, value: float, place: float, text: str) -> None:
     axes.annotate(
-        text, (value, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8.5, color=plots.FAINT
+        text, (value, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8.5, color=canvas.FAINT
     )

@@ -1,56 +1,58 @@
-"""The report of a campaign: `report.md` with its pictures, and `report.json`. Its texts are in `campaign_words`."""
+"""The report of a campaign: the same page as HTML and as Markdown, its pictures, and all of it as JSON.
+
+What the page says is in `campaign_words.py`.
+"""
 
 from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from farm.report import campaign_evidence, campaign_models, campaign_plots, campaign_words
+from farm.report import campaign_evidence, campaign_models, campaign_plots, campaign_words, pages
 from farm.report.campaign_models import Gain
+from farm.report.canvas import Picture
 
-PAGE, JSON = "report.md", "report.json"
+PAGE, MARKDOWN, JSON = "report.html", "report.md", "report.json"
 
 
 def write_campaign_report(document: Mapping[str, Any], folder: pathlib.Path) -> dict[str, str]:
-    """Write the report into `folder`, which is made if need be; return the paths of `page`, `json` and pictures.
+    """Write the report into `folder`, which is made if need be; return the paths of `page`, `markdown`, `json` and
+    pictures.
 
     `document` is what `farm campaign show NAME --json` prints. Raises OSError where the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     gains = campaign_models.list_gains(document)
-    pictures = _draw(document, gains, folder)
+    pictures = list(_draw(document, gains, folder))
+    page = campaign_words.write_page(document, gains)
     texts = {
-        "page": (PAGE, campaign_words.write_page(document, gains, pictures)),
+        "page": (PAGE, pages.write_html(page, pictures, (MARKDOWN, JSON))),
+        "markdown": (MARKDOWN, pages.write_markdown(page, pictures)),
         "json": (JSON, json.dumps(document, indent=2, allow_nan=False) + "\n"),
     }
     for name, text in texts.values():
         (folder / name).write_text(text, encoding="utf-8")
     paths = {kind: str(folder / name) for kind, (name, _) in texts.items()}
-    return paths | {pathlib.Path(name).stem: str(folder / name) for name in pictures.values()}
+    return paths | {each.name: str(folder / each.file) for each in pictures}
 
 
-def _draw(document: Mapping[str, Any], gains: list[Gain], folder: pathlib.Path) -> dict[str, str]:
-    """The pictures that there is something for: caption -> file."""
+def _draw(document: Mapping[str, Any], gains: list[Gain], folder: pathlib.Path) -> Iterator[Picture]:
+    """The pictures that there is something for."""
     simulated = any(each["simulated"] for each in document["types"])
-    name, pictures = document["name"], {}
+    name = document["name"]
     if any(each.predicted_s for each in gains):
-        campaign_plots.plot_gains(folder / "gains.png", gains, f"{name}: what tuning gained", simulated=simulated)
-        pictures["Latency of every model without a trial and as it is compiled now"] = "gains.png"
+        yield campaign_plots.plot_gains(folder, gains, f"{name}: what tuning gained", simulated=simulated)
     if any(each["steps"] for each in document["curves"]):
-        campaign_plots.plot_course(
-            folder / "course.png", document["curves"], f"{name}: latency over trials", simulated=simulated
+        yield campaign_plots.plot_course(
+            folder, document["curves"], f"{name}: latency over trials", simulated=simulated
         )
-        pictures["Latency of every model over the campaign's trials"] = "course.png"
     if campaign_evidence.list_contests(document["winners"]):
-        campaign_evidence.plot_winners(
-            folder / "winners.png", document["winners"], f"{name}: winners and rivals", simulated=simulated
+        yield campaign_evidence.plot_winners(
+            folder, document["winners"], f"{name}: winners and rivals", simulated=simulated
         )
-        pictures["Winners and how far behind their rivals are"] = "winners.png"
     if document["boards"]:
-        campaign_evidence.plot_boards(
-            folder / "boards.png", document["boards"], f"{name}: what the boards did", simulated=simulated
+        yield campaign_evidence.plot_boards(
+            folder, document["boards"], f"{name}: what the boards did", simulated=simulated
         )
-        pictures["Trials and hours of every board"] = "boards.png"
-    return pictures

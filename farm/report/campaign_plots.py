@@ -12,8 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from farm.report import campaign_frame, campaign_rows, plots
+from farm.report import campaign_frame, campaign_rows, canvas, plots
 from farm.report.campaign_models import Gain
+from farm.report.canvas import Picture
 
 Curves = Sequence[Mapping[str, Any]]
 
@@ -21,14 +22,14 @@ _PANEL_INCHES = 2.5
 # Bars that one picture can hold; of more the ones that gained most in time are shown.
 _MOST_BARS = 24
 # Where all workloads of a model have records, and where the best measured has to do.
-_COLOURS = {True: plots.BLUE, False: "#56b4e9"}
+_COLOURS = {True: canvas.BLUE, False: "#56b4e9"}
 _OURS = {True: "winners, measured again and checked", False: "best measured, not all of it checked"}
 # Two latencies that round to the same.
 _SAME = 0.005
 
 
-def plot_course(path: pathlib.Path, curves: Curves, title: str, *, simulated: bool) -> None:
-    """Write a panel for each board type and operating point with a line for each model: its latency over trials.
+def plot_course(folder: pathlib.Path, curves: Curves, title: str, *, simulated: bool) -> Picture:
+    """Draw a panel for each board type and operating point with a line for each model: its latency over trials.
 
     Curves without steps are left out; at least one must have some.
     """
@@ -39,9 +40,9 @@ def plot_course(path: pathlib.Path, curves: Curves, title: str, *, simulated: bo
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     last = max(each["steps"][-1][0] for each in curves)
-    with matplotlib.rc_context(plots.STYLE):
+    with matplotlib.rc_context(canvas.STYLE):
         legend_rows = -(-len(models) // 4)
-        figure = campaign_frame.new_figure(1.15 + 0.24 * legend_rows + (_PANEL_INCHES + 0.35) * rows)
+        figure = canvas.new_figure(1.15 + 0.24 * legend_rows + (_PANEL_INCHES + 0.35) * rows)
         handles = [
             Line2D([], [], color=colour, linestyle=dash, linewidth=2, label=model)
             for model, (colour, dash) in looks.items()
@@ -71,7 +72,7 @@ def plot_course(path: pathlib.Path, curves: Curves, title: str, *, simulated: bo
             hspace=0.5,
             wspace=0.6,
         )
-        campaign_frame.save(figure, path)
+        return canvas.finish(figure, folder, "course", "Latency of every model over the campaign's trials")
 
 
 def _draw_course(axes: Axes, curves: Curves, looks: Mapping[str, tuple[str, Any]], last: int) -> None:
@@ -89,7 +90,7 @@ def _draw_course(axes: Axes, curves: Curves, looks: Mapping[str, tuple[str, Any]
         axes.step(trials, [*values, values[-1]], where="post", color=colour, linestyle=dash, linewidth=1.8, zorder=3)
         axes.plot(trials[0], values[0], "o", color=colour, markersize=3.5, zorder=4)
         ends.append((values[-1], campaign_rows.format_latency(each["steps"][-1][1]), colour))
-    campaign_frame.strip(axes, "both")
+    canvas.strip(axes, "both")
     axes.set_ylim(0, top * 1.1)
     axes.set_xlim(0, last * 1.01)
     axes.xaxis.set_major_locator(ticker.MaxNLocator(4, integer=True, steps=[1, 2, 4, 5, 10]))
@@ -110,8 +111,8 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
         axes.text(1.02, place, text, transform=axes.transAxes, va="center", fontsize=8.5, color=colour)
 
 
-def plot_gains(path: pathlib.Path, gains: Sequence[Gain], title: str, *, simulated: bool) -> None:
-    """Write two bars for each model on each type at each point: without a trial, and as it is compiled.
+def plot_gains(folder: pathlib.Path, gains: Sequence[Gain], title: str, *, simulated: bool) -> Picture:
+    """Draw two bars for each model on each type at each point: without a trial, and as it is compiled.
 
     Gains that lack a figure are left out; at least one must be whole.
     """
@@ -122,9 +123,9 @@ def plot_gains(path: pathlib.Path, gains: Sequence[Gain], title: str, *, simulat
     last = [(each.last_s or 0.0) * 1e3 for each in shown]
     ratio = max(first) / min(last)
     log = ratio > plots.LOG_RATIO
-    with matplotlib.rc_context(plots.STYLE):
-        figure = campaign_frame.new_figure(1.55 + 0.56 * len(shown))
-        handles = [Patch(color=plots.GREY, label="without a trial")] + [
+    with matplotlib.rc_context(canvas.STYLE):
+        figure = canvas.new_figure(1.55 + 0.56 * len(shown))
+        handles = [Patch(color=canvas.GREY, label="without a trial")] + [
             Patch(color=_COLOURS[verified], label=_OURS[verified])
             for verified in (True, False)
             if any(each.verified is verified for each in shown)
@@ -134,13 +135,13 @@ def plot_gains(path: pathlib.Path, gains: Sequence[Gain], title: str, *, simulat
         bottom, top = campaign_frame.draw_head(figure, title, subtitle, "", handles, simulated=simulated)
         axes = figure.subplots()
         places = [float(index) for index in range(len(shown))][::-1]
-        axes.barh([place + 0.19 for place in places], first, height=0.34, color=plots.GREY, zorder=2)
+        axes.barh([place + 0.19 for place in places], first, height=0.34, color=canvas.GREY, zorder=2)
         colours = [_COLOURS[each.verified] for each in shown]
         axes.barh([place - 0.19 for place in places], last, height=0.34, color=colours, zorder=2)
         axes.set_yticks(places, labels, fontsize=8.5)
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(-0.6, len(shown) - 0.4)
-        campaign_frame.strip(axes, "x")
+        canvas.strip(axes, "x")
         if log:
             plots.log_axis(axes, "x", ratio)
             axes.set_xlim(min(last) / 2, max(first) * ratio**0.35)
@@ -148,9 +149,9 @@ def plot_gains(path: pathlib.Path, gains: Sequence[Gain], title: str, *, simulat
             axes.set_xlim(0, max(first) * 1.35)
         axes.set_xlabel(f"latency per inference, ms{' (logarithmic axis)' if log else ''}")
         for place, each, before, after in zip(places, shown, first, last, strict=True):
-            _write_value(axes, before, place + 0.19, campaign_rows.format_latency(before / 1e3), plots.FAINT, "normal")
+            _write_value(axes, before, place + 0.19, campaign_rows.format_latency(before / 1e3), canvas.FAINT, "normal")
             gain = f"{campaign_rows.format_latency(after / 1e3)}   {_times(each)}"
-            _write_value(axes, after, place - 0.19, gain, plots.INK, "bold")
+            _write_value(axes, after, place - 0.19, gain, canvas.INK, "bold")
         width, height = figure.get_size_inches()
         longest = max(len(line) for label in labels for line in label.split("\n"))
         figure.subplots_adjust(
@@ -159,7 +160,9 @@ def plot_gains(path: pathlib.Path, gains: Sequence[Gain], title: str, *, simulat
             top=top - 0.06 / height,
             bottom=bottom + 0.42 / height,
         )
-        campaign_frame.save(figure, path)
+        return canvas.finish(
+            figure, folder, "gains", "Latency of every model without a trial and as it is compiled now"
+        )
 
 
 def _times(gain: Gain) -> str:

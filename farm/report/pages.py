@@ -1,6 +1,6 @@
-"""HTML pages from templates (`templates/`), which need nothing but themselves; texts are escaped wherever they stand.
+"""Pages from templates (`templates/`), as HTML that needs nothing but itself and as Markdown; all texts are escaped.
 
-What a page says is gathered by modules such as `sweep_page.py` as plain texts and `Table`s; here they become HTML.
+What a page says is gathered by modules such as `campaign_words.py` and `sweep_page.py` as plain texts and `Table`s.
 """
 
 from __future__ import annotations
@@ -13,6 +13,11 @@ from collections.abc import Sequence
 
 import jinja2
 
+from farm import foreign
+from farm.report.canvas import Picture
+
+# Kinds of cells: numbers go right, names of code look like it.
+NUMBER, CODE = "number", "code"
 _TEMPLATES = pathlib.Path(__file__).with_name("templates")
 
 
@@ -43,6 +48,75 @@ class Table:
     caption: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """Texts one below the other; `lead` says what they are."""
+
+    entries: Sequence[str]
+    lead: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Commands:
+    """What is typed, a line each."""
+
+    commands: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A heading and what stands below it: paragraphs, tables, lists, commands."""
+
+    title: str
+    blocks: Sequence[str | Table | Listing | Commands]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What came out, in a line, and what there is to say of it."""
+
+    lead: str
+    text: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """What a report says, as plain text; `simulated` says of what figures it is all made, "" where boards are real."""
+
+    title: str
+    subtitle: str
+    simulated: str
+    answers: Sequence[Answer]
+    summary: Sequence[str]
+    sections: Sequence[Section]
+    footer: str
+
+
+def write_html(page: Page, pictures: Sequence[Picture], files: Sequence[str]) -> str:
+    """The page as HTML which needs nothing but itself; `files` lie beside it."""
+    shown = [{"caption": each.caption, "data": embed(each.svg)} for each in pictures]
+    return render("page.html", page=page, pictures=shown, files=files)
+
+
+def write_markdown(page: Page, pictures: Sequence[Picture]) -> str:
+    """The page as Markdown, with the pictures' files beside it."""
+    sections = [
+        Section(
+            foreign.escape_markdown(each.title),
+            # In a block of code nothing is markup; nothing ends the block but a line of its own.
+            [
+                Commands([line.replace("\n", " ") for line in block.commands])
+                if isinstance(block, Commands)
+                else foreign.escaped(block)
+                for block in each.blocks
+            ],
+        )
+        for each in page.sections
+    ]
+    whole = dataclasses.replace(foreign.escaped(dataclasses.replace(page, sections=())), sections=sections)
+    return _environment().get_template("page.md").render(page=whole, pictures=pictures).rstrip() + "\n"
+
+
 def render(template: str, **values: object) -> str:
     """A page from a template's file name. Raises jinja2.TemplateError where the template and the values do not fit."""
     return _environment().get_template(template).render(values)
@@ -55,15 +129,29 @@ def embed(svg: str) -> str:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
+        autoescape=jinja2.select_autoescape(disabled_extensions=("md",), default_for_string=True, default=True),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         finalize=_keep_together,
     )
+    environment.filters["markdown_table"] = _write_table
+    return environment
+
+
+def _write_table(table: Table) -> str:
+    """A table in Markdown, whose texts are escaped already."""
+    rows = [[_write_cell(cell) for cell in line.cells] for line in table.lines]
+    left = [at for at, cell in enumerate(table.lines[0].cells) if cell.kind != NUMBER] if table.lines else ()
+    return foreign.table(table.head, rows, left=left)
+
+
+def _write_cell(cell: Cell) -> str:
+    text = f"`{cell.text}`" if cell.kind == CODE and cell.text else cell.text
+    return " ".join([text, *([f"({cell.note})"] if cell.note else []), *(word for word, _ in cell.badges)])
 
 
 def _keep_together(value: object) -> object:

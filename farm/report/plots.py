@@ -7,41 +7,26 @@ import enum
 import math
 import pathlib
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import matplotlib
 from matplotlib import ticker
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.text import Text
+
+from farm.report import canvas
 
 # Above this ratio the short bars of a linear axis can no longer be told apart.
 LOG_RATIO = 8.0
-WIDTH_INCHES = 8.4
-DPI = 200
-# Told apart by the colour-blind too (Okabe and Ito's palette), and in grey.
-BLUE, ORANGE, GREY, RED, INK, FAINT = "#0072b2", "#e69f00", "#9a9a9a", "#b3261e", "#222222", "#5a5a5a"
 _PER_SECOND = {"s": 1.0, "ms": 1e3, "µs": 1e6}
-STYLE: Any = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "axes.edgecolor": "#888888",
-    "axes.labelcolor": INK,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "savefig.facecolor": "white",
-    "svg.hashsalt": "tvm-farm",
-}
 
 
 class Role(enum.Enum):
     """What a figure is to the reader; decides its colour everywhere."""
 
-    OURS = BLUE
-    RIVAL = ORANGE
-    BASELINE = GREY
+    OURS = canvas.BLUE
+    RIVAL = canvas.ORANGE
+    BASELINE = canvas.GREY
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +68,9 @@ def plot_latency(
     scale, unit = _unit(min(row.median_s for row in rows))
     medians = [row.median_s * scale for row in rows]
     log = max(medians) > LOG_RATIO * min(medians)
-    with matplotlib.rc_context(STYLE):
-        figure, axes = _new_figure(1.6 + 0.5 * len(rows))
+    with matplotlib.rc_context(canvas.STYLE):
+        figure = canvas.new_figure(1.6 + 0.5 * len(rows))
+        axes = figure.subplots()
         positions = list(range(len(rows)))[::-1]
         axes.barh(positions, medians, height=0.62, color=[row.role.value for row in rows], zorder=2)
         axes.set_yticks(positions, [row.label for row in rows])
@@ -98,7 +84,7 @@ def plot_latency(
         _lay_out(figure, axes, title, subtitle, note, grid="x", simulated=simulated)
         widths = [_draw_row(axes, position, row, scale, unit) for position, row in zip(positions, rows, strict=True)]
         _fit_values(axes, medians, widths, log)
-        _save(figure, path)
+        canvas.save(figure, path)
 
 
 def plot_progress(
@@ -119,8 +105,9 @@ def plot_progress(
     log = max(levels) > LOG_RATIO * min(levels)
     trials = [point.trials for point in points]
     values = [point.latency_s * scale for point in points]
-    with matplotlib.rc_context(STYLE):
-        figure, axes = _new_figure(3.7)
+    with matplotlib.rc_context(canvas.STYLE):
+        figure = canvas.new_figure(3.7)
+        axes = figure.subplots()
         axes.step(trials, values, where="post", color=Role.OURS.value, linewidth=2, zorder=3)
         axes.plot(trials[-1], values[-1], "o", color=Role.OURS.value, markersize=6, zorder=4)
         axes.set_xlim(0, max(1, *trials) * 1.02)
@@ -140,14 +127,7 @@ def plot_progress(
         room = 0.25 + 0.098 * max(len(text) for _, text, _ in labels)
         _lay_out(figure, axes, title, subtitle, "", grid="both", simulated=simulated, right_inches=room)
         _label_right(axes, labels)
-        _save(figure, path)
-
-
-def _new_figure(height_inches: float) -> tuple[Figure, Axes]:
-    """A figure of its own canvas: pyplot would keep it in a global and pick a display."""
-    figure = Figure(figsize=(WIDTH_INCHES, height_inches))
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots()
+        canvas.save(figure, path)
 
 
 def _draw_row(axes: Axes, position: int, row: LatencyRow, scale: float, unit: str) -> tuple[float, float]:
@@ -157,12 +137,12 @@ def _draw_row(axes: Axes, position: int, row: LatencyRow, scale: float, unit: st
         low, high = row.low_s * scale, row.high_s * scale
         end = max(end, high)
         whiskers = [[max(median - low, 0.0)], [max(high - median, 0.0)]]
-        axes.errorbar(median, position, xerr=whiskers, color=INK, capsize=4, linewidth=1.4, zorder=3)
+        axes.errorbar(median, position, xerr=whiskers, color=canvas.INK, capsize=4, linewidth=1.4, zorder=3)
     offset = 8.0
     points_per_axes = axes.get_window_extent().width * 72 / axes.figure.dpi
     for text, style in (
         (_text(row.median_s, unit), {"fontweight": "bold", "fontsize": 10.5}),
-        (row.remark, {"color": FAINT}),
+        (row.remark, {"color": canvas.FAINT}),
     ):
         if text:
             drawn = axes.annotate(
@@ -208,7 +188,7 @@ def _label_right(axes: Axes, labels: Sequence[tuple[float, str, Role]]) -> None:
     for level, text, role in sorted(labels, key=lambda label: label[0]):
         place = max(axes.transAxes.inverted().transform(axes.transData.transform((0, level)))[1], below + step)
         below = place
-        colour = FAINT if role is Role.BASELINE else "#a06e00" if role is Role.RIVAL else role.value
+        colour = canvas.FAINT if role is Role.BASELINE else "#a06e00" if role is Role.RIVAL else role.value
         axes.text(1.012, place, text, transform=axes.transAxes, va="center", color=colour, fontweight="bold")
 
 
@@ -224,21 +204,9 @@ def _lay_out(
     right_inches: float = 0.12,
 ) -> None:
     """Put headline, subtitle and note around the axes, all at the left edge of the picture."""
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.grid(axis=grid, color="#dddddd", linewidth=0.8, zorder=0)
-    axes.set_axisbelow(True)
+    canvas.strip(axes, grid)
+    canvas.draw_title(figure, title, subtitle, note, simulated=simulated)
     width, height = figure.get_size_inches()
-    left = 0.1 / width
-    room = width - (2.6 if simulated else 0.25)
-    shorten(figure.text(left, 1 - 0.1 / height, title, va="top", fontsize=13, fontweight="bold"), room * figure.dpi)
-    subtitle_text = figure.text(left, 1 - 0.38 / height, subtitle, va="top", fontsize=9.5, color=FAINT)
-    shorten(subtitle_text, (width - 0.25) * figure.dpi)
-    if simulated:
-        tag = {"facecolor": "white", "edgecolor": RED, "boxstyle": "round,pad=0.3"}
-        place = (1 - 0.2 / width, 1 - 0.13 / height)
-        figure.text(*place, "SIMULATED, not hardware", va="top", ha="right", color=RED, fontweight="bold", bbox=tag)
-    figure.text(left, 0.06 / height, note, va="bottom", fontsize=8.5, color=FAINT)
     figure.canvas.draw()
     box = axes.get_tightbbox()
     label_inches = (box.x0 - axes.get_window_extent().x0) / figure.dpi if box else 0.0
@@ -248,19 +216,6 @@ def _lay_out(
         top=1 - 0.68 / height,
         bottom=(0.75 if note else 0.52) / height,
     )
-
-
-def shorten(text: Text, room: float) -> None:
-    """Cut what would run out of the picture, with `room` in pixels."""
-    whole = text.get_text()
-    for kept in range(len(whole) - 1, 0, -1):
-        if text.get_window_extent().width <= room:
-            return
-        text.set_text(whole[:kept] + "…")
-
-
-def _save(figure: Figure, path: pathlib.Path) -> None:
-    figure.savefig(path, dpi=DPI, metadata={"Software": "tvm-farm"})
 
 
 def _unit(smallest_s: float) -> tuple[float, str]:

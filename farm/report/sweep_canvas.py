@@ -6,34 +6,20 @@ Which points a picture shows is decided in `sweep_plots.py`.
 from __future__ import annotations
 
 import dataclasses
-import io
-import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from farm.report import plots
+from farm.report import canvas
 from farm.sweep import rows as sweep_rows
 from farm.sweep.rows import Document, Row, Series
 from farm.units import Scale
 
 DOMINATED = "#b4b4b4"
 _LEFT_INCHES, TOP_INCHES = 0.85, 1.05
-# A font that is outlined in the SVG needs none on the reader's machine.
-STYLE: Any = plots.STYLE | {"svg.fonttype": "path", "axes.labelsize": 10}
-
-
-@dataclasses.dataclass(frozen=True)
-class Picture:
-    """A figure: its name as a file's stem, what it shows, and its SVG text."""
-
-    name: str
-    caption: str
-    svg: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +60,7 @@ def draw_point(
 def draw_ring(axes: Axes, place: tuple[float, float], colour: str) -> None:
     """The mark of a pick, visible on every colour."""
     axes.plot(
-        *place, "o", markersize=13, markerfacecolor="none", markeredgecolor=plots.INK, markeredgewidth=1.5, zorder=7
+        *place, "o", markersize=13, markerfacecolor="none", markeredgecolor=canvas.INK, markeredgewidth=1.5, zorder=7
     )
     axes.plot(
         *place, "o", markersize=15.5, markerfacecolor="none", markeredgecolor=colour, markeredgewidth=1.0, zorder=6
@@ -90,9 +76,9 @@ def plan_legend(looks: Sequence[Look], rows: Sequence[Row], *, front: bool, domi
     if front and dominated:
         marks.append(_mark("o", DOMINATED, DOMINATED, "not on the front"))
     if any(row["predicted"] for row in rows):
-        marks.append(_mark("o", plots.FAINT, "white", "predicted, not measured"))
+        marks.append(_mark("o", canvas.FAINT, "white", "predicted, not measured"))
     if any(sweep_rows.find_pick(look.series) for look in looks):
-        ring = _mark("o", plots.INK, "none", "pick")
+        ring = _mark("o", canvas.INK, "none", "pick")
         ring.set_markersize(11)
         marks.append(ring)
     return marks
@@ -102,36 +88,16 @@ def _mark(shape: str, edge: str, face: str, label: str) -> Line2D:
     return Line2D([], [], linestyle="none", marker=shape, color=edge, markerfacecolor=face, markersize=6.5, label=label)
 
 
-def new_figure(height_inches: float) -> Figure:
-    """A figure of its own canvas: pyplot would keep it in a global and pick a display."""
-    figure = Figure(figsize=(plots.WIDTH_INCHES, height_inches))
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def draw_frame(
     figure: Figure, stack: Sequence[Axes], document: Document, subtitle: str, handles: Sequence[Line2D]
 ) -> None:
     """Title, subtitle, legend and the simulated mark above the axes; room for their labels around them."""
     board = document["board"]
     width, height = figure.get_size_inches()
-    left, room = 0.1 / width, width - (2.6 if board["simulated"] else 0.25)
     for axes in stack:
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-        axes.grid(color="#e2e2e2", linewidth=0.8, zorder=0)
-        axes.set_axisbelow(True)
+        canvas.strip(axes, "both")
     title = f"{document['model']} on {sweep_rows.name_boards(document)}"
-    text = figure.text(left, 1 - 0.1 / height, title, va="top", fontsize=13, fontweight="bold")
-    plots.shorten(text, room * figure.dpi)
-    text = figure.text(left, 1 - 0.38 / height, subtitle, va="top", fontsize=9.5, color=plots.FAINT)
-    plots.shorten(text, (width - 0.25) * figure.dpi)
-    if board["simulated"]:
-        tag = {"facecolor": "white", "edgecolor": plots.RED, "boxstyle": "round,pad=0.3"}
-        place = (1 - 0.2 / width, 1 - 0.13 / height)
-        figure.text(
-            *place, "SIMULATED, not hardware", va="top", ha="right", color=plots.RED, fontweight="bold", bbox=tag
-        )
+    canvas.draw_title(figure, title, subtitle, simulated=board["simulated"])
     figure.legend(
         handles=list(handles),
         loc="upper left",
@@ -177,11 +143,3 @@ def grow(axes: Axes, share: float, which: str = "xy") -> None:
 def _axes_of(axes: Axes) -> Iterator[tuple[str, Callable[[], Any], Callable[..., Any]]]:
     yield "x", axes.get_xlim, axes.set_xlim
     yield "y", axes.get_ylim, axes.set_ylim
-
-
-def finish(figure: Figure, folder: pathlib.Path, name: str, caption: str) -> Picture:
-    """Write the PNG, return the picture with its SVG. Dates are left out: equal documents give equal files."""
-    figure.savefig(folder / f"{name}.png", dpi=plots.DPI, metadata={"Software": "tvm-farm"})
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": "tvm-farm"})
-    return Picture(name, caption, text.getvalue())

@@ -10,8 +10,8 @@ from typing import Any
 
 from farm import units
 from farm.report import pages, sweep_answer, sweep_csv, sweep_plots, sweep_schedules, sweep_tables, sweep_variants
+from farm.report.canvas import Picture
 from farm.report.pages import Cell, Line, Table
-from farm.report.sweep_canvas import Picture
 from farm.sweep import rows as sweep_rows
 from farm.sweep.rows import Document, Series
 

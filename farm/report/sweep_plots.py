@@ -15,14 +15,15 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 
 from farm import units
-from farm.report import plots, sweep_canvas, sweep_labels
-from farm.report.sweep_canvas import Look, Picture
+from farm.report import canvas, plots, sweep_canvas, sweep_labels
+from farm.report.canvas import Picture
+from farm.report.sweep_canvas import Look
 from farm.sweep import rows as sweep_rows
 from farm.sweep.rows import Document, Row
 from farm.units import Scale
 
 # Told apart by shape too, for readers who see no colours and for print.
-_COLOURS = (plots.BLUE, "#c85200", "#00775a", "#8f4f86")
+_COLOURS = (canvas.BLUE, "#c85200", "#00775a", "#8f4f86")
 _SHAPES = ("o", "s", "^", "D")
 _VARIANTS = ("tuned", "untuned")
 # With more predictions than this, their intervals and outlines would cover everything else.
@@ -73,8 +74,8 @@ def _draw_front(document: Document, looks: Sequence[Look], folder: pathlib.Path,
     times = [row["latency_s"]["value"] for row in rows]
     energies = [row["energy_j"]["value"] for row in rows]
     time, energy = units.seconds_scale(times), units.joule_scale(energies)
-    with matplotlib.rc_context(sweep_canvas.STYLE):
-        figure = sweep_canvas.new_figure(4.6)
+    with matplotlib.rc_context(canvas.STYLE):
+        figure = canvas.new_figure(4.6)
         axes = figure.subplots()
         for look in looks:
             _draw_cloud(axes, look, [row for row in look.series["rows"] if row in rows], time, energy)
@@ -94,7 +95,7 @@ def _draw_front(document: Document, looks: Sequence[Look], folder: pathlib.Path,
         _draw_limits(axes, document["goal"], time, energy)
         _label_points(axes, document, looks, rows, time, energy)
         caption = "Latency and energy per inference at every operating point, with the Pareto front"
-        return sweep_canvas.finish(figure, folder, f"front{suffix}", caption)
+        return canvas.finish(figure, folder, f"front{suffix}", caption)
 
 
 def _choose_rows(looks: Sequence[Look]) -> tuple[list[Row], int]:
@@ -139,7 +140,7 @@ def _draw_cloud(axes: Axes, look: Look, rows: Sequence[Row], time: Scale, energy
 
 def _draw_limits(axes: Axes, goal: Mapping[str, Any], time: Scale, energy: Scale) -> None:
     """The deadline, and the power that must not be exceeded: energy over latency. Named above the axes."""
-    style: Any = {"color": plots.RED, "linewidth": 1.2, "linestyle": (0, (4, 3)), "zorder": 1.5}
+    style: Any = {"color": canvas.RED, "linewidth": 1.2, "linestyle": (0, (4, 3)), "zorder": 1.5}
     left, right = axes.get_xlim()
     low, high = axes.get_ylim()
     names: list[tuple[float, float, str]] = []
@@ -165,7 +166,7 @@ def _draw_limits(axes: Axes, goal: Mapping[str, Any], time: Scale, energy: Scale
             textcoords="offset points",
             ha="right" if at_right else side,
             va="bottom",
-            color=plots.RED,
+            color=canvas.RED,
             fontsize=8.5,
             annotation_clip=False,
         )
@@ -189,7 +190,7 @@ def _label_points(
             if row is not pick:
                 rank = 2 if row is front[0] or row is front[-1] else 3
                 text = units.format_label(row["key"], common)
-                wanted.append(sweep_labels.Label(place(row), text, plots.FAINT, rank))
+                wanted.append(sweep_labels.Label(place(row), text, canvas.FAINT, rank))
         if pick and pick["energy_j"]:
             text = f"pick: {units.format_label(pick['key'], common)}"
             wanted.append(sweep_labels.Label(place(pick), text, look.colour, 1, bold=True))
@@ -212,8 +213,8 @@ def _draw_clock(
         panels.append(("power_w", "power", units.WATT))
     if energies := [row["energy_j"]["value"] for row in rows if row["energy_j"]]:
         panels.append(("energy_j", "energy", units.joule_scale(energies)))
-    with matplotlib.rc_context(sweep_canvas.STYLE):
-        figure = sweep_canvas.new_figure(sweep_canvas.TOP_INCHES + 0.55 + 1.75 * len(panels))
+    with matplotlib.rc_context(canvas.STYLE):
+        figure = canvas.new_figure(sweep_canvas.TOP_INCHES + 0.55 + 1.75 * len(panels))
         stack = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for axes, (quantity, label, unit) in zip(stack, panels, strict=True):
             for look, some in slices:
@@ -227,7 +228,7 @@ def _draw_clock(
         quantities = " and ".join([label for _, label, _ in panels][:2])
         variants = " and ".join(look.label for look, _ in slices)
         caption = f"{quantities.capitalize()} over the clock of {' and '.join(clock)}: {variants}"
-        return sweep_canvas.finish(figure, folder, f"clock-{name}{suffix}", caption)
+        return canvas.finish(figure, folder, f"clock-{name}{suffix}", caption)
 
 
 def _draw_course(axes: Axes, clock: Sequence[str], look: Look, rows: list[Row], quantity: str, scale: Scale) -> None:

@@ -57,9 +57,10 @@ def test_its_report(rack: Home) -> None:
     """The report has a page, JSON and pictures, also from another folder and after the engine has gone."""
     done = rack.run("campaign", "report", "small", "--out", "report", "--json")
     assert done.code == 0, done.err
-    page = pathlib.Path(rack.path / done.json()["report"]["page"]).read_text()
-    assert "> **Simulated.**" in page
-    assert "6 trials counted" in page
+    for kind, mark in (("page", '<p class="simulated">'), ("markdown", "> **Simulated.**")):
+        page = pathlib.Path(rack.path / done.json()["report"][kind]).read_text()
+        assert mark in page
+        assert "6 trials counted" in page
     assert (rack.path / "report" / "boards.png").stat().st_size > 10_000
 
 

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import struct
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from farm.artifacts import listed
-from farm.report import campaign_document, campaign_models, campaign_words
+from farm.report import campaign_document, campaign_models, campaign_words, pages
 from farm.report.campaign_page import write_campaign_report
 from farm.store import Store
 from tests.unit.campaign_documents import PLACES, make_document
 from tests.unit.campaign_orders import make_order, submit
+
+
+def write_page(document: dict[str, Any], gains: Sequence[campaign_models.Gain]) -> str:
+    """The report's page in Markdown, without pictures."""
+    return pages.write_markdown(campaign_words.write_page(document, gains), [])
 
 
 def test_a_models_latency_starts_when_all_is_known() -> None:
@@ -48,9 +56,9 @@ def test_gains_are_those_of_the_model_itself() -> None:
     assert (gained.model, gained.predicted_s, gained.last_s) == ("resnet18", 0.0131, 0.0122)
     assert gained.factor == pytest.approx(0.0131 / 0.0122)
     assert (nothing.factor, nothing.last_s) == (1.0, 0.0131)
-    page = campaign_words.write_page(document, [gained, nothing], {})
-    assert "resnet18 takes **12.2 ms** on jetson-nano @ default: 1.07 times as fast as without a trial." in page
-    assert "the trials gained nothing: with its records it takes 1.03 times as long" in page
+    page = write_page(document, [gained, nothing])
+    assert "- **resnet18 takes 12.2 ms on jetson-nano @ default**: 1.07 times as fast as without a trial." in page
+    assert "The trials gained nothing: with its records it takes 1.03 times as long" in page
     assert "first schedules" not in page
     assert "- workloads on jetson-nano @ default, 1 thread, a57=1479MHz\n" in page
     assert "- resnet18 on jetson-nano/nano-1 @ default: 4 threads, a57=1479MHz; 60 timed runs\n" in page
@@ -79,10 +87,10 @@ def test_what_has_no_winner_is_said() -> None:
         {"board_type": second["board_type"], "workload": second["workload"], "point": second["point"]}
         | {"reason": "no board was left"}
     ]
-    page = campaign_words.write_page(document, campaign_models.list_gains(document), {})
-    assert f"No winner:\n- `{first['name']}` on jetson-nano @ default\n- `{second['name']}` on" in page
+    page = write_page(document, campaign_models.list_gains(document))
+    assert f"No winner:\n- {first['name']} on jetson-nano @ default\n- {second['name']} on" in page
     assert ": no board was left" in page
-    assert "**Boards contradict each other:**\n- nano-1 and nano-2 do not agree" in page
+    assert "Boards contradict each other:\n- nano-1 and nano-2 do not agree" in page
 
 
 def test_the_report_is_written(tmp_path: pathlib.Path) -> None:
@@ -91,22 +99,26 @@ def test_the_report_is_written(tmp_path: pathlib.Path) -> None:
     paths = write_campaign_report(document, tmp_path / "one")
     again = write_campaign_report(document, tmp_path / "two")
     assert {pathlib.Path(each).name for each in paths.values()} == {
-        *("report.md", "report.json", "gains.png", "course.png", "winners.png", "boards.png")
+        *("report.html", "report.md", "report.json", "gains.png", "course.png", "winners.png", "boards.png")
     }
     for one, two in zip(paths.values(), again.values(), strict=True):
         assert pathlib.Path(one).read_bytes() == pathlib.Path(two).read_bytes()
     assert json.loads(pathlib.Path(paths["json"]).read_text()) == json.loads(json.dumps(document))
-    page = pathlib.Path(paths["page"]).read_text()
+    page = pathlib.Path(paths["markdown"]).read_text()
     for text in (
         "> **Simulated.** All boards are models of hardware",
-        "The campaign is **finished**: 900 trials are spent. 900 trials counted in 3:20:00 on 6 boards",
+        "The campaign is finished: 900 trials are spent. 900 trials counted in 3:20:00 on 6 boards",
         "## Winners",
         "| nano-2 | jetson-nano | 220 | 180 | 24 | 7 | 9 | 0 | 42:00 |",
         "240 of them measured the best candidates again",
-        f"- `{document['winners'][0]['name']}` on jetson-nano at default: the search begins with 412 trials of other",
+        f"- {document['winners'][0]['name']} on jetson-nano at default: the search begins with 412 trials of other",
         "- labels: site=lab",
     ):
         assert text in page
+    html = pathlib.Path(paths["page"]).read_text()
+    assert '<p class="simulated">Simulated: All boards are models of hardware' in html
+    assert html.count('src="data:image/svg+xml;base64,') == 4
+    assert not re.search(r'(?:src|href)="(?!data:|report\.)', html)
     for name in ("gains", "course", "winners", "boards"):
         assert f"]({name}.png)" in page
         width, height = struct.unpack(">II", pathlib.Path(paths[name]).read_bytes()[16:24])
@@ -120,9 +132,9 @@ def test_a_campaign_that_has_not_begun_has_a_report_too(tmp_path: pathlib.Path) 
         submit(store, make_order("c"))
         document = campaign_document.make_document(store, "c")
     paths = write_campaign_report(document, tmp_path / "report")
-    assert set(paths) == {"page", "json"}
-    page = pathlib.Path(paths["page"]).read_text()
-    assert "The campaign is **submitted**" in page
+    assert set(paths) == {"page", "markdown", "json"}
+    page = pathlib.Path(paths["markdown"]).read_text()
+    assert "The campaign is submitted" in page
     assert "0 of 2 tasks have a record" in page
     assert "mlp | zoo:mlp | abababababab" in page
 
@@ -153,6 +165,6 @@ def test_every_model_has_a_command_that_compiles_it() -> None:
         changed = document | {"types": [document["types"][0] | {"pipeline": pipeline}]}
         command = next(each.command for each in listed.list_artifacts(changed))
         assert command == first.replace("--simulated", f"--simulated {words}")
-    page = campaign_words.write_page(document, [], {})
+    page = write_page(document, [])
     assert first in page
     assert second in page

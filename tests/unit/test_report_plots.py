@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from farm.report import plots
+from farm.report import canvas, plots
 from farm.report.plots import LatencyRow, ProgressPoint, Reference, Role
 
 ROWS = {
@@ -46,7 +46,7 @@ def pixels(path: pathlib.Path) -> np.ndarray:
 def assert_whole(path: pathlib.Path) -> None:
     """Nothing touches the picture's edge, so nothing is cut off; and something is drawn."""
     image = pixels(path)
-    assert image.shape[1] == round(plots.WIDTH_INCHES * plots.DPI)
+    assert image.shape[1] == round(canvas.WIDTH_INCHES * canvas.DPI)
     for edge in (image[:3], image[-3:], image[:, :3], image[:, -3:]):
         assert (edge == 255).all()
     assert (image < 128).mean() > 0.005

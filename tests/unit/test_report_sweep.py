@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from farm import units
-from farm.report import plots, sweep_answer, sweep_csv, sweep_page, sweep_plots
+from farm.report import canvas, sweep_answer, sweep_csv, sweep_page, sweep_plots
 from farm.sweep import rows as sweep_rows
 from tests.unit import sweep_documents
 
@@ -236,7 +236,7 @@ def test_pictures_are_whole(tmp_path: pathlib.Path, name: str) -> None:
     for picture in sweep_plots.draw_pictures(DOCUMENTS[name](), tmp_path):
         path = tmp_path / f"{picture.name}.png"
         image = np.asarray(Image.open(path).convert("RGB"))
-        assert image.shape[1] == round(plots.WIDTH_INCHES * plots.DPI)
+        assert image.shape[1] == round(canvas.WIDTH_INCHES * canvas.DPI)
         for edge in (image[:3], image[-3:], image[:, :3], image[:, -3:]):
             assert (edge == 255).all(), picture.name
         assert (image < 128).mean() > 0.003
