@@ -74,7 +74,7 @@ def plan_pool(rows: Sequence[Mapping[str, Any]], board_type: str, name: str | No
         there = ", ".join(sorted({row["board_type"] for row in rows})) or "none"
         raise UsageError(
             f"no board of type {board_type!r} is registered",
-            f"Registered types: {there}. `farm board add NAME --type {board_type} --ssh USER@HOST` adds one.",
+            f"Registered types: {there}. `farm board add NAME --board-type {board_type} --ssh USER@HOST` adds one.",
         )
     simulated = all(row["simulated"] for row in mine)
     return tuple(sorted(row["name"] for row in mine if bool(row["simulated"]) == simulated))

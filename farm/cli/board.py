@@ -119,13 +119,13 @@ def list_types(json: options.Json = False, debug: options.Debug = False) -> None
 @app.command("add")
 def add(
     name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.list_boards)],
-    board_type: Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Type of the board.")] = None,
+    board_type: Annotated[str | None, typer.Option("--board-type", metavar="TYPE", help="Type of the board.")] = None,
     ssh: Annotated[
         str | None,
         typer.Option("--ssh", metavar="[USER@]HOST[:PORT]", help="SSH address; HOST may be an alias of ~/.ssh/config."),
     ] = None,
     virtual: Annotated[
-        str | None, typer.Option("--virtual", metavar="TYPE", help="Virtual board to sweep instead.")
+        str | None, typer.Option("--virtual", metavar="TYPE", help="Board type of which to make a virtual board.")
     ] = None,
     time: Annotated[
         Literal["lapsed", "live"],
@@ -155,16 +155,18 @@ def add(
 
         labels = _read_labels(label or [])
         if (ssh is None) == (virtual is None):
-            raise UsageError("say how the board is reached", "Give --ssh USER@HOST with --type, or --virtual TYPE.")
+            raise UsageError(
+                "say how the board is reached", "Give --ssh USER@HOST with --board-type, or --virtual TYPE."
+            )
         if virtual is None and board_type is None:
-            raise UsageError("--ssh needs --type", "`farm board types` lists them.")
+            raise UsageError("--ssh needs --board-type", "`farm board types` lists them.")
         kind = require_board_type(virtual or board_type or "")
         wanted: list[tuple[str, Transport]]
         if virtual is not None:
             if not kind.simulation:
                 raise UsageError(f"there are no virtual boards of type {kind.name}", "`farm board types` says which.")
             if board_type not in (None, virtual) or key_file or host_key:
-                raise UsageError("--virtual goes with neither --type nor a key", "Give the type once.")
+                raise UsageError("--virtual goes with neither --board-type nor a key", "Give the type once.")
             if not 1 <= count <= fleet_ranges.MAX_EXPANDED:
                 raise UsageError(f"--count must be 1 to {fleet_ranges.MAX_EXPANDED}, not {count}")
             names = [name] if count == 1 else fleet_ranges.number(name, count)

@@ -42,7 +42,7 @@ def build(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--output", metavar="PATH", help="File or folder to write; default: a name made up here."),
+        typer.Option("--out", metavar="PATH", help="File or folder to write; default: a name made up here."),
     ] = None,
     json: options.Json = False,
     debug: options.Debug = False,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import typer
 import typer.main
 
-from farm.cli import usage
+from farm.cli import examples, usage
 from farm.processes.listening import raise_descriptor_limit
 from farm.version import __version__
 
@@ -95,6 +95,7 @@ def main() -> None:
         completion_init()
         words = find_words()
     command = typer.main.get_command(make_app(*words[:2]))
+    examples.complete(command)
     try:
         code = command.main(sys.argv[1:], prog_name="farm", standalone_mode=False)
     except Exception as error:

@@ -71,7 +71,7 @@ def compile_(
     weights: options.Weights = "float32",
     labels: Annotated[
         Path | None,
-        typer.Option("--labels", metavar="FILE", help="File with the names of a classifier's classes, one per line."),
+        typer.Option("--classes", metavar="FILE", help="File with the names of a classifier's classes, one per line."),
     ] = None,
     shape: options.Shapes = None,
     batch: options.Batch = None,

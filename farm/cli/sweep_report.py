@@ -67,7 +67,9 @@ def export(
     key: Annotated[
         str | None,
         typer.Option(
-            "--key", metavar="KEY", help="Operating point instead of the pick, as `farm sweep show` names it."
+            "--operating-point",
+            metavar="POINT",
+            help="Operating point instead of the pick, as `farm sweep show` names it.",
         ),
     ] = None,
     variant: Annotated[

@@ -24,7 +24,7 @@ class Rack:
         """Make the board known to the farm."""
         host = self.host
         added = self.home.run(
-            *("board", "add", host.name, "--type", host.board_type, "--ssh", f"root@{host.address}"),
+            *("board", "add", host.name, "--board-type", host.board_type, "--ssh", f"root@{host.address}"),
             *("--key-file", str(key_file or host.key_file), "--host-key", host_key or host.fingerprint),
         )
         assert added.code == 0, added.err

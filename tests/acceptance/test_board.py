@@ -58,7 +58,7 @@ def test_orders_are_kept_with_who_gave_them_and_why(home: Home) -> None:
 def test_a_board_is_replaced_under_its_name(home: Home) -> None:
     """The old host key is forgotten, the new one taken; where there is none yet, what to do is said."""
     old, new = ("SHA256:" + letter * 43 for letter in "AB")
-    key = ("--type", "jetson-nano", "--ssh", "root@10.0.0.5", "--host-key", old)
+    key = ("--board-type", "jetson-nano", "--ssh", "root@10.0.0.5", "--host-key", old)
     assert home.run("board", "add", "nano-01", *key).code == 0
     done = home.run("board", "replace", "nano-01", "--host-key", new, "--serial", "1421", "--reason", "burnt out")
     assert done.code == 0, done.err
@@ -84,11 +84,11 @@ def one_board() -> Iterator[Home]:
     ("words", "answer"),
     [
         pytest.param("add x", "how the board is reached", id="no-way-to-it"),
-        pytest.param("add x --ssh a@b", "--type", id="no-type"),
-        pytest.param("add x --type jetson-nan --ssh a@b", "jetson-nano", id="unknown-type"),
-        pytest.param("add x --type jetson-nano --ssh @host", "lacks the user", id="no-user"),
-        pytest.param("add x --type jetson-nano --ssh a@b:99999", "port", id="bad-port"),
-        pytest.param("add x --type jetson-nano --ssh a@b --count 3", "fleet apply", id="count-of-real-boards"),
+        pytest.param("add x --ssh a@b", "--board-type", id="no-type"),
+        pytest.param("add x --board-type jetson-nan --ssh a@b", "jetson-nano", id="unknown-type"),
+        pytest.param("add x --board-type jetson-nano --ssh @host", "lacks the user", id="no-user"),
+        pytest.param("add x --board-type jetson-nano --ssh a@b:99999", "port", id="bad-port"),
+        pytest.param("add x --board-type jetson-nano --ssh a@b --count 3", "fleet apply", id="count-of-real-boards"),
         pytest.param("add x --virtual local", "virtual", id="type-without-a-model"),
         pytest.param("add x --virtual jetson-nano --count 0", "--count", id="none-of-them"),
         pytest.param("add x --virtual jetson-nano --label rack", "KEY=VALUE", id="bad-label"),

@@ -259,7 +259,7 @@ def test_killed_services_leave_a_board_that_the_next_ones_use(rack: Rack) -> Non
 def registered(rack: Rack, name: str, host: str, port: int, *options: str) -> Iterator[None]:
     """Another board for the length of a block."""
     added = rack.home.run(
-        *("board", "add", name, "--type", "jetson-nano", "--ssh", f"root@{host}:{port}"),
+        *("board", "add", name, "--board-type", "jetson-nano", "--ssh", f"root@{host}:{port}"),
         *("--host-key", rack.host.fingerprint, *options),
     )
     assert added.code == 0, added.err

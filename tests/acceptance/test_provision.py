@@ -37,7 +37,7 @@ def sshd(tmp_path: pathlib.Path) -> Iterator[Sshd]:
 def add_board(home: Home, name: str, sshd: Sshd) -> None:
     """Register a board that the server stands for."""
     done = home.run(
-        *("board", "add", name, "--type", "local", "--ssh", f"{sshd.address.user}@127.0.0.1:{sshd.port}"),
+        *("board", "add", name, "--board-type", "local", "--ssh", f"{sshd.address.user}@127.0.0.1:{sshd.port}"),
         *("--key-file", str(sshd.address.key_file)),
         *("--agent-port", str(find_free_port()), "--tracker-port", str(find_free_port())),
     )

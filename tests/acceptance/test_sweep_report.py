@@ -109,7 +109,9 @@ def test_export_gives_what_a_board_takes(home: Home) -> None:
     stanza = home.run("sweep", "export", str(REAL), "--as", "nvpmodel").out
     assert f"CPU_A57 MAX_FREQ {hz // 1000}" in stanza
     assert [mode.id for mode in parse_configuration(stanza)] == [2]
-    done = home.run("sweep", "export", str(REAL), "--as", "sh", "--key", "a57=921.6MHz", "--out", "point.sh")
+    done = home.run(
+        "sweep", "export", str(REAL), "--as", "sh", "--operating-point", "a57=921.6MHz", "--out", "point.sh"
+    )
     assert done.code == 0, done.err
     assert "hold_cpus 921600 0 1 2 3" in (home.path / "point.sh").read_text()
     subprocess.run(["sh", "-n", str(home.path / "point.sh")], check=True, timeout=20)
@@ -118,7 +120,7 @@ def test_export_gives_what_a_board_takes(home: Home) -> None:
 def test_export_refuses_what_is_not_there(home: Home) -> None:
     """A point, a pick, a variant and a sweep that do not exist: exit code 2 and what there is instead."""
     for arguments, told in (
-        (("1", "--key", "a57=1MHz"), "a57=518.4MHz"),
+        (("1", "--operating-point", "a57=1MHz"), "a57=518.4MHz"),
         (("1", "--pick", "9"), "there is no pick 9"),
         (("1", "--variant", "hand-made"), "tuned"),
         (("77",), "farm sweep list"),

@@ -54,7 +54,7 @@ class Site:
     def add(self, login: str = "farm", name: str = NAME) -> None:
         """Register the board under a login, with the host key that it has."""
         done = self.home.run(
-            *("board", "add", name, "--type", self.board.board, "--ssh", f"{login}@127.0.0.1:{self.board.port}"),
+            *("board", "add", name, "--board-type", self.board.board, "--ssh", f"{login}@127.0.0.1:{self.board.port}"),
             *("--key-file", str(self.board.key), "--host-key", self.fingerprint()),
         )
         assert done.code == 0, done.err
@@ -112,7 +112,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """What the board gets, as the farm makes it."""
     path = tmp_path_factory.mktemp("bundle") / "board.tar"
     with new_home() as home:
-        made = home.run("bundle", "build", "--arch", "aarch64", "--python", "3.11", "--output", str(path))
+        made = home.run("bundle", "build", "--arch", "aarch64", "--python", "3.11", "--out", str(path))
     assert made.code == 0, made.err
     return path
 
