@@ -52,9 +52,7 @@ def certify(
             if json:
                 output.print_json(found.document | {"report": paths})
             else:
-                output.stdout.print(
-                    f"{found.document['result']}; report: {paths['page']}", soft_wrap=True, markup=False
-                )
+                output.say(f"{found.document['result']}; report: {paths['page']}")
         elif json:
             output.print_json({"result": "unsafe" if found.unsafe else "not reached"})
         if not found.passed:

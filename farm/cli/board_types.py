@@ -86,7 +86,7 @@ def _print_facts(board_type: BoardType) -> None:
     }
     for fact, text in facts.items():
         if text:
-            output.stdout.print(f"{fact:14}{text}", soft_wrap=True, markup=False)
+            output.say(f"{fact:14}{text}")
 
 
 def _clock_rows(board_type: BoardType) -> list[tuple[object, ...]]:

@@ -104,5 +104,5 @@ def _print(bundle: Bundle, json: bool) -> None:
         "Installed": f"{manifest.unpacked_bytes / 1e6:.0f} MB and its bytecode",
     }
     for fact, value in facts.items():
-        output.stdout.print(f"{fact:10} {value}", markup=False, soft_wrap=True)
+        output.say(f"{fact:10} {value}")
     tables.print_table(("File", "SHA-256"), [(name, sha256) for name, sha256 in manifest.files.items()], left=(0, 1))

@@ -51,7 +51,7 @@ def plan(file: File, json: options.Json = False, debug: options.Debug = False) -
             output.print_json(document)
             return
         _print_plan(planned)
-        _print(f"kept as {kept}")
+        output.say(f"kept as {kept}")
 
     output.run(work, debug)
 
@@ -77,7 +77,7 @@ def _compare(home: Path, document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _print_plan(planned: CampaignPlan) -> None:
-    _print(f"campaign {planned.name}")
+    output.say(f"campaign {planned.name}")
     tables.print_table(
         ("Model", "Batch", "Inputs", "SHA-256"),
         [
@@ -126,7 +126,7 @@ def _print_plan(planned: CampaignPlan) -> None:
         left=(0, 1),
     )
     for line in _describe(planned):
-        _print(line)
+        output.say(line)
 
 
 def _describe(planned: CampaignPlan) -> Iterator[str]:
@@ -188,10 +188,6 @@ def _span(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def _print(text: str) -> None:
-    output.stdout.print(text, soft_wrap=True, markup=False, emoji=False)
 
 
 campaign_run.register(app)

@@ -79,16 +79,17 @@ def show(name: Name, json: options.Json = False, debug: options.Debug = False) -
             )
         )
         for final in campaign_rows.list_finals(document["progress"]):
-            output.stdout.print(campaign_rows.describe_final(final), soft_wrap=True, markup=False)
+            output.say(campaign_rows.describe_final(final))
         found = sum(each["median_s"] is not None for each in document["winners"])
         if is_pending(campaign, document):
             print(f"`farm campaign resume {name}` makes its artifacts in {find_folder(campaign)}")
+        for each in list_artifacts(document) if found else ():
+            output.stdout.print(f"to compile: {each.command}", soft_wrap=True, markup=False)  # to be copied
         for line in (
-            *(f"to compile: {each.command}" for each in list_artifacts(document) if found),
             f"{found} of {len(document['winners'])} tasks have a record",
             f"owner {campaign.owner}, submitted {_date(campaign.started_at)} by `farm {campaign.command}`",
         ):
-            output.stdout.print(line, soft_wrap=True, markup=False)
+            output.say(line)
 
     output.run(work, debug)
 

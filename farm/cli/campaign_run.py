@@ -244,9 +244,9 @@ def _follow(
         print(f"`farm campaign report {name} --out FOLDER` writes its report; `farm record list` shows records")
         document = summarise(campaign)
         for final in list_finals(document["progress"]):
-            output.stdout.print(describe_final(final), soft_wrap=True, markup=False)
+            output.say(describe_final(final))
         if is_pending(campaign, document):
             print(f"`farm campaign resume {name}` makes its artifacts in {find_folder(campaign)}")
             return
         for each in list_artifacts(document):
-            output.stdout.print(each.command, soft_wrap=True, markup=False)
+            output.stdout.print(each.command, soft_wrap=True, markup=False)  # to be copied

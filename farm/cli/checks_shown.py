@@ -22,4 +22,4 @@ def print_check(check: Check) -> None:
         f"{_MARKS[check.level]} {check.name:<12} {markup.escape(check.detail)}{seconds}", soft_wrap=True
     )
     if check.advice and check.level is not Level.OK:
-        output.stdout.print(f"  → {check.advice}", soft_wrap=True, markup=False)
+        output.say(f"  → {check.advice}")

@@ -167,7 +167,7 @@ def _board_document(board: FleetBoard) -> dict[str, Any]:
 
 def _print_line(text: str) -> None:
     # An IPv6 address may hold what rich takes for the name of an emoji.
-    output.stdout.print(text, soft_wrap=True, markup=False, emoji=False)
+    output.say(text)
 
 
 def _describe(board: FleetBoard) -> str:

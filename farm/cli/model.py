@@ -132,7 +132,7 @@ def _print(model: dict[str, Any]) -> None:
     """What `show` says, as text."""
 
     def say(text: str) -> None:
-        output.stdout.print(text, soft_wrap=True, markup=False)
+        output.say(text)
 
     say(f"{model['model']} ({model['origin']})")
     for way in ("input", "output"):

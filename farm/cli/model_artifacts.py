@@ -165,11 +165,9 @@ def verify(
             if (halved := artifact.manifest.weights.workloads) and verified.rms_rel_error is not None:
                 off += f", root mean square {verified.rms_rel_error:.1e} (weights of {halved} workloads in 16 bits)"
             said = "agrees with" if verified.matches else "DOES NOT AGREE with"
-            output.stdout.print(
+            output.say(
                 f"{artifact.manifest.name} on {verified.board} {said} {verified.reference}: largest error {off}, "
-                f"{len(verified.inputs)} inputs",
-                soft_wrap=True,
-                markup=False,
+                f"{len(verified.inputs)} inputs"
             )
         if not verified.matches:
             raise PermanentError(
@@ -312,7 +310,7 @@ def _show(artifact: Artifact, json: bool, since: float, board: str = "") -> None
     for device, why in manifest.not_made.items():
         lines.insert(1, f"taken for the {manifest.device}, since no code was made for the {device}: {why}")
     for line in lines:
-        output.stdout.print(line, soft_wrap=True, markup=False)
+        output.say(line)
 
 
 def _say_weights(manifest: Manifest) -> str:

@@ -83,7 +83,7 @@ def deploy(
             f"{done.package} is on {name} in {done.folder} ({_say_sent(done.bytes, done.sent_bytes)})",
             f"there: {done.command} INPUT",
         ):
-            output.stdout.print(line, soft_wrap=True, markup=False)
+            output.say(line)
 
     output.run(work, debug)
 
@@ -246,7 +246,7 @@ def _print_run(document: dict[str, Any]) -> None:
     lines += tasks.say(document["found"])
     lines += [f"outputs: {document['out']}"] if document["out"] else []
     for line in lines:
-        output.stdout.print(line, soft_wrap=True, markup=False)
+        output.say(line)
 
 
 def _print_bench(document: dict[str, Any]) -> None:
@@ -283,4 +283,4 @@ def _print_bench(document: dict[str, Any]) -> None:
     )
     notes += [f"report: {path}" for path in document.get("report", ())]
     for note in notes:
-        output.stdout.print(note, soft_wrap=True, markup=False)
+        output.say(note)

@@ -81,9 +81,7 @@ def quantize(
         )
         kind = "random inputs" if calibration == quantise.RANDOM else "inputs"
         sizes = f"{after:,} bytes, was {before:,}"
-        output.stdout.print(
-            f"{out}: {sizes}; calibrated and compared on {done.examples} {kind}", soft_wrap=True, markup=False
-        )
+        output.say(f"{out}: {sizes}; calibrated and compared on {done.examples} {kind}")
         if calibration == quantise.RANDOM:
             output.stderr.print("Random inputs calibrate for a try; give real ones before shipping.", soft_wrap=True)
 

@@ -57,6 +57,14 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
+def say(text: str) -> None:
+    """A sentence on stdout: on a terminal broken between words, in a file one line.
+
+    What is to be copied, a command or a path, is printed as it is.
+    """
+    stdout.print(text, soft_wrap=not stdout.is_terminal, markup=False, emoji=False)
+
+
 def note(text: str) -> None:
     """One line on stderr about what begins or was decided."""
     stderr.print(f"[bold]•[/] {markup.escape(text)}", soft_wrap=True)

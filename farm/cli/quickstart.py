@@ -115,4 +115,4 @@ def _print(document: dict[str, Any]) -> None:
     lines += document["notes"]
     lines.append(f"report: {document['report']['markdown']}")
     for line in lines:
-        output.stdout.print(line, soft_wrap=True, markup=False)
+        output.say(line)

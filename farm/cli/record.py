@@ -74,13 +74,13 @@ def show_record(workload: _Which, json: options.Json = False, debug: options.Deb
         shapes = ", ".join(f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}" for shape, dtype in about["arguments"])
         told = (f"workload {key}", name, f"arguments: {shapes}", f"pipeline: {about['pipeline']}")
         for line in (*told, "target: " + " ".join(f"{k}={v}" for k, v in about["target"].items())):
-            output.stdout.print(line, markup=False, soft_wrap=True)
+            output.say(line)
         _print_records(records, "no record; `farm record best` shows what was measured")
         for each in records:
             where = f"{each.board_type} at {each.operating_point}"
-            output.stdout.print(f"{where}: {_tell_evidence(each)}", markup=False, soft_wrap=True)
+            output.say(f"{where}: {_tell_evidence(each)}")
             if each.origin:
-                output.stdout.print(f"{where}: {_tell_origin(each)}", markup=False, soft_wrap=True)
+                output.say(f"{where}: {_tell_origin(each)}")
 
     output.run(work, debug)
 
@@ -122,7 +122,7 @@ def best_trials(
         if json:
             output.print_json({"workload": key, "name": name, "simulated": simulated, "candidates": rows})
             return
-        output.stdout.print(f"{key} {name}" + (" (simulated)" if simulated else ""), markup=False, soft_wrap=True)
+        output.say(f"{key} {name}" + (" (simulated)" if simulated else ""))
         tables.print_table(
             ("Board type", "Clocks", "Rank", "Candidate", "GFLOPS", "Latency (us)", "Board", "Measured", "Record"),
             [

@@ -9,7 +9,6 @@ import time
 from typing import Annotated, Any
 
 import typer
-from rich import markup
 
 from farm import settings as farm_settings
 from farm.cli import options, output, tables
@@ -217,7 +216,7 @@ def _show(settings: Settings, services: Services, json: bool) -> None:
         f"metrics   {status['metrics'] or 'off'}",
     ]
     for line in lines:
-        output.stdout.print(markup.escape(line), soft_wrap=True)
+        output.say(line)
     output.stdout.print()
     tables.print_table(
         ("Board", "Connection", "Reachable", "State", "Held by", "Health", "Probed", "Trouble"),

@@ -74,7 +74,7 @@ def check(
         if remove and impostors and not json:
             output.stderr.print(f"removed {len(impostors)} workloads with their records and {removed} trials")
         for problem in [] if json else problems:
-            output.stdout.print(problem, markup=False, soft_wrap=True)
+            output.say(problem)
         if problems:
             raise PermanentError(
                 f"the store has {len(problems)} problem{'s' if len(problems) > 1 else ''}",

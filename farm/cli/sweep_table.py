@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich import markup
-
 from farm import units
 from farm.cli import output, tables
 from farm.report import sweep_variants
@@ -205,4 +203,4 @@ def _range(estimate: Mapping[str, float] | None, factor: float) -> str | None:
 
 
 def _say(text: str) -> None:
-    output.stdout.print(markup.escape(text), soft_wrap=True)
+    output.say(text)

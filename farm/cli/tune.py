@@ -154,15 +154,11 @@ def _print(document: dict[str, Any]) -> None:
         f"{records['new']} new records, {records['unchanged']} unchanged, {records['rejected']} rejected",
         soft_wrap=True,
     )
-    output.stdout.print(_say_boards(document), soft_wrap=True, markup=False)
+    output.say(_say_boards(document))
     if document["final"] is not None:
-        output.stdout.print(describe_final(document["final"]), soft_wrap=True, markup=False)
+        output.say(describe_final(document["final"]))
     option = " --simulated" if used["simulated"] else ""
-    output.stdout.print(
-        f"`farm record list{option}` shows the records; `{document['compile']}` makes a library of them.",
-        soft_wrap=True,
-        markup=False,
-    )
+    output.say(f"`farm record list{option}` shows the records; `{document['compile']}` makes a library of them.")
 
 
 def _say_boards(document: dict[str, Any]) -> str:

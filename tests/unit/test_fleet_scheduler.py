@@ -63,6 +63,33 @@ def test_compilers_are_not_given_more_than_they_can_take() -> None:
     assert len(hands.builds) == 2
 
 
+def test_a_type_of_few_boards_gets_its_first_trials() -> None:
+    """However much quicker the boards of another type are, each workload of each type has one of a small budget."""
+    hands = Hands()
+    hands.boards(*"abcdef")
+    hands.boards("slow", board_type="tx2")
+    both = campaign(workloads=6, board_types=("nano", "tx2"), budget=v.Budget(trials=16))
+    hands.tell(v.CampaignAdded(both))
+    hands.supply()
+    while quick := [each for each in hands.running() if each.board != "slow"]:
+        hands.measure(quick[0].assignment)
+        hands.supply()
+    hands.finish()
+    counts = [(count.task.board_type, count.task.workload) for count in hands.of(v.Count)]
+    assert len(counts) == 16
+    assert len(set(counts)) == 12
+
+
+def test_no_trial_is_kept_for_boards_that_are_gone() -> None:
+    """A type without boards keeps nobody from the campaign's trials."""
+    hands = Hands()
+    hands.boards("a")
+    both = campaign(workloads=6, board_types=("nano", "tx2"), budget=v.Budget(trials=16))
+    hands.tell(v.CampaignAdded(both))
+    hands.finish()
+    assert len(hands.of(v.Count)) == 16
+
+
 def test_what_promises_more_is_searched_more() -> None:
     """Of two workloads of which one weighs a hundred times the other, the heavy one gets most trials."""
     hands = Hands()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -136,3 +137,18 @@ def test_a_program_that_could_say_nothing_has_a_reason(tmp_path: pathlib.Path) -
     log.write_text("one\ntwo\n")
     assert children.explain_end(log, -9) == "killed by signal 9; one | two"
     assert "the disk that holds /proc is full" in children.explain_end(pathlib.Path("/proc/agent.log"), 1)
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_a_terminal_gets_no_broken_word(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sentences are broken between words; a file gets each in one line."""
+    sentence = "jetson-nano: a trial holds a board for 0.56 s (assumed), its build takes 1.00 s (assumed) " * 3
+    terminal, file = (io.StringIO() for _ in range(2))
+    for stream in (terminal, file):
+        console = output._Console(file=stream, force_terminal=stream is terminal, width=width, color_system=None)
+        monkeypatch.setattr(output, "stdout", console)
+        output.say(sentence.strip())
+    lines = terminal.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert " ".join(line.strip() for line in lines).split() == sentence.split()
+    assert file.getvalue() == sentence.strip() + "\n"

@@ -235,7 +235,7 @@ def _(event: v.Proposed, draft: Draft) -> None:
     draft.give_back(request.task, request.count - taken)
     draft.set_task(request.task, search_losses=0)
     if exhausted and not task.ended:
-        draft.end_search(request.task, "its space is exhausted")
+        draft.end_search(request.task, "all tried")
     lane = draft.lanes[task.lane]
     draft.set_lane(task.lane, search_s=expect_with(lane.search_s, draft.now_s - request.asked_s))
 

@@ -10,8 +10,8 @@ import math
 from farm.campaign.scheduler.draft import Draft
 from farm.campaign.scheduler.edit import BUILDING
 from farm.campaign.scheduler.phases import may_prepare, plan_queue
-from farm.campaign.scheduler.priority import SchedulerSettings, decide_next
-from farm.campaign.scheduler.state import Lane, Request, change
+from farm.campaign.scheduler.priority import SchedulerSettings, WorkloadState, decide_next
+from farm.campaign.scheduler.state import Campaign, Lane, Request, change
 from farm.campaign.scheduler.values import Build, Search, Status
 
 # While nothing is known of how long search and build take: one candidate at each board, one waiting for it.
@@ -61,9 +61,10 @@ def _ask(draft: Draft, lane: Lane, wanted: int) -> bool:
         change(task.state, exhausted=True) if task.counted + task.open >= per_workload else task.state for task in tasks
     ]
     batch = min(settings.max_batch, max(settings.batch, wanted // 8))
-    decided = decide_next(states, remaining, SchedulerSettings(settings.warmup, batch))
+    kept = 0 if any(map(_is_fresh, states)) else _count_fresh_elsewhere(draft, campaign, lane, remaining)
+    decided = decide_next(states, remaining - kept, SchedulerSettings(settings.warmup, batch))
     if decided is None:
-        draft.set_lane(lane.number, dry=True)
+        draft.set_lane(lane.number, dry=remaining - kept > 0 or not kept)
         return False
     task = tasks[decided[0]]
     count = min(decided[1], per_workload - task.counted - task.open)
@@ -75,6 +76,21 @@ def _ask(draft: Draft, lane: Lane, wanted: int) -> bool:
     draft.set_lane(lane.number, searching=lane.searching + count)
     draft.decisions.append(Search(number, task.key, count))
     return True
+
+
+def _is_fresh(state: WorkloadState) -> bool:
+    return state.asked == 0 and not state.exhausted
+
+
+def _count_fresh_elsewhere(draft: Draft, campaign: Campaign, lane: Lane, remaining: int) -> int:
+    """How many workloads of other types and points that boards are here for have no trial yet: each is kept one.
+
+    Where many boards of one type are quicker than the only one of another, that one's models would have no total.
+    """
+    others = [draft.lanes[number] for number in campaign.lanes if number != lane.number]
+    if remaining > sum(len(each.tasks) for each in others):
+        return 0
+    return sum(_is_fresh(draft.tasks[number].state) for each in others if each.boards for number in each.tasks)
 
 
 def build_ahead(draft: Draft) -> None:
