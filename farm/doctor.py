@@ -47,7 +47,9 @@ def examine(settings: Settings, show: Callable[[Check], None]) -> None:
 
         def store() -> str:
             found["store"] = stack.enter_context(Store(settings.store_location))
-            return f"{settings.store_location}, {len(found['store'].fetch_records())} records"
+            records = found["store"].fetch_records(simulated=None)
+            simulated = sum(each.simulated for each in records)
+            return f"{settings.store_location}, {len(records)} records, {simulated} of them simulated"
 
         def boards() -> None:
             for check in check_boards(settings, found["store"]):

@@ -18,8 +18,7 @@ _MARKS = {
 def print_check(check: Check) -> None:
     """Print one."""
     seconds = f"  ({check.seconds:.1f} s)" if check.seconds >= 0.1 else ""
-    output.stdout.print(
-        f"{_MARKS[check.level]} {check.name:<12} {markup.escape(check.detail)}{seconds}", soft_wrap=True
-    )
+    line = f"{_MARKS[check.level]} {check.name:<12} {markup.escape(check.detail)}{seconds}"
+    output.stdout.print(line, soft_wrap=not output.stdout.is_terminal)
     if check.advice and check.level is not Level.OK:
         output.say(f"  → {check.advice}")

@@ -166,7 +166,10 @@ def _say_boards(document: dict[str, Any]) -> str:
     used, boards = document["board"], document["boards"]
     where, verb = f"{used['type']}/{used['name']}", "is"
     if len(boards) > 1:
-        named = ", ".join(f"{each['name']} ({each['trials']} trials)" for each in boards[:_MOST_NAMED])
+        named = ", ".join(
+            f"{each['name']} ({each['trials']} trial{'' if each['trials'] == 1 else 's'})"
+            for each in boards[:_MOST_NAMED]
+        )
         more = f" and {len(boards) - _MOST_NAMED} more" if len(boards) > _MOST_NAMED else ""
         where, verb = f"{len(boards)} boards of type {used['type']}: {named}{more}", "are"
     simulated = f", which {verb} simulated: nothing of it holds for a real board" if used["simulated"] else ""
