@@ -18,6 +18,9 @@ from farm.store.clock import Instant
 
 # The newest revision under migrations/; checked by a test against Alembic's own idea of the head.
 HEAD = "0007"
+_MIGRATIONS = Path(__file__).with_name("migrations")
+# Stores of development versions before 0007, and the commit whose `farm db upgrade` brings them there.
+_EARLIER, _LAST_COMMIT_FOR_EARLIER = "0007", "a49a62713d23625c153678b4e29718c3b9aefb48"
 # Another command's transaction is waited for this long.
 BUSY_TIMEOUT_S = 30.0
 
@@ -85,7 +88,7 @@ def open_database(location: StoreLocation) -> Database:
     try:
         current = fetch_revision(database)
         if current != HEAD:
-            if current is not None and not database.migrates_itself and current < HEAD:
+            if current is not None and not database.migrates_itself and _EARLIER <= current < HEAD:
                 raise UnavailableError(
                     f"{location} has schema {current}, and this version needs {HEAD}",
                     "End what works with it on all hosts and update them, then once: farm db upgrade",
@@ -115,7 +118,30 @@ def fetch_revision(database: Database) -> str | None:
 
 
 def migrate(database: Database) -> str | None:
-    """Bring the schema up to `HEAD`, all or nothing; returns the revision that it had, None where there was nothing."""
+    """Bring the schema up to `HEAD`, all or nothing; returns the revision that it had, None where there was nothing.
+
+    Raises UnavailableError for a schema that this version does not know, newer or of before the first release.
+    """
+    # By one command only: whoever comes second finds the work done.
+    with translated(database), database.writing(durably=True) as connection:
+        current = _revision(connection, database)
+        if current is None:
+            from farm.store.making import make_tables
+
+            make_tables(connection, HEAD)
+        elif current < _EARLIER:
+            raise UnavailableError(
+                f"{database.location} has schema {current}, which was given up before the first release",
+                f"Bring it to {_EARLIER} with commit {_LAST_COMMIT_FOR_EARLIER[:12]} of tvm-farm: check that out, "
+                "`make setup`, `.venv/bin/farm db upgrade`. Then this version opens it.",
+            )
+        elif current != HEAD:
+            _alter(database, connection, current)
+        return current
+
+
+def _alter(database: Database, connection: sa.Connection, current: str) -> None:
+    """Run the migrations from a revision on, in the transaction that holds the write lock."""
     # Alembic takes 0.3 s to import, and nearly every command finds the schema current.
     from alembic import command
     from alembic.config import Config
@@ -124,27 +150,20 @@ def migrate(database: Database) -> str | None:
 
     config = Config()
     # ConfigParser reads %( as the start of a substitution.
-    config.set_main_option("script_location", str(Path(__file__).with_name("migrations")).replace("%", "%%"))
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    # By one command only: whoever comes second finds the work done.
-    with translated(database), database.writing(durably=True) as connection:
-        current = _revision(connection, database)
-        if current == HEAD:
-            return current
-        if current is not None and current not in known:
-            raise UnavailableError(
-                f"{database.location} has schema {current}, which this version does not know",
-                "A newer tvm-farm wrote it: update this one.",
-            )
-        if current is not None:
-            # Within the write lock: what is kept is what is changed, and whoever comes second has nothing to do.
-            database.keep_copy(current)
-        config.attributes["connection"] = connection
-        try:
-            command.upgrade(config, "head")
-        except CommandError as error:
-            raise PermanentError(f"cannot migrate {database.location}: {error}") from error
-        return current
+    if current not in known:
+        raise UnavailableError(
+            f"{database.location} has schema {current}, which this version does not know",
+            "A newer tvm-farm wrote it: update this one.",
+        )
+    # Within the write lock: what is kept is what is changed, and whoever comes second has nothing to do.
+    database.keep_copy(current)
+    config.attributes["connection"] = connection
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        raise PermanentError(f"cannot migrate {database.location}: {error}") from error
 
 
 def _revision(connection: sa.Connection, database: Database) -> str | None:

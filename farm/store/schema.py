@@ -1,4 +1,4 @@
-"""The tables, as SQLAlchemy Core sees them. The migrations are what makes and changes them in a database."""
+"""The tables, as SQLAlchemy Core sees them. `making.py` makes them, `migrations/` changes those of older stores."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from device_agent.protocol import Status
 from farm.store import database, schema
+from farm.store.making import APPEND_ONLY
 from farm.values import Health
 
 # Another command's transaction is waited for this long.
@@ -34,7 +35,7 @@ _WORDS: dict[tuple[str, str], tuple[str, ...]] = {
     ("trials", "status"): tuple(map(str, Status)),
 }
 # Without them trials could be changed or deleted.
-_TRIGGERS = frozenset(f"{table}_no_{action}" for table in ("trials", "sweep_points") for action in ("update", "delete"))
+_TRIGGERS = frozenset(f"{table}_no_{action}" for table in APPEND_ONLY for action in ("update", "delete"))
 
 
 def find_problems(path: Path) -> list[str]:

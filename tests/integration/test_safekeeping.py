@@ -19,7 +19,7 @@ from farm.processes.machine import machine_lock
 from farm.reach.services_state import services_lock
 from farm.store import Store
 from farm.values import Board
-from tests.contract.test_migrations import make_old
+from tests import later_schema
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -118,11 +118,15 @@ def test_a_restore_into_a_new_home(home: pathlib.Path, tmp_path: pathlib.Path) -
     assert names(tmp_path / "new") == {"farm.db"}
 
 
-def test_an_older_backup_is_brought_up_to_date_first(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_an_older_backup_is_brought_up_to_date_first(
+    home: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One of an earlier release comes back under the schema of this one, and is itself left alone."""
     old = tmp_path / "old" / "copy"
-    make_old(old, "0003")
+    with Store(old) as store:
+        store.save_board(Board("tx2", "jetson-tx2", simulated=False))
     before = old.read_bytes()
+    later_schema.become(monkeypatch, later_schema.write(tmp_path / "migrations"))
     safekeeping.put_back(home, old)
     assert old.read_bytes() == before
     with Store(home / "farm.db") as store:
@@ -172,7 +176,7 @@ def spoil(path: pathlib.Path, how: str) -> None:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     elif how == "scribbled":
         data = bytearray(path.read_bytes())
-        for place in range(4096 + 100, len(data), 4096):
+        for place in range(4096, len(data), 4096):
             data[place : place + 64] = os.urandom(64)
         path.write_bytes(data)
     else:
