@@ -1,0 +1,154 @@
+"""How a worker has its board's code run: a connection to the emulator's process, and memory that both see.
+
+Nothing of the emulator is loaded here. What comes of a call is in `Run`; what it costs at a board's clocks is decided
+in `device_agent/virtual/pace.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import mmap
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from device_agent.arguments import numpy_dtype
+
+_ALIGNED = 128
+_MOST_ANSWER = 1 << 20
+_PAGE = 4096
+
+
+class EmulatorError(Exception):
+    """The emulator's process is gone, or cannot be reached."""
+
+
+class ProgramError(Exception):
+    """What the program itself came to: `kind` is cap, fault, missing or memory."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a call took: instructions, and segments as `price.Segment` has them."""
+
+    instructions: int
+    segments: tuple[tuple[float, int, float, int], ...]
+
+
+class Emulation:
+    """A library in an emulated machine. A context manager."""
+
+    def __init__(
+        self,
+        path: Path,
+        library: bytes,
+        core: Mapping[str, Any],
+        tasks: int,
+        shared_bytes: int,
+        heap_bytes: int,
+        timeout_s: float,
+    ) -> None:
+        """`core` is what `inventory/core_types` says of it, `tasks` how many threads compute at a time.
+
+        Raises EmulatorError; ProgramError where the library cannot be loaded.
+        """
+        size = max(_PAGE, (shared_bytes + _PAGE - 1) & -_PAGE)
+        descriptor = os.memfd_create("tensors", os.MFD_CLOEXEC)
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            os.ftruncate(descriptor, size)
+            self._memory = mmap.mmap(descriptor, size)
+            self._used = 0
+            self._socket.settimeout(timeout_s)
+            self._socket.connect(str(path))
+            order = {
+                "library_bytes": len(library),
+                "core": dict(core),
+                "tasks": tasks,
+                "shared_bytes": size,
+                "heap_bytes": heap_bytes,
+            }
+            text = json.dumps(order).encode() + b"\n"
+            socket.send_fds(self._socket, [text[:1]], [descriptor])
+            self._socket.sendall(text[1:] + library)
+            self._stream = self._socket.makefile("rb")
+            self.functions: list[str] = self._receive()["functions"]
+        except OSError as error:
+            self._socket.close()
+            raise EmulatorError(f"the emulator cannot be reached: {error}") from error
+        except BaseException:
+            self._socket.close()
+            raise
+        finally:
+            os.close(descriptor)
+
+    def __enter__(self) -> Emulation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the machine."""
+        with contextlib.suppress(OSError):
+            self._stream.close()
+            self._socket.close()
+
+    def place(self, shape: Sequence[int], dtype: str) -> Placed:
+        """Room for a tensor in the shared memory. Raises MemoryError."""
+        kind = numpy_dtype(dtype)
+        size = math.prod(shape) * kind.itemsize
+        offset = (self._used + _ALIGNED - 1) & -_ALIGNED
+        if offset + size > len(self._memory):
+            raise MemoryError(f"the tensors need more than {len(self._memory):,} bytes")
+        self._used = offset + size
+        array = np.frombuffer(memoryview(self._memory)[offset : offset + size], dtype=kind).reshape(shape)
+        return Placed(offset, tuple(map(int, shape)), array)
+
+    def call(self, entry: str, tensors: Sequence[Placed], cap: int, warm: Sequence[int] = ()) -> Run:
+        """Call a function. `warm` are the tensors that the second cache holds already.
+
+        Raises ProgramError, EmulatorError.
+        """
+        order = {"entry": entry, "tensors": [each.order for each in tensors], "cap": cap, "warm": list(warm)}
+        try:
+            self._socket.sendall(json.dumps(order).encode() + b"\n")
+            answer = self._receive()
+        except OSError as error:
+            raise EmulatorError(f"the emulator does not answer: {error}") from error
+        return Run(int(answer["instructions"]), tuple(tuple(each) for each in answer["segments"]))
+
+    def _receive(self) -> dict[str, Any]:
+        line = self._stream.readline(_MOST_ANSWER)
+        if not line:
+            raise EmulatorError("the emulator's process has ended")
+        answer: dict[str, Any] = json.loads(line)
+        if answer["status"] != "ok":
+            raise ProgramError(answer["status"], answer["message"])
+        return answer
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """A tensor in the shared memory, and the array over it."""
+
+    offset: int
+    shape: tuple[int, ...]
+    array: Any
+
+    @property
+    def order(self) -> list[Any]:
+        """As a call names it. Of types that NumPy does not know, such as bfloat16, DLPack's code is that of floats."""
+        kind = self.array.dtype
+        return [self.offset, list(self.shape), kind.kind if kind.kind in "iufb" else "f", kind.itemsize * 8]

@@ -1,0 +1,152 @@
+"""What an aarch64 instruction is to a core: its kind, what it reads and writes. What a kind costs is the core's business.
+
+Only `server.py`'s process imports this. Kinds are those that cores' guides tell apart; a kind with `_q` is the same on
+128-bit registers, for cores to which that is not the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import capstone
+
+_QUAD = re.compile(r"\bq\d+|\.(?:4s|2d|16b|8h)\b")
+_VECTOR = re.compile(r"\b[vqdsbh]\d+")
+_GENERAL = re.compile(r"\b[wx](?:\d+|zr)\b")
+_SHIFTED = re.compile(r"\b(?:lsl|lsr|asr|ror) #|[su]xt[bhwx]")
+_BRANCHES = frozenset({"b", "br", "ret", "cbz", "cbnz", "tbz", "tbnz"})
+_CALLS = frozenset({"bl", "blr"})
+_ADDING = frozenset({"fmla", "fmls", "fmlal", "fmlsl", "sdot", "udot", "mla", "mls", "smlal", "umlal", "bfdot"})
+_SCALAR_ADDING = frozenset({"fmadd", "fmsub", "fnmadd", "fnmsub"})
+_PERMUTING = ("zip", "uzp", "trn", "ext", "tbl", "rev", "tbx")
+_SHIFTABLE = frozenset({"add", "sub", "and", "orr", "eor", "cmp", "cmn", "adds", "subs", "bic", "tst", "neg", "orn"})
+_PRODUCTS = frozenset({"mul", "madd", "msub", "mneg", "smull", "umull", "smaddl", "umaddl", "smsubl", "umsubl"})
+_FIELDS = frozenset({"bfi", "bfxil", "bfm", "extr"})
+_MOVES = frozenset({"dup", "ins", "fmov", "mov", "umov", "smov"})
+_SAME = {"wsp": "sp", "fp": "x29", "lr": "x30"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """`adds_to` is the register that a multiply-add adds to, "" for all others; `times` how many registers it moves.
+
+    `writes_back`: it also moves its address on, which takes an operation of its own.
+    """
+
+    kind: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    adds_to: str = ""
+    times: int = 1
+    writes_back: bool = False
+    is_branch: bool = False
+
+
+class Decoder:
+    """Reads instructions. Not for several threads."""
+
+    def __init__(self) -> None:
+        self._capstone = capstone.Cs(capstone.CS_ARCH_ARM64, capstone.CS_MODE_ARM)
+        self._capstone.detail = True
+        self._known: dict[bytes, Instruction] = {}
+
+    def read(self, code: bytes) -> list[Instruction]:
+        """The instructions of some code. One that is not known counts as a simple one: it was executed."""
+        return [self._read_one(code[at : at + 4]) for at in range(0, len(code), 4)]
+
+    def _read_one(self, word: bytes) -> Instruction:
+        found = self._known.get(word)
+        if found is None:
+            each = next(self._capstone.disasm(word, 0), None)
+            found = Instruction("integer", (), ()) if each is None else _judge(each)
+            self._known[word] = found
+        return found
+
+
+def _judge(each: capstone.CsInsn) -> Instruction:
+    kind, times = find_kind(each.mnemonic, each.op_str)
+    read, written = each.regs_access()
+    reads, writes = (
+        tuple(dict.fromkeys(name for number in numbers if (name := _name(each.reg_name(number)))))
+        for numbers in (read, written)
+    )
+    adds_to = ""
+    if each.mnemonic in _ADDING:
+        adds_to = _name(each.reg_name(each.operands[0].reg))
+    elif each.mnemonic in _SCALAR_ADDING:
+        adds_to = _name(each.reg_name(each.operands[3].reg))
+    moves = each.mnemonic[:2] in ("ld", "st") and ("]!" in each.op_str or "], " in each.op_str)
+    return Instruction(kind, reads, writes, adds_to, times, moves, kind in ("branch", "call"))
+
+
+def find_kind(mnemonic: str, operands: str) -> tuple[str, int]:
+    """The kind of an instruction as an assembler writes it, and how many registers it moves."""
+    quad, vector = bool(_QUAD.search(operands)), bool(_VECTOR.search(operands))
+    wide = "_q" if quad else ""
+    if mnemonic.startswith("b.") or mnemonic in _BRANCHES:
+        return "branch", 1
+    if mnemonic in _CALLS:
+        return "call", 1
+    if mnemonic.startswith("prf"):
+        return "prefetch", 1
+    if mnemonic[:2] in ("ld", "st"):
+        return _find_move(mnemonic, operands, quad, vector)
+    if vector:
+        return _find_vector(mnemonic, operands) + wide, 1
+    if mnemonic in _PRODUCTS:
+        return ("multiply_x" if operands.startswith("x") else "multiply"), 1
+    if mnemonic in ("smulh", "umulh"):
+        return "multiply_high", 1
+    if mnemonic in ("sdiv", "udiv"):
+        return "divide", 1
+    if mnemonic in _FIELDS or (mnemonic in _SHIFTABLE and _SHIFTED.search(operands)):
+        return "shifted", 1
+    return "integer", 1
+
+
+def _find_move(mnemonic: str, operands: str, quad: bool, vector: bool) -> tuple[str, int]:
+    """The kind of a load or store."""
+    word = "load" if mnemonic[0] == "l" else "store"
+    wide = "_q" if quad else ""
+    listed = operands.split("}")[0] if operands.startswith("{") else ""
+    registers = max(1, len(re.findall(r"v\d+", listed)))
+    if mnemonic in ("ldp", "ldnp", "stp", "stnp", "ldpsw"):
+        return f"{word}_vector_pair{wide}" if vector else f"{word}_pair", 1
+    if mnemonic == "ld1r" or (listed and "}[" in operands):
+        return f"{word}_lane", registers
+    if mnemonic[:3] in ("ld2", "ld3", "ld4", "st2", "st3", "st4"):
+        return f"{word}_woven{wide}", registers
+    if listed:
+        return f"{word}_vectors{wide}", registers
+    return (f"{word}_vector{wide}", 1) if vector else (word, 1)
+
+
+def _find_vector(mnemonic: str, operands: str) -> str:
+    if mnemonic in _ADDING:
+        return "fma" if mnemonic[0] in "fb" else "vector_multiply_add"
+    if mnemonic in _SCALAR_ADDING:
+        return "fma"
+    if mnemonic in ("fdiv", "fsqrt"):
+        return "fp_divide"
+    if mnemonic in _MOVES and _GENERAL.search(operands):
+        return "transfer"
+    if mnemonic.startswith(("fcvt", "scvtf", "ucvtf")):
+        return "convert"
+    if mnemonic.startswith(_PERMUTING):
+        return "permute"
+    if mnemonic in ("mul", "smull", "umull", "smull2", "umull2", "pmul"):
+        return "vector_multiply"
+    if mnemonic.startswith("f") and mnemonic not in ("fmov", "fabs", "fneg"):
+        return "fp"
+    return "vector"
+
+
+def _name(register: str) -> str:
+    """A register by one name, however wide it is used; "" for the one that is always zero."""
+    if register in ("xzr", "wzr"):
+        return ""
+    letter, number = register[:1], register[1:]
+    if number.isdigit():
+        return f"v{number}" if letter in "vqdsbh" else f"x{number}"
+    return _SAME.get(register, register)

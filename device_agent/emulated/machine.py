@@ -1,0 +1,325 @@
+"""An aarch64 machine that holds one library: loads it, calls its packed functions, counts what is executed.
+
+Only `server.py`'s process imports this. Tensors lie in memory that the caller shares; results are prices' business
+(`price.py`). Calling convention: TVM's packed functions over its C ABI (tvm_ffi/c_api.h), tensors as DLPack has them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import mmap
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from unicorn import UC_ARCH_ARM64, UC_HOOK_BLOCK, UC_HOOK_MEM_READ, UC_HOOK_MEM_WRITE, UC_MODE_ARM, UC_PROT_ALL, Uc, UcError, arm64_const
+from unicorn.unicorn_py3.unicorn import uclib
+
+from device_agent.emulated.elf import Elf
+
+# Where things lie; the world at its own addresses, below all of these. Nothing is mapped at 0.
+_LIBRARY, _HEAP, TENSORS, _CALL = 0x1_0000_0000, 0x10_0000_0000, 0x20_0000_0000, 0x8000_0000
+_STACK_BYTES, _ARGUMENT_BYTES, _PAGE, _LINE = 8 << 20, 64 << 10, 4096, 64
+_R_ABS64, _R_GLOB_DAT, _R_JUMP_SLOT, _R_RELATIVE = 257, 1025, 1026, 1027
+# By what a library calls it: what of the world answers.
+_ANSWERS = {
+    "TVMBackendParallelLaunch": "farm_launch",
+    "TVMBackendParallelBarrier": "farm_barrier",
+    "TVMBackendAllocWorkspace": "farm_allocate",
+    "TVMBackendFreeWorkspace": "farm_free",
+}
+MOST_REGIONS = 16
+_DESK = struct.Struct("<IIIIQQQ")
+_TENSOR = struct.Struct("<QiiiBBHQQQ")
+_ANY = struct.Struct("<iIQ")
+_INDEX_OF_TENSOR = 7  # kTVMFFIDLTensorPtr
+_CPU = 1  # kDLCPU
+_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
+
+
+class CapError(Exception):
+    """The program executed more instructions than it may."""
+
+
+class FaultError(Exception):
+    """The program did what ends it on a board, too: a bad address, an instruction that there is not."""
+
+
+class MissingError(Exception):
+    """The library asks for a function that there is not, or lacks one that it is asked for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """A tensor in the shared memory: where, how long it is in each dimension, and DLPack's type code and bits."""
+
+    offset: int
+    shape: tuple[int, ...]
+    kind: str
+    bits: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A basic block that was executed: its address, its bytes, how often by each lane.
+
+    Lane 0 is the calling thread; 1 + region x tasks + task is a task of a parallel region.
+    """
+
+    address: int
+    code: bytes
+    times: tuple[int, ...]
+
+
+class _Text(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_uint64), ("slots", ctypes.c_uint64), ("first", ctypes.c_uint64)]
+
+
+class _Counts(ctypes.Structure):
+    _fields_ = [
+        ("texts", _Text * 2),
+        ("all_slots", ctypes.c_uint64),
+        ("count", ctypes.c_void_p),
+        ("size", ctypes.c_void_p),
+        ("lane", ctypes.c_void_p),
+        ("lanes", ctypes.c_uint64),
+        ("total", ctypes.c_uint64),
+        ("limit", ctypes.c_uint64),
+        ("stop", ctypes.c_void_p),
+        ("engine", ctypes.c_void_p),
+    ]
+
+
+class _Cache(ctypes.Structure):
+    _fields_ = [("lines", ctypes.c_void_p), ("sets", ctypes.c_uint64), ("ways", ctypes.c_uint64)]
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = [
+        ("first", _Cache),
+        ("second", _Cache),
+        ("lane", ctypes.c_void_p),
+        ("lanes", ctypes.c_uint64),
+        ("missed", ctypes.c_void_p),
+        ("last_line", ctypes.c_uint64),
+        ("last_lane", ctypes.c_uint64),
+        ("recent", ctypes.c_uint64 * 16),
+        ("position", ctypes.c_uint64),
+        ("heap", ctypes.c_uint64),
+        ("heap_bytes", ctypes.c_uint64),
+        ("seen", ctypes.c_void_p),
+    ]
+
+
+class Machine:
+    """The machine with a library in it. `tasks` is how many threads a parallel region is told that there are."""
+
+    def __init__(self, library: bytes, folder: Path, tensors: mmap.mmap, tasks: int, heap_bytes: int) -> None:
+        """`folder` holds what `farm/emulation.py` builds; `tensors` is the shared memory, of whole pages.
+
+        Raises ElfError, MissingError.
+        """
+        self._uc = Uc(UC_ARCH_ARM64, UC_MODE_ARM)
+        self._uc.reg_write(arm64_const.UC_ARM64_REG_CPACR_EL1, 3 << 20)  # vector registers may be used
+        self._kept: list[Any] = [tensors]
+        self._world = Elf((folder / "world.elf").read_bytes())
+        self._elf = Elf(library)
+        self.tasks = tasks
+        world = self._map_segments(self._world, 0)
+        self._library = self._map_segments(self._elf, _LIBRARY)
+        self._heap_bytes = _round_up(heap_bytes)
+        self._map(_HEAP, mmap.mmap(-1, self._heap_bytes))
+        self._map(TENSORS, tensors)
+        self._call = mmap.mmap(-1, _STACK_BYTES + _ARGUMENT_BYTES + _PAGE)
+        self._map(_CALL, self._call)
+        self._uc.reg_write(arm64_const.UC_ARM64_REG_TPIDR_EL0, _CALL + _PAGE)
+        first = min(each.address for each in self._world.segments) & -_PAGE
+        self._desk = memoryview(world)[self._world.symbols["farm_desk"] - first :][: _DESK.size]
+        self._relocate()
+        self._count()
+
+    def _map(self, address: int, memory: mmap.mmap) -> mmap.mmap:
+        self._kept.append(memory)
+        pointer = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._uc.mem_map_ptr(address, len(memory), UC_PROT_ALL, pointer)
+        return memory
+
+    def _map_segments(self, elf: Elf, base: int) -> mmap.mmap:
+        first = min(each.address for each in elf.segments) & -_PAGE
+        size = _round_up(max(each.address + each.size for each in elf.segments) - first)
+        memory = mmap.mmap(-1, size)
+        for each in elf.segments:
+            memory[each.address - first : each.address - first + len(each.data)] = each.data
+        return self._map(base + first, memory)
+
+    def _relocate(self) -> None:
+        for each in self._elf.relocations:
+            if each.kind == _R_RELATIVE:
+                value = _LIBRARY + each.addend
+            elif each.kind in (_R_ABS64, _R_GLOB_DAT, _R_JUMP_SLOT):
+                value = self._resolve(each.symbol) + each.addend
+            else:
+                raise MissingError(f"the library needs a relocation of kind {each.kind}")
+            self._write(each.offset, value)
+        for name, answer in _ANSWERS.items():
+            if at := self._elf.symbols.get(f"__{name}"):
+                self._write(at, self._world.symbols[answer])
+
+    def _write(self, at: int, value: int) -> None:
+        self._library[at : at + 8] = struct.pack("<Q", value & (2**64 - 1))
+
+    def _resolve(self, name: str) -> int:
+        if at := self._elf.symbols.get(name):
+            return _LIBRARY + at
+        found = self._world.symbols.get(_ANSWERS.get(name, name))
+        if found is None and name.startswith("TVMFFI"):
+            # What raises an error ends the call: a wrong shape must not look like a result.
+            found = self._world.symbols["farm_stop"]
+        if found is None:
+            raise MissingError(f"the library needs {name}, which the emulated board does not have")
+        return found
+
+    def _count(self) -> None:
+        texts = [(_LIBRARY + self._elf.text[0], self._elf.text[1]), self._world.text]
+        slots = [len(data) // 4 for _, data in texts]
+        lanes = 1 + MOST_REGIONS * self.tasks
+        self._texts = texts
+        self._counted = np.zeros((lanes, sum(slots)), np.uint64)
+        self._sizes = np.zeros(sum(slots), np.uint32)
+        self._counts = _Counts(
+            texts=(_Text * 2)(_Text(texts[0][0], slots[0], 0), _Text(texts[1][0], slots[1], slots[0])),
+            all_slots=sum(slots),
+            count=self._counted.ctypes.data,
+            size=self._sizes.ctypes.data,
+            lane=ctypes.addressof(ctypes.c_char.from_buffer(self._desk)),
+            lanes=lanes,
+            stop=ctypes.cast(uclib.uc_emu_stop, ctypes.c_void_p),
+            engine=self._uc._uch,
+        )
+
+    def watch(self, folder: Path, first_bytes: int, first_ways: int, second_bytes: int, second_ways: int) -> None:
+        """Count, and follow memory through two caches, from now on."""
+        hooks = ctypes.CDLL(str(folder / "hooks.so"))
+        caches = [
+            np.zeros((size // _LINE // ways, ways), np.uint64)
+            for size, ways in ((first_bytes, first_ways), (second_bytes, second_ways))
+        ]
+        self.missed = np.zeros((len(self._counted), 4), np.uint64)
+        self._memory = _Memory(
+            *(_Cache(each.ctypes.data, *each.shape) for each in caches),
+            lane=self._counts.lane,
+            lanes=len(self._counted),
+            missed=self.missed.ctypes.data,
+        )
+        hooks.farm_warm.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64]
+        self._hooks = hooks
+        seen = np.zeros(self._heap_bytes // _LINE // 8 + 1, np.uint8)
+        self._memory.heap, self._memory.heap_bytes, self._memory.seen = _HEAP, self._heap_bytes, seen.ctypes.data
+        self._kept += [*caches, seen]
+        self._add_hook(UC_HOOK_BLOCK, hooks.farm_on_block, self._counts)
+        self._add_hook(UC_HOOK_MEM_READ | UC_HOOK_MEM_WRITE, hooks.farm_on_memory, self._memory)
+
+    def _add_hook(self, kind: int, function: Any, data: ctypes.Structure) -> None:
+        handle = ctypes.c_size_t()
+        whole = (ctypes.c_uint64(1), ctypes.c_uint64(0))
+        called = ctypes.cast(function, ctypes.c_void_p)
+        if status := uclib.uc_hook_add(
+            self._uc._uch, ctypes.byref(handle), kind, called, ctypes.byref(data), *whole
+        ):
+            raise UcError(status)
+
+    def warm(self, tensor: Tensor) -> None:
+        """Have the second cache hold a tensor, as far as there is room."""
+        size = max(1, tensor.bits // 8)
+        for each in tensor.shape:
+            size *= each
+        self._hooks.farm_warm(ctypes.byref(self._memory), TENSORS + tensor.offset, ctypes.c_uint64(size))
+
+    @property
+    def functions(self) -> list[str]:
+        """The packed functions that the library has."""
+        return [name.removeprefix("__tvm_ffi_") for name in self._elf.symbols if name.startswith("__tvm_ffi_")]
+
+    def call(self, entry: str, tensors: Sequence[Tensor], cap: int) -> int:
+        """Call a packed function; returns how many instructions it took.
+
+        Raises MissingError, CapError after `cap` instructions, FaultError.
+        """
+        symbol = self._elf.symbols.get(f"__tvm_ffi_{entry}")
+        if not symbol:
+            raise MissingError(f"the library has no function {entry!r}")
+        arguments, result = self._place(tensors)
+        _DESK.pack_into(self._desk, 0, 0, 0, self.tasks, MOST_REGIONS, _HEAP, _HEAP + self._heap_bytes, _HEAP)
+        self._counts.total, self._counts.limit = 0, cap
+        self._counted[:] = 0
+        self.missed[:] = 0
+        uc, end = self._uc, _CALL
+        for number, value in enumerate((0, arguments, len(tensors), result)):
+            uc.reg_write(arm64_const.UC_ARM64_REG_X0 + number, value)
+        uc.reg_write(arm64_const.UC_ARM64_REG_SP, _CALL + _STACK_BYTES)
+        uc.reg_write(arm64_const.UC_ARM64_REG_LR, end)
+        try:
+            uc.emu_start(_LIBRARY + symbol, end)
+        except UcError as error:
+            raise FaultError(self._describe(error)) from error
+        if self._counts.total > cap:
+            raise CapError(f"more than {cap:,} instructions")
+        status = uc.reg_read(arm64_const.UC_ARM64_REG_X0) & 0xFFFFFFFF
+        if status:
+            raise FaultError(f"the function returned {status}")
+        return int(self._counts.total)
+
+    def _place(self, tensors: Sequence[Tensor]) -> tuple[int, int]:
+        """Write down a call's arguments; returns where they and the result are."""
+        start = _STACK_BYTES + _PAGE
+        at = start + (len(tensors) + 1) * _ANY.size
+        result = _CALL + start + len(tensors) * _ANY.size
+        words = []
+        for each in tensors:
+            shape = struct.pack(f"<{len(each.shape)}q", *each.shape)
+            tensor = _TENSOR.pack(
+                *(TENSORS + each.offset, _CPU, 0, len(each.shape), _CODES[each.kind], each.bits, 1),
+                *(_CALL + at + _TENSOR.size, 0, 0),
+            )
+            words.append(_ANY.pack(_INDEX_OF_TENSOR, 0, _CALL + at))
+            if at + len(tensor) + len(shape) > len(self._call):
+                raise MissingError("the function takes more tensors than there is room for")
+            self._call[at : at + len(tensor) + len(shape)] = tensor + shape
+            at += len(tensor) + len(shape) + (-len(shape)) % 8
+        self._call[start : start + len(words) * _ANY.size + _ANY.size] = b"".join([*words, bytes(_ANY.size)])
+        return _CALL + start, result
+
+    def _describe(self, error: UcError) -> str:
+        at = self._uc.reg_read(arm64_const.UC_ARM64_REG_PC)
+        if at == self._world.symbols["farm_stop"] or self._is_in_stop(at):
+            return "the function refused its arguments"
+        name = "the library" if at >= _LIBRARY else "the C library"
+        return f"{error} at {at:#x} in {name}"
+
+    def _is_in_stop(self, at: int) -> bool:
+        start = self._world.symbols["farm_stop"]
+        return start <= at < start + 32
+
+    def blocks(self) -> Iterator[Block]:
+        """What the last call executed, by address."""
+        for slot in np.flatnonzero(self._counted.any(axis=0)):
+            first = 0
+            for base, data in self._texts:
+                if slot < first + len(data) // 4:
+                    start = 4 * (int(slot) - first)
+                    code = data[start : start + int(self._sizes[slot])]
+                    yield Block(base + start, code, tuple(map(int, self._counted[:, slot])))
+                    break
+                first += len(data) // 4
+
+    @property
+    def heap_peak_bytes(self) -> int:
+        """How much workspace the last call held at most."""
+        return int(_DESK.unpack_from(self._desk)[6]) - _HEAP
+
+
+def _round_up(size: int) -> int:
+    return (size + _PAGE - 1) & -_PAGE

@@ -1,0 +1,109 @@
+"""A core as data: its pipes, and what each kind of instruction does in them; how long a loop of instructions takes.
+
+Numbers belong in `inventory/core_types/*.yaml` under `pipeline`, with their sources. What memory adds is in `price.py`.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from device_agent.emulated.isa import Instruction
+
+# A loop's time per iteration is that of later ones; so many instructions are looked at.
+_LOOKED_AT, _FEWEST, _MOST = 400, 4, 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """The pipes of a kind's operations, its latency in cycles, and how soon after a multiply-add its sum can be added
+    to again (`forward`; None: after the latency).
+    """
+
+    pipes: tuple[str, ...]
+    latency: int
+    forward: int | None = None
+
+
+class Pipeline:
+    """How one kind of core executes. `dispatch` operations begin in a cycle, `window` may be under way.
+
+    `in_order`: nothing begins before what comes earlier in the program.
+    """
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        """`data` as YAML has it. Raises KeyError."""
+        self.dispatch, self.window = int(data["dispatch"]), int(data["window"])
+        self.in_order = bool(data.get("in_order", False))
+        self.pipes: dict[str, int] = dict(data["pipes"])
+        self._costs = {
+            kind: Cost(tuple(each["pipes"]), int(each["latency"]), each.get("forward"))
+            for kind, each in data["kinds"].items()
+        }
+        self._write_back = tuple(data["write_back"])
+
+    def find_cost(self, kind: str) -> Cost:
+        """What a kind costs; where the core has no word for 128 bits, what the narrower one does."""
+        found = self._costs.get(kind) or self._costs.get(kind.removesuffix("_q"))
+        return found or self._costs["vector" if kind.endswith("_q") else "integer"]
+
+    def expand(self, instruction: Instruction) -> tuple[tuple[str, ...], Cost]:
+        """The pipes that an instruction uses, one operation each, and its cost."""
+        cost = self.find_cost(instruction.kind)
+        return cost.pipes * instruction.times + (self._write_back if instruction.writes_back else ()), cost
+
+    def count_cycles(self, instructions: Sequence[Instruction]) -> float:
+        """Cycles of one iteration of a loop of these instructions, all data in the first cache.
+
+        Never less than the pipes need, nor than dispatching takes.
+        """
+        if not instructions:
+            return 0.0
+        used: collections.Counter[str] = collections.Counter()
+        for each in instructions:
+            used.update(self.expand(each)[0])
+        bound = max([sum(used.values()) / self.dispatch, *(used[pipe] / count for pipe, count in self.pipes.items())])
+        return max(bound, self._simulate(instructions))
+
+    def _simulate(self, instructions: Sequence[Instruction]) -> float:
+        """Cycles per iteration once a loop has got going: dispatch in order, then each pipe takes what is ready."""
+        operations = [(*self.expand(each), each) for each in instructions]
+        count = sum(len(pipes) for pipes, _, _ in operations)
+        rounds = max(_FEWEST, min(_MOST, 1 + _LOOKED_AT // max(1, count)))
+        taken: dict[str, collections.Counter[int]] = {pipe: collections.Counter() for pipe in self.pipes}
+        ready: dict[str, tuple[float, float]] = {}  # when a register is there, and when a sum may be added to
+        retired: list[float] = []
+        dispatched, last_begin = 0, 0
+        marks = []
+        for _ in range(rounds):
+            for pipes, cost, each in operations:
+                begin = 0.0
+                for name in each.reads:
+                    if name in ready:
+                        begin = max(begin, ready[name][1 if name == each.adds_to else 0])
+                end = 0
+                for pipe in pipes:
+                    cycle = dispatched // self.dispatch
+                    if dispatched >= self.window:
+                        cycle = max(cycle, int(retired[dispatched - self.window]))
+                    cycle = max(cycle + 1, int(begin))
+                    if self.in_order:
+                        cycle = max(cycle, last_begin)
+                    busy, most = taken[pipe], self.pipes[pipe]
+                    while busy[cycle] >= most:
+                        cycle += 1
+                    busy[cycle] += 1
+                    last_begin = max(last_begin, cycle)
+                    end = max(end, cycle)
+                    retired.append(max(retired[-1] if retired else 0, cycle + cost.latency))
+                    dispatched += 1
+                for name in each.writes:
+                    at = end + cost.latency
+                    if each.writes_back and name in each.reads:
+                        at = end + 1  # the address, which is there at once
+                    ready[name] = (at, end + cost.forward if cost.forward and each.adds_to == name else at)
+            marks.append(retired[-1])
+        half = rounds // 2
+        return (marks[-1] - marks[half - 1]) / (rounds - half)

@@ -1,0 +1,95 @@
+"""What an executed program costs on a core: cycles in its pipes, lines that come from memory. Pure.
+
+The rule: a segment (the calling thread alone, or a parallel region) takes the longest of its lanes; a lane takes its
+instructions' cycles and what it waits for lines that its first cache lacks, of which an out-of-order core hides all but
+a part; all lanes together take no less than memory needs for their lines. So nothing beats the pipes or the memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from device_agent.emulated.isa import Decoder, Instruction
+from device_agent.emulated.pipeline import Pipeline
+
+# Lines of a cache, in bytes: of all cores here.
+LINE_BYTES = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """`cycles` and `lines` (from memory) of its longest lane, and of all its lanes."""
+
+    cycles: float
+    lines: int
+    all_cycles: float
+    all_lines: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Misses:
+    """Lines that a lane's first cache lacked, and the second; of each, how many came after their neighbour."""
+
+    first: int
+    first_streamed: int
+    second: int
+    second_streamed: int
+
+
+class Pricer:
+    """Prices programs for one kind of core; remembers what blocks cost."""
+
+    def __init__(self, pipeline: Pipeline, first_miss_cycles: float, streamed_miss_cycles: float) -> None:
+        """Cycles that a core waits for a line from its second cache where nothing foresaw it, and where something did."""
+        self._pipeline = pipeline
+        self._waits = first_miss_cycles, streamed_miss_cycles
+        self._decoder = Decoder()
+        self._known: dict[bytes, float] = {}
+
+    def price(self, blocks: Iterable[Any], misses: Sequence[Misses], tasks: int) -> list[Segment]:
+        """The segments of a run: of `blocks` (`machine.Block`, by address) and each lane's misses."""
+        lanes = [0.0] * len(misses)
+        for code, times in _merge(blocks):
+            cycles = self.count_cycles(code)
+            for lane, each in enumerate(times):
+                lanes[lane] += cycles * each
+        for lane, each in enumerate(misses):
+            alone = each.first - each.first_streamed
+            lanes[lane] += alone * self._waits[0] + each.first_streamed * self._waits[1]
+        segments = [Segment(lanes[0], misses[0].second, lanes[0], misses[0].second)]
+        for start in range(1, len(lanes), tasks):
+            own, lines = lanes[start : start + tasks], [each.second for each in misses[start : start + tasks]]
+            if any(own):
+                segments.append(Segment(max(own), max(lines), sum(own), sum(lines)))
+        return segments
+
+    def count_cycles(self, code: bytes) -> float:
+        """Cycles of a block, as a loop's body."""
+        if (found := self._known.get(code)) is None:
+            found = self._known[code] = self._pipeline.count_cycles(self._decoder.read(code))
+        return found
+
+    def read(self, code: bytes) -> list[Instruction]:
+        """The instructions of a block."""
+        return self._decoder.read(code)
+
+
+def _merge(blocks: Iterable[Any]) -> list[tuple[bytes, tuple[int, ...]]]:
+    """Blocks as (code, times): the emulator ends one wherever it likes, so what follows as often belongs to it."""
+    merged: list[tuple[int, bytes, tuple[int, ...]]] = []
+    for each in blocks:
+        if merged:
+            address, code, times = merged[-1]
+            if address + len(code) == each.address and times == each.times and not _ends(code):
+                merged[-1] = address, code + each.code, times
+                continue
+        merged.append((each.address, each.code, each.times))
+    return [(code, times) for _, code, times in merged]
+
+
+def _ends(code: bytes) -> bool:
+    """Whether the last instruction is a branch (Arm ARM, C4.1.89: branches, exception generating, system)."""
+    word = int.from_bytes(code[-4:], "little")
+    return (word >> 26) & 0x7 == 0x5 and (word >> 24) & 0xFF != 0xD5

@@ -1,0 +1,123 @@
+"""The emulator's process: for each connection a child that holds one library and calls its functions when told to.
+
+`python -m device_agent.emulated --socket PATH --natives FOLDER`; it ends with its standard input. Messages are a line
+of JSON each (`client.py`); tensors lie in memory that the client shares. A child that is left alone in a call ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import fcntl
+import json
+import mmap
+import os
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from device_agent.emulated.elf import ElfError
+from device_agent.emulated.machine import CapError, FaultError, Machine, MissingError, Tensor
+from device_agent.emulated.pipeline import Pipeline
+from device_agent.emulated.price import LINE_BYTES, Misses, Pricer
+
+_MOST_MESSAGE = 1 << 20
+_PR_SET_PDEATHSIG = 1
+_ENDED_BY = {CapError: "cap", FaultError: "fault", MissingError: "missing", ElfError: "missing", MemoryError: "memory"}
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    parser = argparse.ArgumentParser(prog="device_agent.emulated", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--socket", required=True)
+    parser.add_argument("--natives", type=Path, required=True)
+    options = parser.parse_args()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are nobody's business once they have ended
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(options.socket)
+        os.chmod(options.socket, 0o600)
+        listener.listen(16)
+        print("ready", flush=True)
+        while True:
+            readable, _, _ = select.select([listener, sys.stdin], [], [])
+            if sys.stdin in readable:
+                return
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                _live(connection, options.natives)
+            connection.close()
+
+
+def _live(connection: socket.socket, natives: Path) -> None:
+    """A child's life; leaves by os._exit."""
+    code = 1
+    with contextlib.suppress(BaseException):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        # Whatever comes while it computes is the client's end: SIGIO ends it.
+        fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+        _serve(connection, natives)
+        code = 0
+    os._exit(code)
+
+
+def _serve(connection: socket.socket, natives: Path) -> None:
+    stream = connection.makefile("rb")
+    message, descriptors, _, _ = socket.recv_fds(connection, 1, 1)  # the shared memory comes with the first byte
+    order = json.loads(message + stream.readline(_MOST_MESSAGE))
+    try:
+        held = _Held(order, stream.read(order["library_bytes"]), descriptors[0], natives)
+    except (ElfError, MissingError, OSError, KeyError) as error:
+        _answer(connection, {"status": "missing", "message": str(error)})
+        return
+    _answer(connection, {"status": "ok", "functions": held.machine.functions})
+    while line := stream.readline(_MOST_MESSAGE):
+        _set_async(connection, True)
+        answer = held.call(json.loads(line))
+        _set_async(connection, False)
+        _answer(connection, answer)
+
+
+def _set_async(connection: socket.socket, wanted: bool) -> None:
+    flags = fcntl.fcntl(connection, fcntl.F_GETFL)
+    fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC if wanted else flags & ~os.O_ASYNC)
+
+
+def _answer(connection: socket.socket, answer: dict[str, Any]) -> None:
+    connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+class _Held:
+    """A library in its machine, and what its core is."""
+
+    def __init__(self, order: dict[str, Any], library: bytes, descriptor: int, natives: Path) -> None:
+        core = order["core"]
+        shared = mmap.mmap(descriptor, order["shared_bytes"])
+        os.close(descriptor)
+        self.machine = Machine(library, natives, shared, order["tasks"], order["heap_bytes"])
+        self.machine.watch(natives, core["l1_bytes"], core["l1_ways"], core["l2_bytes"], core["l2_ways"])
+        self._pricer = Pricer(Pipeline(core["pipeline"]), core["l2_wait_cycles"], core["l2_streamed_cycles"])
+
+    def call(self, order: dict[str, Any]) -> dict[str, Any]:
+        """One call, and what it came to."""
+        tensors = [Tensor(each[0], tuple(each[1]), each[2], each[3]) for each in order["tensors"]]
+        for index in order["warm"]:
+            self.machine.warm(tensors[index])
+        try:
+            instructions = self.machine.call(order["entry"], tensors, order["cap"])
+        except tuple(_ENDED_BY) as error:
+            return {"status": _ENDED_BY[type(error)], "message": str(error)}
+        misses = [Misses(*map(int, each)) for each in self.machine.missed]
+        segments = self._pricer.price(self.machine.blocks(), misses, self.machine.tasks)
+        return {
+            "status": "ok",
+            "instructions": instructions,
+            "segments": [[each.cycles, each.lines, each.all_cycles, each.all_lines] for each in segments],
+            "heap_bytes": self.machine.heap_peak_bytes,
+            "line_bytes": LINE_BYTES,
+        }
