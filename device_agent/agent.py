@@ -106,6 +106,7 @@ def _put_together(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Bo
     if chosen.fault and not chosen.virtual:
         raise ProtocolError("--fault harms virtual boards only; give --virtual TYPE")
     root, socket_path, work_folder = chosen.root, chosen.clock_helper, chosen.work_folder
+    emulator = None
     if chosen.virtual:
         if chosen.virtual not in types or not types[chosen.virtual].simulation:
             known = ", ".join(name for name, facts in types.items() if facts.simulation)
@@ -114,6 +115,8 @@ def _put_together(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Bo
         root = chosen.root = beside.start_simulator(chosen.virtual, chosen.seed, chosen.fault, chosen.time == "live")
         socket_path = socket_path or beside.start_helper(root)
         work_folder = work_folder or beside.folder / "work"
+        if folder := getattr(chosen, "emulator_folder", None):
+            emulator = beside.start_emulator(folder, [each.core for each in types[chosen.virtual].clusters])
     elif socket_path is None and root == "/" and (service := rig.find_service_socket()):
         socket_path = service
     elif socket_path is None and (os.geteuid() == 0 or root != "/") and _writes_clocks(chosen):
@@ -131,6 +134,7 @@ def _put_together(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Bo
         getattr(chosen, "max_library_bytes", 0),
         types,
         work_folder,
+        emulator,
     )
 
 

@@ -136,9 +136,14 @@ def _make(specs: Any, seed: int) -> list[Any]:
         if size:
             # NumPy cannot view bfloat16 and the like through DLPack, but it can through their bytes.
             memory = (ctypes.c_uint8 * (size * source.itemsize)).from_address(tensor.data_ptr())
-            fill(np.frombuffer(memoryview(memory), dtype=source.dtype), source, index * _STRIDE_BETWEEN_ARGUMENTS)
+            fill_argument(np.frombuffer(memoryview(memory), dtype=source.dtype), spec.dtype, seed, index)
         tensors.append(tensor)
     return tensors
+
+
+def fill_argument(destination: NDArray[Any], dtype: str, seed: int, index: int) -> None:
+    """Fill the flat argument number `index` as `allocate` would. Raises UnknownDtypeError."""
+    fill(destination, pool(dtype, seed), index * _STRIDE_BETWEEN_ARGUMENTS)
 
 
 def prepare(specs: Any, seed: int, in_turns: bool = False) -> None:

@@ -11,7 +11,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from device_agent import board_types, describe, evidence, limits, protocol
 from device_agent.board_time import BoardTime, HostTime
@@ -28,6 +28,9 @@ from device_agent.power.sensors import find_sensors
 from device_agent.protocol import OperatingPoint, Outcome, PinReport, PinStatus, PowerSpec, PowerTrace
 from device_agent.sysfs import Tree
 
+if TYPE_CHECKING:
+    from device_agent.emulated.runs import Emulator
+
 DEFAULT_TYPE = "local"
 # How long the power sensors are watched: the slowest known one changes every 0.42 s, and a few changes tell.
 _SENSOR_LOOK_S = 2.0
@@ -37,7 +40,7 @@ class Board:
     """Who this agent is and what it allows. `board_type` None: what the device tree says, else `local`.
 
     `access` writes clocks; without one nothing can be pinned. `work_folder` is where a virtual board keeps what work
-    costs (`virtual/work.py`).
+    costs (`virtual/work.py`); `emulator` runs the board's own code, instead of this machine's.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Board:
         max_library_bytes: int = 512 << 20,
         types: Mapping[str, board_types.BoardType] | None = None,
         work_folder: Path | None = None,
+        emulator: Emulator | None = None,
     ) -> None:
         """Read what the board is. Raises ProtocolError for a broken board-type file."""
         known = board_types.load_board_types() if types is None else types
@@ -87,7 +91,7 @@ class Board:
         self.shared = (tree, sensor_tree, self.evidence, self.marks)
         self.point: OperatingPoint | None = None
         self._machine = describe.Machine(tree)
-        self._work_folder = work_folder
+        self._work_folder, self._emulator = work_folder, emulator
         # How often each content has been run: sessions are forked from here, so each counts for itself.
         self._runs: collections.Counter[str] = collections.Counter()
 
@@ -109,6 +113,10 @@ class Board:
             notes.append(f"registered as {self.board_type}, but its device tree says {self.detected_type}")
         if not self.power.rails:
             notes.append("no power sensor that can be read")
+        if self._emulator is not None:
+            # ONNX Runtime would run this machine's code, which says nothing of the board.
+            engines = tuple(each for each in description.engines if each != protocol.Engine.ONNXRUNTIME)
+            description = dataclasses.replace(description, architecture="aarch64", engines=engines)
         return dataclasses.replace(
             description,
             rails=self.power.rails,
@@ -181,8 +189,10 @@ class Board:
         from device_agent.virtual import pace
 
         host_cores = min(limits.thread_count(spec.limits), len(os.sched_getaffinity(0)))
+        emulator = self.find_emulator(spec, content[0])
+        cores = str(host_cores) if emulator is None else f"emulated {emulator.tasks} {sorted(emulator.core.items())}"
         gpu = self.facts.gpu if self.facts else None
-        key = pace.name_content(spec, content, host_cores, f"{gpu.arch} x {gpu.processors}" if gpu else "")
+        key = pace.name_content(spec, content, cores, f"{gpu.arch} x {gpu.processors}" if gpu else "")
         self._runs[key] += 1
         draw, on_gpu = self._runs[key], spec.device == protocol.GPU
         return pace.Pace(
@@ -195,7 +205,19 @@ class Board:
             key,
             draw,
             on_gpu=on_gpu,
+            core=emulator.core if emulator else None,
         )
+
+    def find_emulator(self, spec: protocol.MeasureSpec | protocol.RunSpec, program: bytes) -> Emulator | None:
+        """What runs a program that is code for this virtual board, and not for this machine; else None."""
+        if self._emulator is None or spec.device == protocol.GPU:
+            return None
+        from device_agent.emulated.runs import is_for_board
+
+        if not is_for_board(program):
+            return None
+        online = len(self.platform.affinity(spec.limits.cluster))
+        return dataclasses.replace(self._emulator, tasks=max(1, min(spec.limits.threads or online, online)))
 
     def pinned_hz(self) -> dict[int, int]:
         """Cores that are held at a clock, in Hz."""

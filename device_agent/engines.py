@@ -41,7 +41,7 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
     arguments. Raises LoadError, ProtocolError for inputs that are no npz, MemoryError, and what the engine raises.
     """
     arrays = read_arrays(inputs)
-    run, collect = load_program(spec, program, arrays)
+    run, collect = _load(spec, program, arrays, plan)
     plan.marks.set("loaded_s", time.monotonic())
     plan.rest()
     before = plan.sensors.read()
@@ -90,6 +90,17 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
         after=plan.sensors.read(),
     )
     return protocol.pack_frame(outcome.to_json(), payload)
+
+
+def _load(spec: RunSpec, program: Path, arrays: Arrays, plan: Plan) -> tuple[Runner, Collector]:
+    if plan.emulator is None:
+        return load_program(spec, program, arrays)
+    from device_agent.emulated import runs
+
+    kind = runs.Model if spec.engine is Engine.RELAX_VM else runs.Kernel
+    emulated = kind(plan.emulator, spec, program.read_bytes(), arrays)
+    plan.pace.emulate(lambda: emulated.segments, again=spec.return_outputs)
+    return emulated.run, _collect
 
 
 def load_program(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, Collector]:
@@ -205,6 +216,8 @@ def _collect(result: Any) -> list[NDArray[Any]]:
     """Copies of the tensors in a result, which may be one, or nested tuples of them; other values are left out."""
     if hasattr(result, "numpy"):
         return [result.numpy()]
+    if isinstance(result, np.ndarray):
+        return [result]
     if isinstance(result, str | bytes) or not hasattr(result, "__len__"):
         return []
     return [array for item in result for array in _collect(item)]

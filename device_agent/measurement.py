@@ -59,6 +59,7 @@ class Measurement:
             windows = self._observer.plan_window(self._spec.energy)
             self.plan.idle_s, self.plan.busy_s, self.plan.margin_s = windows
         limit_s = self._spec.limits.timeout_s + self.plan.extra_s
+        self.plan.emulator = self._board.find_emulator(self._spec, self._content[0])
         self.plan.pace = self._board.pace(self._spec, self._content, self.plan.time, limit_s)
 
     def finish(self, outcome: Outcome) -> Outcome:

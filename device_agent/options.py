@@ -117,6 +117,13 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
         help="where TVM's plug-in for the GPU is, or will be (default: as it came with the agent); virtual boards find "
         "their driver there, too",
     )
+    serve.add_argument(
+        "--emulator-folder",
+        type=Path,
+        metavar="DIR",
+        help="where the emulator's own parts are: with it, virtual boards of aarch64 types run aarch64 code, priced by "
+        "a model of their core",
+    )
     _add_exit_with_parent(serve)
     serve.add_argument(
         "--ready-file", type=Path, metavar="PATH", help="write {port, pid, key} there as JSON once clients can come"

@@ -6,18 +6,29 @@ Made by the session before the fork, carried out in the worker by `timing.py` an
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from device_agent.board_time import BoardTime, HostTime
 from device_agent.evidence import Sensors
 from device_agent.marks import Marks
+
+if TYPE_CHECKING:
+    from device_agent.emulated.runs import Emulator
 
 # An energy window is filled in pieces about this long, so that it ends on time.
 _PIECE_S = 0.05
 # Of the margin, before the idle baseline: only values that belong to it as a whole are used, so this is for sensors
 # that are later than they say. Loading the library is a small load beside what follows.
 _SETTLING = 1 / 3
+
+
+# So long this machine may need for what an emulated board computes in its time limit, all accesses to memory followed.
+EMULATING_S = 240.0
+
+
+# Of emulated code: cycles and lines from memory of the longest lane, cycles and lines of all lanes.
+Segment = tuple[float, int, float, int]
 
 
 class OverrunError(Exception):
@@ -42,6 +53,10 @@ class Pace(Protocol):
         """
         ...
 
+    def emulate(self, price: Callable[[], Sequence[Segment]], *, again: bool) -> None:
+        """What runs is emulated: `price` says what the last call cost its core. `again`: also where that is known."""
+        ...
+
     def settle(self) -> None:
         """Let all of the board's time pass that is left: before a window begins or ends."""
         ...
@@ -62,6 +77,9 @@ class HostPace:
         del calls_beside
         return run(calls)
 
+    def emulate(self, price: Callable[[], Sequence[Segment]], *, again: bool) -> None:
+        """A real board emulates nothing."""
+
     def settle(self) -> None:
         """All of the time has passed already."""
 
@@ -77,12 +95,14 @@ class Plan:
     idle_s: float = 0.0
     busy_s: float = 0.0
     margin_s: float = 0.0  # sensors answer late: how long the kernel is to have run when its window begins
+    emulator: Emulator | None = None  # runs the program, which is the board's own code and not this machine's
     cpus: tuple[int, ...] = ()  # cores the worker's threads are placed on; empty: not placed
 
     @property
     def extra_s(self) -> float:
-        """What the energy measurement adds to a worker's time."""
-        return self.idle_s + self.busy_s * 1.2 + 5 * self.margin_s + 1.0 if self.busy_s else 0.0
+        """What the energy measurement, and emulating, add to a worker's time."""
+        from_energy_s = self.idle_s + self.busy_s * 1.2 + 5 * self.margin_s + 1.0 if self.busy_s else 0.0
+        return from_energy_s + (EMULATING_S if self.emulator else 0.0)
 
     def rest(self) -> None:
         """Take the idle baseline: do nothing, at the clocks in force."""

@@ -15,11 +15,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from device_agent import processes, workspace
 from device_agent.clocks.client import HelperClient
 from device_agent.errors import AgentError, HelperUnavailableError
 from device_agent.sysfs import VIRTUAL_PREFIX
+
+if TYPE_CHECKING:
+    from device_agent.emulated.runs import Emulator
 
 # Where the service listens (`deploy/systemd/tvm-farm-clock-helper.service`).
 SERVICE_SOCKET = "/run/tvm-farm/clock-helper.sock"
@@ -62,6 +66,22 @@ class Rig:
             command.append("--live")
         self._start([*command, "--exit-with-parent"], lambda: Path(path).exists() and Path(path + ".root").exists())
         return VIRTUAL_PREFIX + path
+
+    def start_emulator(self, folder: Path, cores: Sequence[str]) -> Emulator | None:
+        """Start what runs aarch64 code as on these cores; None where one of them cannot be emulated.
+
+        Raises HelperUnavailableError.
+        """
+        from device_agent.emulated.core import load_core
+        from device_agent.emulated.runs import Emulator
+
+        known = {name: load_core(name) for name in cores}
+        if len(known) != 1 or (core := next(iter(known.values()))) is None:
+            return None
+        path = self.folder / "emulator.sock"
+        command = ["-m", "device_agent.emulated", "--socket", str(path), "--natives", str(folder)]
+        self._start([*command, "--exit-with-parent"], path.exists)
+        return Emulator(path, core)
 
     def start_helper(self, root: str) -> str:
         """Start a clock helper of our own for the tree `root`; return its socket. Raises HelperUnavailableError."""

@@ -7,11 +7,14 @@ import math
 import statistics
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from device_agent import arguments, gpu, protocol
 from device_agent.plan import HostPace, Plan
 from device_agent.protocol import Outcome, Status
+
+if TYPE_CHECKING:
+    from device_agent.emulated.runs import Emulator
 
 # A sample aimed exactly at the wanted length falls short half of the time.
 _GROWTH_MARGIN = 1.2
@@ -53,20 +56,11 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Out
     At least one call is made before the first sample, even with `warmup` 0: TVM's evaluator always drops one. With
     `cold_weights` calls take turns among copies of the large arguments (`arguments.allocate_turns`).
     """
-    import tvm.runtime
-
-    on_gpu = spec.device == protocol.GPU
-    device = gpu.open_device() if on_gpu else tvm.runtime.cpu()
-    module, function = load(library, spec.entry)
-    # A GPU's cache is small beside what most functions read.
-    is_cold = spec.cold_weights and not on_gpu
-    if is_cold:
-        turns = arguments.allocate_turns(spec.arguments, spec.seed)
+    candidate: _Candidate
+    if plan.emulator is not None:
+        candidate = _load_emulated(spec, library, plan, plan.emulator)
     else:
-        turns = [arguments.allocate(spec.arguments, spec.seed)]
-    if on_gpu:
-        turns = [[tvm.runtime.tensor(each.numpy(), device) for each in turns[0]]]
-    tensors = turns[0]
+        candidate = _Native(spec, library)
     plan.marks.set("loaded_s", time.monotonic())
     plan.rest()
     before = plan.sensors.read()
@@ -75,31 +69,12 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Out
     cpu_started_s, host_started_s = time.process_time(), time.monotonic()
     set_s = plan.pace.begin()
     real = isinstance(plan.pace, HostPace)
-    for _ in range(spec.warmup - 1 if real else 0):
-        function(*tensors)
-
-    following = itertools.cycle(turns)
-
-    def run_in_turns(calls: int) -> float:
-        function(*next(following))
-        begun = time.perf_counter()
-        for _ in range(calls):
-            function(*next(following))
-        return (time.perf_counter() - begun) / calls
-
-    def evaluate(number: int, repeat: int) -> list[float]:
-        if len(turns) > 1:
-            return [run_in_turns(number) for _ in range(repeat)]
-        evaluator = module.time_evaluator(spec.entry, device, number=number, repeat=repeat)
-        return list(evaluator(*tensors).results)
-
-    def run(calls: int) -> float:
-        return evaluate(calls, 1)[0]
+    candidate.warm_up(spec.warmup - 1 if real else 0)
 
     def sample(number: int, repeat: int) -> list[float]:
         if real:
-            return evaluate(number, repeat)
-        return [plan.pace.take(run, number, _CALLS_BESIDE) for _ in range(repeat)]
+            return candidate.evaluate(number, repeat)
+        return [plan.pace.take(candidate.run, number, _CALLS_BESIDE) for _ in range(repeat)]
 
     number = 1 if set_s else spec.number
     samples = sample(number, spec.repeat)
@@ -115,7 +90,7 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Out
     time.sleep(max(0.0, host_started_s + set_s - time.monotonic()))  # a set time is this machine's
     plan.time.sleep(max(0.0, started_s + set_s - plan.time.now_s()))
     timing_s = plan.mark("timing_end_s") - started_s
-    plan.fill_window(run, statistics.median(samples), _CALLS_BESIDE)
+    plan.fill_window(candidate.run, statistics.median(samples), _CALLS_BESIDE)
     plan.pace.end()
     plan.marks.set("cpu_s", time.process_time() - cpu_started_s)
     return Outcome(
@@ -126,3 +101,70 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Out
         before=before,
         after=plan.sensors.read(),
     )
+
+
+class _Candidate(Protocol):
+    """A candidate with its arguments, ready to be called."""
+
+    def warm_up(self, calls: int) -> None:
+        """Call it, and do not look."""
+        ...
+
+    def evaluate(self, number: int, repeat: int) -> list[float]:
+        """Seconds per call of `repeat` samples of so many calls."""
+        ...
+
+    def run(self, calls: int) -> float:
+        """Seconds per call of one sample."""
+        ...
+
+
+class _Native:
+    """One that is this machine's own code."""
+
+    def __init__(self, spec: protocol.MeasureSpec, library: Path) -> None:
+        import tvm.runtime
+
+        on_gpu = spec.device == protocol.GPU
+        self._device = gpu.open_device() if on_gpu else tvm.runtime.cpu()
+        self._entry = spec.entry
+        self._module, self._function = load(library, spec.entry)
+        # A GPU's cache is small beside what most functions read.
+        if spec.cold_weights and not on_gpu:
+            turns = arguments.allocate_turns(spec.arguments, spec.seed)
+        else:
+            turns = [arguments.allocate(spec.arguments, spec.seed)]
+        if on_gpu:
+            turns = [[tvm.runtime.tensor(each.numpy(), self._device) for each in turns[0]]]
+        self._turns = turns
+        self._following = itertools.cycle(turns)
+
+    def warm_up(self, calls: int) -> None:
+        for _ in range(calls):
+            self._function(*self._turns[0])
+
+    def evaluate(self, number: int, repeat: int) -> list[float]:
+        if len(self._turns) > 1:
+            return [self._run_in_turns(number) for _ in range(repeat)]
+        evaluator = self._module.time_evaluator(self._entry, self._device, number=number, repeat=repeat)
+        return list(evaluator(*self._turns[0]).results)
+
+    def run(self, calls: int) -> float:
+        return self.evaluate(calls, 1)[0]
+
+    def _run_in_turns(self, calls: int) -> float:
+        self._function(*next(self._following))
+        begun = time.perf_counter()
+        for _ in range(calls):
+            self._function(*next(self._following))
+        return (time.perf_counter() - begun) / calls
+
+
+def _load_emulated(spec: protocol.MeasureSpec, library: Path, plan: Plan, emulator: Emulator) -> _Candidate:
+    """One that is the board's own code, on a virtual board."""
+    from device_agent.emulated.runs import Candidate
+
+    candidate = Candidate(emulator, spec, library.read_bytes())
+    # What it costs is the same every time: once that is known, nobody has to see it run again.
+    plan.pace.emulate(lambda: candidate.segments, again=False)
+    return candidate

@@ -63,6 +63,12 @@ class Settings:
     generations: int = _setting(3, "FARM_GENERATIONS", "generations that they evolve for")
     seed: int = _setting(0, "FARM_SEED", "seed of the search, the cost model and the inputs")
     build_workers: int = _setting(0, "FARM_BUILD_WORKERS", "compiler processes; 0: one per core")
+    virtual_code: str = _setting(
+        "native",
+        "FARM_VIRTUAL_CODE",
+        "code of virtual boards: `native`, this machine's; or `emulated`, their own aarch64 code, priced by a model of "
+        "their core (docs/fidelity.md)",
+    )
     ray_address: str = _setting(
         "", "FARM_RAY_ADDRESS", "HOST:PORT of a Ray cluster whose nodes build for campaigns; default: a Ray of our own"
     )
@@ -138,6 +144,8 @@ def parse_store(text: str) -> StoreLocation:
 
 _LAST_PORT = 65535
 ISOLATIONS = ("exclusive", "own-core", "none")
+# What virtual boards run: this machine's code, or their own in an emulator.
+VIRTUAL_CODES = ("native", "emulated")
 
 
 def load(environment: Mapping[str, str] | None = None) -> Settings:
@@ -149,6 +157,8 @@ def load(environment: Mapping[str, str] | None = None) -> Settings:
         if text is not None:
             values[field.name] = _parse(field, text)
     settings = Settings(**values)
+    if settings.virtual_code not in VIRTUAL_CODES:
+        raise UsageError(f"FARM_VIRTUAL_CODE={settings.virtual_code!r} is unknown; known: {', '.join(VIRTUAL_CODES)}")
     if settings.isolation not in ISOLATIONS:
         raise UsageError(f"FARM_ISOLATION={settings.isolation!r} is unknown; known: {', '.join(ISOLATIONS)}")
     for env, port in (("FARM_TRACKER_PORT", settings.tracker_port), ("FARM_METRICS_PORT", settings.metrics_port)):

@@ -3,7 +3,9 @@
  *
  * A slot is an instruction of one of two texts, the candidate's and the world's; the block's first one counts it.
  */
+#include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 struct text {
     uint64_t base, slots, first;
@@ -33,6 +35,43 @@ void farm_on_block(void *engine, uint64_t address, uint32_t size, struct counts 
             return;
         }
     }
+}
+
+/* Calls of the C library's mathematics, which the world hands to this machine; counted by lane. */
+struct math {
+    const volatile uint32_t *lane;
+    uint64_t lanes;
+    uint64_t *calls; /* by lane */
+    int (*read)(void *, int, void *);
+    int (*write)(void *, int, const void *);
+    int (*read_memory)(void *, uint64_t, void *, uint64_t);
+    int program_counter, first, second; /* the emulator's numbers of pc, d0 and d1 */
+};
+
+void farm_on_interrupt(void *engine, uint32_t number, struct math *m) {
+    uint64_t at = 0;
+    uint32_t word = 0;
+    double d[2] = {0, 0};
+    float f[2];
+    (void)number;
+    m->read(engine, m->program_counter, &at);
+    if (m->read_memory(engine, at - 4, &word, 4)) return;
+    m->read(engine, m->first, &d[0]);
+    m->read(engine, m->second, &d[1]);
+    memcpy(&f[0], &d[0], 4);
+    memcpy(&f[1], &d[1], 4);
+    switch (word >> 5 & 0xffff) {
+#define FLOAT(number, name) case number: f[0] = name(f[0]); break;
+#define FLOATS(number, name) case number: f[0] = name(f[0], f[1]); break;
+#define DOUBLE(number, name) case number: d[0] = name(d[0]); m->write(engine, m->first, &d[0]); goto done;
+#define DOUBLES(number, name) case number: d[0] = name(d[0], d[1]); m->write(engine, m->first, &d[0]); goto done;
+#include "math.inc"
+    }
+    d[0] = 0;
+    memcpy(&d[0], &f[0], 4);
+    m->write(engine, m->first, &d[0]);
+done:
+    m->calls[*m->lane < m->lanes ? *m->lane : m->lanes - 1]++;
 }
 
 /* Caches by sets of lines, each set with its lines by age; the first cache is a lane's own, the second one all share. */

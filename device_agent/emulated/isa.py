@@ -1,4 +1,4 @@
-"""What an aarch64 instruction is to a core: its kind, what it reads and writes. What a kind costs is the core's business.
+"""What an aarch64 instruction is to a core: its kind, what it reads and writes. What that costs: `pipeline.py`.
 
 Only `server.py`'s process imports this. Kinds are those that cores' guides tell apart; a kind with `_q` is the same on
 128-bit registers, for cores to which that is not the same.

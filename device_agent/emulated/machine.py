@@ -15,7 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from unicorn import UC_ARCH_ARM64, UC_HOOK_BLOCK, UC_HOOK_MEM_READ, UC_HOOK_MEM_WRITE, UC_MODE_ARM, UC_PROT_ALL, Uc, UcError, arm64_const
+from unicorn import (
+    UC_ARCH_ARM64,
+    UC_HOOK_BLOCK,
+    UC_HOOK_INTR,
+    UC_HOOK_MEM_READ,
+    UC_HOOK_MEM_WRITE,
+    UC_MODE_ARM,
+    UC_PROT_ALL,
+    Uc,
+    UcError,
+    arm64_const,
+)
 from unicorn.unicorn_py3.unicorn import uclib
 
 from device_agent.emulated.elf import Elf
@@ -111,6 +122,20 @@ class _Memory(ctypes.Structure):
         ("heap", ctypes.c_uint64),
         ("heap_bytes", ctypes.c_uint64),
         ("seen", ctypes.c_void_p),
+    ]
+
+
+class _Math(ctypes.Structure):
+    _fields_ = [
+        ("lane", ctypes.c_void_p),
+        ("lanes", ctypes.c_uint64),
+        ("calls", ctypes.c_void_p),
+        ("read", ctypes.c_void_p),
+        ("write", ctypes.c_void_p),
+        ("read_memory", ctypes.c_void_p),
+        ("program_counter", ctypes.c_int),
+        ("first", ctypes.c_int),
+        ("second", ctypes.c_int),
     ]
 
 
@@ -219,6 +244,18 @@ class Machine:
         seen = np.zeros(self._heap_bytes // _LINE // 8 + 1, np.uint8)
         self._memory.heap, self._memory.heap_bytes, self._memory.seen = _HEAP, self._heap_bytes, seen.ctypes.data
         self._kept += [*caches, seen]
+        self.math_calls = np.zeros(len(self._counted), np.uint64)
+        functions = (uclib.uc_reg_read, uclib.uc_reg_write, uclib.uc_mem_read)
+        self._math = _Math(
+            self._counts.lane,
+            len(self._counted),
+            self.math_calls.ctypes.data,
+            *(ctypes.cast(each, ctypes.c_void_p) for each in functions),
+            arm64_const.UC_ARM64_REG_PC,
+            arm64_const.UC_ARM64_REG_D0,
+            arm64_const.UC_ARM64_REG_D1,
+        )
+        self._add_hook(UC_HOOK_INTR, hooks.farm_on_interrupt, self._math)
         self._add_hook(UC_HOOK_BLOCK, hooks.farm_on_block, self._counts)
         self._add_hook(UC_HOOK_MEM_READ | UC_HOOK_MEM_WRITE, hooks.farm_on_memory, self._memory)
 
@@ -226,9 +263,7 @@ class Machine:
         handle = ctypes.c_size_t()
         whole = (ctypes.c_uint64(1), ctypes.c_uint64(0))
         called = ctypes.cast(function, ctypes.c_void_p)
-        if status := uclib.uc_hook_add(
-            self._uc._uch, ctypes.byref(handle), kind, called, ctypes.byref(data), *whole
-        ):
+        if status := uclib.uc_hook_add(self._uc._uch, ctypes.byref(handle), kind, called, ctypes.byref(data), *whole):
             raise UcError(status)
 
     def warm(self, tensor: Tensor) -> None:
@@ -256,6 +291,7 @@ class Machine:
         self._counts.total, self._counts.limit = 0, cap
         self._counted[:] = 0
         self.missed[:] = 0
+        self.math_calls[:] = 0
         uc, end = self._uc, _CALL
         for number, value in enumerate((0, arguments, len(tensors), result)):
             uc.reg_write(arm64_const.UC_ARM64_REG_X0 + number, value)

@@ -18,13 +18,14 @@ _LOOKED_AT, _FEWEST, _MOST = 400, 4, 12
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The pipes of a kind's operations, its latency in cycles, and how soon after a multiply-add its sum can be added
-    to again (`forward`; None: after the latency).
+    """The pipes of a kind's operations, its latency in cycles, how soon after a multiply-add its sum can be added to
+    again (`forward`; None: after the latency), and for how many cycles each operation keeps its pipe to itself.
     """
 
     pipes: tuple[str, ...]
     latency: int
     forward: int | None = None
+    busy: int = 1
 
 
 class Pipeline:
@@ -39,7 +40,7 @@ class Pipeline:
         self.in_order = bool(data.get("in_order", False))
         self.pipes: dict[str, int] = dict(data["pipes"])
         self._costs = {
-            kind: Cost(tuple(each["pipes"]), int(each["latency"]), each.get("forward"))
+            kind: Cost(tuple(each["pipes"]), int(each["latency"]), each.get("forward"), int(each.get("busy", 1)))
             for kind, each in data["kinds"].items()
         }
         self._write_back = tuple(data["write_back"])
@@ -62,9 +63,13 @@ class Pipeline:
         if not instructions:
             return 0.0
         used: collections.Counter[str] = collections.Counter()
+        operations = 0
         for each in instructions:
-            used.update(self.expand(each)[0])
-        bound = max([sum(used.values()) / self.dispatch, *(used[pipe] / count for pipe, count in self.pipes.items())])
+            pipes, cost = self.expand(each)
+            operations += len(pipes)
+            for pipe in pipes:
+                used[pipe] += cost.busy
+        bound = max([operations / self.dispatch, *(used[pipe] / count for pipe, count in self.pipes.items())])
         return max(bound, self._simulate(instructions))
 
     def _simulate(self, instructions: Sequence[Instruction]) -> float:
@@ -94,7 +99,8 @@ class Pipeline:
                     busy, most = taken[pipe], self.pipes[pipe]
                     while busy[cycle] >= most:
                         cycle += 1
-                    busy[cycle] += 1
+                    for later in range(cost.busy):
+                        busy[cycle + later] += 1
                     last_begin = max(last_begin, cycle)
                     end = max(end, cycle)
                     retired.append(max(retired[-1] if retired else 0, cycle + cost.latency))

@@ -30,21 +30,26 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class Misses:
-    """Lines that a lane's first cache lacked, and the second; of each, how many came after their neighbour."""
+    """Lines that a lane's first cache lacked, and the second; of each, how many came after their neighbour. And what it
+    called of the C library's mathematics, of which the board's own code is not at hand.
+    """
 
     first: int
     first_streamed: int
     second: int
     second_streamed: int
+    math_calls: int = 0
 
 
 class Pricer:
     """Prices programs for one kind of core; remembers what blocks cost."""
 
-    def __init__(self, pipeline: Pipeline, first_miss_cycles: float, streamed_miss_cycles: float) -> None:
-        """Cycles that a core waits for a line from its second cache where nothing foresaw it, and where something did."""
-        self._pipeline = pipeline
-        self._waits = first_miss_cycles, streamed_miss_cycles
+    def __init__(self, pipeline: Pipeline, wait_cycles: tuple[float, ...], math_cycles: float) -> None:
+        """Cycles that a core waits for a line from its second cache where nothing foresaw it, and where something did;
+        and those of a function such as `expf`.
+        """
+        self._pipeline, self._waits = pipeline, wait_cycles
+        self._math_cycles = math_cycles
         self._decoder = Decoder()
         self._known: dict[bytes, float] = {}
 
@@ -55,9 +60,10 @@ class Pricer:
             cycles = self.count_cycles(code)
             for lane, each in enumerate(times):
                 lanes[lane] += cycles * each
-        for lane, each in enumerate(misses):
-            alone = each.first - each.first_streamed
-            lanes[lane] += alone * self._waits[0] + each.first_streamed * self._waits[1]
+        for lane, lacked in enumerate(misses):
+            alone = lacked.first - lacked.first_streamed
+            lanes[lane] += alone * self._waits[0] + lacked.first_streamed * self._waits[1]
+            lanes[lane] += lacked.math_calls * self._math_cycles
         segments = [Segment(lanes[0], misses[0].second, lanes[0], misses[0].second)]
         for start in range(1, len(lanes), tasks):
             own, lines = lanes[start : start + tasks], [each.second for each in misses[start : start + tasks]]

@@ -1,51 +1,47 @@
 """The emulator's process: for each connection a child that holds one library and calls its functions when told to.
 
-`python -m device_agent.emulated --socket PATH --natives FOLDER`; it ends with its standard input. Messages are a line
-of JSON each (`client.py`); tensors lie in memory that the client shares. A child that is left alone in a call ends.
+`python -m device_agent.emulated --socket PATH --natives FOLDER`. Messages are a line of JSON each (`client.py`);
+tensors lie in memory that the client shares. A child that is left alone in a call ends.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import fcntl
 import json
 import mmap
 import os
-import select
 import signal
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
+from device_agent import processes
 from device_agent.emulated.elf import ElfError
 from device_agent.emulated.machine import CapError, FaultError, Machine, MissingError, Tensor
 from device_agent.emulated.pipeline import Pipeline
 from device_agent.emulated.price import LINE_BYTES, Misses, Pricer
 
 _MOST_MESSAGE = 1 << 20
-_PR_SET_PDEATHSIG = 1
 _ENDED_BY = {CapError: "cap", FaultError: "fault", MissingError: "missing", ElfError: "missing", MemoryError: "memory"}
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Serve until a signal ends it, or the parent's end."""
     parser = argparse.ArgumentParser(prog="device_agent.emulated", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--socket", required=True)
     parser.add_argument("--natives", type=Path, required=True)
+    parser.add_argument("--exit-with-parent", action="store_true")
     options = parser.parse_args()
+    if options.exit_with_parent:
+        processes.die_with_parent(os.getppid())
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are nobody's business once they have ended
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(options.socket)
-        os.chmod(options.socket, 0o600)
+        Path(options.socket).chmod(0o600)
         listener.listen(16)
-        print("ready", flush=True)
         while True:
-            readable, _, _ = select.select([listener, sys.stdin], [], [])
-            if sys.stdin in readable:
-                return
             connection, _ = listener.accept()
             if os.fork() == 0:
                 listener.close()
@@ -58,7 +54,7 @@ def _live(connection: socket.socket, natives: Path) -> None:
     code = 1
     with contextlib.suppress(BaseException):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        processes.die_with_parent(os.getppid())
         # Whatever comes while it computes is the client's end: SIGIO ends it.
         fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
         _serve(connection, natives)
@@ -100,8 +96,8 @@ class _Held:
         shared = mmap.mmap(descriptor, order["shared_bytes"])
         os.close(descriptor)
         self.machine = Machine(library, natives, shared, order["tasks"], order["heap_bytes"])
-        self.machine.watch(natives, core["l1_bytes"], core["l1_ways"], core["l2_bytes"], core["l2_ways"])
-        self._pricer = Pricer(Pipeline(core["pipeline"]), core["l2_wait_cycles"], core["l2_streamed_cycles"])
+        self.machine.watch(natives, *core["caches"])
+        self._pricer = Pricer(Pipeline(core["pipeline"]), tuple(core["wait_cycles"]), core["math_cycles"])
 
     def call(self, order: dict[str, Any]) -> dict[str, Any]:
         """One call, and what it came to."""
@@ -112,7 +108,8 @@ class _Held:
             instructions = self.machine.call(order["entry"], tensors, order["cap"])
         except tuple(_ENDED_BY) as error:
             return {"status": _ENDED_BY[type(error)], "message": str(error)}
-        misses = [Misses(*map(int, each)) for each in self.machine.missed]
+        rows = zip(self.machine.missed, self.machine.math_calls, strict=True)
+        misses = [Misses(*map(int, missed), int(calls)) for missed, calls in rows]  # type: ignore[call-arg]
         segments = self._pricer.price(self.machine.blocks(), misses, self.machine.tasks)
         return {
             "status": "ok",

@@ -11,14 +11,14 @@ import io
 import json
 import random
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from device_agent.board_time import BoardTime
-from device_agent.plan import OverrunError
+from device_agent.plan import OverrunError, Segment
 from device_agent.protocol import GPU, MeasureSpec, RunSpec
 from device_agent.sysfs import Tree
 from device_agent.virtual import gpu_time, work
@@ -34,12 +34,14 @@ _BLOCK_S = 0.02
 # A sleep that lasts too long lets what follows sleep less, up to so much, so that a window holds as many calls as the
 # board's time has.
 _CREDIT_S = 0.5
+# Of a cache, on all cores.
+_LINE_BYTES = 64
 # Of a worker's time, so that finding out what a call costs does not look like a candidate that hangs.
 _ESTABLISHING = 0.5
 
 
-def name_content(spec: MeasureSpec | RunSpec, content: Sequence[bytes], host_cores: int, gpu: str = "") -> str:
-    """The key of what `spec` runs: everything that decides what one call costs, and a `gpu` so called.
+def name_content(spec: MeasureSpec | RunSpec, content: Sequence[bytes], cores: str, gpu: str = "") -> str:
+    """The key of what `spec` runs: everything that decides what one call costs, `cores` and a `gpu` so called.
 
     That is a program, the shapes and types of what it is given, and threads; never the values, so one program has one
     latency whatever it computes.
@@ -51,7 +53,7 @@ def name_content(spec: MeasureSpec | RunSpec, content: Sequence[bytes], host_cor
         how = [str(spec.engine), spec.entry, [_list_forms(arrays) for arrays in given]]
     if spec.device == GPU:
         how += [GPU, gpu]
-    return work.make_key(repr(how), str(host_cores), program)
+    return work.make_key(repr(how), cores, program)
 
 
 def _list_forms(arrays: bytes) -> Any:
@@ -74,6 +76,11 @@ def _list_forms(arrays: bytes) -> Any:
     return forms
 
 
+def make_emulated(segments: Sequence[Segment]) -> work.Work:
+    """Work of emulated code: the same whenever it is found out. Seconds stand for cycles at 1 GHz."""
+    return work.Work(max(1e-9, sum(each[2] for each in segments) / 1e9), 0.0, (), True, tuple(segments))
+
+
 class Pace:
     """The pace of one worker on its cluster ("": all open to the scheduler), which uses `host_cores` cores of the host.
 
@@ -93,9 +100,15 @@ class Pace:
         draw: int = 1,
         *,
         on_gpu: bool = False,
+        core: Mapping[str, Any] | None = None,
     ) -> None:
-        """`limit_s` is all of the board's time there is; `folder` keeps what work costs, None: nothing is kept."""
-        self._on_gpu = on_gpu
+        """`limit_s` is all of the board's time there is; `folder` keeps what work costs, None: nothing is kept.
+
+        `core`: the board's own code is emulated, as of this core (`device_agent/emulated/core.py`).
+        """
+        self._on_gpu, self._core = on_gpu, core
+        self._price: Callable[[], Sequence[Segment]] | None = None
+        self._again = True
         self._tree, self._time = tree, time
         self._cluster = cluster
         self._host_cores = max(1, host_cores)
@@ -106,8 +119,13 @@ class Pace:
         self._told = -1.0
         self._owed_s = 0.0
         self._clocks: tuple[float, int] | None = None
+        self._core_hz, self._individual, self._memory_s = 1.0, 1.0, 1.0
         self._gpu_clocks = (0.0, 1.0)
         self._shown: str | None = None
+
+    def emulate(self, price: Callable[[], Sequence[Segment]], *, again: bool) -> None:
+        """See `plan.Pace`."""
+        self._price, self._again = price, again
 
     def begin(self) -> float:
         """The board starts to compute: as much as the host's cores say, until the work is known."""
@@ -134,7 +152,11 @@ class Pace:
         if self._work is None:
             self._work = self._find_work()
             if self._work is not None:
+                if self._again:
+                    run(1)
+            elif self._price is not None:
                 run(1)
+                self._work = self._book.keep(self._key, make_emulated(self._price()))
             elif self._on_gpu:
                 run(1)
                 kernels = gpu_time.sum_up(gpu_time.take_launches(), self._read_facts()["gpu"], 1 + calls_beside)
@@ -163,6 +185,8 @@ class Pace:
         """How long the board takes for this work at its clocks now."""
         facts = self._read_facts()
         stretch, cores = self._read_clocks()
+        if done.segments:
+            return self._price_emulated(done.segments, cores) * self._draw_noise(facts)
         base_s = done.base_s(cores)
         if self._told >= 0:
             busy = (done.alone_s + done.shared_s) / base_s
@@ -173,10 +197,37 @@ class Pace:
             else:
                 self._tell(busy, cores)
             stretch, cores = self._read_clocks()
-        noise = 1 + float(facts["noise"]) * self._dice.gauss(0, 1)
         # The processor goes on asking while the GPU computes what was asked for.
         board_s = max(done.base_s(cores) * stretch, self._compute_gpu(done)[0])
-        return board_s * max(0.5, noise)
+        return board_s * self._draw_noise(facts)
+
+    def _draw_noise(self, facts: Mapping[str, Any]) -> float:
+        return max(0.5, 1 + float(facts["noise"]) * self._dice.gauss(0, 1))
+
+    def _price_emulated(self, segments: Sequence[Segment], cores: int) -> float:
+        """How long emulated code takes at the clocks now: what its lanes need, or what memory needs for its lines."""
+        base_s, busy_s = self._add_segments(segments, cores)
+        if self._told >= 0:
+            self._tell(min(float(cores), busy_s / base_s), cores)
+            _, cores = self._read_clocks()
+            base_s, _ = self._add_segments(segments, cores)
+        return base_s
+
+    def _add_segments(self, segments: Sequence[Segment], cores: int) -> tuple[float, float]:
+        """Seconds, and seconds of all cores together."""
+        core = self._core or {}
+        one_line_s = _LINE_BYTES / core["core_bytes_per_s"] * self._memory_s
+        all_lines_s = _LINE_BYTES / core["memory_bytes_per_s"] * self._memory_s
+        hz = self._core_hz
+        base_s = busy_s = 0.0
+        for number, (cycles, lines, all_cycles, all_lines) in enumerate(segments):
+            is_region = number > 0 and (all_cycles, all_lines) != (cycles, lines)
+            # More threads than cores take turns.
+            longest = max(cycles, all_cycles / max(1, cores)) + (core["region_cycles"] if is_region else 0.0)
+            base_s += max(longest / hz, lines * one_line_s, all_lines * all_lines_s)
+            busy_s += all_cycles / hz
+        base_s += core["call_cycles"] / hz
+        return base_s * self._individual, busy_s * self._individual
 
     def _compute_gpu(self, done: work.Work) -> tuple[float, float, float]:
         """`gpu_time.compute_seconds` at the clocks now; nothing for what no GPU computes."""
@@ -231,6 +282,9 @@ class Pace:
         if facts["memory_reference_hz"]:
             memory_s = facts["memory_reference_hz"] / now["memory_hz"]
         self._gpu_clocks = (float(now["gpu_hz"]), 1 / memory_s)
+        self._memory_s = memory_s
+        self._core_hz = float(min(now["clusters"][name]["hz"] for name in chosen))
+        self._individual = max(float(facts["clusters"][name]["individual"]) for name in chosen)
         stretches = [
             facts["clusters"][name]["slowdown"]
             * (

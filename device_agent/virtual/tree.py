@@ -106,6 +106,8 @@ class Hardware:
             cluster.name: {
                 "cpus": cluster.cpus,
                 "isolated": cluster.isolated,
+                "core": cluster.core,
+                "individual": board.individual.latency * self.faults.slowness,
                 "slowdown": slowdown.get(cluster.name, highest) * board.individual.latency * self.faults.slowness,
                 "reference_hz": cluster.clock.table[-1],
             }

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from device_agent.plan import Segment
 from device_agent.virtual.gpu_time import Kernel
 
 # Long enough that neither the clock's resolution nor the call beside the counted ones shows.
@@ -36,13 +37,15 @@ _SAME = 0.02
 class Work:
     """CPU seconds of one call: on one core, and spread over all; and what of it a GPU does meanwhile.
 
-    `quiet`: nobody else computed on this machine when it was established.
+    `quiet`: nobody else computed on this machine when it was established. `segments`: of emulated code, what one call
+    costs its core, instead of CPU seconds; see `device_agent/emulated/price.py`.
     """
 
     alone_s: float
     shared_s: float
     kernels: tuple[Kernel, ...] = ()
     quiet: bool = False
+    segments: tuple[Segment, ...] = ()
 
     def base_s(self, cores: int) -> float:
         """How long it takes where so many cores share what can be shared."""
@@ -74,7 +77,8 @@ class WorkBook:
             value = json.loads(_path(self._folder, key).read_text())
             alone_s, shared_s = float(value["alone_s"]), float(value["shared_s"])
             kernels = tuple(Kernel(**each) for each in value.get("kernels", ()))
-            work = Work(alone_s, shared_s, kernels, bool(value.get("quiet", False)))
+            segments = tuple((float(a), int(b), float(c), int(d)) for a, b, c, d in value.get("segments", ()))
+            work = Work(alone_s, shared_s, kernels, bool(value.get("quiet", False)), segments)
         except (OSError, ValueError, TypeError, KeyError):
             return None
         return work if 0 <= work.alone_s < math.inf and 0 <= work.shared_s < math.inf and work.base_s(1) > 0 else None

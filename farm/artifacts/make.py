@@ -26,6 +26,7 @@ from farm.artifacts.manifest import Artifact, GpuCode, Manifest, RecordUsed, Sto
 from farm.artifacts.places import require_place
 from farm.artifacts.task import find_task
 from farm.boards.choice import TargetPlan, plan_target
+from farm.emulation import runs_own_code
 from farm.errors import FarmError, InternalError, ModelRefusedError, PermanentError, UsageError
 from farm.gpu.code import plan_gpu
 from farm.inventory.board_types import BoardType, load_board_types
@@ -181,9 +182,9 @@ def find_missing(served: Sequence[Served]) -> list[str]:
 
 
 def find_target(board_type: BoardType, simulated: bool) -> TargetPlan:
-    """What to compile for. Virtual boards run this machine's code, whatever they play."""
+    """What to compile for. Virtual boards run this machine's code, whatever they play, unless theirs is emulated."""
     machine = platform.machine()
-    if board_type.target is not None and not simulated:
+    if board_type.target is not None and (not simulated or runs_own_code(board_type)):
         machine = board_type.target.mtriple.partition("-")[0]
     about = {"name": board_type.name, "architecture": machine, "simulated": simulated}
     return plan_target(board_type, about, len(os.sched_getaffinity(0)))

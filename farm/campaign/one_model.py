@@ -151,7 +151,7 @@ def submit(
                 board_type=kind.name,
                 simulated=place.simulated,
                 target=dict(workloads[0].target),
-                threads=1 if place.simulated else place.target.threads,
+                threads=1 if place.simulated and place.target.is_for_host else place.target.threads,
                 pipeline=kind.pipeline,
                 points={DEFAULT_POINT: OperatingPoint()},
                 workloads=tuple(

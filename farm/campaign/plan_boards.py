@@ -16,6 +16,7 @@ from farm.boards.choice import TargetPlan
 from farm.campaign.plan_models import ModelVariant
 from farm.campaign.plan_points import find_clocks, format_spec, plan_point, to_point
 from farm.campaign.spec import BoardsSpec, CampaignSpec, PointSpec
+from farm.emulation import runs_own_code
 from farm.errors import FarmError, UsageError
 from farm.inventory import document_lines
 from farm.inventory.board_types import BoardType, require_board_type
@@ -165,9 +166,9 @@ def describe(row: Row, board_type: BoardType) -> Mapping[str, Any]:
     """What the board said of itself; for one that nobody has reached yet, what it should say."""
     if row["description"]:
         return row["description"]  # type: ignore[no-any-return]
-    # A virtual board runs on this machine; of a real one its type's target is believed.
+    # A virtual board runs this machine's code unless its own is emulated; of a real one its type's target is believed.
     kind = board_type.target.mtriple.partition("-")[0] if board_type.target else platform.machine()
-    architecture = platform.machine() if row["simulated"] else kind
+    architecture = platform.machine() if row["simulated"] and not runs_own_code(board_type) else kind
     return {"name": row["name"], "simulated": row["simulated"], "architecture": architecture}
 
 

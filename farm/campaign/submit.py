@@ -147,8 +147,8 @@ def _to_type(planned: PlannedType, target: Mapping[str, Any]) -> TypeOrder:
         simulated=boards.simulated,
         target=dict(target),
         # Simulated boards share this host's cores with each other and with the search. What one thread took is known by
-        # its CPU time, whoever else ran; several would wait for each other.
-        threads=1 if boards.simulated else boards.target.threads,
+        # its CPU time, whoever else ran; several would wait for each other. Emulated code is counted.
+        threads=1 if boards.simulated and boards.target.is_for_host else boards.target.threads,
         pipeline=boards.board_type.pipeline,
         points={each.at.key: each.at.point for each in planned.points},
         workloads=tuple(

@@ -16,6 +16,44 @@ Count = Annotated[int, pydantic.Field(strict=True, gt=0)]
 Rate = Annotated[float, pydantic.Field(gt=0)]
 
 
+class KindCost(documents.StrictModel):
+    """What a kind of instruction does in a core: see `device_agent/emulated/pipeline.py`."""
+
+    pipes: tuple[str, ...] = pydantic.Field(min_length=1)
+    latency: Count
+    forward: Count | None = None
+    busy: Count = 1
+
+
+class Pipeline(documents.StrictModel):
+    """How a core executes, for boards that are emulated as such. `wait_cycles` are those of a line that the second
+    cache has, alone and after its neighbour; `call_cycles` and `region_cycles` what a call by the virtual machine and a
+    parallel region cost beside their code: the two that a real board may be asked for.
+    """
+
+    dispatch: Count
+    window: Count
+    in_order: bool = False
+    pipes: dict[str, Count] = pydantic.Field(min_length=1)
+    write_back: tuple[str, ...]
+    l1_ways: Count
+    l2_ways: Count
+    wait_cycles: tuple[Rate, Rate]
+    math_cycles: Rate
+    call_cycles: Rate
+    region_cycles: Rate
+    kinds: dict[str, KindCost]
+
+    @pydantic.model_validator(mode="after")
+    def _check_pipes(self) -> Pipeline:
+        named = {pipe for cost in self.kinds.values() for pipe in cost.pipes} | set(self.write_back)
+        if unknown := sorted(named - self.pipes.keys()):
+            raise ValueError(f"there is no pipe {unknown[0]!r}; there are {', '.join(self.pipes)}")
+        if missing := {"integer", "vector"} - self.kinds.keys():
+            raise ValueError(f"what {sorted(missing)[0]!r} costs is missing: it stands for whatever is not named")
+        return self
+
+
 class CoreType(documents.StrictModel):
     """One kind of core.
 
@@ -47,6 +85,7 @@ class CoreType(documents.StrictModel):
     l2_bytes_per_cycle: Rate
     far_bytes_per_cycle: Rate
     memory_bytes_per_s: Rate
+    pipeline: Pipeline | None = None
 
 
 @functools.cache

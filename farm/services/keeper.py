@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from farm import emulation
 from farm.boards.health import Kind, Observation, decide_by
 from farm.errors import FarmError
 from farm.gpu import native
@@ -28,7 +29,7 @@ from farm.services.ways import DirectWay, VirtualWay, Way, WayState, make_way
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import is_on_demand, parse_transport, unknown_board
-from farm.values import Health, State, Transport
+from farm.values import Health, State, Transport, Virtual
 
 BY = "services"
 # How often everything is looked at when nothing happens: a lost board is in the store this much later.
@@ -256,7 +257,9 @@ class Keeper:
             tracker = (self.tracker.host, self.tracker.port)
             work = self._settings.home_path / "cache" / "work"
             gpu = native.find_folder(self._settings.home_path)
-            way = make_way(name, row["board_type"], transport, tracker, self._known_hosts, self._logs, work, gpu)
+            emulator = emulation.prepare(self._settings) if isinstance(transport, Virtual) else None
+            about = (name, row["board_type"], transport)
+            way = make_way(*about, tracker, self._known_hosts, self._logs, work, gpu, emulator)
             if isinstance(way, VirtualWay):
                 way.may_start = self._may_start
             untried = WayState(False, time.monotonic(), "not tried yet")

@@ -146,9 +146,11 @@ class VirtualWay:
         work: Path | None = None,
         live: bool = False,
         gpu: Path | None = None,
+        emulator: Path | None = None,
     ) -> None:
         """`folder` takes its log, `faults` harm it from each start on; in `work` boards of one home keep what programs
-        cost this machine; `gpu` is where what its GPU needs is, or will be. Nothing starts before `look`.
+        cost this machine; `gpu` is where what its GPU needs is, or will be; with `emulator` it runs its own aarch64
+        code. Nothing starts before `look`.
         """
         self._ready_file = folder / f"{name}.ready"
         self._log = folder / f"{name}.log"
@@ -160,6 +162,7 @@ class VirtualWay:
             *(("--work-folder", str(work)) if work else ()),
             *(("--time", "live") if live else ()),
             *(("--gpu-folder", str(gpu)) if gpu else ()),
+            *(("--emulator-folder", str(emulator)) if emulator else ()),
         ]
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0.0
@@ -247,12 +250,13 @@ def make_way(
     logs: Path,
     work: Path,
     gpu: Path | None = None,
+    emulator: Path | None = None,
 ) -> Way:
     """The way that a transport asks for. Starts nothing yet."""
     match transport:
         case Ssh():
             return SshWay(transport, f"{board_type}/{name}", tracker, known_hosts)
         case Virtual(seed, faults, live):
-            return VirtualWay(name, board_type, seed, tracker, logs / "boards", faults, work, live, gpu)
+            return VirtualWay(name, board_type, seed, tracker, logs / "boards", faults, work, live, gpu, emulator)
         case Direct():
             return DirectWay()

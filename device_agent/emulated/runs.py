@@ -1,0 +1,174 @@
+"""A virtual board's own code as a worker runs it: candidates, kernels and whole models, in the emulator's process.
+
+What a run costs is gathered here and priced at the board's clocks by `device_agent/virtual/pace.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from device_agent import arguments
+from device_agent.emulated.client import Emulation, Placed, ProgramError, Run
+from device_agent.emulated.elf import MACHINE_AARCH64, ElfError
+from device_agent.emulated.executable import read_executable
+from device_agent.plan import EMULATING_S, OverrunError, Segment
+from device_agent.protocol import MeasureSpec, RunSpec
+from device_agent.timing import LoadError
+
+# After so many instructions a candidate is not looked at any further: half a second of a slow core's time.
+_MOST_INSTRUCTIONS = 1_000_000_000
+# A model's tensors lie in memory that is taken as it is written.
+_MODEL_BYTES = 8 << 30
+_HEAP_BYTES = 1 << 30
+_ALIGNED = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Emulator:
+    """Where programs are emulated, and as on which core; `tasks` is how many threads compute."""
+
+    socket: Path
+    core: Mapping[str, Any]
+    tasks: int = 1
+
+    def open(self, library: bytes, shared_bytes: int, heap_bytes: int) -> Emulation:
+        """Load a library. Raises LoadError, EmulatorError."""
+        heap_bytes = min(heap_bytes, _HEAP_BYTES)
+        try:
+            return Emulation(self.socket, library, self.core, self.tasks, shared_bytes, heap_bytes, EMULATING_S)
+        except ProgramError as error:
+            raise LoadError(str(error)) from error
+
+
+def is_for_board(library: bytes) -> bool:
+    """Whether it is aarch64 code."""
+    return len(library) > 20 and int.from_bytes(library[18:20], "little") == MACHINE_AARCH64
+
+
+class Candidate:
+    """One candidate with its arguments; `segments` is what a call cost."""
+
+    def __init__(self, emulator: Emulator, spec: MeasureSpec, library: bytes) -> None:
+        """Fill the arguments. Raises LoadError, EmulatorError, UnknownDtypeError."""
+        self.segments: list[Segment] = []
+        self._spec = spec
+        size = sum(_count_bytes(each.shape, each.dtype) + _ALIGNED for each in spec.arguments)
+        self._emulation = emulator.open(library, size, spec.limits.memory_bytes)
+        if spec.entry not in self._emulation.functions:
+            raise LoadError(f"the library has no function {spec.entry!r}")
+        self._tensors = [self._emulation.place(each.shape, each.dtype) for each in spec.arguments]
+        for index, each in enumerate(self._tensors):
+            flat = each.array.reshape(-1)
+            arguments.fill_argument(flat, spec.arguments[index].dtype, spec.seed, index)
+
+    def warm_up(self, calls: int) -> None:
+        """Nothing: what is in the caches is said with each call."""
+
+    def evaluate(self, number: int, repeat: int) -> list[float]:
+        """Not asked of emulated code, whose board has a pace."""
+        return [self.run(number) for _ in range(repeat)]
+
+    def run(self, calls: int) -> float:
+        """Call it once, whatever `calls` says: every call costs the same. Returns 0."""
+        del calls
+        last = len(self._tensors) - 1
+        # What the layer before has written and what is written are in the second cache, weights come from memory.
+        middle = () if self._spec.cold_weights else range(1, last)
+        warm = [0, *middle, last] if last > 0 else [0] * len(self._tensors)
+        run = _call(self._emulation, self._spec.entry, self._tensors, warm)
+        self.segments = list(run.segments)
+        return 0.0
+
+
+class Kernel:
+    """A bare function on given arrays."""
+
+    def __init__(self, emulator: Emulator, spec: RunSpec, library: bytes, arrays: Mapping[str, Any]) -> None:
+        """Raises LoadError, EmulatorError."""
+        self.segments: list[Segment] = []
+        self._entry = spec.entry
+        size = sum(each.nbytes + _ALIGNED for each in arrays.values())
+        self._emulation = emulator.open(library, size, spec.limits.memory_bytes)
+        if spec.entry not in self._emulation.functions:
+            raise LoadError(f"the library has no function {spec.entry!r}")
+        self._tensors = []
+        for each in arrays.values():
+            placed = self._emulation.place(each.shape, each.dtype.name)
+            placed.array[...] = each
+            self._tensors.append(placed)
+
+    def run(self) -> list[Any]:
+        """Call it; returns the arrays, as it left them."""
+        run = _call(self._emulation, self._entry, self._tensors, ())
+        self.segments = list(run.segments)
+        return [each.array for each in self._tensors]
+
+
+class Model:
+    """A whole model: TVM's virtual machine runs its program here, each function that it calls in the emulator."""
+
+    def __init__(self, emulator: Emulator, spec: RunSpec, library: bytes, arrays: Mapping[str, Any]) -> None:
+        """Raises LoadError, EmulatorError."""
+        import tvm.runtime
+        import tvm_ffi
+        from tvm.runtime.vm import VirtualMachine
+
+        self.segments: list[Segment] = []
+        self._gathered: list[Segment] = []
+        try:
+            data = read_executable(library)
+        except ElfError as error:
+            raise LoadError(str(error)) from error
+        self._emulation = emulator.open(library, _MODEL_BYTES, spec.limits.memory_bytes)
+        self._places: dict[tuple[int, tuple[int, ...], str], Placed] = {}
+        for name in self._emulation.functions:
+            tvm_ffi.register_global_func(name, self._make_function(name), override=True)
+        module = tvm_ffi.get_global_func("ffi.Module.load_from_bytes.relax.VMExecutable")(data)
+        try:
+            self._function = VirtualMachine(module, tvm.runtime.cpu())[spec.entry]
+        except (AttributeError, KeyError, RuntimeError, ValueError) as error:
+            raise LoadError(f"the program has no function {spec.entry!r}: {error}") from error
+        self._inputs = [tvm.runtime.tensor(each, tvm.runtime.cpu()) for each in arrays.values()]
+
+    def run(self) -> Any:
+        """Run it once; returns its result."""
+        self._gathered = []
+        result = self._function(*self._inputs)
+        self.segments = self._gathered
+        return result
+
+    def _make_function(self, name: str) -> Callable[..., None]:
+        def function(*tensors: Any) -> None:
+            placed = []
+            for each in tensors:
+                if not hasattr(each, "numpy"):
+                    raise ProgramError("missing", f"{name} takes more than tensors, which is not emulated")
+                array = each.numpy()
+                key = (each.data_ptr(), tuple(each.shape), str(each.dtype))
+                if key not in self._places:
+                    self._places[key] = self._emulation.place(array.shape, str(each.dtype))
+                self._places[key].array[...] = array
+                placed.append(self._places[key])
+            self._gathered += _call(self._emulation, name, placed, ()).segments
+            for each, place in zip(tensors, placed, strict=True):
+                each.copyfrom(place.array)
+
+        return function
+
+
+def _call(emulation: Emulation, entry: str, tensors: Sequence[Placed], warm: Sequence[int]) -> Run:
+    """Call a function. Raises OverrunError for one that takes too long, else what the emulation does."""
+    try:
+        return emulation.call(entry, tensors, _MOST_INSTRUCTIONS, warm)
+    except ProgramError as error:
+        if error.kind == "cap":
+            raise OverrunError(f"{entry}: {error}") from error
+        raise
+
+
+def _count_bytes(shape: Sequence[int], dtype: str) -> int:
+    return math.prod(shape) * arguments.numpy_dtype(dtype).itemsize

@@ -1,0 +1,77 @@
+"""Whether virtual boards run their own aarch64 code in an emulator, and what that needs beside Python, built with zig.
+
+The emulator itself is `device_agent/emulated/`. It is in a process of its own: Unicorn is under the GPL, version 2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import tempfile
+from pathlib import Path
+
+from farm import linker, settings
+from farm.errors import UnavailableError
+from farm.inventory.board_types import BoardType
+from farm.inventory.core_types import find_core_type
+
+NATIVE, EMULATED = "native", "emulated"
+WORLD, HOOKS = "world.elf", "hooks.so"
+_MODULES = ("unicorn", "capstone")
+_WORLD_OPTIONS = [
+    *("-ffreestanding", "-fno-builtin", "-nostdlib", "-static", "-fno-stack-protector"),
+    *("-Wl,--no-gc-sections", "-Wl,-e,farm_stop"),
+]
+
+
+def runs_own_code(board_type: BoardType) -> bool:
+    """Whether virtual boards of a type run the type's own code: where the farm is told so and knows their core."""
+    if settings.load().virtual_code != EMULATED or board_type.target is None:
+        return False
+    kinds = {cluster.core for cluster in board_type.clusters}
+    core = find_core_type(board_type.target.mcpu, board_type.target.mtriple.partition("-")[0])
+    return core is not None and core.pipeline is not None and kinds == {core.name}
+
+
+def find_folder(home: Path) -> Path:
+    """Where the emulator's own parts are kept, named after what they are made of."""
+    digest = hashlib.sha256()
+    for path in _list_sources():
+        digest.update(path.name.encode() + path.read_bytes())
+    return home / "cache" / "emulator" / digest.hexdigest()[:16]
+
+
+def prepare(loaded: settings.Settings) -> Path | None:
+    """Build them, unless they are there; returns their folder, None where virtual boards run this machine's code.
+
+    Raises UnavailableError where the emulator is not installed; what the linker raises.
+    """
+    if loaded.virtual_code != EMULATED:
+        return None
+    if missing := [name for name in _MODULES if importlib.util.find_spec(name) is None]:
+        raise UnavailableError(
+            f"virtual boards cannot run aarch64 code: {missing[0]} is not installed",
+            "Install the extra `emulator`, or have them run this machine's code: FARM_VIRTUAL_CODE=native.",
+        )
+    loaded.share_linker_cache()
+    folder = find_folder(loaded.home_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = {path.name: path for path in _list_sources()}
+    for name in (WORLD, HOOKS):
+        if not (folder / name).exists():
+            with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as partial:
+                made = Path(partial) / name
+                if name == WORLD:
+                    linker.link_program(made, [sources["world.c"]], "aarch64-freestanding-none", _WORLD_OPTIONS)
+                else:
+                    linker.link_program(made, [sources["hooks.c"]], None, ["-shared", "-lm"])
+                made.replace(folder / name)
+    return folder
+
+
+def _list_sources() -> list[Path]:
+    spec = importlib.util.find_spec("device_agent")
+    if spec is None or not spec.submodule_search_locations:
+        raise UnavailableError("the package device_agent is not installed")
+    folder = Path(next(iter(spec.submodule_search_locations))) / "emulated"
+    return [folder / name for name in ("hooks.c", "math.inc", "world.c")]
