@@ -95,8 +95,9 @@ struct memory {
 
 /* Whether a line is in a cache; it is its set's newest afterwards. */
 static int find(struct cache *cache, uint64_t line) {
-    uint64_t *set = cache->lines + (line % cache->sets) * cache->ways;
+    uint64_t *set = cache->lines + (line & (cache->sets - 1)) * cache->ways; /* sets are a power of two */
     uint64_t way = 0;
+    if (set[0] == line) return 1;
     while (way < cache->ways - 1 && set[way] != line) way++;
     int hit = set[way] == line;
     for (; way > 0; way--) set[way] = set[way - 1];

@@ -21,8 +21,6 @@ from device_agent.timing import LoadError
 
 # After so many instructions a candidate is not looked at any further: half a second of a slow core's time.
 _MOST_INSTRUCTIONS = 1_000_000_000
-# A model's tensors lie in memory that is taken as it is written.
-_MODEL_BYTES = 8 << 30
 _HEAP_BYTES = 1 << 30
 _ALIGNED = 256
 
@@ -123,7 +121,7 @@ class Model:
             data = read_executable(library)
         except ElfError as error:
             raise LoadError(str(error)) from error
-        self._emulation = emulator.open(library, _MODEL_BYTES, spec.limits.memory_bytes)
+        self._emulation = emulator.open(library, spec.limits.memory_bytes // 2, spec.limits.memory_bytes)
         self._places: dict[tuple[int, tuple[int, ...], str], Placed] = {}
         for name in self._emulation.functions:
             tvm_ffi.register_global_func(name, self._make_function(name), override=True)

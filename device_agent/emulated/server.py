@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import json
 import mmap
 import os
+import select
 import signal
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
-from device_agent import processes
+from device_agent import limits, processes
 from device_agent.emulated.elf import ElfError
 from device_agent.emulated.machine import CapError, FaultError, Machine, MissingError, Tensor
 from device_agent.emulated.pipeline import Pipeline
 from device_agent.emulated.price import LINE_BYTES, Misses, Pricer
 
 _MOST_MESSAGE = 1 << 20
+# What the emulator keeps of translated code, and counts.
+_EMULATOR_BYTES = 3 << 30
 _ENDED_BY = {CapError: "cap", FaultError: "fault", MissingError: "missing", ElfError: "missing", MemoryError: "memory"}
 
 
@@ -55,8 +58,7 @@ def _live(connection: socket.socket, natives: Path) -> None:
     with contextlib.suppress(BaseException):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         processes.die_with_parent(os.getppid())
-        # Whatever comes while it computes is the client's end: SIGIO ends it.
-        fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+        threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
         _serve(connection, natives)
         code = 0
     os._exit(code)
@@ -66,6 +68,7 @@ def _serve(connection: socket.socket, natives: Path) -> None:
     stream = connection.makefile("rb")
     message, descriptors, _, _ = socket.recv_fds(connection, 1, 1)  # the shared memory comes with the first byte
     order = json.loads(message + stream.readline(_MOST_MESSAGE))
+    limits.allow(order["library_bytes"] + order["shared_bytes"] + order["heap_bytes"] + _EMULATOR_BYTES)
     try:
         held = _Held(order, stream.read(order["library_bytes"]), descriptors[0], natives)
     except (ElfError, MissingError, OSError, KeyError) as error:
@@ -73,15 +76,15 @@ def _serve(connection: socket.socket, natives: Path) -> None:
         return
     _answer(connection, {"status": "ok", "functions": held.machine.functions})
     while line := stream.readline(_MOST_MESSAGE):
-        _set_async(connection, True)
-        answer = held.call(json.loads(line))
-        _set_async(connection, False)
-        _answer(connection, answer)
+        _answer(connection, held.call(json.loads(line)))
 
 
-def _set_async(connection: socket.socket, wanted: bool) -> None:
-    flags = fcntl.fcntl(connection, fcntl.F_GETFL)
-    fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC if wanted else flags & ~os.O_ASYNC)
+def _end_with(connection: socket.socket) -> None:
+    """End this process as soon as the client is gone, also in the middle of a call."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    poll.poll()
+    os._exit(0)
 
 
 def _answer(connection: socket.socket, answer: dict[str, Any]) -> None:
