@@ -37,6 +37,8 @@ void farm_on_block(void *engine, uint64_t address, uint32_t size, struct counts 
     }
 }
 
+enum { SUPERVISOR_CALL = 2 }; /* the emulator's number of `svc` */
+
 /* Calls of the C library's mathematics, which the world hands to this machine; counted by lane. */
 struct math {
     const volatile uint32_t *lane;
@@ -45,6 +47,8 @@ struct math {
     int (*read)(void *, int, void *);
     int (*write)(void *, int, const void *);
     int (*read_memory)(void *, uint64_t, void *, uint64_t);
+    int (*stop)(void *);
+    uint64_t refused; /* what the processor stopped at, instead of a call */
     int program_counter, first, second; /* the emulator's numbers of pc, d0 and d1 */
 };
 
@@ -53,9 +57,12 @@ void farm_on_interrupt(void *engine, uint32_t number, struct math *m) {
     uint32_t word = 0;
     double d[2] = {0, 0};
     float f[2];
-    (void)number;
     m->read(engine, m->program_counter, &at);
-    if (m->read_memory(engine, at - 4, &word, 4)) return;
+    if (number != SUPERVISOR_CALL || m->read_memory(engine, at - 4, &word, 4)) {
+        m->refused = at;
+        m->stop(engine);
+        return;
+    }
     m->read(engine, m->first, &d[0]);
     m->read(engine, m->second, &d[1]);
     memcpy(&f[0], &d[0], 4);

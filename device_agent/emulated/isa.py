@@ -72,10 +72,11 @@ def _judge(each: capstone.CsInsn) -> Instruction:
         for numbers in (read, written)
     )
     adds_to = ""
-    if each.mnemonic in _ADDING:
-        adds_to = _name(each.reg_name(each.operands[0].reg))
-    elif each.mnemonic in _SCALAR_ADDING:
-        adds_to = _name(each.reg_name(each.operands[3].reg))
+    if each.mnemonic in _ADDING or each.mnemonic in _SCALAR_ADDING:
+        number = 0 if each.mnemonic in _ADDING else 3
+        names = [_name(each.reg_name(operand.reg)) for operand in each.operands]
+        factors = [name for at, name in enumerate(names) if at not in (0, number)]
+        adds_to = "" if names[number] in factors else names[number]
     moves = each.mnemonic[:2] in ("ld", "st") and ("]!" in each.op_str or "], " in each.op_str)
     return Instruction(kind, reads, writes, adds_to, times, moves, kind in ("branch", "call"))
 

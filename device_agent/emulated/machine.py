@@ -133,6 +133,8 @@ class _Math(ctypes.Structure):
         ("read", ctypes.c_void_p),
         ("write", ctypes.c_void_p),
         ("read_memory", ctypes.c_void_p),
+        ("stop", ctypes.c_void_p),
+        ("refused", ctypes.c_uint64),
         ("program_counter", ctypes.c_int),
         ("first", ctypes.c_int),
         ("second", ctypes.c_int),
@@ -245,12 +247,13 @@ class Machine:
         self._memory.heap, self._memory.heap_bytes, self._memory.seen = _HEAP, self._heap_bytes, seen.ctypes.data
         self._kept += [*caches, seen]
         self.math_calls = np.zeros(len(self._counted), np.uint64)
-        functions = (uclib.uc_reg_read, uclib.uc_reg_write, uclib.uc_mem_read)
+        functions = (uclib.uc_reg_read, uclib.uc_reg_write, uclib.uc_mem_read, uclib.uc_emu_stop)
         self._math = _Math(
             self._counts.lane,
             len(self._counted),
             self.math_calls.ctypes.data,
             *(ctypes.cast(each, ctypes.c_void_p) for each in functions),
+            0,
             arm64_const.UC_ARM64_REG_PC,
             arm64_const.UC_ARM64_REG_D0,
             arm64_const.UC_ARM64_REG_D1,
@@ -292,6 +295,7 @@ class Machine:
         self._counted[:] = 0
         self.missed[:] = 0
         self.math_calls[:] = 0
+        self._math.refused = 0
         uc, end = self._uc, _CALL
         for number, value in enumerate((0, arguments, len(tensors), result)):
             uc.reg_write(arm64_const.UC_ARM64_REG_X0 + number, value)
@@ -301,6 +305,8 @@ class Machine:
             uc.emu_start(_LIBRARY + symbol, end)
         except UcError as error:
             raise FaultError(self._describe(error)) from error
+        if refused := self._math.refused:
+            raise FaultError(f"an instruction that there is not, at {refused:#x}")
         if self._counts.total > cap:
             raise CapError(f"more than {cap:,} instructions")
         status = uc.reg_read(arm64_const.UC_ARM64_REG_X0) & 0xFFFFFFFF

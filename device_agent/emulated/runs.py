@@ -15,12 +15,15 @@ from device_agent import arguments
 from device_agent.emulated.client import Emulation, Placed, ProgramError, Run
 from device_agent.emulated.elf import MACHINE_AARCH64, ElfError
 from device_agent.emulated.executable import read_executable
-from device_agent.plan import EMULATING_S, OverrunError, Segment
+from device_agent.plan import OverrunError, Segment
 from device_agent.protocol import MeasureSpec, RunSpec
 from device_agent.timing import LoadError
 
-# After so many instructions a candidate is not looked at any further: half a second of a slow core's time.
-_MOST_INSTRUCTIONS = 1_000_000_000
+# After so many instructions a candidate is not looked at any further: a tenth of a second of a slow core, twenty of
+# this machine. A function of a model may take more.
+_MOST_IN_CANDIDATE, _MOST_IN_MODEL = 200_000_000, 10_000_000_000
+# The session ends a worker that takes too long, and with it this.
+_ANSWER_TIMEOUT_S = 3600.0
 _HEAP_BYTES = 1 << 30
 _ALIGNED = 256
 
@@ -37,7 +40,7 @@ class Emulator:
         """Load a library. Raises LoadError, EmulatorError."""
         heap_bytes = min(heap_bytes, _HEAP_BYTES)
         try:
-            return Emulation(self.socket, library, self.core, self.tasks, shared_bytes, heap_bytes, EMULATING_S)
+            return Emulation(self.socket, library, self.core, self.tasks, shared_bytes, heap_bytes, _ANSWER_TIMEOUT_S)
         except ProgramError as error:
             raise LoadError(str(error)) from error
 
@@ -77,7 +80,7 @@ class Candidate:
         # What the layer before has written and what is written are in the second cache, weights come from memory.
         middle = () if self._spec.cold_weights else range(1, last)
         warm = [0, *middle, last] if last > 0 else [0] * len(self._tensors)
-        run = _call(self._emulation, self._spec.entry, self._tensors, warm)
+        run = _call(self._emulation, self._spec.entry, self._tensors, _MOST_IN_CANDIDATE, warm)
         self.segments = list(run.segments)
         return 0.0
 
@@ -101,7 +104,7 @@ class Kernel:
 
     def run(self) -> list[Any]:
         """Call it; returns the arrays, as it left them."""
-        run = _call(self._emulation, self._entry, self._tensors, ())
+        run = _call(self._emulation, self._entry, self._tensors, _MOST_IN_MODEL)
         self.segments = list(run.segments)
         return [each.array for each in self._tensors]
 
@@ -151,17 +154,17 @@ class Model:
                     self._places[key] = self._emulation.place(array.shape, str(each.dtype))
                 self._places[key].array[...] = array
                 placed.append(self._places[key])
-            self._gathered += _call(self._emulation, name, placed, ()).segments
+            self._gathered += _call(self._emulation, name, placed, _MOST_IN_MODEL).segments
             for each, place in zip(tensors, placed, strict=True):
                 each.copyfrom(place.array)
 
         return function
 
 
-def _call(emulation: Emulation, entry: str, tensors: Sequence[Placed], warm: Sequence[int]) -> Run:
+def _call(emulation: Emulation, entry: str, tensors: Sequence[Placed], most: int, warm: Sequence[int] = ()) -> Run:
     """Call a function. Raises OverrunError for one that takes too long, else what the emulation does."""
     try:
-        return emulation.call(entry, tensors, _MOST_INSTRUCTIONS, warm)
+        return emulation.call(entry, tensors, most, warm)
     except ProgramError as error:
         if error.kind == "cap":
             raise OverrunError(f"{entry}: {error}") from error

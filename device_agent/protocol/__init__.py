@@ -40,6 +40,7 @@ from device_agent.protocol.processors import (
 )
 from device_agent.protocol.specs import (
     CPU,
+    EMULATING_S,
     GPU,
     PREPARE_S,
     Engine,
@@ -67,6 +68,7 @@ __all__ = [
     "CLAIM",
     "CPU",
     "DESCRIBE",
+    "EMULATING_S",
     "EVERY_CLUSTER",
     "FENCE_PREFIX",
     "GPU",

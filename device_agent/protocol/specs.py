@@ -22,6 +22,8 @@ class TensorSpec(Message):
 # How long a worker for GPU code may take to get ready, before any limit of a candidate begins: the driver comes up, and
 # arguments are filled, unless they are large. The driver takes some tenths of a second, and more on a busy board.
 PREPARE_S = 15.0
+# How much longer this machine may take for what an emulated board computes in its time.
+EMULATING_S = 20.0
 
 
 @dataclasses.dataclass(frozen=True)

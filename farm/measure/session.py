@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import platform
 import sys
 import threading
 import time
@@ -116,6 +117,8 @@ class BoardSession:
                 self._claim_board(self._claim)
             self.description = self._describe()
             self._simulated = self.description.simulated
+            is_emulated = self._simulated and self.description.architecture != platform.machine()
+            self._emulating_s = protocol.EMULATING_S if is_emulated else 0.0
             if reason := self.description.clocks.unsafe:
                 raise BoardUnsafeError(
                     f"board {key} is unsafe: {reason}",
@@ -136,7 +139,7 @@ class BoardSession:
         Raises PermanentError where the agent itself failed, BoardNonsenseError where what it answered cannot be,
         BoardHostileError where it attacked us.
         """
-        deadline = plan_deadline_s(spec, len(library))
+        deadline = plan_deadline_s(spec, len(library)) + self._emulating_s
         return self._ask(protocol.MEASURE, deadline, Outcome, spec.to_json(), library)
 
     def run_model(
@@ -144,7 +147,7 @@ class BoardSession:
     ) -> tuple[Outcome, Arrays]:
         """Run a program on inputs; the outputs come back in order. Raises what `measure` raises."""
         packed = pack_arrays(inputs)
-        deadline = plan_deadline_s(spec, 2 * (len(program) + len(packed)))
+        deadline = plan_deadline_s(spec, 2 * (len(program) + len(packed))) + self._emulating_s
         answer = self._call(protocol.RUN_MODEL, deadline, spec.to_json(), program, packed)
         try:
             text, outputs = protocol.unpack_frame(answers.read_bytes(answer))

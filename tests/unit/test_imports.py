@@ -24,10 +24,13 @@ ALLOWED = {
     "tvm": (
         r"farm/(search|artifacts|dropin)/.*\.py|farm/measure/session\w*\.py"
         # On the board, what serves or runs candidates may; what reads hardware and minds processes may not.
-        r"|device_agent/virtual/stock\.py|device_agent/(?!agent|clocks|evidence|platforms|power|processes|protocol|sysfs|thermal|tracker)\w+\.py"
+        r"|device_agent/(virtual/stock|emulated/runs)\.py|device_agent/(?!agent|clocks|evidence|platforms|power|processes|protocol|sysfs|thermal|tracker)\w+\.py"
     ),
 }
 ALLOWED["tvm_ffi"] = ALLOWED["tvm"]
+# Its licence asks for a process of its own: what the agent imports must not import it.
+ALLOWED["unicorn"] = r"device_agent/emulated/machine\.py"
+ALLOWED["capstone"] = r"device_agent/emulated/isa\.py"
 
 
 @dataclasses.dataclass

@@ -1,0 +1,319 @@
+"""A board's aarch64 code in the emulator: it computes what this machine does, is counted exactly, and harms nobody."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from device_agent import protocol
+from device_agent.emulated.client import Emulation, Placed, ProgramError
+from device_agent.emulated.core import load_core
+from device_agent.emulated.runs import Emulator
+from device_agent.protocol import Engine, Limits, MeasureSpec, OperatingPoint, PinStatus, RunSpec, Status, TensorSpec
+from device_agent.rig import Rig
+from farm import emulation, settings
+from farm.measure.session import BoardSession, Direct
+from tests.integration import candidates
+from tests.integration.conftest import Agent, wait_until
+
+CORE = load_core("cortex-a57") or {}
+TRIPLE = "aarch64-linux-gnu.2.27"
+CAP = 50_000_000
+_BAD = r"""
+#define FUNCTION(name) int __tvm_ffi_##name(void *self, void *arguments, int count, void *result)
+FUNCTION(writes_nowhere) { *(volatile int *)16 = 1; return 0; }
+FUNCTION(is_undefined) { __asm__ volatile(".word 0"); return 0; }
+FUNCTION(loops) { for (;;) __asm__ volatile(""); }
+FUNCTION(fails) { return -1; }
+FUNCTION(recurses) {
+  volatile char frame[1 << 16];
+  frame[0] = 1;
+  return __tvm_ffi_recurses(self, (void *)frame, count, result) + frame[0];
+}
+FUNCTION(jumps) { return ((int (*)(void))0x123456789)(); }
+"""
+
+
+@pytest.fixture(scope="module")
+def natives(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The emulator's own parts, as the farm builds them."""
+    home = tmp_path_factory.mktemp("home")
+    folder = emulation.prepare(dataclasses.replace(settings.load(), home=str(home), virtual_code=emulation.EMULATED))
+    assert folder is not None
+    assert emulation.prepare(dataclasses.replace(settings.load(), home=str(home))) is None
+    return folder
+
+
+@pytest.fixture(scope="module")
+def emulator(natives: pathlib.Path) -> Iterator[Emulator]:
+    """The emulator's process, as an agent starts it."""
+    with Rig() as rig:
+        found = rig.start_emulator(natives, ["cortex-a57", "cortex-a57"])
+        assert found is not None
+        assert rig.start_emulator(natives, ["denver2"]) is None  # its pipes are not known
+        yield found
+
+
+@pytest.fixture(scope="module")
+def built(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, tuple[bytes, bytes, list[tuple[tuple[int, ...], str]]]]:
+    """By workload of a small model of all kinds: its schedule's aarch64 code, this machine's plain code, arguments."""
+    import tvm.s_tir.meta_schedule as ms
+
+    from farm.inventory.board_types import require_board_type
+    from farm.models.inputs import read_inputs, resolve_inputs
+    from farm.models.source import resolve_model
+    from farm.search import builder, tvm_env
+    from farm.search.default_schedule import find_default
+    from farm.search.prepared import prepare_model
+    from farm.search.target import host_target, make_target
+
+    tvm = tvm_env.load()
+    nano = require_board_type("jetson-nano")
+    assert nano.target is not None
+    target = nano.target.to_tvm()
+    model = resolve_model("tiny-cnn").load()
+    shapes = {each.name: each.static_shape for each in resolve_inputs(read_inputs(model), {})}
+    found = {}
+    for workload in prepare_model(model, shapes, target, nano.pipeline).workloads:
+        entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(workload.module_json))
+        default = find_default(workload, entry, make_target(target))
+        schedule = default.candidate.sch.mod if default and default.candidate else entry.mod
+        arguments = [(tuple(map(int, each[0])), str(each[1])) for each in map(_describe, workload.arguments)]
+        plain = entry.mod.with_attr("target", None) if hasattr(entry.mod, "with_attr") else entry.mod
+        found[workload.name] = (
+            builder.build_candidate(tvm.ir.save_json(schedule), target, standalone=True),
+            builder.build_candidate(tvm.ir.save_json(plain), host_target(1), standalone=True),
+            arguments,
+        )
+    return found
+
+
+def _describe(argument: Any) -> tuple[Any, Any]:
+    return (argument.shape, argument.dtype) if hasattr(argument, "shape") else (argument[0], argument[1])
+
+
+def fill(emulation_: Emulation, arguments: list[tuple[tuple[int, ...], str]], seed: int = 0) -> list[Placed]:
+    """Place arguments with seeded values."""
+    random = np.random.default_rng(seed)
+    placed = [emulation_.place(shape, dtype) for shape, dtype in arguments]
+    for each in placed[:-1]:
+        each.array[...] = random.standard_normal(each.shape)
+    return placed
+
+
+def test_it_computes_what_this_machine_computes(
+    emulator: Emulator, built: dict[str, Any], tmp_path: pathlib.Path
+) -> None:
+    """Over all kinds of functions of a model: the board's schedule in the emulator against plain code here."""
+    import tvm.runtime
+
+    for number, (name, (library, plain, arguments)) in enumerate(built.items()):
+        with emulator.open(library, 16 << 20, 64 << 20) as opened:
+            tensors = fill(opened, arguments)
+            here = [tvm.runtime.tensor(each.array.copy(), tvm.runtime.cpu()) for each in tensors]
+            opened.call("main", tensors, CAP)
+            path = tmp_path / f"{number}.so"
+            path.write_bytes(plain)
+            tvm.runtime.load_module(str(path))["main"](*here)
+            np.testing.assert_allclose(tensors[-1].array, here[-1].numpy(), rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+def test_what_it_costs_is_the_same_every_time(emulator: Emulator, built: dict[str, Any]) -> None:
+    """Instructions, cycles and lines, to the last digit, whatever is computed; threads share out a region's work."""
+    library, _, arguments = next(iter(built.values()))
+    seen = []
+    for seed in (0, 1):
+        with emulator.open(library, 16 << 20, 64 << 20) as opened:
+            seen.append(opened.call("main", fill(opened, arguments, seed), CAP, warm=(0,)))
+    assert seen[0] == seen[1]
+    with dataclasses.replace(emulator, tasks=4).open(library, 16 << 20, 64 << 20) as opened:
+        shared = opened.call("main", fill(opened, arguments), CAP, warm=(0,))
+    longest = max(segment[0] for segment in shared.segments[1:])
+    whole = max(segment[0] for segment in seen[0].segments)
+    assert whole / 4 <= longest < 0.6 * whole
+
+
+def test_nothing_beats_the_multiply_adds(emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    """A matrix product of 64 x 64 x 64 takes the core no less than its 65,536 multiply-adds by four."""
+    library = cross_compile(_MATMUL, tmp_path / "matmul.so", "-O3", "-mcpu=cortex_a57")
+    with emulator.open(library, 1 << 20, 1 << 20) as opened:
+        tensors = fill(opened, [((64, 64), "float32")] * 3)
+        run = opened.call("matmul", tensors, CAP, warm=(0, 1, 2))
+        np.testing.assert_allclose(tensors[2].array, tensors[0].array @ tensors[1].array, rtol=1e-3, atol=1e-4)
+    assert sum(segment[0] for segment in run.segments) >= 64**3 / 4
+
+
+_MATMUL = r"""
+typedef struct { void *data; int device[2]; int ndim; int dtype; long *shape, *strides; unsigned long offset; } Tensor;
+typedef struct { int index, pad; Tensor *value; } Any;
+int __tvm_ffi_matmul(void *self, Any *args, int count, void *result) {
+  float *a = args[0].value->data, *b = args[1].value->data, *restrict c = args[2].value->data;
+  for (int i = 0; i < 64; i++) {
+    for (int j = 0; j < 64; j++) c[64 * i + j] = 0;
+    for (int k = 0; k < 64; k++)
+      for (int j = 0; j < 64; j++) c[64 * i + j] += a[64 * i + k] * b[64 * k + j];
+  }
+  return 0;
+}
+"""
+
+
+def cross_compile(source: str, path: pathlib.Path, *options: str) -> bytes:
+    """Compile C for a board."""
+    path.with_suffix(".c").write_text(source)
+    command = [*candidates._ZIG_CC, "-w", "-shared", "-fPIC", "-target", TRIPLE, *options]
+    subprocess.run([*command, "-o", str(path), str(path.with_suffix(".c"))], check=True, timeout=240)
+    return path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A library of functions that misbehave."""
+    return cross_compile(_BAD, tmp_path_factory.mktemp("bad") / "bad.so")
+
+
+@pytest.mark.parametrize(
+    ("entry", "kind", "said"),
+    [
+        ("writes_nowhere", "fault", "write"),
+        ("is_undefined", "fault", "instruction"),
+        ("loops", "cap", "5,000,000"),
+        ("fails", "fault", "returned"),
+        ("recurses", "fault", "at 0x"),
+        ("jumps", "fault", "fetch"),
+        ("is_not_there", "missing", "is_not_there"),
+    ],
+)
+def test_what_misbehaves_is_an_outcome(emulator: Emulator, bad: bytes, entry: str, kind: str, said: str) -> None:
+    """It ends the call and nothing else: the same machine answers the next one, with the same end."""
+    with emulator.open(bad, 4096, 1 << 20) as opened:
+        for _ in range(2):
+            with pytest.raises(ProgramError, match=said) as caught:
+                opened.call(entry, [], 5_000_000)
+            assert caught.value.kind == kind
+
+
+def test_what_the_board_lacks_is_named(emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    """A library that needs a system is refused by the name of what it needs; one for this machine is none."""
+    source = "int getpid(void);\nint __tvm_ffi_main(void) { return getpid(); }\n"
+    library = cross_compile(source, tmp_path / "needs.so")
+    with pytest.raises(Exception, match="getpid"), emulator.open(library, 4096, 4096):
+        pass
+    native = candidates.compile_c("int __tvm_ffi_main(void) { return 0; }\n", tmp_path / "native.so")
+    with pytest.raises(Exception, match="aarch64"), emulator.open(native, 4096, 4096):
+        pass
+
+
+def test_a_client_that_leaves_takes_its_machine_along(emulator: Emulator, bad: bytes, tmp_path: pathlib.Path) -> None:
+    """In the middle of a call that would never end."""
+    own = psutil.Process()
+    [server] = [
+        each
+        for each in own.children()
+        if "device_agent.emulated" in each.cmdline() and str(emulator.socket) in each.cmdline()
+    ]
+    before = len(server.children())
+    script = (
+        "import json, pathlib, sys; from device_agent.emulated.runs import Emulator;"
+        "socket, core, library = sys.argv[1:];"
+        "emulator = Emulator(pathlib.Path(socket), json.loads(core));"
+        "opened = emulator.open(pathlib.Path(library).read_bytes(), 4096, 4096);"
+        "print('here', flush=True); opened.call('loops', [], 10**18)"
+    )
+    path = tmp_path / "bad.so"
+    path.write_bytes(bad)
+    command = [own.exe(), "-c", script, str(emulator.socket), json.dumps(dict(emulator.core)), str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"here\n"
+        wait_until(lambda: len(server.children()) > before, "its machine")
+        client.kill()
+    wait_until(lambda: len(server.children()) <= before, "its machine's end")
+
+
+# On a virtual board
+
+
+@pytest.fixture(scope="module")
+def nano(start_agent: Callable[..., Agent], natives: pathlib.Path) -> Agent:
+    """The agent of a virtual Nano that runs its own code."""
+    where = ("--port", "9500", "--port-end", "9599")
+    return start_agent("--virtual", "jetson-nano", *where, "--emulator-folder", str(natives))
+
+
+@pytest.fixture
+def board(nano: Agent) -> Iterator[BoardSession]:
+    """A session with it."""
+    with BoardSession(Direct("127.0.0.1", nano.port), f"jetson-nano/{nano.key.partition('/')[2]}") as session:
+        yield session
+
+
+def measure(board: BoardSession, built: dict[str, Any], freq_hz: int = 1_428_000_000) -> protocol.Outcome:
+    """Time the model's first function with four threads at a clock."""
+    assert board.pin(OperatingPoint(cpu_freq_hz={"a57": freq_hz})).status is PinStatus.OK
+    library, _, arguments = next(iter(built.values()))
+    specs = tuple(TensorSpec(*each) for each in arguments)
+    return board.measure(MeasureSpec(specs, repeat=5, limits=Limits(timeout_s=30.0, threads=4)), library)
+
+
+def test_a_virtual_board_runs_its_own_code(board: BoardSession, built: dict[str, Any]) -> None:
+    """It says what it is; its latency goes with the clock, and is what its core needs."""
+    assert (board.description.architecture, board.description.simulated) == ("aarch64", True)
+    assert Engine.ONNXRUNTIME not in board.description.engines
+    slow, fast = (measure(board, built, freq_hz) for freq_hz in (614_400_000, 1_224_000_000))
+    assert slow.status is fast.status is Status.OK, (slow.message, fast.message)
+    assert fast.simulated
+    ratio = np.median(slow.latency_s) / np.median(fast.latency_s)
+    assert 0.98 * 1224 / 614.4 < ratio < 2.2  # memory is slower at low clocks, too
+
+
+def test_figures_are_the_same_on_two_boards(
+    board: BoardSession,
+    built: dict[str, Any],
+    start_agent: Callable[..., Agent],
+    natives: pathlib.Path,
+    tmp_path: pathlib.Path,
+) -> None:
+    """To the digit, also where nobody has established anything before: nothing of this machine is in them."""
+    options = ("--virtual", "jetson-nano", "--port", "9500", "--port-end", "9599", "--emulator-folder", str(natives))
+    other = start_agent(*options, "--work-folder", str(tmp_path / "work"))
+    seen = []
+    for port, name in ((other.port, other.key), (other.port, other.key)):
+        with BoardSession(Direct("127.0.0.1", port), f"jetson-nano/{name.partition('/')[2]}") as session:
+            seen.append(measure(session, built).latency_s)
+    assert seen[0] == seen[1] == measure(board, built).latency_s
+
+
+def test_a_whole_model_runs_in_the_emulator(board: BoardSession, tmp_path: pathlib.Path) -> None:
+    """TVM's virtual machine here, each of its functions there: outputs are right, and priced as their sum."""
+    from farm.artifacts.compile import compile_model
+    from farm.inventory.board_types import require_board_type
+    from farm.models.inputs import make_inputs, read_inputs, resolve_inputs
+    from farm.models.source import resolve_model
+
+    nano = require_board_type("jetson-nano")
+    assert nano.target is not None
+    source = resolve_model("tiny-cnn")
+    inputs = resolve_inputs(read_inputs(source.load()), {})
+    shapes = {each.name: each.static_shape for each in inputs}
+    compiled = compile_model(source.load(), shapes, nano.target.to_tvm(), nano.pipeline, (), nano.link_triple)
+    values = make_inputs(inputs, 0)
+    outcome, outputs = board.run_model(
+        RunSpec(Engine.RELAX_VM, runs=3, limits=Limits(threads=4)), compiled.library, values
+    )
+    assert outcome.status is Status.OK, outcome.message
+    import onnxruntime
+
+    [wanted] = onnxruntime.InferenceSession(source.onnx_bytes).run(None, dict(values))
+    np.testing.assert_allclose(next(iter(outputs.values())), wanted, rtol=1e-4, atol=1e-5)
+    assert 10e-6 < float(np.median(outcome.latency_s)) < 1e-3

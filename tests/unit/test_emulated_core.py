@@ -1,0 +1,173 @@
+"""What an emulated core makes of instructions: kinds, pipes, and that nothing beats them. No emulator runs here."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import pathlib
+import struct
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from device_agent.emulated import price
+from device_agent.emulated.core import load_core
+from device_agent.emulated.elf import Elf, ElfError
+from device_agent.emulated.executable import read_executable
+from device_agent.emulated.isa import Decoder, find_kind
+from device_agent.emulated.pipeline import Pipeline
+from device_agent.emulated.price import Misses, Pricer
+
+ROOT = pathlib.Path(__file__).parents[2]
+CORE = load_core("cortex-a57") or {}
+PIPELINE = Pipeline(CORE["pipeline"])
+# As an assembler encodes them (Arm ARM, C7.2): fmla v0.4s, v1.4s, v2.4s and others that do not wait for each other.
+FMLA = [0x4E20CC00 | number | 30 << 5 | 31 << 16 for number in range(24)]
+LDR_Q, ADD_X, RET = 0x3DC00000, 0x8B020020, 0xD65F03C0
+
+
+def code(*words: int) -> bytes:
+    """Instructions one after the other."""
+    return struct.pack(f"<{len(words)}I", *words)
+
+
+@pytest.mark.parametrize(
+    ("mnemonic", "operands", "kind"),
+    [
+        ("fmla", "v0.4s, v1.4s, v2.s[1]", "fma_q"),
+        ("fmla", "v0.2s, v1.2s, v2.2s", "fma"),
+        ("fmadd", "s0, s1, s2, s3", "fma"),
+        ("fadd", "v0.4s, v1.4s, v2.4s", "fp_q"),
+        ("fdiv", "s0, s1, s2", "fp_divide"),
+        ("ldp", "q0, q1, [x0]", "load_vector_pair_q"),
+        ("ldp", "x0, x1, [sp], #16", "load_pair"),
+        ("ldr", "q0, [x0, #16]", "load_vector_q"),
+        ("ldr", "x0, [x1]", "load"),
+        ("ld1r", "{v0.4s}, [x0]", "load_lane"),
+        ("ld1", "{v0.4s, v1.4s}, [x0]", "load_vectors_q"),
+        ("ld2", "{v0.4s, v1.4s}, [x0]", "load_woven_q"),
+        ("stp", "q0, q1, [x0]", "store_vector_pair_q"),
+        ("str", "s0, [x0]", "store_vector"),
+        ("dup", "v0.4s, w1", "transfer_q"),
+        ("zip1", "v0.4s, v1.4s, v2.4s", "permute_q"),
+        ("add", "x0, x1, x2", "integer"),
+        ("add", "x0, x1, x2, lsl #4", "shifted"),
+        ("madd", "x0, x1, x2, x3", "multiply_x"),
+        ("udiv", "w0, w1, w2", "divide"),
+        ("b.ne", "#0x10", "branch"),
+        ("blr", "x1", "call"),
+        ("prfm", "pldl1keep, [x0]", "prefetch"),
+    ],
+)
+def test_kinds(mnemonic: str, operands: str, kind: str) -> None:
+    """An instruction is of the kind that cores' guides price."""
+    assert find_kind(mnemonic, operands)[0] == kind
+
+
+def test_multiply_adds_come_to_the_peak_and_no_further() -> None:
+    """A 128-bit multiply-add takes both of the Cortex-A57's vector pipes: one in a cycle, if none waits for another."""
+    cycles = PIPELINE.count_cycles(Decoder().read(code(*FMLA)))
+    assert cycles == pytest.approx(len(FMLA), rel=0.02)
+    assert cycles >= len(FMLA)
+
+
+def test_a_chain_of_sums_waits_for_each() -> None:
+    """Adding to a sum again takes its forwarding latency; multiplying what was just summed takes all of it."""
+    assert PIPELINE.count_cycles(Decoder().read(code(FMLA[0]) * 8)) == pytest.approx(8 * 4, rel=0.05)
+    chained = 0x4E20CC00 | 0 | 0 << 5 | 31 << 16  # fmla v0.4s, v0.4s, v31.4s
+    assert PIPELINE.count_cycles(Decoder().read(code(chained) * 8)) == pytest.approx(8 * 10, rel=0.05)
+
+
+@hypothesis.given(
+    st.lists(st.sampled_from([*FMLA, LDR_Q, ADD_X, *range(0, 2**32, 0x01030507)]), min_size=1, max_size=40)
+)
+@hypothesis.settings(max_examples=60, deadline=None)
+def test_nothing_beats_the_pipes(words: list[int]) -> None:
+    """Whatever is executed, no pipe does more in a cycle than there are of it, and no more is dispatched."""
+    instructions = Decoder().read(code(*words))
+    cycles = PIPELINE.count_cycles(instructions)
+    used: dict[str, int] = {}
+    operations = 0
+    for each in instructions:
+        pipes, cost = PIPELINE.expand(each)
+        operations += len(pipes)
+        for pipe in pipes:
+            used[pipe] = used.get(pipe, 0) + cost.busy
+    assert cycles >= operations / PIPELINE.dispatch - 1e-9
+    for pipe, busy in used.items():
+        assert cycles >= busy / PIPELINE.pipes[pipe] - 1e-9
+
+
+def test_an_order_is_kept_where_a_core_keeps_it() -> None:
+    """In order, what waits holds up what follows: a product's sum between independent additions costs its latency."""
+    in_order = Pipeline(CORE["pipeline"] | {"in_order": True})
+    words = code(LDR_Q | 1, 0x4E21D420, *[ADD_X | number for number in range(3, 9)])  # ldr q1, [x0]; fadd v0, v1, v1
+    instructions = Decoder().read(words)
+    assert in_order.count_cycles(instructions) > PIPELINE.count_cycles(instructions)
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """As the machine tells of them."""
+
+    address: int
+    code: bytes
+    times: tuple[int, ...]
+
+
+def test_a_region_takes_its_longest_lane() -> None:
+    """The calling thread alone, then a region of two: its longest lane, and what all lanes did; waits included."""
+    pricer = Pricer(PIPELINE, (8, 1), 30)
+    body = code(*FMLA)
+    one = pricer.count_cycles(body)
+    blocks = [Block(0, body, (5, 10, 20)), Block(4096, code(RET), (1, 0, 0))]
+    misses = [Misses(0, 0, 3, 0), Misses(10, 4, 7, 0), Misses(0, 0, 2, 0, math_calls=2)]
+    alone, region = pricer.price(blocks, misses, tasks=2)
+    assert alone.lines == alone.all_lines == 3
+    assert alone.cycles == pytest.approx(5 * one + pricer.count_cycles(code(RET)))
+    assert region.cycles == pytest.approx(20 * one + 2 * 30)
+    assert region.all_cycles == pytest.approx(30 * one + 6 * 8 + 4 * 1 + 2 * 30)
+    assert (region.lines, region.all_lines) == (7, 9)
+
+
+def test_what_the_emulator_parts_is_put_together() -> None:
+    """Blocks that follow each other as often, without a branch between, are one loop: parts alone would look longer."""
+    pricer = Pricer(PIPELINE, (8, 1), 30)
+    head, tail = code(FMLA[0]), code(*FMLA[1:])
+    together = [Block(0, head, (9,)), Block(4, tail, (9,))]
+    assert pricer.price(together, [Misses(0, 0, 0, 0)], 1)[0].cycles == pytest.approx(
+        9 * pricer.count_cycles(head + tail)
+    )
+    apart = [Block(0, head, (9,)), Block(8, tail, (9,))]
+    assert pricer.price(apart, [Misses(0, 0, 0, 0)], 1)[0].cycles > 9 * pricer.count_cycles(head + tail)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x7fELF", bytes(64), b"\x7fELF\x02\x01" + bytes(80)])
+def test_what_is_no_library_is_refused(data: bytes) -> None:
+    """Cut short, of another kind, or nothing at all."""
+    with pytest.raises(ElfError):
+        Elf(data)
+    with pytest.raises(ElfError):
+        read_executable(data)
+
+
+def test_the_agent_never_loads_the_emulator() -> None:
+    """Only the emulator's own process imports Unicorn: modules that the agent imports come to it by no way."""
+    own = {"machine", "server", "__main__"}
+    for path in (ROOT / "device_agent").rglob("*.py"):
+        if path.parent.name == "emulated" and path.stem in own:
+            continue
+        names = {
+            node.module
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom) and node.module
+        }
+        assert not {f"device_agent.emulated.{name}" for name in own} & names, path
+
+
+def test_misses_add_nothing_to_what_is_free() -> None:
+    """Without misses and calls, a price is the pipes' alone."""
+    pricer = Pricer(PIPELINE, (8, 1), 30)
+    [alone] = pricer.price([Block(0, code(*FMLA), (7,))], [Misses(0, 0, 0, 0)], 1)
+    assert alone == price.Segment(7 * pricer.count_cycles(code(*FMLA)), 0, alone.all_cycles, 0)
