@@ -97,10 +97,9 @@ def _load(spec: RunSpec, program: Path, arrays: Arrays, plan: Plan) -> tuple[Run
         return load_program(spec, program, arrays)
     from device_agent.emulated import runs
 
-    kind = runs.Model if spec.engine is Engine.RELAX_VM else runs.Kernel
-    emulated = kind(plan.emulator, spec, program.read_bytes(), arrays)
-    plan.pace.emulate(lambda: emulated.segments, again=spec.return_outputs)
-    return emulated.run, _collect
+    emulated = runs.Execution(plan.emulator, spec, program.read_bytes(), arrays)
+    plan.pace.emulate(emulated.count, again=spec.return_outputs)
+    return emulated.run, runs.collect
 
 
 def load_program(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, Collector]:
@@ -216,8 +215,6 @@ def _collect(result: Any) -> list[NDArray[Any]]:
     """Copies of the tensors in a result, which may be one, or nested tuples of them; other values are left out."""
     if hasattr(result, "numpy"):
         return [result.numpy()]
-    if isinstance(result, np.ndarray):
-        return [result]
     if isinstance(result, str | bytes) or not hasattr(result, "__len__"):
         return []
     return [array for item in result for array in _collect(item)]

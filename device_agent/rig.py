@@ -81,7 +81,7 @@ class Rig:
         path = self.folder / "emulator.sock"
         command = ["-m", "device_agent.emulated", "--socket", str(path), "--natives", str(folder)]
         self._start([*command, "--exit-with-parent"], path.exists)
-        return Emulator(path, core)
+        return Emulator(path, core, kept=self.folder / "outputs")
 
     def start_helper(self, root: str) -> str:
         """Start a clock helper of our own for the tree `root`; return its socket. Raises HelperUnavailableError."""

@@ -18,9 +18,10 @@ StoreLocation = Path | str
 STORE_FILE = "farm.db"
 
 
-def _setting(default: Any, env: str, meaning: str, zero: bool = False) -> Any:
-    """`zero`: 0 is allowed, though the default is above it."""
-    return dataclasses.field(default=default, metadata={"env": env, "meaning": meaning, "zero": zero or default == 0})
+def _setting(default: Any, env: str, meaning: str, zero: bool = False, known: tuple[str, ...] = ()) -> Any:
+    """`zero`: 0 is allowed, though the default is above it; `known`: the only values there are."""
+    metadata = {"env": env, "meaning": meaning, "zero": zero or default == 0, "known": known}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Settings:
         "exclusive",
         "FARM_ISOLATION",
         "how the host keeps out of the way where it is the board: exclusive (phases), own-core, or none",
+        known=("exclusive", "own-core", "none"),
     )
     batch: int = _setting(8, "FARM_BATCH", "candidates given to one workload at a time")
     warmup: int = _setting(4, "FARM_WARMUP", "trials that every workload gets before gains are compared")
@@ -68,6 +70,7 @@ class Settings:
         "FARM_VIRTUAL_CODE",
         "code of virtual boards: `native`, this machine's; or `emulated`, their own aarch64 code, priced by a model of "
         "their core (docs/fidelity.md)",
+        known=("native", "emulated"),
     )
     ray_address: str = _setting(
         "", "FARM_RAY_ADDRESS", "HOST:PORT of a Ray cluster whose nodes build for campaigns; default: a Ray of our own"
@@ -143,9 +146,6 @@ def parse_store(text: str) -> StoreLocation:
 
 
 _LAST_PORT = 65535
-ISOLATIONS = ("exclusive", "own-core", "none")
-# What virtual boards run: this machine's code, or their own in an emulator.
-VIRTUAL_CODES = ("native", "emulated")
 
 
 def load(environment: Mapping[str, str] | None = None) -> Settings:
@@ -157,10 +157,6 @@ def load(environment: Mapping[str, str] | None = None) -> Settings:
         if text is not None:
             values[field.name] = _parse(field, text)
     settings = Settings(**values)
-    if settings.virtual_code not in VIRTUAL_CODES:
-        raise UsageError(f"FARM_VIRTUAL_CODE={settings.virtual_code!r} is unknown; known: {', '.join(VIRTUAL_CODES)}")
-    if settings.isolation not in ISOLATIONS:
-        raise UsageError(f"FARM_ISOLATION={settings.isolation!r} is unknown; known: {', '.join(ISOLATIONS)}")
     for env, port in (("FARM_TRACKER_PORT", settings.tracker_port), ("FARM_METRICS_PORT", settings.metrics_port)):
         if port > _LAST_PORT:
             raise UsageError(f"{env}={port} is no port: they end at 65535")
@@ -170,6 +166,9 @@ def load(environment: Mapping[str, str] | None = None) -> Settings:
 def _parse(field: dataclasses.Field[Any], text: str) -> Any:
     default: Any = field.default
     env, kind = field.metadata["env"], type(default)
+    known: tuple[str, ...] = field.metadata["known"]
+    if known and text not in known:
+        raise UsageError(f"{env}={text!r} is unknown; known: {', '.join(known)}")
     if kind is str:
         return text
     try:

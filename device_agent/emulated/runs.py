@@ -5,23 +5,30 @@ What a run costs is gathered here and priced at the board's clocks by `device_ag
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from device_agent import arguments
 from device_agent.emulated.client import Emulation, Placed, ProgramError, Run
 from device_agent.emulated.elf import MACHINE_AARCH64, ElfError
 from device_agent.emulated.executable import read_executable
 from device_agent.plan import OverrunError, Segment
-from device_agent.protocol import MeasureSpec, RunSpec
+from device_agent.protocol import Engine, MeasureSpec, RunSpec
 from device_agent.timing import LoadError
 
 # After so many instructions a candidate is not looked at any further: a tenth of a second of a slow core, twenty of
 # this machine. A function of a model may take more.
 _MOST_IN_CANDIDATE, _MOST_IN_MODEL = 200_000_000, 10_000_000_000
+# Outputs kept beside each other, and how long they may be.
+_MOST_KEPT, _MOST_KEPT_BYTES = 64, 16 << 20
 # The session ends a worker that takes too long, and with it this.
 _ANSWER_TIMEOUT_S = 3600.0
 _HEAP_BYTES = 1 << 30
@@ -30,11 +37,15 @@ _ALIGNED = 256
 
 @dataclasses.dataclass(frozen=True)
 class Emulator:
-    """Where programs are emulated, and as on which core; `tasks` is how many threads compute."""
+    """Where programs are emulated, and as on which core; `tasks` is how many threads compute.
+
+    In `kept` lie outputs of programs that have run: blocks of runs come again and again, and all are the same.
+    """
 
     socket: Path
     core: Mapping[str, Any]
     tasks: int = 1
+    kept: Path | None = None
 
     def open(self, library: bytes, shared_bytes: int, heap_bytes: int) -> Emulation:
         """Load a library. Raises LoadError, EmulatorError."""
@@ -83,6 +94,64 @@ class Candidate:
         run = _call(self._emulation, self._spec.entry, self._tensors, _MOST_IN_CANDIDATE, warm)
         self.segments = list(run.segments)
         return 0.0
+
+
+class Execution:
+    """A kernel or a model on given arrays, which runs when its outputs, or what it costs, are not known yet."""
+
+    def __init__(self, emulator: Emulator, spec: RunSpec, program: bytes, arrays: Mapping[str, Any]) -> None:
+        self._emulator, self._spec, self._program, self._arrays = emulator, spec, program, arrays
+        self._loaded: Kernel | Model | None = None
+        digest = hashlib.sha256(f"{spec.engine} {spec.entry}".encode() + program)
+        for name, each in arrays.items():
+            digest.update(f"{name} {each.shape} {each.dtype}".encode() + each.tobytes())
+        self._path = emulator.kept / f"{digest.hexdigest()}.npz" if emulator.kept else None
+
+    def run(self) -> Any:
+        """Its result. Raises LoadError, EmulatorError, ProgramError, OverrunError."""
+        if self._path is not None and self._path.exists():
+            with np.load(self._path, allow_pickle=False) as found:
+                return [found[name] for name in found.files]
+        return self._run()
+
+    def count(self) -> Sequence[Segment]:
+        """What it costs. Raises what `run` does."""
+        if self._loaded is None:
+            self._run()
+        assert self._loaded is not None
+        return self._loaded.segments
+
+    def _run(self) -> Any:
+        if self._loaded is None:
+            kind = Model if self._spec.engine is Engine.RELAX_VM else Kernel
+            self._loaded = kind(self._emulator, self._spec, self._program, self._arrays)
+        result = self._loaded.run()
+        self._keep(collect(result))
+        return result
+
+    def _keep(self, outputs: list[Any]) -> None:
+        """Keep outputs that are not too many; a folder that is full keeps none."""
+        plain = all(each.dtype.kind in "iufb" for each in outputs)
+        if self._path is None or not plain or sum(each.nbytes for each in outputs) > _MOST_KEPT_BYTES:
+            return
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(exist_ok=True)
+            for old in sorted(self._path.parent.iterdir(), key=lambda path: path.stat().st_mtime)[:-_MOST_KEPT]:
+                old.unlink(missing_ok=True)
+            part = self._path.with_suffix(f".{os.getpid()}.npz")
+            np.savez(part, *outputs)
+            part.replace(self._path)
+
+
+def collect(result: Any) -> list[Any]:
+    """Copies of the tensors in a result, which may be one, or nested tuples of them; other values are left out."""
+    if isinstance(result, np.ndarray):
+        return [result]
+    if hasattr(result, "numpy"):
+        return [result.numpy()]
+    if isinstance(result, str | bytes) or not hasattr(result, "__len__"):
+        return []
+    return [array for item in result for array in collect(item)]
 
 
 class Kernel:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from device_agent.board_time import BoardTime
+from device_agent.emulated.core import count_seconds
 from device_agent.plan import OverrunError, Segment
 from device_agent.protocol import GPU, MeasureSpec, RunSpec
 from device_agent.sysfs import Tree
@@ -34,8 +35,6 @@ _BLOCK_S = 0.02
 # A sleep that lasts too long lets what follows sleep less, up to so much, so that a window holds as many calls as the
 # board's time has.
 _CREDIT_S = 0.5
-# Of a cache, on all cores.
-_LINE_BYTES = 64
 # Of a worker's time, so that finding out what a call costs does not look like a candidate that hangs.
 _ESTABLISHING = 0.5
 
@@ -215,18 +214,7 @@ class Pace:
 
     def _add_segments(self, segments: Sequence[Segment], cores: int) -> tuple[float, float]:
         """Seconds, and seconds of all cores together."""
-        core = self._core or {}
-        one_line_s = _LINE_BYTES / core["core_bytes_per_s"] * self._memory_s
-        all_lines_s = _LINE_BYTES / core["memory_bytes_per_s"] * self._memory_s
-        hz = self._core_hz
-        base_s = busy_s = 0.0
-        for number, (cycles, lines, all_cycles, all_lines) in enumerate(segments):
-            is_region = number > 0 and (all_cycles, all_lines) != (cycles, lines)
-            # More threads than cores take turns.
-            longest = max(cycles, all_cycles / max(1, cores)) + (core["region_cycles"] if is_region else 0.0)
-            base_s += max(longest / hz, lines * one_line_s, all_lines * all_lines_s)
-            busy_s += all_cycles / hz
-        base_s += core["call_cycles"] / hz
+        base_s, busy_s = count_seconds(segments, self._core or {}, self._core_hz, cores, self._memory_s)
         return base_s * self._individual, busy_s * self._individual
 
     def _compute_gpu(self, done: work.Work) -> tuple[float, float, float]:

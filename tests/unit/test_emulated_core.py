@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import pytest
 
 from device_agent.emulated import price
-from device_agent.emulated.core import load_core
+from device_agent.emulated.core import count_seconds, load_core
 from device_agent.emulated.elf import Elf, ElfError
 from device_agent.emulated.executable import read_executable
 from device_agent.emulated.isa import Decoder, find_kind
@@ -171,3 +171,26 @@ def test_misses_add_nothing_to_what_is_free() -> None:
     pricer = Pricer(PIPELINE, (8, 1), 30)
     [alone] = pricer.price([Block(0, code(*FMLA), (7,))], [Misses(0, 0, 0, 0)], 1)
     assert alone == price.Segment(7 * pricer.count_cycles(code(*FMLA)), 0, alone.all_cycles, 0)
+
+
+segments = st.lists(
+    st.tuples(st.floats(0, 1e9), st.integers(0, 10**6), st.floats(1, 4), st.integers(1, 4)).map(
+        lambda each: (each[0], each[1], each[0] * each[2], each[1] * each[3])
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@hypothesis.given(segments, st.floats(1e8, 3e9), st.integers(1, 8), st.floats(1, 8))
+def test_nothing_beats_the_cores_or_the_memory(
+    found: list[tuple[float, int, float, int]], hz: float, cores: int, memory_s: float
+) -> None:
+    """A program takes no less than its longest lanes, than all its cycles on all cores, and than memory its lines."""
+    base_s, busy_s = count_seconds(found, CORE, hz, cores, memory_s)
+    close = 1 + 1e-9
+    assert base_s * close >= sum(each[0] for each in found) / hz
+    assert base_s * close >= sum(each[2] for each in found) / hz / cores
+    assert base_s * close >= sum(each[3] for each in found) * 64 * memory_s / CORE["memory_bytes_per_s"]
+    assert base_s * close >= sum(each[1] for each in found) * 64 * memory_s / CORE["core_bytes_per_s"]
+    assert busy_s * close >= sum(each[2] for each in found) / hz

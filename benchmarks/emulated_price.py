@@ -1,0 +1,102 @@
+"""Whole models as an emulated board prices them, on one and four cores, beside what the cores can do at all.
+
+Models are compiled for the board type by prediction alone, run once in the emulator (every access to memory followed),
+and their outputs compared with ONNX Runtime's. `floor` is what the model's operations take at the cores' peak of
+multiply-adds, Winograd's savings not counted in: a price below half of it would be a mistake of the model. ncnn's
+published latencies on the same board are another program's: they say whether the order of magnitude is right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import _farm
+import _machine
+import numpy as np
+import onnxruntime
+
+from device_agent.emulated.core import count_seconds
+from device_agent.emulated.runs import Execution, collect
+from device_agent.protocol import Engine, Limits, RunSpec
+from device_agent.rig import Rig
+from farm import emulation, settings
+from farm.artifacts.compile import compile_model
+from farm.inventory.board_types import require_board_type
+from farm.models.inputs import make_inputs
+from farm.search import tvm_env
+
+BOARD_TYPE, MODELS, THREADS = "jetson-nano", "squeezenet1.1,mobilenet_v2,resnet18", (1, 4)
+# Tencent/ncnn, benchmark/README.md, "NVIDIA Jetson Nano": ms, by threads.
+NCNN_MS = {"squeezenet1.1": {1: 77.3, 4: 29.0}, "mobilenet_v2": {1: 88.7}, "resnet18": {1: 202.5}}
+_TIMES = 2
+
+
+def main() -> None:
+    parser = _machine.parser(__doc__)
+    parser.add_argument("--models", default=MODELS, help=f"zoo names or ONNX files (default: {MODELS})")
+    options = parser.parse_args()
+    if options.quick:
+        options.models = "tiny-cnn"
+    with _machine.only_json() as emit, _machine.scratch() as folder:
+        emit("emulated_price", vars(options), measure(options, folder))
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    tvm_env.load()
+    loaded = settings.load()
+    natives = emulation.prepare(dataclasses.replace(loaded, home=str(folder), virtual_code=emulation.EMULATED))
+    assert natives is not None
+    kind = require_board_type(BOARD_TYPE)
+    with Rig() as rig:
+        emulator = rig.start_emulator(natives, [each.core for each in kind.clusters])
+        assert emulator is not None
+        models = [measure_model(name, emulator) for name in options.models.split(",")]
+    return {"board_type": BOARD_TYPE, "core": emulator.core["name"], "models": models}
+
+
+def measure_model(name: str, emulator: Any) -> dict[str, Any]:
+    model = _farm.read_model(name)
+    kind = require_board_type(BOARD_TYPE)
+    assert kind.target is not None
+    compiled = compile_model(
+        model.source.load(), model.shapes, kind.target.to_tvm(), kind.pipeline, (), kind.link_triple
+    )
+    values = make_inputs(model.inputs, 0)
+    wanted = onnxruntime.InferenceSession(model.source.onnx_bytes).run(None, dict(values))
+    hz = float(kind.clusters[0].freqs_hz[-1])
+    operations = sum(each.workload.flop * each.workload.weight for each in compiled.served)
+    rows = []
+    for threads in THREADS:
+        took_s, seen = [], []
+        for _ in range(_TIMES):
+            began = time.perf_counter()
+            spec = RunSpec(Engine.RELAX_VM, limits=Limits(memory_bytes=8 << 30))
+            program = Execution(dataclasses.replace(emulator, tasks=threads, kept=None), spec, compiled.library, values)
+            outputs = collect(program.run())
+            took_s.append(time.perf_counter() - began)
+            seen.append(tuple(program.count()))
+        base_s, _ = count_seconds(seen[0], emulator.core, hz, threads)
+        error = max(
+            float(np.abs(got - want).max() / np.abs(want).max()) for got, want in zip(outputs, wanted, strict=True)
+        )
+        rows.append(
+            {
+                "threads": threads,
+                "price_ms": base_s * 1e3,
+                "floor_ms": operations / 8 / threads / hz * 1e3,
+                "ncnn_published_ms": NCNN_MS.get(name, {}).get(threads),
+                "same_every_time": all(each == seen[0] for each in seen),
+                "largest_error": error,
+                "host_s": statistics.median(took_s),
+            }
+        )
+    return {"model": name, "rows": rows}
+
+
+if __name__ == "__main__":
+    main()
