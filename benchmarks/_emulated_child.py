@@ -1,12 +1,15 @@
 """On the emulated board: `python _emulated_child.py ORDER.json`, started by `_emulated.py`; writes ORDER.results.
 
-For each job the counts of some runs and of twice as many, after one that is not counted and whose outputs are kept.
+For each job the counts of some runs and of twice as many, after one that is not counted and whose outputs are kept;
+or, where the order names a recorder's control file (`_recorded.py`), one run with it at work, after one that fills
+caches.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import mmap
 import os
 import sys
 from pathlib import Path
@@ -22,11 +25,14 @@ def main() -> None:
     import counter
 
     gc.disable()
+    if order.get("control"):
+        record(order)
+        return
     reader = counter.Reader(Path(os.environ[counter.VARIABLE]))
     results = []
     for job in order["jobs"]:
         arrays = read_inputs(job["inputs"])
-        run, collect = load_ncnn(job, arrays) if job["engine"] == "ncnn" else load_program(job, arrays)
+        run, collect = (load_ncnn if job["engine"].startswith("ncnn") else load_program)(job, arrays)
         outputs = run()
         if job["outputs"]:
             np.savez(job["outputs"], *collect(outputs))
@@ -39,6 +45,21 @@ def main() -> None:
             counted.append([spent.instructions, spent.vector_fmas, spent.loads_stores])
         results.append(counted)
     path.with_suffix(".results").write_text(json.dumps(results))
+
+
+def record(order: Any) -> None:
+    """One run of the only job, counted, after one of which only caches are followed."""
+    (job,) = order["jobs"]
+    arrays = read_inputs(job["inputs"])
+    run, collect = (load_ncnn if job["engine"].startswith("ncnn") else load_program)(job, arrays)
+    with Path(order["control"]).open("r+b") as file, mmap.mmap(file.fileno(), 4096) as control:
+        run()
+        for state in (1, 2):
+            control[0] = state
+            outputs = run()
+            control[0] = 0
+    if job["outputs"]:
+        np.savez(job["outputs"], *collect(outputs))
 
 
 def read_inputs(given: Any) -> dict[str, Any]:
@@ -62,7 +83,7 @@ def load_ncnn(job: Any, arrays: dict[str, Any]) -> Any:
     import _ncnn_child
     import ncnn
 
-    net = _ncnn_child.load(ncnn, *job["files"], 1)
+    net = _ncnn_child.load(ncnn, *job["files"], 1, half=job["engine"] == "ncnn half")
     ((values),) = arrays.values()
     kept = np.ascontiguousarray(values[0])
     image = ncnn.Mat(kept)

@@ -41,13 +41,17 @@ def main() -> None:
         print(json.dumps(latencies), file=answers, flush=True)
 
 
-def load(ncnn: Any, param: str, weights: str, threads: int) -> Any:
-    """The network in float32 throughout, on the processor; everything else, Winograd included, as ncnn has it."""
+def load(ncnn: Any, param: str, weights: str, threads: int, *, half: bool = False) -> Any:
+    """The network on the processor, in float32 throughout unless it may use `half` precision where the processor can.
+
+    Everything else, Winograd included, is as ncnn has it.
+    """
     net = ncnn.Net()
     net.opt.num_threads = threads
     net.opt.use_vulkan_compute = False
-    for option in ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic", "use_bf16_storage"):
-        setattr(net.opt, option, False)
+    for option in ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic"):
+        setattr(net.opt, option, half)
+    net.opt.use_bf16_storage = False
     if net.load_param(param) or net.load_model(weights):
         raise SystemExit(f"ncnn cannot read {param}")
     return net

@@ -20,6 +20,7 @@ import _machine
 import numpy as np
 import onnxruntime
 
+from device_agent.board_types import load_board_types
 from device_agent.emulated.core import count_seconds
 from device_agent.emulated.runs import Execution, collect
 from device_agent.protocol import Engine, Limits, RunSpec
@@ -51,9 +52,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     loaded = settings.load()
     natives = emulation.prepare(dataclasses.replace(loaded, home=str(folder), virtual_code=emulation.EMULATED))
     assert natives is not None
-    kind = require_board_type(BOARD_TYPE)
     with Rig() as rig:
-        emulator = rig.start_emulator(natives, [each.core for each in kind.clusters])
+        emulator = rig.start_emulator(natives, load_board_types()[BOARD_TYPE].clusters)
         assert emulator is not None
         models = [measure_model(name, emulator) for name in options.models.split(",")]
     return {"board_type": BOARD_TYPE, "core": emulator.core["name"], "models": models}

@@ -116,7 +116,7 @@ def _put_together(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Bo
         socket_path = socket_path or beside.start_helper(root)
         work_folder = work_folder or beside.folder / "work"
         if folder := getattr(chosen, "emulator_folder", None):
-            emulator = beside.start_emulator(folder, [each.core for each in types[chosen.virtual].clusters])
+            emulator = beside.start_emulator(folder, types[chosen.virtual].clusters)
     elif socket_path is None and root == "/" and (service := rig.find_service_socket()):
         socket_path = service
     elif socket_path is None and (os.geteuid() == 0 or root != "/") and _writes_clocks(chosen):

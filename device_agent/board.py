@@ -217,7 +217,8 @@ class Board:
         if not is_for_board(program):
             return None
         online = len(self.platform.affinity(spec.limits.cluster))
-        return dataclasses.replace(self._emulator, tasks=max(1, min(spec.limits.threads or online, online)))
+        core = self._emulator.cores.get(spec.limits.cluster, self._emulator.core)
+        return dataclasses.replace(self._emulator, core=core, tasks=max(1, min(spec.limits.threads or online, online)))
 
     def pinned_hz(self) -> dict[int, int]:
         """Cores that are held at a clock, in Hz."""

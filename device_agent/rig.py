@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from device_agent import processes, workspace
+from device_agent.board_types import Cluster
 from device_agent.clocks.client import HelperClient
 from device_agent.errors import AgentError, HelperUnavailableError
 from device_agent.sysfs import VIRTUAL_PREFIX
@@ -67,21 +68,23 @@ class Rig:
         self._start([*command, "--exit-with-parent"], lambda: Path(path).exists() and Path(path + ".root").exists())
         return VIRTUAL_PREFIX + path
 
-    def start_emulator(self, folder: Path, cores: Sequence[str]) -> Emulator | None:
-        """Start what runs aarch64 code as on these cores; None where one of them cannot be emulated.
+    def start_emulator(self, folder: Path, clusters: Sequence[Cluster]) -> Emulator | None:
+        """Start what runs aarch64 code as on these clusters' cores; None where one of them cannot be emulated.
 
         Raises HelperUnavailableError.
         """
         from device_agent.emulated.core import load_core
         from device_agent.emulated.runs import Emulator
 
-        known = {name: load_core(name) for name in cores}
-        if len(known) != 1 or (core := next(iter(known.values()))) is None:
+        cores = {each.name: core for each in clusters if (core := load_core(each.core)) is not None}
+        kinds = {each.core for each in clusters if not each.isolated}
+        if len(cores) != len(clusters) or len(kinds) != 1:
             return None
         path = self.folder / "emulator.sock"
         command = ["-m", "device_agent.emulated", "--socket", str(path), "--natives", str(folder)]
         self._start([*command, "--exit-with-parent"], path.exists)
-        return Emulator(path, core, kept=self.folder / "outputs")
+        core = next(cores[each.name] for each in clusters if not each.isolated)
+        return Emulator(path, core, cores, kept=self.folder / "outputs")
 
     def start_helper(self, root: str) -> str:
         """Start a clock helper of our own for the tree `root`; return its socket. Raises HelperUnavailableError."""

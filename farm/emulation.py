@@ -13,7 +13,7 @@ from pathlib import Path
 from farm import linker, settings
 from farm.errors import UnavailableError
 from farm.inventory.board_types import BoardType
-from farm.inventory.core_types import find_core_type
+from farm.inventory.core_types import find_core_type, load_core_types
 
 NATIVE, EMULATED = "native", "emulated"
 WORLD, HOOKS = "world.elf", "hooks.so"
@@ -25,12 +25,13 @@ _WORLD_OPTIONS = [
 
 
 def runs_own_code(board_type: BoardType) -> bool:
-    """Whether virtual boards of a type run the type's own code: where the farm is told so and knows their core."""
+    """Whether virtual boards of a type run the type's own code: where the farm is told so and knows their cores."""
     if settings.load().virtual_code != EMULATED or board_type.target is None:
         return False
-    kinds = {cluster.core for cluster in board_type.clusters}
+    described = {core.name for core in load_core_types() if core.pipeline is not None}
     core = find_core_type(board_type.target.mcpu, board_type.target.mtriple.partition("-")[0])
-    return core is not None and core.pipeline is not None and kinds == {core.name}
+    open_kinds = {cluster.core for cluster in board_type.clusters if not cluster.isolated}
+    return core is not None and {core.name} == open_kinds and {each.core for each in board_type.clusters} <= described
 
 
 def find_folder(home: Path) -> Path:
@@ -74,4 +75,4 @@ def _list_sources() -> list[Path]:
     if spec is None or not spec.submodule_search_locations:
         raise UnavailableError("the package device_agent is not installed")
     folder = Path(next(iter(spec.submodule_search_locations))) / "emulated"
-    return [folder / name for name in ("hooks.c", "math.inc", "world.c")]
+    return [folder / name for name in ("caches.inc", "hooks.c", "math.inc", "world.c")]

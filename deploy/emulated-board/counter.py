@@ -85,19 +85,23 @@ def make_environment(counts: Path, environment: Mapping[str, str] = os.environ) 
     return {**kept, **single, **chosen, "TVM_USE_RUNTIME_LIB": "1", VARIABLE: str(counts)}
 
 
-def require_plugin() -> Path:
-    """The plug-in, compiled the first time. Raises root.BuildError where the emulator or a compiler is missing."""
+def require_plugin(source: Path = SOURCE, also: Sequence[Path] = ()) -> Path:
+    """A plug-in, compiled the first time; `also` are files that its source includes.
+
+    Raises root.BuildError where the emulator or a compiler is missing.
+    """
     if shutil.which(root.COUNTING_QEMU) is None:
         hint = f"{root.QEMU} takes no plug-ins: apt-get install {root.COUNTING_QEMU_PACKAGE}"
         raise root.BuildError(f"{root.COUNTING_QEMU} is not installed, and {hint}")
     compiler = find_compiler()
-    key = hashlib.sha256(SOURCE.read_bytes() + "\0".join(compiler).encode()).hexdigest()[:16]
-    plugin = root.default_root(f"counter-{key}.so")
+    texts = b"".join(path.read_bytes() for path in (source, *also))
+    key = hashlib.sha256(texts + "\0".join(compiler).encode()).hexdigest()[:16]
+    plugin = root.default_root(f"{source.stem}-{key}.so")
     if not plugin.exists():
         plugin.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".counter.", dir=plugin.parent) as name:
+        with tempfile.TemporaryDirectory(prefix=".plugin.", dir=plugin.parent) as name:
             part = Path(name) / plugin.name
-            _compile([*compiler, "-shared", "-fPIC", "-O2", "-fvisibility=hidden", "-o", str(part), str(SOURCE)])
+            _compile([*compiler, "-shared", "-fPIC", "-O2", "-fvisibility=hidden", "-o", str(part), str(source)])
             part.rename(plugin)
     return plugin
 

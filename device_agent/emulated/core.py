@@ -26,9 +26,11 @@ def load_core(name: str, folders: Sequence[Path] | None = None) -> dict[str, Any
         if path.is_file():
             data = yaml.safe_load(path.read_text())
             if pipeline := data.get("pipeline"):
+                # Two caches are followed: a core's first one, and the last one, which cores share.
+                last = data.get("l3_bytes") or data["l2_bytes"]
                 return {
                     "name": name,
-                    "caches": [data["l1_bytes"], pipeline["l1_ways"], data["l2_bytes"], pipeline["l2_ways"]],
+                    "caches": [data["l1_bytes"], pipeline["l1_ways"], last, pipeline["l2_ways"]],
                     "wait_cycles": pipeline["wait_cycles"],
                     "math_cycles": pipeline["math_cycles"],
                     "call_cycles": pipeline["call_cycles"],

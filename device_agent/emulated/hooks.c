@@ -81,62 +81,7 @@ done:
     m->calls[*m->lane < m->lanes ? *m->lane : m->lanes - 1]++;
 }
 
-/* Caches by sets of lines, each set with its lines by age; the first cache is a lane's own, the second one all share. */
-enum { MOST_WAYS = 16, RECENT = 16 };
-struct cache {
-    uint64_t *lines; /* sets x ways; 0 where there is none */
-    uint64_t sets, ways;
-};
-struct memory {
-    struct cache first, second;
-    const volatile uint32_t *lane;
-    uint64_t lanes;
-    /* By lane: lines that the first cache lacked, and of these those that came after their neighbour; the same of the
-     * second. */
-    uint64_t *missed; /* lanes x 4 */
-    uint64_t last_line, last_lane, recent[RECENT], position;
-    /* A workspace is memory that was used before: what is first seen of it is no line from memory. */
-    uint64_t heap, heap_bytes;
-    uint8_t *seen; /* a bit for each line */
-};
-
-/* Whether a line is in a cache; it is its set's newest afterwards. */
-static int find(struct cache *cache, uint64_t line) {
-    uint64_t *set = cache->lines + (line & (cache->sets - 1)) * cache->ways; /* sets are a power of two */
-    uint64_t way = 0;
-    if (set[0] == line) return 1;
-    while (way < cache->ways - 1 && set[way] != line) way++;
-    int hit = set[way] == line;
-    for (; way > 0; way--) set[way] = set[way - 1];
-    set[0] = line;
-    return hit;
-}
-
-static void touch(struct memory *m, uint64_t line) {
-    uint64_t lane = *m->lane < m->lanes ? *m->lane : m->lanes - 1;
-    if (lane != m->last_lane) { /* another core, whose own cache knows nothing of this */
-        for (uint64_t i = 0; i < m->first.sets * m->first.ways; i++) m->first.lines[i] = 0;
-        m->last_lane = lane;
-        m->last_line = 0;
-    }
-    if (line == m->last_line) return;
-    m->last_line = line;
-    if (find(&m->first, line)) return;
-    int streams = 0;
-    for (int i = 0; i < RECENT; i++) streams |= m->recent[i] == line - 1 || m->recent[i] == line - 2;
-    m->recent[m->position++ % RECENT] = line;
-    uint64_t *missed = m->missed + 4 * lane;
-    missed[0]++;
-    missed[1] += streams;
-    if (find(&m->second, line)) return;
-    uint64_t in_heap = line - 1 - (m->heap >> 6);
-    if (in_heap < m->heap_bytes >> 6 && !(m->seen[in_heap >> 3] >> (in_heap & 7) & 1)) {
-        m->seen[in_heap >> 3] |= (uint8_t)(1 << (in_heap & 7));
-        return;
-    }
-    missed[2]++;
-    missed[3] += streams;
-}
+#include "caches.inc"
 
 /* Have the second cache hold what lies at an address, as far as there is room. */
 void farm_warm(struct memory *m, uint64_t address, uint64_t size) {

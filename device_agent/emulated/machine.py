@@ -30,6 +30,7 @@ from unicorn import (
 from unicorn.unicorn_py3.unicorn import uclib
 
 from device_agent.emulated.elf import Elf
+from device_agent.emulated.price import Block
 
 # Where things lie; the world at its own addresses, below all of these. Nothing is mapped at 0.
 _LIBRARY, _HEAP, TENSORS, _CALL = 0x1_0000_0000, 0x10_0000_0000, 0x20_0000_0000, 0x8000_0000
@@ -71,18 +72,6 @@ class Tensor:
     shape: tuple[int, ...]
     kind: str
     bits: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Block:
-    """A basic block that was executed: its address, its bytes, how often by each lane.
-
-    Lane 0 is the calling thread; 1 + region x tasks + task is a task of a parallel region.
-    """
-
-    address: int
-    code: bytes
-    times: tuple[int, ...]
 
 
 class _Text(ctypes.Structure):

@@ -9,13 +9,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from device_agent.emulated.isa import Decoder, Instruction
 from device_agent.emulated.pipeline import Pipeline
 
 # Lines of a cache, in bytes: of all cores here.
 LINE_BYTES = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A basic block that was executed: its address, its bytes, how often by each lane.
+
+    Lane 0 is the calling thread; 1 + region x tasks + task is a task of a parallel region.
+    """
+
+    address: int
+    code: bytes
+    times: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +64,12 @@ class Pricer:
         self._decoder = Decoder()
         self._known: dict[bytes, float] = {}
 
-    def price(self, blocks: Iterable[Any], misses: Sequence[Misses], tasks: int) -> list[Segment]:
-        """The segments of a run: of `blocks` (`machine.Block`, by address) and each lane's misses."""
+    def price(self, blocks: Iterable[Block], misses: Sequence[Misses], tasks: int) -> list[Segment]:
+        """The segments of a run: of `blocks`, by address, and each lane's misses."""
         lanes = [0.0] * len(misses)
-        for code, times in _merge(blocks):
-            cycles = self.count_cycles(code)
-            for lane, each in enumerate(times):
+        for block in merge(blocks):
+            cycles = self.count_cycles(block.code)
+            for lane, each in enumerate(block.times):
                 lanes[lane] += cycles * each
         for lane, lacked in enumerate(misses):
             alone = lacked.first - lacked.first_streamed
@@ -82,17 +93,17 @@ class Pricer:
         return self._decoder.read(code)
 
 
-def _merge(blocks: Iterable[Any]) -> list[tuple[bytes, tuple[int, ...]]]:
-    """Blocks as (code, times): the emulator ends one wherever it likes, so what follows as often belongs to it."""
-    merged: list[tuple[int, bytes, tuple[int, ...]]] = []
+def merge(blocks: Iterable[Block]) -> list[Block]:
+    """Blocks by address: the emulator ends one wherever it likes, so what follows as often belongs to it."""
+    merged: list[Block] = []
     for each in blocks:
         if merged:
-            address, code, times = merged[-1]
-            if address + len(code) == each.address and times == each.times and not _ends(code):
-                merged[-1] = address, code + each.code, times
+            last = merged[-1]
+            if last.address + len(last.code) == each.address and last.times == each.times and not _ends(last.code):
+                merged[-1] = Block(last.address, last.code + each.code, last.times)
                 continue
-        merged.append((each.address, each.code, each.times))
-    return [(code, times) for _, code, times in merged]
+        merged.append(each)
+    return merged
 
 
 def _ends(code: bytes) -> bool:

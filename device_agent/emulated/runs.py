@@ -37,13 +37,15 @@ _ALIGNED = 256
 
 @dataclasses.dataclass(frozen=True)
 class Emulator:
-    """Where programs are emulated, and as on which core; `tasks` is how many threads compute.
+    """Where programs are emulated, and as on which core: by cluster, and that of those open to the scheduler (`core`).
 
-    In `kept` lie outputs of programs that have run: blocks of runs come again and again, and all are the same.
+    `tasks` is how many threads compute. In `kept` lie outputs of programs that have run: blocks of runs come again and
+    again, and all are the same.
     """
 
     socket: Path
     core: Mapping[str, Any]
+    cores: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     tasks: int = 1
     kept: Path | None = None
 

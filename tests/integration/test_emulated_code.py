@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from device_agent import protocol
+from device_agent.board_types import load_board_types
 from device_agent.emulated.client import Emulation, Placed, ProgramError
 from device_agent.emulated.core import load_core
 from device_agent.emulated.runs import Emulator
@@ -56,9 +57,11 @@ def natives(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def emulator(natives: pathlib.Path) -> Iterator[Emulator]:
     """The emulator's process, as an agent starts it."""
     with Rig() as rig:
-        found = rig.start_emulator(natives, ["cortex-a57", "cortex-a57"])
+        types = load_board_types()
+        found = rig.start_emulator(natives, types["jetson-nano"].clusters)
         assert found is not None
-        assert rig.start_emulator(natives, ["denver2"]) is None  # its pipes are not known
+        strange = dataclasses.replace(types["jetson-nano"].clusters[0], core="zen")
+        assert rig.start_emulator(natives, [strange]) is None  # its pipes are not known
         yield found
 
 

@@ -10,7 +10,9 @@ import struct
 import hypothesis
 import hypothesis.strategies as st
 import pytest
+import yaml
 
+from device_agent.board_types import load_board_types
 from device_agent.emulated import price
 from device_agent.emulated.core import count_seconds, load_core
 from device_agent.emulated.elf import Elf, ElfError
@@ -20,6 +22,7 @@ from device_agent.emulated.pipeline import Pipeline
 from device_agent.emulated.price import Misses, Pricer
 
 ROOT = pathlib.Path(__file__).parents[2]
+DESCRIBED = sorted(path.stem for path in (ROOT / "inventory/core_types").glob("*.yaml") if load_core(path.stem))
 CORE = load_core("cortex-a57") or {}
 PIPELINE = Pipeline(CORE["pipeline"])
 # As an assembler encodes them (Arm ARM, C7.2): fmla v0.4s, v1.4s, v2.4s and others that do not wait for each other.
@@ -70,6 +73,28 @@ def test_multiply_adds_come_to_the_peak_and_no_further() -> None:
     cycles = PIPELINE.count_cycles(Decoder().read(code(*FMLA)))
     assert cycles == pytest.approx(len(FMLA), rel=0.02)
     assert cycles >= len(FMLA)
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_prices_and_predictions_know_the_same_core(name: str) -> None:
+    """Multiply-adds and loads come to what the core's own facts say, from which the search predicts."""
+    core = load_core(name)
+    assert core is not None
+    facts = yaml.safe_load((ROOT / f"inventory/core_types/{name}.yaml").read_text())
+    pipeline = Pipeline(core["pipeline"])
+    in_turns = FMLA * 2
+    cycles = pipeline.count_cycles(Decoder().read(code(*in_turns)))
+    assert cycles == pytest.approx(len(in_turns) * 128 / facts["datapath_bits"] / facts["fma_pipes"], rel=0.1)
+    loads = [LDR_Q | number for number in range(16)]
+    cycles = pipeline.count_cycles(Decoder().read(code(*loads)))
+    assert cycles == pytest.approx(len(loads) * 128 / facts["datapath_bits"] / facts["load_pipes"], rel=0.1)
+
+
+def test_every_jetson_is_described() -> None:
+    """Virtual boards of each type run their own code."""
+    described = set(DESCRIBED)
+    for kind in load_board_types().values():
+        assert not kind.name.startswith("jetson") or {each.core for each in kind.clusters} <= described
 
 
 def test_a_chain_of_sums_waits_for_each() -> None:

@@ -1,0 +1,139 @@
+"""ncnn's own library, priced by our model of each core, beside the latencies that ncnn publishes of boards with it.
+
+The same program on both sides (its aarch64 wheel, under QEMU with a recorder of blocks and caches), so the difference is
+the model's; that versions and compilers differ is in it, too. Several threads are taken to share the work evenly.
+Default budget: about 25 minutes, most of it emulation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import _emulated
+import _farm
+import _machine
+import _ncnn
+import _recorded
+import numpy as np
+
+from device_agent.emulated.core import load_core
+from farm.models.inputs import make_inputs
+
+MODELS = ("squeezenet1.1", "mobilenet_v2", "resnet18", "resnet50")
+SOURCE = "Tencent/ncnn, benchmark/README.md (2026-10), rows of the processor, `min`"
+
+
+@dataclasses.dataclass(frozen=True)
+class Board:
+    """A published board. `bytes_per_s` is what its memory is taken to reach, where that is not the core type's."""
+
+    title: str
+    core: str
+    hz: float
+    ms: Mapping[int, tuple[float, ...]]  # by threads, of MODELS
+    bytes_per_s: float | None = None
+
+
+# Those with one kind of core in use, and clocks that are named.
+BOARDS = (
+    Board("Jetson Nano", "cortex-a57", 1.43e9, {1: (85.91, 93.81, 221.27, 624.43), 4: (30.03, 33.49, 83.10, 203.42)}),
+    Board("Snapdragon 810", "cortex-a57", 2.0e9, {1: (70.83, 77.85, 182.58, 502.77)}),
+    Board("RK3399, A72", "cortex-a72", 1.8e9, {1: (71.35, 78.18, 175.71, 503.25), 2: (43.73, 51.30, 111.77, 291.51)}),
+    Board("Raspberry Pi 4", "cortex-a72", 1.8e9, {1: (73.35, 92.98, 190.80, 533.15), 4: (46.28, 61.63, 122.27, 261.9)}),
+    Board("RK3399, A53", "cortex-a53", 1.5e9, {1: (129.63, 143.02, 351.64, 975.4), 4: (48.11, 53.6, 116.68, 297.23)}),
+    Board(
+        "Snapdragon 410", "cortex-a53", 1.2e9, {1: (147.48, 168.04, 396.46, 1136.96), 4: (65.45, 77.98, 137.91, 380.46)}
+    ),
+    Board("Raspberry Pi 5", "cortex-a76", 2.4e9, {1: (11.77, 16.21, 29.54, 89.04), 4: (6.74, 10.46, 19.84, 45.94)}),
+    Board("Jetson Orin Nano", "cortex-a78ae", 1.5e9, {1: (15.94, 19.32, 48.49, 138.19), 6: (5.07, 5.86, 12.26, 38.69)}),
+)
+# QEMU's names of processors, by what they can: the first three have no half precision, which ncnn uses where it is.
+PROCESSORS = {"cortex-a57": ("cortex-a57", "cortex-a72", "cortex-a53"), "cortex-a76": ("cortex-a76", "cortex-a78ae")}
+
+
+def main() -> None:
+    parser = _machine.parser(__doc__)
+    parser.add_argument("--models", default=",".join(MODELS), help=f"of these (default): {', '.join(MODELS)}")
+    options = parser.parse_args()
+    if options.quick:
+        options.models = MODELS[0]
+    with _machine.only_json() as emit, _machine.scratch() as folder:
+        emit("published_prices", vars(options), measure(options, folder))
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    wheels = _emulated.require_wheels()
+    rows = []
+    for name in options.models.split(","):
+        model = _farm.read_model(name)
+        network = _ncnn.convert(_ncnn.require_environment(), model)
+        files = (network / "model.ncnn.param", network / "model.ncnn.bin")
+        layers = int(files[0].read_text().split()[1])
+        with tempfile.TemporaryDirectory(dir=folder) as part:
+            inputs = Path(part) / "inputs.npz"
+            np.savez(inputs, **make_inputs(model.inputs, 0))
+            for processor, names in PROCESSORS.items():
+                cores = [core for each in names if (core := load_core(each)) is not None]
+                job = _emulated.Job("ncnn", files, inputs)
+                recording = _recorded.record(job, wheels, [core["caches"] for core in cores], processor)
+                _machine.say(f"{name} on {processor}: {recording.instructions / 1e6:.0f} million instructions")
+                for pair, core in enumerate(cores):
+                    rows += [row for board in BOARDS for row in price_board(board, core, pair, name, layers, recording)]
+    errors = [abs(row["price_over_published"] - 1) for row in rows]
+    return {
+        "published": SOURCE,
+        "rows": rows,
+        "median_error": _machine.round_to(statistics.median(errors), 3),
+        "worst_error": _machine.round_to(max(errors), 3),
+        "rank_correlation": _machine.round_to(
+            correlate([row["price_ms"] for row in rows], [row["published_ms"] for row in rows]), 4
+        ),
+        "by_core": {
+            core: _machine.round_to(
+                statistics.median(row["price_over_published"] for row in rows if row["core"] == core), 3
+            )
+            for core in dict.fromkeys(row["core"] for row in rows)
+        },
+    }
+
+
+def price_board(
+    board: Board, core: Mapping[str, Any], pair: int, name: str, layers: int, recording: _recorded.Recording
+) -> list[dict[str, Any]]:
+    if board.core != core["name"]:
+        return []
+    memory = board.bytes_per_s or core["memory_bytes_per_s"]
+    rows = []
+    for threads, published in board.ms.items():
+        seconds = _recorded.price(recording, pair, core, board.hz, threads, memory)
+        # One layer begins after the other, each with its threads.
+        seconds += layers * core["region_cycles"] / board.hz if threads > 1 else 0.0
+        wanted = published[MODELS.index(name)]
+        rows.append(
+            {
+                "board": board.title,
+                "core": board.core,
+                "threads": threads,
+                "model": name,
+                "published_ms": wanted,
+                "price_ms": _machine.round_to(seconds * 1e3),
+                "price_over_published": _machine.round_to(seconds * 1e3 / wanted, 3),
+            }
+        )
+    return rows
+
+
+def correlate(left: list[float], right: list[float]) -> float:
+    """Spearman's rank correlation."""
+    ranks = [np.argsort(np.argsort(values)) for values in (left, right)]
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+if __name__ == "__main__":
+    main()
