@@ -33,8 +33,8 @@ _RUN_S = 1800.0
 class Job:
     """One program and what it is given.
 
-    `engine` is one of the agent's, or `ncnn` or `ncnn half` (precision), whose `files` are two. Inputs are an npz, or (shape, dtype) of each to
-    be filled with random numbers.
+    `engine` is one of the agent's, or `ncnn` or `ncnn half` (precision), whose `files` are two. Inputs are an npz, or
+    (shape, dtype) of each to be filled with random numbers.
     """
 
     engine: str

@@ -1,7 +1,7 @@
 """ncnn's own library, priced by our model of each core, beside the latencies that ncnn publishes of boards with it.
 
-The same program on both sides (its aarch64 wheel, under QEMU with a recorder of blocks and caches), so the difference is
-the model's; that versions and compilers differ is in it, too. Several threads are taken to share the work evenly.
+The same program on both sides (its aarch64 wheel, under QEMU with a recorder of blocks and caches), so the difference
+is the model's; that versions and compilers differ is in it, too. Several threads are taken to share the work evenly.
 Default budget: about 25 minutes, most of it emulation.
 """
 
@@ -23,7 +23,9 @@ import _recorded
 import numpy as np
 
 from device_agent.emulated.core import load_core
+from farm.models import networks
 from farm.models.inputs import make_inputs
+from farm.models.zoo import ZOO
 
 MODELS = ("squeezenet1.1", "mobilenet_v2", "resnet18", "resnet50")
 SOURCE = "Tencent/ncnn, benchmark/README.md (2026-10), rows of the processor, `min`"
@@ -53,6 +55,11 @@ BOARDS = (
     Board("Raspberry Pi 5", "cortex-a76", 2.4e9, {1: (11.77, 16.21, 29.54, 89.04), 4: (6.74, 10.46, 19.84, 45.94)}),
     Board("Jetson Orin Nano", "cortex-a78ae", 1.5e9, {1: (15.94, 19.32, 48.49, 138.19), 6: (5.07, 5.86, 12.26, 38.69)}),
 )
+# As ncnn measures them, where the zoo's differ.
+DIFFERENT: Mapping[str, dict[str, Any]] = {
+    "squeezenet1.1": {"input_shapes": {"data": (1, 3, 227, 227)}},
+    "resnet50": {"network": networks.resnet50_original},
+}
 # QEMU's names of processors, by what they can: the first three have no half precision, which ncnn uses where it is.
 PROCESSORS = {"cortex-a57": ("cortex-a57", "cortex-a72", "cortex-a53"), "cortex-a76": ("cortex-a76", "cortex-a78ae")}
 
@@ -71,7 +78,9 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     wheels = _emulated.require_wheels()
     rows = []
     for name in options.models.split(","):
-        model = _farm.read_model(name)
+        path = folder / f"{name}.onnx"
+        path.write_bytes(dataclasses.replace(ZOO[name], **DIFFERENT.get(name, {})).build())
+        model = _farm.read_model(str(path))
         network = _ncnn.convert(_ncnn.require_environment(), model)
         files = (network / "model.ncnn.param", network / "model.ncnn.bin")
         layers = int(files[0].read_text().split()[1])

@@ -116,12 +116,16 @@ class Emulation:
         array = np.frombuffer(memoryview(self._memory)[offset : offset + size], dtype=kind).reshape(shape)
         return Placed(offset, tuple(map(int, shape)), array)
 
-    def call(self, entry: str, tensors: Sequence[Placed], cap: int, warm: Sequence[int] = ()) -> Run:
+    def call(
+        self, entry: str, tensors: Sequence[Placed], cap: int, warm: Sequence[int] = (), *, first_only: bool = False
+    ) -> Run:
         """Call a function. `warm` are the tensors that the second cache holds already.
 
-        Raises ProgramError, EmulatorError.
+        `first_only`: of each parallel region the first task alone is run, and the others taken to cost as much: outputs
+        are not complete. Raises ProgramError, EmulatorError.
         """
-        order = {"entry": entry, "tensors": [each.order for each in tensors], "cap": cap, "warm": list(warm)}
+        order: dict[str, Any] = {"entry": entry, "tensors": [each.order for each in tensors]}
+        order |= {"cap": cap, "warm": list(warm), "first_only": first_only}
         try:
             self._socket.sendall(json.dumps(order).encode() + b"\n")
             answer = self._receive()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import math
 import mmap
 import struct
 from collections.abc import Iterator, Sequence
@@ -44,7 +45,7 @@ _ANSWERS = {
     "TVMBackendFreeWorkspace": "farm_free",
 }
 MOST_REGIONS = 16
-_DESK = struct.Struct("<IIIIQQQ")
+_DESK = struct.Struct("<6I3Q")
 _TENSOR = struct.Struct("<QiiiBBHQQQ")
 _ANY = struct.Struct("<iIQ")
 _INDEX_OF_TENSOR = 7  # kTVMFFIDLTensorPtr
@@ -72,6 +73,10 @@ class Tensor:
     shape: tuple[int, ...]
     kind: str
     bits: int
+
+    @property
+    def size_bytes(self) -> int:
+        return max(1, self.bits // 8) * math.prod(self.shape)
 
 
 class _Text(ctypes.Structure):
@@ -260,18 +265,16 @@ class Machine:
 
     def warm(self, tensor: Tensor) -> None:
         """Have the second cache hold a tensor, as far as there is room."""
-        size = max(1, tensor.bits // 8)
-        for each in tensor.shape:
-            size *= each
-        self._hooks.farm_warm(ctypes.byref(self._memory), TENSORS + tensor.offset, ctypes.c_uint64(size))
+        start = TENSORS + tensor.offset
+        self._hooks.farm_warm(ctypes.byref(self._memory), start, ctypes.c_uint64(tensor.size_bytes))
 
     @property
     def functions(self) -> list[str]:
         """The packed functions that the library has."""
         return [name.removeprefix("__tvm_ffi_") for name in self._elf.symbols if name.startswith("__tvm_ffi_")]
 
-    def call(self, entry: str, tensors: Sequence[Tensor], cap: int) -> int:
-        """Call a packed function; returns how many instructions it took.
+    def call(self, entry: str, tensors: Sequence[Tensor], cap: int, *, first_only: bool = False) -> int:
+        """Call a packed function; returns how many instructions it took. `first_only`: of a region's tasks, the first.
 
         Raises MissingError, CapError after `cap` instructions, FaultError.
         """
@@ -279,7 +282,8 @@ class Machine:
         if not symbol:
             raise MissingError(f"the library has no function {entry!r}")
         arguments, result = self._place(tensors)
-        _DESK.pack_into(self._desk, 0, 0, 0, self.tasks, MOST_REGIONS, _HEAP, _HEAP + self._heap_bytes, _HEAP)
+        words = (0, 0, self.tasks, MOST_REGIONS, first_only, 0, _HEAP, _HEAP + self._heap_bytes, _HEAP)
+        _DESK.pack_into(self._desk, 0, *words)
         self._counts.total, self._counts.limit = 0, cap
         self._counted[:] = 0
         self.missed[:] = 0
@@ -349,7 +353,7 @@ class Machine:
     @property
     def heap_peak_bytes(self) -> int:
         """How much workspace the last call held at most."""
-        return int(_DESK.unpack_from(self._desk)[6]) - _HEAP
+        return int(_DESK.unpack_from(self._desk)[-1]) - _HEAP
 
 
 def _round_up(size: int) -> int:

@@ -64,8 +64,14 @@ class Pricer:
         self._decoder = Decoder()
         self._known: dict[bytes, float] = {}
 
-    def price(self, blocks: Iterable[Block], misses: Sequence[Misses], tasks: int) -> list[Segment]:
-        """The segments of a run: of `blocks`, by address, and each lane's misses."""
+    def price(
+        self, blocks: Iterable[Block], misses: Sequence[Misses], tasks: int, alike: int | None = None
+    ) -> list[Segment]:
+        """The segments of a run: of `blocks`, by address, and each lane's misses.
+
+        `alike`: of each region only the first lane was run. The others cost as much, and take from memory what there is
+        left, of so many lines in all: what they share is fetched once.
+        """
         lanes = [0.0] * len(misses)
         for block in merge(blocks):
             cycles = self.count_cycles(block.code)
@@ -78,8 +84,11 @@ class Pricer:
         segments = [Segment(lanes[0], misses[0].second, lanes[0], misses[0].second)]
         for start in range(1, len(lanes), tasks):
             own, lines = lanes[start : start + tasks], [each.second for each in misses[start : start + tasks]]
+            all_lines = sum(lines)
+            if alike is not None:
+                own, all_lines = own[:1] * tasks, max(lines[0], min(tasks * lines[0], alike))
             if any(own):
-                segments.append(Segment(max(own), max(lines), sum(own), sum(lines)))
+                segments.append(Segment(max(own), max(lines), sum(own), all_lines))
         return segments
 
     def count_cycles(self, code: bytes) -> float:

@@ -24,8 +24,8 @@ from device_agent.plan import OverrunError, Segment
 from device_agent.protocol import Engine, MeasureSpec, RunSpec
 from device_agent.timing import LoadError
 
-# After so many instructions a candidate is not looked at any further: a tenth of a second of a slow core, twenty of
-# this machine. A function of a model may take more.
+# After so many instructions, of all threads, a candidate is not looked at any further: a tenth of a second of a slow
+# core, twenty of this machine. A function of a model may take more.
 _MOST_IN_CANDIDATE, _MOST_IN_MODEL = 200_000_000, 10_000_000_000
 # Outputs kept beside each other, and how long they may be.
 _MOST_KEPT, _MOST_KEPT_BYTES = 64, 16 << 20
@@ -69,7 +69,7 @@ class Candidate:
     def __init__(self, emulator: Emulator, spec: MeasureSpec, library: bytes) -> None:
         """Fill the arguments. Raises LoadError, EmulatorError, UnknownDtypeError."""
         self.segments: list[Segment] = []
-        self._spec = spec
+        self._spec, self._most = spec, _MOST_IN_CANDIDATE // emulator.tasks
         size = sum(_count_bytes(each.shape, each.dtype) + _ALIGNED for each in spec.arguments)
         self._emulation = emulator.open(library, size, spec.limits.memory_bytes)
         if spec.entry not in self._emulation.functions:
@@ -93,7 +93,7 @@ class Candidate:
         # What the layer before has written and what is written are in the second cache, weights come from memory.
         middle = () if self._spec.cold_weights else range(1, last)
         warm = [0, *middle, last] if last > 0 else [0] * len(self._tensors)
-        run = _call(self._emulation, self._spec.entry, self._tensors, _MOST_IN_CANDIDATE, warm)
+        run = _call(self._emulation, self._spec.entry, self._tensors, self._most, warm, first_only=True)
         self.segments = list(run.segments)
         return 0.0
 
@@ -232,10 +232,18 @@ class Model:
         return function
 
 
-def _call(emulation: Emulation, entry: str, tensors: Sequence[Placed], most: int, warm: Sequence[int] = ()) -> Run:
+def _call(
+    emulation: Emulation,
+    entry: str,
+    tensors: Sequence[Placed],
+    most: int,
+    warm: Sequence[int] = (),
+    *,
+    first_only: bool = False,
+) -> Run:
     """Call a function. Raises OverrunError for one that takes too long, else what the emulation does."""
     try:
-        return emulation.call(entry, tensors, most, warm)
+        return emulation.call(entry, tensors, most, warm, first_only=first_only)
     except ProgramError as error:
         if error.kind == "cap":
             raise OverrunError(f"{entry}: {error}") from error

@@ -100,6 +100,7 @@ class _Held:
         os.close(descriptor)
         self.machine = Machine(library, natives, shared, order["tasks"], order["heap_bytes"])
         self.machine.watch(natives, *core["caches"])
+        self._second_bytes = core["caches"][2]
         self._pricer = Pricer(Pipeline(core["pipeline"]), tuple(core["wait_cycles"]), core["math_cycles"])
 
     def call(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -108,12 +109,13 @@ class _Held:
         for index in order["warm"]:
             self.machine.warm(tensors[index])
         try:
-            instructions = self.machine.call(order["entry"], tensors, order["cap"])
+            instructions = self.machine.call(order["entry"], tensors, order["cap"], first_only=order["first_only"])
         except tuple(_ENDED_BY) as error:
             return {"status": _ENDED_BY[type(error)], "message": str(error)}
         rows = zip(self.machine.missed, self.machine.math_calls, strict=True)
         misses = [Misses(*map(int, missed), int(calls)) for missed, calls in rows]  # type: ignore[call-arg]
-        segments = self._pricer.price(self.machine.blocks(), misses, self.machine.tasks)
+        alike = self._count_cold_lines(tensors, order["warm"]) if order["first_only"] else None
+        segments = self._pricer.price(self.machine.blocks(), misses, self.machine.tasks, alike)
         return {
             "status": "ok",
             "instructions": instructions,
@@ -121,3 +123,8 @@ class _Held:
             "heap_bytes": self.machine.heap_peak_bytes,
             "line_bytes": LINE_BYTES,
         }
+
+    def _count_cold_lines(self, tensors: list[Tensor], warm: list[int]) -> int:
+        """Lines of all tensors but for those that the second cache holds at first."""
+        sizes = [each.size_bytes for each in tensors]
+        return (sum(sizes) - min(self._second_bytes, sum(sizes[index] for index in set(warm)))) // LINE_BYTES

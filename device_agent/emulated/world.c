@@ -7,12 +7,14 @@
 
 #define USED __attribute__((used))
 
-/* What the emulator's owner reads and writes; `machine.py` describes it. `lane` says who computes at the moment. */
+/* What the emulator's owner reads and writes; `machine.py` describes it. `lane` says who computes at the moment; with
+ * `first_only` a region's other lanes are left out. */
 USED volatile struct {
     uint32_t lane;
     uint32_t regions;
     uint32_t tasks;
     uint32_t most_regions;
+    uint32_t first_only, unused;
     uint64_t heap;
     uint64_t heap_end;
     uint64_t heap_peak;
@@ -34,6 +36,7 @@ USED int farm_launch(int (*task)(int, struct environment *, void *), void *data,
         farm_desk.regions++;
     }
     for (int i = 0; i < tasks && !failed; i++) {
+        if (!outer && farm_desk.first_only && (uint32_t)i % farm_desk.tasks) continue;
         if (!outer) farm_desk.lane = 1 + region * farm_desk.tasks + (uint32_t)i % farm_desk.tasks;
         failed = task(i, &environment, data);
     }

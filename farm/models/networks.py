@@ -62,24 +62,34 @@ def resnet50(g: GraphBuilder, x: str) -> str:
     return _bottlenecks(g, x, (3, 4, 6, 3))
 
 
+def resnet50_original(g: GraphBuilder, x: str) -> str:
+    """ResNet-50 as its authors have it: stages shrink in their first 1x1, so that every 3x3 has a stride of 1."""
+    return _bottlenecks(g, x, (3, 4, 6, 3), shrinks_first=True)
+
+
 def resnet152(g: GraphBuilder, x: str) -> str:
     """ResNet-152, 1000 classes; as torchvision's."""
     return _bottlenecks(g, x, (3, 8, 36, 3), added=0.2)
 
 
-def _bottlenecks(g: GraphBuilder, x: str, stages: tuple[int, ...], added: float = 0.5) -> str:
+def _bottlenecks(
+    g: GraphBuilder, x: str, stages: tuple[int, ...], added: float = 0.5, *, shrinks_first: bool = False
+) -> str:
     """`added` scales what a block adds to the sum, which grows with depth."""
     x = g.relu(g.batch_norm(g.conv(x, 64, 7, stride=2, pad=3, bias=False)))
     x = g.max_pool(x, 3, stride=2, pad=1)
     for stage, (channels, blocks) in enumerate(zip((64, 128, 256, 512), stages, strict=True)):
         for block in range(blocks):
-            x = _bottleneck(g, x, channels, 2 if stage and not block else 1, added)
+            stride = 2 if stage and not block else 1
+            strides = (stride, 1) if shrinks_first else (1, stride)
+            x = _bottleneck(g, x, channels, strides, added)
     return g.dense(g.global_average(x), 1000)
 
 
-def _bottleneck(g: GraphBuilder, x: str, channels: int, stride: int, added: float) -> str:
-    y = g.relu(g.batch_norm(g.conv(x, channels, 1, bias=False)))
-    y = g.relu(g.batch_norm(g.conv(y, channels, 3, stride=stride, pad=1, bias=False)))
+def _bottleneck(g: GraphBuilder, x: str, channels: int, strides: tuple[int, int], added: float) -> str:
+    stride = max(strides)
+    y = g.relu(g.batch_norm(g.conv(x, channels, 1, stride=strides[0], bias=False)))
+    y = g.relu(g.batch_norm(g.conv(y, channels, 3, stride=strides[1], pad=1, bias=False)))
     y = g.batch_norm(g.conv(y, 4 * channels, 1, bias=False, gain=1.0), scale=added)
     if stride != 1 or g.channels(x) != 4 * channels:
         x = g.batch_norm(g.conv(x, 4 * channels, 1, stride=stride, bias=False, gain=1.0))
