@@ -21,7 +21,7 @@ import root
 
 from device_agent.emulated.isa import Decoder
 from device_agent.emulated.pipeline import Pipeline
-from device_agent.emulated.price import Block, merge
+from device_agent.emulated.price import LINE_BYTES, Block, merge
 from farm.errors import UnavailableError
 
 _SOURCE = Path(counter.__file__).with_name("recorder.c")
@@ -34,7 +34,7 @@ class Stretch:
     """A part of a run: how often each block was executed, and what each pair of caches lacked (`price.Misses`)."""
 
     counts: Mapping[int, int]
-    missed: tuple[tuple[int, int, int, int], ...]
+    missed: tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,19 +89,16 @@ def read(data: bytes, pairs: int) -> Recording:
             blocks[first] = Block(address, data[at + 16 : at + 16 + size], ())
             at += 16 + size
         else:
-            numbers = struct.unpack_from(f"<{2 * first + 4 * pairs}Q", data, at)
+            numbers = struct.unpack_from(f"<{2 * (first + pairs)}Q", data, at)
             at += 8 * len(numbers)
             counts = dict(zip(numbers[: 2 * first : 2], numbers[1 : 2 * first : 2], strict=True))
             rest = numbers[2 * first :]
-            missed = tuple((rest[i], rest[i + 1], rest[i + 2], rest[i + 3]) for i in range(0, 4 * pairs, 4))
-            stretches.append(Stretch(counts, missed))
+            stretches.append(Stretch(counts, tuple(zip(rest[::2], rest[1::2], strict=True))))
     return Recording(blocks, stretches)
 
 
-def price(
-    recording: Recording, pair: int, core: Mapping[str, Any], hz: float, threads: int, memory_bytes_per_s: float
-) -> float:
-    """Seconds on `threads` cores that share each stretch evenly, as an emulated board would say, regions left out."""
+def summarise(recording: Recording, pair: int, core: Mapping[str, Any]) -> list[tuple[float, int, int]]:
+    """Of each stretch: cycles in the core's pipes, lines that the first cache lacked, and the last one."""
     pipeline, decoder = Pipeline(core["pipeline"]), Decoder()
     total: dict[int, int] = {}
     for each in recording.stretches:
@@ -112,11 +109,23 @@ def price(
     by_address = {recording.blocks[number].address: number for number in placed}
     merged = merge(dataclasses.replace(recording.blocks[number], times=(total[number],)) for number in placed)
     cycles = {by_address[each.address]: pipeline.count_cycles(decoder.read(each.code)) for each in merged}
-    seconds = 0.0
-    per_core = core["core_bytes_per_s"] * threads
-    for each in recording.stretches:
-        taken = sum(count * cycles.get(number, 0.0) for number, count in each.counts.items())
-        first, streamed, lines, _ = each.missed[pair]
-        taken += (first - streamed) * core["wait_cycles"][0] + streamed * core["wait_cycles"][1]
-        seconds += max(taken / hz / threads, lines * 64 / min(per_core, memory_bytes_per_s))
-    return seconds
+    return [
+        (sum(count * cycles.get(number, 0.0) for number, count in each.counts.items()), *each.missed[pair])
+        for each in recording.stretches
+    ]
+
+
+def price(
+    stretches: Sequence[tuple[float, int, int]],
+    core: Mapping[str, Any],
+    hz: float,
+    threads: int,
+    memory_bytes_per_s: float,
+) -> float:
+    """Seconds on `threads` cores that share each stretch evenly, as `price.py` has it, regions left out."""
+    wait_cycles = core["wait_cycles"] * (1 + core["crowding"] * (threads - 1))
+    bytes_per_s = min(core["core_bytes_per_s"] * threads, memory_bytes_per_s)
+    return sum(
+        max((cycles + first * wait_cycles) / hz / threads, lines * LINE_BYTES / bytes_per_s)
+        for cycles, first, lines in stretches
+    )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -64,9 +63,29 @@ DIFFERENT: Mapping[str, dict[str, Any]] = {
 PROCESSORS = {"cortex-a57": ("cortex-a57", "cortex-a72", "cortex-a53"), "cortex-a76": ("cortex-a76", "cortex-a78ae")}
 
 
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A model on a board with so many threads: published, and what a price is made of."""
+
+    board: Board
+    threads: int
+    model: str
+    published_ms: float
+    layers: int
+    stretches: list[tuple[float, int, int]]
+
+    def price_ms(self, core: Mapping[str, Any]) -> float:
+        """One layer begins after the other, each with its threads."""
+        memory = self.board.bytes_per_s or core["memory_bytes_per_s"]
+        seconds = _recorded.price(self.stretches, core, self.board.hz, self.threads, memory)
+        regions = self.layers if self.threads > 1 else 0
+        return (seconds + regions * core["region_cycles"] / self.board.hz) * 1e3
+
+
 def main() -> None:
     parser = _machine.parser(__doc__)
     parser.add_argument("--models", default=",".join(MODELS), help=f"of these (default): {', '.join(MODELS)}")
+    parser.add_argument("--fit", action="store_true", help="also find the two constants that fit each core best")
     options = parser.parse_args()
     if options.quick:
         options.models = MODELS[0]
@@ -75,67 +94,71 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    wheels = _emulated.require_wheels()
+    cores = {name: core for names in PROCESSORS.values() for name in names if (core := load_core(name)) is not None}
+    runs = [run for name in options.models.split(",") for run in record(name, cores, folder)]
     rows = []
-    for name in options.models.split(","):
-        path = folder / f"{name}.onnx"
-        path.write_bytes(dataclasses.replace(ZOO[name], **DIFFERENT.get(name, {})).build())
-        model = _farm.read_model(str(path))
-        network = _ncnn.convert(_ncnn.require_environment(), model)
-        files = (network / "model.ncnn.param", network / "model.ncnn.bin")
-        layers = int(files[0].read_text().split()[1])
-        with tempfile.TemporaryDirectory(dir=folder) as part:
-            inputs = Path(part) / "inputs.npz"
-            np.savez(inputs, **make_inputs(model.inputs, 0))
-            for processor, names in PROCESSORS.items():
-                cores = [core for each in names if (core := load_core(each)) is not None]
-                job = _emulated.Job("ncnn", files, inputs)
-                recording = _recorded.record(job, wheels, [core["caches"] for core in cores], processor)
-                _machine.say(f"{name} on {processor}: {recording.instructions / 1e6:.0f} million instructions")
-                for pair, core in enumerate(cores):
-                    rows += [row for board in BOARDS for row in price_board(board, core, pair, name, layers, recording)]
+    for run in runs:
+        price_ms = run.price_ms(cores[run.board.core])
+        rows.append(
+            {
+                "board": run.board.title,
+                "core": run.board.core,
+                "threads": run.threads,
+                "model": run.model,
+                "published_ms": run.published_ms,
+                "price_ms": _machine.round_to(price_ms),
+                "price_over_published": _machine.round_to(price_ms / run.published_ms, 3),
+            }
+        )
     errors = [abs(row["price_over_published"] - 1) for row in rows]
+    prices, published = ([row[key] for row in rows] for key in ("price_ms", "published_ms"))
     return {
         "published": SOURCE,
         "rows": rows,
         "median_error": _machine.round_to(statistics.median(errors), 3),
         "worst_error": _machine.round_to(max(errors), 3),
-        "rank_correlation": _machine.round_to(
-            correlate([row["price_ms"] for row in rows], [row["published_ms"] for row in rows]), 4
-        ),
-        "by_core": {
-            core: _machine.round_to(
-                statistics.median(row["price_over_published"] for row in rows if row["core"] == core), 3
-            )
-            for core in dict.fromkeys(row["core"] for row in rows)
-        },
+        "rank_correlation": _machine.round_to(correlate(prices, published), 4),
+        "constants": {name: [core["wait_cycles"], core["crowding"]] for name, core in cores.items()},
+        "best_constants": {name: fit(runs, core) for name, core in cores.items()} if options.fit else None,
     }
 
 
-def price_board(
-    board: Board, core: Mapping[str, Any], pair: int, name: str, layers: int, recording: _recorded.Recording
-) -> list[dict[str, Any]]:
-    if board.core != core["name"]:
-        return []
-    memory = board.bytes_per_s or core["memory_bytes_per_s"]
-    rows = []
-    for threads, published in board.ms.items():
-        seconds = _recorded.price(recording, pair, core, board.hz, threads, memory)
-        # One layer begins after the other, each with its threads.
-        seconds += layers * core["region_cycles"] / board.hz if threads > 1 else 0.0
-        wanted = published[MODELS.index(name)]
-        rows.append(
-            {
-                "board": board.title,
-                "core": board.core,
-                "threads": threads,
-                "model": name,
-                "published_ms": wanted,
-                "price_ms": _machine.round_to(seconds * 1e3),
-                "price_over_published": _machine.round_to(seconds * 1e3 / wanted, 3),
-            }
-        )
-    return rows
+def record(name: str, cores: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Run]:
+    """A model on all boards."""
+    path = folder / f"{name}.onnx"
+    path.write_bytes(dataclasses.replace(ZOO[name], **DIFFERENT.get(name, {})).build())
+    model = _farm.read_model(str(path))
+    network = _ncnn.convert(_ncnn.require_environment(), model)
+    files = (network / "model.ncnn.param", network / "model.ncnn.bin")
+    layers = int(files[0].read_text().split()[1])
+    inputs = folder / f"{name}.npz"
+    np.savez(inputs, **make_inputs(model.inputs, 0))
+    runs = []
+    for processor, names in PROCESSORS.items():
+        job = _emulated.Job("ncnn half", files, inputs)
+        caches = [cores[each]["caches"] for each in names]
+        recording = _recorded.record(job, _emulated.require_wheels(), caches, processor)
+        _machine.say(f"{name} on {processor}: {recording.instructions / 1e6:.0f} million instructions")
+        for pair, core in enumerate(names):
+            stretches = _recorded.summarise(recording, pair, cores[core])
+            for board in BOARDS:
+                if board.core == core:
+                    at = MODELS.index(name)
+                    runs += [Run(board, n, name, ms[at], layers, stretches) for n, ms in board.ms.items()]
+    return runs
+
+
+def fit(runs: list[Run], core: Mapping[str, Any]) -> list[float]:
+    """`wait_cycles` by what one thread takes, then `crowding` by the others: least squares of logarithms."""
+
+    def loss(wait_cycles: float, crowding: float, *, single: bool) -> float:
+        tried = {**core, "wait_cycles": wait_cycles, "crowding": crowding}
+        own = [run for run in runs if run.board.core == core["name"] and (run.threads == 1) is single]
+        return float(sum(np.log(run.price_ms(tried) / run.published_ms) ** 2 for run in own))
+
+    wait_cycles = min(np.arange(0.5, 30, 0.5), key=lambda tried: loss(tried, 0, single=True))
+    crowding = min(np.arange(0, 4, 0.05), key=lambda tried: loss(wait_cycles, tried, single=False))
+    return [float(wait_cycles), _machine.round_to(float(crowding), 3)]
 
 
 def correlate(left: list[float], right: list[float]) -> float:

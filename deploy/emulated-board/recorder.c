@@ -4,7 +4,7 @@
  * recorder,control=FILE,out=FILE,caches=L1BYTES:WAYS:L2BYTES:WAYS[:...]. The program says in the control file when: 0 not,
  * 1 caches are followed, 2 blocks are counted as well. Written, each as unsigned numbers of 64 bits:
  *   1 ID ADDRESS BYTES, then the code           a block, before it first occurs
- *   2 N, N pairs of ID and COUNT, then four numbers for each pair of caches    what happened since the last one
+ *   2 N, N pairs of ID and COUNT, then two numbers for each pair of caches    what happened since the last one
  * One thread is recorded, the program's first. Of QEMU's plug-in interface, version 1, only what is used is declared.
  */
 #include <fcntl.h>
@@ -52,7 +52,7 @@ static uint64_t ids, blocks_since, instructions_since;
 static const volatile uint32_t *control;
 static FILE *out;
 static struct memory pairs[MOST_PAIRS];
-static uint64_t missed[MOST_PAIRS][4];
+static uint64_t missed[MOST_PAIRS][2];
 static const volatile uint32_t lane;
 static int pair_count;
 
@@ -71,7 +71,7 @@ static void write_stretch(void) {
         block->count = 0;
     }
     for (int pair = 0; pair < pair_count; pair++)
-        for (int i = 0; i < 4; i++) put(missed[pair][i]);
+        for (int i = 0; i < 2; i++) put(missed[pair][i]);
     memset(missed, 0, sizeof missed);
     executed_since = NULL;
     blocks_since = instructions_since = 0;

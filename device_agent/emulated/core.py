@@ -32,6 +32,7 @@ def load_core(name: str, folders: Sequence[Path] | None = None) -> dict[str, Any
                     "name": name,
                     "caches": [data["l1_bytes"], pipeline["l1_ways"], last, pipeline["l2_ways"]],
                     "wait_cycles": pipeline["wait_cycles"],
+                    "crowding": pipeline["crowding"],
                     "math_cycles": pipeline["math_cycles"],
                     "call_cycles": pipeline["call_cycles"],
                     "region_cycles": pipeline["region_cycles"],

@@ -111,8 +111,6 @@ class _Memory(ctypes.Structure):
         ("missed", ctypes.c_void_p),
         ("last_line", ctypes.c_uint64),
         ("last_lane", ctypes.c_uint64),
-        ("recent", ctypes.c_uint64 * 16),
-        ("position", ctypes.c_uint64),
         ("heap", ctypes.c_uint64),
         ("heap_bytes", ctypes.c_uint64),
         ("seen", ctypes.c_void_p),
@@ -228,7 +226,7 @@ class Machine:
             np.zeros((size // _LINE // ways, ways), np.uint64)
             for size, ways in ((first_bytes, first_ways), (second_bytes, second_ways))
         ]
-        self.missed = np.zeros((len(self._counted), 4), np.uint64)
+        self.missed = np.zeros((len(self._counted), 2), np.uint64)
         self._memory = _Memory(
             *(_Cache(each.ctypes.data, *each.shape) for each in caches),
             lane=self._counts.lane,

@@ -1,8 +1,8 @@
 """What an executed program costs on a core: cycles in its pipes, lines that come from memory. Pure.
 
 The rule: a segment (the calling thread alone, or a parallel region) takes the longest of its lanes; a lane takes its
-instructions' cycles and what it waits for lines that its first cache lacks, of which an out-of-order core hides all but
-a part; all lanes together take no less than memory needs for their lines. So nothing beats the pipes or the memory.
+instructions' cycles and what it waits for lines that its first cache lacks, longer where others wait as well; all lanes
+together take no less than memory needs for their lines. So nothing beats the pipes or the memory.
 """
 
 from __future__ import annotations
@@ -41,25 +41,23 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class Misses:
-    """Lines that a lane's first cache lacked, and the second; of each, how many came after their neighbour. And what it
-    called of the C library's mathematics, of which the board's own code is not at hand.
+    """Lines that a lane's first cache lacked, and the second. And what it called of the C library's mathematics, of
+    which the board's own code is not at hand.
     """
 
     first: int
-    first_streamed: int
     second: int
-    second_streamed: int
     math_calls: int = 0
 
 
 class Pricer:
     """Prices programs for one kind of core; remembers what blocks cost."""
 
-    def __init__(self, pipeline: Pipeline, wait_cycles: tuple[float, ...], math_cycles: float) -> None:
-        """Cycles that a core waits for a line from its second cache where nothing foresaw it, and where something did;
-        and those of a function such as `expf`.
+    def __init__(self, pipeline: Pipeline, wait_cycles: float, crowding: float, math_cycles: float) -> None:
+        """Cycles that a core waits for a line which its first cache lacks, by what part of them longer for each other
+        core that computes, and those of a function such as `expf`.
         """
-        self._pipeline, self._waits = pipeline, wait_cycles
+        self._pipeline, self._wait_cycles, self._crowding = pipeline, wait_cycles, crowding
         self._math_cycles = math_cycles
         self._decoder = Decoder()
         self._known: dict[bytes, float] = {}
@@ -72,18 +70,18 @@ class Pricer:
         `alike`: of each region only the first lane was run. The others cost as much, and take from memory what there is
         left, of so many lines in all: what they share is fetched once.
         """
-        lanes = [0.0] * len(misses)
+        lanes = [each.math_calls * self._math_cycles for each in misses]
         for block in merge(blocks):
             cycles = self.count_cycles(block.code)
             for lane, each in enumerate(block.times):
                 lanes[lane] += cycles * each
-        for lane, lacked in enumerate(misses):
-            alone = lacked.first - lacked.first_streamed
-            lanes[lane] += alone * self._waits[0] + lacked.first_streamed * self._waits[1]
-            lanes[lane] += lacked.math_calls * self._math_cycles
-        segments = [Segment(lanes[0], misses[0].second, lanes[0], misses[0].second)]
+        alone = lanes[0] + misses[0].first * self._wait_cycles
+        segments = [Segment(alone, misses[0].second, alone, misses[0].second)]
         for start in range(1, len(lanes), tasks):
             own, lines = lanes[start : start + tasks], [each.second for each in misses[start : start + tasks]]
+            at_work = tasks if alike is not None else sum(each > 0 for each in own)
+            wait_cycles = self._wait_cycles * (1 + self._crowding * (at_work - 1))
+            own = [cycles + each.first * wait_cycles for cycles, each in zip(own, misses[start:], strict=False)]
             all_lines = sum(lines)
             if alike is not None:
                 own, all_lines = own[:1] * tasks, max(lines[0], min(tasks * lines[0], alike))

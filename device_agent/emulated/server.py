@@ -100,8 +100,9 @@ class _Held:
         os.close(descriptor)
         self.machine = Machine(library, natives, shared, order["tasks"], order["heap_bytes"])
         self.machine.watch(natives, *core["caches"])
-        self._second_bytes = core["caches"][2]
-        self._pricer = Pricer(Pipeline(core["pipeline"]), tuple(core["wait_cycles"]), core["math_cycles"])
+        self._second_bytes = int(core["caches"][2])
+        waits = (core["wait_cycles"], core["crowding"])
+        self._pricer = Pricer(Pipeline(core["pipeline"]), *waits, core["math_cycles"])
 
     def call(self, order: dict[str, Any]) -> dict[str, Any]:
         """One call, and what it came to."""
@@ -113,7 +114,7 @@ class _Held:
         except tuple(_ENDED_BY) as error:
             return {"status": _ENDED_BY[type(error)], "message": str(error)}
         rows = zip(self.machine.missed, self.machine.math_calls, strict=True)
-        misses = [Misses(*map(int, missed), int(calls)) for missed, calls in rows]  # type: ignore[call-arg]
+        misses = [Misses(int(first), int(second), int(calls)) for (first, second), calls in rows]
         alike = self._count_cold_lines(tensors, order["warm"]) if order["first_only"] else None
         segments = self._pricer.price(self.machine.blocks(), misses, self.machine.tasks, alike)
         return {

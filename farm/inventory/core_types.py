@@ -38,7 +38,8 @@ class Pipeline(documents.StrictModel):
     write_back: tuple[str, ...]
     l1_ways: Count
     l2_ways: Count
-    wait_cycles: tuple[Rate, Rate]
+    wait_cycles: Rate
+    crowding: float = pydantic.Field(ge=0)
     math_cycles: Rate
     call_cycles: Rate
     region_cycles: Rate

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import pathlib
 import struct
 
@@ -19,7 +18,7 @@ from device_agent.emulated.elf import Elf, ElfError
 from device_agent.emulated.executable import read_executable
 from device_agent.emulated.isa import Decoder, find_kind
 from device_agent.emulated.pipeline import Pipeline
-from device_agent.emulated.price import Misses, Pricer
+from device_agent.emulated.price import Block, Misses, Pricer
 
 ROOT = pathlib.Path(__file__).parents[2]
 DESCRIBED = sorted(path.stem for path in (ROOT / "inventory/core_types").glob("*.yaml") if load_core(path.stem))
@@ -132,40 +131,40 @@ def test_an_order_is_kept_where_a_core_keeps_it() -> None:
     assert in_order.count_cycles(instructions) > PIPELINE.count_cycles(instructions)
 
 
-@dataclasses.dataclass(frozen=True)
-class Block:
-    """As the machine tells of them."""
-
-    address: int
-    code: bytes
-    times: tuple[int, ...]
-
-
 def test_a_region_takes_its_longest_lane() -> None:
     """The calling thread alone, then a region of two: its longest lane, and what all lanes did; waits included."""
-    pricer = Pricer(PIPELINE, (8, 1), 30)
+    pricer = Pricer(PIPELINE, 8, 0.5, 30)
     body = code(*FMLA)
     one = pricer.count_cycles(body)
     blocks = [Block(0, body, (5, 10, 20)), Block(4096, code(RET), (1, 0, 0))]
-    misses = [Misses(0, 0, 3, 0), Misses(10, 4, 7, 0), Misses(0, 0, 2, 0, math_calls=2)]
+    misses = [Misses(0, 3), Misses(10, 7), Misses(0, 2, math_calls=2)]
     alone, region = pricer.price(blocks, misses, tasks=2)
     assert alone.lines == alone.all_lines == 3
     assert alone.cycles == pytest.approx(5 * one + pricer.count_cycles(code(RET)))
     assert region.cycles == pytest.approx(20 * one + 2 * 30)
-    assert region.all_cycles == pytest.approx(30 * one + 6 * 8 + 4 * 1 + 2 * 30)
+    assert region.all_cycles == pytest.approx(30 * one + 10 * 8 * (1 + 0.5) + 2 * 30)  # two wait beside each other
     assert (region.lines, region.all_lines) == (7, 9)
+
+
+def test_lanes_that_were_not_run_cost_what_the_first_did() -> None:
+    """Of memory's lines they take what is left: weights that all lanes read are fetched once."""
+    pricer = Pricer(PIPELINE, 8, 0.5, 30)
+    blocks, misses = [Block(0, code(*FMLA), (0, 10, 0, 0, 0))], [Misses(0, 0), Misses(2, 6), *[Misses(0, 0)] * 3]
+    for left, lines in ((100, 24), (9, 9), (3, 6)):
+        _, region = pricer.price(blocks, misses, tasks=4, alike=left)
+        assert (region.lines, region.all_lines) == (6, lines)
+        assert region.all_cycles == pytest.approx(4 * region.cycles)
+        assert region.cycles == pytest.approx(10 * pricer.count_cycles(code(*FMLA)) + 2 * 8 * (1 + 0.5 * 3))
 
 
 def test_what_the_emulator_parts_is_put_together() -> None:
     """Blocks that follow each other as often, without a branch between, are one loop: parts alone would look longer."""
-    pricer = Pricer(PIPELINE, (8, 1), 30)
+    pricer = Pricer(PIPELINE, 8, 0.5, 30)
     head, tail = code(FMLA[0]), code(*FMLA[1:])
     together = [Block(0, head, (9,)), Block(4, tail, (9,))]
-    assert pricer.price(together, [Misses(0, 0, 0, 0)], 1)[0].cycles == pytest.approx(
-        9 * pricer.count_cycles(head + tail)
-    )
+    assert pricer.price(together, [Misses(0, 0)], 1)[0].cycles == pytest.approx(9 * pricer.count_cycles(head + tail))
     apart = [Block(0, head, (9,)), Block(8, tail, (9,))]
-    assert pricer.price(apart, [Misses(0, 0, 0, 0)], 1)[0].cycles > 9 * pricer.count_cycles(head + tail)
+    assert pricer.price(apart, [Misses(0, 0)], 1)[0].cycles > 9 * pricer.count_cycles(head + tail)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF", bytes(64), b"\x7fELF\x02\x01" + bytes(80)])
@@ -193,8 +192,8 @@ def test_the_agent_never_loads_the_emulator() -> None:
 
 def test_misses_add_nothing_to_what_is_free() -> None:
     """Without misses and calls, a price is the pipes' alone."""
-    pricer = Pricer(PIPELINE, (8, 1), 30)
-    [alone] = pricer.price([Block(0, code(*FMLA), (7,))], [Misses(0, 0, 0, 0)], 1)
+    pricer = Pricer(PIPELINE, 8, 0.5, 30)
+    [alone] = pricer.price([Block(0, code(*FMLA), (7,))], [Misses(0, 0)], 1)
     assert alone == price.Segment(7 * pricer.count_cycles(code(*FMLA)), 0, alone.all_cycles, 0)
 
 
