@@ -66,11 +66,11 @@ class Settings:
     seed: int = _setting(0, "FARM_SEED", "seed of the search, the cost model and the inputs")
     build_workers: int = _setting(0, "FARM_BUILD_WORKERS", "compiler processes; 0: one per core")
     virtual_code: str = _setting(
-        "native",
+        "emulated",
         "FARM_VIRTUAL_CODE",
-        "code of virtual boards: `native`, this machine's; or `emulated`, their own aarch64 code, priced by a model of "
-        "their core (docs/fidelity.md)",
-        known=("native", "emulated"),
+        "code of virtual boards: `emulated`, their own aarch64 code, priced by a model of their core "
+        "(docs/fidelity.md); or `native`, this machine's, which is faster and says nothing of the board",
+        known=("emulated", "native"),
     )
     ray_address: str = _setting(
         "", "FARM_RAY_ADDRESS", "HOST:PORT of a Ray cluster whose nodes build for campaigns; default: a Ray of our own"

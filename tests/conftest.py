@@ -15,6 +15,10 @@ from tests import postgresql
 # other would take longer than one. `farm` itself sets it, too.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# Most tests are not about what virtual boards cost: this machine's code runs at once, emulated code after a second.
+# Those that are say so.
+os.environ.setdefault("FARM_VIRTUAL_CODE", "native")
+
 _HERE = pathlib.Path(__file__).parent
 _KINDS = ("unit", "contract", "integration", "acceptance", "real_kernel", "gpu", "torch")
 

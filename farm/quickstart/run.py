@@ -17,6 +17,7 @@ import numpy as np
 from farm.artifacts.choice import Records
 from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled, compile_model
 from farm.artifacts.contenders import RIVALS
+from farm.artifacts.make import find_target, to_config
 from farm.artifacts.timing import ordered
 from farm.campaign import one_model
 from farm.campaign.plan_models import to_variant
@@ -31,6 +32,7 @@ from farm.report import markdown, plots
 from farm.search.workloads import Workload
 from farm.settings import Settings
 from farm.store import Store
+from farm.sweep.run.programs import TUNED, UNTUNED
 from farm.values import DEFAULT_POINT, Record
 from farm.version import __version__
 
@@ -79,9 +81,9 @@ def run(
         listener.note("compiling the model as it was fastest")
         shapes = {spec.name: spec.static_shape for spec in request.inputs}
         job = functools.partial(_compile, source, shapes, target, workloads, book, board_type, request.sweep)
-        compiled, untuned = compile_apart(job, source.name)
+        compiled, to_sweep = compile_apart(job, source.name)
     notes = [f"{name}: {reason}" for name, reason in final["missing"].items()]
-    swept = _sweep(request, settings, store, listener, compiled, untuned, final, notes)
+    swept = _sweep(request, settings, store, listener, to_sweep, final, notes)
     document = _document(request, settings, tuned, final, compiled, records, notes)
     document["sweep"] = swept
     _write(request.out, document, tuned, compiled)
@@ -106,14 +108,20 @@ def _compile(
     workloads: Sequence[Workload],
     book: Records,
     board_type: BoardType,
-    with_untuned: bool,
-) -> tuple[Compiled, Compiled | None]:
-    """The model as it was fastest, and for a sweep as TVM comes. Loads TVM's compiler."""
+    with_sweep: bool,
+) -> tuple[Compiled, dict[str, Compiled]]:
+    """The model as it was fastest, and the variants of a sweep, if any. Loads TVM's compiler."""
     model, triple = source.load(), board_type.link_triple
     pipeline = workloads[0].pipeline
     compiled = compile_model(model, shapes, target, pipeline, book, triple)
-    untuned = compile_model(model, shapes, target, UNTUNED_PIPELINE, [], triple) if with_untuned else None
-    return compiled, untuned
+    if not with_sweep:
+        return compiled, {}
+    swept, tuned = board_type, compiled
+    if own := quickstart_sweep.find_own_type():
+        swept, target = own, to_config(find_target(own, True))
+        tuned = compile_model(model, shapes, target, own.pipeline, [], own.link_triple)
+    untuned = compile_model(model, shapes, target, UNTUNED_PIPELINE, [], swept.link_triple)
+    return compiled, {UNTUNED: untuned, TUNED: tuned}
 
 
 def _sweep(
@@ -121,13 +129,12 @@ def _sweep(
     settings: Settings,
     store: Store,
     listener: Listener,
-    compiled: Compiled,
-    untuned: Compiled | None,
+    compiled: Mapping[str, Compiled],
     final: Mapping[str, Any],
     notes: list[str],
 ) -> dict[str, Any] | None:
     """Both variants over the clocks of a virtual board; None where that was not wanted or not possible, and noted."""
-    if untuned is None:
+    if not compiled:
         return None
     timed = final["variants"].get("untuned")
     if timed is None or timed["median"] > quickstart_sweep.SLOWEST_S:
@@ -140,7 +147,7 @@ def _sweep(
         return quickstart_sweep.sweep_virtual_board(
             request.source,
             arrays,
-            {"untuned": untuned, "tuned": compiled},
+            compiled,
             settings,
             store,
             listener,

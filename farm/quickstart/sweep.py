@@ -1,6 +1,7 @@
 """The last step of quickstart: the model, untuned and tuned, over the CPU clocks of a virtual board; which one to ship.
 
-What is swept is the code that was just timed on this machine: a virtual board runs it at its own pace.
+What is swept is the board's own code, scheduled by prediction; where virtual boards run this machine's code, what was
+just timed on it.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from farm import emulation
 from farm.artifacts.compile import Compiled
 from farm.campaign.tune import Listener
 from farm.errors import FarmError
+from farm.inventory.board_types import BoardType, require_board_type
 from farm.models.source import ModelSource
 from farm.points.values import Goal
 from farm.report.sweep_page import write_sweep_report
@@ -33,6 +36,12 @@ _WAIT_S = 120.0
 # Every visit runs the program here once, the first ones a few times. Above this the step would take longer than all
 # others.
 SLOWEST_S = 0.6
+
+
+def find_own_type() -> BoardType | None:
+    """The board's type where it runs its own code; None where it runs this machine's."""
+    kind = require_board_type(BOARD_TYPE)
+    return kind if emulation.runs_own_code(kind) else None
 
 
 def sweep_virtual_board(
@@ -93,7 +102,10 @@ def _registered(store: Store) -> Any:
 
 
 def _describe(compiled: Compiled) -> str:
-    return f"graph pipeline {compiled.pipeline}, {compiled.applied} of {compiled.workloads} functions from records"
+    made = f"{compiled.applied} of {compiled.workloads} functions from records"
+    if not compiled.applied and compiled.by_rule:
+        made = "every function scheduled by prediction, no trial"
+    return f"graph pipeline {compiled.pipeline}, {made}"
 
 
 def _shorten(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

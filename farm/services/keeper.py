@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import logging
 import queue
 import time
@@ -19,6 +20,7 @@ from farm import emulation
 from farm.boards.health import Kind, Observation, decide_by
 from farm.errors import FarmError
 from farm.gpu import native
+from farm.inventory.board_types import require_board_type
 from farm.processes import children
 from farm.processes.restarts import Backoff, Restarts
 from farm.reach.host_keys import FILE_NAME, KnownHosts
@@ -29,7 +31,7 @@ from farm.services.ways import DirectWay, VirtualWay, Way, WayState, make_way
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import is_on_demand, parse_transport, unknown_board
-from farm.values import Health, State, Transport, Virtual
+from farm.values import Health, State, Transport
 
 BY = "services"
 # How often everything is looked at when nothing happens: a lost board is in the store this much later.
@@ -257,7 +259,7 @@ class Keeper:
             tracker = (self.tracker.host, self.tracker.port)
             work = self._settings.home_path / "cache" / "work"
             gpu = native.find_folder(self._settings.home_path)
-            emulator = emulation.prepare(self._settings) if isinstance(transport, Virtual) else None
+            emulator = functools.partial(self._find_emulator, row["board_type"])
             about = (name, row["board_type"], transport)
             way = make_way(*about, tracker, self._known_hosts, self._logs, work, gpu, emulator)
             if isinstance(way, VirtualWay):
@@ -266,6 +268,11 @@ class Keeper:
             self._boards[name] = KeptBoard(name, row["board_type"], transport, way, untried)
         for name in [name for name in self._boards if name not in seen]:
             self._boards.pop(name).way.close()
+
+    def _find_emulator(self, board_type: str) -> Path | None:
+        """The emulator's parts where virtual boards of the type run their own code. Raises FarmError."""
+        own = emulation.runs_own_code(require_board_type(board_type))
+        return emulation.prepare(self._settings) if own else None
 
     def _may_start(self) -> bool:
         return sum(board.way.starting for board in self._boards.values()) < self._most_starting

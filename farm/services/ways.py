@@ -146,11 +146,11 @@ class VirtualWay:
         work: Path | None = None,
         live: bool = False,
         gpu: Path | None = None,
-        emulator: Path | None = None,
+        emulator: Callable[[], Path | None] = lambda: None,
     ) -> None:
         """`folder` takes its log, `faults` harm it from each start on; in `work` boards of one home keep what programs
-        cost this machine; `gpu` is where what its GPU needs is, or will be; with `emulator` it runs its own aarch64
-        code. Nothing starts before `look`.
+        cost this machine; `gpu` is where what its GPU needs is, or will be. Where `emulator`, asked for before each
+        start, gives the emulator's parts, it runs its own aarch64 code. Nothing starts before `look`.
         """
         self._ready_file = folder / f"{name}.ready"
         self._log = folder / f"{name}.log"
@@ -162,8 +162,8 @@ class VirtualWay:
             *(("--work-folder", str(work)) if work else ()),
             *(("--time", "live") if live else ()),
             *(("--gpu-folder", str(gpu)) if gpu else ()),
-            *(("--emulator-folder", str(emulator)) if emulator else ()),
         ]
+        self._find_emulator = emulator
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0.0
         self._restarts, self._connects = Restarts(_BACKOFF), 0
@@ -208,7 +208,9 @@ class VirtualWay:
             self._ready_file.unlink()
         self._began = now
         try:
-            self._process = children.start(self._command, self._log, os.environ)
+            emulator = self._find_emulator()
+            own = ("--emulator-folder", str(emulator)) if emulator else ()
+            self._process = children.start([*self._command, *own], self._log, os.environ)
         except FarmError as error:
             self._give_up(now, error.message)
             return
@@ -250,7 +252,7 @@ def make_way(
     logs: Path,
     work: Path,
     gpu: Path | None = None,
-    emulator: Path | None = None,
+    emulator: Callable[[], Path | None] = lambda: None,
 ) -> Way:
     """The way that a transport asks for. Starts nothing yet."""
     match transport:

@@ -104,6 +104,7 @@ class Home:
         self.mark = uuid.uuid4().hex
         self.environment = {key: value for key, value in os.environ.items() if not key.startswith("FARM_")} | {
             "FARM_HOME": str(self.path / "home"),
+            "FARM_VIRTUAL_CODE": os.environ["FARM_VIRTUAL_CODE"],
             "TMPDIR": str(self.temporary),
             # Filled once for all tests: it holds what Zig makes on first use.
             "FARM_ZIG_CACHE": str(pathlib.Path(tempfile.gettempdir()) / "farm-test-zig"),
