@@ -136,8 +136,17 @@ class _Math(ctypes.Structure):
 class Machine:
     """The machine with a library in it. `tasks` is how many threads a parallel region is told that there are."""
 
-    def __init__(self, library: bytes, folder: Path, tensors: mmap.mmap, tasks: int, heap_bytes: int) -> None:
-        """`folder` holds what `farm/emulation.py` builds; `tensors` is the shared memory, of whole pages.
+    def __init__(
+        self,
+        library: bytes,
+        folder: Path,
+        tensors: mmap.mmap,
+        tasks: int,
+        heap_bytes: int,
+        caches: Sequence[int] | None = None,
+    ) -> None:
+        """`folder` holds what `farm/emulation.py` builds; `tensors` is the shared memory, of whole pages. With `caches`
+        (bytes and ways of two) accesses to memory are followed, which takes five times as long.
 
         Raises ElfError, MissingError.
         """
@@ -159,6 +168,12 @@ class Machine:
         self._desk = memoryview(world)[self._world.symbols["farm_desk"] - first :][: _DESK.size]
         self._relocate()
         self._count()
+        hooks = ctypes.CDLL(str(folder / "hooks.so"))
+        self._add_hook(UC_HOOK_BLOCK, hooks.farm_on_block, self._counts)
+        self._answer_math(hooks)
+        self.missed = np.zeros((len(self._counted), 2), np.uint64)
+        if caches is not None:
+            self._follow(hooks, caches)
 
     def _map(self, address: int, memory: mmap.mmap) -> mmap.mmap:
         self._kept.append(memory)
@@ -219,14 +234,13 @@ class Machine:
             engine=self._uc._uch,
         )
 
-    def watch(self, folder: Path, first_bytes: int, first_ways: int, second_bytes: int, second_ways: int) -> None:
-        """Count, and follow memory through two caches, from now on."""
-        hooks = ctypes.CDLL(str(folder / "hooks.so"))
+    def _follow(self, hooks: ctypes.CDLL, sizes: Sequence[int]) -> None:
+        """Follow memory through two caches, of which `sizes` tells bytes and ways."""
+        first_bytes, first_ways, second_bytes, second_ways = sizes
         caches = [
             np.zeros((size // _LINE // ways, ways), np.uint64)
             for size, ways in ((first_bytes, first_ways), (second_bytes, second_ways))
         ]
-        self.missed = np.zeros((len(self._counted), 2), np.uint64)
         self._memory = _Memory(
             *(_Cache(each.ctypes.data, *each.shape) for each in caches),
             lane=self._counts.lane,
@@ -238,6 +252,9 @@ class Machine:
         seen = np.zeros(self._heap_bytes // _LINE // 8 + 1, np.uint8)
         self._memory.heap, self._memory.heap_bytes, self._memory.seen = _HEAP, self._heap_bytes, seen.ctypes.data
         self._kept += [*caches, seen]
+        self._add_hook(UC_HOOK_MEM_READ | UC_HOOK_MEM_WRITE, hooks.farm_on_memory, self._memory)
+
+    def _answer_math(self, hooks: ctypes.CDLL) -> None:
         self.math_calls = np.zeros(len(self._counted), np.uint64)
         functions = (uclib.uc_reg_read, uclib.uc_reg_write, uclib.uc_mem_read, uclib.uc_emu_stop)
         self._math = _Math(
@@ -251,8 +268,6 @@ class Machine:
             arm64_const.UC_ARM64_REG_D1,
         )
         self._add_hook(UC_HOOK_INTR, hooks.farm_on_interrupt, self._math)
-        self._add_hook(UC_HOOK_BLOCK, hooks.farm_on_block, self._counts)
-        self._add_hook(UC_HOOK_MEM_READ | UC_HOOK_MEM_WRITE, hooks.farm_on_memory, self._memory)
 
     def _add_hook(self, kind: int, function: Any, data: ctypes.Structure) -> None:
         handle = ctypes.c_size_t()
@@ -347,6 +362,10 @@ class Machine:
                     yield Block(base + start, code, tuple(map(int, self._counted[:, slot])))
                     break
                 first += len(data) // 4
+
+    def count_by_lane(self) -> Any:
+        """Instructions of the last call, by lane."""
+        return self._counted @ (self._sizes.astype(np.uint64) // 4)
 
     @property
     def heap_peak_bytes(self) -> int:

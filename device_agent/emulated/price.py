@@ -63,12 +63,18 @@ class Pricer:
         self._known: dict[bytes, float] = {}
 
     def price(
-        self, blocks: Iterable[Block], misses: Sequence[Misses], tasks: int, alike: int | None = None
+        self,
+        blocks: Iterable[Block],
+        misses: Sequence[Misses],
+        tasks: int,
+        most_lines: int | None = None,
+        *,
+        first_only: bool = False,
     ) -> list[Segment]:
         """The segments of a run: of `blocks`, by address, and each lane's misses.
 
-        `alike`: of each region only the first lane was run. The others cost as much, and take from memory what there is
-        left, of so many lines in all: what they share is fetched once.
+        A region's lanes share what they read, of `most_lines` in all; one lane alone may read some again.
+        `first_only`: of each region only the first lane was run, and the others cost as much.
         """
         lanes = [each.math_calls * self._math_cycles for each in misses]
         for block in merge(blocks):
@@ -78,13 +84,13 @@ class Pricer:
         alone = lanes[0] + misses[0].first * self._wait_cycles
         segments = [Segment(alone, misses[0].second, alone, misses[0].second)]
         for start in range(1, len(lanes), tasks):
-            own, lines = lanes[start : start + tasks], [each.second for each in misses[start : start + tasks]]
-            at_work = tasks if alike is not None else sum(each > 0 for each in own)
-            wait_cycles = self._wait_cycles * (1 + self._crowding * (at_work - 1))
-            own = [cycles + each.first * wait_cycles for cycles, each in zip(own, misses[start:], strict=False)]
-            all_lines = sum(lines)
-            if alike is not None:
-                own, all_lines = own[:1] * tasks, max(lines[0], min(tasks * lines[0], alike))
+            own, lacked = lanes[start : start + tasks], list(misses[start : start + tasks])
+            if first_only:
+                own, lacked = own[:1] * tasks, lacked[:1] * tasks
+            wait_cycles = self._wait_cycles * (1 + self._crowding * (sum(each > 0 for each in own) - 1))
+            own = [cycles + each.first * wait_cycles for cycles, each in zip(own, lacked, strict=True)]
+            lines = [each.second for each in lacked]
+            all_lines = sum(lines) if most_lines is None else max(max(lines), min(sum(lines), most_lines))
             if any(own):
                 segments.append(Segment(max(own), max(lines), sum(own), all_lines))
         return segments

@@ -25,6 +25,8 @@ from device_agent.emulated.pipeline import Pipeline
 from device_agent.emulated.price import LINE_BYTES, Misses, Pricer
 
 _MOST_MESSAGE = 1 << 20
+# Of each call so many instructions are followed through the caches; the others are taken to be alike.
+_WATCHED = 3_000_000
 # What the emulator keeps of translated code, and counts.
 _EMULATOR_BYTES = 3 << 30
 _ENDED_BY = {CapError: "cap", FaultError: "fault", MissingError: "missing", ElfError: "missing", MemoryError: "memory"}
@@ -68,7 +70,7 @@ def _serve(connection: socket.socket, natives: Path) -> None:
     stream = connection.makefile("rb")
     message, descriptors, _, _ = socket.recv_fds(connection, 1, 1)  # the shared memory comes with the first byte
     order = json.loads(message + stream.readline(_MOST_MESSAGE))
-    limits.allow(order["library_bytes"] + order["shared_bytes"] + order["heap_bytes"] + _EMULATOR_BYTES)
+    limits.allow(order["library_bytes"] + 2 * (order["shared_bytes"] + order["heap_bytes"]) + _EMULATOR_BYTES)
     try:
         held = _Held(order, stream.read(order["library_bytes"]), descriptors[0], natives)
     except (ElfError, MissingError, OSError, KeyError) as error:
@@ -92,14 +94,19 @@ def _answer(connection: socket.socket, answer: dict[str, Any]) -> None:
 
 
 class _Held:
-    """A library in its machine, and what its core is."""
+    """A library in two machines, and what its core is.
+
+    One runs it for its outputs and counts; the other one follows memory, in a copy, for a part of each call.
+    """
 
     def __init__(self, order: dict[str, Any], library: bytes, descriptor: int, natives: Path) -> None:
-        core = order["core"]
-        shared = mmap.mmap(descriptor, order["shared_bytes"])
+        core, size = order["core"], order["shared_bytes"]
+        shared = mmap.mmap(descriptor, size)
+        self._copy = mmap.mmap(descriptor, size, mmap.MAP_PRIVATE)
         os.close(descriptor)
-        self.machine = Machine(library, natives, shared, order["tasks"], order["heap_bytes"])
-        self.machine.watch(natives, *core["caches"])
+        rest = (order["tasks"], order["heap_bytes"])
+        self.machine = Machine(library, natives, shared, *rest)
+        self._watched = Machine(library, natives, self._copy, *rest, core["caches"])
         self._second_bytes = int(core["caches"][2])
         waits = (core["wait_cycles"], core["crowding"])
         self._pricer = Pricer(Pipeline(core["pipeline"]), *waits, core["math_cycles"])
@@ -107,25 +114,49 @@ class _Held:
     def call(self, order: dict[str, Any]) -> dict[str, Any]:
         """One call, and what it came to."""
         tensors = [Tensor(each[0], tuple(each[1]), each[2], each[3]) for each in order["tensors"]]
-        for index in order["warm"]:
-            self.machine.warm(tensors[index])
+        self._watch(order, tensors)
         try:
             instructions = self.machine.call(order["entry"], tensors, order["cap"], first_only=order["first_only"])
         except tuple(_ENDED_BY) as error:
             return {"status": _ENDED_BY[type(error)], "message": str(error)}
-        rows = zip(self.machine.missed, self.machine.math_calls, strict=True)
-        misses = [Misses(int(first), int(second), int(calls)) for (first, second), calls in rows]
-        alike = self._count_cold_lines(tensors, order["warm"]) if order["first_only"] else None
-        segments = self._pricer.price(self.machine.blocks(), misses, self.machine.tasks, alike)
+        misses = self._extrapolate()
+        most_lines = self._count_lines(tensors, order["warm"])
+        segments = self._pricer.price(
+            self.machine.blocks(), misses, self.machine.tasks, most_lines, first_only=order["first_only"]
+        )
         return {
             "status": "ok",
             "instructions": instructions,
             "segments": [[each.cycles, each.lines, each.all_cycles, each.all_lines] for each in segments],
             "heap_bytes": self.machine.heap_peak_bytes,
-            "line_bytes": LINE_BYTES,
         }
 
-    def _count_cold_lines(self, tensors: list[Tensor], warm: list[int]) -> int:
-        """Lines of all tensors but for those that the second cache holds at first."""
+    def _watch(self, order: dict[str, Any], tensors: list[Tensor]) -> None:
+        """Follow the first instructions of each region's first task. What goes wrong will go wrong once more."""
+        for index in order["warm"]:
+            self._watched.warm(tensors[index])
+        with contextlib.suppress(*_ENDED_BY):
+            self._watched.call(order["entry"], tensors, min(order["cap"], _WATCHED), first_only=True)
+        self._copy.madvise(mmap.MADV_DONTNEED)  # what it wrote
+        for each in tensors[-1:]:  # all of the output is there, not only the first task's
+            self._watched.warm(each)
+
+    def _extrapolate(self) -> list[Misses]:
+        """What each lane lacked, if its instructions lack as much as those of its region that were followed."""
+        tasks = self.machine.tasks
+        counted, seen = self.machine.count_by_lane().astype(float), self._watched.count_by_lane().astype(float)
+        missed = self._watched.missed.astype(float)
+        overall = missed.sum(axis=0) / max(1.0, seen.sum())
+        found = []
+        for lane, calls in enumerate(self.machine.math_calls):
+            first = lane and lane - (lane - 1) % tasks
+            rate = missed[first] / seen[first] if seen[first] else overall
+            first_lines, second_lines = (round(each * counted[lane]) for each in rate)
+            found.append(Misses(first_lines, second_lines, int(calls)))
+        return found
+
+    def _count_lines(self, tensors: list[Tensor], warm: list[int]) -> int:
+        """Lines of all that a call reads and writes, but for what the second cache holds at first."""
         sizes = [each.size_bytes for each in tensors]
-        return (sum(sizes) - min(self._second_bytes, sum(sizes[index] for index in set(warm)))) // LINE_BYTES
+        held = min(self._second_bytes, sum(sizes[index] for index in set(warm)))
+        return (sum(sizes) + self.machine.heap_peak_bytes - held) // LINE_BYTES

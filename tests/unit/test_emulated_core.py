@@ -151,7 +151,7 @@ def test_lanes_that_were_not_run_cost_what_the_first_did() -> None:
     pricer = Pricer(PIPELINE, 8, 0.5, 30)
     blocks, misses = [Block(0, code(*FMLA), (0, 10, 0, 0, 0))], [Misses(0, 0), Misses(2, 6), *[Misses(0, 0)] * 3]
     for left, lines in ((100, 24), (9, 9), (3, 6)):
-        _, region = pricer.price(blocks, misses, tasks=4, alike=left)
+        _, region = pricer.price(blocks, misses, 4, left, first_only=True)
         assert (region.lines, region.all_lines) == (6, lines)
         assert region.all_cycles == pytest.approx(4 * region.cycles)
         assert region.cycles == pytest.approx(10 * pricer.count_cycles(code(*FMLA)) + 2 * 8 * (1 + 0.5 * 3))
