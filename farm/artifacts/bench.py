@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -109,7 +110,8 @@ def bench(
         if ONNXRUNTIME in rivals and str(Engine.ONNXRUNTIME) in about.engines:
             variants.insert(1, Variant(ONNXRUNTIME, Engine.ONNXRUNTIME, source.onnx_bytes, inputs))
         elif ONNXRUNTIME in rivals:
-            missing[ONNXRUNTIME] = f"ONNX Runtime is not installed on {board.name}"
+            emulated = about.simulated and about.architecture != platform.machine()
+            missing[ONNXRUNTIME] = f"ONNX Runtime is not {'emulated' if emulated else 'installed'} on {board.name}"
         say(f"{name}: timing {', '.join(LABELS[each.name] for each in variants)} in turns")
         energy = plan_window(about, _WINDOW_S).to_energy()
         timed = time_in_turns(board.run, variants, settings.model_runs, limits, energy=energy)
