@@ -48,7 +48,7 @@ def test_every_variable_sets_its_setting(field: dataclasses.Field[object]) -> No
         ("FARM_BUILD_TIMEOUT_S", "nan", "must be finite"),
         ("FARM_BUILD_TIMEOUT_S", "inf", "must be finite"),
         ("FARM_ISOLATION", "total", "exclusive, own-core, none"),
-        ("FARM_VIRTUAL_CODE", "emulation", "native, emulated"),
+        ("FARM_VIRTUAL_CODE", "emulation", "emulated, native"),
         ("FARM_TRACKER_PORT", "70000", "65535"),
     ],
 )
