@@ -16,13 +16,13 @@ from device_agent.protocol import OperatingPoint
 from farm.boards.choice import TargetPlan, plan_pool, plan_target, require_hope
 from farm.campaign import plan_boards
 from farm.campaign.engine.host import share_cores
-from farm.campaign.order import ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
+from farm.campaign.order import ModelOrder, Order, SearchOrder, TypeOrder
 from farm.campaign.plan import merge_workloads
 from farm.campaign.plan_models import ModelVariant
 from farm.campaign.plan_survey import Form
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import XGB, MeasureSpec
-from farm.campaign.submit import to_measure, to_row
+from farm.campaign.submit import to_measure, to_row, to_workloads
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
 from farm.search import gpus
@@ -154,10 +154,7 @@ def submit(
                 threads=1 if place.simulated and place.target.is_for_host else place.target.threads,
                 pipeline=kind.pipeline,
                 points={DEFAULT_POINT: OperatingPoint()},
-                workloads=tuple(
-                    WorkloadOrder(each.hash, each.name, each.kind, each.flop, each.weight, each.models, each.calls)
-                    for each in planned
-                ),
+                workloads=to_workloads(planned),
                 is_host=place.is_host,
             ),
         ),

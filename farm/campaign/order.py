@@ -17,7 +17,10 @@ from farm.campaign.scheduler.values import Budget
 
 @dataclasses.dataclass(frozen=True)
 class WorkloadOrder:
-    """A tunable function. `weight`: calls in one inference of each of `models`, taken together; `calls`: of each."""
+    """A tunable function. `weight`: calls in one inference of each of `models`, taken together; `calls`: of each.
+
+    `predicted_s`: what a call takes by prediction alone (s), without clocks set; None where no family knows it.
+    """
 
     hash: str
     name: str
@@ -26,6 +29,7 @@ class WorkloadOrder:
     weight: float
     models: tuple[str, ...]
     calls: tuple[int, ...] = ()
+    predicted_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Known:
 @dataclasses.dataclass(frozen=True)
 class PlannedWorkload:
     """A workload of all models together. `weight`: calls in one inference of each of `models`, taken together;
-    `calls`: of each.
+    `calls`: of each. `predicted_s`: what a call takes by prediction alone, at the type's full clocks.
     """
 
     hash: str
@@ -55,6 +55,7 @@ class PlannedWorkload:
     weight: int
     models: tuple[str, ...]
     calls: tuple[int, ...] = ()
+    predicted_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +135,8 @@ def merge_workloads(surveys: Sequence[tuple[ModelVariant, Survey]], ops: Sequenc
                 continue
             known = found.get(each.hash)
             if known is None:
-                known = PlannedWorkload(each.hash, each.name, each.kind, each.flop, 0, ())
+                predicted_s = survey.predicted_s.get(each.hash)
+                known = PlannedWorkload(each.hash, each.name, each.kind, each.flop, 0, (), predicted_s=predicted_s)
             calls = dict(zip(known.models, known.calls, strict=True))
             calls[model.name] = calls.get(model.name, 0) + each.weight
             found[each.hash] = dataclasses.replace(

@@ -11,6 +11,7 @@ from typing import Any
 from farm.campaign.plan_models import ModelVariant
 from farm.errors import UsageError
 from farm.processes.compile_apart import Apart
+from farm.search.default_schedule import predict_seconds
 from farm.search.prepared import prepare_model
 from farm.search.target import host_target
 from farm.search.workloads import Workload
@@ -45,11 +46,13 @@ class Form:
 @dataclasses.dataclass(frozen=True)
 class Survey:
     """The workloads of a model in a form, and the name of the pipeline really used. Without `texts` (`survey_apart`)
-    the workloads lack their functions.
+    the workloads lack their functions. `predicted_s`: what a call of each takes by prediction (s), by hash, where a
+    family knows it.
     """
 
     workloads: tuple[Workload, ...]
     pipeline: str
+    predicted_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 class Surveying(Apart):
@@ -91,5 +94,6 @@ def survey_apart(
 def _survey(model: ModelVariant, form: Form, texts: bool) -> Survey:
     shapes = {spec.name: spec.static_shape for spec in model.inputs}
     prepared = prepare_model(model.load(), shapes, form.to_target(), form.pipeline)
+    predicted_s = {w.hash: seconds for w in prepared.workloads if (seconds := predict_seconds(w)) is not None}
     workloads = prepared.workloads if texts else [dataclasses.replace(w, module_json="") for w in prepared.workloads]
-    return Survey(tuple(workloads), prepared.pipeline.name)
+    return Survey(tuple(workloads), prepared.pipeline.name, predicted_s)

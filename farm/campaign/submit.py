@@ -19,7 +19,7 @@ from farm.campaign.order import (
     TypeOrder,
     WorkloadOrder,
 )
-from farm.campaign.plan import PlannedType, to_document
+from farm.campaign.plan import PlannedType, PlannedWorkload, to_document
 from farm.campaign.planning import Gathered, gather
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import BudgetSpec, CampaignFile, CampaignSpec, MeasureSpec, SearchSpec
@@ -151,12 +151,14 @@ def _to_type(planned: PlannedType, target: Mapping[str, Any]) -> TypeOrder:
         threads=1 if boards.simulated and boards.target.is_for_host else boards.target.threads,
         pipeline=boards.board_type.pipeline,
         points={each.at.key: each.at.point for each in planned.points},
-        workloads=tuple(
-            WorkloadOrder(each.hash, each.name, each.kind, each.flop, each.weight, each.models, each.calls)
-            for each in planned.workloads
-        ),
+        workloads=to_workloads(planned.workloads),
         is_host=boards.board_type.host_is_board,
     )
+
+
+def to_workloads(planned: Sequence[PlannedWorkload]) -> tuple[WorkloadOrder, ...]:
+    """Workloads as a campaign orders them."""
+    return tuple(WorkloadOrder(**dataclasses.asdict(each)) for each in planned)
 
 
 def _to_search(spec: SearchSpec, settings: Settings) -> SearchOrder:

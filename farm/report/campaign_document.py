@@ -11,7 +11,7 @@ from typing import Any
 
 from farm.search import gpus
 from farm.store import Store
-from farm.values import FleetCampaign, Record
+from farm.values import DEFAULT_POINT, FleetCampaign, Record
 
 # Points of a model's curve: as many as a picture can show.
 _MOST_STEPS = 400
@@ -78,7 +78,8 @@ def _fetch_records(store: Store, campaign: FleetCampaign) -> list[Record]:
 def list_winners(campaign: FleetCampaign, records: Iterable[Record]) -> list[dict[str, Any]]:
     """For each task of a campaign the record that there is, or None for its figures; `evidence` is how it was found.
 
-    `since`: whether the record was written after the campaign began, by this campaign or another.
+    `since`: whether the record was written after the campaign began, by this campaign or another. `predicted_s`: what a
+    call takes by prediction alone, where the point sets no clocks.
     """
     known = {(r.board_type, r.workload, r.operating_point, r.simulated): r for r in records}
     rows = []
@@ -96,6 +97,7 @@ def list_winners(campaign: FleetCampaign, records: Iterable[Record]) -> list[dic
                         "flop": each["flop"],
                         "candidate": found and found.candidate,
                         "median_s": found and found.median_s,
+                        "predicted_s": each.get("predicted_s") if point == DEFAULT_POINT else None,
                         "max_rel_error": found and found.max_rel_error,
                         "verified_at": found and found.verified_at,
                         "since": bool(found and found.verified_at >= campaign.started_at),
@@ -127,7 +129,7 @@ def make_curves(order: Mapping[str, Any], course: Iterable[Mapping[str, Any]]) -
     """The latency of every model over the campaign's counted trials, from the one on from which all is known.
 
     `steps` are pairs of counted trials and seconds; a model of which a workload has no good trial has none. `calls` are
-    those of one inference, by workload.
+    those of one inference, by workload; `best_s` is the best good trial of each that has one.
     """
     curves = [
         _Curve(model["name"], kind["board_type"], point, calls)
@@ -149,7 +151,7 @@ def make_curves(order: Mapping[str, Any], course: Iterable[Mapping[str, Any]]) -
                 curve.note(counted, key[2], median_s)
     return [
         {"model": each.model, "board_type": each.board_type, "point": each.point}
-        | {"calls": dict(each.calls), "steps": _thin(each.steps)}
+        | {"calls": dict(each.calls), "best_s": dict(each.best_s), "steps": _thin(each.steps)}
         for each in curves
     ]
 

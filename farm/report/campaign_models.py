@@ -12,8 +12,9 @@ from farm.report.campaign_rows import list_finals
 @dataclasses.dataclass(frozen=True)
 class Gain:
     """Latencies in seconds, None where not known: `predicted_s` is the model's without a trial, `last_s` that of what
-    is compiled from now on, both timed in turns on a board (`said`: in a sentence). Where the model was not timed,
-    `last_s` is the sum of its functions' records where all `workloads` have one (`verified`), else of the best known.
+    is compiled from now on, both timed in turns on a board (`said`: in a sentence). Where the model was not `timed`,
+    `last_s` is the sum over its `workloads`: of the record where there is one (`recorded`), else of the best trial
+    (`tried`), else of the prediction (`guessed`); None where one has none of these.
 
     `factor`: how many times as fast as without a trial it is; 1.0 where nothing was gained.
     """
@@ -25,9 +26,16 @@ class Gain:
     last_s: float | None
     factor: float | None
     said: str
-    verified: bool
+    timed: bool
     workloads: int
     recorded: int
+    tried: int
+    guessed: int
+
+    @property
+    def verified(self) -> bool:
+        """Whether `last_s` is made from nothing but what was measured again."""
+        return self.timed or self.recorded == self.workloads
 
 
 def list_gains(document: Mapping[str, Any]) -> list[Gain]:
@@ -36,24 +44,27 @@ def list_gains(document: Mapping[str, Any]) -> list[Gain]:
     finals = {(each["model"], each["board_type"], each["point"]): each for each in list_finals(document["progress"])}
     gains = []
     for curve in document["curves"]:
-        key, steps = (curve["model"], curve["board_type"], curve["point"]), curve["steps"]
-        medians = {
-            workload: winners[curve["board_type"], curve["point"], workload]["median_s"]
-            for workload in curve["calls"]
-            if (curve["board_type"], curve["point"], workload) in winners
-        }
-        recorded = sum(median_s is not None for median_s in medians.values())
-        verified = recorded == len(curve["calls"])
-        last_s = steps[-1][1] if steps else None
-        if verified:
-            last_s = sum(calls * medians[workload] for workload, calls in curve["calls"].items())
+        key = (curve["model"], curve["board_type"], curve["point"])
+        last_s: float | None = 0.0
+        counts = [0, 0, 0]
+        for workload, calls in curve["calls"].items():
+            winner = winners.get((curve["board_type"], curve["point"], workload), {})
+            # The most trusted first.
+            times = (winner.get("median_s"), curve["best_s"].get(workload), winner.get("predicted_s"))
+            source = next((at for at, time_s in enumerate(times) if time_s is not None), None)
+            if source is None:
+                last_s = None
+                continue
+            counts[source] += 1
+            last_s = None if last_s is None else last_s + calls * times[source]
         final = finals.get(key, {})
         predicted_s = factor = None
-        if final.get("taken"):
-            last_s, verified = final["latency_s"], True
+        timed = bool(final.get("taken"))
+        if timed:
+            last_s = final["latency_s"]
             predicted_s = final["variants"].get("predicted", {}).get("median")
             factor = (final["gain"] or {"value": 1.0})["value"]
         gains.append(
-            Gain(*key, predicted_s, last_s, factor, final.get("said", ""), verified, len(curve["calls"]), recorded)
+            Gain(*key, predicted_s, last_s, factor, final.get("said", ""), timed, len(curve["calls"]), *counts)
         )
     return gains

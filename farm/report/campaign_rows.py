@@ -19,7 +19,8 @@ Document = Mapping[str, Any]
 class Group:
     """The tasks of one board type at one operating point, those first that a model's time goes into.
 
-    `latency_s` is the weighted sum of the best, None while one has no good trial.
+    `latency_s` is the weighted sum of the best, `predicted` of them by prediction where no trial was good; None while
+    one has neither.
     """
 
     board_type: str
@@ -39,7 +40,12 @@ class Group:
 
     @property
     def latency_s(self) -> float | None:
-        return sum_weighted(self.tasks) if all(task["best_s"] for task in self.tasks) else None
+        times = [task["weight"] * (task["best_s"] or task.get("predicted_s") or 0.0) for task in self.tasks]
+        return sum(times) if all(times) else None
+
+    @property
+    def predicted(self) -> int:
+        return sum(not task["best_s"] for task in self.tasks)
 
 
 def list_groups(progress: Document) -> list[Group]:

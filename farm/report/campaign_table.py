@@ -112,6 +112,8 @@ def _rows(group: Group, room: int | None) -> Iterator[tuple[tuple[str, ...], str
     """The cells of a group and their style; at most `room` of its tasks."""
     done = sum(bool(task["ended"]) for task in group.tasks)
     state = f"{done}/{len(group.tasks)} ended" if done else ""
+    if group.predicted and group.latency_s:
+        state = f"{group.predicted}/{len(group.tasks)} predicted"
     yield (group.title, "", "", f"{group.counted:,}", "", "", _us(group.latency_s), state), "bold"
     if room == 0:
         return
@@ -141,11 +143,12 @@ def _list_models(progress: Mapping[str, Any]) -> Iterator[str]:
     several = len({(each["board_type"], each["point"]) for each in progress.get("models", ())}) > 1
     finals = {(each["model"], each["board_type"], each["point"]): each for each in campaign_rows.list_finals(progress)}
     for each in progress.get("models", ()):
-        latency_s = (
-            finals.get((each["name"], each["board_type"], each["point"]), each)["latency_s"] or each["latency_s"]
-        )
+        timed_s = finals.get((each["name"], each["board_type"], each["point"]), {}).get("latency_s")
+        latency_s = timed_s or each["latency_s"]
         if latency_s is not None:
             where = f" on {each['board_type']} @ {each['point']}" if several else ""
+            if not timed_s and each.get("predicted"):
+                where += f" ({each['predicted']} of {each['workloads']} workloads predicted)"
             yield f"{each['name']} {latency_s * 1e3:.3g} ms{where}"
 
 

@@ -114,7 +114,7 @@ def _models(document: Document, gains: Sequence[Gain]) -> Iterator[Table | Listi
                 Cell(_latency(each.predicted_s), kind=NUMBER),
                 Cell(
                     _latency(each.last_s),
-                    note="" if each.verified or each.last_s is None else "not verified",
+                    note="" if each.verified or each.last_s is None else _describe_sources(each),
                     kind=NUMBER,
                 ),
                 Cell("–" if each.factor is None else f"{each.factor:.2f}", kind=NUMBER),
@@ -130,8 +130,8 @@ def _models(document: Document, gains: Sequence[Gain]) -> Iterator[Table | Listi
     yield Table((*head, "records"), lines)
     yield (
         "No trial and compiled now: the model itself, timed in turns on one board, scheduled by prediction "
-        "alone and as farm model compile makes it from now on. Where it was not timed, compiled now is the sum of "
-        "the records of its workloads, or where one is missing, of the best measured."
+        "alone and as farm model compile makes it from now on. Where it was not timed, compiled now is the sum over "
+        "its workloads: of the record, else of the best trial, else of the prediction."
     )
     conditions = [f"workloads on {each.title}" for each in campaign_rows.list_groups(document["progress"] or {})]
     conditions += [
@@ -142,6 +142,13 @@ def _models(document: Document, gains: Sequence[Gain]) -> Iterator[Table | Listi
     ]
     if conditions:
         yield Listing(conditions, "What latencies were taken with:")
+
+
+def _describe_sources(gain: Gain) -> str:
+    """What of a sum was not measured again, in words: `4 of 12 from one trial, 3 predicted`."""
+    parts = [(gain.tried, "from one trial"), (gain.guessed, "predicted")]
+    words = [f"{count} {what}" for count, what in parts if count]
+    return f"{gain.workloads} workloads: " + ", ".join(words)
 
 
 def _winners(document: Document) -> Iterator[Table | Listing]:

@@ -59,13 +59,29 @@ def find_default(workload: Workload, entry: Any, target: Any) -> Default | None:
     return None
 
 
+def predict_seconds(workload: Workload) -> float | None:
+    """What a call takes by prediction where nothing was tuned (s); None where no family knows the function.
+
+    Nothing is scheduled for it: that of the best plan is told, though TVM may refuse that one (`find_default`).
+    """
+    tvm = tvm_env.load()
+    if not _is_canonical(workload):
+        return None
+    outlook = rule.read_outlook(tvm.ir.load_json(workload.module_json), gpus.unit_of(workload.target))
+    return None if outlook is None else outlook.plans()[0][0].seconds
+
+
+def _is_canonical(workload: Workload) -> bool:
+    pipeline = PIPELINES.get(workload.pipeline)
+    return pipeline is not None and pipeline.canonical
+
+
 def describe_default(workload: Workload) -> str:
     """Which family serves a workload where nothing was tuned, and which ones TVM refused, for people."""
     tvm = tvm_env.load()
     import tvm.s_tir.meta_schedule as ms
 
-    pipeline = PIPELINES.get(workload.pipeline)
-    if pipeline is None or not pipeline.canonical:
+    if not _is_canonical(workload):
         return "none"
     entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(workload.module_json))
     found = find_default(workload, entry, make_target(workload.target))

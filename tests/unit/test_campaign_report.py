@@ -65,7 +65,7 @@ def test_gains_are_those_of_the_model_itself() -> None:
 
 
 def test_a_model_that_was_not_timed_has_no_gain() -> None:
-    """What it takes is then the sum of its records; where one is missing, of the best measured, and that is said."""
+    """What it takes is then the sum of its records; where one is missing, the best trial is taken, and that is said."""
     document = make_document()
     number = next(at for at, each in enumerate(document["curves"]) if each["model"] == "mlp")
     curve = document["curves"][number]
@@ -75,7 +75,29 @@ def test_a_model_that_was_not_timed_has_no_gain() -> None:
     missing = next(each for each in document["winners"] if each["workload"] in curve["calls"])
     missing["median_s"] = None
     gain = campaign_models.list_gains(document)[number]
-    assert (gain.verified, gain.recorded, gain.workloads) == (False, whole.workloads - 1, whole.workloads)
+    assert (gain.verified, gain.recorded, gain.tried, gain.guessed) == (False, whole.workloads - 1, 1, 0)
+    assert f"({gain.workloads} workloads: 1 from one trial)" in write_page(document, [gain])
+
+
+def test_what_no_trial_speaks_of_is_predicted_and_marked() -> None:
+    """A workload with neither a record nor a good trial is in the sum by prediction; without one there is no sum."""
+    document = make_document()
+    number = next(at for at, each in enumerate(document["curves"]) if each["model"] == "mlp")
+    curve = document["curves"][number]
+    place = (curve["board_type"], curve["point"])
+    missing = next(
+        each
+        for each in document["winners"]
+        if each["workload"] in curve["calls"] and (each["board_type"], each["point"]) == place
+    )
+    recorded = campaign_models.list_gains(document)[number].last_s
+    median_s, missing["median_s"], curve["best_s"] = missing["median_s"], None, {}
+    assert campaign_models.list_gains(document)[number].last_s is None
+    missing["predicted_s"] = median_s + 1.0
+    gain = campaign_models.list_gains(document)[number]
+    assert gain.last_s == pytest.approx(recorded + curve["calls"][missing["workload"]])
+    assert (gain.tried, gain.guessed) == (0, 1)
+    assert f"({gain.workloads} workloads: 1 predicted)" in write_page(document, [gain])
 
 
 def test_what_has_no_winner_is_said() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from device_agent.protocol import OperatingPoint
@@ -20,6 +22,7 @@ from farm.campaign.order import (
 from farm.campaign.scheduler import scheduler as fleet_scheduler
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
+from farm.report import campaign_table
 from farm.search.candidates import Candidate
 
 CONV = WorkloadOrder("c1", "conv2d 3x3", "conv2d", 2e6, 5.0, ("a", "b"), (2, 3))
@@ -53,9 +56,9 @@ def row(
     return {"workload": workload, "board_type": board_type, "operating_point": point, "median_s": median_s}
 
 
-def begin(rows: list[dict[str, object]] | None = None) -> tuple[Active, FleetState]:
+def begin(rows: list[dict[str, object]] | None = None, order: Order | None = None) -> tuple[Active, FleetState]:
     """A campaign that the scheduler has been told of."""
-    order = make_order()
+    order = order or make_order()
     added = to_added(order, order.budget, rows or [], 12.0, 30.0)
     state = fleet_scheduler.observe(FleetState(v.SchedulerSettings()), [added], 100.0)
     return Active(1, order, 70.0, {}), state
@@ -96,11 +99,28 @@ def test_progress_tells_models_apart() -> None:
     latencies = {(each["name"], each["board_type"], each["point"]): each["latency_s"] for each in progress["models"]}
     assert latencies["a", "nano", "default"] == pytest.approx(1.0)
     assert latencies["b", "nano", "default"] == pytest.approx(1.6)
-    assert latencies["b", "nano", "*=102MHz"] is None
+    assert latencies["b", "nano", "*=102MHz"] is None  # predictions hold where no clocks are set
     assert latencies["a", "tx2", "default"] == pytest.approx(0.4)
     assert find_latencies(active.order, progress["tasks"]) == progress["models"]
     assert sum_latencies(active, progress["tasks"]) == pytest.approx({"nano@default": 2.6, "tx2@default": 1.0})
     assert progress["wall_clock_s"] == pytest.approx(60.0)
+
+
+def test_a_model_is_told_before_its_trials_are_made() -> None:
+    """What has no good trial counts by its prediction, and so many are marked; nothing is known of other clocks."""
+    order = make_order()
+    known = dataclasses.replace(
+        order.types[0], workloads=tuple(dataclasses.replace(each, predicted_s=0.5) for each in order.types[0].workloads)
+    )
+    order = dataclasses.replace(order, types=(known, *order.types[1:]))
+    active, state = begin([row(0.1, "d1")], order=order)
+    progress = to_progress(active, state, [], "running", 130.0)
+    found = {(each["name"], each["board_type"], each["point"]): each for each in progress["models"]}
+    assert found["b", "nano", "default"]["latency_s"] == pytest.approx(3 * 0.5 + 0.1)
+    assert (found["b", "nano", "default"]["predicted"], found["b", "nano", "default"]["workloads"]) == (1, 2)
+    assert found["b", "nano", "*=102MHz"]["latency_s"] is None
+    lines = list(campaign_table.summary(progress, {}))
+    assert any("b 1.6e+03 ms on nano @ default (1 of 2 workloads predicted)" in line for line in lines)
 
 
 def test_measuring_winners_is_part_of_the_time_that_is_left() -> None:

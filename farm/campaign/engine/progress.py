@@ -16,7 +16,7 @@ from farm.campaign.scheduler.state import Campaign, FleetState
 from farm.campaign.scheduler.values import Budget, Done, TaskKey
 from farm.campaign.winner_share import LOOKS, plan_allowance
 from farm.store import Store
-from farm.values import SEARCH_TRIAL, CampaignState, FleetCampaign
+from farm.values import DEFAULT_POINT, SEARCH_TRIAL, CampaignState, FleetCampaign
 
 
 def to_progress(
@@ -123,6 +123,8 @@ def fill_in(rows: Iterable[dict[str, Any]], recorded: Mapping[tuple[str, str, st
 def _to_row(order: Order, key: TaskKey, counted: int, best_s: float | None, ended: str) -> dict[str, Any]:
     of_type = next(each for each in order.types if each.board_type == key.board_type)
     workload = next(each for each in of_type.workloads if each.hash == key.workload)
+    # It is made for the clocks that the type's boards have when none are set.
+    predicted_s = workload.predicted_s if key.point == DEFAULT_POINT else None
     return {
         "workload": workload.hash,
         "name": workload.name,
@@ -134,32 +136,39 @@ def _to_row(order: Order, key: TaskKey, counted: int, best_s: float | None, ende
         "flop": workload.flop,
         "counted": counted,
         "best_s": best_s,
+        "predicted_s": predicted_s,
         "ended": ended,
     }
 
 
 def find_latencies(order: Order, tasks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each model on each type at each point the sum of its workloads' best; None while one has no good trial."""
-    best = {(task["board_type"], task["point"], task["workload"]): task["best_s"] for task in tasks}
+    """For each model on each type at each point the sum of its workloads' best, `predicted` of `workloads` by
+    prediction where neither a record nor a good trial speaks of them; None while one has none of these.
+    """
+    by_key = {(task["board_type"], task["point"], task["workload"]): task for task in tasks}
     rows = []
     for each in order.types:
         for point in each.points:
             for model in order.models:
                 mine = [workload for workload in each.workloads if model.name in workload.models]
+                if not mine:
+                    continue
                 parts = [
-                    (dict(zip(w.models, w.calls, strict=True))[model.name], best.get((each.board_type, point, w.hash)))
+                    (dict(zip(w.models, w.calls, strict=True))[model.name], by_key[each.board_type, point, w.hash])
                     for w in mine
                 ]
-                known = [calls * best_s for calls, best_s in parts if best_s is not None]
-                if mine:
-                    rows.append(
-                        {
-                            "name": model.name,
-                            "board_type": each.board_type,
-                            "point": point,
-                            "latency_s": sum(known) if len(known) == len(mine) else None,
-                        }
-                    )
+                times = [task.get("predicted_s") if task["best_s"] is None else task["best_s"] for _, task in parts]
+                known = [calls * time_s for (calls, _), time_s in zip(parts, times, strict=True) if time_s is not None]
+                rows.append(
+                    {
+                        "name": model.name,
+                        "board_type": each.board_type,
+                        "point": point,
+                        "latency_s": sum(known) if len(known) == len(parts) else None,
+                        "predicted": sum(task["best_s"] is None for _, task in parts),
+                        "workloads": len(parts),
+                    }
+                )
     return rows
 
 
