@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from farm import settings as farm_settings
@@ -22,7 +22,7 @@ from farm.campaign.planning import make_plan
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import BudgetSpec, CampaignFile, check_campaign, read_campaign
 from farm.campaign.submit import clone, submit, to_budget
-from farm.errors import UsageError
+from farm.errors import UnavailableError, UsageError
 from farm.inventory.documents import check_document
 from farm.processes.machine import name_user
 from farm.report.campaign_document import make_document
@@ -185,7 +185,8 @@ class Campaign:
     def fetch(self) -> FleetCampaign:
         """As the store has it now. Raises UsageError where it was not submitted."""
         with self._open() as store:
-            control.close_abandoned(store)
+            with suppress(UnavailableError):  # a full disk can be read
+                control.close_abandoned(store)
             return store.fetch_fleet_campaign(self.name)
 
     @property

@@ -35,10 +35,8 @@ def list_campaigns(json: options.Json = False, debug: options.Debug = False) -> 
     """List the campaigns in the store, the newest first."""
 
     def work() -> None:
-        from farm.campaign.engine import control
 
-        with options.open_store() as store:
-            control.close_abandoned(store)
+        with options.open_store_to_show() as store:
             campaigns = store.fetch_fleet_campaigns()[::-1]
         if json:
             output.print_json([_shorten(each) for each in campaigns])
@@ -58,10 +56,8 @@ def show(name: Name, json: options.Json = False, debug: options.Debug = False) -
     """Show a campaign: its tasks, how far each is, its boards and winners."""
 
     def work() -> None:
-        from farm.campaign.engine import control
 
-        with options.open_store() as store:
-            control.close_abandoned(store)
+        with options.open_store_to_show() as store:
             campaign = store.fetch_fleet_campaign(name)
             document = make_document(store, name)
         if json:
@@ -107,11 +103,9 @@ def report(
 
     def work() -> None:
         # Here, as it loads Matplotlib.
-        from farm.campaign.engine import control
         from farm.report.campaign_page import write_campaign_report
 
-        with options.open_store() as store:
-            control.close_abandoned(store)
+        with options.open_store_to_show() as store:
             document = make_document(store, name)
         if out is None and not is_name(name):  # one of an earlier version's, which took any
             raise UsageError(f"{name!r} cannot name a folder", "Say with --out where the report is to go.")

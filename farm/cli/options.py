@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from farm import settings as farm_settings
-from farm.errors import UsageError
+from farm.errors import UnavailableError, UsageError
 from farm.settings import Settings
 from farm.store import Store
 
@@ -91,3 +93,19 @@ def require_float(source: ModelSource, weights: str) -> None:
 def open_store(settings: Settings | None = None) -> Store:
     """The farm's store. Raises UsageError for a location that cannot be one, UnavailableError."""
     return Store((settings or farm_settings.load()).store_location)
+
+
+@contextlib.contextmanager
+def open_store_to_show() -> Iterator[Store]:
+    """The store for a command that shows campaigns or sweeps: those whose process is gone are marked so first.
+
+    A store that cannot be written, as on a full disk, is shown as it stands.
+    """
+    from farm.campaign.engine import control
+    from farm.processes.machine import close_abandoned_sweeps
+
+    with open_store() as store:
+        with contextlib.suppress(UnavailableError):
+            control.close_abandoned(store)
+            close_abandoned_sweeps(store)
+        yield store

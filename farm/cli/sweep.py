@@ -152,8 +152,7 @@ def list_sweeps(json: options.Json = False, debug: options.Debug = False) -> Non
     """List the sweeps in the store, the newest first."""
 
     def work() -> None:
-        with options.open_store() as store:
-            close_abandoned_sweeps(store)
+        with options.open_store_to_show() as store:
             rows = [_summary(row) for row in store.fetch_sweeps()]
         if json:
             output.print_json(rows)
@@ -186,8 +185,7 @@ def show(sweep: Sweep, json: options.Json = False, debug: options.Debug = False)
     """Show what a sweep measured, and its pick."""
 
     def work() -> None:
-        with options.open_store() as store:
-            close_abandoned_sweeps(store)
+        with options.open_store_to_show() as store:
             _show(_make_document(store, sweep), json)
 
     output.run(work, debug)

@@ -7,6 +7,8 @@ import json
 import os
 import pathlib
 import resource
+import signal
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +17,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from farm.store import Store
+from farm.values import CampaignState
 from tests.acceptance.conftest import FARM, Done, Home, new_home
+from tests.unit.campaign_orders import make_order, submit
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +188,37 @@ def test_a_full_home_is_said(home: Home) -> None:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
     )
     refused(Done(done.returncode, done.stdout, done.stderr, 0), 3, "FARM_HOME")
+
+
+def test_campaigns_are_shown_on_a_full_disk(home: Home) -> None:
+    """Who looks why a campaign stands still sees it as the store has it, though its end cannot be written down."""
+    path = home.path / "home" / "farm.db"
+    path.parent.mkdir()
+    with Store(path) as store:
+        submit(store, make_order())
+        campaign = store.fetch_fleet_campaigns()[0]
+        gone = {"host": socket.gethostname(), "pid": 2**22 + 1, "started_at": 1.0}
+        assert store.note_campaign(campaign.id, CampaignState.RUNNING, "", gone)
+    for command in (["campaign", "list"], ["campaign", "show", campaign.name], ["sweep", "list"]):
+        done = subprocess.run(
+            [str(FARM), *command],
+            env=home.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            preexec_fn=_let_no_file_grow,
+        )
+        assert done.returncode == 0, done.stderr
+    with Store(path) as store:
+        assert store.fetch_fleet_campaign(campaign.name).state is CampaignState.RUNNING
+    assert home.run("campaign", "list").code == 0
+    with Store(path) as store:
+        assert store.fetch_fleet_campaign(campaign.name).state is CampaignState.INTERRUPTED
+
+
+def _let_no_file_grow() -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
 def test_a_reader_that_leaves_early_is_no_error_to_talk_about(shared: Home) -> None:
