@@ -150,6 +150,17 @@ def test_a_plan_that_makes_no_sense_is_refused() -> None:
     assert space.evaluate([(largest, 0)]) == [None]
 
 
+def test_a_function_that_tvm_trips_over_is_left_to_the_others() -> None:
+    """Every second row, of these every second column, as detectors begin: taking back such a copy fails inside TVM."""
+    from tvm import te, topi
+
+    data = te.placeholder((1, 3, 32, 32), name="data")
+    rows = topi.strided_slice(data, [0], [32], [2], axes=[2])
+    result = topi.strided_slice(rows, [0], [32], [2], axes=[3])
+    module = tvm.IRModule({"main": canonical.canonicalise(te.create_prim_func([data, result]))})
+    assert [each.family.name for each in rule.list_outlooks(module, cores.core_of(AVX2))] == ["elementwise"]
+
+
 def test_functions_of_older_pipelines_keep_metaschedules_space() -> None:
     """The pipeline is part of a workload: what `graph/1` names was searched without families."""
     module = make_convolution((1, 14, 14, 16), 32, (3, 3))

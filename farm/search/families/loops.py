@@ -134,15 +134,20 @@ def predict_shares(shares: int, compute: float, far: float, core: Core) -> Predi
     return Prediction(seconds, {"compute": compute, "far": far, "balance": balance})
 
 
-def inline(schedule: Any, names: list[str]) -> tuple[str, ...]:
-    """Compute blocks where they are read, all that TVM lets; returns their names in order."""
+# What TVM refuses, and where it trips over itself: taking back a copy of every second element ends in the latter.
+def _refusals() -> tuple[type[Exception], ...]:
     import tvm
 
+    return tvm.s_tir.ScheduleError, tvm.error.InternalError
+
+
+def inline(schedule: Any, names: list[str]) -> tuple[str, ...]:
+    """Compute blocks where they are read, all that TVM lets; returns their names in order."""
     done = []
     for name in names:
         try:
             schedule.compute_inline(schedule.get_sblock(name))
-        except tvm.s_tir.ScheduleError:
+        except _refusals():
             continue
         done.append(name)
     return tuple(done)
@@ -150,7 +155,6 @@ def inline(schedule: Any, names: list[str]) -> tuple[str, ...]:
 
 def fold(schedule: Any, name: str) -> bool:
     """Let the block before one that only copies write the copy itself; says whether TVM does it."""
-    import tvm
     from tvm.ir.expr import TensorLoad
 
     block = schedule.get_sblock(name)
@@ -158,7 +162,7 @@ def fold(schedule: Any, name: str) -> bool:
         return False
     try:
         schedule.reverse_compute_inline(block)
-    except tvm.s_tir.ScheduleError:
+    except _refusals():
         return False
     return True
 
