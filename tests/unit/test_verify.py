@@ -49,6 +49,25 @@ def test_an_error_is_relative_to_the_peak() -> None:
     assert result.max_rel_error == pytest.approx(1e-5)
 
 
+def test_probabilities_differ_by_what_their_logits_do() -> None:
+    """Rounding errors of logits of up to 20 are no wrong result, neither where all is certain nor where nothing is."""
+    logits = np.linspace(-20, 20, 41)
+    sigmoid = 1 / (1 + np.exp(-logits))
+    rounded = 1 / (1 + np.exp(-logits * (1 + 5e-5)))
+    assert compare([rounded.astype("float32")], [sigmoid.astype("float32")]).matches
+    nothing = np.array([2e-8, 3e-8], "float32")
+    assert compare([nothing + np.float32(9e-8)], [nothing]).matches
+
+
+def test_wrong_probabilities_are_wrong() -> None:
+    """A class that is likelier by a hundredth, one that is found where none is, and what is no probability."""
+    wanted = np.array([0.7, 0.2, 0.1], "float32")
+    assert not compare([wanted + np.array([0.01, -0.01, 0], "float32")], [wanted]).matches
+    nothing = np.array([2e-8, 3e-8], "float32")
+    assert not compare([nothing + np.float32(1e-6)], [nothing]).matches
+    assert not compare([-nothing * np.float32(1.01)], [-nothing]).matches
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_never_matches_a_number(bad: float) -> None:
     """NaN or infinity where the reference has a number is a wrong result."""
