@@ -53,11 +53,13 @@ def has_labels(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
     return wanted.items() <= labels.items()
 
 
-def plan_pool(rows: Sequence[Mapping[str, Any]], board_type: str, name: str | None) -> tuple[str, ...]:
+def plan_pool(
+    rows: Sequence[Mapping[str, Any]], board_type: str, name: str | None, *, virtual: bool = False
+) -> tuple[str, ...]:
     """The boards that a run may ever use: `name` alone, or all of a type, in the order of their names.
 
     Where there are real boards of the type, simulated ones are left out: their figures never mix, and nobody who has
-    the hardware means the model of it. Raises UsageError where there is none.
+    the hardware means the model of it, but for who says so (`virtual`). Raises UsageError where there is none.
     """
     if name is not None:
         known = {row["name"]: row for row in rows}
@@ -76,7 +78,7 @@ def plan_pool(rows: Sequence[Mapping[str, Any]], board_type: str, name: str | No
             f"no board of type {board_type!r} is registered",
             f"Registered types: {there}. `farm board add NAME --board-type {board_type} --ssh USER@HOST` adds one.",
         )
-    simulated = all(row["simulated"] for row in mine)
+    simulated = virtual or all(row["simulated"] for row in mine)
     return tuple(sorted(row["name"] for row in mine if bool(row["simulated"]) == simulated))
 
 

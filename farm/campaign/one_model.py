@@ -38,8 +38,9 @@ class Request:
 
     `board` is the only one to be used, None: any of the type. `ops` are operator kinds, none: all. With `fresh` nothing
     is taken from earlier trials. A board of the fleet is waited for `wait_s`. With `only_unknown` workloads that have a
-    record are left out; `simulated` says which records are meant, and boards of the other kind are refused. `rivals`
-    are what the model is timed beside at the end.
+    record are left out; `simulated` says which records are meant, and boards of the other kind are refused. With
+    `virtual` simulated boards are used, whatever real ones there are. `rivals` are what the model is timed beside at
+    the end.
     """
 
     command: str
@@ -52,6 +53,7 @@ class Request:
     wait_s: float = 60.0
     only_unknown: bool = False
     simulated: bool | None = None
+    virtual: bool = False
     rivals: tuple[str, ...] = ()
     since: float = dataclasses.field(default_factory=time.monotonic)
 
@@ -92,7 +94,7 @@ def _choose_place(request: Request, store: Store, settings: Settings) -> Place:
             f"boards of type {kind.name!r} are whatever machine asks: there is no target to compile for",
             "Leave --board out to tune for this machine; a board elsewhere needs a type with a target of its own.",
         )
-    pool = plan_pool(rows, kind.name, request.board)
+    pool = plan_pool(rows, kind.name, request.board, virtual=request.virtual)
     require_hope(rows, pool, kind.name)
     mine = [row for row in rows if row["name"] in pool]
     about = next((row for row in mine if row["description"]), mine[0])

@@ -151,6 +151,7 @@ def add(
     """Register a board, or several virtual ones. It is `suspect` until it has been probed."""
 
     def work() -> None:
+        from farm.boards.virtual import require_model
         from farm.inventory.board_types import require_board_type
 
         labels = _read_labels(label or [])
@@ -163,8 +164,7 @@ def add(
         kind = require_board_type(virtual or board_type or "")
         wanted: list[tuple[str, Transport]]
         if virtual is not None:
-            if not kind.simulation:
-                raise UsageError(f"there are no virtual boards of type {kind.name}", "`farm board types` says which.")
+            require_model(kind)
             if board_type not in (None, virtual) or key_file or host_key:
                 raise UsageError("--virtual goes with neither --board-type nor a key", "Give the type once.")
             if not 1 <= count <= fleet_ranges.MAX_EXPANDED:

@@ -10,10 +10,10 @@ import typer
 from farm import settings as farm_settings
 from farm.artifacts.places import require_room
 from farm.campaign.engine.ahead import Ahead, engine_ahead
-from farm.cli import campaign_options, options, output, tables
+from farm.cli import campaign_options, options, ordered_packages, output
 from farm.cli.campaign_options import Name
 from farm.cli.campaign_screen import CampaignScreen
-from farm.errors import PermanentError, UsageError
+from farm.errors import UsageError
 from farm.processes.machine import name_user
 from farm.settings import Settings
 from farm.store import Store
@@ -21,15 +21,6 @@ from farm.values import CampaignState
 
 Detach = Annotated[
     bool, typer.Option("--detach", help="Do not wait for it; `farm campaign attach NAME` shows it at any time.")
-]
-
-CompileTo = Annotated[
-    Path | None,
-    typer.Option(
-        "--compile",
-        metavar="DIR",
-        help="Folder to compile, verify and package every model into afterwards, for every type.",
-    ),
 ]
 
 
@@ -46,7 +37,7 @@ def run(
         Path, typer.Argument(metavar="FILE", help="A campaign file; docs/howto/run-a-campaign.md says what happens.")
     ],
     detach: Detach = False,
-    compile_to: CompileTo = None,
+    compile_to: ordered_packages.CompileTo = None,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
@@ -69,10 +60,11 @@ def run(
         screen = CampaignScreen()
         with options.open_store(settings) as store, engine_ahead(settings) as engine:
             command = f"campaign run {file}"
-            folder = _to_folder(compile_to)
+            folder = ordered_packages.to_folder(compile_to)
             name = submit(campaign, store, settings, name_user(), command, screen.note, engine.begin, folder)
             _carry_out(engine, settings, store, name, screen, detach, json)
-        _compile(settings, name, screen, detach, json)
+        if not detach:
+            ordered_packages.make(settings, name, screen.note, json)
 
     output.run(work, debug)
 
@@ -96,7 +88,7 @@ def attach(name: Name, json: options.Json = False, debug: options.Debug = False)
 def resume(
     name: Name,
     detach: Detach = False,
-    compile_to: CompileTo = None,
+    compile_to: ordered_packages.CompileTo = None,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
@@ -116,13 +108,14 @@ def resume(
             require_room(compile_to)
         with options.open_store(settings) as store:
             if compile_to is not None:
-                store.change_folder(name, str(_to_folder(compile_to)), name_user())
+                store.change_folder(name, str(ordered_packages.to_folder(compile_to)), name_user())
             campaign = store.fetch_fleet_campaign(name)
             if not artifacts.is_pending(campaign, summarise(campaign)):
                 control.resume(store, name, name_user())
                 with engine_ahead(settings) as engine:
                     _carry_out(engine, settings, store, name, screen, detach, json)
-        _compile(settings, name, screen, detach, json)
+        if not detach:
+            ordered_packages.make(settings, name, screen.note, json)
 
     output.run(work, debug)
 
@@ -151,37 +144,6 @@ def clone(
                 _carry_out(engine, settings, store, new, CampaignScreen(), detach, json)
 
     output.run(work, debug)
-
-
-def _to_folder(path: Path | None) -> str | None:
-    return None if path is None else str(path.expanduser().absolute())
-
-
-def _compile(settings: Settings, name: str, screen: CampaignScreen, detach: bool, json: bool) -> None:
-    """Make the artifacts that a campaign was ordered with. Raises PermanentError where one computes wrongly."""
-    from farm.campaign import artifacts
-    from farm.report.campaign_document import make_document
-
-    if detach:
-        return
-    with options.open_store(settings) as store:
-        if artifacts.find_folder(store.fetch_fleet_campaign(name)) is None:
-            return
-        document = make_document(store, name)
-        made = artifacts.make_ordered(settings, store, name, document, screen.note)
-    if json:
-        output.print_json({**document, "artifacts": made})
-    else:
-        tables.print_table(
-            ("Artifact", "Board type", "Verified", "Package"),
-            [
-                (each["folder"], each["board_type"], "yes" if each["matches"] else "NO", each["package"])
-                for each in made
-            ],
-            left=(0, 1, 2, 3),
-        )
-    if wrong := [f"{each['name']}: {each['reason']}" for each in made if not each["matches"]]:
-        raise PermanentError(f"not all compute what ONNX Runtime does, and are not packed: {'; '.join(wrong)}")
 
 
 def _carry_out(

@@ -236,7 +236,7 @@ def _print_run(document: dict[str, Any]) -> None:
             )
         ],
     )
-    simulated = "; simulated: nothing of it holds for a real board" if document["simulated"] else ""
+    simulated = "; simulated: nothing was measured on a real board" if document["simulated"] else ""
     from farm.artifacts.runtime import tasks
 
     if document["simulated"] and document["device"] == GPU:
@@ -276,7 +276,7 @@ def _print_bench(document: dict[str, Any]) -> None:
         ("Model", "Code", "Median (ms)", "95 % CI", "Times ours", "Energy (mJ)", "Right"), rows, left=(0, 1)
     )
     board = document["board"]
-    simulated = " (simulated: nothing of it holds for a real board)" if board["simulated"] else ""
+    simulated = " (simulated: nothing was measured on a real board)" if board["simulated"] else ""
     notes.append(
         f"{board['type']}/{board['name']}{simulated}, "
         f"{format_conditions(document['threads'], document['clocks'], document['operating_point'])}; {document['runs']}"

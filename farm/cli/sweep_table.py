@@ -19,7 +19,7 @@ def print_sweep(document: Mapping[str, Any]) -> None:
     """Everything."""
     board = document["board"]
     names = ", ".join(board["names"])
-    simulated = " (simulated: nothing of it holds for a real board)" if board["simulated"] else ""
+    simulated = " (simulated: nothing was measured on a real board)" if board["simulated"] else ""
     grid = document["grid"]
     _say(
         f"sweep {document['sweep']}: {document['model']} on {sweep_rows.name_boards(document, names)}{simulated}, "

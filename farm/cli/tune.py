@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from farm import settings as farm_settings
 from farm.artifacts.listed import ToCompile, to_name
-from farm.cli import options, output
+from farm.artifacts.places import require_room
+from farm.boards.virtual import require_virtual
+from farm.cli import options, ordered_packages, output
 from farm.cli.campaign_screen import CampaignScreen
 from farm.cli.durations import read_duration_s
+from farm.errors import UsageError
 from farm.inventory.board_types import BoardType, require_board_type
+from farm.processes.machine import name_user
 from farm.report.campaign_rows import describe_final
 from farm.store import Store
 from farm.values import DEFAULT_POINT
@@ -37,6 +42,14 @@ def tune(
     wait: Annotated[
         str, typer.Option("--wait", metavar="10m", help="Longest wait for a board, or this machine, to become free.")
     ] = "60s",
+    virtual: Annotated[
+        bool,
+        typer.Option(
+            "--virtual",
+            help="Measure on virtual boards of the type, made if there are none, and make a package.",
+        ),
+    ] = False,
+    compile_to: ordered_packages.CompileTo = None,
     trials: options.Trials = 128,
     ops: Annotated[
         str, typer.Option("--ops", metavar="conv2d,dense", help="Operators whose workloads are tuned; default: all.")
@@ -60,10 +73,17 @@ def tune(
     def work() -> None:
         options.require_trials(trials)
         wait_s = read_duration_s("--wait", wait)
+        if virtual and (board_type is None or board is not None):
+            raise UsageError("--virtual needs --board-type, and goes without --board", "`farm board types` lists them.")
+        folder = Path() if virtual and compile_to is None else compile_to
+        if folder is not None:
+            require_room(folder)
         settings = farm_settings.load()
         screen = CampaignScreen()
         with options.open_store(settings) as store:
             kind, name = _choose_board(store, board_type, board)
+            if virtual and (added := require_virtual(store, kind, name_user())):
+                screen.note(f"added {' and '.join(added)} (simulated)")
             source, inputs = options.read_model(model, shape, batch, trust_model)
             # Imported here: Ray takes a second that wrong usage should not wait for.
             from farm.campaign.one_model import Request
@@ -84,6 +104,7 @@ def tune(
                     ops=tuple(op.strip() for op in ops.split(",") if op.strip()),
                     fresh=fresh,
                     wait_s=wait_s,
+                    virtual=virtual,
                     since=since,
                 )
                 tuned = tune(request, settings, store, screen)
@@ -93,11 +114,16 @@ def tune(
         used = tuned.board["board_type"], DEFAULT_POINT, bool(tuned.board["simulated"]), own.pipeline
         compiling = ToCompile(typed, *used, to_name(source.name, tuned.board["board_type"]))
         document = _document(source.name, tuned) | {"device": device, "compile": compiling.command}
-        if json:
+        error = find_failure(tuned.trials, tuned.records)
+        if not json:
+            _print(document, is_compiled=folder is not None and error is None)
+        if folder is not None and error is None:
+            with options.open_store(settings) as store:
+                store.change_folder(tuned.name, str(ordered_packages.to_folder(folder)), name_user())
+            ordered_packages.make(settings, tuned.name, screen.note, json, document)
+        elif json:
             output.print_json(document)
-        else:
-            _print(document)
-        if error := find_failure(tuned.trials, tuned.records):
+        if error is not None:
             raise error
 
     output.run(work, debug)
@@ -146,7 +172,7 @@ def _document(model: str, tuned: Tuned) -> dict[str, Any]:
     }
 
 
-def _print(document: dict[str, Any]) -> None:
+def _print(document: dict[str, Any], *, is_compiled: bool) -> None:
     records, trials, used = document["records"], document["trials"], document["board"]
     faults = ", ".join(f"{key.removesuffix('_faults')} {n}" for key, n in trials.items() if n and key != "ok")
     output.stdout.print(
@@ -158,7 +184,8 @@ def _print(document: dict[str, Any]) -> None:
     if document["final"] is not None:
         output.say(describe_final(document["final"]))
     option = " --simulated" if used["simulated"] else ""
-    output.say(f"`farm record list{option}` shows the records; `{document['compile']}` makes a library of them.")
+    offer = "" if is_compiled else f"; `{document['compile']}` makes a library of them"
+    output.say(f"`farm record list{option}` shows the records{offer}.")
 
 
 def _say_boards(document: dict[str, Any]) -> str:
@@ -172,5 +199,5 @@ def _say_boards(document: dict[str, Any]) -> str:
         )
         more = f" and {len(boards) - _MOST_NAMED} more" if len(boards) > _MOST_NAMED else ""
         where, verb = f"{len(boards)} boards of type {used['type']}: {named}{more}", "are"
-    simulated = f", which {verb} simulated: nothing of it holds for a real board" if used["simulated"] else ""
+    simulated = f", which {verb} simulated: nothing was measured on a real board" if used["simulated"] else ""
     return f"measured on {where}{simulated}"

@@ -8,21 +8,23 @@ OWN = {"FARM_VIRTUAL_CODE": "emulated"}
 
 
 def test_a_virtual_board_leads_to_a_wheel_for_a_real_one(home: Home) -> None:
-    """Tuned, compiled, checked against ONNX Runtime in the emulator, packed; a second measurement says the same."""
-    assert home.run("board", "add", "nano-01", "--virtual", "jetson-nano", **OWN).code == 0
-    done = home.run("tune", "tiny-cnn", "--board-type", "jetson-nano", "--trials", "8", "--json", **OWN)
+    """One command: boards made, tuned, compiled, checked against ONNX Runtime in the emulator, packed. A second
+    measurement says the same.
+    """
+    out = home.path / "packages"
+    wanted = ("tune", "tiny-cnn", "--board-type", "jetson-nano", "--virtual", "--trials", "8")
+    done = home.run(*wanted, "--compile", str(out), "--json", **OWN)
     assert done.code == 0, done.err
-    assert done.json()["trials"]["ok"] == 8
-    artifact, wheels = home.path / "artifact", home.path / "wheels"
-    wanted = ("model", "compile", "tiny-cnn", "--board-type", "jetson-nano", "--simulated", "--out", str(artifact))
-    assert home.run(*wanted, **OWN).code == 0
-    assert home.run("model", "verify", str(artifact), "--board", "nano-01", **OWN).code == 0
-    packed = home.run("model", "package", str(artifact), "--format", "wheel", "--out", f"{wheels}/", **OWN)
-    assert packed.code == 0, packed.err
-    [wheel] = wheels.iterdir()
-    assert wheel.name.endswith("_aarch64.whl")
+    document = done.json()
+    assert document["trials"]["ok"] == 8
+    assert {each["name"] for each in document["boards"]} <= {"virtual-jetson-nano-1", "virtual-jetson-nano-2"}
+    [made] = document["artifacts"]
+    assert made["matches"]
+    [wheel] = out.glob("*.whl")
+    assert (str(wheel), wheel.name.endswith("_aarch64.whl")) == (made["package"], True)
     first, second = (
-        home.run("model", "bench", str(artifact), "--board", "nano-01", "--json", **OWN).json() for _ in range(2)
+        home.run("model", "bench", made["folder"], "--board", "virtual-jetson-nano-1", "--json", **OWN).json()
+        for _ in range(2)
     )
     assert first["models"] == second["models"]
     home.expect_no_processes()

@@ -60,7 +60,10 @@ def find_traits(board_type: str, target: Mapping[str, Any], threads: int, point:
 
 
 def fetch_foreign(store: Store, active: Active, task: TaskKey) -> list[ForeignTrial]:
-    """Good trials of workloads of the same operator kind, elsewhere than at this very task."""
+    """Good trials of workloads of the same operator kind, elsewhere than at this very task.
+
+    For real boards those of simulated ones that run the same processor's code fill up what real ones leave.
+    """
     of_type = active.type_of(task.board_type)
     kind = active.workload_of(task).kind
     hashes = [each for each, name in store.fetch_workload_names() if operator_kind(name) == kind]
@@ -71,6 +74,11 @@ def fetch_foreign(store: Store, active: Active, task: TaskKey) -> list[ForeignTr
         limit=_TRIALS_PER_TASK,
         per_task=_TRIALS_PER_SOURCE,
     )
+    if not of_type.simulated and not of_type.is_host and len(rows) < _TRIALS_PER_TASK:
+        priced = store.fetch_similar_trials(
+            hashes, simulated=True, limit=_TRIALS_PER_TASK - len(rows), per_task=_TRIALS_PER_SOURCE
+        )
+        rows += [row for row in priced if row["target"].get("mtriple") == of_type.target.get("mtriple")]
     points = {key: point for each in active.order.types for key, point in each.points.items()}
     return [
         ForeignTrial(
