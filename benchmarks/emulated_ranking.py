@@ -1,34 +1,52 @@
-"""Candidates ranked by the instructions that they execute on an emulated Cortex-A57, twice: how alike the rankings are.
+"""Candidates as an emulated Cortex-A57 prices them: what one costs the host, how alike price and prediction rank them.
 
-Fifty schedules of each of three workloads of mobilenet_v2, drawn from all that their families offer, compiled for a
-Jetson Nano as trials are. Each ranking is a process of its own with one thread. Also told: how far apart the counts
-are, and how the family's prediction ranks the same candidates. Default budget: about 3 minutes.
+Fifty schedules of each of six workloads, drawn from all that their families offer, compiled for a Jetson Nano as trials
+are, and run by the emulator as a trial's candidate is, on four cores. Told of each workload: the rank correlation of
+prices with the family's predictions (Spearman's), how far the best predicted is from the best of all, and how long
+building and emulating took, one candidate at a time on one host core. Default budget: about 4 minutes.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import random
+import statistics
+import time
 from pathlib import Path
 from typing import Any
 
-import _emulated
 import _farm
 import _machine
 
-from device_agent.protocol import Engine
-from farm.errors import UnavailableError
+from device_agent.board_types import load_board_types
+from device_agent.emulated.core import count_seconds
+from device_agent.emulated.runs import Candidate, Emulator
+from device_agent.protocol import Limits, MeasureSpec, TensorSpec
+from device_agent.rig import Rig
+from farm import emulation, settings
 from farm.inventory.board_types import require_board_type
-from farm.search import builder, tvm_env
+from farm.search import builder, gpus, tvm_env
+from farm.search.families import rule
 from farm.search.schedule_space import ScheduleSpace
 from farm.search.warm_start import spearman
 from farm.search.workloads import Workload
 
-# One of each: a matrix product in pixels, one with few of them, a depthwise convolution.
-WORKLOADS = (
-    "conv2d_add_clip 1x1 14x14x64>384",
-    "conv2d_add 1x1 28x28x144>32",
-    "depthwise_conv2d_add_clip 3x3 14x14x384>384",
-)
+BOARD_TYPE, THREADS = "jetson-nano", 4
+# By model; one of each kind: matrix products with many pixels and with few, a depthwise convolution, a dense one, a
+# model's first, one by Winograd's algorithm.
+WORKLOADS = {
+    "mobilenet_v2": (
+        "conv2d_add_clip 1x1 14x14x64>384",
+        "conv2d_add 1x1 28x28x144>32",
+        "depthwise_conv2d_add_clip 3x3 14x14x384>384",
+    ),
+    "squeezenet1.1": (
+        "transpose_conv2d_add_relu 3x3/2 3x224x224>64",
+        "winograd4_conv2d_add_relu 3x3 13x13x48>192",
+        "conv2d_add_relu 1x1 55x55x16>64",
+    ),
+}
 
 
 def main() -> None:
@@ -42,48 +60,73 @@ def main() -> None:
         emit("emulated_ranking", vars(options), measure(options, folder))
 
 
-def measure(options: Any, folder: Path) -> dict[str, Any]:
-    try:
-        _emulated.require_board()
-    except UnavailableError as error:
-        return {"workloads": None, "reason": str(error)}
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     tvm_env.load()
-    board_type = require_board_type(_emulated.BOARD_TYPE)
-    assert board_type.target is not None
-    model = _farm.read_model("mobilenet_v2")
-    target = board_type.target.to_tvm()
-    found = {workload.name: workload for workload in model.prepare(target, board_type.pipeline)}
-    rows = [rank(found[name], options, folder) for name in WORKLOADS]
-    return {"correlation_is": "Spearman's, of two counts of the same candidates", "workloads": rows}
+    loaded = settings.load()
+    natives = emulation.prepare(dataclasses.replace(loaded, home=str(folder), virtual_code=emulation.EMULATED))
+    kind = require_board_type(BOARD_TYPE)
+    assert natives is not None
+    assert kind.target is not None
+    rows = []
+    with Rig() as rig:
+        emulator = rig.start_emulator(natives, load_board_types()[BOARD_TYPE].clusters)
+        assert emulator is not None
+        emulator = dataclasses.replace(emulator, tasks=THREADS)
+        for name, wanted in list(WORKLOADS.items())[: 1 if options.quick else None]:
+            found = {each.name: each for each in _farm.read_model(name).prepare(kind.target.to_tvm(), kind.pipeline)}
+            for workload in wanted[: 1 if options.quick else None]:
+                rows.append(rank(found[workload], options, emulator, float(kind.clusters[0].freqs_hz[-1])))
+                _machine.say(str(rows[-1]))
+    costs = [row["build_s"]["median"] + row["emulate_s"]["median"] for row in rows]
+    return {
+        "correlation_is": "Spearman's, of prices with predictions of the same candidates",
+        "workloads": rows,
+        "build_and_emulate_s": _machine.round_to(statistics.median(costs), 3),
+    }
 
 
-def rank(workload: Workload, options: Any, folder: Path) -> dict[str, Any]:
-    """Count the workload's candidates twice."""
+def rank(workload: Workload, options: argparse.Namespace, emulator: Emulator, hz: float) -> dict[str, Any]:
+    """Price the workload's candidates."""
+    tvm = tvm_env.load()
     space = ScheduleSpace(workload)
+    outlook = rule.read_outlook(tvm.ir.load_json(workload.module_json), gpus.unit_of(workload.target))
+    assert outlook is not None
+    plans = outlook.plans()
     order = list(enumerate(space.ranked))
-    random.Random(options.seed).shuffle(order)
-    jobs: dict[str, _emulated.Job] = {}
+    best, rest = order[0], order[1:]
+    random.Random(options.seed).shuffle(rest)
     predicted: list[float] = []
-    for place, genome in order:
-        if len(jobs) == options.candidates:
+    prices: list[float] = []
+    build_s, emulate_s, seen = [], [], set()
+    for place, genome in [best, *rest]:
+        if len(prices) == options.candidates:
             break
         (evaluated,) = space.evaluate([(genome, 0)])
-        if evaluated is None or evaluated.hash in jobs:
+        if evaluated is None or evaluated.hash in seen:
             continue
+        seen.add(evaluated.hash)
         candidate = space.describe(evaluated)
-        library = folder / f"{candidate.hash}.so"
-        library.write_bytes(builder.build_candidate(candidate.module_json, workload.target))
-        jobs[candidate.hash] = _emulated.Job(Engine.KERNEL.value, (library,), candidate.arguments)
-        predicted.append(place)
-    first, second = ([one.instructions for one in _emulated.count(list(jobs.values()))] for _ in range(2))
-    _machine.say(f"{workload.name}: {len(jobs)} candidates, {min(first):.0f} to {max(first):.0f} instructions")
+        began = time.perf_counter()
+        library = builder.build_candidate(candidate.module_json, workload.target)
+        built = time.perf_counter()
+        arguments = tuple(TensorSpec(shape, dtype) for shape, dtype in candidate.arguments)
+        spec = MeasureSpec(arguments, cold_weights=True, limits=Limits(memory_bytes=2 << 30, threads=THREADS))
+        program = Candidate(emulator, spec, library)
+        program.run(1)
+        emulate_s.append(time.perf_counter() - built)
+        build_s.append(built - began)
+        prices.append(count_seconds(program.segments, emulator.core, hz, THREADS)[0])
+        predicted.append(plans[place][0].seconds)
     return {
         "name": workload.name,
-        "candidates": len(jobs),
-        "correlation": _machine.round_to(spearman(first, second), 6),
-        "largest_difference": max(abs(a - b) / a for a, b in zip(first, second, strict=True)),
-        "million_instructions": _machine.spread([one / 1e6 for one in first]),
-        "correlation_with_prediction": _machine.round_to(spearman(predicted, first), 3),
+        "plans": len(order),
+        "candidates": len(prices),
+        "correlation_with_prediction": _machine.round_to(spearman(predicted, prices), 3),
+        "best_predicted_over_best": _machine.round_to(prices[0] / min(prices), 3),
+        "price_over_prediction": _machine.spread([a / b for a, b in zip(prices, predicted, strict=True)]),
+        "price_us": _machine.spread([one * 1e6 for one in prices]),
+        "build_s": _machine.spread(build_s),
+        "emulate_s": _machine.spread(emulate_s),
     }
 
 
