@@ -25,6 +25,7 @@ import yaml
 
 from farm import settings as farm_settings
 from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled, compile_model
+from farm.artifacts.make import find_target, find_triple
 from farm.inventory.board_types import require_board_type
 from farm.inventory.paths import require_inventory_folder
 from farm.models.inputs import make_inputs
@@ -50,22 +51,24 @@ TX2 = SweepOrder(
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """A model compiled for this machine, which virtual boards run, untuned and as predicted."""
+    """A model compiled for what virtual boards of a type run, untuned and as predicted."""
 
     model: _farm.Model
     compiled: Mapping[str, Compiled]
-    arrays: Mapping[str, Any]
+    arrays: dict[str, Any]
 
     def programs(self, *variants: str) -> list[SweepProgram]:
         return [SweepProgram(name, 1, self.compiled[name].library, self.arrays, "") for name in variants]
 
 
-def make(name: str) -> Made:
+def make(name: str, board_type: str) -> Made:
     """Compile a model of the zoo."""
     model = _farm.read_model(name)
-    target = host_target(len(os.sched_getaffinity(0)))
+    kind = require_board_type(board_type)
+    plan = find_target(kind, simulated=True)
+    target, triple = plan.config or host_target(plan.cores), find_triple(kind, plan)
     compiled = {
-        variant: compile_model(model.source.load(), model.shapes, target, pipeline, (), None)
+        variant: compile_model(model.source.load(), model.shapes, target, pipeline, (), triple)
         for variant, pipeline in PIPELINES.items()
     }
     arrays = {f"arg_{index:03d}": array for index, array in enumerate(make_inputs(model.inputs, 0).values())}
@@ -111,7 +114,7 @@ def summarise(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def run_nano(settings: Settings, store: Store) -> dict[str, Any]:
     """All clocks, two variants, twice."""
-    made = make("squeezenet1.1")
+    made = make("squeezenet1.1", "jetson-nano")
     order = SweepOrder(
         made.model.source.name, variants=(UNTUNED, TUNED), cpu_freqs=("all",), window_s=2.0, exhaustive=True
     )
@@ -126,7 +129,8 @@ def run_nano(settings: Settings, store: Store) -> dict[str, Any]:
 def run_tx2(settings: Settings, store: Store, folder: pathlib.Path) -> dict[str, Any]:
     """Every point."""
     os.environ["FARM_BOARD_TYPES"] = str(folder)
-    return summarise(sweep(make("tiny-cnn"), TX2, write_tx2(folder), settings, store))
+    own = write_tx2(folder)
+    return summarise(sweep(make("tiny-cnn", own), TX2, own, settings, store))
 
 
 def write_tx2(folder: pathlib.Path) -> str:
@@ -141,7 +145,7 @@ def write_tx2(folder: pathlib.Path) -> str:
 
 def run_quickstart(settings: Settings, store: Store, runs: int, load: int) -> dict[str, Any]:
     """The sweep of quickstart again and again, beside busy processes."""
-    made = make("squeezenet1.1")
+    made = make("squeezenet1.1", "jetson-nano")
     ended = []
     with _machine.busy(load), tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
         for index in range(runs):

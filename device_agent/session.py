@@ -11,6 +11,7 @@ import ctypes
 import functools
 import gc
 import importlib.util
+import json
 import os
 import select
 import socket
@@ -21,6 +22,7 @@ from device_agent import arguments, limits, linking, processes, protocol, worker
 from device_agent.board import Board
 from device_agent.fencing import Claimant
 from device_agent.measurement import Measurement
+from device_agent.programs import Programs
 
 
 def load_tvm(board: Board) -> None:
@@ -92,6 +94,7 @@ def _register(board: Board, sock: socket.socket, folder: Path, claimant: Claiman
     from tvm_ffi import register_global_func
 
     workers = worker.Workers(folder, board.shared)
+    kept = Programs(folder / "programs")
 
     def path_of(name: str) -> Path:
         path = Path(os.path.normpath(folder / name))
@@ -151,6 +154,13 @@ def _register(board: Board, sock: socket.socket, folder: Path, claimant: Claiman
                 outcome, outputs = workers.run_model(spec, program, inputs, run.plan, run.beside)
         return protocol.pack_frame(run.finish(outcome).to_json(), outputs)
 
+    def keep_program(digest: str, program: bytes) -> str:
+        keep_acknowledging()
+        return json.dumps(kept.keep(digest, checked(program, "program")))
+
+    def run_kept(spec_json: str, digest: str, inputs: bytes) -> bytes:
+        return run_model(spec_json, kept.take(digest), inputs)
+
     def pin(point_json: str) -> str:
         point = protocol.OperatingPoint.from_json(point_json)
         if reason := claimant.find_refusal():
@@ -176,6 +186,8 @@ def _register(board: Board, sock: socket.socket, folder: Path, claimant: Claiman
         protocol.DESCRIBE: lambda: board.describe().to_json(),
         protocol.MEASURE: measure,
         protocol.RUN_MODEL: run_model,
+        protocol.KEEP_PROGRAM: keep_program,
+        protocol.RUN_KEPT: run_kept,
         protocol.PIN: pin,
         protocol.UNPIN: lambda: board.unpin().to_json(),
         protocol.POWER: power,

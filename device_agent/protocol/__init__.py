@@ -60,6 +60,8 @@ CLAIM = "device_agent.claim"
 DESCRIBE = "device_agent.describe"
 MEASURE = "device_agent.measure"
 RUN_MODEL = "device_agent.run_model"
+KEEP_PROGRAM = "device_agent.keep_program"
+RUN_KEPT = "device_agent.run_kept"
 PIN = "device_agent.pin"
 UNPIN = "device_agent.unpin"
 POWER = "device_agent.power"
@@ -72,6 +74,7 @@ __all__ = [
     "EVERY_CLUSTER",
     "FENCE_PREFIX",
     "GPU",
+    "KEEP_PROGRAM",
     "MEASURE",
     "NAME_RULE",
     "PIN",
@@ -82,6 +85,7 @@ __all__ = [
     "RPC_MAGIC",
     "RPC_MISMATCH",
     "RPC_SUCCESS",
+    "RUN_KEPT",
     "RUN_MODEL",
     "SECTOR_BYTES",
     "START_S",

@@ -107,6 +107,7 @@ class Pace:
         """
         self._on_gpu, self._core = on_gpu, core
         self._price: Callable[[], Sequence[Segment]] | None = None
+        self._added: dict[tuple[int, float, float], tuple[float, float]] = {}
         self._again = True
         self._tree, self._time = tree, time
         self._cluster = cluster
@@ -214,7 +215,11 @@ class Pace:
 
     def _add_segments(self, segments: Sequence[Segment], cores: int) -> tuple[float, float]:
         """Seconds, and seconds of all cores together."""
-        base_s, busy_s = count_seconds(segments, self._core or {}, self._core_hz, cores, self._memory_s)
+        # One worker runs one program, again and again at few clocks.
+        clocks = cores, self._core_hz, self._memory_s
+        if clocks not in self._added:
+            self._added[clocks] = count_seconds(segments, self._core or {}, self._core_hz, cores, self._memory_s)
+        base_s, busy_s = self._added[clocks]
         return base_s * self._individual, busy_s * self._individual
 
     def _compute_gpu(self, done: work.Work) -> tuple[float, float, float]:

@@ -1,6 +1,6 @@
 """What a board answers, read as by somebody who does not trust it: the one border between boards and the farm.
 
-Types, bounds and text are the protocol's business (`device_agent.protocol.load_json`); here it is whether an answer can
+Types, bounds and text are the protocol's business (`device_agent.load_json`); here it is whether an answer can
 be true and is this board's own. What may reach the farm at all is `farm.reach.frames`'.
 """
 
@@ -11,7 +11,17 @@ from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from device_agent import protocol
-from device_agent.protocol import Description, Energy, Outcome, PowerWindow, ProtocolError, Status
+from device_agent.protocol import (
+    PROTOCOL_VERSION,
+    Description,
+    Energy,
+    Outcome,
+    PowerWindow,
+    ProtocolError,
+    Status,
+    load_json,
+)
+from farm.errors import UnavailableError
 
 A = TypeVar("A", bound=protocol.Message)
 
@@ -31,6 +41,22 @@ _MAY_BE_NEGATIVE = frozenset(
 )
 # What only the coordinator can find out.
 _NEVER_A_BOARDS = frozenset({Status.BUILD_FAILED, Status.BUILD_TIMEOUT, Status.WRONG_RESULT, Status.BOARD_LOST})
+
+
+def require_own_protocol(key: str, description: str) -> None:
+    """Raise UnavailableError where an agent speaks another version, ProtocolError where it names none."""
+    try:
+        version = load_json(description)["protocol_version"]
+    except (ValueError, TypeError, LookupError) as error:
+        raise ProtocolError("its description names no protocol version") from error
+    if version != PROTOCOL_VERSION:
+        newer = isinstance(version, int) and version > PROTOCOL_VERSION
+        raise UnavailableError(
+            f"the agent on {key} speaks protocol {version}, this farm speaks {PROTOCOL_VERSION}",
+            "The agent is newer: update tvm-farm here."
+            if newer
+            else "The agent is older: update device-agent on the board.",
+        )
 
 
 def read_text(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 import threading
 import time
@@ -13,6 +14,7 @@ import pytest
 
 from device_agent.protocol import Engine, Limits, MeasureSpec, RunSpec, Status, TensorSpec
 from farm.errors import BoardLostError, DeadlineError, UnavailableError
+from farm.measure import sent
 from farm.measure import session as farm_session
 from farm.measure.session import BoardSession
 from farm.reach.tracker import Tracker
@@ -56,6 +58,23 @@ def test_a_kernel_runs_on_given_arrays(client: Tracker, agent: Any, matmul: byte
         outcome, outputs = session.run_model(run, matmul, {"a": a, "b": b, "c": np.zeros_like(a)})
     assert outcome.status is Status.OK
     assert np.abs(list(outputs.values())[-1] - a @ b).max() < 1e-4
+
+
+def test_a_program_travels_once(client: Tracker, agent: Any, matmul: bytes) -> None:
+    """Rounds and sweeps run the same one again and again: all but the first run send its inputs alone."""
+    program = matmul + bytes(4 * sent.LEAST_BYTES)
+    arrays = {name: np.ones(SHAPE.shape, "float32") for name in "abc"}
+    run = RunSpec(Engine.KERNEL, limits=Limits(threads=1))
+    with BoardSession(client, agent.key) as session:
+        marks = [session.sent_bytes]
+        for _ in range(3):
+            outcome, outputs = session.run_model(run, program, arrays)
+            assert outcome.status is Status.OK, outcome.message
+            marks.append(session.sent_bytes)
+    first, second, third = (after - before for before, after in itertools.pairwise(marks))
+    assert first > len(program)
+    assert second == third < 100_000
+    assert float(list(outputs.values())[-1][0, 0]) == SHAPE.shape[0]
 
 
 def test_a_crash_is_an_outcome_and_the_session_goes_on(client: Tracker, agent: Any, bad: bytes, matmul: bytes) -> None:

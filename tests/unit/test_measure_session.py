@@ -19,7 +19,8 @@ from device_agent.protocol import (
     StartConditions,
 )
 from farm.errors import BoardNonsenseError, UnavailableError
-from farm.measure.session import BoardSession, plan_deadline_s, require_own_protocol
+from farm.measure.answers import require_own_protocol
+from farm.measure.session import BoardSession, plan_deadline_s
 
 
 def test_the_farm_waits_longer_than_the_board() -> None:
