@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from device_agent.protocol import OperatingPoint
-from farm import linker
+from farm import emulation, linker
 from farm.boards import golden_runs
 from farm.boards.local import LocalFarm
 from farm.campaign.engine import board_actor, ray_calls
@@ -91,6 +91,7 @@ def examine(settings: Settings, show: Callable[[Check], None]) -> None:
                 hop("linker", _link),
             ]
         )
+        hop("emulator", lambda: _emulate(settings))
         if not hop("store", store):
             return
         boards()
@@ -121,6 +122,13 @@ def _link() -> str:
     with tempfile.TemporaryDirectory(prefix="farm-doctor-") as folder:
         linker.warm(Path(folder), None)
     return "zig links for this machine"
+
+
+def _emulate(settings: Settings) -> str:
+    """What virtual boards' own code runs in; on one of them `farm doctor --board` runs a kernel."""
+    if emulation.prepare(settings) is None:
+        return "not used: virtual boards run this machine's code (FARM_VIRTUAL_CODE=native)"
+    return f"Unicorn {importlib.metadata.version('unicorn')}, which runs virtual boards' own code"
 
 
 def _kernel(board: Any) -> str:

@@ -47,6 +47,8 @@ def test_a_healthy_farm_passes(home: Home) -> None:
     assert list(checks)[-1] == "kernel"
     assert all(check["ok"] for check in checks.values())
     assert "matrix product" in checks["kernel"]["detail"]
+    assert checks["emulator"]["detail"].startswith("not used: virtual boards run this machine's code")
+    assert "which runs virtual boards' own code" in home.run("doctor", FARM_VIRTUAL_CODE="emulated").out
     home.expect_no_processes()
 
 
