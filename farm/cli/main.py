@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import importlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import typer
 import typer.main
@@ -15,31 +16,41 @@ from farm.cli import examples, usage
 from farm.processes.listening import raise_descriptor_limit
 from farm.version import __version__
 
-# In the order of `farm --help`: module of farm/cli and what in it is the command, or the noun's commands.
-_COMMANDS: Mapping[str, tuple[str, str]] = {
-    "quickstart": ("quickstart", "quickstart"),
-    "tune": ("tune", "tune"),
-    "doctor": ("doctor", "doctor"),
-    "up": ("services", "up"),
-    "down": ("services", "down"),
-    "status": ("services", "status"),
-    "backup": ("store", "backup"),
-    "restore": ("store", "restore"),
-    "db": ("store", "app"),
-    "model": ("model", "app"),
-    "record": ("record", "app"),
-    "board": ("board", "make_app"),
-    "fleet": ("fleet", "app"),
-    "sweep": ("sweep", "app"),
-    "bundle": ("bundle", "app"),
-    "campaign": ("campaign", "app"),
-    "completion": ("completion", "completion"),
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """A command, or a noun with commands: its module of farm/cli, what makes it there, its line in `farm --help`."""
+
+    module: str
+    attribute: str
+    line: str
+
+
+# In the order of `farm --help`: commands, then nouns.
+_COMMANDS: Mapping[str, _Entry] = {
+    "quickstart": _Entry("quickstart", "quickstart", "Tune, compile, check and time a model on this machine."),
+    "tune": _Entry("tune", "tune", "Tune a model for a board type."),
+    "doctor": _Entry("doctor", "doctor", "Check every part of the farm."),
+    "up": _Entry("services", "up", "Start the farm's services."),
+    "down": _Entry("services", "down", "End the farm's services."),
+    "status": _Entry("services", "status", "Show the farm's services and how each board is reached."),
+    "backup": _Entry("store", "backup", "Copy the farm's store into a file."),
+    "restore": _Entry("store", "restore", "Make such a file the farm's store."),
+    "completion": _Entry("completion", "completion", "Print what makes a shell complete commands and names."),
+    "db": _Entry("store", "app", "Check and upgrade the store."),
+    "model": _Entry("model", "app", "Models: show, compile, verify, package, deploy and run them."),
+    "record": _Entry("record", "app", "Records: the best verified trial of each workload."),
+    "board": _Entry("board", "make_app", "Boards: register, reach, provision and inspect them."),
+    "fleet": _Entry("fleet", "app", "Fleet files: all boards, and how each is reached."),
+    "sweep": _Entry("sweep", "app", "Sweeps: latency, power and energy over a board's clocks."),
+    "bundle": _Entry("bundle", "app", "Bundles: everything that a board is given, in one file."),
+    "campaign": _Entry("campaign", "app", "Campaigns: models x board types x operating points."),
 }
 
 
-def make_app(word: str | None = None, verb: str | None = None) -> typer.Typer:
+def make_app(word: str | None = None, verb: str | None = None, *, names_only: bool = False) -> typer.Typer:
     """The command line; of its commands only the one that begins with `word`, where there is such a one; of that the
-    verb `verb`, where the noun's verbs take long to load.
+    verb `verb`, where the noun's verbs take long to load. With `names_only` commands are there to be listed alone.
 
     The modules of commands are loaded here: all of them take twice the time that most take alone.
     """
@@ -53,17 +64,29 @@ def make_app(word: str | None = None, verb: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for name, (module, attribute) in _COMMANDS.items():
+    for name, entry in _COMMANDS.items():
+        if names_only:
+            app.command(name, short_help=entry.line)(_never)
+            continue
         if word in _COMMANDS and name != word:
             continue
-        command = getattr(importlib.import_module(f"farm.cli.{module}"), attribute)
-        if attribute == "make_app":
+        command = getattr(importlib.import_module(f"farm.cli.{entry.module}"), entry.attribute)
+        if entry.attribute == "make_app":
             command = command(verb)
         if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name)
+            app.add_typer(command, name=name, short_help=entry.line)
         else:
-            app.command(name)(command)
+            app.command(name, short_help=entry.line)(command)
     return app
+
+
+def _never() -> None:
+    raise AssertionError("commands that are listed alone are not run")
+
+
+def _runs_none(words: Sequence[str]) -> bool:
+    """Whether a line runs no command, whatever follows: it lists them, tells the version, or names one there is not."""
+    return not words or words[0] in ("-h", "--help", "--version") or not (words[0] in _COMMANDS or words[0][:1] == "-")
 
 
 def _version(wanted: bool) -> None:
@@ -94,7 +117,7 @@ def main() -> None:
 
         completion_init()
         words = find_words()
-    command = typer.main.get_command(make_app(*words[:2]))
+    command = typer.main.get_command(make_app(*words[:2], names_only=_runs_none(words)))
     examples.complete(command)
     try:
         code = command.main(sys.argv[1:], prog_name="farm", standalone_mode=False)

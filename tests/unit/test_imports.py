@@ -14,6 +14,9 @@ import subprocess
 import sys
 
 import pytest
+import typer.main
+
+from farm.cli.main import make_app
 
 ROOT = pathlib.Path(__file__).parents[2]
 MODULES = sorted(p for package in ("farm", "device_agent") for p in (ROOT / package).rglob("*.py"))
@@ -100,6 +103,25 @@ def test_a_command_loads_what_it_needs_alone(words: tuple[str, ...]) -> None:
     program = f"import sys; from farm.cli.main import make_app; make_app(*{words}); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert not {"numpy", "onnx", "paramiko", "pydantic", "ray", "tvm"} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["--version"], ["cmpaign"]])
+def test_what_runs_no_command_loads_none(words: list[str]) -> None:
+    """Help, the version and a word that is none are answered at once."""
+    program = f"import sys; sys.argv = ['farm', *{words}]\nfrom farm.cli.main import main\ntry: main()\n"
+    program += "except SystemExit: print('loaded', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert not {"sqlalchemy", "matplotlib", "numpy", "farm.store", "farm.cli.options"} & set(done.stdout.split())
+
+
+def test_commands_are_listed_as_they_are() -> None:
+    """The list that loads nothing says what the whole one does."""
+    wholly, alone = (typer.main.get_command(make_app(names_only=names_only)) for names_only in (False, True))
+    listed = [
+        [(name, each.short_help, each.hidden) for name, each in group.commands.items()]  # type: ignore[attr-defined]
+        for group in (wholly, alone)
+    ]
+    assert listed[0] == listed[1]
 
 
 def test_code_in_strings_names_what_is_there() -> None:
