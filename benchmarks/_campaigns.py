@@ -63,7 +63,7 @@ class Rack:
 def rack(count: int, **settings: str) -> Iterator[Rack]:
     """`count` boards that are fit for work, labelled so that a campaign can take the first few; FARM_ settings too."""
     import farm.settings
-    from farm.reach.services import find_services, start_services
+    from farm.connectivity.services import find_services, start_services
     from farm.store import Store
 
     # Told to end, the benchmark leaves nothing running either.
@@ -188,7 +188,7 @@ def run_campaign(name: str, model: pathlib.Path, boards: int, budget: Any, **sec
 
 def find_running_pid(settings: Any) -> int:
     """The process of the services."""
-    from farm.reach.services import find_services
+    from farm.connectivity.services import find_services
 
     services = find_services(settings)
     if services is None:

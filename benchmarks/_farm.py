@@ -16,12 +16,12 @@ import numpy as np
 from device_agent.protocol import Engine, Limits, RunSpec, Status
 from farm.artifacts.compile import compile_model
 from farm.artifacts.verify import compare
-from farm.boards.local import LocalFarm
 from farm.campaign.engine.host import share_cores
 from farm.campaign.one_model import Request
 from farm.campaign.plan_models import to_variant
 from farm.campaign.tune import Tuned
 from farm.campaign.tune import tune as tuning
+from farm.crew.local import LocalFarm
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.measure.session import BoardSession
 from farm.models.inputs import InputSpec, make_inputs, read_inputs, resolve_inputs
@@ -30,7 +30,7 @@ from farm.processes.machine import machine_lock
 from farm.report.campaign_table import summary_line
 from farm.search import tvm_env
 from farm.search.default_schedule import find_default
-from farm.search.prepared import prepare_model
+from farm.search.graph.prepared import prepare_model
 from farm.search.target import host_target, make_target
 from farm.search.workloads import Workload
 from farm.settings import Settings

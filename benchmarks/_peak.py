@@ -15,8 +15,9 @@ import _machine
 
 from device_agent.protocol import Limits, MeasureSpec, Status, TensorSpec
 from farm.measure.session import BoardSession
-from farm.search import builder, tvm_env
-from farm.search.traits import derive_traits
+from farm.search import tvm_env
+from farm.search.build import builder
+from farm.search.tuners.traits import derive_traits
 from farm.settings import Settings
 
 # One fused multiply-add starts per pipe and cycle and ends 4 to 5 cycles later (10 on Cortex-A57), in up to two pipes:

@@ -200,7 +200,7 @@ class Compilers:
     def submit(self, job: Any, module_json: str, target: Mapping[str, Any], standalone: bool = False) -> None:
         from device_agent.protocol import Status
         from farm.campaign.engine.builds import BuildAnswer
-        from farm.search.build_pool import BuildResult
+        from farm.search.build.build_pool import BuildResult
 
         library = text_of(LIBRARY_BYTES, job).encode()
         result = BuildResult(Status.OK, "", library, hashlib.sha256(library).hexdigest(), 0.3)

@@ -26,10 +26,11 @@ from device_agent.protocol import Limits, MeasureSpec, TensorSpec
 from device_agent.rig import Rig
 from farm import emulation, settings
 from farm.inventory.board_types import require_board_type
-from farm.search import builder, gpus, tvm_env
+from farm.search import gpus, tvm_env
+from farm.search.build import builder
 from farm.search.families import rule
-from farm.search.schedule_space import ScheduleSpace
-from farm.search.warm_start import spearman
+from farm.search.tuners.schedule_space import ScheduleSpace
+from farm.search.tuners.warm_start import spearman
 from farm.search.workloads import Workload
 
 BOARD_TYPE, THREADS = "jetson-nano", 4

@@ -16,7 +16,7 @@ from typing import Any
 
 import _machine
 
-from farm.boards.health import Kind, Limits, Observation, decide_by
+from farm.crew.health import Kind, Limits, Observation, decide_by
 from farm.store import Store
 from farm.values import Board, GoldenSample
 

@@ -20,9 +20,10 @@ from farm.errors import CodeRefusedError
 from farm.gpu import code
 from farm.inventory.board_types import load_board_types
 from farm.models.zoo import ZOO
-from farm.search import gpu_code, gpus, target, traces, tvm_env
+from farm.search import gpus, target, traces, tvm_env
+from farm.search.build import gpu_code
 from farm.search.families import rule
-from farm.search.prepared import prepare_model
+from farm.search.graph.prepared import prepare_model
 
 MODELS = ("squeezenet1.1", "resnet18", "mobilenet_v2")
 BOARDS = ("jetson-nano", "jetson-tx2")

@@ -132,7 +132,8 @@ def draw(rng: random.Random) -> float:
 
 def run_ours(workload: Any, options: Any) -> dict[str, Any]:
     """A campaign's search and the compiler behind it, fed as the engine feeds them."""
-    from farm.search import builder, campaign_search, traits
+    from farm.search.build import builder
+    from farm.search.tuners import campaign_search, traits
 
     base, meter, rng = farm.settings.load(), Meter(), random.Random(vs_stock.SEED)
     search = campaign_search.CampaignSearch(

@@ -118,10 +118,11 @@ def make_probes(base: Any, model: Any, board_type: Any) -> list[Probe]:
     """For each of the heaviest workloads the fastest of some random candidates, as a library."""
     import _farm
 
-    from farm.search import builder, tvm_env
-    from farm.search.campaign_search import CampaignSearch, SearchTask
+    from farm.search import tvm_env
+    from farm.search.build import builder
     from farm.search.target import host_target
-    from farm.search.traits import derive_traits
+    from farm.search.tuners.campaign_search import CampaignSearch, SearchTask
+    from farm.search.tuners.traits import derive_traits
 
     _machine.say("making probes")
     tvm_env.load()

@@ -19,7 +19,8 @@ import numpy as np
 
 import farm.settings
 from device_agent.protocol import TensorSpec
-from farm.search import builder, tvm_env
+from farm.search import tvm_env
+from farm.search.build import builder
 from farm.search.target import host_target
 from farm.search.workloads import Workload
 

@@ -16,7 +16,7 @@ import _machine
 import psutil
 
 from farm import settings as farm_settings
-from farm.reach.services import Services, start_services
+from farm.connectivity.services import Services, start_services
 from farm.store import Store
 from farm.values import Health, Virtual
 

@@ -131,7 +131,7 @@ class Timer:
         import numpy as np
         import tvm
 
-        from farm.search import builder
+        from farm.search.build import builder
 
         random = np.random.default_rng(0)
         try:
@@ -164,14 +164,14 @@ def judge_vectors(options: Any, timer: Timer, workload: Any) -> dict[str, Any]:
     """
     import numpy as np
 
-    from farm.search import tuners
-    from farm.search.cost_model import measure_vectors
-    from farm.search.history import TaskHistory
-    from farm.search.schedule_space import ScheduleSpace
-    from farm.search.warm_start import spearman
+    from farm.search.tuners import strategies
+    from farm.search.tuners.cost_model import measure_vectors
+    from farm.search.tuners.history import TaskHistory
+    from farm.search.tuners.schedule_space import ScheduleSpace
+    from farm.search.tuners.warm_start import spearman
 
     history = TaskHistory(ScheduleSpace(workload, 1), traits_of(workload), FOREIGN_SEED, "vectors")
-    drawn = tuners.draw_new(history, options.drawn)
+    drawn = strategies.draw_new(history, options.drawn)
     described = [history.space.describe(each) for each in drawn]
     latencies = [timer.time(workload, each.hash, each.module_json, each.arguments) for each in described]
     known = [(measure_vectors(e.features), latency) for e, latency in zip(drawn, latencies, strict=True) if latency]
@@ -214,14 +214,14 @@ def compare(options: Any, timer: Timer, mine: Any, other: Any, seed: int) -> dic
 
 
 def traits_of(workload: Any) -> Any:
-    from farm.search.traits import derive_traits
+    from farm.search.tuners.traits import derive_traits
 
     return derive_traits(workload.target)
 
 
 def run_ours(options: Any, timer: Timer, workload: Any, seed: int, foreign: list[Any]) -> tuple[list[float], str]:
     """The campaign's search with stock's budget."""
-    from farm.search.campaign_search import CampaignSearch, SearchTask
+    from farm.search.tuners.campaign_search import CampaignSearch, SearchTask
 
     base = _settings()
     search = CampaignSearch(options.tuner, options.loss or None, seed, base.population, base.generations, 1)
@@ -240,7 +240,7 @@ def run_ours(options: Any, timer: Timer, workload: Any, seed: int, foreign: list
 
 def find_foreign(options: Any, timer: Timer, workload: Any, seed: int) -> list[Any]:
     """What a search for the other type of boards left in the store."""
-    from farm.search.campaign_search import CampaignSearch, ForeignTrial, SearchTask
+    from farm.search.tuners.campaign_search import CampaignSearch, ForeignTrial, SearchTask
 
     base = _settings()
     traits = traits_of(workload)

@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def soak(boards: int, minutes: float, folder: pathlib.Path) -> dict[str, Any]:
-    from farm.reach.services import find_services
+    from farm.connectivity.services import find_services
     from farm.settings import Settings
 
     home, temporary = folder / "home", folder / "t"
@@ -122,8 +122,8 @@ def keep_services(home: pathlib.Path, temporary: pathlib.Path) -> Iterator[subpr
 
 def wait_up(settings: Any, boards: int) -> None:
     """Until every board has been reached and probed once."""
+    from farm.connectivity.services import find_services
     from farm.errors import UnavailableError
-    from farm.reach.services import find_services
 
     deadline = time.monotonic() + 60 + boards * _START_S_PER_BOARD
     while time.monotonic() < deadline:

@@ -19,10 +19,10 @@ from typing import Any
 
 import _machine
 
-from farm.reach.relay import Relay
-from farm.reach.ssh import SshConnection
-from farm.reach.ssh_files import get, put
-from farm.reach.tunnels import Forward
+from farm.connectivity.relay import Relay
+from farm.connectivity.ssh import SshConnection
+from farm.connectivity.ssh_files import get, put
+from farm.connectivity.tunnels import Forward
 from tests.integration.conftest import find_free_port
 from tests.integration.sshd import Sshd, running_sshd
 

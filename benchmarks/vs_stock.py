@@ -27,7 +27,7 @@ import onnx
 
 import farm.settings
 from device_agent.protocol import Limits, MeasureSpec, Status, TensorSpec
-from farm.boards.local import LocalFarm
+from farm.crew.local import LocalFarm
 from farm.inventory.board_types import require_board_type
 from farm.processes.machine import machine_lock
 from farm.settings import Settings
@@ -237,7 +237,7 @@ def compare(base: Settings, ours: Mapping[str, Any], stock: Mapping[str, Any], o
     """Measure both winners of each workload in turns, by the farm's own measure."""
     import _farm
 
-    from farm.search import builder
+    from farm.search.build import builder
 
     rows, contestants = [], []
     for index, workload in enumerate(ours["workloads"]):

@@ -14,15 +14,15 @@ import numpy as np
 
 from device_agent.protocol import OperatingPoint
 from farm import emulation, linker
-from farm.boards import golden_runs
-from farm.boards.local import LocalFarm
 from farm.campaign.engine import board_actor, ray_calls
 from farm.campaign.engine.board_held import REQUEST_TIMEOUT_S
 from farm.campaign.engine.ray_calls import ray_running
+from farm.crew import golden_runs
+from farm.crew.local import LocalFarm
 from farm.errors import FarmError, PermanentError
 from farm.inventory.board_types import load_board_types
 from farm.processes.machine import machine_lock
-from farm.search import golden
+from farm.search.build import golden
 from farm.services.board_doctor import check_boards, describe_home
 from farm.services.checks import Check, run_check
 from farm.settings import Settings

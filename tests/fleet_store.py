@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from farm.boards.health import Kind, Limits, Observation, decide_by
+from farm.crew.health import Kind, Limits, Observation, decide_by
 from farm.settings import StoreLocation
 from farm.store import Store
 from farm.store.clock import Instant

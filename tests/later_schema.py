@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from farm import safekeeping
+from farm import backup
 from farm.store import database
 
 REVISION = "0008"
@@ -41,4 +41,4 @@ def become(monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path) -> None:
     """From now on this process is that version."""
     monkeypatch.setattr(database, "_MIGRATIONS", folder)
     monkeypatch.setattr(database, "HEAD", REVISION)
-    monkeypatch.setattr(safekeeping, "SCHEMA", REVISION)
+    monkeypatch.setattr(backup, "SCHEMA", REVISION)

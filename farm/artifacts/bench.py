@@ -22,12 +22,12 @@ from farm.artifacts.on_board import HeldForModels
 from farm.artifacts.running import read_energy
 from farm.artifacts.timing import Timed, Variant, describe_runs, ordered, time_in_turns
 from farm.artifacts.verify import compare
-from farm.boards.choice import plan_target
-from farm.boards.visits import plan_window
+from farm.crew.choice import plan_target
+from farm.crew.visits import plan_window
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
 from farm.models.inputs import make_inputs
-from farm.processes.compile_apart import compile_apart
+from farm.processes.compile_subprocess import compile_in_subprocess
 from farm.search import gpus
 from farm.settings import Settings
 from farm.store import Store
@@ -87,7 +87,7 @@ def bench(
         wanted = [each for each in (OURS, *rivals) if each != ONNXRUNTIME and not (each == OURS and subject.artifact)]
         ways = {each: make.Way(UNTUNED_PIPELINE if each == UNTUNED else kind.pipeline, each == OURS) for each in wanted}
         job = functools.partial(make.compile_ways, order, target, candidates, ways)
-        done = compile_apart(job, name)[0] if wanted else {}
+        done = compile_in_subprocess(job, name)[0] if wanted else {}
         programs = {each: compiled.library for each, compiled in done.items()}
         if subject.artifact is not None:
             programs[OURS] = subject.artifact.read_library()

@@ -25,9 +25,10 @@ from farm.models.source import ModelSource
 
 # Besides those that the user gives.
 SEEDS = (0, 1)
-# How much less exact a convolution by Winograd's algorithm is than a direct one: the table in `farm.search.winograd`.
-# In 8 bits a sum near a half is rounded either way, a step of one part in 255, and layers pass it on: whole models were
-# seen to be up to 2 % of their outputs' peak from ONNX Runtime's (`benchmarks/quantised.py`).
+# How much less exact a convolution by Winograd's algorithm is than a direct one: the table in
+# `farm.search.graph.winograd`. In 8 bits a sum near a half is rounded either way, a step of one part in 255, and layers
+# pass it on: whole models were seen to be up to 2 % of their outputs' peak from ONNX Runtime's
+# (`benchmarks/quantised.py`).
 # Weights in bfloat16 are off by up to one part in 256; models whose every weight is were seen to be up to 0.8 % of
 # their outputs' peak from float32 (mobilenet_v2; docs/performance.md).
 _FACTORS = {"winograd F(4, 3)": 2.0, "winograd F(6, 3)": 8.0, "8 bits": 500.0, "bf16 weights": 200.0}

@@ -20,8 +20,10 @@ from farm import linker
 from farm.artifacts.choice import Choice, Records
 from farm.errors import InternalError, PermanentError
 from farm.gpu.ptx import Usage
-from farm.search import default_schedule, gpu_code, gpus, pipeline, traces, tvm_env, workloads
-from farm.search.prepared import Prepared, prepare_model
+from farm.search import default_schedule, gpus, traces, tvm_env, workloads
+from farm.search.build import gpu_code
+from farm.search.graph import pipeline
+from farm.search.graph.prepared import Prepared, prepare_model
 from farm.search.tvm_errors import find_reason
 from farm.values import Record
 

@@ -19,7 +19,7 @@ from farm.artifacts.manifest import Model
 from farm.inventory.board_types import BoardType
 from farm.models.inputs import InputSpec
 from farm.search import gpus
-from farm.search.prepared import Prepared, prepare_model
+from farm.search.graph.prepared import Prepared, prepare_model
 
 # As recorded, as predicted, as TVM comes, and the same model by another engine.
 RECORDED, PREDICTED, UNTUNED, ONNXRUNTIME = "recorded", "predicted", "untuned", "onnxruntime"

@@ -15,10 +15,10 @@ from farm.artifacts import places
 from farm.artifacts.checking import require_verified
 from farm.artifacts.manifest import Artifact
 from farm.artifacts.package import find_name, list_members
+from farm.connectivity.ssh import SshConnection
+from farm.connectivity.ssh_files import put
 from farm.errors import PermanentError
 from farm.provision.layout import HOME_PREFIX, ROOT_PREFIX
-from farm.reach.ssh import SshConnection
-from farm.reach.ssh_files import put
 
 # Below the login's home, or below FARM_HOME for boards on this machine.
 FOLDER = "tvm-farm-models"

@@ -25,7 +25,7 @@ from farm.artifacts.listed import list_model_options, list_options
 from farm.artifacts.manifest import Artifact, GpuCode, Manifest, RecordUsed, StoredWeights, Tensor, WorkloadServed
 from farm.artifacts.places import require_place
 from farm.artifacts.task import find_task
-from farm.boards.choice import TargetPlan, plan_target
+from farm.crew.choice import TargetPlan, plan_target
 from farm.emulation import runs_own_code
 from farm.errors import FarmError, InternalError, ModelRefusedError, PermanentError, UsageError
 from farm.gpu.code import plan_gpu
@@ -33,9 +33,10 @@ from farm.inventory.board_types import BoardType, load_board_types
 from farm.inventory.core_types import find_core_type
 from farm.models.inputs import InputSpec
 from farm.models.source import ModelSource
-from farm.processes.compile_apart import compile_apart
-from farm.search import gpus, halving
-from farm.search.pipeline import require_pipeline
+from farm.processes.compile_subprocess import compile_in_subprocess
+from farm.search import gpus
+from farm.search.graph import half_precision
+from farm.search.graph.pipeline import require_pipeline
 from farm.search.target import host_target
 from farm.settings import Settings
 from farm.store import Store
@@ -99,7 +100,7 @@ class Way:
 
 
 def make_artifact(order: CompileOrder, out: Path, settings: Settings, store: Store) -> Artifact:
-    """Compile and write. Raises UsageError, PermanentError, and what `compile_apart` raises."""
+    """Compile and write. Raises UsageError, PermanentError, and what `compile_in_subprocess` raises."""
     require_place(out)
     return manifests.write_artifact(out, *_compile(order, settings, store))
 
@@ -136,7 +137,7 @@ def _compile(order: CompileOrder, settings: Settings, store: Store) -> tuple[Man
     target = find_target(order.board_type, order.simulated)
     ways = {order.board_type.name: Way(order.board_type.pipeline)}
     job = functools.partial(compile_ways, order, target, fetch_candidates(order, store), ways)
-    done, config = compile_apart(job, order.source.name)
+    done, config = compile_in_subprocess(job, order.source.name)
     (compiled,) = done.values()
     if order.missing == REFUSE:
         _require_records(order, compiled.served)
@@ -325,8 +326,8 @@ def _list_outputs(source: ModelSource) -> list[str]:
 
 def find_algorithm(workload: str) -> str:
     """How a convolution, or all that is in 8 or 16 bits, is computed, by its workload's name; "" for what is none."""
-    if workload.startswith(halving.PREFIX):
-        return ", ".join(filter(None, (find_algorithm(workload.removeprefix(halving.PREFIX)), "bf16 weights")))
+    if workload.startswith(half_precision.PREFIX):
+        return ", ".join(filter(None, (find_algorithm(workload.removeprefix(half_precision.PREFIX)), "bf16 weights")))
     if re.search(r"int8|quantize", workload):
         return "8 bits"
     winograd = re.match(r"winograd(\d)", workload)
@@ -334,12 +335,12 @@ def find_algorithm(workload: str) -> str:
 
 
 def _describe_weights(pipeline: str, served: Sequence[Served]) -> StoredWeights:
-    halved = [each.workload for each in served if halving.is_halved(each.workload.arguments)]
+    halved = [each.workload for each in served if half_precision.is_halved(each.workload.arguments)]
     size = sum(
         2 * math.prod(shape) * each.weight
         for each in halved
         for shape, dtype in each.arguments
-        if dtype == halving.DTYPE
+        if dtype == half_precision.DTYPE
     )
     return StoredWeights(asked=require_pipeline(pipeline).weights, workloads=len(halved), bytes=size)
 

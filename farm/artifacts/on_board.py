@@ -14,7 +14,7 @@ from device_agent.protocol import GPU, Description, Limits, OperatingPoint, Outc
 from farm.artifacts.listed import list_model_options, list_options, to_name
 from farm.artifacts.manifest import GpuCode, Manifest
 from farm.artifacts.timing import Run
-from farm.boards.crew import open_crew, wait_for
+from farm.crew.crew import open_crew, wait_for
 from farm.errors import PermanentError, UsageError
 from farm.gpu import native
 from farm.gpu.ptx import find_newest, is_newer

@@ -17,7 +17,7 @@ from farm.artifacts.on_board import HeldForModels
 from farm.artifacts.places import new_file
 from farm.artifacts.runtime import InputError, tasks
 from farm.artifacts.timing import Variant, ordered, time_in_turns
-from farm.boards.visits import plan_window
+from farm.crew.visits import plan_window
 from farm.errors import PermanentError, UsageError
 from farm.measure.statistics import summarise
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from device_agent.protocol import OperatingPoint
-from farm.boards.choice import TargetPlan, plan_pool, plan_target, require_hope
 from farm.campaign import plan_boards
 from farm.campaign.engine.host import share_cores
 from farm.campaign.order import ModelOrder, Order, SearchOrder, TypeOrder
@@ -23,6 +22,7 @@ from farm.campaign.plan_survey import Form
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import XGB, MeasureSpec
 from farm.campaign.submit import to_measure, to_row, to_workloads
+from farm.crew.choice import TargetPlan, plan_pool, plan_target, require_hope
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
 from farm.search import gpus

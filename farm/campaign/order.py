@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from device_agent.protocol import OperatingPoint
-from farm.boards.choice import has_labels
 from farm.campaign.scheduler.values import Budget
+from farm.crew.choice import has_labels
 
 
 @dataclasses.dataclass(frozen=True)

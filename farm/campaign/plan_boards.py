@@ -11,18 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import OperatingPoint
-from farm.boards import choice as board_choice
-from farm.boards.choice import TargetPlan
 from farm.campaign.plan_models import ModelVariant
 from farm.campaign.plan_points import find_clocks, format_spec, plan_point, to_point
 from farm.campaign.spec import BoardsSpec, CampaignSpec, PointSpec
+from farm.crew import choice as board_choice
+from farm.crew.choice import TargetPlan
 from farm.emulation import runs_own_code
 from farm.errors import FarmError, UsageError
 from farm.inventory import document_lines
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.inventory.document_lines import Place
 from farm.search.gpus import require_device
-from farm.search.pipeline import make_exact
+from farm.search.graph.pipeline import make_exact
 from farm.values import DEFAULT_POINT, Health, State
 
 # What a system without a desktop and the agent leave nobody else of a board's memory.

@@ -1,4 +1,4 @@
-"""Import a campaign's models, apart (`farm.processes.compile_apart`), and tell their workloads."""
+"""Import a campaign's models, apart (`farm.processes.compile_subprocess`), and tell their workloads."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from farm.campaign.plan_models import ModelVariant
 from farm.errors import UsageError
-from farm.processes.compile_apart import Apart
+from farm.processes.compile_subprocess import Apart
 from farm.search.default_schedule import predict_seconds
-from farm.search.prepared import prepare_model
+from farm.search.graph.prepared import prepare_model
 from farm.search.target import host_target
 from farm.search.workloads import Workload
 

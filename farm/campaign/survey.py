@@ -10,7 +10,7 @@ from farm.inventory.board_types import BoardType
 from farm.models.inputs import InputSpec
 from farm.models.source import ModelSource
 from farm.search import target
-from farm.search.prepared import prepare_model
+from farm.search.graph.prepared import prepare_model
 
 
 def survey_model(source: ModelSource, inputs: Sequence[InputSpec], board_type: BoardType) -> tuple[list[Any], str]:

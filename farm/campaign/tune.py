@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from device_agent.protocol import Outcome
-from farm.boards.choice import plan_choice
 from farm.campaign import one_model
 from farm.campaign.engine import client, control
 from farm.campaign.engine.engine import CampaignEngine, engine_up
@@ -27,6 +26,7 @@ from farm.campaign.engine.state import publish, withdraw
 from farm.campaign.one_model import Place, Request
 from farm.campaign.plan_survey import Survey, Surveying
 from farm.campaign.watch import find_error, is_settled, watch
+from farm.crew.choice import plan_choice
 from farm.errors import FarmError, PermanentError, UnavailableError
 from farm.processes import children
 from farm.processes.machine import (

@@ -1,7 +1,7 @@
 """`farm board`: the boards that the farm knows, and the types that a board can be of.
 
 Registering and ordering only: nothing here connects to a board. What an order means for a board's health is decided in
-`farm/boards/health.py` and kept by the store.
+`farm/crew/health.py` and kept by the store.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Annotated, Any, Literal
 import typer
 
 from farm import settings
-from farm.boards.health import Kind, Observation, decide_by
 from farm.cli import board_show, completion, options, output, tables
+from farm.connectivity.host_keys import FILE_NAME, KnownHosts, require_fingerprint
+from farm.connectivity.services_state import is_held
+from farm.crew.health import Kind, Observation, decide_by
 from farm.errors import UsageError
 from farm.inventory import fleet_addresses, fleet_ranges
 from farm.processes.machine import name_user
-from farm.reach.host_keys import FILE_NAME, KnownHosts, require_fingerprint
-from farm.reach.services_state import is_held
 from farm.store.standing import parse_transport
 from farm.values import Direct, Ssh, State, Transport, Virtual
 
@@ -151,7 +151,7 @@ def add(
     """Register a board, or several virtual ones. It is `suspect` until it has been probed."""
 
     def work() -> None:
-        from farm.boards.virtual import require_model
+        from farm.crew.virtual import require_model
         from farm.inventory.board_types import require_board_type
 
         labels = _read_labels(label or [])

@@ -22,12 +22,12 @@ import typer.core
 from farm import settings as farm_settings
 from farm.cli import first_contact, options, output
 from farm.cli.durations import read_duration_s
+from farm.connectivity.addresses import to_ssh_address
+from farm.connectivity.board_logs import MAX_LINES, plan_log_command
+from farm.connectivity.host_keys import FILE_NAME, KnownHosts
+from farm.connectivity.ssh import ExecResult, SshConnection
+from farm.connectivity.ssh_handshake import SshAddress
 from farm.errors import FarmError, PermanentError, TransientError, UnavailableError, UsageError
-from farm.reach.addresses import to_ssh_address
-from farm.reach.board_logs import MAX_LINES, plan_log_command
-from farm.reach.host_keys import FILE_NAME, KnownHosts
-from farm.reach.ssh import ExecResult, SshConnection
-from farm.reach.ssh_handshake import SshAddress
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import parse_transport

@@ -11,7 +11,7 @@ from farm.errors import UsageError
 from farm.values import Health
 
 if TYPE_CHECKING:  # loads NumPy
-    from farm.boards.board_calibration import Calibration
+    from farm.crew.board_calibration import Calibration
 
 # Probes alone leave some hundred a day.
 _EVENTS = 30
@@ -26,7 +26,7 @@ def show(
     """Show a board and what happened to it; or a board type with its clocks, sensors and power modes."""
 
     def work() -> None:
-        from farm.boards.board_calibration import fetch_calibration
+        from farm.crew.board_calibration import fetch_calibration
 
         with options.open_store() as store:
             board = next((board for board in store.fetch_boards() if board["name"] == name), None)

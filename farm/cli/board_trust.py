@@ -12,11 +12,11 @@ import typer
 
 from farm import settings as farm_settings
 from farm.cli import board_remote, first_contact, options, output
+from farm.connectivity.addresses import to_ssh_address
+from farm.connectivity.host_keys import FILE_NAME, KnownHosts, changed, require_fingerprint
+from farm.connectivity.ssh_handshake import SshAddress, fetch_host_key
 from farm.errors import FarmError, UnavailableError, UsageError
 from farm.processes.machine import name_user
-from farm.reach.addresses import to_ssh_address
-from farm.reach.host_keys import FILE_NAME, KnownHosts, changed, require_fingerprint
-from farm.reach.ssh_handshake import SshAddress, fetch_host_key
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import Ssh
@@ -99,7 +99,7 @@ def _forget(store: Store, known_hosts: KnownHosts, name: str, transport: Ssh) ->
 
 def _reconnect(settings: Settings, names: list[str]) -> None:
     """Tell running services that a key was confirmed, so that they need not find out."""
-    from farm.reach.services import find_services
+    from farm.connectivity.services import find_services
 
     with contextlib.suppress(UnavailableError):
         if names and (services := find_services(settings)):

@@ -1,7 +1,7 @@
 """First contact: a person confirms the host keys of boards that nobody has confirmed yet. Nobody logs in here.
 
-A key that is pinned is compared on every connection (`farm/reach/host_keys.py`); one that has changed is never asked
-about.
+A key that is pinned is compared on every connection (`farm/connectivity/host_keys.py`); one that has changed is never
+asked about.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 
 from farm.cli import output
+from farm.connectivity.host_keys import HostKey, HostKeyError, KnownHosts, UnknownHostKeyError, require_fingerprint
+from farm.connectivity.ssh_handshake import SshAddress, fetch_host_key
 from farm.errors import FarmError, UsageError
-from farm.reach.host_keys import HostKey, HostKeyError, KnownHosts, UnknownHostKeyError, require_fingerprint
-from farm.reach.ssh_handshake import SshAddress, fetch_host_key
 
 _AT_ONCE = 16
 

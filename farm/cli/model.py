@@ -84,8 +84,8 @@ def show(
         # Imported here: TVM takes a second that wrong usage should not wait for.
         from farm.campaign.survey import survey_model
         from farm.search.default_schedule import describe_default
-        from farm.search.importer import find_obstacles
-        from farm.search.pipeline import store_weights
+        from farm.search.graph.importer import find_obstacles
+        from farm.search.graph.pipeline import store_weights
 
         options.require_float(source, weights)
         kind = store_weights(named, weights)

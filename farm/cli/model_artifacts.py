@@ -86,7 +86,7 @@ def compile_(
         from farm.artifacts import make
         from farm.artifacts.brought import bring
         from farm.search.gpus import list_devices, require_device
-        from farm.search.pipeline import make_exact, store_weights
+        from farm.search.graph.pipeline import make_exact, store_weights
 
         if missing not in make.MISSING:
             raise UsageError(f"--missing {missing!r} is unknown", f"Known: {', '.join(make.MISSING)}.")
@@ -315,8 +315,8 @@ def _show(artifact: Artifact, json: bool, since: float, board: str = "") -> None
 
 def _say_weights(manifest: Manifest) -> str:
     """Whose weights are in 16 bits, and what that saves, for people."""
-    from farm.search.halving import BF16_ALL
-    from farm.search.pipeline import require_pipeline
+    from farm.search.graph.half_precision import BF16_ALL
+    from farm.search.graph.pipeline import require_pipeline
 
     weights, of = manifest.weights, len(manifest.workloads)
     if require_pipeline(manifest.pipeline).weights != weights.asked:

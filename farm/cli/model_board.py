@@ -41,9 +41,9 @@ def deploy(
         from farm.artifacts import checking, on_board
         from farm.artifacts.deploy import deploy_here, deploy_over_ssh
         from farm.cli.board_remote import fetch_transport
-        from farm.reach.addresses import to_ssh_address
-        from farm.reach.host_keys import FILE_NAME, KnownHosts
-        from farm.reach.ssh import SshConnection
+        from farm.connectivity.addresses import to_ssh_address
+        from farm.connectivity.host_keys import FILE_NAME, KnownHosts
+        from farm.connectivity.ssh import SshConnection
         from farm.values import Ssh
 
         artifact = open_artifact(folder)

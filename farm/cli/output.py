@@ -131,13 +131,13 @@ def _fail(text: str, code: int, debug: bool, kind: str = "error") -> NoReturn:
 
 def _find_store_problem() -> str:
     """What is wrong with the store, looked at only now: a damaged one makes any command fail in any way."""
-    from farm import safekeeping, settings
+    from farm import backup, settings
 
     with contextlib.suppress(FarmError, OSError):
         loaded = settings.load()
         location = loaded.store_location
         if isinstance(location, Path) and location.stat().st_size <= _QUICKLY_CHECKED_BYTES:
-            return next(iter(safekeeping.check(loaded.home_path)), "")
+            return next(iter(backup.check(loaded.home_path)), "")
     return ""
 
 

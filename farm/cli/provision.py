@@ -15,8 +15,11 @@ from typing import Annotated, Any
 import typer
 
 from farm import settings as farm_settings
-from farm.boards import golden_runs
 from farm.cli import first_contact, options, output, tables
+from farm.connectivity.addresses import to_ssh_address
+from farm.connectivity.host_keys import FILE_NAME, KnownHosts
+from farm.connectivity.services import Services, using_services
+from farm.crew import golden_runs
 from farm.errors import FarmError, UsageError
 from farm.processes.machine import name_user
 from farm.provision.board import Job, Target
@@ -26,10 +29,7 @@ from farm.provision.hold import StoreHold
 from farm.provision.proof import prove
 from farm.provision.reports import GOOD, BoardReport, Outcome, StepReport, StepStatus
 from farm.provision.service_files import AgentOptions
-from farm.reach.addresses import to_ssh_address
-from farm.reach.host_keys import FILE_NAME, KnownHosts
-from farm.reach.services import Services, using_services
-from farm.search.golden import GoldenKernels
+from farm.search.build.golden import GoldenKernels
 from farm.settings import Settings
 from farm.store.standing import parse_transport
 from farm.values import Health, Ssh

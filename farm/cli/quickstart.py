@@ -55,7 +55,7 @@ def quickstart(
         # Imported here: Ray takes a second that wrong usage should not wait for.
         from farm.campaign.tune import find_failure
         from farm.quickstart import run as job
-        from farm.search.pipeline import make_exact
+        from farm.search.graph.pipeline import make_exact
 
         with options.open_store(settings) as store:
             try:

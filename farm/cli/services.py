@@ -13,9 +13,9 @@ import typer
 from farm import settings as farm_settings
 from farm.cli import options, output, tables
 from farm.cli.durations import read_duration_s
+from farm.connectivity.services import Services, find_services, start_services, using_services
+from farm.connectivity.services_state import is_held
 from farm.errors import DeadlineError, PermanentError, TransientError, UsageError
-from farm.reach.services import Services, find_services, start_services, using_services
-from farm.reach.services_state import is_held
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import is_on_demand, require_kept

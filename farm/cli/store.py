@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from farm import safekeeping
+from farm import backup as farm_backup
 from farm import settings as farm_settings
 from farm.cli import options, output
 from farm.errors import PermanentError, UsageError
@@ -23,7 +23,7 @@ def backup(
     """Copy the farm's store into FILE, whole and consistent, while services and campaigns go on."""
 
     def work() -> None:
-        safekeeping.back_up(_require_file(farm_settings.load(), "pg_dump --format=custom --file=FILE"), file, force)
+        farm_backup.back_up(_require_file(farm_settings.load(), "pg_dump --format=custom --file=FILE"), file, force)
         output.stderr.print(f"the store is copied to {file}", markup=False, soft_wrap=True)
 
     output.run(work, debug)
@@ -37,9 +37,9 @@ def restore(
 
     def work() -> None:
         home = _require_file(farm_settings.load(), "pg_restore --clean --if-exists FILE --dbname")
-        safekeeping.put_back(home, file)
-        kept = f"; the one before it is {home / safekeeping.REPLACED_FILE}"
-        there = kept if (home / safekeeping.REPLACED_FILE).exists() else ""
+        farm_backup.put_back(home, file)
+        kept = f"; the one before it is {home / farm_backup.REPLACED_FILE}"
+        there = kept if (home / farm_backup.REPLACED_FILE).exists() else ""
         output.stderr.print(f"the store is as {file} has it{there}", markup=False, soft_wrap=True)
 
     output.run(work, debug)
@@ -60,8 +60,8 @@ def check(
 
     def work() -> None:
         settings = farm_settings.load()
-        problems = safekeeping.check_any(settings)
-        impostors = {} if problems else safekeeping.find_impostors(settings, _tell_progress)
+        problems = farm_backup.check_any(settings)
+        impostors = {} if problems else farm_backup.find_impostors(settings, _tell_progress)
         removed = 0
         if remove and impostors:
             with options.open_store(settings) as store:
@@ -99,8 +99,8 @@ def upgrade(json: options.Json = False, debug: options.Debug = False) -> None:
 
     def work() -> None:
         location = farm_settings.load().store_location
-        before = safekeeping.upgrade(location)
-        after = safekeeping.SCHEMA
+        before = farm_backup.upgrade(location)
+        after = farm_backup.SCHEMA
         if json:
             output.print_json({"store": str(location), "before": before, "after": after})
         elif before == after:

@@ -11,10 +11,10 @@ import typer
 from farm import settings as farm_settings
 from farm.artifacts.listed import ToCompile, to_name
 from farm.artifacts.places import require_room
-from farm.boards.virtual import require_virtual
 from farm.cli import options, ordered_packages, output
 from farm.cli.campaign_screen import CampaignScreen
 from farm.cli.durations import read_duration_s
+from farm.crew.virtual import require_virtual
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.processes.machine import name_user
@@ -90,7 +90,7 @@ def tune(
             from farm.campaign.plan_models import to_variant
             from farm.campaign.tune import find_failure, tune
             from farm.search.gpus import require_device
-            from farm.search.pipeline import make_exact, store_weights
+            from farm.search.graph.pipeline import make_exact, store_weights
 
             options.require_float(source, weights)
             own = store_weights(require_device(make_exact(kind, exact), device), weights)

@@ -1,7 +1,7 @@
 """What a board answers, read as by somebody who does not trust it: the one border between boards and the farm.
 
 Types, bounds and text are the protocol's business (`device_agent.load_json`); here it is whether an answer can
-be true and is this board's own. What may reach the farm at all is `farm.reach.frames`'.
+be true and is this board's own. What may reach the farm at all is `farm.connectivity.frames`'.
 """
 
 from __future__ import annotations

@@ -32,6 +32,9 @@ from device_agent.protocol import (
     PowerTrace,
     RunSpec,
 )
+from farm.connectivity import fences
+from farm.connectivity.relay import Relay
+from farm.connectivity.tracker import Tracker
 from farm.errors import (
     BoardBusyError,
     BoardHostileError,
@@ -47,9 +50,6 @@ from farm.errors import (
 from farm.measure import answers
 from farm.measure.arrays import Arrays, HarmfulArraysError, pack_arrays, unpack_arrays
 from farm.measure.sent import SentPrograms
-from farm.reach import fences
-from farm.reach.relay import Relay
-from farm.reach.tracker import Tracker
 from farm.values import Lease
 
 REQUEST_TIMEOUT_S = 60.0

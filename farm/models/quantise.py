@@ -20,7 +20,7 @@ import onnxruntime
 from farm.errors import PermanentError, UsageError
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.source import ModelSource
-from farm.search import constants
+from farm.search.graph import constants
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 

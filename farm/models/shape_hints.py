@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import onnx
 
 from farm.errors import FarmError
-from farm.search import folding
+from farm.search.graph import folding
 
 if TYPE_CHECKING:
     from farm.models.inputs import InputSpec

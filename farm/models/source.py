@@ -1,6 +1,6 @@
 """Turn what the user typed into a checked ONNX model: a file, a program of torch.export, or a name from the zoo.
 
-Whether TVM can import the model is not known here; see `farm.search.importer`.
+Whether TVM can import the model is not known here; see `farm.search.graph.importer`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Work on what a stranger wrote, in a confined process of its own: bytes go in, bytes come out, nothing else.
 
 What the process may do is said in `confinement`. Its answer is bytes that are never unpickled: it may have been taken
-over by what it read. Work of our own that only takes long is in `compile_apart`.
+over by what it read. Work of our own that only takes long is in `compile_in_subprocess`.
 """
 
 from __future__ import annotations

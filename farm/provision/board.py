@@ -10,6 +10,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
+from farm.connectivity.host_keys import KnownHosts
+from farm.connectivity.ssh import SshConnection
+from farm.connectivity.ssh_files import put
+from farm.connectivity.ssh_handshake import SshAddress
 from farm.errors import FarmError, PermanentError
 from farm.provision import scripts
 from farm.provision.bundle import Bundle
@@ -20,10 +24,6 @@ from farm.provision.reports import BoardReport, Outcome, StepReport, StepStatus
 from farm.provision.service_files import AgentOptions, BoardFile, compute_digest, render_files
 from farm.provision.shell import BoardShell
 from farm.provision.survey import Login, Survey, fetch_login, fetch_survey
-from farm.reach.host_keys import KnownHosts
-from farm.reach.ssh import SshConnection
-from farm.reach.ssh_files import put
-from farm.reach.ssh_handshake import SshAddress
 
 # Deadlines of the steps on a slow board with a slow SD card: an unpacked bundle is 150 MB in 3,000 files.
 QUICK_S = 60.0

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
-from farm.boards.lease_keeper import LeaseKeeper
+from farm.crew.lease_keeper import LeaseKeeper
 from farm.errors import TransientError
 from farm.store import Store
 from farm.values import Health, State

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import statistics
 
-from farm.boards import golden_runs
+from farm.connectivity.board_link import BoardLink
+from farm.connectivity.host_keys import KnownHosts
+from farm.connectivity.tracker import Tracker
+from farm.crew import golden_runs
 from farm.inventory.board_types import require_board_type
 from farm.measure.session import BoardSession
 from farm.provision.board import Target
-from farm.reach.board_link import BoardLink
-from farm.reach.host_keys import KnownHosts
-from farm.reach.tracker import Tracker
-from farm.search import golden
+from farm.search.build import golden
 
 # The agent looks for its tracker every second or two; a slow board takes some more to register.
 FIND_TIMEOUT_S = 45.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 
+from farm.connectivity.ssh import SshConnection
 from farm.errors import PermanentError, TransientError
 from farm.provision.layout import Layout
-from farm.reach.ssh import SshConnection
 
 # A run that was cut off may still be at work on the board for as long as its step was given.
 LOCK_TIMEOUT_S = 60.0

@@ -26,7 +26,7 @@ from farm.errors import FarmError, PermanentError
 from farm.inventory.board_types import BoardType
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.source import ModelSource
-from farm.processes.compile_apart import compile_apart
+from farm.processes.compile_subprocess import compile_in_subprocess
 from farm.quickstart import sweep as quickstart_sweep
 from farm.report import markdown, plots
 from farm.search.workloads import Workload
@@ -81,7 +81,7 @@ def run(
         listener.note("compiling the model as it was fastest")
         shapes = {spec.name: spec.static_shape for spec in request.inputs}
         job = functools.partial(_compile, source, shapes, target, workloads, book, board_type, request.sweep)
-        compiled, to_sweep = compile_apart(job, source.name)
+        compiled, to_sweep = compile_in_subprocess(job, source.name)
     notes = [f"{name}: {reason}" for name, reason in final["missing"].items()]
     swept = _sweep(request, settings, store, listener, to_sweep, final, notes)
     document = _document(request, settings, tuned, final, compiled, records, notes)

@@ -1,21 +1,22 @@
 """TVM behind one adapter: import, graph pipeline, workloads, search, cost model, build.
 
-Nothing outside this package (and `farm.artifacts`, `farm.dropin`, `farm.measure.session`) imports tvm. Which workload
-gets the next trial, and where it runs, is decided in `farm.campaign`.
+Nothing outside this package (and `farm.artifacts`, `farm.metaschedule`, `farm.measure.session`) imports tvm. Which
+workload gets the next trial, and where it runs, is decided in `farm.campaign`.
 
 `FarmBuilder`, `FarmRunner` and `FarmDatabase`, for stock MetaSchedule scripts, are found here too, and so are
-`import_model` and `farm_pipeline`; they live in `farm.dropin` and are loaded with TVM when they are first asked for.
+`import_model` and `farm_pipeline`; they live in `farm.metaschedule` and are loaded with TVM when they are first
+asked for.
 """
 
 import importlib
 from typing import Any
 
 _FOR_SCRIPTS = {
-    "FarmBuilder": "farm.dropin.builder",
-    "FarmRunner": "farm.dropin.runner",
-    "FarmDatabase": "farm.dropin.database",
-    "farm_pipeline": "farm.dropin.models",
-    "import_model": "farm.dropin.models",
+    "FarmBuilder": "farm.metaschedule.builder",
+    "FarmRunner": "farm.metaschedule.runner",
+    "FarmDatabase": "farm.metaschedule.database",
+    "farm_pipeline": "farm.metaschedule.models",
+    "import_model": "farm.metaschedule.models",
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from farm.search import gpus, traces, tvm_env
 from farm.search.families import rule
 from farm.search.families.family import Plan
-from farm.search.pipeline import PIPELINES
+from farm.search.graph.pipeline import PIPELINES
 from farm.search.target import make_target
 from farm.search.workloads import Workload
 

@@ -1,7 +1,7 @@
 """Whether a workload from elsewhere is the function that its hash names: TVM's JSON is checked, loaded and hashed anew,
 in a confined process, since what a stranger wrote can crash whoever loads it.
 
-How records travel between farms is in `farm.dropin.exchange`.
+How records travel between farms is in `farm.metaschedule.exchange`.
 """
 
 from __future__ import annotations

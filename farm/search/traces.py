@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farm.errors import InternalError
-from farm.search import dots, names, tvm_env
+from farm.search import names, tvm_env
 from farm.search.families import facts
+from farm.search.graph import dots
 from farm.search.tvm_errors import find_reason
 
 _Instructions = list[list[Any]]

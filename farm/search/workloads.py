@@ -9,9 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farm.search import halving, joins, names, tvm_env
-from farm.search import pipeline as graph_pipeline
+from farm.search import names, tvm_env
 from farm.search.families.winograd import count_direct_flop
+from farm.search.graph import half_precision, in_place_concat
+from farm.search.graph import pipeline as graph_pipeline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +68,7 @@ def readable_name(function: str, shapes: Sequence[tuple[int, ...]], kernel_layou
     """
     fused = "_".join(word.rstrip("0123456789") for word in function.removeprefix("fused_").split("_"))
     source, result = shapes[0], shapes[-1]
-    # What `farm.search.converters` makes of a Clip.
+    # What `farm.search.graph.converters` makes of a Clip.
     fused = fused.replace("maximum_minimum", "clip")
     fused = _spell_bytes(fused)
     words = fused.removeprefix("int8_").split("_")
@@ -97,7 +98,7 @@ def readable_name(function: str, shapes: Sequence[tuple[int, ...]], kernel_layou
 
 
 def _spell_bytes(fused: str) -> str:
-    """In short what `farm.search.quantised` and `farm.search.dots` make: products of bytes, scaling of bytes."""
+    """In short what `farm.search.graph.quantised` and `farm.search.graph.dots` make: products and scaling of bytes."""
     fused = re.sub(
         rf"^((?:{_MOVES.pattern})?)(?:dots_(conv2d|matmul)|(conv2d|matmul)(?=_cast))_cast", r"\1int8_\2\3", fused
     )
@@ -123,15 +124,15 @@ def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline
     found = []
     for task in ms.relax_integration.extract_tasks(module, target):
         mod = task.dispatched[0]
-        if joins.is_join(mod["main"]):
+        if in_place_concat.is_join(mod["main"]):
             continue
         arguments = list_arguments(mod)
-        name = str(task.task_name).replace(halving.PREFIX, "", 1)
+        name = str(task.task_name).replace(half_precision.PREFIX, "", 1)
         name = readable_name(name, [shape for shape, _ in arguments], kernel_layout)
         found.append(
             Workload(
                 hash=workload_hash(mod, target_config, pipeline),
-                name=f"{halving.PREFIX}{name}" if halving.is_halved(arguments) else name,
+                name=f"{half_precision.PREFIX}{name}" if half_precision.is_halved(arguments) else name,
                 # What a model is said to take does not depend on the algorithm.
                 flop=count_direct_flop(mod) or float(estimate_tir_flops(mod)),
                 weight=int(task.weight),

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from farm.connectivity.services import using_services
 from farm.errors import BoardUnsafeError, FarmError, LeaseOverError, PermanentError
 from farm.inventory.board_types import require_board_type
-from farm.reach.services import using_services
 from farm.services.board_doctor import describe_board, plan_way
 from farm.services.certify_hardware import HardwareChecks
 from farm.services.checks import Check, Doubt, Level, Show, Work, run_chain, run_each

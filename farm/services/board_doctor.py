@@ -11,12 +11,12 @@ import shutil
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from farm.connectivity.addresses import to_ssh_address
+from farm.connectivity.host_keys import FILE_NAME, KnownHosts
+from farm.connectivity.services import Services, find_services, using_services
+from farm.connectivity.services_state import LOG_FILE
 from farm.errors import PermanentError
 from farm.processes.children import tail
-from farm.reach.addresses import to_ssh_address
-from farm.reach.host_keys import FILE_NAME, KnownHosts
-from farm.reach.services import Services, find_services, using_services
-from farm.reach.services_state import LOG_FILE
 from farm.services.checks import Check, Doubt, Level, Show, Work, run_chain, run_check
 from farm.services.doctor_agent import AgentHops
 from farm.services.doctor_ssh import SshHops

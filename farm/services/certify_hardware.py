@@ -23,11 +23,11 @@ from device_agent.protocol import (
     RailPower,
     format_hz,
 )
-from farm.boards import golden_runs
+from farm.crew import golden_runs
 from farm.errors import BoardUnsafeError, PermanentError
 from farm.inventory.board_types import BoardType
 from farm.measure.session import BoardSession
-from farm.search import golden
+from farm.search.build import golden
 from farm.services.checks import Doubt, Work
 
 # Entries held of each clock's table, its ends among them: enough to see a driver round, few enough to be done soon.

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from farm import settings as farm_settings
+from farm.connectivity.services_socket import ControlServer
+from farm.connectivity.services_state import LOG_FILE, ServicesInfo, publish, services_lock
 from farm.errors import FarmError, UnavailableError, UsageError
 from farm.processes.listening import raise_descriptor_limit
-from farm.reach.services_socket import ControlServer
-from farm.reach.services_state import LOG_FILE, ServicesInfo, publish, services_lock
 from farm.services.keeper import Keeper
 from farm.services.telemetry import Telemetry
 from farm.services.worker import skipped

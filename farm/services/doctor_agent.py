@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import Description, OperatingPoint, PinStatus, format_hz
-from farm.boards import golden_runs
-from farm.boards.health import Observation, decide_by, find_kind
-from farm.boards.lease_keeper import LeaseKeeper
+from farm.connectivity.services import Services
+from farm.crew import golden_runs
+from farm.crew.health import Observation, decide_by, find_kind
+from farm.crew.lease_keeper import LeaseKeeper
 from farm.errors import (
     BoardHostileError,
     BoardUnsafeError,
@@ -29,8 +30,7 @@ from farm.errors import (
 )
 from farm.inventory.board_types import require_board_type
 from farm.measure.session import BoardSession
-from farm.reach.services import Services
-from farm.search import golden
+from farm.search.build import golden
 from farm.services.checks import Doubt, Work
 from farm.settings import Settings
 from farm.store import Store

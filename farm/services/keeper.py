@@ -1,7 +1,7 @@
 """The services' one loop: keeps the tracker, the ways to boards and the probe worker up, and the store told.
 
 Everything runs on the main thread; requests come in through `submit`. What commands may ask is in `daemon`, which board
-is due for a probe in `probe_plan`, what an observation means in `farm.boards.health`.
+is due for a probe in `probe_plan`, what an observation means in `farm.crew.health`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from farm import emulation
-from farm.boards.health import Kind, Observation, decide_by
+from farm.connectivity.host_keys import FILE_NAME, KnownHosts
+from farm.connectivity.tracker import Tracker
+from farm.crew.health import Kind, Observation, decide_by
 from farm.errors import FarmError
 from farm.gpu import native
 from farm.inventory.board_types import require_board_type
 from farm.processes import children
 from farm.processes.restarts import Backoff, Restarts
-from farm.reach.host_keys import FILE_NAME, KnownHosts
-from farm.reach.tracker import Tracker
 from farm.services.probing import Probing
 from farm.services.strangers import Strangers
 from farm.services.ways import DirectWay, VirtualWay, Way, WayState, make_way

@@ -14,9 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import ClaimStatus, Description, Outcome
-from farm.boards import golden_runs
-from farm.boards.calibration import MIN_SAMPLES
-from farm.boards.health import Kind, Limits, Observation, decide_by, find_kind
+from farm.connectivity import fences
+from farm.connectivity.tracker import Tracker
+from farm.crew import golden_runs
+from farm.crew.calibration import MIN_SAMPLES
+from farm.crew.health import Kind, Limits, Observation, decide_by, find_kind
 from farm.errors import (
     BoardNonsenseError,
     BoardUnsafeError,
@@ -28,9 +30,7 @@ from farm.errors import (
 )
 from farm.inventory.board_types import BoardType
 from farm.measure.session import BoardSession, Direct
-from farm.reach import fences
-from farm.reach.tracker import Tracker
-from farm.search import golden
+from farm.search.build import golden
 from farm.services import probe_rules
 from farm.services.probe_rules import Finding
 from farm.store import Store

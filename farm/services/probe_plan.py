@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from farm.boards.health import Limits
+from farm.crew.health import Limits
 from farm.store.standing import is_on_demand
 from farm.values import Health, State
 

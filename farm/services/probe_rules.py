@@ -1,5 +1,5 @@
 """What a probe's evidence says of a board: pure rules. How the evidence is gathered is in `probe`, what an observation
-means for a board's health in `farm.boards.health`.
+means for a board's health in `farm.crew.health`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 import numpy.typing as npt
 
 from device_agent.protocol import Description, Outcome, SensorInfo, Status, format_hz, format_mhz
-from farm.boards.calibration import DRIFT_TOLERANCE, MIN_SAMPLES, TYPE_TOLERANCE, fit_factor
-from farm.boards.calibration import find_drift as find_drift_of_runs
-from farm.boards.health import Kind
-from farm.search import golden
+from farm.crew.calibration import DRIFT_TOLERANCE, MIN_SAMPLES, TYPE_TOLERANCE, fit_factor
+from farm.crew.calibration import find_drift as find_drift_of_runs
+from farm.crew.health import Kind
+from farm.search.build import golden
 
 # What the golden kernel costs this machine, of which a virtual board's time is made, is established anew where the
 # cache was deleted, maybe beside other programs. A board is to be found out when its own clocks are not what they were,
@@ -34,7 +34,7 @@ PEER_RUNS = 10
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What a probe observed, in the words of `farm.boards.health`; `detail` is for people."""
+    """What a probe observed, in the words of `farm.crew.health`; `detail` is for people."""
 
     kind: Kind
     detail: str = ""

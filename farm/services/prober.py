@@ -24,11 +24,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from farm.boards import golden_runs
+from farm.connectivity.tracker import Tracker
+from farm.crew import golden_runs
 from farm.errors import FarmError
 from farm.inventory.board_types import load_board_types
-from farm.reach.tracker import Tracker
-from farm.search.golden import GoldenKernels
+from farm.search.build.golden import GoldenKernels
 from farm.services.probe import Prober, ProbeReport
 from farm.services.probe_plan import MOST_AT_ONCE
 from farm.settings import StoreLocation, parse_store

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import ClaimReport, LeaseClaim
+from farm.connectivity import fences
 from farm.errors import FarmError, LeaseOverError
-from farm.reach import fences
 from farm.store import Store
 from farm.values import Health, Lease
 

@@ -16,13 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from farm.connectivity.addresses import to_ssh_address
+from farm.connectivity.board_link import BoardLink, LinkState
+from farm.connectivity.host_keys import KnownHosts
+from farm.connectivity.tunnels import Forward
 from farm.errors import FarmError
 from farm.processes import children
 from farm.processes.restarts import Backoff, Restarts
-from farm.reach.addresses import to_ssh_address
-from farm.reach.board_link import BoardLink, LinkState
-from farm.reach.host_keys import KnownHosts
-from farm.reach.tunnels import Forward
 from farm.values import Direct, Ssh, Transport, Virtual
 
 # A key that was refused may have been put right since; looked at again after so long.

@@ -1,6 +1,6 @@
 """Boards: registered, changed, removed, listed, and what was observed of them.
 
-Which observation changes what is decided elsewhere (`farm.boards.health`); here the decision is kept, with its event.
+Which observation changes what is decided elsewhere (`farm.crew.health`); here the decision is kept, with its event.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The golden-kernel history of boards. What it says of a board is worked out elsewhere (`farm.boards.calibration`)."""
+"""The golden-kernel history of boards. What it says of a board is worked out elsewhere (`farm.crew.calibration`)."""
 
 from __future__ import annotations
 

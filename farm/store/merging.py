@@ -1,6 +1,6 @@
 """Records and trials of another farm: given in plain data, taken in beside our own, told from them for ever.
 
-What files they travel in is decided in `farm.dropin`.
+What files they travel in is decided in `farm.metaschedule`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from farm.boards.health import Kind, Limits, Observation, decide_by, transition
+from farm.crew.health import Kind, Limits, Observation, decide_by, transition
 from farm.errors import InternalError, TransientError, UsageError
 from farm.settings import StoreLocation
 from farm.store import Store, golden, parse_transport

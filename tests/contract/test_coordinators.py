@@ -147,7 +147,7 @@ def test_a_stopped_coordinator_comes_back_to_nothing(real: Store, place: StoreLo
 
 _OBSERVER = """
 import sys
-from farm.boards.health import Kind, Limits, Observation, decide_by
+from farm.crew.health import Kind, Limits, Observation, decide_by
 from farm.settings import parse_store
 from farm.store import Store
 decide = decide_by(Observation(Kind.FAULT), Limits(faults=1000, window_s=1e6))

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from farm.boards.health import Kind
+from farm.crew.health import Kind
 from farm.errors import PermanentError, TransientError
 from farm.settings import StoreLocation
 from farm.store import PROBE

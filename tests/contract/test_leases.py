@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from farm.boards.health import Kind, Limits
+from farm.crew.health import Kind, Limits
 from farm.errors import BoardUnsafeError, PermanentError, TransientError, UnavailableError, UsageError
 from farm.settings import StoreLocation
 from farm.store import PROBE, Store

@@ -19,7 +19,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from device_agent.protocol import Outcome, Status
-from farm import safekeeping
+from farm import backup
 from farm.errors import UnavailableError
 from farm.settings import StoreLocation
 from farm.store import Store, database, schema
@@ -188,7 +188,7 @@ def test_a_migration_keeps_every_row(old: StoreLocation, later: pathlib.Path) ->
             Store(old)
         assert "farm db upgrade" in caught.value.hint
         assert fetch_all(old) == before
-        assert safekeeping.upgrade(old) == "0007"
+        assert backup.upgrade(old) == "0007"
     with Store(old) as store:
         assert [row["name"] for row in store.fetch_boards()] == ["tx2"]
     assert fetch_all(old) == before | {"alembic_version": [(later_schema.REVISION,)]}
@@ -198,10 +198,10 @@ def test_a_migration_keeps_every_row(old: StoreLocation, later: pathlib.Path) ->
 def test_several_processes_migrate_the_same_store(old: StoreLocation, later: pathlib.Path) -> None:
     """Commands that start at once after an update all find the board once, under the new schema."""
     script = (
-        "import pathlib, sys; from farm import safekeeping; from farm.settings import parse_store;"
+        "import pathlib, sys; from farm import backup; from farm.settings import parse_store;"
         "from farm.store import Store, database; database._MIGRATIONS = pathlib.Path(sys.argv[2]);"
-        f"database.HEAD = safekeeping.SCHEMA = '{later_schema.REVISION}'; place = parse_store(sys.argv[1]);"
-        "safekeeping.upgrade(place); print(len(Store(place).fetch_boards()))"
+        f"database.HEAD = backup.SCHEMA = '{later_schema.REVISION}'; place = parse_store(sys.argv[1]);"
+        "backup.upgrade(place); print(len(Store(place).fetch_boards()))"
     )
     for migrating in [run_python(script, old, later) for _ in range(4)]:
         answer, complaints = migrating.communicate(timeout=60)
@@ -213,10 +213,10 @@ def test_an_update_that_fails_half_way_changes_nothing(old: StoreLocation, later
     before = fetch_all(old)
     execute(old, f"CREATE TABLE {later_schema.TABLE} (x INTEGER)")
     with pytest.raises(UnavailableError, match=later_schema.TABLE):
-        safekeeping.upgrade(old)
+        backup.upgrade(old)
     assert fetch_all(old) == before
     execute(old, f"DROP TABLE {later_schema.TABLE}")
-    safekeeping.upgrade(old)
+    backup.upgrade(old)
     with Store(old) as store:
         assert len(store.fetch_boards()) == 1
 

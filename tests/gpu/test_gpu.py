@@ -20,8 +20,9 @@ from farm.inventory.board_types import load_board_types
 from farm.measure.session import BoardSession
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.zoo import ZOO
-from farm.search import builder, default_schedule, gpu_code, gpus, target, tvm_env
-from farm.search.prepared import prepare_model
+from farm.search import default_schedule, gpus, target, tvm_env
+from farm.search.build import builder, gpu_code
+from farm.search.graph.prepared import prepare_model
 
 TYPE = "jetson-nano"
 MODELS = ("squeezenet1.1", "mobilenet_v2", "resnet18")

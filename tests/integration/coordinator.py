@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from device_agent.protocol import Limits, MeasureSpec, OperatingPoint, TensorSpec
-from farm.boards.lease_keeper import LeaseKeeper
+from farm.connectivity.tracker import Tracker
+from farm.crew.lease_keeper import LeaseKeeper
 from farm.errors import FarmError, TransientError
 from farm.measure.session import BoardSession
-from farm.reach.tracker import Tracker
 from farm.store import Store
 from farm.values import Lease
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from farm.search.campaign_search import CampaignSearch, SearchTask
 from farm.search.candidates import Candidate
-from farm.search.traits import derive_traits
+from farm.search.tuners.campaign_search import CampaignSearch, SearchTask
+from farm.search.tuners.traits import derive_traits
 from farm.search.workloads import Workload
 
 

@@ -18,6 +18,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from farm.connectivity.ssh_files import hash_file
+from farm.connectivity.ssh_handshake import SshAddress
 from farm.provision.agent_wheel import find_agent_source, pack_agent
 from farm.provision.board import Job, Target
 from farm.provision.boards import provision_boards
@@ -25,8 +27,6 @@ from farm.provision.bundle import Bundle, write_bundle
 from farm.provision.bundle_build import BundleCache, Recipe, build_bundle
 from farm.provision.reports import BoardReport, StepStatus
 from farm.provision.service_files import AgentOptions
-from farm.reach.ssh_files import hash_file
-from farm.reach.ssh_handshake import SshAddress
 from tests.integration.conftest import find_free_port, wait_until
 
 # The Python that a board on this machine has, as its root finds it.

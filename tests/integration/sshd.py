@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from farm.reach.host_keys import HostKey
-from farm.reach.ssh_handshake import SshAddress
+from farm.connectivity.host_keys import HostKey
+from farm.connectivity.ssh_handshake import SshAddress
 from tests.integration.conftest import find_free_port, wait_until
 
 # Where Debian and others put it; it is seldom on a user's PATH, and insists on being started by its full path.

@@ -26,12 +26,12 @@ from device_agent.protocol import (
     TensorSpec,
 )
 from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
-from farm.boards import health
-from farm.boards.health import Kind, Observation
 from farm.campaign.engine.anchors import Rhythm
 from farm.campaign.engine.boards import Arrived, BoardCrew, BoardEvent, Left, Ran, TrialMeasured
 from farm.campaign.engine.ray_calls import ray_running
-from farm.reach.tracker import Tracker
+from farm.connectivity.tracker import Tracker
+from farm.crew import health
+from farm.crew.health import Kind, Observation
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import Board, Lease

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from farm.boards.health import Kind, Limits, Observation, decide_by
-from farm.reach.host_keys import KnownHosts
-from farm.reach.tracker import Tracker
+from farm.connectivity.host_keys import KnownHosts
+from farm.connectivity.tracker import Tracker
+from farm.crew.health import Kind, Limits, Observation, decide_by
 from farm.search import tvm_env
 from farm.services.board_doctor import check_boards
 from farm.services.checks import Check, Doubt, Level, run_chain

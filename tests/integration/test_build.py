@@ -19,8 +19,9 @@ import ray
 from device_agent.protocol import Status
 from farm.campaign.engine.ray_compilers import RayBuildPool
 from farm.errors import UsageError
-from farm.search import builder, target, tvm_env
-from farm.search.build_pool import BuildPool, BuildResult
+from farm.search import target, tvm_env
+from farm.search.build import builder
+from farm.search.build.build_pool import BuildPool, BuildResult
 from farm.settings import Settings
 
 tvm = tvm_env.load()

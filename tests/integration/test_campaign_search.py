@@ -15,10 +15,10 @@ import tvm_ffi
 
 from farm.errors import UsageError
 from farm.search import tvm_env, workloads
-from farm.search.campaign_search import CampaignSearch, Candidate, ForeignTrial, SearchTask
-from farm.search.cost_model import Features, measure_vectors
-from farm.search.schedule_space import ScheduleSpace
-from farm.search.traits import derive_traits
+from farm.search.tuners.campaign_search import CampaignSearch, Candidate, ForeignTrial, SearchTask
+from farm.search.tuners.cost_model import Features, measure_vectors
+from farm.search.tuners.schedule_space import ScheduleSpace
+from farm.search.tuners.traits import derive_traits
 from farm.search.workloads import Workload
 
 tvm = tvm_env.load()

@@ -17,7 +17,7 @@ from farm.artifacts.contenders import PREDICTED, RECORDED, ContenderOrder
 from farm.campaign.verify import final_rules
 from farm.inventory.board_types import require_board_type
 from farm.search import target as targets
-from farm.search.prepared import Prepared, prepare_model
+from farm.search.graph.prepared import Prepared, prepare_model
 from farm.sweep.run.programs import Recipe
 from farm.values import DEFAULT_POINT, ModelDecision, Record, name_workloads
 from tests.integration.one_search import OneSearch

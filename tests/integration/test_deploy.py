@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from farm.artifacts.deploy import FOLDER, deploy_here, deploy_over_ssh
+from farm.connectivity.ssh import SshConnection
 from farm.errors import PermanentError
-from farm.reach.ssh import SshConnection
 from tests.integration.sshd import Sshd, running_sshd
 from tests.unit.artifacts import LIBRARY, verified, write
 

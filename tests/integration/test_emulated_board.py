@@ -36,11 +36,12 @@ from farm.artifacts.compile import UNTUNED_PIPELINE, compile_model
 from farm.artifacts.on_board import HeldForModels
 from farm.artifacts.package import WHEEL, C, write_package
 from farm.artifacts.verify import compare
+from farm.connectivity.tracker import Tracker
 from farm.inventory.board_types import BoardType, load_board_types
 from farm.measure.session import BoardSession
 from farm.models.zoo import ZOO
-from farm.reach.tracker import Tracker
-from farm.search import builder, tvm_env
+from farm.search import tvm_env
+from farm.search.build import builder
 from farm.settings import Settings
 from farm.store import Store
 from tests.integration import candidates

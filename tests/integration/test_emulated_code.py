@@ -75,9 +75,10 @@ def built(
     from farm.inventory.board_types import require_board_type
     from farm.models.inputs import read_inputs, resolve_inputs
     from farm.models.source import resolve_model
-    from farm.search import builder, tvm_env
+    from farm.search import tvm_env
+    from farm.search.build import builder
     from farm.search.default_schedule import find_default
-    from farm.search.prepared import prepare_model
+    from farm.search.graph.prepared import prepare_model
     from farm.search.target import host_target, make_target
 
     tvm = tvm_env.load()

@@ -14,9 +14,10 @@ import numpy as np
 
 from farm import linker
 from farm.inventory.board_types import require_board_type
-from farm.search import canonical, cores, dots, halving, target, tvm_env, winograd, workloads
+from farm.search import cores, target, tvm_env, workloads
 from farm.search.families import FAMILIES
 from farm.search.families.rule import read_outlook
+from farm.search.graph import canonical, dots, half_precision, winograd
 
 # The best predicted, and others drawn at random.
 PLANS = 3
@@ -195,8 +196,8 @@ def test_every_family_computes_on_cortex_a57_what_numpy_does(emulated_root: str,
         arguments = [values.standard_normal(shape).astype("float32") for shape in shapes]
         add(case, family, build_function(shapes, build, nano), arguments, reference(*arguments))
         if case in ("dense", "dense_odd", "dense_few", "matmul", "grouped"):
-            halved = halving.halve_function(build_function(shapes, build, nano), 1)
-            rounded = halving.round_weights(arguments[1])
+            halved = half_precision.halve_function(build_function(shapes, build, nano), 1)
+            rounded = half_precision.round_weights(arguments[1])
             assert rounded is not None
             wanted = reference(arguments[0], rounded.astype("float32"))
             add(f"{case}_halved", family, halved, [arguments[0], rounded], wanted)

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.search import canonical, cores, tvm_env, workloads
-from farm.search.decisions import Genome
+from farm.search import cores, tvm_env, workloads
 from farm.search.families import rule
-from farm.search.schedule_space import ScheduleSpace
+from farm.search.graph import canonical
+from farm.search.tuners.decisions import Genome
+from farm.search.tuners.schedule_space import ScheduleSpace
 from farm.search.workloads import Workload
 
 tvm = tvm_env.load()

@@ -22,12 +22,12 @@ import pytest
 
 from device_agent import protocol
 from device_agent.protocol import ClaimReport, ClaimStatus, LeaseClaim, OperatingPoint, PinStatus, Status
-from farm.boards.lease_keeper import LeaseKeeper
-from farm.boards.leased_site import FleetSite
+from farm.connectivity import fences
+from farm.connectivity.tracker import Tracker
+from farm.crew.lease_keeper import LeaseKeeper
+from farm.crew.leased_site import FleetSite
 from farm.errors import BoardBusyError, BoardLostError, LeaseOverError, PermanentError, UnavailableError
 from farm.measure.session import BoardSession, Direct
-from farm.reach import fences
-from farm.reach.tracker import Tracker
 from farm.search import tvm_env
 from farm.store import Store
 from farm.store.copying import copy_store
@@ -187,8 +187,8 @@ def test_a_killed_coordinators_board_is_free_after_its_leases_time(
 # Takes turns at a board: a file that only one may make proves that nobody else has it meanwhile.
 _RACER = """
 import os, pathlib, sys
-from farm.boards.lease_keeper import LeaseKeeper
-from farm.reach.tracker import Tracker
+from farm.crew.lease_keeper import LeaseKeeper
+from farm.connectivity.tracker import Tracker
 from farm.measure.session import BoardSession
 from farm.store import Store
 from tests.integration import coordinator

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from farm.boards.health import Kind, Limits, Observation, decide_by
-from farm.boards.leased_site import FleetSite
+from farm.connectivity.tracker import Tracker
+from farm.crew.health import Kind, Limits, Observation, decide_by
+from farm.crew.leased_site import FleetSite
 from farm.errors import BoardUnsafeError, UnavailableError
-from farm.reach.tracker import Tracker
 from farm.store import Store
 from farm.values import Board, Virtual
 from tests.integration.conftest import find_free_port

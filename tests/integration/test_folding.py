@@ -14,7 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from farm.errors import UsageError
 from farm.models import inputs as model_inputs
 from farm.models import zoo
-from farm.search import folding, importer, pipeline, target, tvm_env
+from farm.search import target, tvm_env
+from farm.search.graph import folding, importer, pipeline
 from tests.integration import onnx_graphs
 from tests.integration.exported_graphs import GRAPHS, Shapes, Writer, quantised, unrolled_loop, yolo_head
 from tests.integration.onnx_graphs import make_model, node, random

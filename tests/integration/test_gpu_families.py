@@ -13,7 +13,8 @@ import pytest
 
 from farm.gpu import code, native
 from farm.inventory.board_types import load_board_types
-from farm.search import builder, gpus, target, traces, tvm_env
+from farm.search import gpus, target, traces, tvm_env
+from farm.search.build import builder
 from farm.search.families import rule
 from tests.integration.test_schedule_families import CASES as CPU_CASES
 from tests.integration.test_schedule_families import Build, _build, _run

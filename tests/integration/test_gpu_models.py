@@ -27,7 +27,8 @@ from farm.gpu import code, host_code, native
 from farm.inventory.board_types import load_board_types
 from farm.measure.session import BoardSession, Direct
 from farm.models.zoo import ZOO
-from farm.search import gpu_code, gpus, target, tvm_env
+from farm.search import gpus, target, tvm_env
+from farm.search.build import gpu_code
 from tests.integration.conftest import Agent, wait_until
 from tests.unit import artifacts
 

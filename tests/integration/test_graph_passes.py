@@ -10,7 +10,8 @@ import onnx
 import pytest
 
 from farm.models import inputs as model_inputs
-from farm.search import bindings, cores, importer, pipeline, target, tvm_env, widening, workloads
+from farm.search import cores, target, tvm_env, workloads
+from farm.search.graph import bindings, channel_padding, importer, pipeline
 from tests.integration import onnx_graphs
 from tests.integration.onnx_graphs import make_model, node, random
 
@@ -230,7 +231,7 @@ def test_channels_are_filled_up_where_the_core_gains(
     costs much everywhere.
     """
     core = cores.core_of({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu})
-    assert widening.widened(channels, core, 4, pixels) == wanted
+    assert channel_padding.widened(channels, core, 4, pixels) == wanted
 
 
 def weights_of(model: onnx.ModelProto) -> list[tuple[int, ...]]:

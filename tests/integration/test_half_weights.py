@@ -15,10 +15,11 @@ from farm.artifacts.compile import Compiled, compile_model
 from farm.artifacts.verify import compare
 from farm.models.inputs import make_inputs, read_inputs, resolve_inputs
 from farm.models.onnx_builder import GraphBuilder
-from farm.search import canonical, cores, halving, target, traces, tvm_env
+from farm.search import cores, target, traces, tvm_env
 from farm.search.default_schedule import find_default
 from farm.search.families.rule import read_outlook
-from farm.search.prepared import Prepared, prepare_model
+from farm.search.graph import canonical, half_precision
+from farm.search.graph.prepared import Prepared, prepare_model
 
 tvm = tvm_env.load()
 
@@ -52,8 +53,8 @@ def prepare(pipeline: str, config: Any = NANO) -> Prepared:
 
 def list_halved(workloads: Any) -> list[str]:
     """Names of the workloads whose weights are in 16 bits."""
-    found = [w.name for w in workloads if halving.is_halved(w.arguments)]
-    assert found == [w.name for w in workloads if w.name.startswith(halving.PREFIX)]
+    found = [w.name for w in workloads if half_precision.is_halved(w.arguments)]
+    assert found == [w.name for w in workloads if w.name.startswith(half_precision.PREFIX)]
     return found
 
 
@@ -71,10 +72,10 @@ def test_what_keeps_its_weights_keeps_its_records() -> None:
     """Workloads with weights in float32 are those of the plain pipeline; the others are workloads of their own."""
     plain, halved = (prepare(name).workloads for name in ("graph/2", "graph/2-bf16"))
     known = {w.hash for w in plain}
-    assert all((w.hash in known) != halving.is_halved(w.arguments) for w in halved)
+    assert all((w.hash in known) != half_precision.is_halved(w.arguments) for w in halved)
     assert {w.pipeline for w in halved} == {"graph/2"}
     flop = {w.name: w.flop for w in plain}
-    assert {w.name.removeprefix(halving.PREFIX): w.flop for w in halved} == flop
+    assert {w.name.removeprefix(half_precision.PREFIX): w.flop for w in halved} == flop
 
 
 def test_a_record_leads_back_to_its_schedule() -> None:
@@ -82,7 +83,7 @@ def test_a_record_leads_back_to_its_schedule() -> None:
     import tvm.s_tir.meta_schedule as ms
 
     prepared = prepare("graph/2-bf16", AVX2)
-    (workload,) = (w for w in prepared.workloads if halving.is_halved(w.arguments))
+    (workload,) = (w for w in prepared.workloads if half_precision.is_halved(w.arguments))
     entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(workload.module_json))
     found = find_default(workload, entry, prepared.target)
     assert found is not None
@@ -138,9 +139,9 @@ def test_every_schedule_widens_weights(name: str) -> None:
     plain = canonical.canonicalise(
         te.create_prim_func([*operands, build(topi, *operands)], index_dtype_override="int64")
     )
-    assert halving.find_weight(plain) == 1
-    halved = halving.halve_function(plain, 1)
-    assert halving.find_weight(halved) is None
+    assert half_precision.find_weight(plain) == 1
+    halved = half_precision.halve_function(plain, 1)
+    assert half_precision.find_weight(halved) is None
     draw = random.Random(name)
     functions = {"reference": plain}
     for config in (NANO, AVX2, AVX512):
@@ -156,7 +157,7 @@ def test_every_schedule_widens_weights(name: str) -> None:
     library = tvm.compile(module, target=target.make_target(target.host_target(2)))
     rng = np.random.default_rng(0)
     x = rng.standard_normal(data).astype("float32")
-    rounded = halving.round_weights(rng.standard_normal(weight).astype("float32"))
+    rounded = half_precision.round_weights(rng.standard_normal(weight).astype("float32"))
     assert rounded is not None
     results = {}
     for key in functions:
@@ -171,7 +172,7 @@ def test_every_schedule_widens_weights(name: str) -> None:
 def test_code_for_a_nano_widens_in_one_instruction() -> None:
     """No copy of the weights is written: `shll` stands beside the multiply-adds."""
     prepared = prepare("graph/2-bf16")
-    workload = next(w for w in prepared.workloads if halving.is_halved(w.arguments))
+    workload = next(w for w in prepared.workloads if half_precision.is_halved(w.arguments))
     outlook = read_outlook(tvm.ir.load_json(workload.module_json), cores.core_of(NANO))
     assert outlook is not None
     schedule = tvm.s_tir.Schedule(tvm.ir.load_json(workload.module_json))

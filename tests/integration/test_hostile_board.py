@@ -18,18 +18,18 @@ import tvm_ffi
 
 from device_agent import protocol
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, Status
-from farm.boards.health import Kind, Limits, Observation, decide_by
-from farm.boards.held_board import Address
-from farm.boards.thread_board import ThreadBoard
 from farm.campaign.engine.board_actor import CampaignBoard
+from farm.connectivity.relay import Relay
+from farm.connectivity.tracker import Tracker
+from farm.crew.health import Kind, Limits, Observation, decide_by
+from farm.crew.held_board import Address
+from farm.crew.thread_board import ThreadBoard
 from farm.errors import BoardHostileError, BoardNonsenseError, LeaseOverError
 from farm.inventory.board_types import load_board_types
 from farm.measure.arrays import pack_arrays
 from farm.measure.session import BoardSession, Direct
-from farm.reach.relay import Relay
-from farm.reach.tracker import Tracker
 from farm.search import tvm_env
-from farm.search.golden import GoldenKernels
+from farm.search.build.golden import GoldenKernels
 from farm.services.probe import Prober
 from farm.store import Store
 from farm.values import Ssh
@@ -280,7 +280,7 @@ _FUZZ = """
 import sys, threading
 import tvm_ffi
 from tvm import rpc
-from farm.reach.relay import Relay
+from farm.connectivity.relay import Relay
 from tests import fuzzing, hostile_board
 from tests.hostile_board import HostileBoard, Peer
 from tests.unit.test_frames import ANSWERS, REFUSED

@@ -16,7 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 from farm.errors import UsageError
 from farm.models import inputs as model_inputs
 from farm.models import source, zoo
-from farm.search import importer, pipeline, target, tvm_env, workloads
+from farm.search import target, tvm_env, workloads
+from farm.search.graph import importer, pipeline
 from tests.integration import onnx_graphs
 from tests.integration.onnx_graphs import make_model, node, random
 

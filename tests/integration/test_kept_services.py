@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from farm.campaign.engine.kept_services import KeptServices
+from farm.connectivity.services import Services, find_services, start_services
 from farm.errors import FarmError
-from farm.reach.services import Services, find_services, start_services
 from farm.settings import Settings
 from farm.store import Store
 from tests.acceptance.conftest import find_free_port

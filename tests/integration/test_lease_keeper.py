@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from farm.boards.lease_keeper import LeaseKeeper
-from farm.boards.leased_board import LeasedBoard
+from farm.crew.lease_keeper import LeaseKeeper
+from farm.crew.leased_board import LeasedBoard
 from farm.errors import TransientError
 from farm.store import Store, database
 from farm.values import Board

@@ -14,7 +14,8 @@ from onnx import TensorProto, helper
 
 from farm.models import inputs as model_inputs
 from farm.models import source, zoo
-from farm.search import importer, pipeline, target, tvm_env
+from farm.search import target, tvm_env
+from farm.search.graph import importer, pipeline
 from tests.integration.onnx_graphs import make_model, node, random
 
 tvm = tvm_env.load()

@@ -18,8 +18,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from farm.errors import ModelRefusedError, UsageError
-from farm.search import importer, pipeline, target, tvm_env, uncompiled
-from farm.search.prepared import prepare_model
+from farm.search import target, tvm_env
+from farm.search.graph import importer, pipeline, uncompiled
+from farm.search.graph.prepared import prepare_model
 
 tvm = tvm_env.load()
 

@@ -21,13 +21,13 @@ import pytest
 from device_agent.clocks.client import HelperClient
 from device_agent.protocol import OperatingPoint, PinStatus
 from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
-from farm.boards.health import Kind, Limits, Observation, decide_by
+from farm.connectivity import fences
+from farm.connectivity.tracker import Tracker
+from farm.crew.health import Kind, Limits, Observation, decide_by
 from farm.inventory.board_types import load_board_types
 from farm.measure.session import BoardSession
-from farm.reach import fences
-from farm.reach.tracker import Tracker
 from farm.search import tvm_env
-from farm.search.golden import GoldenKernels, plan_target
+from farm.search.build.golden import GoldenKernels, plan_target
 from farm.services.probe import Prober, ProbeReport
 from farm.store import Store
 from farm.values import DEFAULT_POINT, Virtual

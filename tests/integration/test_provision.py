@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from farm.connectivity.ssh_files import hash_file
 from farm.errors import PermanentError
 from farm.provision import interpreters
 from farm.provision.board import Job, Target
@@ -24,8 +25,7 @@ from farm.provision.bundle import Bundle
 from farm.provision.bundle_build import BundleCache
 from farm.provision.proof import TunnelProof
 from farm.provision.reports import Outcome, StepReport
-from farm.reach.ssh_files import hash_file
-from farm.search.golden import GoldenKernels
+from farm.search.build.golden import GoldenKernels
 from tests.integration.conftest import Tracker, find_free_port, wait_until
 from tests.integration.provisioning import (
     BROKEN,

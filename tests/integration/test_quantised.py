@@ -15,9 +15,10 @@ from farm.artifacts.verify import compare
 from farm.models import inputs as model_inputs
 from farm.models import quantise
 from farm.models.source import resolve_model
-from farm.search import cores, default_schedule, dots, pipeline, target, traces, tvm_env
+from farm.search import cores, default_schedule, target, traces, tvm_env
 from farm.search.families import rule
-from farm.search.prepared import Prepared, prepare_model
+from farm.search.graph import dots, pipeline
+from farm.search.graph.prepared import Prepared, prepare_model
 
 tvm = tvm_env.load()
 

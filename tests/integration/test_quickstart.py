@@ -14,8 +14,9 @@ from farm.inventory.board_types import require_board_type
 from farm.models.inputs import read_inputs
 from farm.models.source import ModelSource, resolve_model
 from farm.quickstart import run as quickstart
-from farm.search import importer, pipeline, workloads
 from farm.search import target as targets
+from farm.search import workloads
+from farm.search.graph import importer, pipeline
 from farm.search.workloads import Workload
 from farm.values import DEFAULT_POINT, Record
 from tests.integration.one_search import OneSearch

@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 
 from device_agent.protocol import Outcome, Status
-from farm.dropin import exchange
 from farm.errors import UsageError
-from farm.search import canonical, names, proof, tvm_env, workloads
-from farm.search.decisions import Genome
-from farm.search.schedule_space import ScheduleSpace
+from farm.metaschedule import exchange
+from farm.search import names, proof, tvm_env, workloads
+from farm.search.graph import canonical
+from farm.search.tuners.decisions import Genome
+from farm.search.tuners.schedule_space import ScheduleSpace
 from farm.search.workloads import Workload
 from farm.store import Store
 from farm.values import DEFAULT_POINT, Record, Trial

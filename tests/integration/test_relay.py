@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from farm.reach.relay import Relay
+from farm.connectivity.relay import Relay
 from tests import hostile_board
 from tests.hostile_board import GREETING
 

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farm.search import canonical, cores, target, tvm_env, workloads
+from farm.search import cores, target, tvm_env, workloads
 from farm.search.families import FAMILIES, depthwise
 from farm.search.families.rule import Outlook
+from farm.search.graph import canonical
 
 AVX512 = {"mtriple": "x86_64-linux-gnu", "mcpu": "znver4", "num-cores": 2}
 AVX2 = {"mtriple": "x86_64-linux-gnu", "mcpu": "haswell", "num-cores": 2}

@@ -19,8 +19,10 @@ from onnx import TensorProto, helper, numpy_helper
 from farm.errors import InternalError
 from farm.models import inputs as model_inputs
 from farm.models import source
-from farm.search import builder, importer, pipeline, target, tvm_env, workloads
+from farm.search import target, tvm_env, workloads
+from farm.search.build import builder
 from farm.search.candidates import Candidate
+from farm.search.graph import importer, pipeline
 from farm.search.workloads import Workload
 from tests.integration.one_search import OneSearch
 

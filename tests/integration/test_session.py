@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from device_agent.protocol import Engine, Limits, MeasureSpec, RunSpec, Status, TensorSpec
+from farm.connectivity.tracker import Tracker
 from farm.errors import BoardLostError, DeadlineError, UnavailableError
 from farm.measure import sent
 from farm.measure import session as farm_session
 from farm.measure.session import BoardSession
-from farm.reach.tracker import Tracker
 from farm.search import tvm_env
 from tests.integration import candidates
 from tests.integration.conftest import PATIENCE_S, wait_until

@@ -16,6 +16,9 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
+from farm.connectivity.host_keys import HostKeyError, KnownHosts, UnknownHostKeyError
+from farm.connectivity.ssh import SshConnection
+from farm.connectivity.ssh_handshake import SshAddress, fetch_host_key
 from farm.errors import (
     BoardLostError,
     DeadlineError,
@@ -24,9 +27,6 @@ from farm.errors import (
     TransientError,
     UsageError,
 )
-from farm.reach.host_keys import HostKeyError, KnownHosts, UnknownHostKeyError
-from farm.reach.ssh import SshConnection
-from farm.reach.ssh_handshake import SshAddress, fetch_host_key
 from tests.integration.conftest import find_free_port, wait_until
 from tests.integration.sshd import KINDS, Sshd, make_key, running_sshd
 

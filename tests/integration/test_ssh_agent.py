@@ -18,12 +18,12 @@ import psutil
 import pytest
 
 from device_agent.protocol import Limits, MeasureSpec, Status, TensorSpec
+from farm.connectivity.board_link import BoardLink
+from farm.connectivity.tracker import Tracker
+from farm.connectivity.tunnels import Forward
 from farm.errors import BoardLostError
 from farm.measure.session import BoardSession, Direct
 from farm.processes.restarts import Backoff
-from farm.reach.board_link import BoardLink
-from farm.reach.tracker import Tracker
-from farm.reach.tunnels import Forward
 from farm.search import tvm_env
 from tests.integration import candidates
 from tests.integration.conftest import ROOT, wait_until

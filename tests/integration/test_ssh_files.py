@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from farm.connectivity.ssh import SshConnection
+from farm.connectivity.ssh_files import get, hash_file, put
 from farm.errors import BoardLostError, DeadlineError, PermanentError, UsageError
-from farm.reach.ssh import SshConnection
-from farm.reach.ssh_files import get, hash_file, put
 from tests.integration.conftest import wait_until
 from tests.integration.sshd import Sshd, running_sshd
 

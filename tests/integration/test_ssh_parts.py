@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from farm.connectivity.host_keys import HostKey, KnownHosts, UnknownHostKeyError, require_fingerprint
+from farm.connectivity.tracker_ports import PortRewriter
 from farm.errors import UsageError
-from farm.reach.host_keys import HostKey, KnownHosts, UnknownHostKeyError, require_fingerprint
-from farm.reach.tracker_ports import PortRewriter
 from tests.integration.conftest import ROOT
 
 # From RFC 8032's first test vector: the public key, in SSH's encoding.
@@ -83,7 +83,7 @@ def test_two_processes_lose_no_pin(tmp_path: pathlib.Path) -> None:
     """Four processes write 20 pins each at the same time; all 80 are there."""
     path = tmp_path / "known_hosts"
     program = (
-        "import sys, pathlib\nfrom farm.reach.host_keys import HostKey, KnownHosts\n"
+        "import sys, pathlib\nfrom farm.connectivity.host_keys import HostKey, KnownHosts\n"
         "for n in range(20):\n    KnownHosts(pathlib.Path(sys.argv[1])).add("
         "f'{sys.argv[2]}-{n}', 22, HostKey.from_text(sys.argv[3]))"
     )

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from farm.connectivity.board_link import BoardLink
+from farm.connectivity.frames import FrameFilter
+from farm.connectivity.host_keys import HostKeyError
+from farm.connectivity.ssh import SshConnection
+from farm.connectivity.tunnels import Forward, ReverseForward
 from farm.errors import DeadlineError, PermanentError, TransientError
 from farm.processes.restarts import Backoff
-from farm.reach.board_link import BoardLink
-from farm.reach.frames import FrameFilter
-from farm.reach.host_keys import HostKeyError
-from farm.reach.ssh import SshConnection
-from farm.reach.tunnels import Forward, ReverseForward
 from tests import hostile_board
 from tests.integration.conftest import find_free_port, wait_until
 from tests.integration.sshd import Sshd, read_all, require_end, running_sshd

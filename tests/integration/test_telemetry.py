@@ -9,8 +9,8 @@ import urllib.request
 
 import pytest
 
-from farm.boards.health import Kind, Limits, Observation, decide_by
 from farm.cli import services
+from farm.crew.health import Kind, Limits, Observation, decide_by
 from farm.errors import UsageError
 from farm.services.keeper import Keeper
 from farm.services.probe_plan import plan_probes

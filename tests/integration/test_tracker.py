@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from farm.connectivity import tracker as farm_tracker
+from farm.connectivity.tracker import Tracker
 from farm.errors import DeadlineError, TransientError, UnavailableError
-from farm.reach import tracker as farm_tracker
-from farm.reach.tracker import Tracker
 from tests.integration.conftest import find_free_port, wait_until
 
 

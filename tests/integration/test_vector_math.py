@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farm.search import target, tvm_env, vector_math
+from farm.search import target, tvm_env
+from farm.search.graph import vector_math
 
 SQUARES = np.concatenate([np.linspace(-12, 12, 1999), [0.0]]).astype("float32").reshape(20, 100)
 

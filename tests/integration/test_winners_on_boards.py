@@ -11,16 +11,18 @@ import pytest
 from device_agent.protocol import Limits, MeasureSpec, OperatingPoint, Outcome, Status, TensorSpec
 from farm.campaign.order import MeasureOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
 from farm.campaign.scheduler.values import Budget
+from farm.campaign.verify.remeasurement import Verification
 from farm.campaign.verify.requests import BuildWanted, MeasureWanted, Replay, ReplayWanted, Request, RunWanted
 from farm.campaign.verify.tie import TieRule
-from farm.campaign.verify.winners import Verification
 from farm.errors import TransientError
 from farm.measure.session import BoardSession, Direct
 from farm.models import inputs as model_inputs
 from farm.models import source
-from farm.search import builder, importer, pipeline, target, tvm_env, workloads
-from farm.search.build_pool import BuildResult
+from farm.search import target, tvm_env, workloads
+from farm.search.build import builder
+from farm.search.build.build_pool import BuildResult
 from farm.search.candidates import Candidate
+from farm.search.graph import importer, pipeline
 from farm.search.workloads import Workload
 from farm.settings import Settings
 from farm.store import Store

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.search import algorithms, cores, pipeline, tvm_env, winograd, workloads
+from farm.search import cores, tvm_env, workloads
 from farm.search.families import rule
 from farm.search.families.dense import CHANNELS_OUTSIDE, ROWS_OUTSIDE
 from farm.search.families.winograd import count_direct_flop
-from farm.search.pipeline import PIPELINES
-from farm.search.schedule_space import ScheduleSpace
-from farm.search.winograd import Padding, Shape
+from farm.search.graph import algorithms, pipeline, winograd
+from farm.search.graph.pipeline import PIPELINES
+from farm.search.graph.winograd import Padding, Shape
+from farm.search.tuners.schedule_space import ScheduleSpace
 from farm.search.workloads import Workload
 
 tvm = tvm_env.load()

@@ -6,8 +6,8 @@ import pathlib
 
 import pytest
 
+from farm.connectivity.addresses import to_ssh_address
 from farm.errors import UsageError
-from farm.reach.addresses import to_ssh_address
 from farm.values import Ssh
 
 BOARD = Ssh("nano-01.lan", "farm", 2222, host_key="SHA256:" + "A" * 43)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from farm.boards.choice import find_hopeless, plan_choice, plan_pool, plan_target
+from farm.crew.choice import find_hopeless, plan_choice, plan_pool, plan_target
 from farm.errors import UnavailableError, UsageError
 from farm.inventory.board_types import require_board_type
 

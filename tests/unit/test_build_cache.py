@@ -7,8 +7,8 @@ import pathlib
 
 import pytest
 
-from farm.search import build_cache
-from farm.search.build_cache import BuildCache, build_key
+from farm.search.build import build_cache
+from farm.search.build.build_cache import BuildCache, build_key
 
 TARGET = {"kind": "llvm", "num-cores": 4}
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.boards.calibration import (
+from farm.crew.calibration import (
     DRIFT_TOLERANCE,
     MIN_SAMPLES,
     Factor,

@@ -8,7 +8,7 @@ import pathlib
 import typer.main
 
 from farm.cli.main import make_app
-from farm.reach.services import STOP_TIMEOUT_S
+from farm.connectivity.services import STOP_TIMEOUT_S
 
 UNIT = pathlib.Path(__file__).parents[2] / "deploy" / "coordinator" / "tvm-farm@.service"
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from farm.search.cost_model import LOSSES, Group, Trees
+from farm.search.tuners.cost_model import LOSSES, Group, Trees
 
 ROWS, COLUMNS = 3, 12
 

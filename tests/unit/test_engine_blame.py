@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from device_agent.protocol import Outcome, PinReport, PinStatus, Status
-from farm.boards.blame import Blame, pin_outcome
-from farm.boards.health import Kind
+from farm.connectivity.tracker import Tracker
+from farm.crew.blame import Blame, pin_outcome
+from farm.crew.health import Kind
 from farm.errors import (
     BoardBusyError,
     BoardHostileError,
@@ -17,7 +18,6 @@ from farm.errors import (
     LeaseOverError,
     PermanentError,
 )
-from farm.reach.tracker import Tracker
 
 
 class Place:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from device_agent.protocol import RPC_MAGIC
-from farm.reach.frames import FrameFilter, RefusedError
+from farm.connectivity.frames import FrameFilter, RefusedError
 from tests import fuzzing
 from tests import hostile_board as rpc
 from tests.hostile_board import GREETING

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, cast
 
 from device_agent.protocol import RunSpec
-from farm.boards import golden_runs
+from farm.crew import golden_runs
 from farm.measure.session import BoardSession
-from farm.search.golden import GoldenKernel
+from farm.search.build.golden import GoldenKernel
 
 
 class _Session:

@@ -6,7 +6,7 @@ import pytest
 
 from farm.errors import UsageError
 from farm.inventory.board_types import load_board_types
-from farm.search import pipeline
+from farm.search.graph import pipeline
 from farm.values import read_pipeline
 
 

@@ -11,8 +11,9 @@ from farm.artifacts.checking import find_tolerance_factor
 from farm.artifacts.make import find_algorithm
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
-from farm.search import cores, halving, pipeline
+from farm.search import cores
 from farm.search.families.dense import step_cycles
+from farm.search.graph import half_precision, pipeline
 
 NANO = {"mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a57", "num-cores": 4}
 AVX512 = {"mtriple": "x86_64-linux-gnu", "mcpu": "znver4", "num-cores": 2}
@@ -38,7 +39,7 @@ def bits(value: int) -> np.ndarray:
 )
 def test_weights_are_rounded_to_nearest_even(value: int, rounded: int) -> None:
     """Ties go to the number whose last bit is zero."""
-    found = halving.round_weights(bits(value))
+    found = half_precision.round_weights(bits(value))
     assert found is not None
     assert found.view(np.uint16).tolist() == [rounded]
 
@@ -46,7 +47,7 @@ def test_weights_are_rounded_to_nearest_even(value: int, rounded: int) -> None:
 def test_an_error_is_at_most_one_part_in_256() -> None:
     """Eight bits of every number are kept."""
     weights = np.random.default_rng(0).standard_normal(10_000).astype("float32")
-    rounded = halving.round_weights(weights)
+    rounded = half_precision.round_weights(weights)
     assert rounded is not None
     assert np.abs(rounded.astype("float32") / weights - 1).max() <= 2.0**-8
 
@@ -54,14 +55,14 @@ def test_an_error_is_at_most_one_part_in_256() -> None:
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 3.4e38])
 def test_what_would_be_no_number_is_not_rounded(bad: float) -> None:
     """One weight that cannot be held keeps all of them."""
-    assert halving.round_weights(np.array([1.0, bad], np.float32)) is None
+    assert half_precision.round_weights(np.array([1.0, bad], np.float32)) is None
 
 
 def test_pipelines_differ_in_their_weights_alone() -> None:
     """Each way to store weights has its pipeline, plain and exact; workloads name that of float32."""
     for name in ("graph/2", "graph/2-exact"):
         plain = pipeline.require_pipeline(name)
-        for weights in (halving.BF16, halving.BF16_ALL):
+        for weights in (half_precision.BF16, half_precision.BF16_ALL):
             own = pipeline.require_pipeline(f"{name}-{weights}")
             assert own == dataclasses.replace(plain, name=own.name, weights=weights)
             assert own.tuned_as == plain.tuned_as == name

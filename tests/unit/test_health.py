@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.boards.health import COMMANDS, Kind, Limits, Observation, transition
+from farm.crew.health import COMMANDS, Kind, Limits, Observation, transition
 from farm.errors import UsageError
 from farm.values import Health, HealthHistory, Standing, State, Transition
 

@@ -25,7 +25,7 @@ MODULES = sorted(p for package in ("farm", "device_agent") for p in (ROOT / pack
 ALLOWED = {
     "ray": (r"farm/campaign/engine/(board_actor|builds|engine|ray_calls|ray_compilers|ray_nodes|searches)\.py"),
     "tvm": (
-        r"farm/(search|artifacts|dropin)/.*\.py|farm/measure/session\w*\.py"
+        r"farm/(search|artifacts|metaschedule)/.*\.py|farm/measure/session\w*\.py"
         # On the board, what serves or runs candidates may; what reads hardware and minds processes may not.
         r"|device_agent/(virtual/stock|emulated/runs)\.py|device_agent/(?!agent|clocks|evidence|platforms|power|processes|protocol|sysfs|thermal|tracker)\w+\.py"
     ),

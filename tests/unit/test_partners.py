@@ -6,17 +6,17 @@ import pathlib
 
 import pytest
 
-from farm.dropin.board_process import BoardOrder
-from farm.dropin.boards import Boards
 from farm.errors import TransientError
-from farm.processes.partners import Child
+from farm.metaschedule.board_process import BoardOrder
+from farm.metaschedule.boards import Boards
+from farm.processes.worker_processes import Child
 
 
 def test_a_process_for_which_there_is_no_room_is_an_error_of_the_farms(tmp_path: pathlib.Path) -> None:
     """Whoever starts one hears what is short, as an error that may pass; a log that cannot be opened is one way."""
     (tmp_path / "full").touch()
     with pytest.raises(TransientError, match="a process cannot be started") as caught:
-        Child.start("farm.processes.compile_apart", tmp_path / "full" / "log")
+        Child.start("farm.processes.compile_subprocess", tmp_path / "full" / "log")
     assert "short of" in caught.value.hint
 
 

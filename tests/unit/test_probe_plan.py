@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.boards.health import Limits
+from farm.crew.health import Limits
 from farm.services.probe_plan import (
     FIRST_PAUSE_S,
     LAST_PAUSE_S,

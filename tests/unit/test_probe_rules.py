@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from device_agent.protocol import Description, Evidence, Outcome, SensorInfo, Status
-from farm.boards.health import Kind
+from farm.crew.health import Kind
 from farm.errors import UnavailableError
 from farm.inventory.board_types import load_board_types
-from farm.search import golden
+from farm.search.build import golden
 from farm.services import probe_rules
 
 DESCRIPTION = Description(

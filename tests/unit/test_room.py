@@ -14,13 +14,13 @@ from collections.abc import Iterator
 import paramiko
 import pytest
 
+from farm.connectivity.board_link import BoardLink
+from farm.connectivity.services_socket import ControlClient, ControlServer
+from farm.connectivity.ssh_handshake import SshAddress
+from farm.connectivity.tracker import Tracker
+from farm.connectivity.tunnels import MAX_LINKS, Forward
 from farm.errors import TransientError
 from farm.processes import children, listening
-from farm.reach.board_link import BoardLink
-from farm.reach.services_socket import ControlClient, ControlServer
-from farm.reach.ssh_handshake import SshAddress
-from farm.reach.tracker import Tracker
-from farm.reach.tunnels import MAX_LINKS, Forward
 from farm.services.ways import VirtualWay
 from farm.services.worker import ProbeWorker
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.search.decisions import (
+from farm.search.tuners.decisions import (
     Choice,
     Decision,
     Genome,

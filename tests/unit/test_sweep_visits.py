@@ -18,8 +18,8 @@ from device_agent.protocol import (
     SensorInfo,
     Status,
 )
-from farm.boards import visits
-from farm.boards.visits import Window
+from farm.crew import visits
+from farm.crew.visits import Window
 from farm.errors import PermanentError
 from farm.points.values import DomainSetting, GridPoint
 

@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from farm.search.cost_model import Group
-from farm.search.traits import TRAIT_COUNT, Traits, derive_traits
-from farm.search.warm_start import ForeignTrial, WarmStart, choose, cross_validate, spearman
+from farm.search.tuners.cost_model import Group
+from farm.search.tuners.traits import TRAIT_COUNT, Traits, derive_traits
+from farm.search.tuners.warm_start import ForeignTrial, WarmStart, choose, cross_validate, spearman
 from farm.search.workloads import Workload
 
 ROWS, COLUMNS = 3, 12

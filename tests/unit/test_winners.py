@@ -18,6 +18,7 @@ import pytest
 from device_agent.protocol import OperatingPoint, Outcome, Status
 from farm.campaign.order import MeasureOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
 from farm.campaign.scheduler.values import Budget
+from farm.campaign.verify.remeasurement import Verification
 from farm.campaign.verify.requests import (
     BuildWanted,
     MeasureWanted,
@@ -29,10 +30,9 @@ from farm.campaign.verify.requests import (
 )
 from farm.campaign.verify.rounds import SECOND_BOARD_WAIT_S, Contest
 from farm.campaign.verify.tie import TieRule
-from farm.campaign.verify.winners import Verification
 from farm.errors import InternalError
 from farm.measure.arguments import make_inputs
-from farm.search.build_pool import BuildResult
+from farm.search.build.build_pool import BuildResult
 from farm.search.families.rule import MARK
 from farm.settings import Settings
 from farm.store import Store

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 # Boards of one type differ by binning, cooling and supply; the same margin as for golden kernels
-# (`farm.boards.calibration.TYPE_TOLERANCE`).
+# (`farm.crew.calibration.TYPE_TOLERANCE`).
 TOLERANCE = 0.10
 # Slow so often: once is a daemon that woke up, twice may be. This share of the latest runs has to be.
 MIN_RUNS, _SLOW_SHARE = 3, 0.75

@@ -18,11 +18,11 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, PinStatus, RunSpec
-from farm.boards.blame import pin_outcome
-from farm.boards.held_board import Address, HeldBoard
+from farm.connectivity.tracker import Tracker
+from farm.crew.blame import pin_outcome
+from farm.crew.held_board import Address, HeldBoard
 from farm.errors import FarmError
 from farm.measure.arrays import Arrays
-from farm.reach.tracker import Tracker
 from farm.values import Lease
 
 _CONTROL = "control"

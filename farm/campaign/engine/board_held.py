@@ -12,13 +12,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from farm.boards.blame import Blame
-from farm.boards.health import Kind
-from farm.boards.leased_board import LeasedBoard
 from farm.campaign.engine import board_actor, ray_calls
 from farm.campaign.engine.host import Host
+from farm.connectivity.tracker import Tracker
+from farm.crew.blame import Blame
+from farm.crew.health import Kind
+from farm.crew.leased_board import LeasedBoard
 from farm.errors import InternalError
-from farm.reach.tracker import Tracker
 from farm.store import Store
 
 # An agent that takes a dead one's place is at the tracker in some seconds, a board whose session was cut at once.

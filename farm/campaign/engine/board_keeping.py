@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from device_agent.protocol import Outcome, Status
-from farm.boards.choice import find_unfit, plan_choice
-from farm.boards.leased_board import name_owner
-from farm.boards.site import find_trouble
 from farm.campaign.engine.board_events import BoardEvent, Left, Ran, TrialMeasured
 from farm.campaign.engine.board_held import CrewBoard
 from farm.campaign.engine.host import Host
+from farm.connectivity.tracker import Tracker
+from farm.crew.choice import find_unfit, plan_choice
+from farm.crew.leased_board import name_owner
+from farm.crew.site import find_trouble
 from farm.errors import BoardUnsafeError, TransientError, UnavailableError, UsageError
-from farm.reach.tracker import Tracker
 from farm.store import Store
 
 # How often the store is looked at: for free boards, and for whether ours are still fit.

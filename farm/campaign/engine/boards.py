@@ -1,7 +1,7 @@
 """The boards that campaigns work on, and what they are given to do: measurements, programs, anchors.
 
 Many at once, and nothing here waits: the engine asks again and again what happened. Which boards are held is in
-`board_keeping`, what one is made of in `board_held`; who is to blame is decided as for one board (`farm.boards.blame`).
+`board_keeping`, what one is made of in `board_held`; who is to blame is decided as for one board (`farm.crew.blame`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Any
 
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, RunSpec, Status
-from farm.boards.health import Kind
 from farm.campaign.engine import board_actor, board_anchors, ray_calls, timeouts
 from farm.campaign.engine.anchors import Rhythm
 from farm.campaign.engine.board_events import Arrived, BoardEvent, Left, Ran, TrialMeasured
@@ -20,6 +19,7 @@ from farm.campaign.engine.board_held import REQUEST_TIMEOUT_S, Call, CrewBoard
 from farm.campaign.engine.board_keeping import BoardKeeping, Reach
 from farm.campaign.engine.host import Host
 from farm.campaign.engine.ray_calls import ActorLostError
+from farm.crew.health import Kind
 from farm.errors import BoardBusyError, FarmError, InternalError, UnavailableError
 from farm.measure.arrays import Arrays
 from farm.settings import Settings

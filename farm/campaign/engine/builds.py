@@ -1,7 +1,7 @@
 """Builds for all campaigns, over all machines that Ray has: each module is compiled once, and what was built is kept.
 
-One pool of compilers per machine (`farm.search.build_pool`); here is what they share: the queue, who waits for which
-build, who gets it next, and what a compiler or a machine that dies means. Nothing here knows campaigns or boards.
+One pool of compilers per machine (`farm.search.build.build_pool`); here is what they share: the queue, who waits for
+which build, who gets it next, and what a compiler or a machine that dies means. Nothing here knows campaigns or boards.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from farm.campaign.engine import ray_nodes
 from farm.campaign.engine.ray_compilers import RayBuildPool
 from farm.campaign.engine.ray_nodes import RayNode
 from farm.errors import UnavailableError
-from farm.search.build_cache import BuildCache, build_key, compiler_versions
-from farm.search.build_pool import BuildPool, BuildResult
+from farm.search.build.build_cache import BuildCache, build_key, compiler_versions
+from farm.search.build.build_pool import BuildPool, BuildResult
 from farm.settings import Settings
 
 # Twice is no accident: such a module took two compilers down, and whoever proposed it is to blame.

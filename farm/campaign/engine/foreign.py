@@ -14,8 +14,8 @@ from farm.campaign.engine.active import Active
 from farm.campaign.order import TypeOrder
 from farm.campaign.scheduler.values import TaskKey
 from farm.inventory.board_types import load_board_types
-from farm.search.campaign_search import ForeignTrial, SearchTask
-from farm.search.traits import Traits, derive_traits
+from farm.search.tuners.campaign_search import ForeignTrial, SearchTask
+from farm.search.tuners.traits import Traits, derive_traits
 from farm.search.workloads import Workload, operator_kind
 from farm.store import Store
 

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from farm.boards.local import LocalFarm
 from farm.campaign.engine.state import engine_lock
+from farm.connectivity.tracker import Tracker
+from farm.crew.local import LocalFarm
 from farm.errors import DeadlineError, FarmError, MachineBusyError, UnavailableError, UsageError
 from farm.processes.machine import machine_lock, wait_for_machine
-from farm.reach.tracker import Tracker
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import Board

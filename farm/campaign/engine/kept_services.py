@@ -1,6 +1,7 @@
 """The farm's services for as long as an engine runs: others take the place of those that were killed.
 
-How services are found, held and started is in `farm.reach.services`; what becomes of boards meanwhile in `boards`.
+How services are found, held and started is in `farm.connectivity.services`; what becomes of boards
+meanwhile in `boards`.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import time
 from collections.abc import Callable, Collection
 from types import TracebackType
 
+from farm.connectivity.services import Services, find_services, using_services
+from farm.connectivity.services_state import was_killed
+from farm.connectivity.tracker import Tracker
 from farm.errors import FarmError
-from farm.reach.services import Services, find_services, using_services
-from farm.reach.services_state import was_killed
-from farm.reach.tracker import Tracker
 from farm.settings import Settings
 
 # How often it is looked at who the services are, and how long after others could not be had.

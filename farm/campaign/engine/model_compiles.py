@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any
 
 from farm.errors import FarmError
-from farm.processes.compile_apart import TIMEOUT_S, Apart
+from farm.processes.compile_subprocess import TIMEOUT_S, Apart
 
 
 class ModelCompiles:

@@ -1,6 +1,6 @@
 """Ray on this machine for the length of a block, and waiting for its answers.
 
-What its actors do is in `searches`, `board_actor` and `farm.search.build_pool`.
+What its actors do is in `searches`, `board_actor` and `farm.search.build.build_pool`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import psutil
 import ray
 
 from farm.errors import DeadlineError, FarmError, PermanentError, UnavailableError
-from farm.search import builder
+from farm.search.build import builder
 
 _PREFIX = "farm-ray-"
 # Ray opens the folder that it is given, and what it makes in it, to every user (mode 0777): around it is one of ours.

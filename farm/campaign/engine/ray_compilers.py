@@ -11,7 +11,7 @@ from typing import Any
 import ray
 
 from farm.campaign.engine import board_actor, ray_calls
-from farm.search.build_pool import Builder, BuildPool, CompilerLostError, Job
+from farm.search.build.build_pool import Builder, BuildPool, CompilerLostError, Job
 from farm.search.tvm_errors import find_reason
 from farm.settings import Settings
 

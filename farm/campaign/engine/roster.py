@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from device_agent.protocol import MeasureSpec, OperatingPoint
-from farm.boards.choice import find_reason, find_unfit
 from farm.campaign.engine import boards
 from farm.campaign.engine.active import Active
 from farm.campaign.engine.resume import to_labels, to_names
 from farm.campaign.order import Order
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
+from farm.crew.choice import find_reason, find_unfit
 from farm.store import Store
 from farm.values import CampaignState
 

@@ -1,6 +1,6 @@
 """The searches of all campaigns under way: one Ray actor each, asked, taught, and started again when it dies or hangs.
 
-What a search does is in `farm.search.campaign_search`; how often it may fail is the scheduler's business.
+What a search does is in `farm.search.tuners.campaign_search`; how often it may fail is the scheduler's business.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class SearchPlan:
 
 
 class SearchActor:
-    """A campaign's search in a Ray worker; see `farm.search.campaign_search.CampaignSearch`."""
+    """A campaign's search in a Ray worker; see `farm.search.tuners.campaign_search.CampaignSearch`."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         from farm.search import tvm_env
 
         tvm_env.load()
-        from farm.search.campaign_search import CampaignSearch
+        from farm.search.tuners.campaign_search import CampaignSearch
 
         self._search = CampaignSearch(**settings)
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from farm.connectivity.services_state import hold_lock, is_locked, write_whole
 from farm.processes.machine import process_identity
-from farm.reach.services_state import hold_lock, is_locked, write_whole
 
 LOG_FILE = "engine.log"
 # The exit code of an engine that finds another one; no error of ours has it.

@@ -18,6 +18,7 @@ from farm.campaign.engine.searches import Replayed, Searches
 from farm.campaign.order import Order
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
+from farm.campaign.verify.remeasurement import Verification
 from farm.campaign.verify.requests import (
     BuildWanted,
     MeasureWanted,
@@ -27,7 +28,6 @@ from farm.campaign.verify.requests import (
     Request,
     RunWanted,
 )
-from farm.campaign.verify.winners import Verification
 from farm.settings import Settings
 from farm.store import Store
 

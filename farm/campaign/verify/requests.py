@@ -12,7 +12,7 @@ import numpy.typing as npt
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, RunSpec
 from farm.campaign.verify.coroutines import Promise
 from farm.measure.arrays import Arrays
-from farm.search.build_pool import BuildResult
+from farm.search.build.build_pool import BuildResult
 
 # Board type and workload (hash).
 Place = tuple[str, str]

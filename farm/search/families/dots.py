@@ -1,4 +1,4 @@
-"""Products of bytes as `farm.search.dots` writes them: register tiles as in `dense`, four products in each lane."""
+"""Products of bytes as `farm.search.graph.dots` writes them: register tiles as in `dense`, four products a lane."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from farm.search import dots
 from farm.search.cores import Core
 from farm.search.families.dense import Dense
 from farm.search.families.facts import Contraction
+from farm.search.graph import dots
 
 
 class Dots(Dense):

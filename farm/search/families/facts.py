@@ -32,10 +32,10 @@ class Contraction:
     `stride` and `reach` are, by pixel loop, how far the data move with it, and over how many elements the kernel goes;
     `room` over how many elements the data go there.
     `packed` says whether the weight may be stored in another order. `halved` whether its elements are made twice as
-    long when they are loaded (`farm.search.halving`). Sizes of an element in bytes. `data_at` is the place of the data
-    among what `main` reads, `weight_at` that of the weight among the function's parameters (None: it is none), `line`
-    over how many in a row the last loop of the reduction goes, `row` over how many the last two do together: a row of
-    the kernel with all channels (1: its data are apart).
+    long when they are loaded (`farm.search.graph.half_precision`). Sizes of an element in bytes. `data_at` is the
+    place of the data among what `main` reads, `weight_at` that of the weight among the function's parameters (None: it
+    is none), `line` over how many in a row the last loop of the reduction goes, `row` over how many the last two do
+    together: a row of the kernel with all channels (1: its data are apart).
     """
 
     main: str

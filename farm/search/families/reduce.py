@@ -13,11 +13,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from farm.search import winograd
 from farm.search.cores import Core
 from farm.search.families import expressions, loops
 from farm.search.families import facts as reading
 from farm.search.families.family import Plan, Prediction
+from farm.search.graph import winograd
 
 # Kernels of no more than so many elements are unrolled.
 _MOST_UNROLLED = 32

@@ -1,6 +1,6 @@
 """A family's schedules of one function, as a search draws, changes, describes and reads them back.
 
-MetaSchedule's own sketches are `farm.search.schedule_space`'s.
+MetaSchedule's own sketches are `farm.search.tuners.schedule_space`'s.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import math
 import random
 from typing import Any
 
-from farm.search.decisions import Choice, Decision, Knob
 from farm.search.families import rule
 from farm.search.families.family import Plan, Prediction
+from farm.search.tuners.decisions import Choice, Decision, Knob
 
 # What of a prediction a cost model sees: the whole, then these of its terms where a family has them.
 _TERMS = ("compute", "far", "pad", "balance", "steps")

@@ -1,4 +1,4 @@
-"""Winograd convolutions as `farm.search.winograd` writes them: a few rows of tiles go through all steps together.
+"""Winograd convolutions as `farm.search.graph.winograd` writes them: a few rows of tiles go through all steps together.
 
 Data are padded as they are read and transformed one vector of channels at a time, products have a register tile as
 dense contractions do, and what follows the convolution is applied as the last transform writes its result.
@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farm.search import winograd
 from farm.search.cores import Core
 from farm.search.families import facts as reading
 from farm.search.families.dense import (
@@ -24,6 +23,7 @@ from farm.search.families.dense import (
 )
 from farm.search.families.family import Plan, Prediction
 from farm.search.families.loops import divisors
+from farm.search.graph import winograd
 
 _FLOAT = 4
 _MOST_VECTORS = 6

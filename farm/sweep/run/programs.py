@@ -15,7 +15,7 @@ from farm.artifacts.choice import Records
 from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled, compile_model
 from farm.artifacts.make import to_config
 from farm.artifacts.verify import compare
-from farm.boards.choice import TargetPlan
+from farm.crew.choice import TargetPlan
 from farm.errors import PermanentError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.models.batches import set_batch

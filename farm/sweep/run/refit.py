@@ -15,12 +15,12 @@ from typing import Any
 
 from device_agent.protocol import Engine, Limits, MeasureSpec, RunSpec, Status
 from farm.artifacts.verify import Comparison, compare
-from farm.boards import visits
-from farm.boards.crew import BoardThread, wait_for
+from farm.crew import visits
+from farm.crew.crew import BoardThread, wait_for
 from farm.errors import UsageError
 from farm.measure.arguments import make_inputs, read_arguments
 from farm.points.values import Estimate, GridPoint, PointMeasurement
-from farm.processes.compile_apart import compile_apart
+from farm.processes.compile_subprocess import compile_in_subprocess
 from farm.settings import Settings
 from farm.store import Store
 from farm.sweep import stored
@@ -76,7 +76,7 @@ def refit(bench: Bench, tuned: SweepProgram, points: Sequence[GridPoint], top_k:
         return []
     bench.say(f"compiling up to {top_k} schedules of {len(chosen)} workloads")
     job = functools.partial(build_rivals, bench.recipe, tuned.batch, chosen)
-    contests = compile_apart(job, bench.recipe.source.name)
+    contests = compile_in_subprocess(job, bench.recipe.source.name)
     worth = schedules.choose_workloads({c.workload: c.weight * c.rivals[0].default_s for c in contests})
     contests = [contest for contest in contests if contest.workload in worth]
     return [_refit_point(bench, tuned, point, contests) for point in points] if contests else []
@@ -142,7 +142,7 @@ def _check(bench: Bench, won: Sequence[tuple[Contest, ScheduleVerdict]]) -> list
         return []
     pairs = [(contest.module_json, _find(contest, verdict.best).scheduled_json) for contest, verdict in won]
     job = functools.partial(build_checks, bench.recipe, pairs)
-    built = compile_apart(job, bench.recipe.source.name)
+    built = compile_in_subprocess(job, bench.recipe.source.name)
     return [_compare(bench, contest, *libraries) for (contest, _), libraries in zip(won, built, strict=True)]
 
 
@@ -211,7 +211,7 @@ def _measure_model(bench: Bench, tuned: SweepProgram, point: GridPoint, records:
     merged = [own.get(record.workload, record) for record in bench.recipe.records]
     recipe = dataclasses.replace(bench.recipe, records=merged)
     job = functools.partial(recipe.compile_all, (TUNED,), (tuned.batch,))
-    (fitted,) = compile_apart(job, recipe.source.name)
+    (fitted,) = compile_in_subprocess(job, recipe.source.name)
     first = visits.plan_first_run(bench.threads, bench.settings.model_memory_bytes, bench.settings.model_timeout_s)
     outputs: dict[Series, list[Any]] = {}
     for name, program in (("untuned", tuned), (TUNED, fitted)):

@@ -13,8 +13,8 @@ from typing import Any
 from farm.errors import InternalError, PermanentError
 from farm.models.batches import set_batch
 from farm.search import traces
-from farm.search.builder import build_candidate
-from farm.search.prepared import prepare_model
+from farm.search.build.builder import build_candidate
+from farm.search.graph.prepared import prepare_model
 from farm.sweep.run.programs import Recipe
 
 _log = logging.getLogger(__name__)

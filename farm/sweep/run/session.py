@@ -15,16 +15,16 @@ from concurrent.futures import Future
 from typing import Any
 
 from device_agent.protocol import Description, Status
-from farm.boards import visits
-from farm.boards.choice import TargetPlan, plan_target
-from farm.boards.crew import BoardThread, open_crew, wait_for
-from farm.boards.thread_board import StoppedError, ThreadBoard
+from farm.crew import visits
+from farm.crew.choice import TargetPlan, plan_target
+from farm.crew.crew import BoardThread, open_crew, wait_for
+from farm.crew.thread_board import StoppedError, ThreadBoard
 from farm.errors import BoardUnsafeError, FarmError, PermanentError, TransientError, UnavailableError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.models.source import ModelSource
 from farm.points.grid import Coupling, leave_out
 from farm.points.values import Goal, Grid, GridPoint, PointMeasurement
-from farm.processes.compile_apart import compile_apart
+from farm.processes.compile_subprocess import compile_in_subprocess
 from farm.search import gpus
 from farm.settings import Settings
 from farm.store import Store
@@ -165,7 +165,7 @@ class SweepSession:
         )
         self._recipe = recipe
         job = functools.partial(recipe.compile_all, self._wanted.variants, self._wanted.batches)
-        return compile_apart(job, self._source.name)
+        return compile_in_subprocess(job, self._source.name)
 
     def environment(self, description: Description) -> dict[str, Any]:
         """What the figures were made with."""

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from device_agent.protocol import Outcome
-from farm.boards import visits
-from farm.boards.thread_board import ThreadBoard
-from farm.boards.visits import Window
+from farm.crew import visits
+from farm.crew.thread_board import ThreadBoard
+from farm.crew.visits import Window
 from farm.errors import BoardLostError, PermanentError, TransientError, UsageError
 from farm.points.values import GridPoint, PointMeasurement
 from farm.store import Store

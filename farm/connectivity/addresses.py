@@ -1,0 +1,66 @@
+"""From how a board is registered to where its sshd is, over which hosts, and which keys it is shown. Nothing connects.
+
+What the registration leaves open the user's OpenSSH configuration says, as it does for `ssh` itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from farm import settings
+from farm.connectivity import ssh_config
+from farm.connectivity.ssh_config import HostConfig
+from farm.connectivity.ssh_handshake import SshAddress
+from farm.values import Ssh
+
+# The order in which OpenSSH's own client tries them (ssh_config(5), IdentityFile), those left out that no board has.
+_USUAL_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
+
+
+def to_ssh_address(transport: Ssh, default_key_file: str | None = None) -> SshAddress:
+    """The address of a board reached over SSH, with its pinned host key where the registration names one.
+
+    A board registered without a key gets `default_key_file`; None stands for the setting FARM_SSH_KEY. Where that is
+    empty too, it is shown what the OpenSSH configuration names, else the first usual file that is there, and before
+    that the keys of the running agent. Whether a file can be used is found out on connecting. Raises UsageError for a
+    configuration that cannot be used.
+    """
+    known = settings.load()
+    key_file = transport.identity_file or (known.ssh_key if default_key_file is None else default_key_file)
+    address = _resolve(transport.host, transport.user, transport.port, key_file, Path(known.ssh_config).expanduser())
+    return dataclasses.replace(address, host_key=transport.host_key)
+
+
+def _resolve(alias: str, user: str, port: int, key_file: str, path: Path, depth: int = 0) -> SshAddress:
+    ssh_config.require_depth(depth, alias)
+    found = ssh_config.find_host(alias, path)
+    jumps = tuple(_resolve_jump(text, path, depth + 1) for text in found.jumps)
+    files, agent = _choose_keys(found, key_file)
+    return SshAddress(
+        alias,
+        user or found.user or ssh_config.name_login(),
+        files[0],
+        # The registration's default is the configuration's to change.
+        port if port != SshAddress.port else found.port or port,
+        more_keys=files[1:],
+        agent=agent,
+        only_these_keys=found.only_these_keys,
+        endpoint="" if found.host == alias else found.host,
+        # A host on the way that has hosts on its own way brings them along.
+        jumps=tuple(each for jump in jumps for each in (*jump.jumps, dataclasses.replace(jump, jumps=()))),
+    )
+
+
+def _resolve_jump(text: str, path: Path, depth: int) -> SshAddress:
+    user, host, port = ssh_config.split_jump(text)
+    return _resolve(host, user, port or SshAddress.port, settings.load().ssh_key, path, depth)
+
+
+def _choose_keys(found: HostConfig, key_file: str) -> tuple[tuple[Path, ...], str]:
+    """The files to show, one at least, and the agent to ask. A file that was named alone is shown alone."""
+    if key_file:
+        return (Path(key_file).expanduser(),), ""
+    paths = found.key_files or tuple(Path(text).expanduser() for text in _USUAL_KEYS)
+    there = tuple(path for path in paths if path.is_file())
+    return (there if found.key_files else there[:1]) or paths[:1], found.agent

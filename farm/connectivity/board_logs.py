@@ -1,0 +1,44 @@
+"""Where a board keeps the logs of its agent and clock helper, and the shell command that shows their ends.
+
+Pure text; running it is `farm/connectivity/ssh.py`'s business. The shell is whatever a board has: POSIX and no more.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+AGENT_UNIT, HELPER_UNIT = "tvm-farm-agent", "tvm-farm-clock-helper"
+# Where boards are provisioned to, as root and as an ordinary user; the second is below the login's home.
+PREFIXES = ("/opt/tvm-farm", "$HOME/.local/share/tvm-farm-board")
+# Below a prefix, where no systemd keeps the logs.
+LOG_FILES = ("log/agent.log", "log/clock-helper.log")
+# Beyond this a file is worth fetching as a whole.
+MAX_LINES = 100_000
+
+_JOURNAL = (
+    # An ordinary user sees nothing of the services without sudo, and is told nothing either.
+    'j=journalctl; [ "$(id -u)" = 0 ] || {{ sudo -n true 2>/dev/null && j="sudo -n journalctl"; }}; '
+    "$j --no-pager --quiet --output=short-iso --lines={lines} --unit={agent} --unit={helper}"
+)
+_FILES = (
+    "found=; for file in {files}; do "
+    'if [ -r "$file" ]; then found=1; echo "==> $file <=="; tail -n {lines} "$file"; fi; done; '
+    '[ -n "$found" ] || {{ echo "no logs of an agent: neither systemd nor one of" {files} >&2; exit 3; }}'
+)
+
+
+def plan_log_command(lines: int, prefix: str = "") -> str:
+    """A command that prints the last `lines` lines of both logs; exit code 3 where a board has neither.
+
+    systemd's journal where the agent is one of its units, else the supervisor's files under `prefix` (empty: where
+    boards are provisioned to).
+    """
+    roots = [shlex.quote(prefix.rstrip("/") or "/")] if prefix else [f'"{root}"' for root in PREFIXES]
+    files = " ".join(f"{root}/{name}" for root in roots for name in LOG_FILES)
+    journal = _JOURNAL.format(lines=lines, agent=AGENT_UNIT, helper=HELPER_UNIT)
+    return f"if {plan_unit_test()}; then {journal}; else {_FILES.format(files=files, lines=lines)}; fi"
+
+
+def plan_unit_test() -> str:
+    """A shell condition: whether systemd runs the board and knows the agent."""
+    return f"[ -d /run/systemd/system ] && systemctl cat {AGENT_UNIT} >/dev/null 2>&1"

@@ -1,0 +1,246 @@
+"""The services from a command's side: find those that run, start them for a while, or start and end them for good."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import psutil
+
+from farm.connectivity.services_socket import ControlClient
+from farm.connectivity.services_state import LOG_FILE, ServicesInfo, find_running, is_held
+from farm.connectivity.tracker import Tracker
+from farm.errors import DeadlineError, UnavailableError
+from farm.processes import children
+from farm.settings import Settings
+
+START_TIMEOUT_S = 60.0
+# Ways are closed in parallel and take 5 s each at most; then what is left is ended.
+STOP_TIMEOUT_S = 30.0
+_LOOK_S = 0.05
+_GRACE_S = 15.0
+
+
+class Services:
+    """Running services. Valid while they run."""
+
+    def __init__(self, info: ServicesInfo) -> None:
+        self.info = info
+        self.tracker = Tracker(*info.tracker)
+        # Whether they outlive the commands that use them.
+        self.stays = True
+        self._control = ControlClient(info.control)
+
+    def fetch_status(self) -> dict[str, Any]:
+        """Process, tracker and every board's way; plain JSON. Raises UnavailableError."""
+        return dict(self._control.ask("status", _GRACE_S + 30.0))
+
+    def probe(self, names: Collection[str], timeout_s: float) -> list[dict[str, Any]]:
+        """Probe boards as soon as they can be reached; a report for each, `skipped` where that took too long.
+
+        Raises UsageError for a board that is not registered, UnavailableError.
+        """
+        answer = self._control.ask("probe", timeout_s + _GRACE_S, boards=list(names), timeout_s=timeout_s)
+        return list(answer)
+
+    def retry(self, names: Collection[str]) -> None:
+        """Connect to boards anew, as after a host key was confirmed."""
+        self._control.ask("retry", _GRACE_S, boards=list(names))
+
+    def wait_reachable(self, name: str, timeout_s: float) -> dict[str, Any]:
+        """Wait until a board's agent can be reached; returns its part of the status.
+
+        Raises DeadlineError with the reason.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            board = next((board for board in self.fetch_status()["boards"] if board["name"] == name), None)
+            if board is not None and board["reachable"]:
+                return dict(board)
+            if time.monotonic() >= deadline:
+                trouble = "it is not kept in reach" if board is None else board["trouble"]
+                raise DeadlineError(f"board {name!r} could not be reached within {timeout_s:g} s: {trouble}")
+            time.sleep(_LOOK_S * 4)
+
+    def stay(self) -> dict[str, Any]:
+        """Have them stay up for all boards, whoever started them."""
+        return dict(self._control.ask("stay", _GRACE_S + 30.0))
+
+    def hold(self, boards: Collection[str] | None) -> tuple[socket.socket, dict[str, Any]]:
+        """Keep them up, for these boards at least, as long as the socket is open."""
+        sock, status = self._control.hold("need", _GRACE_S + 30.0, boards=None if boards is None else list(boards))
+        return sock, dict(status)
+
+    def stop(self) -> None:
+        """Tell them to end, and wait; what does not end is killed. Raises DeadlineError where that fails too."""
+        process = _find_process(self.info.pid)
+        with contextlib.suppress(UnavailableError):
+            self._control.ask("stop")
+        if process is None:
+            return
+        if _wait_gone(process, STOP_TIMEOUT_S):
+            return
+        process.send_signal(signal.SIGKILL)  # its children follow it
+        if not _wait_gone(process, 5.0):
+            raise DeadlineError(f"the farm's services (pid {process.pid}) do not end")
+
+
+def find_services(settings: Settings) -> Services | None:
+    """The services of this FARM_HOME, or None where none run."""
+    info = find_running(settings.home_path)
+    return None if info is None else Services(info)
+
+
+@contextlib.contextmanager
+def using_services(
+    settings: Settings, boards: Collection[str] | None = None, note: Callable[[str], None] = lambda text: None
+) -> Iterator[Services]:
+    """The services, for the block at least: those that run, else our own for these boards (None: all).
+
+    `note` is told when they have to be started. Raises UsageError for a board that is not registered,
+    UnavailableError, DeadlineError.
+    """
+    services, sock = _hold(settings, boards, note)
+    try:
+        yield services
+    finally:
+        sock.close()
+        if not services.stays:
+            _wait_released(settings, services)
+
+
+def start_services(settings: Settings) -> tuple[Services, bool]:
+    """Services that stay; returns them and whether they had to be started. Raises UnavailableError, DeadlineError."""
+    found = find_services(settings)
+    if found is not None:
+        found.stay()
+        return found, False
+    process = _spawn(settings, ["--stay"])
+    return _wait_ready(settings, process), True
+
+
+def _hold(
+    settings: Settings, boards: Collection[str] | None, note: Callable[[str], None]
+) -> tuple[Services, socket.socket]:
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        return _hold_soon(settings, boards, note, started)
+    except BaseException:
+        for process in started:
+            _end_unused(settings, process)
+        raise
+
+
+def _end_unused(settings: Settings, process: subprocess.Popen[bytes]) -> None:
+    """End services that we started and do not come to use; not where another command has found them meanwhile."""
+    with contextlib.suppress(UnavailableError):
+        services = find_services(settings)
+        if services is not None and services.info.pid == process.pid:
+            status = services.fetch_status()
+            if status["stays"] or status["held_by"]:
+                return
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_TIMEOUT_S)
+
+
+def _hold_soon(
+    settings: Settings,
+    boards: Collection[str] | None,
+    note: Callable[[str], None],
+    started: list[subprocess.Popen[bytes]],
+) -> tuple[Services, socket.socket]:
+    """Hold services as soon as there are any; those that have to be started are appended to `started`."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    process = None
+    while True:
+        services = find_services(settings)
+        if services is not None:
+            # They may be ending just now.
+            with contextlib.suppress(UnavailableError):
+                sock, status = services.hold(boards)
+                services.stays = bool(status["stays"])
+                return services, sock
+        if not is_held(settings.home_path) and (process is None or process.poll() is not None):
+            if process is not None and process.returncode not in (0, 3):
+                raise _ended(settings, process)
+            note("starting the farm's services for this command (`farm up` keeps them up)")
+            process = _spawn(settings, [] if boards is None else ["--boards", ",".join(boards)])
+            started.append(process)
+        if time.monotonic() > deadline:
+            raise DeadlineError(f"the farm's services were not ready within {START_TIMEOUT_S:g} s{_tail(settings)}")
+        time.sleep(_LOOK_S)
+
+
+def _spawn(settings: Settings, options: list[str]) -> subprocess.Popen[bytes]:
+    """Start the process on its own feet: it ends when nobody needs it, not when we do."""
+    logs = settings.home_path / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    with (logs / "services.out").open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "farm.services", *options],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=os.environ | {"FARM_HOME": str(settings.home_path)},
+            cwd="/",
+            start_new_session=True,
+        )
+
+
+def _wait_ready(settings: Settings, process: subprocess.Popen[bytes]) -> Services:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        services = find_services(settings)
+        if services is not None:
+            services.stay()
+            return services
+        if process.poll() is not None and not is_held(settings.home_path):
+            raise _ended(settings, process)
+        time.sleep(_LOOK_S)
+    raise DeadlineError(f"the farm's services were not ready within {START_TIMEOUT_S:g} s{_tail(settings)}")
+
+
+def _wait_released(settings: Settings, services: Services) -> None:
+    """Wait for services that end with us, so that nothing of a command is left when it returns."""
+    process = _find_process(services.info.pid)
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while process is not None and time.monotonic() < deadline:
+        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+            return
+        with contextlib.suppress(UnavailableError, psutil.Error):
+            status = services.fetch_status()
+            if status["stays"] or status["held_by"]:  # somebody else needs them now
+                return
+        time.sleep(_LOOK_S)
+
+
+def _find_process(pid: int) -> psutil.Process | None:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid)
+    return None
+
+
+def _wait_gone(process: psutil.Process, timeout_s: float) -> bool:
+    try:
+        process.wait(timeout_s)
+    except psutil.TimeoutExpired:
+        return False
+    return True
+
+
+def _ended(settings: Settings, process: subprocess.Popen[bytes]) -> UnavailableError:
+    return UnavailableError(f"the farm's services ended at once ({process.returncode}){_tail(settings)}")
+
+
+def _tail(settings: Settings) -> str:
+    logs, out = settings.home_path / "logs", "services.out"
+    return f": {children.explain_end(logs / (out if children.tail(logs / out) else LOG_FILE))}"

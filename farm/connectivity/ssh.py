@@ -1,0 +1,241 @@
+"""One SSH connection to a board: opened with a pinned host key and a user key, watched, with a deadline on every call.
+
+What it carries is elsewhere: forwards in `tunnels.py`, files in `ssh_files.py`, coming back after a loss in
+`board_link.py`. No child process is started here, so nobody's PR_SET_PDEATHSIG hangs on one of these threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import NamedTuple
+
+import paramiko
+
+from farm.connectivity import ssh_handshake
+from farm.connectivity.host_keys import KnownHosts
+from farm.connectivity.ssh_exec import Output, read_output
+from farm.connectivity.ssh_handshake import CONNECT_TIMEOUT_S, JOIN_S, SshAddress, Transport, hang_up
+from farm.connectivity.ssh_socket import WatchedSocket
+from farm.errors import BoardLostError, DeadlineError, FarmError, PermanentError, TransientError
+
+CHANNEL_TIMEOUT_S = 5.0
+# A dead peer is noticed after this and `SILENCE_S`: 8 s.
+KEEPALIVE_S = 2.0
+MAX_OUTPUT_BYTES = 1 << 20
+# sshd's MaxSessions is 10 by default; commands and SFTP count, forwards do not.
+_MAX_SESSIONS = 8
+
+ServeChannel = Callable[[paramiko.Channel], None]
+
+
+class ExecResult(NamedTuple):
+    """What a command ended with. `code` is 128 plus the signal's number where one ended it, as shells say."""
+
+    code: int
+    out: bytes
+    err: bytes
+
+
+class SshConnection:
+    """An authenticated connection. Thread-safe. `lost` is set once it has ended, `reason` says why."""
+
+    def __init__(self, address: SshAddress, transport: Transport, sock: WatchedSocket) -> None:
+        """Use `connect`."""
+        self.address = address
+        self.reason = ""
+        self.lost = threading.Event()
+        self._transport = transport
+        self._sock = sock
+        self._closed = False
+        self._serving: dict[int, ServeChannel] = {}
+        # paramiko has one place for the answer to a global request.
+        self._asking = threading.Lock()
+        self._sessions = threading.BoundedSemaphore(_MAX_SESSIONS)
+        transport.on_end = self._note_end
+        if transport.ended.is_set():
+            self._note_end()
+        self._keeper = threading.Thread(target=self._keep_alive, name="farm-ssh-keepalive", daemon=True)
+        self._keeper.start()
+
+    @classmethod
+    def connect(
+        cls, address: SshAddress, known_hosts: KnownHosts | None = None, timeout_s: float = CONNECT_TIMEOUT_S
+    ) -> SshConnection:
+        """Connect, check the host key, then log in with the user key and nothing else.
+
+        Raises UsageError (key file, fingerprint), DeadlineError (nobody answers, or hangs), TransientError (refused,
+        no route, hung up), UnknownHostKeyError (nothing pinned), HostKeyError (another key), PermanentError (login
+        refused).
+        """
+        transport, sock = ssh_handshake.log_in(address, known_hosts, timeout_s)
+        return cls(address, transport, sock)
+
+    @property
+    def peer_name(self) -> str:
+        """The board's sshd in its own words, for reports."""
+        return self._transport.remote_version
+
+    def open_to(self, port: int, timeout_s: float = CHANNEL_TIMEOUT_S) -> paramiko.Channel:
+        """A channel to a port on the board's loopback. Raises TransientError, PermanentError, as `connect` else."""
+        with self._translated(f"port {port} of the board", timeout_s):
+            return self._transport.open_channel(
+                "direct-tcpip", ("127.0.0.1", port), ("127.0.0.1", 0), timeout=timeout_s
+            )
+        raise AssertionError  # unreachable: `_translated` swallows nothing
+
+    def listen(self, port: int, serve: ServeChannel, timeout_s: float = CHANNEL_TIMEOUT_S) -> int:
+        """Have the board listen on its loopback; `serve` gets each connection and must not block. Returns the port.
+
+        `port` 0 lets the board choose. Raises TransientError where the port is taken there, BoardLostError.
+        """
+        # paramiko waits for this answer without a deadline.
+        timer = threading.Timer(timeout_s, self._abort, (f"it did not answer a forward within {timeout_s:g} s",))
+        timer.daemon = True
+        with self._asking:
+            timer.start()
+            # Whoever waits for the port connects at once, maybe before the answer is read.
+            self._serving[port] = serve
+            try:
+                self._sock.expect_answer()
+                got = self._transport.request_port_forward("127.0.0.1", port, self._dispatch)
+            except paramiko.SSHException as error:
+                self._require_alive()
+                raise TransientError(
+                    f"{self.address} refused to listen on its port {port} for us",
+                    "Another program or an earlier connection has the port, or its sshd_config forbids "
+                    "AllowTcpForwarding.",
+                ) from error
+            finally:
+                timer.cancel()
+        self._require_alive()
+        self._serving[got] = serve
+        return int(got)
+
+    def exec(self, command: str, timeout_s: float, max_bytes: int = MAX_OUTPUT_BYTES) -> ExecResult:
+        """Run a command by the board's shell and wait for its end; a failing command is a result, not an error.
+
+        Raises DeadlineError after `timeout_s` (the board ends the command soon after, by itself if we are gone),
+        PermanentError where it prints more than `max_bytes` to either stream, BoardLostError.
+        """
+        deadline = time.monotonic() + timeout_s
+        # sshd leaves a command running when its channel closes; only the board can be sure to end it.
+        # The outer shell has to stay, to say of a signal what it says of one.
+        wrapped = f"timeout -k 2 {int(timeout_s) + 2} sh -c {shlex.quote(command)}; exit $?"
+        what = f"the command {shorten(command)!r}"
+        with self.session(what, timeout_s) as channel, self._translated(what, timeout_s):
+            channel.settimeout(max(0.01, deadline - time.monotonic()))
+            channel.exec_command(wrapped)
+            channel.shutdown_write()
+            output: Output = read_output(channel, deadline, max_bytes)
+            if output.code is None:
+                self._require_alive()
+                raise BoardLostError(f"{self.address} ended {what} without a result")
+            return ExecResult(output.code, output.out, output.err)
+        raise AssertionError
+
+    @contextlib.contextmanager
+    def session(self, what: str, timeout_s: float) -> Iterator[paramiko.Channel]:
+        """A session channel, closed afterwards; at most eight at a time, since sshd refuses more than ten."""
+        deadline = time.monotonic() + timeout_s
+        if not self._sessions.acquire(timeout=timeout_s):
+            raise DeadlineError(f"{what} had to wait for others on {self.address} for more than {timeout_s:g} s")
+        try:
+            left_s = max(0.01, min(CHANNEL_TIMEOUT_S, deadline - time.monotonic()))
+            with self._translated(f"opening a channel for {what}", left_s):
+                channel = self._transport.open_session(timeout=left_s)
+            try:
+                yield channel
+            finally:
+                with contextlib.suppress(paramiko.SSHException, OSError, EOFError):
+                    channel.close()
+        finally:
+            self._sessions.release()
+
+    def close(self, reason: str = "closed by us") -> None:
+        """End it, and with it every channel. Safe to call twice and from any thread; blocks for 2 s at most."""
+        self._closed = True
+        self._abort(reason)
+        for thread in (self._transport, self._keeper):
+            if thread is not threading.current_thread():
+                thread.join(JOIN_S)
+
+    def __enter__(self) -> SshConnection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _abort(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        hang_up(self._sock)
+
+    def _note_end(self) -> None:
+        """Called on paramiko's thread, its last act."""
+        if not self.reason:
+            cause = self._transport.get_exception()
+            self.reason = str(cause.args[-1]) if isinstance(cause, OSError) and cause.args else "the board hung up"
+        self.lost.set()
+
+    def _keep_alive(self) -> None:
+        while True:
+            # Exactly when it is due, or a dead peer would be found up to one period later.
+            due_s = self._sock.heard_at + KEEPALIVE_S - time.monotonic()
+            if self.lost.wait(max(0.05, due_s)):
+                return
+            if due_s > 0:
+                continue
+            with self._asking, contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+                self._sock.expect_answer()
+                # Refused by every server, which is an answer. Ends when the connection does, at the latest.
+                self._transport.global_request("keepalive@openssh.com", wait=True)
+
+    def _dispatch(self, channel: paramiko.Channel, origin: tuple[str, int], server: tuple[str, int]) -> None:
+        """Called on paramiko's thread for each connection to a port that the board listens on for us."""
+        serve = self._serving.get(server[1])
+        if serve is not None:
+            serve(channel)
+        else:  # it came before `listen` had the answer; whoever connects tries again
+            threading.Thread(target=channel.close, name="farm-ssh-refuse", daemon=True).start()
+
+    def _require_alive(self) -> None:
+        if not self._transport.is_active():
+            # The thread says why in its last act.
+            self.lost.wait(JOIN_S)
+            raise BoardLostError(f"the connection to {self.address} ended: {self.reason}")
+
+    @contextlib.contextmanager
+    def _translated(self, what: str, timeout_s: float) -> Iterator[None]:
+        """Turn paramiko's errors into ours."""
+        self._require_alive()
+        try:
+            yield
+        except FarmError:
+            raise
+        except paramiko.ChannelException as error:
+            if error.code == paramiko.common.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED:
+                raise PermanentError(
+                    f"{self.address} forbids {what}", "Its sshd_config needs AllowTcpForwarding and PermitOpen for it."
+                ) from error
+            raise TransientError(f"{self.address} cannot open {what}: {error.text}") from error
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            if isinstance(error, EOFError | ConnectionError):
+                # Nothing can be sent any more, of which the thread that listens may not have heard yet.
+                self._abort("the board hung up")
+                self.lost.wait(JOIN_S)
+            self._require_alive()
+            if isinstance(error, TimeoutError) or "Timeout" in str(error):
+                raise DeadlineError(f"{what} took more than {timeout_s:g} s on {self.address}") from error
+            raise BoardLostError(f"{self.address} ended {what}: {str(error) or type(error).__name__}") from error
+
+
+def shorten(command: str) -> str:
+    """A command as messages quote it: one line, 60 characters."""
+    line = " ".join(command.split())
+    return line if len(line) <= 60 else line[:59] + "…"

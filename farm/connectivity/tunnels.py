@@ -1,0 +1,338 @@
+"""Forwards through an SSH connection: from a loopback port here to one of the board's, and from the board to one here.
+
+They can be cut at any time by closing sockets, as `relay.py` can, so that TVM's blocking client ends with an error.
+Opening the connection and coming back after its loss are not done here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+import paramiko
+
+from farm.connectivity.frames import RefusedError
+from farm.connectivity.ssh import SshConnection
+from farm.errors import FarmError, TransientError
+from farm.processes.listening import accept_clients, start_thread
+
+_CHUNK = 1 << 18
+_CONNECT_TIMEOUT_S = 5.0
+_BACKLOG = 16
+# Connections that one forward carries at a time, each two threads and a descriptor here: an agent serves one session
+# and holds one line to the tracker, so that only a board, or a client, that turned against us comes near.
+MAX_LINKS = 32
+
+# The connection to go through now; raises FarmError where there is none.
+Provider = Callable[[], SshConnection]
+# What a board sends, as it is to be passed on. Raises ValueError for what is not, EOFError where the board has ended.
+Rewrite = Callable[[bytes], bytes]
+
+
+class Link:
+    """One connection: a socket here joined to a channel. Two threads carry the bytes; `cut` ends both."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        channel: paramiko.Channel,
+        on_end: Callable[[Link, bool], None],
+        rewrite: Rewrite | None = None,
+    ) -> None:
+        """Own both. `on_end` is told whether the far side ended first; `rewrite` sees what comes from the board."""
+        self._sock = sock
+        self._channel = channel
+        self._on_end = on_end
+        self._rewrite = rewrite
+        self.refused = ""
+        self._near_ended = threading.Event()
+        self._gone = False
+
+    def start(self) -> bool:
+        """Begin to carry; False, with both ends closed, where there is no room for its threads."""
+        if start_thread("farm-ssh-in", self._carry_in):
+            if start_thread("farm-ssh-out", self._carry_out):
+                return True
+            self.cut()
+            _close(self._channel)
+            return False
+        self._on_end(self, False)
+        _hang_up(self._sock)
+        _close(self._channel)
+        return False
+
+    def cut(self) -> None:
+        """End it now. Never blocks: only the socket is closed, the channel follows on its own threads."""
+        self._gone = True
+        self._near_ended.set()
+        _hang_up(self._sock)
+
+    def _carry_out(self) -> None:
+        view = memoryview(bytearray(_CHUNK))
+        while True:
+            try:
+                count = self._sock.recv_into(view)
+            except OSError:
+                count, self._gone = 0, True
+            if not count:
+                self._near_ended.set()
+                break
+            try:
+                self._channel.sendall(view[:count])  # type: ignore[arg-type]  # any buffer will do
+            except (OSError, EOFError, paramiko.SSHException):  # noticed on the way in
+                break
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            # A client that has only said all it had to say still reads; after a cut nobody does.
+            if self._gone:
+                self._channel.close()
+            else:
+                self._channel.shutdown_write()
+
+    def _carry_in(self) -> None:
+        far_first = False
+        while True:
+            try:
+                data = self._channel.recv(_CHUNK)
+            except (OSError, EOFError, paramiko.SSHException):
+                data = b""
+            if not data:
+                far_first = not self._near_ended.is_set()
+                break
+            try:
+                self._sock.sendall(self._rewrite(data) if self._rewrite else data)
+            except EOFError:
+                far_first = not self._near_ended.is_set()
+                break
+            except (OSError, ValueError) as error:
+                self.refused = str(error) if isinstance(error, RefusedError) else ""
+                break
+        # Told before the client notices: whoever asks after an error gets the answer.
+        self._on_end(self, far_first)
+        _hang_up(self._sock)
+        _close(self._channel)
+
+
+class _Links:
+    """The open links of a forward, and whether it takes more."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._links: set[Link] = set()
+        self._closed = False
+
+    def add(self, link: Link) -> bool:
+        """False where the forward has been cut meanwhile, or carries `MAX_LINKS` already."""
+        with self._lock:
+            if self._closed or len(self._links) >= MAX_LINKS:
+                return False
+            self._links.add(link)
+            return True
+
+    def replace(self, waiting: Link, link: Link) -> bool:
+        """Put a link in the place that was kept for it; False where that was cut meanwhile."""
+        with self._lock:
+            if waiting not in self._links:
+                return False
+            self._links.remove(waiting)
+            self._links.add(link)
+            return True
+
+    def discard(self, link: Link) -> None:
+        with self._lock:
+            self._links.discard(link)
+
+    def cut(self, for_good: bool) -> bool:
+        """End all links; False where the forward had been cut for good already."""
+        with self._lock:
+            was_closed, self._closed = self._closed, self._closed or for_good
+            links = list(self._links)
+            self._links.clear()
+        for link in links:
+            link.cut()
+        return not was_closed
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+
+class Forward:
+    """A loopback port here that leads to a port on the board's loopback. `address` stays while connections change.
+
+    `board_ended` is set once the board's side hung up first or could not be reached, on any connection: before the
+    client notices, and never because the client left or `cut` was called. `refused` is what a client was spared last
+    (see `RefusedError`), "" while all is well.
+    """
+
+    def __init__(
+        self, provider: Provider, board_port: int, local_port: int = 0, check: Callable[[], Rewrite] | None = None
+    ) -> None:
+        """Listen on 127.0.0.1, by default on a free port. Raises TransientError where `local_port` is taken.
+
+        `check` makes, for each connection, what sees the board's bytes before a client does.
+        """
+        self.board_port = board_port
+        self.board_ended = threading.Event()
+        self.last_error: FarmError | None = None
+        self.refused = ""
+        self._provider = provider
+        self._check = check
+        self._links = _Links()
+        try:
+            self._listener = socket.create_server(("127.0.0.1", local_port), backlog=_BACKLOG)
+        except OSError as error:
+            raise TransientError(f"the local port {local_port} cannot be used: {error.strerror}") from error
+        self.address: tuple[str, int] = self._listener.getsockname()
+        threading.Thread(target=self._accept, name="farm-ssh-forward", daemon=True).start()
+
+    def __len__(self) -> int:
+        """How many connections it carries now."""
+        return len(self._links)
+
+    def cut_links(self) -> None:
+        """End the connections of now and go on listening. Never blocks."""
+        self._links.cut(for_good=False)
+
+    def cut(self) -> None:
+        """End every connection and stop listening. Never blocks; safe to call twice and from any thread."""
+        if self._links.cut(for_good=True):
+            _hang_up(self._listener)
+
+    close = cut
+
+    def __enter__(self) -> Forward:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cut()
+
+    def _accept(self) -> None:
+        for client in accept_clients(self._listener):
+            waiting = _Waiting(client)
+            if not self._links.add(waiting):
+                waiting.cut()
+            # Opening a channel waits for the board; the next client must not.
+            elif not start_thread("farm-ssh-open", self._open, client, waiting):
+                self._links.discard(waiting)
+                waiting.cut()
+
+    def _open(self, client: socket.socket, waiting: _Waiting) -> None:
+        set_no_delay(client)
+        try:
+            channel = self._provider().open_to(self.board_port)
+        except FarmError as error:
+            self.last_error = error
+            if not waiting.was_cut:
+                self.board_ended.set()
+            self._links.discard(waiting)
+            _hang_up(client)
+            return
+        link = Link(client, channel, self._note_end, self._check and self._check())
+        # In one step, so that there is no moment at which a cut would miss the client.
+        if self._links.replace(waiting, link):
+            link.start()
+            return
+        _hang_up(client)
+        _close(channel)
+
+    def _note_end(self, link: Link, board_first: bool) -> None:
+        if board_first:
+            self.board_ended.set()
+        if link.refused:
+            self.refused = link.refused
+        self._links.discard(link)
+
+
+class _Waiting(Link):
+    """The place of a connection that is not joined yet: a cut frees its client, if it has one, all the same."""
+
+    def __init__(self, client: socket.socket | None = None) -> None:
+        self._client = client
+        self.was_cut = False
+
+    def cut(self) -> None:
+        self.was_cut = True
+        if self._client is not None:
+            _hang_up(self._client)
+
+
+class ReverseForward:
+    """A port on the board's loopback that leads to an address here, such as the tracker's.
+
+    `attach` asks a connection for it; after a loss it is attached to the next one.
+    """
+
+    def __init__(self, board_port: int, target: tuple[str, int], rewrite: Callable[[], Rewrite] | None = None) -> None:
+        """`board_port` 0: whichever is free there. `rewrite` makes, for each connection, what changes its bytes."""
+        self.board_port = board_port
+        self.target = target
+        self.last_error = ""
+        self._rewrite = rewrite
+        self._links = _Links()
+
+    def __len__(self) -> int:
+        """How many connections it carries now."""
+        return len(self._links)
+
+    def attach(self, connection: SshConnection) -> int:
+        """Have the board listen; returns the port there, the same every time. Raises what `listen` raises."""
+        self.board_port = connection.listen(self.board_port, self._serve)
+        return self.board_port
+
+    def cut(self) -> None:
+        """End every connection and refuse new ones. Never blocks."""
+        self._links.cut(for_good=True)
+
+    close = cut
+
+    def _serve(self, channel: paramiko.Channel) -> None:
+        """On paramiko's thread, which must not wait for anything."""
+        waiting = _Waiting()
+        if self._links.add(waiting):
+            if start_thread("farm-ssh-back", self._open, channel, waiting):
+                return
+            self._links.discard(waiting)
+        start_thread("farm-ssh-refuse", _close, channel)
+
+    def _open(self, channel: paramiko.Channel, waiting: _Waiting) -> None:
+        try:
+            sock = socket.create_connection(self.target, timeout=_CONNECT_TIMEOUT_S)
+            sock.settimeout(None)
+            set_no_delay(sock)
+        except OSError as error:
+            self.last_error = f"{self.target[0]}:{self.target[1]} cannot be reached: {error}"
+            self._links.discard(waiting)
+            _close(channel)
+            return
+        link = Link(sock, channel, lambda ended, _: self._links.discard(ended), self._rewrite and self._rewrite())
+        if self._links.replace(waiting, link):
+            link.start()
+            return
+        sock.close()
+        _close(channel)
+
+
+def set_no_delay(sock: socket.socket) -> None:
+    """Small RPC frames must not wait for the peer's delayed acknowledgement."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _hang_up(sock: socket.socket) -> None:
+    """Wake whoever waits on the socket, on both sides, and close it."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()
+
+
+def _close(channel: paramiko.Channel) -> None:
+    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+        channel.close()

@@ -1,0 +1,125 @@
+"""One board's session as whoever works on it has it: opened when it is needed, and the operating point held there.
+
+Calls wait, each with a deadline, and raise; what trouble says of the board is `blame`'s business. Who takes the board,
+and where its calls are made (an actor, a thread, a child process), is decided elsewhere: see docs/adr/0028.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from device_agent.protocol import (
+    Description,
+    MeasureSpec,
+    OperatingPoint,
+    Outcome,
+    PinReport,
+    PinStatus,
+    PowerSpec,
+    PowerTrace,
+    RunSpec,
+)
+from farm.connectivity.tracker import Tracker
+from farm.crew.site import Where, find_difference
+from farm.errors import BoardLostError, BoardUnsafeError, FarmError, UnavailableError
+from farm.measure.arrays import Arrays
+from farm.measure.session import BoardSession
+from farm.values import Lease
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Address:
+    """`Where` a board is that stays the same."""
+
+    tracker: Tracker
+    key: str
+    lease: Lease | None
+
+
+class HeldBoard:
+    """The board at a place. Not thread-safe, but for `cut`. `description` is None before `open`."""
+
+    def __init__(self, where: Where, like: Mapping[str, Any] | None = None) -> None:
+        """`like`: fields of a description that every board here must have."""
+        self.description: Description | None = None
+        self._where, self._like = where, dict(like or {})
+        self._session: BoardSession | None = None
+        self._of: tuple[str, int | None] | None = None
+        self._held: OperatingPoint | None = None
+
+    @property
+    def name(self) -> str:
+        """The board's name."""
+        return self._where.key.partition("/")[2]
+
+    def open(self, timeout_s: float) -> Description:
+        """See that there is a session with the board, which is waited for; returns what it says of itself.
+
+        Raises DeadlineError, BoardLostError, UnavailableError, BoardUnsafeError, LeaseOverError.
+        """
+        where = self._where
+        now = (where.key, where.lease.token if where.lease else None)
+        if self._session is None or self.description is None or now != self._of:
+            self.close()
+            session = BoardSession(where.tracker, where.key, timeout_s, where.lease)
+            if different := find_difference(session.description.to_dict(), self._like):
+                session.close()
+                raise UnavailableError(f"{self.name} cannot go on with this run: {different}")
+            self._session, self._of, self.description = session, now, session.description
+            self._held = OperatingPoint()
+        return self.description
+
+    def pin(self, point: OperatingPoint) -> PinReport:
+        """Hold the clocks at a point, unless they are there; an empty one lets go of what was held.
+
+        A point that is not reached is a report. Raises BoardUnsafeError, and what `run` raises.
+        """
+        if point == self._held:
+            return PinReport(PinStatus.OK, reached=None if point.is_empty else point)
+        self._held = None  # whatever comes of it, the last point is held no more
+        report = self._ask(lambda session: session.unpin() if point.is_empty else session.pin(point))
+        if report.status is PinStatus.OK:
+            self._held = point
+        if report.status is PinStatus.UNSAFE:
+            self.close()
+            raise BoardUnsafeError(
+                f"the clocks of {self._where.key} could not be restored: {report.message}",
+                "Look at it; then, on the board: device-agent clocks restore",
+            )
+        return report
+
+    def run(self, spec: RunSpec, program: bytes, inputs: Mapping[str, Any]) -> tuple[Outcome, Arrays]:
+        """Run a program. Raises what `BoardSession.measure` raises; whatever it is, the session is over then."""
+        return self._ask(lambda session: session.run_model(spec, program, inputs))
+
+    def measure(self, spec: MeasureSpec, library: bytes) -> Outcome:
+        """Time one kernel. Raises what `run` raises."""
+        return self._ask(lambda session: session.measure(spec, library))
+
+    def power(self, spec: PowerSpec) -> PowerTrace:
+        """Look at its power and temperature. Raises what `run` raises."""
+        return self._ask(lambda session: session.power(spec))
+
+    def cut(self) -> None:
+        """End the call under way, from another thread."""
+        if (session := self._session) is not None:
+            session.cut()
+
+    def close(self) -> None:
+        """Give the session back; the board's agent ends what runs there and restores the clocks. Safe to call twice."""
+        session, self._session, self._held = self._session, None, None
+        if session is not None:
+            session.close()
+
+    def _ask(self, call: Callable[[BoardSession], T]) -> T:
+        if self._session is None:
+            raise BoardLostError(f"there is no session with {self.name}")
+        try:
+            return call(self._session)
+        except FarmError:
+            self.close()
+            raise

@@ -1,0 +1,100 @@
+"""One board under one lease: taken, kept until it is given back, asked for anew when in doubt, and told of.
+
+Who takes which board is decided in `choice` by whoever has one of these; its session is `held_board`'s business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from farm.connectivity.tracker import Tracker
+from farm.crew.choice import find_unfit
+from farm.crew.health import Kind, Observation, decide_by
+from farm.crew.lease_keeper import LeaseKeeper
+from farm.crew.site import find_trouble
+from farm.errors import LeaseOverError, UsageError
+from farm.processes.machine import name_user
+from farm.store import Store
+from farm.store.leases import LEASE_TTL_S
+from farm.values import Lease
+
+
+def name_owner() -> str:
+    """Who we are, so that a person can find us."""
+    return f"{name_user(str(os.getuid()))} pid {os.getpid()}"
+
+
+class LeasedBoard:
+    """A board of the fleet while it is ours. Not thread-safe, but for `give_back`."""
+
+    def __init__(
+        self,
+        store: Store,
+        key: str,
+        purpose: str,
+        find_tracker: Callable[[], Tracker | None] | None,
+        ttl_s: float = LEASE_TTL_S,
+    ) -> None:
+        """Take its lease and keep it. `find_tracker`: where it is asked for; None where that is our own to keep up.
+
+        Raises TransientError, UnavailableError or BoardUnsafeError where it is not to be had, UsageError where it was
+        removed.
+        """
+        self.key, self.name = key, key.partition("/")[2]
+        self._store, self._purpose, self._find_tracker = store, purpose, find_tracker
+        self._over = ""
+        lease = store.acquire_lease(self.name, name_owner(), purpose, ttl_s=ttl_s)
+        self._keeper = LeaseKeeper(functools.partial(Store, store.location), lease)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._keeper.close)
+            store.add_event("board_taken", key, f"lease {lease.token}, {purpose}")
+            undo.pop_all()
+
+    @property
+    def lease(self) -> Lease:
+        """The lease, as last renewed."""
+        return self._keeper.lease
+
+    @property
+    def over(self) -> str:
+        """Why it has to be left, as far as is known; "" while it is ours."""
+        return self._keeper.reason if self._keeper.lost.is_set() else self._over
+
+    def find_end(self, rows: Mapping[str, Mapping[str, Any]]) -> str:
+        """Why it has to be left, given the store's rows of boards by name; "" where it may be worked on."""
+        row = rows.get(self.name)
+        if self.over:
+            return self.over
+        if row is not None and (row["lease"] or {}).get("token") != self.lease.token:
+            return "our lease was ended"  # by an operator, say; the keeper would only know at its next renewal
+        return find_unfit(row)
+
+    def confirm(self) -> bool:
+        """Whether it is still ours and within reach, asked anew; where it is not, `over` says why."""
+        trouble = self._keeper.find_end(self._store)
+        if not trouble and self._find_tracker is not None:
+            trouble = find_trouble(self._find_tracker())
+        self._over = self._over or trouble
+        return not trouble
+
+    def note_refusal(self, error: LeaseOverError) -> None:
+        """It knows a later lease than ours: see that the next one is later than that."""
+        self._store.raise_token(error.greatest)
+        self._over = self._over or error.message
+
+    def observe(self, kind: Kind, detail: str) -> None:
+        """Have the store keep what was seen of it, and decide what that means."""
+        with contextlib.suppress(UsageError):  # it was removed, which the next look finds out
+            self._store.observe_board(self.name, kind, self._purpose, decide_by(Observation(kind, detail)))
+
+    def note_leaving(self, reason: str) -> None:
+        """Have the store know why it is left before its time."""
+        self._store.add_event("board_left", self.key, reason)
+
+    def give_back(self) -> None:
+        """Give the lease back. Waits for the store. Safe to call twice."""
+        self._keeper.close()

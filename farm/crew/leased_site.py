@@ -1,0 +1,180 @@
+"""A leased board of the fleet as the place where a run works: taken, kept, given up when it is unfit, replaced.
+
+Which boards may be taken is decided in `choice`; what is seen of one goes to the store, where `health` decides what it
+means.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol
+
+from farm.connectivity.tracker import Tracker
+from farm.crew.choice import Choice, plan_choice, plan_pool, require_hope
+from farm.crew.health import Kind
+from farm.crew.leased_board import LeasedBoard
+from farm.crew.site import find_trouble
+from farm.errors import BoardUnsafeError, LeaseOverError, TransientError, UnavailableError
+from farm.store import Store
+from farm.store.leases import LEASE_TTL_S
+from farm.values import Lease
+
+# How often the store is looked at: for a free board, and for whether ours is still fit.
+_LOOK_S = 0.5
+
+
+class Reach(Protocol):
+    """What is needed of the farm's services."""
+
+    @property
+    def tracker(self) -> Tracker:
+        """The tracker at which boards within reach are asked for."""
+
+
+class FleetSite:
+    """One leased board of a type, or the one that was named; another of its kind when that is lost. See `Site`.
+
+    Use as a context manager; the lease is given back at the end. Not thread-safe, like the store it is given.
+    """
+
+    can_change = True
+
+    def __init__(
+        self,
+        services: Reach,
+        store: Store,
+        board_type: str,
+        name: str | None,
+        purpose: str,
+        wait_s: float,
+        note: Callable[[str], None],
+        ttl_s: float = LEASE_TTL_S,
+    ) -> None:
+        """Take a board, waiting up to `wait_s` for one. `note` is told what is waited for, and which board it is.
+
+        Raises UsageError where there is none to wait for, UnavailableError after `wait_s` with the reason of each, or
+        at once where an operator has to act first (BoardUnsafeError where all are unsafe).
+        """
+        self._services, self._store = services, store
+        self._board_type, self._purpose, self._ttl_s = board_type, purpose, ttl_s
+        self._wait_s, self._note = wait_s, note
+        self._pool = plan_pool(store.fetch_boards(), board_type, name)
+        # The last one stays known, for what is still to be told of it.
+        self._board: LeasedBoard | None = None
+        self.has_board = False
+        self._look_at = 0.0
+        self._noted = ""
+        self._begin_waiting()
+        while not self.has_board:
+            self._look_for_board()
+            if not self.has_board:
+                time.sleep(min(_LOOK_S, max(0.0, self._deadline - time.monotonic())))
+
+    @property
+    def tracker(self) -> Tracker:
+        """See `Site`."""
+        return self._services.tracker
+
+    @property
+    def name(self) -> str:
+        """The board's name; of the last one while there is none."""
+        return self.key.partition("/")[2]
+
+    @property
+    def key(self) -> str:
+        """See `Site`."""
+        return f"{self._board_type}/{self._pool[0]}" if self._board is None else self._board.key
+
+    @property
+    def lease(self) -> Lease | None:
+        """See `Site`."""
+        return self._board.lease if self._board is not None and self.has_board else None
+
+    def ensure_alive(self) -> list[str]:
+        """See `Site`. What it does is in the store's events."""
+        if self._board is not None and self._board.over:
+            self._leave(self._board.over)
+        now = time.monotonic()
+        if now < self._look_at:
+            return []
+        self._look_at = now + _LOOK_S
+        if self._board is None or not self.has_board:
+            self._look_for_board()
+        elif reason := self._board.find_end({row["name"]: row for row in self._store.fetch_boards()}):
+            self._leave(reason)
+        return []
+
+    def confirm(self) -> bool:
+        """See `Site`."""
+        if self._board is None or not self.has_board:
+            return False
+        if not self._board.confirm():
+            self._leave(self._board.over)
+        return self.has_board
+
+    def note_refusal(self, error: LeaseOverError) -> None:
+        """See `Site`."""
+        if self._board is not None:
+            self._board.note_refusal(error)
+            self._leave(error.message)
+
+    def observe(self, kind: Kind, detail: str) -> None:
+        """See `Site`. What makes the board unfit has it given up at the next look."""
+        if self._board is not None:
+            self._board.observe(kind, detail)
+        self._look_at = 0.0
+
+    def close(self) -> None:
+        """Give the board back. Safe to call twice."""
+        if self._board is not None:
+            self._board.give_back()
+        self.has_board = False
+
+    def __enter__(self) -> FleetSite:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _begin_waiting(self) -> None:
+        self._deadline = time.monotonic() + self._wait_s
+
+    def _leave(self, reason: str) -> None:
+        """Let go of the board and look for another one from now on."""
+        if self._board is not None and self.has_board:
+            self._board.note_leaving(reason)
+            self._note(f"left {self.name}: {reason}")
+            self.close()
+            self._begin_waiting()
+            self._look_at = 0.0
+
+    def _look_for_board(self) -> None:
+        """Take a board if one is free. Raises UnavailableError once that was in vain for `wait_s`."""
+        rows = self._store.fetch_boards()
+        require_hope(rows, self._pool, self._board_type)
+        choice = plan_choice(rows, self._pool)
+        if choice.free and (trouble := find_trouble(self.tracker)):
+            choice = Choice((), {**choice.reasons, **dict.fromkeys(choice.free, trouble)})
+        for name in choice.free:
+            try:
+                key = f"{self._board_type}/{name}"
+                self._board = LeasedBoard(self._store, key, self._purpose, lambda: self.tracker, self._ttl_s)
+            except (TransientError, UnavailableError, BoardUnsafeError) as error:  # somebody was faster
+                choice = Choice((), {**choice.reasons, name: error.message})
+                continue
+            self.has_board = True
+            self._note(f"working on {name}")
+            self._noted = ""
+            return
+        if time.monotonic() >= self._deadline:
+            raise UnavailableError(
+                f"no {self._board_type} became free within {self._wait_s:g} s ({choice.text})",
+                "`farm board list` shows who holds what; --wait 10m waits longer.",
+            )
+        if choice.text != self._noted:
+            self._noted = choice.text
+            self._note(f"waiting for a board: {choice.text}")

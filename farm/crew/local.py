@@ -1,0 +1,119 @@
+"""The farm on this machine: TVM's tracker and an agent for the host itself, both ours, both ended with us."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+from farm.connectivity.tracker import Tracker
+from farm.crew.health import Kind
+from farm.errors import DeadlineError, LeaseOverError, UnavailableError
+from farm.processes import children
+
+AGENT_START_TIMEOUT_S = 30.0
+FIRST_AGENT_PORT = 9090
+
+
+class LocalFarm:
+    """Tracker and agent as child processes, as a `Site`. `cores` are those the agent may use (all: None)."""
+
+    # The session alone keeps others away: nobody else knows this tracker.
+    lease = None
+    has_board = True
+    can_change = False
+
+    def __init__(self, tracker_port: int, folder: Path, cores: set[int] | None = None) -> None:
+        """Start both; `folder` takes their logs. Raises UnavailableError, DeadlineError."""
+        self._folder = folder
+        self._cores = cores
+        self._ready_file = folder / "agent.json"
+        self._started: subprocess.Popen[bytes] | None = None
+        self.tracker = Tracker.start(tracker_port, folder / "tracker.log")
+        try:
+            self._start_agent()
+        except BaseException:
+            self.stop()
+            raise
+
+    def ensure_alive(self) -> list[str]:
+        """Start again what died; says what it was. The agent re-registers with a tracker that comes back."""
+        died = []
+        if not self.tracker.is_alive:
+            died.append("tracker")
+            port = self.tracker.port
+            self.tracker.stop()
+            self.tracker = Tracker.start(port, self._folder / "tracker.log")
+            if self.tracker.port != port:  # somebody took the port meanwhile; the agent knows only the old one
+                children.stop(self._agent)
+        if self._agent.poll() is not None:
+            died.append("agent")
+            self._start_agent()
+        return died
+
+    def restart_agent(self) -> None:
+        """End the agent at once; `ensure_alive` starts it again. It is our own child."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._agent.pid, signal.SIGKILL)
+
+    def confirm(self) -> bool:
+        """Whether the board is still ours: always."""
+        return True
+
+    def note_refusal(self, error: LeaseOverError) -> None:
+        """See `Site`. There are no leases here."""
+
+    def observe(self, kind: Kind, detail: str) -> None:
+        """Keep nothing: this machine is judged by whoever sits at it."""
+
+    @property
+    def _agent(self) -> subprocess.Popen[bytes]:
+        assert self._started is not None  # `__init__` raises otherwise
+        return self._started
+
+    def stop(self) -> None:
+        """End both processes."""
+        if self._started is not None:
+            children.stop(self._started)
+        self.tracker.stop()
+
+    def __enter__(self) -> LocalFarm:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _start_agent(self) -> None:
+        import json
+
+        self._ready_file.unlink(missing_ok=True)
+        log = self._folder / "agent.log"
+        command = [sys.executable, "-m", "device_agent", "serve", "--board-type", "local"]
+        command += ["--tracker", f"{self.tracker.host}:{self.tracker.port}", "--port", str(FIRST_AGENT_PORT)]
+        # The agent's range begins below the tracker's default port and reaches past it, so a second farm finds room.
+        command += [
+            "--port-end",
+            str(FIRST_AGENT_PORT + 400),
+            "--exit-with-parent",
+            "--ready-file",
+            str(self._ready_file),
+        ]
+        self._started = children.start(command, log, os.environ, self._cores)
+        deadline = time.monotonic() + AGENT_START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._ready_file.exists():
+                self.key = str(json.loads(self._ready_file.read_text())["key"])
+                return
+            if self._agent.poll() is not None:
+                ended = children.explain_end(log, self._agent.returncode)
+                raise UnavailableError(f"the agent ended at once: {ended}")
+            time.sleep(0.02)
+        children.stop(self._agent)
+        raise DeadlineError(f"the agent was not ready within {AGENT_START_TIMEOUT_S:g} s: {children.explain_end(log)}")

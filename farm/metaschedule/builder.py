@@ -1,0 +1,92 @@
+"""`FarmBuilder`: MetaSchedule's builder over compilers that stay warm and the farm's own linker.
+
+Stock starts a pool of processes for every batch, each of which imports for a minute; the farm's are started once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from device_agent.protocol import Status
+from farm import settings as farm_settings
+from farm.errors import UsageError
+from farm.metaschedule.compilers import Compilers
+from farm.metaschedule.tvm_objects import as_tvm_object, load_for_script, to_plain_target
+from farm.processes.worker_processes import Child
+
+_MODULE = "farm.metaschedule.compilers"
+
+load_for_script()
+import tvm  # noqa: E402
+import tvm.s_tir.meta_schedule as ms  # noqa: E402
+
+
+@as_tvm_object
+class FarmBuilder(ms.builder.PyBuilder):
+    """Builds candidates into linked libraries, in warm processes of its own; give it to `tune_*` as `builder=`.
+
+    `max_workers` processes (one per core), `timeout_sec` per build (FARM_BUILD_TIMEOUT_S). Code is made for the target
+    that the script tunes for. The processes end with `close`, at the end of a `with` block, or with the script.
+    """
+
+    def __init__(self, max_workers: int | None = None, timeout_sec: float | None = None) -> None:
+        """Start the compilers; they load TVM in the background. Raises UsageError."""
+        super().__init__()
+        if max_workers is not None and max_workers < 1:
+            raise UsageError(f"max_workers must be at least 1, not {max_workers}")
+        if timeout_sec is not None and not timeout_sec > 0:
+            raise UsageError(f"timeout_sec must be above 0, not {timeout_sec}")
+        settings = farm_settings.load()
+        log = settings.home_path / "logs" / "script-compilers.log"
+        cache = str(settings.home_path / "cache" / "zig")
+        environment = {"FARM_ZIG_CACHE": cache, **os.environ}
+        self._pid = os.getpid()
+        self.compilers = Compilers(
+            max_workers or settings.build_workers or len(os.sched_getaffinity(0)),
+            dataclasses.replace(settings, build_timeout_s=timeout_sec or settings.build_timeout_s),
+            lambda: Child.start(_MODULE, log, environment),
+        )
+        self._folder = Path(tempfile.mkdtemp(prefix="farm-script-"))
+        atexit.register(self.close)
+
+    def build(self, build_inputs: Sequence[Any]) -> list[Any]:
+        """What MetaSchedule calls: a `BuilderResult` for each `BuilderInput`, in order."""
+        jobs = [(str(tvm.ir.save_json(each.mod)), _to_config(each.target)) for each in build_inputs]
+        results = []
+        for built in self.compilers.build(jobs):
+            if built.library is None:
+                ours = "not the candidate's fault: " if built.status is Status.FARM_ERROR and not built.died else ""
+                results.append(ms.builder.BuilderResult(None, f"FarmBuilder: {ours}{built.message}"))
+                continue
+            # A folder each: MetaSchedule removes the folder of what it has measured.
+            path = Path(tempfile.mkdtemp(dir=self._folder)) / "candidate.so"
+            path.write_bytes(built.library)
+            results.append(ms.builder.BuilderResult(str(path), None))
+        return results
+
+    def close(self) -> None:
+        """End the compilers and remove what they made. Safe to call twice."""
+        if os.getpid() != self._pid:  # a forked copy of the script ends: its parent still needs them
+            return
+        atexit.unregister(self.close)
+        self.compilers.close()
+        with contextlib.suppress(OSError):
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _to_config(target: Any) -> dict[str, Any]:
+    """A target in the dict form that the farm keeps. Raises UsageError for what its boards do not run."""
+    if str(target.kind.name) != "llvm":
+        raise UsageError(
+            f"the farm builds CPU code only, not for targets of kind {target.kind.name!r}",
+            'Tune for a target such as {"kind": "llvm", "num-cores": 4}, or the runner\'s own `target`.',
+        )
+    return to_plain_target(target)

@@ -1,0 +1,82 @@
+"""Run in a confined process: MetaSchedule's two files, which a stranger may have written, as workloads and trials."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from farm.errors import UsageError
+from farm.search import proof
+
+_WORKLOADS, _TUNING_RECORDS = Path("database_workload.json"), Path("database_tuning_record.json")
+# Before the text of a module MetaSchedule writes its length, which its reader believes.
+_LENGTH_BYTES = 8
+
+
+def read(payload: bytes) -> bytes:
+    """Workloads as rows of the store and trials of no campaign, as JSON; works in the current folder.
+
+    Of traces the decisions are kept, as of the farm's own. Loads TVM's compiler. Raises UsageError.
+    """
+    given = json.loads(payload)
+    lines = given["workloads"].splitlines(), given["tuning_records"].splitlines()
+    for number, line in enumerate(lines[0], 1):
+        _require(_WORKLOADS, number, line, _check_workload)
+    for number, line in enumerate(lines[1], 1):
+        _require(_TUNING_RECORDS, number, line, proof.require_objects)
+    _WORKLOADS.write_text(given["workloads"])
+    _TUNING_RECORDS.write_text(given["tuning_records"])
+    workloads, trials = _read(given["pipeline"])
+    return json.dumps({"workloads": workloads, "trials": trials}, allow_nan=False).encode()
+
+
+def _require(path: Path, number: int, line: str, check: Callable[[Any], None]) -> None:
+    try:
+        check(json.loads(line))
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise UsageError(f"{path} line {number}: {str(error)[:200]}") from error
+
+
+def _check_workload(entry: Any) -> None:
+    data = base64.b64decode(entry[1], validate=True)
+    if int.from_bytes(data[:_LENGTH_BYTES], "little") != len(data) - _LENGTH_BYTES:
+        raise ValueError("its module's length is not what it says")
+    proof.require_graph(data[_LENGTH_BYTES:].decode())
+
+
+def _read(pipeline: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    import tvm.s_tir.meta_schedule as ms
+
+    from farm.metaschedule import database as ours  # loads TVM
+    from farm.metaschedule.tvm_objects import to_plain_target
+    from farm.search import traces, workloads
+    from farm.search.target import make_target
+
+    found: dict[str, dict[str, Any]] = {}
+    trials: dict[tuple[str, str], dict[str, Any]] = {}
+    known = ms.database.JSONDatabase(path_workload=str(_WORKLOADS), path_tuning_record=str(_TUNING_RECORDS))
+    for record in known.get_all_tuning_records():
+        samples = [float(each) for each in record.run_secs or ()]
+        if not samples or not all(0 < each < 1e9 for each in samples):
+            continue
+        module, config = record.workload.mod, to_plain_target(record.target)
+        key = workloads.workload_hash(module, config, pipeline)
+        if key not in found:
+            found[key] = ours.describe(module, key, config, pipeline)
+        target = make_target(config)
+        text = traces.dump(record.as_measure_candidate(), record.workload, target)
+        # As the farm makes it from this text: what MetaSchedule's post-processors did is done again.
+        candidate = ours.hash_candidate(traces.restore(text, record.workload, target).sch.mod)
+        best = trials.get((key, candidate))
+        if best is None or _median(samples) < _median(best["samples"]):
+            trials[key, candidate] = {"workload": key, "candidate": candidate, "samples": samples, "trace_json": text}
+    return list(found.values()), list(trials.values())
+
+
+def _median(samples: list[float]) -> float:
+    ordered = sorted(samples)
+    return math.fsum((ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2])) / 2

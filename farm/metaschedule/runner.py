@@ -1,0 +1,241 @@
+"""`FarmRunner`: MetaSchedule's runner over leased boards of the farm, several at a time.
+
+A candidate's own fault is an error to MetaSchedule; a fault of a board, of the farm or of a sample is tried elsewhere.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from device_agent.protocol import FaultSide, Limits, MeasureSpec, Outcome, TensorSpec
+from farm import foreign, units
+from farm import settings as farm_settings
+from farm.connectivity.services import using_services
+from farm.crew.choice import TargetPlan, plan_pool, plan_target
+from farm.errors import UsageError
+from farm.inventory.board_types import require_board_type
+from farm.metaschedule.board_process import BoardOrder
+from farm.metaschedule.boards import Boards, Measurement
+from farm.metaschedule.measured import MeasuredLately, recent
+from farm.metaschedule.tvm_objects import as_tvm_object, load_for_script
+from farm.processes.machine import name_user
+from farm.search.target import host_target, make_target
+from farm.store import Store
+from farm.store.standing import require_kept
+
+DEFAULT_WAIT_S = 60.0
+# ELF's e_machine, from elf.h.
+_ARCHITECTURES = {62: "x86_64", 183: "aarch64"}
+
+load_for_script()
+import tvm.s_tir.meta_schedule as ms  # noqa: E402
+
+
+@as_tvm_object
+class FarmFuture(ms.runner.PyRunnerFuture):
+    """One candidate's result, as MetaSchedule asks for it."""
+
+    def __init__(self, work: Measurement, board_type: str) -> None:
+        super().__init__()
+        self._work, self._board_type = work, board_type
+
+    def done(self) -> bool:
+        return self._work.done
+
+    def result(self) -> Any:
+        """Wait for the result. Raises UnavailableError where there is no board to have one from."""
+        outcome = self._work.wait()
+        if outcome.status.fault_side is None:
+            recent.add(MeasuredLately(outcome, self._work.board_s, self._board_type))
+            return ms.runner.RunnerResult(list(outcome.latency_s), None)
+        return ms.runner.RunnerResult(None, explain(outcome, self._work.tried))
+
+
+def explain(outcome: Outcome, tried: Sequence[str]) -> str:
+    """What MetaSchedule shows of a candidate without a time: whose fault it was, and what was seen."""
+    text = f"{outcome.status}: {outcome.message}" if outcome.message else str(outcome.status)
+    if outcome.status.fault_side is FaultSide.CANDIDATE:
+        return f"FarmRunner: {text}"
+    where = ", ".join(dict.fromkeys(tried))
+    return f"FarmRunner: not the candidate's fault; measured {len(tried)} times (on {where}), the last: {text}"
+
+
+@as_tvm_object
+class FarmRunner(ms.runner.PyRunner):
+    """Measures candidates on boards of the farm; give it to `tune_*` as `runner=`.
+
+    `board_type` says which boards, `board` names a single one, `boards` is how many at most (all of the type that are
+    free). `number`, `repeat`, `min_repeat_ms` and `timeout_sec` are per candidate, by default the farm's settings
+    (FARM_MEASURE_…). `wait` is how long there may be no board while there is work, in seconds or as `"10m"`.
+
+    Boards are leased from now on and given back by `close`, at the end of a `with` block, or with the script.
+    """
+
+    def __init__(
+        self,
+        board_type: str | None = None,
+        *,
+        board: str | None = None,
+        boards: int | None = None,
+        number: int | None = None,
+        repeat: int | None = None,
+        min_repeat_ms: float | None = None,
+        timeout_sec: float | None = None,
+        wait: float | str = DEFAULT_WAIT_S,
+        note: Callable[[str], None] | None = None,
+    ) -> None:
+        """Start to take boards; starts the farm's services if none run. `note` is told what a person may want to know.
+
+        Raises UsageError for what cannot be, UnavailableError and DeadlineError where the services do not start.
+        """
+        super().__init__()
+        self._pid = os.getpid()
+        settings = farm_settings.load()
+        wait_s = _to_seconds(wait)
+        if boards is not None and boards < 1:
+            raise UsageError(f"boards must be at least 1, not {boards}")
+        note = note or _say
+        with Store(settings.store_location) as store:
+            rows = store.fetch_boards()
+        board_type = board_type or _find_type(rows, board)
+        self.board_type = board_type
+        self._type = require_board_type(board_type)
+        pool = plan_pool(rows, board_type, board)
+        for row in rows:
+            if row["name"] in pool:
+                require_kept(row)
+        self._spec = _plan_spec(settings, number, repeat, min_repeat_ms, timeout_sec)
+        self._plan: TargetPlan | None = None
+        with contextlib.ExitStack() as stack:
+            services = stack.enter_context(using_services(settings, pool, note))
+            order = BoardOrder(
+                store=settings.store_location,
+                tracker=(services.tracker.host, services.tracker.port),
+                board_type=board_type,
+                name=board,
+                purpose=f"script {Path(sys.argv[0]).name or 'python'} of {name_user()}",
+            )
+            log = settings.home_path / "logs" / "script-boards.log"
+            self.boards = Boards(order, min(boards or len(pool), len(pool)), wait_s, log, note)
+            stack.callback(self.boards.close)
+            self._stack = stack.pop_all()
+        recent.board_type = board_type
+        atexit.register(self.close)
+
+    @property
+    def target(self) -> Any:
+        """The target that these boards' code is made for, for a script that names none; waits for the first board.
+
+        A simulated board runs its host's code, so it is this host's with the board's cores. Raises UnavailableError.
+        """
+        plan = self._require_plan()
+        return make_target(host_target(plan.cores) if plan.config is None else plan.config)
+
+    def run(self, runner_inputs: Sequence[Any]) -> list[Any]:
+        """What MetaSchedule calls: a future for each `RunnerInput`, in order. Raises UnavailableError."""
+        threads = self._require_plan().threads
+        futures = []
+        for each in runner_inputs:
+            if str(each.device_type) != "cpu":
+                raise UsageError(f"the farm's boards run CPU code only, not {each.device_type}")
+            spec = dataclasses.replace(
+                self._spec,
+                arguments=tuple(_to_argument(about) for about in each.args_info),
+                limits=dataclasses.replace(self._spec.limits, threads=threads),
+            )
+            library = _read_library(Path(str(each.artifact_path)))
+            require_runnable(library, self.boards.require_description())
+            futures.append(FarmFuture(self.boards.submit(spec, library), self.board_type))
+        return futures
+
+    def close(self) -> None:
+        """Give the boards back. Safe to call twice."""
+        if os.getpid() != self._pid:  # a forked copy of the script ends: its parent still needs them
+            return
+        atexit.unregister(self.close)
+        self._stack.close()
+
+    def _require_plan(self) -> TargetPlan:
+        if self._plan is None:
+            self._plan = plan_target(self._type, self.boards.require_description(), len(os.sched_getaffinity(0)))
+        return self._plan
+
+
+def _find_type(rows: Sequence[Mapping[str, Any]], board: str | None) -> str:
+    """The type of the board that was named. Raises UsageError."""
+    if board is None:
+        raise UsageError("say which boards: FarmRunner(board_type=…) or FarmRunner(board=…)")
+    for row in rows:
+        if row["name"] == board:
+            return str(row["board_type"])
+    raise UsageError(f"there is no board {board!r}", "`farm board list` shows those that there are.")
+
+
+def _plan_spec(
+    settings: farm_settings.Settings,
+    number: int | None,
+    repeat: int | None,
+    min_repeat_ms: float | None,
+    timeout_sec: float | None,
+) -> MeasureSpec:
+    """How every candidate is measured, but for its arguments. Raises UsageError."""
+    for name, value in (("number", number), ("repeat", repeat), ("timeout_sec", timeout_sec)):
+        if value is not None and not value > 0:
+            raise UsageError(f"{name} must be above 0, not {value}")
+    if min_repeat_ms is not None and not min_repeat_ms >= 0:
+        raise UsageError(f"min_repeat_ms must be >= 0, not {min_repeat_ms}")
+    return MeasureSpec(
+        arguments=(),
+        number=number or settings.measure_number,
+        repeat=repeat or settings.measure_repeat,
+        min_repeat_s=settings.measure_min_repeat_s if min_repeat_ms is None else min_repeat_ms / 1e3,
+        seed=settings.seed,
+        limits=Limits(timeout_s=timeout_sec or settings.measure_timeout_s, memory_bytes=settings.measure_memory_bytes),
+    )
+
+
+def _read_library(path: Path) -> bytes:
+    """What the builder made. Raises UsageError for a builder whose work the boards cannot load."""
+    if path.suffix != ".so":
+        raise UsageError(
+            f"a FarmRunner measures linked libraries, not {path.name}", "Give FarmBuilder() to `tune_*` as well."
+        )
+    return path.read_bytes()
+
+
+def require_runnable(library: bytes, description: Mapping[str, Any]) -> None:
+    """Raise UsageError where code is not for the boards' architecture: every candidate would fail, and look bad."""
+    architecture = _ARCHITECTURES.get(int.from_bytes(library[18:20], "little"))
+    wanted = str(description["architecture"])
+    if library[:4] == b"\x7fELF" and architecture is not None and architecture != wanted:
+        raise UsageError(
+            f"candidates are built for {architecture}, but {description['name']} is {wanted}",
+            "Tune for the boards' own target: FarmRunner's `target`.",
+        )
+
+
+def _to_argument(about: Any) -> TensorSpec:
+    if not isinstance(about, ms.arg_info.TensorInfo):
+        raise UsageError(f"the farm fills tensor arguments only, not {about}")
+    return TensorSpec(tuple(int(size) for size in about.shape), str(about.dtype))
+
+
+def _to_seconds(wait: float | str) -> float:
+    try:
+        seconds = units.parse_duration_s(wait) if isinstance(wait, str) else float(wait)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise UsageError(f"wait={wait!r} is not a duration", f"Examples: {units.DURATION_EXAMPLES}.")
+    return seconds
+
+
+def _say(text: str) -> None:
+    print(f"farm: {foreign.show_controls(text)}", file=sys.stderr, flush=True)

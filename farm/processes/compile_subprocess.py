@@ -1,0 +1,78 @@
+"""Work with TVM's compiler in a process of its own: it takes seconds and hundreds of megabytes, holds up signals, and
+cannot be loaded beside the runtime that talks to boards.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from farm.errors import FarmError, InternalError
+from farm.processes.worker_processes import Child, Parent
+
+# The biggest models take a minute to import and some to build; the linker's first use half a minute.
+TIMEOUT_S = 900.0
+
+T = TypeVar("T")
+
+
+class Apart:
+    """Jobs in a process of its own, made one after the other, which begins at once and ends with the block."""
+
+    def __init__(self, jobs: Sequence[Callable[[], Any]]) -> None:
+        """`jobs`, and what they return and raise, must be fit to be pickled."""
+        self._child = Child.start(__name__)
+        self._child.send(*jobs)  # where it is gone, its answer tells how it ended
+
+    def __enter__(self) -> Apart:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._child.kill()
+
+    def give(self, job: Callable[[], Any]) -> None:
+        """One more job, done after the others."""
+        self._child.send(job)
+
+    def has_answer(self) -> bool:
+        """Whether `take` need not wait: for a job's end, or the process's."""
+        try:
+            return self._child.connection.poll(0)
+        except (OSError, EOFError):
+            return True
+
+    def is_alive(self) -> bool:
+        """Whether the process is there."""
+        return self._child.process.poll() is None
+
+    def take(self, timeout_s: float, what: str) -> Any:
+        """What the next job returned. Raises what it raised, DeadlineError beginning with `what`, and InternalError
+        where the process ended.
+        """
+        result, error = self._child.receive(timeout_s, what)
+        if error is not None:
+            raise error
+        return result
+
+
+def compile_in_subprocess(job: Callable[[], T], name: str, timeout_s: float = TIMEOUT_S) -> T:
+    """What a single job returns; `name` is of what is compiled, for people. Raises what `Apart.take` raises."""
+    with Apart([job]) as apart:
+        answer: T = apart.take(timeout_s, f"{name} was not compiled")
+    return answer
+
+
+def main(parent: Parent) -> None:
+    """The life of the process: jobs come, and their answers go back."""
+    # A compiler in the middle of its work hears no signal, and leaves memory and a temporary folder behind.
+    parent.on_stop = functools.partial(os._exit, 1)
+    while True:
+        for job in parent.receive() or ():
+            try:
+                parent.send(job(), None)
+            except FarmError as error:
+                parent.send(None, error)
+            except Exception as error:  # noqa: BLE001 - the edge of a process: who waits is told, not this end's stderr
+                parent.send(None, InternalError(f"{type(error).__name__}: {error}"))

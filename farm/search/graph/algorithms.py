@@ -1,0 +1,67 @@
+"""Which algorithm computes a convolution, by prediction alone: directly, or Winograd's F(m, 3).
+
+Decided as the graph is prepared, before there is anything to measure: each algorithm is a function of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+from farm.search import tvm_env
+from farm.search.cores import Core
+from farm.search.families import facts, rule
+from farm.search.graph import canonical, winograd
+from farm.search.graph.winograd import Choose, Padding, Shape
+
+# F(2, 3) rounds better than a direct convolution, see `farm.search.graph.winograd`.
+EXACT_TILES, ALL_TILES = (2,), (2, 4, 6)
+# A larger tile is less exact, and predictions are right within a tenth: it has to promise more.
+_GAIN = 0.9
+# Share of the last cache that holds a convolution's weights until the next inference.
+_KEPT = 0.125
+
+
+def choose_winograd(core: Core, *, exact: bool = False) -> Choose:
+    """What `winograd.use_winograd` asks, for a target's core; `exact` leaves out what rounds worse than direct."""
+
+    @functools.cache
+    def choose(shape: Shape, channels: int, padding: Padding) -> int:
+        best, least = 0, predict_in_model(_make_direct(shape, channels, padding), core)
+        for m in EXACT_TILES if exact else ALL_TILES:
+            seconds = predict_in_model(winograd.make_function(shape, channels, padding, m), core)
+            if seconds < _GAIN * least:
+                best, least = m, seconds
+        return best
+
+    return choose
+
+
+def predict_in_model(function: Any, core: Core, weight_at: int = 1) -> float:
+    """Seconds by the best plan where all weights but a few come from memory, as they do when a whole model runs.
+
+    Half of that time is taken to pass while the core computes. Infinite where no family has a plan.
+    """
+    tvm = tvm_env.load_compiler()
+    outlook = rule.read_outlook(tvm.IRModule({"main": function}), core)
+    plans = outlook.plans() if outlook is not None else []
+    if not plans:
+        return math.inf
+    fetched = max(0.0, facts.size_of(function.params[weight_at]) - kept_bytes(core))
+    return plans[0][0].seconds + fetched / core.memory_bytes_per_s / 2
+
+
+def kept_bytes(core: Core) -> float:
+    """So much of one function's weights is still in a cache at the next inference."""
+    return max(core.l2_bytes, core.l3_bytes) * _KEPT
+
+
+def _make_direct(shape: Shape, channels: int, padding: Padding) -> Any:
+    tvm_env.load_compiler()
+    from tvm import te, topi
+
+    data = te.placeholder(shape, name="data")
+    weight = te.placeholder((winograd.KERNEL, winograd.KERNEL, shape[3], channels), name="weight")
+    result = topi.nn.conv2d_nhwc(data, weight, 1, list(padding), 1)
+    return canonical.canonicalise(te.create_prim_func([data, weight, result], index_dtype_override="int64"))

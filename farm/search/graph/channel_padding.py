@@ -1,0 +1,221 @@
+"""Channels that fill no vector, filled up with weights of zero and cut off where it matters: part of a graph pipeline.
+
+Only where the target's core gains by it; weights and what is added to the results are constants.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from farm.errors import UsageError
+from farm.search.cores import Core, core_of
+from farm.search.families.dense import MOST_ROWS, MOST_VECTORS, step_cycles
+from farm.search.families.loops import divisors
+from farm.search.graph import bindings
+
+_LAST = ("NWC", "NHWC", "NDHWC")
+_CONVOLUTIONS = tuple(f"relax.nn.conv{n}d" for n in (1, 2, 3))
+# What may be done to channels that nobody asked for: finite values stay finite, so that weights of zero end them.
+_HARMLESS = frozenset(
+    f"relax.{name}"
+    for name in (
+        "abs", "add", "clip", "erf", "maximum", "minimum", "multiply", "negative", "sigmoid", "subtract", "tanh",
+        "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.silu",
+    )
+)  # fmt: skip
+# Filling up by more than this share slows those down who read the result.
+_MOST_MORE = 1 / 8
+# Unless the channels would not fill vectors half as well.
+_MUCH = 2.0
+
+
+def widen(target: Any) -> Any:
+    """A module pass for a target (TVM's); does nothing for one whose cores are not known."""
+
+    def run(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+        try:
+            core = core_of(dict(target.export()))
+        except UsageError:
+            return {}
+        return _Widening(builder, core).plan(function)
+
+    return bindings.rewriting_pass(run, "WidenChannels")
+
+
+def widened(channels: int, core: Core, element_bytes: int, pixels: Sequence[int] = (1,)) -> int:
+    """How many channels to compute so that `channels` are had soonest: as many, or some more.
+
+    `pixels`: in how many rows and columns they are had, which limits the tiles.
+    """
+    full = core.lanes(element_bytes)
+    own = least = _cycles(channels, core, element_bytes, pixels)
+    best = channels
+    for lanes in (full // 2, full):
+        more = -(-channels // lanes) * lanes if lanes > 1 else channels
+        cycles = _cycles(more, core, element_bytes, pixels)
+        gain = own / cycles
+        if gain >= (1.05 if more - channels <= channels * _MOST_MORE else _MUCH) and cycles < least:
+            best, least = more, cycles
+    return best
+
+
+def _cycles(channels: int, core: Core, element_bytes: int, pixels: Sequence[int]) -> float:
+    """Of one core, for one multiply-add of every channel of a pixel, in the best of its tiles (`families.dense`)."""
+    rows, columns = (1, *pixels)[-2:]
+    if rows == columns == 1:  # bound by the memory that weights come from: loads of factors do not matter
+        rows, columns = 1, core.vector_registers // 2
+    tiles = {row * column for row in divisors(rows) if row <= MOST_ROWS for column in divisors(columns)}
+    full = core.lanes(element_bytes)
+    found = []
+    for lanes in {full, full // 2, full // 4, 1}:
+        blocks = channels // lanes if lanes and channels % lanes == 0 else 0
+        for vectors in divisors(blocks)[:MOST_VECTORS] if blocks else ():
+            for tile in tiles:
+                if vectors <= MOST_VECTORS and tile * vectors + vectors < core.vector_registers:
+                    cycles = step_cycles(core, lanes * element_bytes * 8, tile, vectors)
+                    found.append(blocks / vectors * cycles / tile)
+    return min(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Wide:
+    """A variable with more channels, in the last dimension, than the one it stands for."""
+
+    variable: Any
+    channels: int
+
+
+class _Widening:
+    def __init__(self, builder: Any, core: Core) -> None:
+        self._builder = builder
+        self._core = core
+        self._wide: dict[Any, _Wide] = {}
+        self._cut: set[Any] = set()
+
+    def plan(self, function: Any) -> Mapping[Any, Sequence[Any]]:
+        """What stands in the place of each binding."""
+        from tvm import relax
+
+        others: dict[Any, list[Any]] = {}
+        for binding in bindings.list_bindings(function):
+            out: list[Any] = []
+            wide = self._widen(binding, out) if isinstance(binding.value, relax.Call) else None
+            if wide is not None:
+                self._wide[binding.var] = wide
+            else:
+
+                def need(expression: Any, at: Any = binding, out: list[Any] = out) -> None:
+                    if isinstance(expression, relax.Var):
+                        self._narrow(expression, at, out)
+
+                relax.analysis.post_order_visit(binding.value, need)
+                out.append(binding)
+            if wide is not None and not isinstance(binding.var, relax.DataflowVar):
+                self._narrow(binding.var, binding, out)
+            others[binding.var] = out
+        return others if self._wide else {}
+
+    def _narrow(self, variable: Any, at: Any, out: list[Any]) -> None:
+        """Cut the channels off that nobody asked for, once."""
+        from tvm import relax
+
+        if variable not in self._wide or variable in self._cut:
+            return
+        self._cut.add(variable)
+        wide = self._wide[variable].variable
+        shape = bindings.static_shape(variable.ty) or ()
+        value = relax.op.strided_slice(wide, [len(shape) - 1], [0], [shape[-1]])
+        out.append(relax.VarBinding(variable, value))
+
+    def _widen(self, binding: Any, out: list[Any]) -> _Wide | None:
+        """The same call with more channels; None where it stays as it is."""
+        call = binding.value
+        name = getattr(call.op, "name", "")
+        shape = bindings.static_shape(binding.var.ty)
+        if shape is None or not shape or "float" not in str(binding.var.ty.dtype):
+            return None
+        if name in _CONVOLUTIONS or name == "relax.matmul":
+            made = self._contract(binding, shape[-1], out)
+        elif name in _HARMLESS:
+            made = self._elementwise(call, shape)
+        elif name == "relax.mean" and call.args[0] in self._wide and self._is_spatial(call, len(shape)):
+            made = self._wide[call.args[0]].channels, lambda: _with(call, [self._wide[call.args[0]].variable])
+        else:
+            return None
+        if made is None:
+            return None
+        channels, make = made
+        new = self._builder.normalize(make())
+        bound = bindings.bind_before(binding, "wide", new, new.ty)
+        out.append(bound)
+        return _Wide(bound.var, channels)
+
+    def _is_spatial(self, call: Any, rank: int) -> bool:
+        axes = call.attrs.axis
+        return bool(call.attrs.keepdims) and axes is not None and all(int(a) % rank != rank - 1 for a in axes)
+
+    def _contract(self, binding: Any, channels: int, out: list[Any]) -> tuple[int, Callable[[], Any]] | None:
+        """A convolution or product with a constant weight: more channels out, and more in where there are more."""
+        from tvm import relax
+        from tvm.ir import GenericConst
+
+        call = binding.value
+        data, weight = call.args
+        if not isinstance(weight, GenericConst) or not isinstance(data, relax.Var):
+            return None
+        if call.op.name != "relax.matmul" and (call.attrs.groups != 1 or call.attrs.data_layout not in _LAST):
+            return None
+        array = weight.value.numpy()
+        if array.ndim < 2 or array.shape[-1] != channels:
+            return None
+        shape = bindings.static_shape(binding.var.ty) or (1,)
+        wanted = widened(channels, self._core, array.dtype.itemsize, shape[-3:-1] if array.ndim == 4 else shape[-2:-1])
+        source = self._wide.get(data)
+        if source is not None and source.channels > array.shape[-2] * (1 + _MOST_MORE):
+            source = None
+        if wanted == channels and source is None:
+            return None
+        more = [(0, 0)] * array.ndim
+        more[-1] = (0, wanted - channels)
+        if source is not None:
+            more[-2] = (0, source.channels - array.shape[-2])
+        if source is None:
+            self._narrow(data, binding, out)
+        other = relax.const(np.pad(array, more), weight.ty.dtype)
+        operand = data if source is None else source.variable
+        return wanted, lambda: _with(call, [operand, other])
+
+    def _elementwise(self, call: Any, shape: tuple[int, ...]) -> tuple[int, Callable[[], Any]] | None:
+        from tvm import relax
+        from tvm.ir import GenericConst
+
+        counts = {self._wide[a].channels for a in call.args if isinstance(a, relax.Var) and a in self._wide}
+        if len(counts) != 1:
+            return None
+        channels = counts.pop()
+        operands: list[Any] = []
+        for operand in call.args:
+            own = bindings.static_shape(getattr(operand, "ty", None))
+            if isinstance(operand, relax.Var) and operand in self._wide:
+                operands.append(self._wide[operand].variable)
+            elif isinstance(operand, GenericConst):
+                array = operand.value.numpy()
+                if array.ndim and array.shape[-1] == shape[-1] != 1:
+                    more = [(0, 0)] * (array.ndim - 1) + [(0, channels - shape[-1])]
+                    operand = relax.const(np.pad(array, more, mode="edge"), operand.ty.dtype)
+                operands.append(operand)
+            elif own[-1:] == (1,) if own is not None else not isinstance(operand, relax.Var):
+                operands.append(operand)
+            else:
+                return None
+        return channels, lambda: _with(call, operands)
+
+
+def _with(call: Any, operands: Sequence[Any]) -> Any:
+    from tvm import relax
+
+    return relax.Call(call.op, list(operands), call.attrs, call.ty_args)

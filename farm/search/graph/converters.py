@@ -1,0 +1,221 @@
+"""Operators that TVM 0.27 imports in a form its layout conversion cannot see through, converted another way.
+
+TVM's own Clip becomes opaque functions, its HardSwish and HardSigmoid a `clip` without a layout rule: the convolution
+before each is then followed by a transpose there and back and fused with nothing (MobileNet v2: 34 transposes). Its
+Sum, Mean, Max and Min stack their inputs along a fifth dimension, for which no convolution layout exists. Layer
+normalisation over several dimensions is turned without its weights behind a convolution, and computes something else.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from farm.search import tvm_env
+from farm.search.graph import bindings
+
+
+@functools.cache
+def importer_class() -> Any:
+    """TVM's ONNX importer with our converters; the same constructor and methods."""
+    tvm_env.load_compiler()
+    from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
+
+    class Importer(ONNXGraphImporter):
+        def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
+            convert = _CONVERTERS.get(op_name)
+            converted = convert(inputs, attrs) if convert else None
+            if converted is None:
+                converted = super()._convert_operator(op_name, inputs, attrs, opset)
+                if op_name == "Gather":
+                    return self.bb.normalize(_stay_inside(converted))
+                if op_name != "OneHot":
+                    return converted
+                # TVM makes 64-bit numbers of whatever its two values are.
+                from tvm import relax
+
+                converted = relax.op.astype(converted, inputs[2].ty.dtype)
+            return self.bb.normalize(converted)
+
+    return Importer
+
+
+def _stay_inside(value: Any) -> Any:
+    """Rows taken from a table: the nearest one for a number that is none of its rows'.
+
+    TVM reads whatever lies there, which ends the process where nothing does.
+    """
+    from tvm import relax
+
+    if not bindings.is_call(value, "relax.take"):
+        return value
+    data, indices = value.args
+    return relax.op.take(data, indices, None if value.attrs.axis is None else int(value.attrs.axis), mode="clip")
+
+
+def known_operators() -> frozenset[str]:
+    """Operators of ONNX, and of ONNX Runtime, that there is a converter for."""
+    tvm_env.load_compiler()
+    from tvm.relax.frontend.onnx import onnx_frontend
+
+    return frozenset(onnx_frontend._get_convert_map()) | frozenset(_CONVERTERS)
+
+
+def _convert_clip(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Clip with constant bounds: attributes before opset 11, inputs since. None where a bound is computed."""
+    data = inputs[0]
+    # TVM's input list gives None beyond its end.
+    low = _constant_bound(inputs[1], attributes.get("min"))
+    high = _constant_bound(inputs[2], attributes.get("max"))
+    return None if low is None or high is None else _clamp(data, data.ty.dtype, low, high)
+
+
+def _constant_bound(value: Any, attribute: float | None) -> float | None:
+    """A bound as a number, NaN where there is none; None where it is not known at import."""
+    if value is None:
+        return math.nan if attribute is None else float(attribute)
+    from tvm.ir import GenericConst
+
+    if not isinstance(value, GenericConst):
+        return None
+    number = value.value.numpy()
+    return float(number.item()) if number.size == 1 else None
+
+
+def _clamp(data: Any, dtype: Any, low: float, high: float) -> Any:
+    """`min(max(data, low), high)`; a bound that is NaN or infinite does nothing."""
+    from tvm import relax
+
+    if math.isfinite(low):
+        data = relax.op.maximum(data, relax.const(_of_kind(dtype, low), dtype))
+    if math.isfinite(high):
+        data = relax.op.minimum(data, relax.const(_of_kind(dtype, high), dtype))
+    return data
+
+
+def _of_kind(dtype: Any, number: float) -> float | int:
+    return number if "float" in str(dtype) else int(number)
+
+
+def _convert_hard_swish(inputs: Any, _: dict[str, Any]) -> Any:
+    from tvm import relax
+
+    data = inputs[0]
+    dtype = data.ty.dtype
+    gate = _clamp(relax.op.add(data, relax.const(3.0, dtype)), dtype, 0.0, 6.0)
+    return relax.op.multiply(data, relax.op.multiply(gate, relax.const(1 / 6, dtype)))
+
+
+def _convert_hard_sigmoid(inputs: Any, attributes: dict[str, Any]) -> Any:
+    from tvm import relax
+
+    data = inputs[0]
+    dtype = data.ty.dtype
+    slope, offset = (relax.const(float(attributes.get(n, d)), dtype) for n, d in (("alpha", 0.2), ("beta", 0.5)))
+    return _clamp(relax.op.add(relax.op.multiply(data, slope), offset), dtype, 0.0, 1.0)
+
+
+def _convert_pad(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Pad with constants as an operator that later passes can see; None for any other pad."""
+    from tvm import relax
+    from tvm.ir import GenericConst
+
+    data, pads, fill, axes = (inputs[at] for at in range(4))
+    mode = attributes.get("mode", b"constant")
+    if mode not in (b"constant", "constant") or axes is not None or "float" not in str(data.ty.dtype):
+        return None
+    if pads is not None and not isinstance(pads, GenericConst):
+        return None
+    widths = [int(w) for w in (attributes["pads"] if pads is None else pads.value.numpy())]
+    number = _constant_bound(fill, attributes.get("value", 0.0))
+    if number is None or min(widths, default=0) < 0:
+        return None
+    before, after = widths[: len(widths) // 2], widths[len(widths) // 2 :]
+    pairs = [width for pair in zip(before, after, strict=True) for width in pair]
+    return relax.op.nn.pad(data, pairs, "constant", number)
+
+
+def _convert_variadic(name: str, inputs: Any, _: dict[str, Any]) -> Any:
+    """One binary operator after the other, broadcasting as ONNX does."""
+    from tvm import relax
+
+    return functools.reduce(getattr(relax.op, name), list(inputs))
+
+
+def _convert_mean(inputs: Any, _: dict[str, Any]) -> Any:
+    from tvm import relax
+
+    total = functools.reduce(relax.op.add, list(inputs))
+    return relax.op.multiply(total, relax.const(1 / len(inputs), inputs[0].ty.dtype))
+
+
+def _convert_is_inf(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """One sign alone, which TVM's converter does not look at; None where both count."""
+    from tvm import relax
+
+    data, signs = inputs[0], [attributes.get(f"detect_{sign}", 1) for sign in ("positive", "negative")]
+    if all(signs):
+        return None
+    if not any(signs):
+        return relax.op.zeros_like(data, "bool")
+    return relax.op.equal(data, relax.const(math.inf if signs[0] else -math.inf, data.ty.dtype))
+
+
+def _convert_layer_norm(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Over several dimensions: over one that holds them all. None over one, which TVM does well."""
+    from tvm import relax
+
+    flat = _flatten(inputs[0], attributes)
+    if flat is None:
+        return None
+    data, shape, size = flat
+    scale = relax.op.reshape(inputs[1], (size,))
+    zero = relax.const(np.zeros(size), data.ty.dtype)
+    offset = zero if inputs[2] is None else relax.op.reshape(inputs[2], (size,))
+    found = relax.op.nn.layer_norm(data, scale, offset, [-1], attributes.get("epsilon", 1e-5))
+    # The mean and the deviation are further outputs, which `farm.search.graph.importer` refuses.
+    return relax.Tuple([relax.op.reshape(found, shape), zero, zero])
+
+
+def _convert_rms_norm(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Over several dimensions: over one that holds them all. None over one, which TVM does well."""
+    from tvm import relax
+
+    flat = _flatten(inputs[0], attributes)
+    if flat is None:
+        return None
+    data, shape, size = flat
+    scale = relax.op.reshape(inputs[1], (size,))
+    return relax.op.reshape(relax.op.nn.rms_norm(data, scale, [-1], attributes.get("epsilon", 1e-5)), shape)
+
+
+def _flatten(data: Any, attributes: dict[str, Any]) -> tuple[Any, tuple[int, ...], int] | None:
+    """Data as rows of what is normalised together, with its own shape and a row's length; None where it is that."""
+    from tvm import relax
+
+    shape = tuple(int(size) for size in data.ty.shape)
+    axis = int(attributes.get("axis", -1)) % len(shape)
+    if axis == len(shape) - 1 or str(data.ty.dtype) != "float32":
+        return None
+    size = math.prod(shape[axis:])
+    rows = relax.BlockBuilder.current().normalize(relax.op.reshape(data, (math.prod(shape[:axis]), size)))
+    return rows, shape, size
+
+
+_CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
+    "Clip": _convert_clip,
+    "HardSwish": _convert_hard_swish,
+    "HardSigmoid": _convert_hard_sigmoid,
+    "IsInf": _convert_is_inf,
+    "LayerNormalization": _convert_layer_norm,
+    "Max": functools.partial(_convert_variadic, "maximum"),
+    "Mean": _convert_mean,
+    "Min": functools.partial(_convert_variadic, "minimum"),
+    "Pad": _convert_pad,
+    "RMSNormalization": _convert_rms_norm,
+    "Sum": functools.partial(_convert_variadic, "add"),
+}

@@ -1,0 +1,127 @@
+"""Copies that only a convolution reads (an image's transposition, a slice, a pad) made a part of it.
+
+Part of a graph pipeline, after TVM fused operators: it never fuses these. What becomes of them then is the schedule's
+business: they may be computed row by row, where they are needed next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farm.search import tvm_env
+from farm.search.families import facts
+from farm.search.graph import bindings, canonical, in_place_concat
+
+
+def gather() -> Any:
+    """A module pass that joins such copies with the convolution that reads them."""
+    return bindings.rewriting_pass(_gather, "GatherCopies")
+
+
+def _gather(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+    from tvm import relax
+
+    module = builder.get()
+    uses = bindings.count_uses(function)
+    made = {binding.var: binding for binding in bindings.list_bindings(function)}
+    others: dict[Any, list[Any]] = {}
+    for binding in bindings.list_bindings(function):
+        called = bindings.called_function(module, binding.value)
+        arguments = list(binding.value.args[1].fields) if called is not None else []
+        if called is None or not arguments:
+            continue
+        source = made.get(arguments[0]) if isinstance(arguments[0], relax.Var) and uses[arguments[0]] == 1 else None
+        copying = bindings.called_function(module, source.value) if source is not None else None
+        if source is None or copying is None or in_place_concat.is_join(copying):
+            continue
+        if not _only_copies(copying) or not _gains(called):
+            continue
+        merged = _merge(copying, called)
+        if merged is None:
+            continue
+        words = [call.args[0].name_hint.removeprefix("fused_") for call in (source.value, binding.value)]
+        call = relax.call_tir(
+            builder.add_func(merged, "_".join(["fused", *words])),
+            relax.Tuple([*source.value.args[1].fields, *arguments[1:]]),
+            binding.var.ty,
+        )
+        others[source.var] = []
+        others[binding.var] = [relax.VarBinding(binding.var, call)]
+    return others
+
+
+def _schedule(function: Any) -> Any:
+    tvm = tvm_env.load()
+    return tvm.s_tir.Schedule(tvm.IRModule({"main": function}), error_render_level="none")
+
+
+def _only_copies(function: Any) -> bool:
+    """Whether a function moves elements and computes nothing; one that leaves them in order costs nothing anyway."""
+    from tvm import relax
+
+    if relax.analysis.has_reshape_pattern(function):
+        return False
+    schedule = _schedule(function)
+    blocks = [schedule.get(schedule.get_sblock(name)) for name in facts.list_blocks(schedule)]
+    return bool(blocks) and all(_moves(getattr(block.body, "value", None)) for block in blocks)
+
+
+def _moves(value: Any) -> bool:
+    from tvm import tirx
+    from tvm.ir.expr import Call, TensorLoad
+
+    if isinstance(value, Call) and getattr(value.op, "name", "").endswith(".if_then_else"):
+        return all(isinstance(side, TensorLoad | tirx.FloatImm | tirx.IntImm) for side in value.args[1:])
+    return isinstance(value, TensorLoad)
+
+
+def _gains(function: Any) -> bool:
+    """Whether a function is a convolution that is better off with a copy inside.
+
+    One of 1x1 is not: its pixels are all alike as long as it reads them where they lie.
+    """
+    found = facts.read_contraction(_schedule(canonical.canonicalise(function)))
+    if found is None or len(found.pixels) < 2:
+        return False
+    return found.pad is not None or any(r != 1 for r in found.reach) or any(s != 1 for s in found.stride)
+
+
+def _merge(copying: Any, function: Any) -> Any | None:
+    """One function that copies, and then does to the copy what `function` does; None where no family could read it."""
+    tvm = tvm_env.load()
+    import tvm_ffi
+    from tvm import s_tir, tirx
+
+    renew = tvm_ffi.get_global_func("s_tir.RenewDefs")
+    copying = renew(copying)
+    data, between = function.params[0], copying.params[-1]
+    body = bindings.replace_buffer(function.body, data, between, lambda indices: indices)
+    roots = [copying.body.block, body.block]
+    root = s_tir.SBlock(
+        [], [], [], "root", tirx.SeqStmt([root.body for root in roots]),
+        alloc_buffers=[between, *(buffer for root in roots for buffer in root.alloc_buffers)],
+    )  # fmt: skip
+    merged = tirx.PrimFunc(
+        [*copying.params[:-1], *function.params[1:]],
+        s_tir.SBlockRealize([], True, root),
+        function.ret_type,
+        function.attrs,
+    )
+    schedule = _schedule(renew(merged))
+    names = facts.list_blocks(schedule)
+    if len(set(names)) < len(names):
+        return None
+    copies = len(facts.list_blocks(_schedule(copying)))
+    found = facts.read_contraction(_schedule(function))
+    try:
+        for name in names[: copies if found is not None and found.pad is not None else copies - 1]:
+            schedule.compute_inline(schedule.get_sblock(name))
+    except tvm.s_tir.ScheduleError:
+        return None
+    result = schedule.mod["main"]
+    if facts.read_contraction(schedule) is None:
+        return None
+    for key, value in (function.attrs or {}).items():
+        result = result.with_attr(key, value)
+    return result.with_attr("op_pattern", bindings.OPAQUE)

@@ -1,0 +1,319 @@
+"""Sums of four products of bytes by one instruction (`vpdpbusd`, `sdot`): functions that use it, and where they stand.
+
+Where a core has it, integer convolutions and matrix products become functions whose weights lie four input channels
+together, as the instruction reads them. How these are scheduled is `farm.search.families.dots`' business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from farm.search import tvm_env
+from farm.search.graph import bindings
+
+# Marks the block of products: names do not last, a workload's blocks are numbered.
+MARK = "farm.dots"
+# Products that one lane sums up at once.
+STEP = 4
+
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """What a convolution does to the pixels of its data; a matrix product is one of a 1x1 window.
+
+    `padding`: top, left, bottom, right, with bytes of `fill`.
+    """
+
+    kernel: tuple[int, int] = (1, 1)
+    strides: tuple[int, int] = (1, 1)
+    dilation: tuple[int, int] = (1, 1)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    fill: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """Sums of four products of `data` by signed bytes for so many `lanes` each, the most first.
+
+    `features`: LLVM's, any of which a target must have; `name`: LLVM's, with the bits of a vector in it.
+    """
+
+    data: str
+    lanes: tuple[int, ...]
+    features: tuple[str, ...]
+    name: str
+
+
+INSTRUCTIONS: Mapping[str, Instruction] = {
+    "x86_64": Instruction("uint8", (16, 8, 4), ("avx512vnni", "avxvnni"), "llvm.x86.avx512.vpdpbusd.{bits}"),
+    "aarch64": Instruction("int8", (4,), ("dotprod",), "llvm.aarch64.neon.sdot.v4i32.v16i8"),
+}
+
+
+def _machine(target: Any) -> str:
+    return str(dict(target.export()).get("mtriple", "")).partition("-")[0]
+
+
+def data_type(target: Any) -> str:
+    """The kind of bytes that products of a target (TVM's) take for data, whether by an instruction or not."""
+    found = INSTRUCTIONS.get(_machine(target))
+    return "uint8" if found is None else found.data
+
+
+def find_instruction(target: Any) -> Instruction | None:
+    """The instruction that a target (TVM's) has."""
+    tvm_env.load_compiler()
+    from tvm.target import codegen
+
+    found = INSTRUCTIONS.get(_machine(target))
+    if found is None or not any(codegen.target_has_features(feature, target) for feature in found.features):
+        return None
+    return found
+
+
+# The instruction as TVM's script: what it does, and how it is done. Since LLVM 22 the bytes of x86's are bytes; TVM's
+# own intrinsic of 0.27 still passes words.
+_SCRIPT = """
+@T.prim_func(s_tir=True)
+def {name}(
+    A: T.Buffer((4,), "{data}", offset_factor=1),
+    B: T.Buffer(({lanes}, 4), "int8", offset_factor=1),
+    C: T.Buffer(({lanes},), "int32", offset_factor=1),
+) -> None:
+    with T.sblock("root"):
+        T.reads(C[0:{lanes}], A[0:4], B[0:{lanes}, 0:4])
+        T.writes(C[0:{lanes}])
+        {body}
+"""
+_MEANING = """
+        for i in T.serial(0, {lanes}):
+            for k in T.serial(0, 4):
+                with T.sblock("update"):
+                    vi, vk = T.axis.remap("SR", [i, k])
+                    C[vi] = C[vi] + T.cast(A[vk], "int32") * T.cast(B[vi, vk], "int32")
+"""
+_CODE = """
+        C[T.ramp(T.int32(0), 1, {lanes})] = T.call_llvm_pure_intrin(
+            T.llvm_lookup_intrinsic_id("{instruction}"),
+            C.vload([0], dtype="int32x{lanes}"),
+            T.reinterpret(
+                T.broadcast(T.reinterpret(A.vload([0], "{data}x4"), dtype="int32"), {lanes}), dtype="int8x{size}"
+            ),
+            B.vload([0, 0], dtype="int8x{size}"),
+            dtype="int32x{lanes}",
+        )
+"""
+
+
+@functools.cache
+def register(data: str, lanes: int) -> str:
+    """Make the instruction for such data and so many lanes known to TVM; returns its name in traces."""
+    tvm = tvm_env.load_compiler()
+    from tvm.s_tir import TensorIntrin
+
+    found = next(each for each in INSTRUCTIONS.values() if each.data == data)
+    words = {"data": data, "lanes": lanes, "size": STEP * lanes, "instruction": found.name.format(bits=32 * lanes)}
+    meaning, code = (
+        tvm.script.from_source(_SCRIPT.format(name=name, body=body.strip().format(**words), **words))
+        for name, body in (("meaning", _MEANING), ("code", _CODE))
+    )
+    name = f"farm.dots_{data}x{lanes}"
+    TensorIntrin.register(name, meaning, code, override=True)
+    return name
+
+
+def register_all() -> None:
+    """Make all of them known, as a trace may ask for any."""
+    for each in INSTRUCTIONS.values():
+        for lanes in each.lanes:
+            register(each.data, lanes)
+
+
+def pack(weights: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
+    """Weights [..., in, out] as [..., in / 4, out, 4], zeros where there is no channel."""
+    *before, depth, channels = weights.shape
+    missing = -depth % STEP
+    filled = np.pad(weights, [*[(0, 0)] * len(before), (0, missing), (0, 0)])
+    return np.ascontiguousarray(np.moveaxis(filled.reshape(*before, -1, STEP, channels), -2, -1))
+
+
+@functools.cache
+def make_convolution(shape: Shape, dtype: str, channels: int, window: Window) -> Any:
+    """A convolution of bytes [n, h, w, c] with packed weights as a TIR function."""
+    tvm_env.load_compiler()
+    from tvm import te, tirx
+
+    batch, height, width, depth = shape
+    (rows, columns), (down, right_by), (dy, dx) = window.kernel, window.strides, window.dilation
+    top, left, bottom, right = window.padding
+    groups = -(-depth // STEP)
+    tall, wide = height + top + bottom, width + left + right
+    data = te.placeholder(shape, dtype, name="data")
+    weight = te.placeholder((rows, columns, groups, channels, STEP), "int8", name="weight")
+    source = data
+    if any(window.padding) or depth % STEP:
+        source = te.compute(
+            (batch, tall, wide, groups * STEP),
+            lambda n, y, x, c: tirx.if_then_else(
+                tirx.all(y >= top, y < top + height, x >= left, x < left + width, c < depth),
+                data[n, y - top, x - left, c],
+                tirx.IntImm(dtype, window.fill),
+            ),
+            name="dots_pad",
+        )
+    y, x = te.reduce_axis((0, rows), name="ky"), te.reduce_axis((0, columns), name="kx")
+    group, step = te.reduce_axis((0, groups), name="group"), te.reduce_axis((0, STEP), name="step")
+    result = te.compute(
+        (batch, (tall - dy * (rows - 1) - 1) // down + 1, (wide - dx * (columns - 1) - 1) // right_by + 1, channels),
+        lambda n, i, j, o: te.sum(
+            source[n, i * down + y * dy, j * right_by + x * dx, group * STEP + step].astype("int32")
+            * weight[y, x, group, o, step].astype("int32"),
+            axis=[y, x, group, step],
+        ),
+        # MetaSchedule's own rules would sum up the four in another order of loops.
+        attrs={MARK: STEP, "schedule_rule": "None"},
+        name="dots_conv2d",
+    )
+    return te.create_prim_func([data, weight, result], index_dtype_override="int64")
+
+
+@functools.cache
+def make_product(shape: Shape, dtype: str, channels: int) -> Any:
+    """Rows of bytes [..., depth] times packed weights as a TIR function."""
+    tvm_env.load_compiler()
+    from tvm import te, tirx
+
+    *rows, depth = shape
+    groups = -(-depth // STEP)
+    data = te.placeholder(shape, dtype, name="data")
+    weight = te.placeholder((groups, channels, STEP), "int8", name="weight")
+    source = data
+    if depth % STEP:
+        source = te.compute(
+            (*rows, groups * STEP),
+            lambda *at: tirx.if_then_else(at[-1] < depth, data(*at), tirx.IntImm(dtype, 0)),
+            name="dots_pad",
+        )
+    group, step = te.reduce_axis((0, groups), name="group"), te.reduce_axis((0, STEP), name="step")
+    result = te.compute(
+        (*rows, channels),
+        lambda *at: te.sum(
+            source(*at[:-1], group * STEP + step).astype("int32") * weight[group, at[-1], step].astype("int32"),
+            axis=[group, step],
+        ),
+        attrs={MARK: STEP, "schedule_rule": "None"},
+        name="dots_matmul",
+    )
+    return te.create_prim_func([data, weight, result], index_dtype_override="int64")
+
+
+def use_instruction(target: Any) -> Any:
+    """A module pass for a target (TVM's): products of bytes by constant weights become the functions above."""
+    instruction = find_instruction(target)
+
+    def run(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+        return {} if instruction is None else _Using(builder, function, instruction).plan()
+
+    return bindings.rewriting_pass(run, "UseDots")
+
+
+class _Using:
+    """One function's bindings, in order."""
+
+    def __init__(self, builder: Any, function: Any, instruction: Instruction) -> None:
+        self._builder = builder
+        self._instruction = instruction
+        self._bindings = bindings.list_bindings(function)
+        self._values = {binding.var: binding.value for binding in self._bindings}
+
+    def plan(self) -> Mapping[Any, Sequence[Any]]:
+        """What stands in the place of each binding."""
+        from tvm import relax
+
+        others: dict[Any, Sequence[Any]] = {}
+        for binding in self._bindings:
+            found = self._convolve(binding.value) or self._multiply(binding.value)
+            if found is not None:
+                name, function, data, weights = found
+                # As a private function: every public one is called main.
+                called = self._builder.add_func(function.without_attr("global_symbol"), name)
+                call = relax.call_tir(called, (data, relax.const(weights, "int8")), binding.var.ty)
+                others[binding.var] = [relax.VarBinding(binding.var, call)]
+        return others
+
+    def _convolve(self, call: Any) -> tuple[str, Any, Any, npt.NDArray[np.int8]] | None:
+        if not bindings.is_call(call, "relax.nn.conv2d") or not _is_eligible(call.attrs):
+            return None
+        operands = self._operands(call)
+        if operands is None:
+            return None
+        data, weights = operands
+        strides, dilation = [int(s) for s in call.attrs.strides], [int(d) for d in call.attrs.dilation]
+        top, left, bottom, right = (int(p) for p in call.attrs.padding)
+        fill = 0
+        before: Any = self._values.get(data)
+        if bindings.is_call(before, "relax.nn.pad") and not top + left + bottom + right:
+            widths = [int(w) for w in before.attrs.pad_width]
+            if before.attrs.pad_mode == "constant" and not any((*widths[:2], *widths[6:])):
+                top, bottom, left, right = widths[2:6]
+                data, fill = before.args[0], int(before.attrs.pad_value)
+        shape = bindings.static_shape(data.ty)
+        if shape is None:
+            return None
+        window = Window(
+            (weights.shape[0], weights.shape[1]),
+            (strides[0], strides[1]),
+            (dilation[0], dilation[1]),
+            (top, left, bottom, right),
+            fill,
+        )
+        return (
+            "dots_conv2d",
+            make_convolution(shape, self._instruction.data, weights.shape[3], window),
+            data,
+            pack(weights),
+        )
+
+    def _multiply(self, call: Any) -> tuple[str, Any, Any, npt.NDArray[np.int8]] | None:
+        operands = self._operands(call) if bindings.is_call(call, "relax.matmul") else None
+        if operands is None:
+            return None
+        data, weights = operands
+        shape = bindings.static_shape(data.ty)
+        if shape is None or len(shape) < 2 or weights.ndim != 2:
+            return None
+        return "dots_matmul", make_product(shape, self._instruction.data, weights.shape[1]), data, pack(weights)
+
+    def _operands(self, call: Any) -> tuple[Any, npt.NDArray[np.int8]] | None:
+        """Data that the instruction takes and constant weights, their channels enough for its shortest form."""
+        from tvm.ir import GenericConst
+
+        data, kernel = call.args
+        kernel = self._values.get(kernel, kernel)
+        if not isinstance(kernel, GenericConst) or [str(x.ty.dtype) for x in (data, call)] != [
+            self._instruction.data,
+            "int32",
+        ]:
+            return None
+        weights = kernel.value.numpy()
+        return (
+            (data, weights)
+            if weights.dtype == np.int8 and weights.shape[-1] % self._instruction.lanes[-1] == 0
+            else None
+        )
+
+
+def _is_eligible(attributes: Any) -> bool:
+    return (
+        str(attributes.data_layout) == str(attributes.out_layout) == "NHWC"
+        and str(attributes.kernel_layout) == "HWIO"
+        and int(attributes.groups) == 1
+    )

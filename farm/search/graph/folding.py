@@ -1,0 +1,115 @@
+"""Fold what of an ONNX graph follows from the shapes of its inputs: shapes computed in it, `If`, `Loop`.
+
+Exporters write these for inputs of any size; TVM wants numbers. The graph is otherwise left as it is, so that what a
+model is tuned as does not depend on the version of a tool. A model without any of it is not touched.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+
+import onnx
+
+from farm.processes import confined
+from farm.search.graph.onnx_graph import NUMBERS, SIZED_BY_VALUES, list_nodes
+
+# Tensors of more numbers have no say in what shapes others have; they stay behind, and their shapes go along.
+_MOST_SHAPE = 4096
+# A graph of a thousand nodes takes a second; a hint is not worth more.
+_TIMEOUT_S, _HINT_TIMEOUT_S = 120.0, 15.0
+_MEMORY_BYTES = 6 << 30
+_CHILD = f"{__package__}.folding_child"
+# What asks for shapes, or may be decided by them.
+_ASKING = frozenset({"Loop", "Shape", "Size"}) | SIZED_BY_VALUES
+
+
+def is_needed(model: onnx.ModelProto) -> bool:
+    """Whether anything of the graph is computed from shapes, or what TVM wants as numbers by nodes."""
+    made = {value.name for value in model.graph.input}
+    for node in list_nodes(model.graph):
+        if node.op_type in _ASKING:
+            return True
+        if any(name in made for at, name in enumerate(node.input) if at in NUMBERS.get(node.op_type, ())):
+            return True
+        if node.op_type != "Constant":
+            made.update(node.output)
+    return False
+
+
+def fold(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> tuple[onnx.ModelProto, frozenset[str]]:
+    """The model for these shapes of its inputs, computed in a confined process. Weights must not be among its inputs.
+
+    With it the nodes, each by its first output, that decide by values how large their results are. Raises UsageError
+    where it takes too much memory or time.
+    """
+    bare = _without_weights(model, shapes)
+    limits = confined.Limits(_MEMORY_BYTES, _TIMEOUT_S)
+    left = {value.name for value in bare.graph.input}
+    answer = confined.call(f"{_CHILD}:fold", bare.SerializeToString(), "the model's shapes were not computed", limits)
+    answered = onnx.ModelProto.FromString(answer)
+    found = answered.graph
+    folded = _frame(model, shapes)
+    folded.graph.node.extend(found.node)
+    folded.graph.initializer.extend(found.initializer)
+    held = {tensor.name for tensor in found.initializer}
+    folded.graph.initializer.extend(t for t in _weights(model.graph) if t.name in left and t.name not in held)
+    return folded, frozenset(each.key for each in answered.metadata_props)
+
+
+def find_fitting(model: onnx.ModelProto, candidates: Sequence[Mapping[str, tuple[int, ...]]]) -> int | None:
+    """The first of several choices of shapes with which every node can compute, as far as ONNX can tell."""
+    bare = _without_weights(model, candidates[0])
+    bare.metadata_props.add(key="candidates", value=json.dumps(list(map(dict, candidates))))
+    limits = confined.Limits(_MEMORY_BYTES, _HINT_TIMEOUT_S)
+    answer = confined.call(f"{_CHILD}:find_fitting", bare.SerializeToString(), "no shapes were found", limits)
+    number = int(answer) if answer.isdigit() else None
+    return number if number is not None and number < len(candidates) else None
+
+
+def _frame(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
+    """The model's inputs, with these shapes, and outputs, and nothing between them."""
+    frame = onnx.ModelProto(ir_version=max(model.ir_version, 4), functions=model.functions)
+    frame.opset_import.extend(model.opset_import)
+    frame.graph.name = model.graph.name
+    frame.graph.input.extend(model.graph.input)
+    for value in frame.graph.input:
+        if value.name in shapes:
+            kind = value.type.tensor_type.elem_type
+            value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, kind, shapes[value.name]))
+    frame.graph.output.extend(model.graph.output)
+    frame.graph.sparse_initializer.extend(model.graph.sparse_initializer)
+    return frame
+
+
+def _without_weights(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
+    """The model with its large weights as further inputs, of which there may be gigabytes."""
+    bare = _frame(model, shapes)
+    bare.graph.node.extend(node for node in model.graph.node if _large_constant(node) is None)
+    for tensor in _weights(model.graph):
+        if math.prod(tensor.dims) > _MOST_SHAPE:
+            value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            bare.graph.input.append(value)
+        else:
+            bare.graph.initializer.append(tensor)
+    return bare
+
+
+def _weights(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
+    """The graph's initializers, and what its nodes hold that is as large as some."""
+    held = list(graph.initializer)
+    for node in graph.node:
+        if (tensor := _large_constant(node)) is not None:
+            copy = onnx.TensorProto()
+            copy.CopyFrom(tensor)
+            copy.name = node.output[0]
+            held.append(copy)
+    return held
+
+
+def _large_constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    if node.op_type != "Constant":
+        return None
+    values = (each.t for each in node.attribute if each.name == "value")
+    return next((tensor for tensor in values if math.prod(tensor.dims) > _MOST_SHAPE), None)

@@ -1,0 +1,335 @@
+"""Run by `folding` in a confined process: computes what of a graph follows from the shapes of its inputs alone.
+
+One walk over the nodes, in their order, which is that of execution. Each node is evaluated where all that it reads is
+known, and asked for the shapes of its results where not; `If` and `Loop` are replaced by what they do.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx.reference
+
+from farm.search.graph.onnx_graph import (
+    NUMBERS,
+    SIZED_BY_VALUES,
+    STANDARD_DOMAINS,
+    bodies,
+    names_read_by,
+    node_label,
+    renamed,
+)
+
+# Numbers that a tensor may have to be computed with here; positions' grids and masks of large images have as many.
+MOST_NUMBERS = 1 << 22
+# What a Loop may become: more is no model that anybody compiles.
+_MOST_ROUNDS, _MOST_NODES = 4096, 100_000
+# Of ONNX Runtime's own, which ONNX knows nothing of: the first result is like the first operand.
+_LIKE_FIRST = frozenset({"BiasGelu", "FastGelu", "Gelu", "QuickGelu", "SkipLayerNormalization"})
+_COMPUTED = frozenset(
+    onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name))
+    for name in (
+        "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
+        "float64",
+    )
+)  # fmt: skip
+# Not the same twice; what keeps weights in 8 bits; what takes long here and says nothing of shapes.
+_NEVER = frozenset(
+    {
+        "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
+        "DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear", "Attention", "Conv", "ConvInteger",
+        "ConvTranspose", "DFT", "DeformConv", "GRU", "LSTM", "RNN", "STFT", "Scan",
+    }
+)  # fmt: skip
+
+Array = npt.NDArray[Any]
+
+
+def fold(data: bytes) -> bytes:
+    """The model without what is known. `metadata_props` name the nodes, each by its first output, whose results have a
+    size that depends on values.
+    """
+    model = onnx.ModelProto.FromString(data)
+    folder = Folder(model)
+    del model.metadata_props[:]
+    for name in folder.write(model.graph):
+        model.metadata_props.add(key=name)
+    answer: bytes = model.SerializeToString()
+    return answer
+
+
+def find_fitting(data: bytes) -> bytes:
+    """The number of the first of several choices of shapes with which all nodes can compute; as text, "" where there is
+    none. The choices are JSON in `metadata_props`.
+    """
+    model = onnx.ModelProto.FromString(data)
+    for number, shapes in enumerate(json.loads(model.metadata_props[0].value)):
+        for value in model.graph.input:
+            if value.name in shapes:
+                kind = value.type.tensor_type.elem_type
+                value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, kind, shapes[value.name]))
+        if Folder(model, ends_at_misfit=True).fits:
+            return str(number).encode()
+    return b""
+
+
+class Folder:
+    """A walk over a model's graph. `fits` says whether all nodes can compute with the shapes of what they read."""
+
+    def __init__(self, model: onnx.ModelProto, ends_at_misfit: bool = False) -> None:
+        self.fits = True
+        self._opsets = list(model.opset_import)
+        self._versions = {each.domain or "": each.version for each in self._opsets}
+        self._versions[""] = self._versions.get("", self._versions.get("ai.onnx", 1))
+        self._ir_version = model.ir_version
+        self._nodes: list[onnx.NodeProto] = []
+        self._known: dict[str, Array] = {}
+        # As they came; those of other types, and large ones of branches, are not computed with.
+        self._tensors: dict[str, onnx.TensorProto] = {}
+        self._types: dict[str, onnx.TypeProto] = {}
+        # What stands for what: results of an If or a Loop, for the nodes that came in its place.
+        self._names: dict[str, str] = {}
+        for value in model.graph.input:
+            self._types[value.name] = value.type
+        for tensor in model.graph.initializer:
+            self._add_tensor(tensor, tensor.name)
+        for node in model.graph.node:
+            self._visit(node)
+            if ends_at_misfit and not self.fits:
+                break
+
+    def write(self, graph: onnx.GraphProto) -> list[str]:
+        """Put what is left into the graph, in place of its nodes and tensors.
+
+        Returns, by their first outputs, those nodes whose results have a size that depends on values.
+        """
+        for value in graph.output:
+            name = self._names.get(value.name, value.name)
+            if name in self._known:
+                tensor = onnx.numpy_helper.from_array(self._known[name])
+                self._nodes.append(onnx.helper.make_node("Constant", [], [value.name], value.name, value=tensor))
+            elif name != value.name:
+                self._nodes.append(onnx.helper.make_node("Identity", [name], [value.name], value.name))
+        wanted = {value.name for value in graph.output}
+        kept = []
+        for node in reversed(self._nodes):
+            if wanted.intersection(node.output):
+                kept.append(node)
+                wanted.update(names_read_by(node))
+        del graph.node[:], graph.initializer[:]
+        graph.node.extend(reversed(kept))
+        made = {name for node in kept for name in node.output}
+        for name in sorted(wanted - made):
+            if name in self._tensors:
+                graph.initializer.append(self._tensors[name])
+            elif name in self._known:
+                graph.initializer.append(onnx.numpy_helper.from_array(self._known[name], name))
+        return [node_label(node) for node in reversed(kept) if self._is_open(node)]
+
+    def _is_open(self, node: onnx.NodeProto) -> bool:
+        """Whether a node of known operands, by its values alone, decides the size of its results."""
+        if node.domain not in STANDARD_DOMAINS or node.op_type not in SIZED_BY_VALUES | NUMBERS.keys():
+            return False
+        given = [self._types.get(name) for name in names_read_by(node)]
+        made = [self._types.get(name) for name in node.output if name]
+        return all(_sizes(kind) is not None for kind in given) and any(_sizes(kind) is None for kind in made)
+
+    def _add_tensor(self, tensor: onnx.TensorProto, name: str) -> None:
+        self._types[name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+        copy = onnx.TensorProto()
+        copy.CopyFrom(tensor)
+        copy.name = name
+        self._tensors[name] = copy
+        if tensor.data_type in _COMPUTED and math.prod(tensor.dims) <= MOST_NUMBERS:
+            self._known[name] = onnx.numpy_helper.to_array(tensor)
+
+    def _visit(self, node: onnx.NodeProto) -> None:
+        node = renamed(node, self._names)
+        if node.domain in STANDARD_DOMAINS:
+            if node.op_type == "If" and self._replace_if(node):
+                return
+            if node.op_type == "Loop" and self._replace_loop(node):
+                return
+        types = self._infer(node)
+        self.fits = self.fits and self._is_possible(node, types)
+        self._types |= types
+        values = self._evaluate(node, types)
+        if values is None:
+            self._nodes.append(node)
+            return
+        for name, array in values.items():
+            self._known[name] = array
+            kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+            self._types[name] = onnx.helper.make_tensor_type_proto(kind, array.shape)
+
+    def _infer(self, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]:
+        """What is known of the types of the node's results."""
+        domain = "" if node.domain in STANDARD_DOMAINS else node.domain
+        read = names_read_by(node)
+        if any(name not in self._types for name in node.input if name):
+            return {}
+        try:
+            schema = onnx.defs.get_schema(node.op_type, self._versions.get(domain, 1), domain)
+            types = {name: self._types[name] for name in read if name in self._types}
+            data = {name: onnx.numpy_helper.from_array(self._known[name], name) for name in read if name in self._known}
+            return dict(
+                onnx.shape_inference.infer_node_outputs(
+                    schema, node, types, data, opset_imports=self._opsets, ir_version=self._ir_version
+                )
+            )
+        except onnx.defs.SchemaError:
+            like = self._types[node.input[0]] if node.op_type in _LIKE_FIRST and node.input else None
+            return {} if like is None else {node.output[0]: like}
+        except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
+            self.fits = False
+            return {}
+
+    def _is_possible(self, node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> bool:
+        """What ONNX's inference lets pass: images smaller than a window, and Reshape to another number of elements."""
+        made = [_sizes(types.get(name)) for name in node.output]
+        if node.op_type == "Reshape":
+            given = _sizes(self._types.get(node.input[0]))
+            if given is not None and made[0] is not None and math.prod(given) != math.prod(made[0]):
+                return False
+        windows = node.op_type in ("Conv", "MaxPool", "AveragePool", "LpPool", "ConvTranspose")
+        return not windows or all(min(sizes or (1,)) > 0 for sizes in made)
+
+    def _evaluate(self, node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> dict[str, Array] | None:
+        """The node's results by name, where they are known."""
+        if node.domain not in STANDARD_DOMAINS or node.op_type in _NEVER or bodies(node):
+            return None
+        if node.op_type in ("Shape", "Size"):
+            return self._evaluate_shape(node)
+        if any(name and name not in self._known for name in node.input):
+            return None
+        if any(math.prod(_sizes(kind) or (1,)) > MOST_NUMBERS for kind in types.values()):
+            return None
+        names = [name for name in node.output if name]
+        given = {name: self._known[name] for name in node.input if name}
+        try:
+            found = self._run(node, given, names)
+        except Exception:  # noqa: BLE001 - the reference raises whatever it stumbles over; the node then stays
+            return None
+        for name, array in found.items():
+            if not isinstance(array, np.ndarray | np.generic) or array.dtype.kind not in "biuf":
+                return None
+            kind = types.get(name)
+            wanted = kind.tensor_type.elem_type if kind is not None else 0
+            if wanted and wanted != onnx.helper.np_dtype_to_tensor_dtype(array.dtype):
+                return None
+        return {name: np.asarray(array) for name, array in found.items()}
+
+    def _run(self, node: onnx.NodeProto, given: Mapping[str, Array], names: list[str]) -> dict[str, Any]:
+        inputs = [
+            onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+            for n, a in given.items()
+        ]
+        outputs = [onnx.ValueInfoProto(name=name) for name in names]
+        graph = onnx.helper.make_graph([node], "one", inputs, outputs)
+        model = onnx.helper.make_model(graph, opset_imports=self._opsets, ir_version=self._ir_version)
+        return dict(zip(names, onnx.reference.ReferenceEvaluator(model).run(None, dict(given)), strict=True))
+
+    def _evaluate_shape(self, node: onnx.NodeProto) -> dict[str, Array] | None:
+        """Shape and Size of what need not be known itself."""
+        sizes = _sizes(self._types.get(node.input[0]))
+        if sizes is None:
+            return None
+        if node.op_type == "Size":
+            return {node.output[0]: np.array(math.prod(sizes), "int64")}
+        bounds = {each.name: each.i for each in node.attribute}
+        return {node.output[0]: np.array(sizes[bounds.get("start", 0) : bounds.get("end", len(sizes))], "int64")}
+
+    def _replace_if(self, node: onnx.NodeProto) -> bool:
+        """Go on with the branch that is taken, where that is known."""
+        condition = self._known.get(node.input[0])
+        if condition is None or condition.size != 1:
+            return False
+        wanted = "then_branch" if condition.item() else "else_branch"
+        branch = next(each.g for each in node.attribute if each.name == wanted)
+        found = self._inline(branch, f"{node_label(node)}/", {})
+        self._names.update(zip(node.output, found, strict=False))
+        return True
+
+    def _replace_loop(self, node: onnx.NodeProto) -> bool:
+        """Write the rounds one after the other, where it is known how many there are."""
+        most, go = ((self._known.get(name) if name else None) for name in (*node.input, "", "")[:2])
+        unknown = [name for name in node.input[:2] if name and name not in self._known]
+        if unknown or (most is None and go is None):
+            return False
+        rounds = _MOST_ROUNDS + 1 if most is None else int(most.item())
+        going = go is None or bool(go.item())
+        body = next(each.g for each in node.attribute if each.name == "body")
+        before = len(self._nodes), dict(self._known), dict(self._types), dict(self._names), self.fits
+        carried = list(node.input[2:])
+        stacked: list[list[str]] = [[] for _ in node.output[len(carried) :]]
+        number = 0
+        while going and number < rounds:
+            prefix = f"{node_label(node)}/{number}/"
+            self._known[f"{prefix}number"], self._known[f"{prefix}going"] = np.array(number, "int64"), np.array(True)
+            for name in (f"{prefix}number", f"{prefix}going"):
+                kind = onnx.helper.np_dtype_to_tensor_dtype(self._known[name].dtype)
+                self._types[name] = onnx.helper.make_tensor_type_proto(kind, ())
+            given = [f"{prefix}number", f"{prefix}going", *carried]
+            found = self._inline(body, prefix, dict(zip((v.name for v in body.input), given, strict=False)))
+            condition = self._known.get(found[0])
+            number += 1
+            if condition is None or number > _MOST_ROUNDS or len(self._nodes) > _MOST_NODES:
+                break
+            going, carried = bool(condition.item()), found[1 : 1 + len(carried)]
+            for names, name in zip(stacked, found[1 + len(carried) :], strict=False):
+                names.append(name)
+        else:
+            if number or not stacked:
+                self._names.update(zip(node.output, carried, strict=False))
+                for name, rows in zip(node.output[len(carried) :], stacked, strict=False):
+                    if name:
+                        self._stack(rows, name)
+                return True
+        del self._nodes[before[0] :]
+        _, self._known, self._types, self._names, self.fits = before
+        return False
+
+    def _stack(self, rows: Iterable[str], name: str) -> None:
+        """What a Loop's rounds each gave, along a new first dimension."""
+        parts = []
+        for number, row in enumerate(rows):
+            part = f"{name}/{number}"
+            if self._versions[""] < 13:
+                self._visit(onnx.helper.make_node("Unsqueeze", [row], [part], part, axes=[0]))
+            else:
+                self._known[f"{name}/axes"] = np.zeros(1, "int64")
+                self._types[f"{name}/axes"] = onnx.helper.make_tensor_type_proto(onnx.TensorProto.INT64, (1,))
+                self._visit(onnx.helper.make_node("Unsqueeze", [row, f"{name}/axes"], [part], part))
+            parts.append(part)
+        self._visit(onnx.helper.make_node("Concat", parts, [name], name, axis=0))
+
+    def _inline(self, body: onnx.GraphProto, prefix: str, bound: Mapping[str, str]) -> list[str]:
+        """Visit the nodes of an inner graph under names of their own; what its outputs are then called."""
+        names = dict(bound)
+        for tensor in body.initializer:
+            names[tensor.name] = f"{prefix}{tensor.name}"
+            self._add_tensor(tensor, names[tensor.name])
+        for node in body.node:
+            copy = renamed(node, names)
+            if copy.name:
+                copy.name = f"{prefix}{copy.name}"
+            for position, name in enumerate(node.output):
+                if name:
+                    names[name] = copy.output[position] = f"{prefix}{name}"
+            self._visit(copy)
+        found = [names.get(value.name, value.name) for value in body.output]
+        return [self._names.get(name, name) for name in found]
+
+
+def _sizes(kind: onnx.TypeProto | None) -> tuple[int, ...] | None:
+    """The shape of a tensor, where all of it is known."""
+    if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
+        return None
+    dimensions = kind.tensor_type.shape.dim
+    return tuple(d.dim_value for d in dimensions) if all(d.HasField("dim_value") for d in dimensions) else None

@@ -1,0 +1,143 @@
+"""Weights of products and convolutions stored in 16 bits (bfloat16) and widened as they are loaded: part of a pipeline.
+
+Sums stay in float32. Where a core waits for weights this halves the wait; where it computes, widening costs: a function
+gets them by prediction, or all do. Last of a graph pipeline's passes, so that it sees functions as they are scheduled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from farm.search import cores, tvm_env
+from farm.search.cores import Core
+from farm.search.families import facts
+from farm.search.families.batched import Grouped
+from farm.search.families.dense import Dense
+from farm.search.graph import algorithms, bindings
+
+Weights = Literal["float32", "bf16", "bf16-all"]
+# As the model has them; in 16 bits where that is predicted to gain; in 16 bits wherever a register tile reads them.
+FLOAT32: Weights = "float32"
+BF16: Weights = "bf16"
+BF16_ALL: Weights = "bf16-all"
+KNOWN: tuple[Weights, ...] = (FLOAT32, BF16, BF16_ALL)
+
+DTYPE = "bfloat16"
+# Before the name of a workload with such weights.
+PREFIX = "bf16_"
+# It costs accuracy, and predictions are right within a tenth: it has to promise more.
+_GAIN = 0.9
+
+
+def round_weights(weights: npt.NDArray[np.float32]) -> npt.NDArray[Any] | None:
+    """Weights in bfloat16, rounded to nearest, ties to even; None where one is not finite, or would not be any more."""
+    import ml_dtypes
+
+    with np.errstate(over="ignore"):
+        rounded: npt.NDArray[Any] = weights.astype(ml_dtypes.bfloat16)
+    return rounded if np.isfinite(rounded.astype(np.float32)).all() else None
+
+
+def halve(target: Any, weights: Weights) -> Any:
+    """A module pass for a target (TVM's): products with constant weights, once they are functions, store these so."""
+
+    def run(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+        core = cores.core_of(dict(target.export()))
+        return _Halving(builder, core, everything=weights == BF16_ALL).plan(function)
+
+    return bindings.rewriting_pass(run, "HalveWeights")
+
+
+def is_halved(arguments: Sequence[tuple[tuple[int, ...], str]]) -> bool:
+    """Whether a workload with such arguments, the result last, has weights in 16 bits and sums in 32."""
+    kinds = [dtype for _, dtype in arguments]
+    return DTYPE in kinds[1:-1] and kinds[-1] == FLOAT32
+
+
+@dataclasses.dataclass(frozen=True)
+class _Halved:
+    """A function's name in the module once weights, its argument `at`, are in 16 bits."""
+
+    name: Any
+    at: int
+
+
+class _Halving:
+    """One Relax function's bindings, in order."""
+
+    def __init__(self, builder: Any, core: Core, *, everything: bool) -> None:
+        self._builder, self._core, self._everything = builder, core, everything
+        self._module = builder.get()
+        self._known: dict[Any, _Halved | None] = {}
+
+    def plan(self, function: Any) -> Mapping[Any, Sequence[Any]]:
+        """What stands in the place of each binding."""
+        from tvm import relax
+        from tvm.ir import GenericConst
+
+        others: dict[Any, Sequence[Any]] = {}
+        for binding in bindings.list_bindings(function):
+            called = bindings.called_function(self._module, binding.value)
+            halved = self._halve(binding.value.args[0], called) if called is not None else None
+            if halved is None:
+                continue
+            arguments = list(binding.value.args[1].fields)
+            weight = arguments[halved.at]
+            rounded = round_weights(weight.value.numpy()) if isinstance(weight, GenericConst) else None
+            if rounded is not None:
+                arguments[halved.at] = relax.const(rounded, DTYPE)
+                call = relax.call_tir(halved.name, relax.Tuple(arguments), binding.var.ty)
+                others[binding.var] = [relax.VarBinding(binding.var, call)]
+        return others
+
+    def _halve(self, name: Any, function: Any) -> _Halved | None:
+        """The function with such weights, once for all its calls; None where they stay as they are."""
+        if name not in self._known:
+            self._known[name] = None
+            at = find_weight(function)
+            if at is not None:
+                other = halve_function(function, at)
+                if self._everything or gains(function, other, at, self._core):
+                    self._known[name] = _Halved(self._builder.add_func(other, f"{PREFIX}{name.name_hint}"), at)
+        return self._known[name]
+
+
+def find_weight(function: Any) -> int | None:
+    """Which parameter of a function is the weight, in float32, of a contraction with register tiles; None for none.
+
+    The first parameter is data: that is how such a workload is told from one that computes in 16 bits (`is_halved`).
+    """
+    tvm = tvm_env.load_compiler()
+    schedule = tvm.s_tir.Schedule(tvm.IRModule({"main": function}), error_render_level="none")
+    found: facts.Contraction | None = Dense().read(schedule) or Grouped().read(schedule)
+    if found is None or not found.weight_at or str(function.params[found.weight_at].dtype) != FLOAT32:
+        return None
+    return found.weight_at
+
+
+def halve_function(function: Any, at: int) -> Any:
+    """The function with the parameter `at` in 16 bits, widened wherever it is read."""
+    tvm_env.load_compiler()
+    from tvm import tirx
+
+    old = function.params[at]
+    new = tirx.decl_buffer(list(old.shape), DTYPE, old.name)
+    body = bindings.replace_buffer(function.body, old, new, read=lambda load: tirx.Cast(FLOAT32, load))
+    params = [*function.params[:at], new, *function.params[at + 1 :]]
+    return tirx.PrimFunc(params, body, function.ret_type, function.attrs)
+
+
+def gains(function: Any, halved: Any, at: int, core: Core) -> bool:
+    """Whether weights in 16 bits are predicted to make a function faster as a part of a model.
+
+    Never where they are still in a cache at the next inference.
+    """
+    if facts.size_of(function.params[at]) <= algorithms.kept_bytes(core):
+        return False
+    before, after = (algorithms.predict_in_model(each, core, at) for each in (function, halved))
+    return after < _GAIN * before

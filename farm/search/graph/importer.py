@@ -1,0 +1,204 @@
+"""ONNX to Relax: what TVM's importer needs done first, and its errors in plain words.
+
+Model files are found and checked in `farm.models`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx.inliner
+
+from farm.errors import UsageError
+from farm.search import tvm_env
+from farm.search.graph import constants, converters, folding, obstacles, onnx_graph
+from farm.search.tvm_errors import find_reason
+
+
+def import_onnx(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Any:
+    """Import an ONNX graph as a `tvm.IRModule` with constant weights and static `shapes` (input name -> shape).
+
+    The model is not changed. Nothing is printed. Raises UsageError naming the operator and the node that TVM has no
+    converter for or whose converter failed, and the inputs that hold text.
+    """
+    tvm_env.load_compiler()
+    given = model
+    model, sized_by_values = _rewrite_for_tvm(model, shapes)
+    obstacles.refuse(model.graph, sized_by_values)
+    opset = next((o.version for o in model.opset_import if o.domain in onnx_graph.STANDARD_DOMAINS), 1)
+    try:
+        # TVM prints the operator it stumbled over; standard output belongs to the caller's results.
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importer = converters.importer_class()({name: list(shape) for name, shape in shapes.items()}, "float32")
+            return importer.from_onnx(model.graph, opset)
+    except Exception as error:  # the importer raises whatever its converters stumble over
+        raise _failed(error, _find_misfit(given, shapes)) from error
+
+
+def _find_misfit(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """The inputs and the shapes that were chosen for their open dimensions, where the model cannot compute with these;
+    "" where it can, or ONNX cannot tell.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    chosen = []
+    for value in copy.graph.input:
+        dimensions = value.type.tensor_type.shape.dim
+        if value.name not in shapes or all(each.dim_value > 0 for each in dimensions):
+            continue
+        chosen.append(f"{value.name}={','.join(map(str, shapes[value.name]))}")
+        for dimension, size in zip(dimensions, shapes[value.name], strict=False):
+            dimension.dim_value = size
+    if not chosen:
+        return ""
+    del copy.graph.value_info[:]
+    try:
+        onnx.shape_inference.infer_shapes(copy, strict_mode=True, data_prop=True)
+    except onnx.shape_inference.InferenceError:
+        return " ".join(chosen)
+    except (ValueError, RuntimeError):  # larger than a message of protobuf may be
+        return ""
+    return ""
+
+
+def find_obstacles(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> list[obstacles.Obstacle]:
+    """Every node that cannot be imported, once what can be done about such nodes is done. The model is not changed."""
+    rewritten, sized_by_values = _rewrite_for_tvm(model, shapes)
+    return obstacles.find_obstacles(rewritten.graph, sized_by_values)
+
+
+def _rewrite_for_tvm(
+    model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[onnx.ModelProto, frozenset[str]]:
+    """Drop what inference does not need, compute what follows from `shapes`, and spell what TVM imports badly another
+    way. Works on a copy; with it come the nodes that decide by values how large their results are.
+    """
+    copy = onnx.ModelProto()
+    # Exporters wrap parts of a model in functions of a domain of their own; their bodies are ordinary operators.
+    copy.CopyFrom(onnx.inliner.inline_local_functions(model) if model.functions else model)
+    # ONNX IR < 4 lists initializers among the inputs; TVM would make them parameters of the function.
+    weights = {i.name for i in copy.graph.initializer}
+    inputs = [value for value in copy.graph.input if value.name not in weights]
+    del copy.graph.input[:]
+    copy.graph.input.extend(inputs)
+    sized_by_values: frozenset[str] = frozenset()
+    if folding.is_needed(copy):
+        copy, sized_by_values = folding.fold(copy, shapes)
+
+    graph = copy.graph
+    _drop_dropout(graph)
+    constants.fold_batch_norm(graph)
+    _fold_constant_of_shape(graph)
+    return copy, sized_by_values
+
+
+def _drop_dropout(graph: onnx.GraphProto) -> None:
+    """Take Dropout out: at inference it is the identity, and TVM keeps it as an operator with two results, which layout
+    conversion cannot handle, and whose mask has the wrong type.
+    """
+    outputs = {value.name for value in graph.output}
+    captured = {name for node in graph.node for body in onnx_graph.bodies(node) for name in onnx_graph.names_read(body)}
+    read = onnx_graph.names_read(graph) | outputs
+    off = {i.name for i in graph.initializer if i.data_type == onnx.TensorProto.BOOL and not _value(i).any()}
+    off |= {n.output[0] for n in graph.node if n.op_type == "Constant" and any(_is_false(a) for a in n.attribute)}
+    renamed: dict[str, str] = {}
+    nodes = []
+    for node in graph.node:
+        for position, name in enumerate(node.input):
+            node.input[position] = renamed.get(name, name)
+        # A third input, since opset 12, can switch the training mode on.
+        training = [name for name in node.input[2:] if name and name not in off]
+        if not _is_standard(node, "Dropout") or training:
+            nodes.append(node)
+            continue
+        data, result = node.input[0], node.output[0]
+        if result in outputs or result in captured:
+            nodes.append(onnx.helper.make_node("Identity", [data], [result], name=node.name))
+        else:
+            renamed[result] = data
+        for mask in read.intersection(node.output[1:]):
+            true = onnx.helper.make_tensor("true", onnx.TensorProto.BOOL, [1], [True])
+            nodes.append(onnx.helper.make_node("Shape", [data], [f"{mask}__shape"], name=f"{node.name}__shape"))
+            nodes.append(
+                onnx.helper.make_node(
+                    "ConstantOfShape", [f"{mask}__shape"], [mask], name=f"{node.name}__mask", value=true
+                )
+            )
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _is_false(attribute: onnx.AttributeProto) -> bool:
+    return attribute.t.data_type == onnx.TensorProto.BOOL and not _value(attribute.t).any()
+
+
+def _value(tensor: onnx.TensorProto) -> npt.NDArray[Any]:
+    array: npt.NDArray[Any] = onnx.numpy_helper.to_array(tensor)
+    return array
+
+
+def _is_standard(node: onnx.NodeProto, op_type: str) -> bool:
+    return node.op_type == op_type and node.domain in onnx_graph.STANDARD_DOMAINS
+
+
+def _fold_constant_of_shape(graph: onnx.GraphProto) -> None:
+    """Weights made by ConstantOfShape on a constant shape become initializers, so that shapes are known early."""
+    known = {i.name: i for i in graph.initializer}
+    outputs = {value.name for value in graph.output}
+    nodes = []
+    for node in graph.node:
+        foldable = _is_standard(node, "ConstantOfShape") and node.input[0] in known
+        if foldable and node.output[0] not in outputs:
+            shape = _value(known[node.input[0]])
+            values = [_value(a.t) for a in node.attribute if a.name == "value"]
+            value = values[0] if values else np.zeros(1, "float32")
+            array = np.full(tuple(int(d) for d in shape), value.flat[0], value.dtype)
+            graph.initializer.append(onnx.numpy_helper.from_array(array, node.output[0]))
+        else:
+            nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    used = onnx_graph.names_read(graph) | outputs
+    kept = [i for i in graph.initializer if i.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+
+
+def _failed(error: Exception, misfit: str) -> UsageError:
+    """Name the operator and the node whose conversion raised; TVM's own words go with it.
+
+    `misfit` are inputs with shapes with which the model cannot compute; then they are to blame, not the operator.
+    """
+    reason = find_reason(error)
+    if not isinstance(error, AssertionError):
+        reason = f"{type(error).__name__}: {reason}"
+    elif reason == AssertionError.__name__:
+        reason = "its converter does not expect what it is given"
+    node = _node_being_converted(error)
+    where = " this model" if node is None else f" the operator {node.op_type} (node {onnx_graph.node_name(node)!r})"
+    if misfit:
+        return UsageError(
+            f"the model cannot compute with the shape {misfit}; in{where}: {find_reason(error)}",
+            "Choose shapes that fit the model: many want each dimension to be a multiple of some number.",
+        )
+    return UsageError(f"TVM cannot import{where}: {reason}", "" if node is None else obstacles.HINT)
+
+
+def _node_being_converted(error: Exception) -> onnx.NodeProto | None:
+    """The innermost node on the traceback. TVM's own message, if any, says the operator but not which of them."""
+    found = None
+    trace = error.__traceback__
+    while trace is not None:
+        node = trace.tb_frame.f_locals.get("node")
+        if isinstance(node, onnx.NodeProto):
+            found = node
+        trace = trace.tb_next
+    return found

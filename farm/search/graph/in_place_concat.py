@@ -1,0 +1,208 @@
+"""Concatenations that their operands' producers write in place, so that nothing is copied: part of a graph pipeline.
+
+`mark` comes before TVM fuses operators, `split` after it, `share` when schedules are applied and weights are packed.
+Between `split` and `share` every function is right on its own: each producer writes its part of a buffer of the joint
+size, and a function that `share` takes out puts the parts together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farm.search.graph import bindings
+
+# On a function: it joins its arguments along this axis. Such functions are no workloads.
+MARK = "farm.join"
+
+
+def mark() -> Any:
+    """A module pass that turns concatenations whose operands nobody else reads into functions that TVM leaves alone."""
+    return bindings.rewriting_pass(_mark, "MarkJoins")
+
+
+def split() -> Any:
+    """A module pass that lets the producers of a marked concatenation write into buffers of the joint size."""
+    return bindings.rewriting_pass(_split, "SplitJoins")
+
+
+def share() -> Any:
+    """A module pass that makes the buffers of the joint size one, and takes the joining functions out."""
+    return bindings.rewriting_pass(_share, "ShareJoins")
+
+
+def is_join(function: Any) -> bool:
+    """Whether a function only puts together what others wrote."""
+    return bool(function.attrs and MARK in function.attrs)
+
+
+def _mark(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+    from tvm import relax
+
+    uses = bindings.count_uses(function)
+    values = {binding.var: binding.value for binding in bindings.list_bindings(function)}
+    others: dict[Any, list[Any]] = {}
+    for binding in bindings.list_bindings(function):
+        operands = _operands(binding.value, values, uses)
+        shapes = [bindings.static_shape(operand.ty) for operand in operands]
+        shape = bindings.static_shape(binding.var.ty)
+        if shape is None or None in shapes or not any(_is_own(operand, values, uses) for operand in operands):
+            continue
+        axis = _axis(binding.value)
+        joining = _joining([s for s in shapes if s is not None], shape, axis, binding.var.ty.dtype, whole=False)
+        call = relax.call_tir(builder.add_func(joining, "join"), relax.Tuple(operands), out_ty=binding.var.ty)
+        others[binding.var] = [relax.VarBinding(binding.var, call)]
+    return others
+
+
+def _operands(value: Any, values: Mapping[Any, Any], uses: Mapping[Any, int]) -> list[Any]:
+    """What a concatenation joins, another one of the same axis that only it reads taken apart."""
+    from tvm import relax
+
+    if not bindings.is_call(value, "relax.concat"):
+        return []
+    tensors = value.args[0]
+    if isinstance(tensors, relax.Var):
+        tensors = values.get(tensors)
+    if not isinstance(tensors, relax.Tuple):
+        return []
+    found = []
+    for operand in tensors.fields:
+        inner = values.get(operand) if isinstance(operand, relax.Var) else None
+        if inner is not None and uses[operand] == 1 and bindings.is_call(inner, "relax.concat"):
+            parts = _operands(inner, values, uses)
+            if parts and _axis(inner) == _axis(value):
+                found += parts
+                continue
+        found.append(operand)
+    return found
+
+
+def _axis(value: Any) -> int:
+    axis = value.attrs.axis
+    return (0 if axis is None else int(axis)) % len(bindings.static_shape(value.ty) or (0,))
+
+
+def _is_own(operand: Any, values: Mapping[Any, Any], uses: Mapping[Any, int]) -> bool:
+    """Whether an operator makes an operand for one reader alone."""
+    from tvm import relax
+
+    value = values.get(operand) if isinstance(operand, relax.Var) else None
+    if not isinstance(value, relax.Call) or uses[operand] != 1:
+        return False
+    return not bindings.is_call(value, "relax.reshape")  # costs nothing, and writes nothing
+
+
+def _joining(shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...], axis: int, dtype: Any, whole: bool) -> Any:
+    """A function that joins tensors of these shapes; with `whole`, each is of the joint shape and holds its part."""
+    from tvm import te, tirx
+
+    ends = [sum(s[axis] for s in shapes[: at + 1]) for at in range(len(shapes))]
+    parts = [te.placeholder(shape if whole else s, dtype, f"part{at}") for at, s in enumerate(shapes)]
+
+    def value(*indices: Any) -> Any:
+        chosen = None
+        for part, end, own in reversed(list(zip(parts, ends, shapes, strict=True))):
+            moved = list(indices)
+            if not whole:
+                moved[axis] = indices[axis] - (end - own[axis])
+            element = part(*moved)
+            chosen = element if chosen is None else tirx.if_then_else(indices[axis] < end, element, chosen)
+        return chosen
+
+    function = te.create_prim_func([*parts, te.compute(shape, value, "join")])
+    attributes = {MARK: axis, "op_pattern": bindings.OPAQUE, "tirx.noalias": True}
+    return function.with_attrs(attributes).without_attr("global_symbol")
+
+
+def _split(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+    from tvm import relax
+
+    module = builder.get()
+    uses = bindings.count_uses(function)
+    made = {binding.var: binding for binding in bindings.list_bindings(function)}
+    others: dict[Any, list[Any]] = {}
+    for binding in bindings.list_bindings(function):
+        called = bindings.called_function(module, binding.value)
+        shape = bindings.static_shape(binding.var.ty)
+        if called is None or shape is None or not is_join(called):
+            continue
+        axis = int(called.attrs[MARK])
+        fields = list(binding.value.args[1].fields)
+        shapes = [bindings.static_shape(operand.ty) or () for operand in fields]
+        new: dict[Any, list[Any]] = {}
+        parts, offset = [], 0
+        for operand, own in zip(fields, shapes, strict=True):
+            source = made.get(operand) if isinstance(operand, relax.Var) and uses[operand] == 1 else None
+            producer = None if source is None else bindings.called_function(module, source.value)
+            call = None
+            if source is not None and producer is not None and not is_join(producer):
+                written = _write_part(producer, shape, axis, offset)
+                if written is not None:
+                    name = source.value.args[0].name_hint
+                    call = relax.call_tir(builder.add_func(written, name), source.value.args[1], binding.var.ty)
+            at = source if source is not None and call is not None else binding
+            if call is None:
+                copying = _write_part(_copying(own, binding.var.ty.dtype), shape, axis, offset)
+                call = relax.call_tir(builder.add_func(copying, "copy"), relax.Tuple([operand]), binding.var.ty)
+            part = bindings.bind_before(at, "part", call, binding.var.ty)
+            new.setdefault(at.var, []).append(part)
+            parts.append(part.var)
+            offset += own[axis]
+        if set(new) == {binding.var}:
+            continue  # nothing but copies
+        joining = builder.add_func(_joining(shapes, shape, axis, binding.var.ty.dtype, whole=True), "join")
+        whole = relax.call_tir(joining, relax.Tuple(parts), binding.var.ty)
+        new.setdefault(binding.var, []).append(relax.VarBinding(binding.var, whole))
+        others.update(new)
+    return others
+
+
+def _copying(shape: tuple[int, ...], dtype: Any) -> Any:
+    from tvm import te
+
+    source = te.placeholder(shape, dtype, "source")
+    function = te.create_prim_func([source, te.compute(shape, lambda *indices: source(*indices), "copy")])
+    return function.with_attr("tirx.noalias", True).without_attr("global_symbol")
+
+
+def _write_part(function: Any, shape: tuple[int, ...], axis: int, offset: int) -> Any | None:
+    """The function with a result of another shape, of which it writes what begins at `offset` along an axis."""
+    from tvm import tirx
+
+    result = function.params[-1]
+    if len(result.shape) != len(shape):
+        return None
+
+    def move(indices: list[Any]) -> list[Any]:
+        return [index + offset if at == axis and offset else index for at, index in enumerate(indices)]
+
+    joint = tirx.decl_buffer([tirx.IntImm("int64", d) for d in shape], result.dtype, result.name)
+    body = bindings.replace_buffer(function.body, result, joint, move)
+    new = tirx.PrimFunc([*function.params[:-1], joint], body, function.ret_type, function.attrs)
+    return new.with_attr("op_pattern", bindings.OPAQUE)
+
+
+def _share(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+    from tvm import relax
+
+    module = builder.get()
+    order = {binding.var: at for at, binding in enumerate(bindings.list_bindings(function))}
+    made = {binding.var: binding for binding in bindings.list_bindings(function)}
+    others: dict[Any, list[Any]] = {}
+    for binding in bindings.list_bindings(function):
+        called = bindings.called_function(module, binding.value)
+        if called is None or not is_join(called):
+            continue
+        parts = list(binding.value.args[1].fields)
+        if any(bindings.static_shape(part.ty) != bindings.static_shape(binding.var.ty) for part in parts):
+            continue  # was not split
+        first, *rest = sorted(parts, key=lambda part: order[part])
+        for part in rest:
+            value = made[part].value
+            arguments = [*value.args[1].fields, first]
+            call = relax.op.call_tir_inplace(value.args[0], relax.Tuple(arguments), len(arguments) - 1, part.ty)
+            others[part] = [relax.VarBinding(part, call)]
+            first = part
+        others[binding.var] = [relax.VarBinding(binding.var, first)]
+    return others

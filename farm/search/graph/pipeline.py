@@ -1,0 +1,227 @@
+"""Graph pipelines: what is done to a model before its workloads are extracted, and the same again when it is compiled.
+
+A pipeline's name is part of a workload's identity. Changing what a pipeline does means giving it a new name.
+`benchmarks/graph_pipeline.py` measures them against each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from typing import Any, Literal
+
+from farm.errors import ModelRefusedError, UsageError
+from farm.inventory.board_types import BoardType
+from farm.search import cores, gpus, tvm_env
+from farm.search.graph import (
+    algorithms,
+    canonical,
+    channel_padding,
+    constants,
+    copy_fusion,
+    decomposition,
+    deconvolutions,
+    dots,
+    half_precision,
+    in_place_concat,
+    quantised,
+    transposes,
+    uncompiled,
+    vector_math,
+    winograd,
+)
+from farm.search.tvm_errors import find_reason
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphPipeline:
+    """`layout`: data and kernel layout of convolutions, or None for the model's own. `prepack`: may weights move?
+
+    `canonical`: are functions brought to the form that schedule families are written for? `winograd`: may convolutions
+    be computed by Winograd's algorithm, `exact` ones only where that rounds no worse than a direct one? `polynomials`:
+    may exponentials and their kin be polynomials in whole vectors in place of the C library's, element by element?
+    `weights`: are constants of products stored in 16 bits where that is predicted to gain, or all of them?
+    """
+
+    name: str
+    layout: tuple[str, str] | None
+    prepack: bool
+    canonical: bool = False
+    winograd: Literal["never", "exact", "any"] = "never"
+    polynomials: bool = False
+    weights: half_precision.Weights = half_precision.FLOAT32
+
+    @property
+    def tuned_as(self) -> str:
+        """The pipeline that its workloads name: how weights are stored is to be seen in a function itself."""
+        return self.name.removesuffix(f"-{self.weights}")
+
+
+_FLOAT32 = (
+    # Measured best on x86 and expected best on Arm: see docs/performance.md.
+    GraphPipeline("graph/2", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="any", polynomials=True),
+    GraphPipeline("graph/2-exact", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="exact"),
+    # For GPUs: weights stay as they are, and are read in rows.
+    GraphPipeline(gpus.PIPELINE, ("NHWC", "HWIO"), prepack=False, canonical=True),
+    GraphPipeline("graph/1", ("NHWC", "HWIO"), prepack=True),
+    GraphPipeline("graph/1-nchw", None, prepack=True),
+    GraphPipeline("graph/1-plain", None, prepack=False),
+)
+_HALVED = (
+    dataclasses.replace(p, name=f"{p.name}-{weights}", weights=weights)
+    for p in _FLOAT32
+    if p.canonical and p.prepack
+    for weights in (half_precision.BF16, half_precision.BF16_ALL)
+)
+PIPELINES = {p.name: p for p in (*_FLOAT32, *_HALVED)}
+
+
+def require_pipeline(name: str) -> GraphPipeline:
+    """The pipeline called `name`. Raises UsageError listing the known ones."""
+    try:
+        return PIPELINES[name]
+    except KeyError:
+        raise UsageError(f"no graph pipeline {name!r}; known: {', '.join(PIPELINES)}") from None
+
+
+def exact(name: str) -> str:
+    """The pipeline that does what `name` does and leaves out what rounds worse than the model as it stands."""
+    pipeline = require_pipeline(name)
+    if pipeline.winograd != "any":
+        return name
+    wanted = dataclasses.replace(pipeline, winograd="exact", polynomials=False)
+    return next(each for each, p in PIPELINES.items() if p == dataclasses.replace(wanted, name=each))
+
+
+def make_exact(kind: BoardType, wanted: bool) -> BoardType:
+    """The board type with the `exact` one of its graph pipeline, where that is `wanted`."""
+    return kind.model_copy(update={"pipeline": exact(kind.pipeline)}) if wanted else kind
+
+
+def store_weights(kind: BoardType, weights: str) -> BoardType:
+    """The board type with the one of its graph pipeline that stores weights so. Raises UsageError where none does."""
+    if weights not in half_precision.KNOWN:
+        raise UsageError(f"--weights {weights!r} is unknown", f"Known: {', '.join(half_precision.KNOWN)}.")
+    own = require_pipeline(kind.pipeline)
+    for name, each in PIPELINES.items():
+        if each == dataclasses.replace(own, name=name, weights=weights):
+            return kind.model_copy(update={"pipeline": name})
+    raise UsageError(
+        f"the graph pipeline {own.name} cannot store weights as {weights}",
+        "Only code for processors can, with the pipeline graph/2.",
+    )
+
+
+def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, GraphPipeline]:
+    """Bring an imported module to the form whose functions are tuned. Returns it with the pipeline really used.
+
+    Where TVM cannot convert a model's layout, or that leaves an operator without code, the NCHW pipeline is used
+    instead; its name tells. Raises ModelRefusedError naming the operators for which that does not help either.
+    """
+    tvm = tvm_env.load_compiler()
+    tried = [pipeline] if pipeline.layout is None else [pipeline, PIPELINES["graph/1-nchw"]]
+    operators: list[str] = []
+    reason = ""
+    for each in tried:
+        why = reason or f"no code for {', '.join(operators)}"
+        try:
+            prepared = _run(module, target, each)
+        except (tvm.error.InternalError, AssertionError, ValueError, RuntimeError, TypeError) as error:
+            operators, reason = uncompiled.find_culprits(module, target), find_reason(error)
+            continue
+        operators, reason = uncompiled.find_operators(prepared, target), ""
+        if not operators:
+            if each is not pipeline:
+                _log.warning("%s does not suit this model, which goes through %s: %s", pipeline.name, each.name, why)
+            return prepared, each
+    named = f" the operator {', '.join(operators)}" if operators else " this model"
+    raise ModelRefusedError(
+        f"TVM cannot compile{named}" + (f": {reason}" if reason else ""),
+        "Replace the operator in the model (onnx-simplifier or a newer export often does), or leave that part out.",
+    )
+
+
+def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
+    tvm = tvm_env.load_compiler()
+    from tvm import relax
+    from tvm.relax import transform
+
+    # Before constants are folded, which would make float32 of weights in 8 bits.
+    passes = [quantised.lower(dots.data_type(target))] if pipeline.canonical else []
+    passes += [
+        transform.FoldBatchnormToConv2D(),
+        transform.DecomposeOpsForInference(),
+        transform.CanonicalizeBindings(),
+        constants.fold_shapes(),
+        transform.FoldConstant(),
+    ]
+    if pipeline.canonical:
+        passes += [decomposition.respell(), deconvolutions.convolve()]
+    if pipeline.layout:
+        # TVM would lay a deconvolution out as its neighbours and has no code for it in any layout but ONNX's.
+        layouts = {"relax.nn.conv2d": list(pipeline.layout), "relax.nn.conv2d_transpose": ["NCHW", "IOHW"]}
+        if pipeline.canonical:
+            layouts |= {"relax.nn.conv1d": ["NWC", "WIO"], "relax.nn.conv3d": ["NDHWC", "DHWIO"]}
+        passes += [transform.ConvertLayout(layouts), constants.fold_shapes()]
+    if pipeline.canonical:
+        passes += [transposes.sink(), channel_padding.widen(target)]
+    if pipeline.winograd != "never":
+        core = cores.core_of(target.export())
+        passes.append(winograd.use_winograd(algorithms.choose_winograd(core, exact=pipeline.winograd == "exact")))
+    if pipeline.canonical:
+        passes += [dots.use_instruction(target), in_place_concat.mark()]
+    if pipeline.polynomials:
+        passes.append(vector_math.legalise())
+    passes.append(relax.get_pipeline("zero"))
+    if pipeline.canonical:
+        passes += [in_place_concat.split(), copy_fusion.gather()]
+    if pipeline.prepack:
+        passes.append(transform.AttachAttrLayoutFreeBuffers())
+    if pipeline.canonical:
+        passes.append(canonical.canonicalise_all())
+    if pipeline.weights != half_precision.FLOAT32:
+        passes.append(half_precision.halve(target, pipeline.weights))
+    with target:
+        return tvm.transform.Sequential(passes)(module)
+
+
+def finish(module: Any, target: Any, database: Any | None, pipeline: GraphPipeline) -> Any:
+    """Apply the database's schedules to a prepared module and pack its constant weights; ready for `relax.build`."""
+    tvm = tvm_env.load_compiler()
+    from tvm.relax import transform
+
+    with target, contextlib.nullcontext() if database is None else database:
+        passes = []
+        if database is not None:
+            passes.append(transform.MetaScheduleApplyDatabase(enable_warning=False))
+        if pipeline.prepack:
+            passes += [_split_preprocessing(), transform.LiftTransformParams(), transform.FoldConstant()]
+        if pipeline.canonical:
+            passes.append(in_place_concat.share())
+        return tvm.transform.Sequential(passes)(module) if passes else module
+
+
+def _split_preprocessing() -> Any:
+    """`SplitLayoutRewritePreproc`, shown scheduled functions alone: there is nothing to split in any other, and it
+    fails on those without a block of their own, as ScatterElements has none.
+    """
+    tvm = tvm_env.load_compiler()
+    from tvm import tirx
+    from tvm.relax import transform
+
+    def split(module: Any, _: Any) -> Any:
+        apart = {
+            variable: function
+            for variable, function in module.functions_items()
+            if isinstance(function, tirx.PrimFunc) and "tirx.is_scheduled" not in (function.attrs or {})
+        }
+        done = transform.SplitLayoutRewritePreproc()(
+            tvm.IRModule({v: f for v, f in module.functions_items() if v not in apart}, attrs=module.attrs)
+        )
+        done.update(tvm.IRModule(apart))
+        return done
+
+    return tvm.transform.module_pass(split, opt_level=0, name="SplitScheduledPreprocessing")

@@ -1,0 +1,246 @@
+"""The search of a whole campaign: one history per task, and a cost model that learns from all of them.
+
+A task is a workload on a board type at an operating point. No Ray, no store: whoever calls says what was measured.
+Which task is asked next is the scheduler's business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from farm.errors import UsageError
+from farm.search.candidates import Candidate
+from farm.search.tuners import droplet, grid, strategies
+from farm.search.tuners.cost_model import LOSSES, Features, Floats, Group, Trees
+from farm.search.tuners.decisions import Genome
+from farm.search.tuners.history import TaskHistory, with_traits
+from farm.search.tuners.schedule_space import Evaluated, ScheduleSpace
+from farm.search.tuners.traits import Traits
+from farm.search.tuners.warm_start import Foreign, ForeignSpaces, ForeignTrial, WarmStart
+from farm.search.workloads import Workload
+
+__all__ = ["TUNERS", "CampaignSearch", "Candidate", "ForeignTrial", "SearchTask", "Traits", "WarmStart"]
+
+TUNERS = ("random", "ga", "xgb", "droplet", "grid")
+# Results of a task before a model that knows nothing else ranks for it, or offspring are had of the best. Of 8 and 16,
+# 8 found better schedules after 48 trials in five of six runs on made-up latencies, and as good ones in the sixth.
+_WARMUP = 8
+# Results of other tasks of the same operator kind that do instead.
+_WARMUP_OTHERS = 64
+# Models that choose in turns, each taught with other weights: where few results leave open what is fast, they disagree
+# and more is tried. One in two of a warm-started task knows nothing of foreign trials, which may mislead.
+_COMMITTEE = 4
+# What candidates of other tasks count beside a task's own, and after how many no further task is asked, the nearest
+# tasks first.
+_WEIGHT_SAME, _WEIGHT_OTHER, _MOST_OTHERS = 0.5, 0.2, 768
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchTask:
+    """A workload for boards of one type at one operating point, named as in trials; `traits` of the two."""
+
+    workload: Workload
+    board_type: str
+    point: str
+    traits: Traits
+
+
+class _Task:
+    def __init__(self, history: TaskHistory, kind: str) -> None:
+        self.history = history
+        self.kind = kind
+        self.foreign: Foreign | None = None
+        self.exhausted = False
+        self.remarks: list[str] = []
+        self.trained: tuple[tuple[int, ...], list[Trees]] | None = None
+
+
+class CampaignSearch:
+    """Searches by key. Not thread-safe.
+
+    With one thread, proposals depend on the seed and on what is known alone: a search that is told the results of an
+    earlier one, in the same order, goes on as that one would have.
+    """
+
+    def __init__(
+        self, tuner: str, loss: str | None, seed: int, population: int, generations: int, threads: int
+    ) -> None:
+        """`tuner` and `loss` as a campaign file names them; `threads` is the most that any call may use.
+
+        Raises UsageError for names that are not known.
+        """
+        if tuner not in TUNERS:
+            raise UsageError(f"unknown tuner {tuner!r}", f"Known: {', '.join(TUNERS)}.")
+        if loss is not None and loss not in LOSSES:
+            raise UsageError(f"unknown loss {loss!r}", f"Known: {', '.join(LOSSES)}.")
+        self._tuner, self._loss, self._seed = tuner, loss or "reg", seed
+        self._population, self._generations, self._threads = population, generations, threads
+        self._tasks: dict[str, _Task] = {}
+        self._spaces = ForeignSpaces(threads)
+
+    def open(self, key: str, task: SearchTask) -> None:
+        """Make a task searchable under a name of the caller's. Opening it again changes nothing."""
+        if key in self._tasks:
+            return
+        space = ScheduleSpace(task.workload, self._threads)
+        name = f"{space.structure}/{task.board_type}/{task.point}"
+        opened = _Task(TaskHistory(space, task.traits, self._seed, name), task.workload.kind)
+        self._tasks[key] = opened
+        if self._tuner == "grid":
+            try:
+                grid.check_size(opened.history)
+            except UsageError as error:
+                opened.exhausted = True
+                opened.remarks.append(str(error))
+
+    def recall(self, key: str, known: list[tuple[str, str, float | None]]) -> None:
+        """Know what was measured before, as (hash, trace, latency in seconds or None for its own fault), in order."""
+        history = self._tasks[key].history
+        for candidate, trace_json, latency_s in known:
+            history.recall(candidate, history.space.read(trace_json), latency_s)
+
+    def hold(self, key: str, under_way: list[tuple[str, str]]) -> None:
+        """Know what another search proposed and is being measured, as (hash, trace), as if this one had."""
+        history = self._tasks[key].history
+        for candidate, trace_json in under_way:
+            genome = history.space.read(trace_json)
+            found = history.space.evaluate([(genome, 0)])[0] if genome is not None else None
+            if found is not None and found.hash == candidate:
+                history.begin([found])
+            else:
+                history.recall(candidate, None, None)
+
+    def warm_start(self, key: str, foreign: list[ForeignTrial]) -> WarmStart:
+        """Learn from other tasks' trials where that helps this one; takes some 20 ms for each, up to 256."""
+        task = self._tasks[key]
+        if self._tuner == "grid" or not foreign:
+            return WarmStart(0, len(foreign), None, 0, "grid tries everything" if foreign else "there are none")
+        task.foreign = Foreign(task.history, foreign, self._spaces, self._loss, self._seed)
+        return task.foreign.report
+
+    def remarks(self, key: str) -> list[str]:
+        """What was to be said of a task since the last time, such as why it has no candidates."""
+        task = self._tasks[key]
+        remarks, task.remarks = task.remarks, []
+        return remarks
+
+    def propose(self, key: str, count: int) -> tuple[list[Candidate], bool]:
+        """Up to `count` candidates that were not proposed before, and whether there are no more."""
+        task = self._tasks[key]
+        if task.exhausted:
+            return [], True
+        history = task.history
+        found = self._try_first(task, count - count // 2)  # beside others, which may lead elsewhere
+        if len(found) < count:
+            names = {each.hash for each in found}
+            found += [each for each in self._search(key, task, count) if each.hash not in names][: count - len(found)]
+        if not found and (self._tuner == "grid" or strategies.space_size(history) <= strategies.SMALL_SPACE):
+            found = strategies.list_new(history, count)
+        candidates = [history.space.describe(each) for each in found]
+        history.begin(found)
+        history.space.release()
+        task.exhausted = not found
+        return candidates, task.exhausted
+
+    def observe(self, key: str, results: list[tuple[str, float | None]]) -> None:
+        """Learn from (candidate hash, median latency in seconds, or None for a fault of the candidate itself)."""
+        for candidate, latency_s in results:
+            self._tasks[key].history.end(candidate, latency_s)
+
+    def forget(self, key: str, candidate: str) -> None:
+        """A proposed candidate will not be measured: teach nothing."""
+        self._tasks[key].history.forget(candidate)
+
+    def replay(self, key: str, trace_json: str) -> str:
+        """The scheduled function that a candidate's trace leads to, in TVM's JSON. Raises InternalError."""
+        return self._tasks[key].history.space.replay(trace_json)
+
+    def _try_first(self, task: _Task, count: int) -> list[Evaluated]:
+        """The best schedules of other tasks' earlier trials, until all of them were proposed.
+
+        Where there is a prediction, its best comes before them: it knows this core, and they come from others.
+        """
+        if task.foreign is None or not task.foreign.first:
+            return []
+        space = task.history.space
+        found = space.evaluate([(genome, 0) for genome in [*space.ranked[:1], *task.foreign.first]])
+        return list({e.hash: e for e in found if e is not None and task.history.is_new(e)}.values())[:count]
+
+    def _search(self, key: str, task: _Task, count: int) -> list[Evaluated]:
+        history = task.history
+        if self._tuner == "grid":
+            return grid.list_next(history, count)
+        if self._tuner == "random":
+            return strategies.draw_new(history, count)
+        if self._tuner == "droplet":
+            return droplet.descend(history, count, _WARMUP)
+        if self._tuner == "ga":
+            if len(history.results) < _WARMUP:
+                return strategies.draw_promising(history, count)
+            return strategies.evolve_measured(history, count, self._population)
+        trees = self._train(key, task)
+        if trees is None:
+            return strategies.draw_promising(history, count)
+
+        def score(features: Sequence[Features]) -> Floats:
+            known = [with_traits(each, history.traits) for each in features]
+            return np.array([each.score(known) for each in trees])
+
+        # What others have learned takes a task no further than to where they are: half of its first ones are its own.
+        drawn = strategies.draw_promising(history, count - count // 2) if len(history.results) < _WARMUP else []
+        names = {each.hash for each in drawn}
+        hints, left = self._hints(key, task), count - len(drawn)
+        found = strategies.evolve_predicted(history, left, score, self._population, self._generations, hints)
+        return [*drawn, *(each for each in found if each.hash not in names)]
+
+    def _train(self, key: str, task: _Task) -> list[Trees] | None:
+        """The cost models for a task, taught anew where anything was measured since; None while too little is known."""
+        foreign = task.foreign.lessons() if task.foreign else []
+        others = self._others(key, task)
+        similar = sum(len(other.history.results) for other in others if other.kind == task.kind)
+        if len(task.history.results) < _WARMUP and similar < _WARMUP_OTHERS and not foreign:
+            return None
+        state = (len(task.history.results), *(len(other.history.results) for other in others), len(foreign))
+        if task.trained is None or task.trained[0] != state:
+            features, latencies = task.history.lessons()
+            groups = [Group(features, latencies)] if features else []
+            left = _MOST_OTHERS
+            for other in others:
+                if left <= 0:
+                    break
+                features, latencies = other.history.lessons()
+                if features:
+                    left -= len(features)
+                    groups.append(Group(features, latencies, self._weight(task, other)))
+            taught = [groups if member % 2 and groups else [*groups, *foreign] for member in range(_COMMITTEE)]
+            task.trained = (
+                state,
+                [
+                    Trees(each, self._loss, self._seed + member, self._threads, resampled=True)
+                    for member, each in enumerate(taught)
+                ],
+            )
+        return task.trained[1]
+
+    def _others(self, key: str, task: _Task) -> list[_Task]:
+        """The campaign's other tasks that have results, the most similar ones first, in an order that stays."""
+        others = [(name, other) for name, other in self._tasks.items() if name != key and other.history.results]
+        similar = sorted(others, key=lambda item: (-self._weight(task, item[1]), item[1].kind != task.kind, item[0]))
+        return [other for _, other in similar]
+
+    @staticmethod
+    def _weight(task: _Task, other: _Task) -> float:
+        same = other.history.space.structure == task.history.space.structure
+        return _WEIGHT_SAME if same else _WEIGHT_OTHER
+
+    def _hints(self, key: str, task: _Task) -> list[Genome]:
+        """The best schedules of the same function on other board types and at other operating points."""
+        knobs = task.history.space.knobs
+        genomes = list(task.foreign.first) if task.foreign else []
+        for other in self._others(key, task):
+            if other.history.space.structure == task.history.space.structure and other.history.space.knobs == knobs:
+                genomes += [result.genome for result in other.history.fastest(2)]
+        return genomes

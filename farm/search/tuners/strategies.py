@@ -1,0 +1,244 @@
+"""Which candidates of a task are tried next: `random`, `ga`, `xgb`, and the phase that all but `grid` begin with.
+
+Each tuner is a function of a task's history, the cost model and the count. Decisions of whole campaigns, such as which
+task is next, are not made here. `droplet` and `grid` have modules of their own.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from farm.search.tuners.cost_model import Features, Floats, measure_vectors
+from farm.search.tuners.decisions import Genome, count_decisions, cross, distance, list_decisions, mutate, neighbours
+from farm.search.tuners.history import TaskHistory
+from farm.search.tuners.schedule_space import Evaluated
+
+# One row of scores for each model of a committee.
+Score = Callable[[Sequence[Features]], Floats]
+_Each = TypeVar("_Each")
+
+# Spaces up to this size are listed to the end once chance finds nothing new; evaluating a schedule takes 10-30 ms.
+SMALL_SPACE = 256
+# Draws without anything new before chance is given up.
+_MOST_BARREN = 48
+# How many of the best measured and best predicted schedules have offspring.
+_PARENTS, _PARENTS_EACH = 16, 4
+_CROSSED = 0.3
+# Of so many random schedules, the one with the longest vectors is tried while nothing is known; but for one in so many.
+_DRAWN_EACH, _ANY_EVERY = 4, 4
+# How often chance chooses from the pool; how often then among those a decision away from the best; of how many others,
+# else, the one with the longest vectors. How many of the best by a model are looked through for one that differs from
+# those chosen already by more than so many decisions.
+_AT_RANDOM, _NEAR, _SAMPLED, _LOOKED_AT, _ALIKE = 0.15, 0.5, 8, 64, 1
+# Where there is a prediction, so many times a batch of the next best by it are what a model chooses from.
+_RANKED_AHEAD = 4
+# How many of the best by prediction are looked through for unlike ones while nothing is known.
+_LOOKED_AT_FIRST = 48
+# Each so many candidates, one is of a sketch that was tried less often than `_SELDOM`, or is within `_AS_GOOD` of the
+# best: a model that knows one sketch alone cannot tell what the others are worth.
+_NEGLECTED_EVERY, _SELDOM, _AS_GOOD = 3, 12, 1.2
+
+
+def draw_new(history: TaskHistory, count: int) -> list[Evaluated]:
+    """Random schedules that are new. Fewer, or none, where the space is used up."""
+    return take_new(history, count, _draws(history))
+
+
+def draw_promising(history: TaskHistory, count: int) -> list[Evaluated]:
+    """What is tried while nothing is known: of several random schedules each, the one with the longest vectors.
+
+    Sketches take turns, and some are any schedule, for a model to learn from. Where there is a prediction, the best by
+    it, half of them unlike each other.
+    """
+    if history.space.ranked:
+        return _draw_predicted(history, count)
+    drawn = draw_new(history, _DRAWN_EACH * count)
+    rows: dict[int, list[Evaluated]] = {}
+    for each in sorted(drawn, key=lambda each: -measure_vectors(each.features)):
+        rows.setdefault(each.genome.sketch, []).append(each)
+    turns = _in_turns(rows[sketch] for sketch in sorted(rows))
+    found = list(itertools.islice(turns, count - count // _ANY_EVERY))
+    names = {each.hash for each in found}
+    return [*found, *(each for each in drawn if each.hash not in names)][:count]
+
+
+def _draw_predicted(history: TaskHistory, count: int) -> list[Evaluated]:
+    """The best by prediction that are new; every second one differs from all before it in more than one decision."""
+    known, left = history.list_genomes(), history.space.ranked[:_LOOKED_AT_FIRST]
+    order: list[Genome] = []
+    for turn in range(len(left)):
+        before = [*known, *order]
+        apart = (g for g in left if all(distance(g, other) > _ALIKE for other in before))
+        chosen = left[0] if turn % 2 == 0 else next(apart, left[0])
+        left.remove(chosen)
+        order.append(chosen)
+    rest = history.space.ranked[_LOOKED_AT_FIRST:]
+    return take_new(history, count, ((genome, 0) for genome in [*order, *rest]))
+
+
+def _draws(history: TaskHistory) -> Iterator[tuple[Genome, int]]:
+    yield from (history.draw(index) for index in range(history.step, history.step + 2**20))
+
+
+def list_new(history: TaskHistory, count: int) -> list[Evaluated]:
+    """The first schedules of the space, in a fixed order, that are new."""
+    return take_new(history, count, list_space(history), patience=math.inf)
+
+
+def list_space(history: TaskHistory) -> Iterator[tuple[Genome, int]]:
+    """All schedules, sketches in turns; the best predicted first where there is a prediction."""
+    if history.space.ranked:
+        return ((genome, 0) for genome in history.space.ranked)
+    lists = [
+        (Genome(sketch, decisions) for decisions in list_decisions(history.space.knobs[sketch]))
+        for sketch in history.space.drawn
+    ]
+    return ((genome, 0) for genome in _in_turns(lists))
+
+
+def _in_turns(rows: Iterable[Iterable[_Each]]) -> Iterator[_Each]:
+    """One of each row, then the next one of each, until all are at their ends."""
+    return (each for several in itertools.zip_longest(*rows) for each in several if each is not None)
+
+
+def space_size(history: TaskHistory) -> int:
+    """At most how many schedules there are."""
+    return len(history.space.ranked) or sum(count_decisions(history.space.knobs[each]) for each in history.space.drawn)
+
+
+def take_new(
+    history: TaskHistory, count: int, source: Iterable[tuple[Genome, int]], patience: float = _MOST_BARREN
+) -> list[Evaluated]:
+    """Up to `count` new ones from a row of schedules, given up after so many (`patience`) that are not."""
+    found: dict[str, Evaluated] = {}
+    barren = 0
+    remaining = iter(source)
+    while len(found) < count and barren < patience:
+        batch = list(itertools.islice(remaining, count))
+        if not batch:
+            break
+        new = {e.hash: e for e in history.space.evaluate(batch) if e and history.is_new(e) and e.hash not in found}
+        barren = 0 if new else barren + len(batch)
+        found |= new
+    return list(found.values())[:count]
+
+
+def evolve_measured(history: TaskHistory, count: int, population: int) -> list[Evaluated]:
+    """`ga`: offspring of the fastest measured schedules, by mutation and crossing; no model."""
+    parents = [result.genome for result in history.fastest(max(2, population // 4))]
+    if len(parents) < 2:
+        return draw_new(history, count)
+    rng = history.chance("ga", history.step)
+
+    def offspring() -> Iterator[tuple[Genome, int]]:
+        # A linear ranking: the fastest is about twice as likely as the middle one.
+        weights = range(len(parents), 0, -1)
+        for _ in range(64 * count):
+            first, second = rng.choices(parents, weights, k=2)
+            child = first
+            if first.sketch == second.sketch and rng.random() < _CROSSED:
+                child = cross(first, second, rng)
+            if mutated := mutate(child, history.space.knobs[child.sketch], rng):
+                yield mutated, rng.randrange(2**30)
+
+    found = take_new(history, max(1, count - count // 8), offspring())
+    names = {each.hash for each in found}
+    drawn = [each for each in draw_new(history, count) if each.hash not in names]
+    return (found + drawn)[:count]
+
+
+def evolve_predicted(
+    history: TaskHistory, count: int, score: Score, population: int, generations: int, hints: Sequence[Genome] = ()
+) -> list[Evaluated]:
+    """`xgb`: the best by the cost models of random schedules, neighbours of the best measured, and their offspring.
+
+    `hints` are schedules that did well elsewhere; they join the parents.
+    """
+    pool: dict[str, Evaluated] = {}
+    scores: dict[str, Floats] = {}
+    if history.space.ranked:  # the best are near the top of the prediction already: no population has to find them
+        population, generations = _RANKED_AHEAD * count, 0
+
+    def add(genomes: Iterable[tuple[Genome, int]]) -> None:
+        fresh = {e.hash: e for e in history.space.evaluate(list(genomes)) if e and e.hash not in pool}
+        if fresh:
+            values = score([each.features for each in fresh.values()])
+            pool.update(fresh)
+            scores.update(zip(fresh, values.T, strict=True))
+
+    measured = [result.genome for result in history.fastest(_PARENTS)]
+    add((genome, 0) for genome in [*measured, *hints])
+    # A window that slides over one endless row of random schedules: most of it is remembered from the last time.
+    add(history.draw(index) for index in range(history.step, history.step + population // 2))
+    for genome in measured[:2]:
+        add((each, 0) for row in neighbours(genome, history.space.knobs[genome.sketch]) for each in row)
+    for generation in range(generations):
+        ranked = sorted(pool.values(), key=lambda each: -float(scores[each.hash].mean()))
+        best = [each.genome for each in ranked[:_PARENTS]]
+        for sketch in range(len(history.space.knobs)):
+            best += [each.genome for each in ranked if each.genome.sketch == sketch][:_PARENTS_EACH]
+        add(_offspring(history, [*dict.fromkeys([*best, *measured])], population // 2, generation))
+    fresh = [each for each in pool.values() if history.is_new(each)]
+    return _pick(history, fresh, scores, count)
+
+
+def _offspring(
+    history: TaskHistory, parents: Sequence[Genome], count: int, generation: int
+) -> Iterator[tuple[Genome, int]]:
+    rng = history.chance("offspring", history.step, generation)
+    weights = [1 / (2 + rank) for rank in range(len(parents))]
+    for _ in range(count if parents else 0):
+        parent = rng.choices(parents, weights)[0]
+        child = mutate(parent, history.space.knobs[parent.sketch], rng)
+        if child is not None:
+            yield child, rng.randrange(2**30)
+
+
+def _pick(
+    history: TaskHistory, fresh: Sequence[Evaluated], scores: Mapping[str, Floats], count: int
+) -> list[Evaluated]:
+    """The best by each model of the committee in turns, none a single decision from another in the same batch.
+
+    Now and then it is the best of a sketch that was hardly tried, whatever the models think of it, or any schedule.
+    """
+    rng = history.chance("pick", history.step)
+    left = {each.hash: each for each in sorted(fresh, key=lambda each: each.hash)}
+    tried = collections.Counter(genome.sketch for genome in history.list_genomes())
+    chosen: list[Evaluated] = []
+    while left and len(chosen) < count:
+        turn = history.step + len(chosen)
+        sketch = _find_neglected(history, tried) if turn % _NEGLECTED_EVERY == 0 else None
+        group = [each for each in left.values() if each.genome.sketch == sketch] or list(left.values())
+        if rng.random() < _AT_RANDOM:
+            best = history.fastest(1)
+            near = [e for e in group if best and distance(e.genome, best[0].genome) == 1]
+            if near and rng.random() < _NEAR:
+                found = rng.choice(near)
+            else:  # the models have no say: they may know the neighbourhood of the best alone
+                some = rng.sample(group, min(_SAMPLED, len(group)))
+                found = max(some, key=lambda each: measure_vectors(each.features))
+        else:
+            member = turn % len(scores[group[0].hash])
+            ranked = sorted(group, key=lambda each: -float(scores[each.hash][member]))
+            apart = (e for e in ranked[:_LOOKED_AT] if all(distance(e.genome, c.genome) > _ALIKE for c in chosen))
+            found = next(apart, ranked[0])
+        tried[found.genome.sketch] += 1
+        chosen.append(left.pop(found.hash))
+    return chosen
+
+
+def _find_neglected(history: TaskHistory, tried: Mapping[int, int]) -> int | None:
+    """The sketch that was tried least, among those that were tried seldom or are about as good as the best."""
+    best: dict[int, float] = {}
+    for result in history.fastest(len(history.results)):
+        best.setdefault(result.genome.sketch, result.latency_s or 0.0)
+    if not best:
+        return None
+    limit_s = _AS_GOOD * min(best.values())
+    sketches = history.space.drawn
+    alive = [each for each in sketches if tried.get(each, 0) < _SELDOM or best.get(each, math.inf) <= limit_s]
+    return min(alive, key=lambda each: tried.get(each, 0)) if alive else None

@@ -1,0 +1,278 @@
+"""What trials of other tasks are worth to a task: judged before they are used, and again by the task's own results.
+
+Other tasks are other shapes, operating points and board types. A cost model that was taught by them is tried on groups
+that it was not taught (Spearman's rank correlation); one that cannot rank those is left out, since it would mislead.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from farm.search.tuners.cost_model import Features, Floats, Group, Trees
+from farm.search.tuners.decisions import Genome, distance
+from farm.search.tuners.history import TaskHistory, with_traits
+from farm.search.tuners.schedule_space import ScheduleSpace
+from farm.search.tuners.traits import Traits
+from farm.search.workloads import Workload
+
+# Below this a ranking is hardly better than chance. With it, the best tenth by prediction holds about three times as
+# many of the truly best tenth as a random one does.
+THRESHOLD = 0.35
+# So many foreign trials are looked at per task (each costs 10-30 ms once), and so many held-out groups tried.
+MOST_TRIALS = 256
+_FOLDS = 4
+# Smaller groups say nothing about a ranking.
+_LEAST_JUDGED = 8
+# The best known schedules elsewhere that are proposed first, of the same function and of other shapes.
+# None of them is within so many decisions of a faster one of its source, which says the same.
+_FIRST_SAME, _FIRST_OTHER, _ALIKE = 8, 4, 2
+# From so many own results on, they judge the foreign ones; with as many again, those weigh half.
+_LEAST_OWN, _HALF_WEIGHT = 16, 24
+
+
+@dataclasses.dataclass(frozen=True)
+class ForeignTrial:
+    """A good trial of another task: another shape, operating point or board type. `median_s` is its latency."""
+
+    workload: Workload
+    board_type: str
+    point: str
+    traits: Traits
+    candidate: str
+    trace_json: str = dataclasses.field(repr=False)
+    median_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStart:
+    """What came of foreign trials: how many teach the cost model, how many were left out, and why.
+
+    `rank_correlation` is Spearman's, of groups held out; None where too few were there to tell. So many (`first`) of
+    the best foreign schedules are proposed before anything else.
+    """
+
+    used: int
+    left_out: int
+    rank_correlation: float | None
+    first: int
+    reason: str
+
+    def __str__(self) -> str:
+        """One line for people."""
+        return f"the search begins with {self.used} trials of other tasks, {self.left_out} are left out: {self.reason}"
+
+
+class ForeignSpaces:
+    """Schedule spaces of other workloads, and the features of trials in them, for all tasks of a campaign."""
+
+    def __init__(self, threads: int) -> None:
+        """`threads` is the most that extracting features may use."""
+        self._threads = threads
+        self._spaces: dict[str, ScheduleSpace] = {}
+        self._features: dict[tuple[str, str], Features | None] = {}
+
+    def open(self, workload: Workload) -> ScheduleSpace:
+        """The space of a workload; made once."""
+        if workload.hash not in self._spaces:
+            self._spaces[workload.hash] = ScheduleSpace(workload, self._threads)
+        return self._spaces[workload.hash]
+
+    def extract(self, trials: Sequence[ForeignTrial]) -> list[Features | None]:
+        """Features of each trial with its board's traits; None where its trace fits no more."""
+        missing: dict[str, list[ForeignTrial]] = collections.defaultdict(list)
+        for trial in trials:
+            if (trial.workload.hash, trial.candidate) not in self._features:
+                missing[trial.workload.hash].append(trial)
+        for several in missing.values():
+            space = self.open(several[0].workload)
+            genomes = [space.read(trial.trace_json) for trial in several]
+            found = iter(space.evaluate([(genome, 0) for genome in genomes if genome is not None]))
+            for trial, genome in zip(several, genomes, strict=True):
+                evaluated = None if genome is None else next(found)
+                good = evaluated is not None and len(evaluated.features) > 0
+                self._features[trial.workload.hash, trial.candidate] = (
+                    evaluated.features if evaluated and good else None
+                )
+            space.release()
+        answers = []
+        for trial in trials:
+            features = self._features[trial.workload.hash, trial.candidate]
+            answers.append(None if features is None else with_traits(features, trial.traits))
+        return answers
+
+
+class Foreign:
+    """The foreign trials that one task was given, and how far it believes them."""
+
+    def __init__(
+        self, history: TaskHistory, trials: Sequence[ForeignTrial], spaces: ForeignSpaces, loss: str, seed: int
+    ) -> None:
+        """Look at the trials, judge them, and choose those schedules of theirs that are tried first."""
+        self._loss, self._seed = loss, seed
+        self._history = history
+        chosen = choose(trials, MOST_TRIALS)
+        groups: dict[tuple[str, str, str], list[ForeignTrial]] = collections.defaultdict(list)
+        for trial in chosen:
+            groups[trial.workload.hash, trial.board_type, trial.point].append(trial)
+        self._same: list[bool] = []
+        self._groups: list[Group] = []
+        for several in groups.values():
+            taught = [
+                (features, trial.median_s)
+                for features, trial in zip(spaces.extract(several), several, strict=True)
+                if features is not None
+            ]
+            if taught:
+                self._groups.append(Group([f for f, _ in taught], [s for _, s in taught]))
+                self._same.append(spaces.open(several[0].workload).structure == history.space.structure)
+        self._judged: dict[int, float] = {}
+        self._trees: Trees | None = None
+        self.first = _choose_first(history, groups, spaces)
+        self.report = self._judge(len(trials))
+
+    @property
+    def used(self) -> bool:
+        """Whether they teach the cost model at all."""
+        return self.report.used > 0
+
+    def lessons(self) -> list[Group]:
+        """The foreign groups, weighed by what the task's own results say of them; none where they would mislead."""
+        if not self.used:
+            return []
+        own = len(self._history.results)
+        trust = self.judge_by_own()
+        if trust is not None and trust < THRESHOLD:
+            return []
+        weight = (1.0 if trust is None else trust) * _HALF_WEIGHT / (_HALF_WEIGHT + own)
+        return [
+            dataclasses.replace(group, weight=weight * (1.0 if same else 0.5))
+            for group, same in zip(self._groups, self._same, strict=True)
+        ]
+
+    def judge_by_own(self) -> float | None:
+        """How well foreign trials alone rank the task's own results; None while those are few.
+
+        Judged again each time that their number has doubled, by those that were there then.
+        """
+        count = _LEAST_OWN
+        while 2 * count <= len(self._history.results):
+            count *= 2
+        if count > len(self._history.results):
+            return None
+        if count not in self._judged:
+            features, latencies = self._history.lessons()
+            if self._trees is None:
+                self._trees = Trees(self._groups, self._loss, self._seed, 1)
+            known = min(count, len(features))
+            self._judged[count] = spearman(self._trees.score(features[:known]), -np.array(latencies[:known]))
+        return self._judged[count]
+
+    def _judge(self, given: int) -> WarmStart:
+        looked_at = sum(len(group.features) for group in self._groups)
+        rank_correlation = cross_validate(self._groups, self._loss, self._seed)
+        if looked_at == 0:
+            used, reason = 0, "there are none whose schedules can be brought about again"
+        elif rank_correlation is None:
+            used, reason = 0, f"{looked_at} trials are too few to tell whether they would mislead"
+        elif rank_correlation < THRESHOLD:
+            used, reason = 0, "taught by some of them, the cost model ranks the others hardly better than chance"
+        else:
+            used, reason = looked_at, "taught by some of them, the cost model ranks the others"
+        if rank_correlation is not None:
+            reason += f" (rank correlation {rank_correlation:.2f}, needed {THRESHOLD:g})"
+        if self.first:
+            reason += f"; {len(self.first)} of the best schedules elsewhere are tried first"
+        return WarmStart(used, given - used, rank_correlation, len(self.first), reason)
+
+
+def choose(trials: Sequence[ForeignTrial], most: int) -> list[ForeignTrial]:
+    """At most so many, the same share of every task: its fastest, and others evenly spread over its latencies."""
+    groups: dict[tuple[str, str, str], list[ForeignTrial]] = collections.defaultdict(list)
+    for trial in trials:
+        groups[trial.workload.hash, trial.board_type, trial.point].append(trial)
+    chosen = []
+    left = most
+    # The smallest first: what they leave of their share goes to the larger ones.
+    ordered = sorted(groups.items(), key=lambda item: (len(item[1]), item[0]))
+    for index, (_, several) in enumerate(ordered):
+        share = min(len(several), left // (len(ordered) - index))
+        ranked = sorted(several, key=lambda trial: (trial.median_s, trial.candidate))
+        places = np.linspace(0, len(ranked) - 1, share).round().astype(int)
+        chosen += [ranked[place] for place in places]
+        left -= share
+    return chosen
+
+
+def cross_validate(groups: Sequence[Group], loss: str, seed: int) -> float | None:
+    """Mean rank correlation on groups left out in turn, or on one half of a single group; None where all are small."""
+    large = sorted((g for g in groups if len(g.features) >= _LEAST_JUDGED), key=lambda g: -len(g.features))
+    if not large:
+        return None
+    folds = []
+    if len(groups) == 1:
+        [group] = groups
+        halves = [Group(group.features[part::2], group.latency_s[part::2]) for part in (0, 1)]
+        folds = [(halves[:1], halves[1]), (halves[1:], halves[0])]
+    else:
+        folds = [([g for g in groups if g is not held], held) for held in large[:_FOLDS]]
+    found = []
+    for taught, held in folds:
+        scores = Trees(taught, loss, seed, 1).score(held.features)
+        found.append(spearman(scores, -np.array(held.latency_s)))
+    return float(np.mean(found))
+
+
+def _choose_first(
+    history: TaskHistory, groups: Mapping[tuple[str, str, str], Sequence[ForeignTrial]], spaces: ForeignSpaces
+) -> list[Genome]:
+    """The best foreign schedules brought to this task: of the same function, then of the shapes nearest in size."""
+    mine = history.space.workload.flop
+    ranked = sorted(
+        groups.values(),
+        key=lambda several: (
+            spaces.open(several[0].workload).structure != history.space.structure,
+            abs(np.log((several[0].workload.flop + 1) / (mine + 1))),
+        ),
+    )
+    same: dict[Genome, None] = {}
+    other: dict[Genome, None] = {}
+    found = []
+    for several in ranked:
+        equal = spaces.open(several[0].workload).structure == history.space.structure
+        found.append((equal, _choose_unlike(history.space, several, _FIRST_SAME if equal else 1)))
+    # The best of each source, then the second best of each.
+    for place in range(_FIRST_SAME):
+        for equal, genomes in found:
+            if place < len(genomes):
+                (same if equal else other).setdefault(genomes[place])
+    return [*list(same)[:_FIRST_SAME], *list(other)[:_FIRST_OTHER]]
+
+
+def _choose_unlike(space: ScheduleSpace, trials: Sequence[ForeignTrial], most: int) -> list[Genome]:
+    """The fastest schedules of one source, none like a faster one."""
+    chosen: list[Genome] = []
+    for trial in sorted(trials, key=lambda trial: (trial.median_s, trial.candidate)):
+        genome = space.read(trial.trace_json)
+        if genome is not None and all(distance(genome, each) > _ALIKE for each in chosen):
+            chosen.append(genome)
+        if len(chosen) == most:
+            break
+    return chosen
+
+
+def spearman(left: Sequence[float] | Floats, right: Sequence[float] | Floats) -> float:
+    """Spearman's rank correlation; 0 where either side is all equal. Ties share their mean rank."""
+    first, second = _ranks(np.asarray(left)), _ranks(np.asarray(right))
+    if len(first) < 2 or first.std() == 0 or second.std() == 0:
+        return 0.0
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def _ranks(values: Floats) -> Floats:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return (ends - (counts - 1) / 2)[inverse]

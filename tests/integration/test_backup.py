@@ -1,0 +1,263 @@
+"""The store is copied while it is written, put back whole or not at all, and damage is seen."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import sqlite3
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from farm import backup
+from farm.campaign.engine.state import engine_lock
+from farm.connectivity.services_state import services_lock
+from farm.errors import FarmError, PermanentError, TransientError, UnavailableError, UsageError
+from farm.processes.machine import machine_lock
+from farm.store import Store
+from farm.values import Board
+from tests import later_schema
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _own_lock(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever measures on this machine just now is none of these tests' business."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+@pytest.fixture
+def home(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A FARM_HOME whose store has one board and one event."""
+    home = tmp_path / "home"
+    with Store(home / "farm.db") as store:
+        store.save_board(Board("b", "local", simulated=False))
+        store.add_event("kind", "subject", "first")
+    return home
+
+
+def messages(path: pathlib.Path) -> list[str]:
+    """What a store's events say."""
+    with Store(path) as store:
+        return [row["message"] for row in store.fetch_events()]
+
+
+def names(folder: pathlib.Path) -> set[str]:
+    """The files of a store in a folder, hidden ones included."""
+    return {each.name for each in folder.iterdir() if "farm.db" in each.name or "copy" in each.name}
+
+
+def test_a_backup_is_a_moment_of_a_store_that_is_written(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Beside somebody who writes pairs, each copy holds whole pairs; it is one file, for its owner's eyes."""
+    ending = threading.Event()
+
+    def write() -> None:
+        with Store(home / "farm.db") as store:
+            while not ending.is_set():
+                with store._writing() as connection:
+                    for half in ("left", "right"):
+                        connection.exec_driver_sql(
+                            "INSERT INTO events (at, kind, subject, message) VALUES (0, 'pair', ?, 'x')", (half,)
+                        )
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(5):
+            backup.back_up(home, tmp_path / "copy", replace=True)
+            with contextlib.closing(sqlite3.connect(tmp_path / "copy")) as copy:
+                counts = copy.execute("SELECT sum(subject = 'left'), sum(subject = 'right') FROM events").fetchone()
+            assert counts[0] == counts[1]
+    finally:
+        ending.set()
+        writer.join()
+    assert (tmp_path / "copy").stat().st_mode & 0o777 == 0o600
+    assert names(tmp_path) == {"copy"}
+
+
+def test_a_backup_overwrites_nothing(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Not another file unless told to, and never the store."""
+    other = tmp_path / "other"
+    other.write_text("precious")
+    for target in (other, home / "farm.db", tmp_path, tmp_path / "gone" / "copy"):
+        with pytest.raises(UsageError):
+            backup.back_up(home, target)
+    with pytest.raises(UsageError, match="the store itself"):
+        backup.back_up(home, home / "farm.db", replace=True)
+    assert other.read_text() == "precious"
+    with pytest.raises(UsageError, match="no store"):
+        backup.back_up(tmp_path / "nobody", tmp_path / "copy")
+
+
+def test_what_was_backed_up_comes_back(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """The store is as it was, the one before it lies beside it, and no lease's token is given a second time."""
+    backup.back_up(home, tmp_path / "copy")
+    with Store(home / "farm.db") as store:
+        store.add_event("kind", "subject", "later")
+        for _ in range(3):
+            last = store.acquire_lease("b", "me", "test")
+            store.release_lease(last)
+    backup.put_back(home, tmp_path / "copy")
+    assert messages(home / "farm.db") == ["first"]
+    assert messages(home / "farm.db.replaced") == ["first", "later"]
+    assert names(home) == {"farm.db", "farm.db.replaced"}
+    with Store(home / "farm.db") as store:
+        assert store.acquire_lease("b", "me", "test").token > last.token
+
+
+def test_a_restore_into_a_new_home(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """On a new machine there is nothing to put aside."""
+    backup.back_up(home, tmp_path / "copy")
+    (tmp_path / "new").mkdir()
+    backup.put_back(tmp_path / "new", tmp_path / "copy")
+    assert messages(tmp_path / "new" / "farm.db") == ["first"]
+    assert names(tmp_path / "new") == {"farm.db"}
+
+
+def test_an_older_backup_is_brought_up_to_date_first(
+    home: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of an earlier release comes back under the schema of this one, and is itself left alone."""
+    old = tmp_path / "old" / "copy"
+    with Store(old) as store:
+        store.save_board(Board("tx2", "jetson-tx2", simulated=False))
+    before = old.read_bytes()
+    later_schema.become(monkeypatch, later_schema.write(tmp_path / "migrations"))
+    backup.put_back(home, old)
+    assert old.read_bytes() == before
+    with Store(home / "farm.db") as store:
+        assert [row["name"] for row in store.fetch_boards()] == ["tx2"]
+    assert names(home) == {"farm.db", "farm.db.replaced"}
+
+
+@pytest.mark.parametrize("lock", [services_lock, engine_lock, lambda home: machine_lock()])
+def test_nothing_is_put_back_under_what_runs(home: pathlib.Path, tmp_path: pathlib.Path, lock: object) -> None:
+    """Services, the engine, a command that measures: each has to end first."""
+    backup.back_up(home, tmp_path / "copy")
+    script = (
+        "import pathlib, sys; from tests.integration.test_backup import *\n"
+        "try: backup.put_back(*map(pathlib.Path, sys.argv[1:]))\nexcept UnavailableError: print('refused')"
+    )
+    with lock(home):  # type: ignore[operator]
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(home), str(tmp_path / "copy")],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.stdout == "refused\n", done.stderr
+    assert not (home / "farm.db.replaced").exists()
+
+
+def test_nothing_is_put_back_under_an_open_store(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A command that reads the store would go on with the old one."""
+    backup.back_up(home, tmp_path / "copy")
+    with Store(home / "farm.db") as store:
+        store.add_event("kind", "subject", "later")
+        with store._engine.connect() as connection:
+            connection.exec_driver_sql("SELECT * FROM events").fetchall()
+            with pytest.raises(TransientError, match="another command"):
+                backup.put_back(home, tmp_path / "copy")
+    assert messages(home / "farm.db") == ["first", "later"]
+
+
+def spoil(path: pathlib.Path, how: str) -> None:
+    """Make a backup unfit in one of many ways."""
+    if how == "text":
+        path.write_text("not a database at all" * 100)
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "torn":
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif how == "scribbled":
+        data = bytearray(path.read_bytes())
+        for place in range(4096, len(data), 4096):
+            data[place : place + 64] = os.urandom(64)
+        path.write_bytes(data)
+    else:
+        with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(how)
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [
+        ("text", UsageError),
+        ("empty", UsageError),
+        ("torn", FarmError),
+        ("scribbled", FarmError),
+        ("DROP TABLE alembic_version", UsageError),
+        ("UPDATE alembic_version SET version_num = '9999'", UnavailableError),
+        ("DROP TABLE trials", PermanentError),
+        ("DROP TRIGGER trials_no_update", PermanentError),
+        ("UPDATE boards SET labels = '{'", PermanentError),
+        ("UPDATE boards SET added_at = 'yesterday'", PermanentError),
+        ("UPDATE boards SET added_at = 9e999", PermanentError),
+        ("INSERT INTO leases VALUES (9, 'nobody', 'me', 'test', 1, 1, 1, 'c', 1, '')", PermanentError),
+    ],
+)
+def test_what_is_no_whole_backup_is_refused(
+    home: pathlib.Path, tmp_path: pathlib.Path, how: str, error: type[FarmError]
+) -> None:
+    """The reason is said, and the store stays."""
+    copy = tmp_path / "copy"
+    backup.back_up(home, copy)
+    spoil(copy, how)
+    with pytest.raises(error):
+        backup.put_back(home, copy)
+    assert messages(home / "farm.db") == ["first"]
+    assert names(home) == {"farm.db"}
+
+
+def test_a_full_disk_leaves_the_store(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Whichever write has no room: what was there is there, and nothing else."""
+    copy = tmp_path / "copy"
+    backup.back_up(home, copy)
+    size = copy.stat().st_size
+    script = (
+        "import pathlib, sys, resource\nfrom farm import backup\n"
+        "from farm.errors import UnavailableError\n"
+        "home, copy, room = map(pathlib.Path, sys.argv[1:])\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(str(room)),) * 2)\n"
+        "for work in (backup.put_back, lambda *each: backup.back_up(*each, True)):\n"
+        "  try: work(home, copy)\n  except UnavailableError: print('refused')"
+    )
+    for room in (0, size // 2, size - 1):
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(home), str(copy), str(room)],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout == "refused\nrefused\n", done.stderr
+        assert names(home) <= {"farm.db", "farm.db-wal", "farm.db-shm"}
+        assert copy.stat().st_size == size
+    assert messages(home / "farm.db") == ["first"]
+
+
+def test_a_damaged_store_can_be_replaced(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """It is what backups are for; the check sees it, it cannot be backed up, and what is left of it is kept."""
+    backup.back_up(home, tmp_path / "copy")
+    assert backup.check(home) == []
+    spoil(home / "farm.db", "scribbled")
+    damaged = (home / "farm.db").read_bytes()
+    with contextlib.suppress(UnavailableError):
+        assert backup.check(home)
+    with pytest.raises(FarmError):
+        backup.back_up(home, tmp_path / "copy", replace=True)
+    backup.put_back(home, tmp_path / "copy")
+    assert messages(home / "farm.db") == ["first"]
+    assert (home / "farm.db.replaced").read_bytes() == damaged
+    assert backup.check(home) == []
+
+
+def test_the_check_names_rows_that_no_farm_wrote(home: pathlib.Path) -> None:
+    """Table, column and the first row are named; a store that others may read is a finding."""
+    spoil(home / "farm.db", "UPDATE events SET at = 'noon'")
+    assert backup.check(home) == ["events.at cannot be right in 1 rows, the first of them 1"]

@@ -1,0 +1,384 @@
+"""What a stock script's builder, runner and database stand on: warm compilers, boards held apart, and the store."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from device_agent.protocol import Limits, MeasureSpec, Outcome, Status, TensorSpec
+from farm.crew.health import Kind, Observation, decide_by
+from farm.crew.health import Limits as HealthLimits
+from farm.errors import UnavailableError, UsageError
+from farm.metaschedule.board_process import BoardOrder
+from farm.metaschedule.boards import Boards, Measurement
+from farm.metaschedule.compilers import Compilers
+from farm.metaschedule.measured import MeasuredLately, recent
+from farm.processes.worker_processes import Child
+from farm.search import tvm_env
+from farm.settings import Settings
+from farm.store import Store
+from farm.values import DEFAULT_POINT, Board, Trial
+from tests.integration import candidates
+from tests.integration.conftest import Agent, wait_until
+
+TYPE = "jetson-nano"
+TARGET = {"kind": "llvm", "num-cores": 2}
+MATRIX = TensorSpec((candidates.SIZE, candidates.SIZE), "float32")
+SPEC = MeasureSpec(arguments=(MATRIX,) * 3, limits=Limits(timeout_s=10.0))
+PATIENCE_S = 110.0
+
+
+class Bench:
+    """Two virtual boards behind a tracker, in a store, and whoever holds them for a script."""
+
+    def __init__(self, home: pathlib.Path, store: Store, tracker: Any, agents: dict[str, Agent]) -> None:
+        self.home, self.store, self.tracker, self.agents = home, store, tracker, agents
+        self.notes: list[str] = []
+
+    @contextlib.contextmanager
+    def boards(self, count: int = 2, wait_s: float = PATIENCE_S, board_type: str = TYPE) -> Iterator[Boards]:
+        """Boards held for the length of a block, all of them there when it begins."""
+        where = (self.tracker.host, self.tracker.port)
+        order = BoardOrder(self.store.location, where, board_type, None, "script test")
+        boards = Boards(order, count, wait_s, self.home / "boards.log", self.notes.append)
+        try:
+            wait_until(lambda: len(boards.pids()) == count, f"{count} boards; {self.notes}", PATIENCE_S)
+            yield boards
+        finally:
+            boards.close()
+        assert all(board["lease"] is None for board in self.store.fetch_boards())
+
+    def heal(self) -> None:
+        """What a probe would do for boards that a test harmed."""
+        for name in self.agents:
+            decide = decide_by(Observation(Kind.PROBE_PASSED), HealthLimits())
+            self.store.observe_board(name, Kind.PROBE_PASSED, "test", decide)
+
+
+def probe_module() -> str:
+    """A matrix product, not scheduled, as `main(a, b, product)` in TVM's JSON."""
+    tvm = tvm_env.load()
+    from tvm import te
+
+    size = 64
+    a = te.placeholder((size, size), "float32", name="a")
+    b = te.placeholder((size, size), "float32", name="b")
+    k = te.reduce_axis((0, size), name="k")
+    product = te.compute((size, size), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="product")
+    function = te.create_prim_func([a, b, product]).with_attr("global_symbol", "main")
+    return str(tvm.ir.save_json(tvm.IRModule({"main": function})))
+
+
+@pytest.fixture(scope="module")
+def bench(tracker: Any, start_agent: Callable[..., Agent], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """The boards of this module's tests."""
+    home = tmp_path_factory.mktemp("home")
+    with Store(home / "farm.db") as store:
+        agents = {}
+        for _ in range(2):
+            where = f"{tracker.host}:{tracker.port}"
+            agent = start_agent("--virtual", TYPE, "--tracker", where, "--port", "9800", "--port-end", "9899")
+            name = agent.key.partition("/")[2]
+            agents[name] = agent
+            store.save_board(Board(name, TYPE, simulated=True))
+        yield Bench(home, store, tracker, agents)
+
+
+def wait_for(work: Measurement) -> Outcome:
+    """The outcome, within a deadline."""
+    wait_until(lambda: work.done, "an outcome", PATIENCE_S)
+    return work.wait()
+
+
+def test_a_crash_is_the_candidates_and_its_board_goes_on(bench: Bench, matmul: bytes, bad: bytes) -> None:
+    """A candidate that crashes is tried once and blamed; what comes after it is measured on the same boards."""
+    with bench.boards() as boards:
+        crash = MeasureSpec(arguments=(), entry="segfault", limits=SPEC.limits)
+        works = [boards.submit(crash, bad) for _ in range(2)] + [boards.submit(SPEC, matmul) for _ in range(4)]
+        outcomes = [wait_for(work) for work in works]
+        assert [outcome.status for outcome in outcomes] == [Status.CRASHED] * 2 + [Status.OK] * 4
+        assert {outcome.board for outcome in outcomes} == set(bench.agents)
+        assert all(not work.tried for work in works)
+        assert all(work.board_s > 0 for work in works)
+
+
+def test_what_a_lost_board_was_doing_is_done_elsewhere(bench: Bench, matmul: bytes) -> None:
+    """Kill -9 of a board in mid-measurement: its candidate is measured on the other one, and gets a real time."""
+    slow = MeasureSpec(arguments=(MATRIX,) * 3, min_repeat_s=0.4, limits=Limits(timeout_s=90.0))
+    with bench.boards() as boards:
+        name, agent = next(iter(bench.agents.items()))
+        before = agent.descendants()
+        works = [boards.submit(slow, matmul) for _ in range(2)]
+        [worker, *_] = wait_until(lambda: [p for p in agent.descendants() if p not in before], "a worker there")
+        session = worker.parent()
+        assert session in before
+        session.kill()
+        outcomes = [wait_for(work) for work in works]
+        assert [outcome.status for outcome in outcomes] == [Status.OK] * 2
+        assert [work.tried for work in works if work.tried] == [[name]]
+    bench.heal()
+
+
+def test_a_child_that_dies_costs_nothing_but_time(bench: Bench, matmul: bytes) -> None:
+    """Kill -9 of the process that holds a board: the candidate is measured again, and its lease is taken back."""
+    slow = MeasureSpec(arguments=(MATRIX,) * 3, min_repeat_s=0.4, limits=Limits(timeout_s=90.0))
+    with bench.boards() as boards:
+        works = [boards.submit(slow, matmul) for _ in range(2)]
+        name, pid = next(iter(boards.pids().items()))
+        os.kill(pid, signal.SIGKILL)
+        outcomes = [wait_for(work) for work in works]
+        assert [outcome.status for outcome in outcomes] == [Status.OK] * 2
+        assert any("the process that held it died" in note for note in bench.notes)
+        # A killed holder's lease ends with its time; an operator need not wait for that.
+        bench.store.force_release(name, "test", "its holder was killed")
+
+
+def test_without_boards_a_script_is_told_why(bench: Bench) -> None:
+    """Boards that others have all the while: work ends with an error that names them, after the time that was set."""
+    leases = [bench.store.acquire_lease(name, "somebody", "their work") for name in bench.agents]
+    order = BoardOrder(bench.store.location, (bench.tracker.host, bench.tracker.port), TYPE, None, "script test")
+    boards = Boards(order, 2, 4.0, bench.home / "boards.log", bench.notes.append)
+    try:
+        work = boards.submit(SPEC, b"")
+        wait_until(lambda: work.done, "the end of waiting", PATIENCE_S)
+        with pytest.raises(UnavailableError, match="their work"):
+            work.wait()
+        with pytest.raises(UnavailableError):
+            boards.require_description()
+    finally:
+        boards.close()
+        for lease in leases:
+            bench.store.release_lease(lease)
+
+
+@pytest.fixture(scope="module")
+def compilers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compilers]:
+    """One compiler process, with a deadline that a hung one reaches soon."""
+    log = tmp_path_factory.mktemp("compilers") / "log"
+    settings = Settings(build_timeout_s=20.0)
+    compilers = Compilers(1, settings, lambda: Child.start("farm.metaschedule.compilers", log, os.environ))
+    yield compilers
+    pids = compilers.pids()
+    compilers.close()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_dead_compiler_is_replaced(compilers: Compilers) -> None:
+    """A build whose process is killed is done by the next one; what the compiler refuses fails, with the reason."""
+    module = probe_module()
+    [first, refused] = compilers.build([(module, TARGET), ("no module", TARGET)])
+    assert first.library is not None
+    assert first.library[:4] == b"\x7fELF"
+    assert (refused.library, "Error" in refused.message) == (None, True)
+    [pid] = compilers.pids()
+    os.kill(pid, signal.SIGSTOP)
+    threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
+    built = compilers.build([(module, TARGET), (module, TARGET)])
+    assert [each.library for each in built] == [first.library] * 2
+    assert compilers.pids() != [pid]
+
+
+def test_an_interrupted_batch_leaves_the_next_one_alone(compilers: Compilers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was under way when a script was interrupted is not taken for an answer to what it asks next."""
+    module = probe_module()
+    compilers.build([(module, TARGET)])
+
+    def interrupt() -> list[Any]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compilers, "poll", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            compilers.build([(module, TARGET)])
+    [refused] = compilers.build([("no module", TARGET)])
+    assert refused.library is None
+
+
+@pytest.fixture
+def record(tmp_path: pathlib.Path) -> Iterator[tuple[Store, Any, Callable[[float], Any]]]:
+    """A store with one virtual board, a workload, and how to make a record of it that took so long."""
+    tvm = tvm_env.load()
+    import tvm.s_tir.meta_schedule as ms
+
+    module = tvm.ir.load_json(probe_module())
+    target = tvm.target.Target(TARGET)
+    entry = ms.database.MemoryDatabase().commit_workload(module)
+    context = ms.TuneContext(module, target=target, space_generator="post-order-apply", num_threads=1, rand_state=1)
+    spaces = context.generate_design_space()
+
+    def make(seconds: float) -> Any:
+        schedule = tvm.s_tir.Schedule(module)
+        spaces[0].trace.apply_to_schedule(schedule, remove_postproc=True)
+        arguments = ms.arg_info.ArgInfo.from_entry_func(module, remove_preproc=True)
+        return ms.database.TuningRecord(schedule.trace, entry, [seconds], target, arguments)
+
+    with Store(tmp_path / "farm.db") as store:
+        store.save_board(Board("nano-01", TYPE, simulated=True))
+        yield store, module, make
+
+
+def test_records_outlive_the_script(record: tuple[Store, Any, Callable[[float], Any]]) -> None:
+    """What a FarmRunner measured is found by the next database of the type, as a record that can be applied."""
+    from farm.search import FarmDatabase
+
+    store, module, make = record
+    outcome = Outcome(Status.OK, latency_s=(1.25e-3,), board="nano-01", simulated=True)
+    recent.add(MeasuredLately(outcome, 0.5, TYPE))
+    first = FarmDatabase(store.location, board_type=TYPE)
+    assert not first.has_workload(module)
+    first.commit_tuning_record(make(1.25e-3))
+    first.commit_tuning_record(make(1e10))
+    assert len(first) == 2
+    first.close()
+    [trial] = store.fetch_trials()
+    assert (trial["board"], trial["simulated"], trial["median_s"], trial["held_s"]) == ("nano-01", True, 1.25e-3, 0.5)
+    assert [row["state"] for row in store.fetch_campaigns()] == ["finished"]
+
+    second = FarmDatabase(f"sqlite:////{str(store.location).lstrip('/')}", board_type=TYPE)
+    assert second.has_workload(module)
+    [best] = second.get_top_k(second.commit_workload(module), 5)
+    assert [float(sample) for sample in best.run_secs] == [1.25e-3]
+    assert second.query_schedule(module, best.target, "main") is not None
+    second.close()
+
+
+def test_a_model_is_compiled_from_the_database(tmp_path: pathlib.Path) -> None:
+    """`compile_relax` applies what is known of a model's functions, and the model computes what it did."""
+    import numpy as np
+
+    tvm = tvm_env.load()
+    import tvm.s_tir.meta_schedule as ms
+    from tvm import relax
+    from tvm.script import relax as script
+
+    from farm.search import FarmDatabase
+
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", script.Tensor((4, 8), "float32"))
+    weights = np.arange(24, dtype="float32").reshape(8, 3)
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.nn.relu(builder.emit(relax.op.matmul(x, relax.const(weights)))))
+        builder.emit_func_output(result)
+    module, target = relax.get_pipeline("zero")(builder.get()), tvm.target.Target(TARGET)
+    database = FarmDatabase(tmp_path / "farm.db", board_type=TYPE)
+    [task] = ms.relax_integration.extract_tasks(module, target)
+    function = task.dispatched[0]
+    schedule = tvm.s_tir.Schedule(function)
+    schedule.parallel(schedule.get_loops(schedule.get_sblock("matmul"))[0])
+    entry = database.commit_workload(function)
+    arguments = ms.arg_info.ArgInfo.from_entry_func(function, remove_preproc=True)
+    database.commit_tuning_record(ms.database.TuningRecord(schedule.trace, entry, [1e-6], target, arguments))
+    with target, database, tvm.transform.PassContext(opt_level=3):
+        annotated = relax.transform.AnnotateTIROpPattern()(module)
+        applied = relax.transform.MetaScheduleApplyDatabase()(annotated)
+    assert "T.parallel" in applied.script()
+    machine = relax.VirtualMachine(ms.relax_integration.compile_relax(database, module, target, params=None), tvm.cpu())
+    value = np.linspace(-1, 1, 32, dtype="float32").reshape(4, 8)
+    computed = machine["main"](tvm.runtime.tensor(value)).numpy()
+    np.testing.assert_allclose(computed, np.maximum(value @ weights, 0), rtol=1e-5)
+    database.close()
+
+
+def test_a_whole_model_is_compiled_from_what_farm_tune_found(tmp_path: pathlib.Path) -> None:
+    """In a plain script every function of a model is found, in the flow that Relax's own pipelines have."""
+    import numpy as np
+
+    tvm = tvm_env.load()
+    from farm.models import inputs, source
+    from farm.search import FarmDatabase, farm_pipeline, import_model, target
+    from farm.search.graph.prepared import prepare_model
+    from farm.search.tuners.schedule_space import ScheduleSpace
+
+    config = target.host_target(1)
+    model = source.resolve_model("tiny-cnn").load()
+    [spec] = inputs.read_inputs(model)
+    found = prepare_model(model, {spec.name: spec.static_shape}, config, "graph/2").workloads
+    with Store(tmp_path / "farm.db") as store:
+        campaign = store.start_campaign("tune", "tiny-cnn", "", TYPE, 0, {"target": config})
+        store.save_workloads(campaign, [dataclasses.asdict(workload) for workload in found])
+        for workload in found:
+            space = ScheduleSpace(workload)
+            [schedule] = space.evaluate([(space.undecided(0), 3)])
+            assert schedule is not None
+            candidate = space.describe(schedule)
+            outcome = Outcome(Status.OK, latency_s=(1e-4,), board="nano-01")
+            store.add_trial(
+                Trial(
+                    campaign, workload.hash, candidate.hash, DEFAULT_POINT, 1, outcome, candidate.trace_json,
+                    board_type=TYPE,
+                )
+            )  # fmt: skip
+
+    module = import_model("tiny-cnn")
+    with contextlib.closing(FarmDatabase(tmp_path / "farm.db", board_type=TYPE, pipeline="graph/2")) as database:
+        with database.target, database:
+            tuned = farm_pipeline("graph/2")(module)
+        with database.target:
+            untuned = farm_pipeline("graph/2")(module)
+        scheduled = [f for _, f in tuned.functions_items() if "tirx.is_scheduled" in (f.attrs or {})]
+        assert len(scheduled) >= len(found)
+        value = np.random.default_rng(1).standard_normal(spec.static_shape).astype("float32")
+        results = []
+        for each in (tuned, untuned):
+            machine = tvm.relax.VirtualMachine(tvm.compile(each, target=database.target), tvm.cpu())
+            results.append(machine["main"](tvm.runtime.tensor(value)).numpy())
+    np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-5)
+
+
+def test_strangers_results_stay_out_of_the_store(record: tuple[Store, Any, Callable[[float], Any]]) -> None:
+    """A result that no FarmRunner measured is kept for the script alone: nobody could say which board it is from."""
+    from farm.search import FarmDatabase
+
+    store, module, make = record
+    database = FarmDatabase(store.location, board_type=TYPE)
+    database.commit_tuning_record(make(2.5e-3))
+    assert len(database) == 1
+    assert not store.fetch_trials()
+    assert not FarmDatabase(store.location, board_type=TYPE).has_workload(module)
+    database.close()
+
+
+@pytest.mark.parametrize("url", ["mysql://farm/farm", "sqlite://", "/"])
+def test_a_url_that_names_no_file_is_refused(url: str) -> None:
+    """A database of another kind, or no file at all, is wrong usage."""
+    from farm.metaschedule.database import find_store
+
+    with pytest.raises(UsageError):
+        find_store(url)
+
+
+def test_impossible_orders_are_refused(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments that cannot be are wrong usage before anything is started."""
+    from farm.search import FarmBuilder, FarmRunner
+
+    monkeypatch.setenv("FARM_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match="max_workers"):
+        FarmBuilder(max_workers=0)
+    with pytest.raises(UsageError, match="not a duration"):
+        FarmRunner(TYPE, wait="soon")
+    with pytest.raises(UsageError, match="say which boards"):
+        FarmRunner()
+    with pytest.raises(UsageError, match="no board of type"):
+        FarmRunner(TYPE)
+    with pytest.raises(UsageError, match="no board 'nano-07'"):
+        FarmRunner(board="nano-07")
+
+
+def test_code_for_other_processors_is_refused(matmul: bytes) -> None:
+    """A script that tunes for another architecture than its boards' is told so, not that all its candidates are bad."""
+    from farm.metaschedule.runner import require_runnable
+
+    machine = {62: "x86_64", 183: "aarch64"}[int.from_bytes(matmul[18:20], "little")]
+    require_runnable(matmul, {"name": "nano-01", "architecture": machine})
+    with pytest.raises(UsageError, match="FarmRunner's `target`"):
+        require_runnable(matmul, {"name": "nano-01", "architecture": "riscv64"})
