@@ -17,7 +17,7 @@ from device_agent.protocol import Engine, Limits, RunSpec, Status
 from farm.artifacts.compile import compile_model
 from farm.artifacts.verify import compare
 from farm.campaign.engine.host import share_cores
-from farm.campaign.one_model import Request
+from farm.campaign.one_model import OneModelRequest
 from farm.campaign.plan_models import to_variant
 from farm.campaign.tune import Tuned
 from farm.campaign.tune import tune as tuning
@@ -123,7 +123,9 @@ class Tuner:
     def tune(self, model: Model, trials: int) -> Run:
         """Tune from nothing, then compile."""
         began = time.monotonic()
-        request = Request("benchmark", to_variant(model.source, model.inputs), self._board_type, trials, fresh=True)
+        request = OneModelRequest(
+            "benchmark", to_variant(model.source, model.inputs), self._board_type, trials, fresh=True
+        )
         tuned = tuning(request, self._settings, self._store, Notes())
         seconds = time.monotonic() - began
         records = self._store.fetch_records(workloads=[workload.hash for workload in tuned.workloads])

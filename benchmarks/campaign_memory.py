@@ -173,7 +173,7 @@ class Searches:
     def replay(self, token: str, task: Any, trace_json: str) -> None: ...
 
     def ask(self, request: int, task: Any, count: int) -> None:
-        from farm.campaign.engine.searches import Answer
+        from farm.campaign.engine.searches import SearchAnswer
         from farm.search.candidates import Candidate
 
         made = []
@@ -181,7 +181,7 @@ class Searches:
             self._number += 1
             number, name = self._number, hashlib.sha256(str(self._number).encode()).hexdigest()
             made.append(Candidate(task.workload, name, (), text_of(TRACE_BYTES, number), text_of(MODULE_BYTES, number)))
-        self._answers.append(Answer(request, made, False))
+        self._answers.append(SearchAnswer(request, made, False))
 
     def poll(self) -> list[Any]:
         answers, self._answers = self._answers, []

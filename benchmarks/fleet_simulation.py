@@ -13,7 +13,7 @@ import time
 import _machine
 
 from farm.campaign.scheduler import values as v
-from farm.campaign.scheduler.simulation import Chances, Fleet, Simulation
+from farm.campaign.scheduler.simulation import Chances, SimulatedFleet, Simulation
 
 BOARDS, WORKLOADS, TRIALS, OWNERS = 1000, 100, 1_000_000, 4
 POINTS = ("default", "maxn")
@@ -60,7 +60,7 @@ def settings(options: argparse.Namespace) -> dict[str, object]:
 
 def play(options: argparse.Namespace) -> dict[str, object]:
     """One run, and what it took."""
-    fleet = Fleet(
+    fleet = SimulatedFleet(
         {"jetson-nano": options.boards // 2, "jetson-tx2": options.boards - options.boards // 2}, chances=CHANCES
     )
     simulation = Simulation(v.SchedulerSettings(builders=2 * options.boards), fleet, seed=1)
@@ -93,14 +93,16 @@ def play(options: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def campaign(number: int, trials: int) -> v.CampaignSpec:
+def campaign(number: int, trials: int) -> v.ScheduledCampaign:
     """One owner's campaign: its part of the workloads, of two kinds and several sizes."""
     workloads = tuple(
         v.CampaignWorkload(f"w{number}-{n:02}", ("conv2d", "dense")[n % 2], 1.0 + n % 3, 1e8 * (1 + n % 7))
         for n in range(WORKLOADS // OWNERS)
     )
     types = ("jetson-nano", "jetson-tx2")
-    return v.CampaignSpec(f"campaign-{number}", f"owner-{number}", workloads, types, v.Budget(trials=trials), POINTS)
+    return v.ScheduledCampaign(
+        f"campaign-{number}", f"owner-{number}", workloads, types, v.Budget(trials=trials), POINTS
+    )
 
 
 def running(simulation: Simulation) -> bool:

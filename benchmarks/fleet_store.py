@@ -16,11 +16,11 @@ from typing import Any
 
 import _machine
 
-from farm.crew.health import Kind, Limits, Observation, decide_by
+from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.store import Store
 from farm.values import Board, GoldenSample
 
-LIMITS = Limits()
+LIMITS = HealthLimits()
 
 
 def fill(store: Store, boards: int, events: int, golden: int) -> None:

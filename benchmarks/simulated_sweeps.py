@@ -36,7 +36,7 @@ from farm.search.target import host_target
 from farm.settings import Settings
 from farm.store import Store
 from farm.sweep.export.document import make_document
-from farm.sweep.plan.order import SweepOrder, Where
+from farm.sweep.plan.order import SweepOrder, SweepPlace
 from farm.sweep.run import runner
 from farm.sweep.run.programs import TUNED, UNTUNED, SweepProgram
 from farm.values import Virtual
@@ -83,7 +83,7 @@ def sweep(made: Made, order: SweepOrder, board_type: str, settings: Settings, st
             began = time.monotonic()
             programs = made.programs(*order.variants)
             number = runner.run_sweep(
-                order, Where(board_type, "b", None, WAIT_S), Goal(), False, settings, store, _machine.say, programs
+                order, SweepPlace(board_type, "b", None, WAIT_S), Goal(), False, settings, store, _machine.say, programs
             )
             seconds = time.monotonic() - began
         return make_document(store, number) | {"seconds_command": seconds}

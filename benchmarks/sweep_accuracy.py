@@ -77,7 +77,7 @@ def _sweep(swept: Any, name: str, seed: int) -> dict[str, Any]:
     analysis = planner.analyse(visits)
     rows = {point.key: row for row, point in enumerate(board.grid.points)}
     reference = pareto.reference_point(board.latency_s, board.energy_j)
-    candidates = [pareto.Candidate(p.key, p.latency, p.energy) for p in analysis.combine().values() if p.energy]
+    candidates = [pareto.FrontCandidate(p.key, p.latency, p.energy) for p in analysis.combine().values() if p.energy]
     found = [rows[point.key] for point in pareto.find_front(candidates) if point.on_front]
     whole = pareto.hypervolume(board.latency_s, board.energy_j, reference)
     pick = pick_point(analysis, goal)

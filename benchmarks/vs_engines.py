@@ -23,7 +23,7 @@ from farm.artifacts.verify import compare
 from farm.errors import UnavailableError
 from farm.inventory.board_types import require_board_type
 from farm.measure.session import BoardSession
-from farm.measure.statistics import Summary, summarise
+from farm.measure.statistics import SampleSummary, summarise
 from farm.models import zoo
 from farm.models.inputs import make_inputs
 from farm.search.target import host_target
@@ -126,7 +126,7 @@ def compare_engines(
     }
 
 
-def _latency(summary: Summary | None) -> dict[str, Any] | None:
+def _latency(summary: SampleSummary | None) -> dict[str, Any] | None:
     if summary is None:
         return None
     return {

@@ -152,7 +152,7 @@ def tune_ours(base: Settings, model: Any, options: Any) -> dict[str, Any]:
     """The farm's tuning, workload by workload."""
     import _farm
 
-    from farm.campaign.one_model import Request
+    from farm.campaign.one_model import OneModelRequest
     from farm.campaign.plan_models import to_variant
     from farm.campaign.tune import tune
     from farm.store import Store
@@ -165,7 +165,7 @@ def tune_ours(base: Settings, model: Any, options: Any) -> dict[str, Any]:
         tuned = []
         for kind in KINDS:
             _machine.say(f"ours: {kind}, {options.trials} trials")
-            request = Request(
+            request = OneModelRequest(
                 "benchmark",
                 to_variant(model.source, model.inputs),
                 require_board_type("local"),

@@ -16,7 +16,7 @@ from farm import settings as farm_settings
 from farm.artifacts.brought import bring
 from farm.artifacts.of_campaign import make_artifacts
 from farm.artifacts.places import require_room
-from farm.campaign.one_model import Request
+from farm.campaign.one_model import OneModelRequest
 from farm.campaign.plan_models import to_variant
 from farm.campaign.tune import tune
 from farm.errors import PermanentError, UsageError
@@ -78,7 +78,7 @@ class Optimization:
     def _tune_here(self) -> dict[str, Any]:
         brought = bring(self._model)
         kind = require_board_type(LOCAL)
-        request = Request("optimize", to_variant(brought.source, brought.inputs), kind, self._trials)
+        request = OneModelRequest("optimize", to_variant(brought.source, brought.inputs), kind, self._trials)
         with Store(self._settings.store_location) as store:
             tune(request, self._settings, store, _Listener(self._say))
         return {

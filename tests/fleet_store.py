@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from farm.crew.health import Kind, Limits, Observation, decide_by
+from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.settings import StoreLocation
 from farm.store import Store
 from farm.store.clock import Instant
@@ -49,9 +49,9 @@ def open_fleet(place: StoreLocation, clocks: Clocks) -> Iterator[Store]:
         yield store
 
 
-def observe(store: Store, kind: Kind, name: str = "nano-01", limits: Limits | None = None) -> Transition:
+def observe(store: Store, kind: Kind, name: str = "nano-01", limits: HealthLimits | None = None) -> Transition:
     """Observe something of a board, by the farm's own rule."""
-    return store.observe_board(name, kind, "test", decide_by(Observation(kind), limits or Limits()))
+    return store.observe_board(name, kind, "test", decide_by(Observation(kind), limits or HealthLimits()))
 
 
 def take(store: Store, owner: str = "left", **options: Any) -> Lease:

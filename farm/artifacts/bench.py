@@ -85,7 +85,10 @@ def bench(
         order = make.CompileOrder(subject.brought, kind, simulated=about.simulated)
         candidates = make.fetch_candidates(order, store)
         wanted = [each for each in (OURS, *rivals) if each != ONNXRUNTIME and not (each == OURS and subject.artifact)]
-        ways = {each: make.Way(UNTUNED_PIPELINE if each == UNTUNED else kind.pipeline, each == OURS) for each in wanted}
+        ways = {
+            each: make.CompileWay(UNTUNED_PIPELINE if each == UNTUNED else kind.pipeline, each == OURS)
+            for each in wanted
+        }
         job = functools.partial(make.compile_ways, order, target, candidates, ways)
         done = compile_in_subprocess(job, name)[0] if wanted else {}
         programs = {each: compiled.library for each, compiled in done.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from farm.artifacts.manifest import Manifest, Model
+from farm.artifacts.manifest import Manifest, ModelFacts
 from farm.errors import UsageError
 from farm.models.batches import set_batch
 from farm.models.inputs import InputSpec, parse_shapes, read_inputs, resolve_inputs
@@ -20,13 +20,13 @@ class Brought:
 
     source: ModelSource
     inputs: tuple[InputSpec, ...]
-    about: Model
+    about: ModelFacts
 
 
 def bring(text: str, shapes: Sequence[str] = (), batch: int | None = None, trusted: bool = False) -> Brought:
     """Find the model that `text` names, and settle its shapes as `--shape` and `--batch` say. Raises UsageError."""
     source = resolve_model(text, trusted)
-    about = Model(name=source.name, sha256=source.sha256, origin=source.origin, shapes=tuple(shapes), batch=batch)
+    about = ModelFacts(name=source.name, sha256=source.sha256, origin=source.origin, shapes=tuple(shapes), batch=batch)
     if batch is None:
         model = source.load()
         return Brought(source, resolve_inputs(read_inputs(model), parse_shapes(shapes), model), about)
@@ -39,7 +39,7 @@ def bring_again(manifest: Manifest, given: str | None) -> Brought:
     return bring_same(manifest.model, given, f"{manifest.name} was compiled from")
 
 
-def bring_same(about: Model, given: str | None, what: str) -> Brought:
+def bring_same(about: ModelFacts, given: str | None, what: str) -> Brought:
     """The model that `about` tells of; `what` says whose it is. Raises UsageError where it is another one by now.
 
     What it tells of may be a stranger's choice: nothing is read that could run code.

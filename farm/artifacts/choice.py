@@ -15,7 +15,7 @@ from device_agent.protocol import StrEnum
 from farm.values import DEFAULT_POINT, ModelDecision, Record, name_workloads
 
 
-class Fit(StrEnum):
+class RecordFit(StrEnum):
     """How near a record's measurement is to what is compiled for, the best first."""
 
     EXACT = "exact"  # this board type at this operating point
@@ -24,11 +24,11 @@ class Fit(StrEnum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class RecordChoice:
     """A record, and how it fits."""
 
     record: Record
-    fit: Fit
+    fit: RecordFit
 
 
 # The hash of a workload as it is for another target, given TVM's dict.
@@ -77,7 +77,7 @@ class Records:
         about = {each.operating_point: each.refused for each in self._decisions if each.workloads == name}
         return about.get(self._point, about.get(DEFAULT_POINT, {}))
 
-    def find(self, workload: str, hash_for: HashFor, refused: str | None = None) -> Iterator[Choice]:
+    def find(self, workload: str, hash_for: HashFor, refused: str | None = None) -> Iterator[RecordChoice]:
         """The records that fit a workload (its hash), the best first; none where the best is the `refused` candidate.
 
         Times at other clocks do not compare: of those of one kind, the usual clocks come before special ones.
@@ -87,15 +87,15 @@ class Records:
                 return
             yield choice
 
-    def _list(self, workload: str, hash_for: HashFor) -> Iterator[Choice]:
+    def _list(self, workload: str, hash_for: HashFor) -> Iterator[RecordChoice]:
         own = [r for r in self._by_hash.get(workload, ()) if self._type is None or r.board_type == self._type]
         for record in sorted(own, key=self._order):
             exact = self._type is None or record.operating_point == self._point
-            yield Choice(record, Fit.EXACT if exact else Fit.OTHER_POINT)
+            yield RecordChoice(record, RecordFit.EXACT if exact else RecordFit.OTHER_POINT)
         for relative in self._relatives:
             theirs = self._by_hash.get(hash_for(relative.target), ())
             for record in sorted((r for r in theirs if r.board_type == relative.board_type), key=self._order):
-                yield Choice(record, Fit.OTHER_TYPE)
+                yield RecordChoice(record, RecordFit.OTHER_TYPE)
 
     def _order(self, record: Record) -> tuple[bool, bool, float]:
         point = record.operating_point

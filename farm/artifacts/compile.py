@@ -17,7 +17,7 @@ from typing import Any
 import onnx
 
 from farm import linker
-from farm.artifacts.choice import Choice, Records
+from farm.artifacts.choice import RecordChoice, Records
 from farm.errors import InternalError, PermanentError
 from farm.gpu.ptx import Usage
 from farm.search import default_schedule, gpus, traces, tvm_env, workloads
@@ -43,7 +43,7 @@ class Served:
     """
 
     workload: workloads.Workload = dataclasses.field(repr=False)
-    choice: Choice | None = None
+    choice: RecordChoice | None = None
     by_rule: bool = False
     latency_s: float | None = None
     code: str = ""

@@ -15,7 +15,7 @@ from farm.artifacts import make
 from farm.artifacts.brought import Brought, bring_same
 from farm.artifacts.checking import find_tolerance_factor
 from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled, compile_prepared
-from farm.artifacts.manifest import Model
+from farm.artifacts.manifest import ModelFacts
 from farm.inventory.board_types import BoardType
 from farm.models.inputs import InputSpec
 from farm.search import gpus
@@ -31,7 +31,7 @@ RIVALS = (UNTUNED, ONNXRUNTIME)
 class ContenderOrder:
     """A model for boards of a type, which has its graph pipeline, at an operating point. `config` is TVM's target."""
 
-    model: Model
+    model: ModelFacts
     board_type: BoardType
     point: str
     simulated: bool
@@ -42,11 +42,11 @@ class ContenderOrder:
 # Candidates that are left out, by workload, by the name of a mix; and what plans them, from a model.s parts and how
 # long one takes to compile (s).
 Mixes = Mapping[str, Mapping[str, str]]
-Plan = Callable[[Sequence["Part"], float], Mixes]
+Plan = Callable[[Sequence["RecordPart"], float], Mixes]
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class RecordPart:
     """A function of the model: `candidate` is its record's, None where none serves it.
 
     `seconds` are all its calls' in one inference, by its record; `differs`: the prediction is other code.
@@ -72,7 +72,7 @@ class BuiltContenders:
     """Contenders by name, what the model is made of, and which records each of the mixes leaves out."""
 
     contenders: Mapping[str, Contender]
-    parts: tuple[Part, ...]
+    parts: tuple[RecordPart, ...]
     inputs: tuple[InputSpec, ...]
     mixes: Mixes
 
@@ -90,7 +90,7 @@ def build(order: ContenderOrder, rivals: Sequence[str], plan: Plan) -> BuiltCont
     contenders = {RECORDED: _to_contender(brought, recorded), PREDICTED: _to_contender(brought, predicted)}
     codes = {each.workload.hash: each.code for each in predicted.served}
     parts = tuple(
-        Part(
+        RecordPart(
             each.workload.hash,
             each.workload.name,
             each.choice.record.candidate if each.choice else None,
@@ -133,7 +133,7 @@ def _compile(
 
 
 # What was prepared last, by model, target and pipeline: the contenders of a model differ in their schedules alone.
-_latest: tuple[tuple[Model, str, str], Prepared] | None = None
+_latest: tuple[tuple[ModelFacts, str, str], Prepared] | None = None
 
 
 def _prepare(order: ContenderOrder, brought: Brought, pipeline: str) -> Prepared:

@@ -89,7 +89,7 @@ class Candidates:
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
+class CompileWay:
     """A way to compile a model: its graph pipeline, whether records are applied, and what is left out: the candidate
     of each workload (None: what was decided).
     """
@@ -135,7 +135,7 @@ def _compile(order: CompileOrder, settings: Settings, store: Store) -> tuple[Man
     manifests.require_plain(about | {"outputs": _list_outputs(order.source)}, order.source.name)
     settings.share_linker_cache()
     target = find_target(order.board_type, order.simulated)
-    ways = {order.board_type.name: Way(order.board_type.pipeline)}
+    ways = {order.board_type.name: CompileWay(order.board_type.pipeline)}
     job = functools.partial(compile_ways, order, target, fetch_candidates(order, store), ways)
     done, config = compile_in_subprocess(job, order.source.name)
     (compiled,) = done.values()
@@ -243,7 +243,7 @@ def to_config(plan: TargetPlan) -> dict[str, Any]:
 
 
 def compile_ways(
-    order: CompileOrder, target: TargetPlan, candidates: Candidates, ways: Mapping[str, Way]
+    order: CompileOrder, target: TargetPlan, candidates: Candidates, ways: Mapping[str, CompileWay]
 ) -> tuple[dict[str, Compiled], dict[str, Any]]:
     """Compile an order once for each way. Returns what each gave, and what TVM compiled for.
 

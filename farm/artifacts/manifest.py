@@ -62,7 +62,7 @@ class Tensor(StrictModel):
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-class Model(StrictModel):
+class ModelFacts(StrictModel):
     """The model compiled; `origin` is the path of its file, or `zoo:NAME`. `shapes` and `batch` as they were given."""
 
     name: str
@@ -197,7 +197,7 @@ class Manifest(StrictModel):
     format: str = FORMAT
     version: int = VERSION
     name: str
-    model: Model
+    model: ModelFacts
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     board_type: Name

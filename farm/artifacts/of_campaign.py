@@ -10,7 +10,7 @@ from typing import Any
 from farm.artifacts import checking, make
 from farm.artifacts.brought import Brought, bring_same
 from farm.artifacts.listed import ToCompile, list_artifacts
-from farm.artifacts.manifest import Model
+from farm.artifacts.manifest import ModelFacts
 from farm.artifacts.on_board import hold_type
 from farm.artifacts.package import WHEEL, write_package
 from farm.inventory.board_types import require_board_type
@@ -19,7 +19,7 @@ from farm.store import Store
 
 
 @dataclasses.dataclass(frozen=True)
-class Made:
+class MadeArtifact:
     """What became of one: where it is, whether it computes what it should, and its package (None: not packed)."""
 
     name: str
@@ -42,9 +42,9 @@ def make_artifacts(
     store: Store,
     wait_s: float,
     say: Callable[[str], None],
-    keep: Callable[[Made], None] = lambda made: None,
+    keep: Callable[[MadeArtifact], None] = lambda made: None,
     done: Collection[str] = (),
-) -> list[Made]:
+) -> list[MadeArtifact]:
     """Compile, verify and pack everything but what is `done`, by name; `document` is the campaign's.
 
     `keep` is told of each one as soon as it is there. Raises what the steps raise.
@@ -63,14 +63,14 @@ def make_artifacts(
         with hold_type(settings, store, kind, wait_s, f"verify {wanted.name}", say) as board:
             verdict = checking.verify_artifact(artifact, board, brought.source, cases)
         package = write_package(artifact, WHEEL, out, None) if verdict.matches else None
-        made.append(Made(wanted.name, kind.name, artifact.folder, verdict.matches, verdict.reason, package))
+        made.append(MadeArtifact(wanted.name, kind.name, artifact.folder, verdict.matches, verdict.reason, package))
         keep(made[-1])
     return made
 
 
 def _bring(wanted: ToCompile) -> Brought:
     about = wanted.model
-    model = Model(
+    model = ModelFacts(
         name=about["name"],
         sha256=about["sha256"],
         origin=about["origin"],

@@ -28,7 +28,7 @@ _MOST_KEPT = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Ran:
+class RunResult:
     """What came of it: outputs by name, and the figures that the artifact keeps."""
 
     outputs: Mapping[str, Any]
@@ -47,7 +47,7 @@ def read_input(manifest: Manifest, path: Path) -> tuple[Mapping[str, Any], float
     return take_inputs(manifest, arrays), scale
 
 
-def run_artifact(artifact: Artifact, board: HeldForModels, inputs: Mapping[str, Any], repeat: int) -> Ran:
+def run_artifact(artifact: Artifact, board: HeldForModels, inputs: Mapping[str, Any], repeat: int) -> RunResult:
     """Run it `repeat` times after a warm-up; energy where the board has a sensor. Raises PermanentError, UsageError."""
     manifest, library = artifact.manifest, artifact.read_library()
     board.require_fit(manifest)
@@ -73,7 +73,7 @@ def run_artifact(artifact: Artifact, board: HeldForModels, inputs: Mapping[str, 
     names, arrays = [output.name for output in manifest.outputs], timed.outputs[manifest.name]
     if len(names) != len(arrays):
         raise PermanentError(f"{board.name} gave {len(arrays)} outputs; {manifest.name} has {len(names)}")
-    return Ran(dict(zip(names, arrays, strict=True)), measured)
+    return RunResult(dict(zip(names, arrays, strict=True)), measured)
 
 
 def read_energy(outcome: Outcome) -> tuple[float | None, float | None]:

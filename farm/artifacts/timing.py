@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from device_agent.protocol import CPU, EnergySpec, Engine, Limits, Outcome, RunSpec, Status
-from farm.artifacts.verify import Comparison
+from farm.artifacts.verify import OutputComparison
 from farm.errors import PermanentError
-from farm.measure.statistics import Summary, summarise
+from farm.measure.statistics import SampleSummary, summarise
 
 # The variants take turns in this many rounds. What else a machine computes slows two threads down by a third to a half
 # for seconds at a time: of few rounds, one such spell can be half (docs/performance.md, "Whole models").
@@ -53,9 +53,9 @@ class Timed:
     outcomes: dict[str, Outcome] = dataclasses.field(default_factory=dict)
     missing: dict[str, str] = dataclasses.field(default_factory=dict)
     rounds: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
-    compared: dict[str, Comparison] = dataclasses.field(default_factory=dict)
+    compared: dict[str, OutputComparison] = dataclasses.field(default_factory=dict)
 
-    def summary(self, name: str) -> Summary | None:
+    def summary(self, name: str) -> SampleSummary | None:
         """Of a variant's latencies."""
         return summarise(self.samples[name]) if self.samples.get(name) else None
 

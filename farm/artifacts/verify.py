@@ -22,7 +22,7 @@ _LEAST_OF_PROBABILITIES = 5e-3
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class OutputComparison:
     """Relative errors are so to the reference's largest absolute value, so that exact zeros do not inflate them; those
     of values which all are 0 to 1, and so may be probabilities, to what they would be of the logits.
 
@@ -36,11 +36,11 @@ class Comparison:
     rms_rel_error: float = 0.0
 
 
-def find_worst(comparisons: Iterable[Comparison]) -> Comparison:
+def find_worst(comparisons: Iterable[OutputComparison]) -> OutputComparison:
     """The largest of all errors, and the first reason; what nothing was compared for matches."""
-    worst = Comparison(True, 0.0, 0.0)
+    worst = OutputComparison(True, 0.0, 0.0)
     for one in comparisons:
-        worst = Comparison(
+        worst = OutputComparison(
             worst.matches and one.matches,
             max(worst.max_abs_error, one.max_abs_error),
             max(worst.max_rel_error, one.max_rel_error),
@@ -52,7 +52,7 @@ def find_worst(comparisons: Iterable[Comparison]) -> Comparison:
 
 def compare(
     outputs: Sequence[npt.NDArray[Any]], reference: Sequence[npt.NDArray[Any]], factor: float = 1.0
-) -> Comparison:
+) -> OutputComparison:
     """Compare arrays pairwise; floats must agree within `factor` times their type's tolerance.
 
     Integers must be equal, those of 8 bits to a step.
@@ -63,11 +63,11 @@ def compare(
     return find_worst(_compare_one(output, wanted, f"output {index}", factor) for index, (output, wanted) in pairs)
 
 
-def _compare_one(output: npt.NDArray[Any], wanted: npt.NDArray[Any], name: str, factor: float) -> Comparison:
+def _compare_one(output: npt.NDArray[Any], wanted: npt.NDArray[Any], name: str, factor: float) -> OutputComparison:
     if output.shape != wanted.shape:
         return _mismatch(f"{name} has shape {output.shape}, not {wanted.shape}")
     if wanted.size == 0:
-        return Comparison(True, 0.0, 0.0)
+        return OutputComparison(True, 0.0, 0.0)
     a, b = output.astype(np.float64), wanted.astype(np.float64)
     if not np.array_equal(np.isfinite(a), np.isfinite(b)):
         return _mismatch(f"{name} is not finite where the reference is")
@@ -80,7 +80,7 @@ def _compare_one(output: npt.NDArray[Any], wanted: npt.NDArray[Any], name: str, 
     tolerance = step or factor * _TOLERANCE.get(str(wanted.dtype), 0.0)
     matches = relative <= tolerance
     reason = "" if matches else f"{name} differs by {relative:.1e} of its peak"
-    return Comparison(matches, error, relative, reason, rms)
+    return OutputComparison(matches, error, relative, reason, rms)
 
 
 def _find_scale(values: npt.NDArray[Any]) -> float:
@@ -95,5 +95,5 @@ def _find_scale(values: npt.NDArray[Any]) -> float:
     return max(peak, logit * float(np.max(inside * (1 - inside))), _LEAST_OF_PROBABILITIES)
 
 
-def _mismatch(reason: str) -> Comparison:
-    return Comparison(False, float("inf"), float("inf"), reason, float("inf"))
+def _mismatch(reason: str) -> OutputComparison:
+    return OutputComparison(False, float("inf"), float("inf"), reason, float("inf"))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.artifacts.listed import list_artifacts
-from farm.artifacts.of_campaign import Made, make_artifacts
+from farm.artifacts.of_campaign import MadeArtifact, make_artifacts
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignState, FleetCampaign
@@ -48,7 +48,7 @@ def make_ordered(
     if folder is None:
         return []
 
-    def keep(made: Made) -> None:
+    def keep(made: MadeArtifact) -> None:
         now = store.fetch_fleet_campaign(name)
         others = [each for each in (now.progress or {}).get("artifacts", ()) if each["folder"] != str(made.folder)]
         store.save_progress(now.id, {**(now.progress or {}), "artifacts": [*others, made.to_dict()]})

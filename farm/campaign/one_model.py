@@ -20,7 +20,7 @@ from farm.campaign.plan import merge_workloads
 from farm.campaign.plan_models import ModelVariant
 from farm.campaign.plan_survey import Form
 from farm.campaign.scheduler.values import Budget
-from farm.campaign.spec import XGB, MeasureSpec
+from farm.campaign.spec import XGB, MeasureOptions
 from farm.campaign.submit import to_measure, to_row, to_workloads
 from farm.crew.choice import TargetPlan, plan_pool, plan_target, require_hope
 from farm.errors import UsageError
@@ -33,7 +33,7 @@ from farm.values import DEFAULT_POINT
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class OneModelRequest:
     """What a user asked for: `command` in so many words, `since` when that was (monotonic seconds).
 
     `board` is the only one to be used, None: any of the type. `ops` are operator kinds, none: all. With `fresh` nothing
@@ -59,7 +59,7 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class MeasuringPlace:
     """Where a model is tuned: the boards that may be used (none: this machine), and the target of all of them."""
 
     boards: tuple[str, ...]
@@ -72,7 +72,7 @@ class Place:
         return not self.boards
 
 
-def choose_place(request: Request, store: Store, settings: Settings) -> Place:
+def choose_place(request: OneModelRequest, store: Store, settings: Settings) -> MeasuringPlace:
     """Settle where a model is tuned. Raises UsageError, UnavailableError and BoardUnsafeError where it cannot be."""
     place = _choose_place(request, store, settings)
     if request.simulated not in (None, place.simulated):
@@ -84,11 +84,11 @@ def choose_place(request: Request, store: Store, settings: Settings) -> Place:
     return place
 
 
-def _choose_place(request: Request, store: Store, settings: Settings) -> Place:
+def _choose_place(request: OneModelRequest, store: Store, settings: Settings) -> MeasuringPlace:
     kind, rows = request.board_type, store.fetch_boards()
     if kind.host_is_board and request.board is None:
         board_cores, _ = share_cores(settings.isolation)
-        return Place((), False, plan_target(kind, {}, len(board_cores)))
+        return MeasuringPlace((), False, plan_target(kind, {}, len(board_cores)))
     if kind.target is None:
         raise UsageError(
             f"boards of type {kind.name!r} are whatever machine asks: there is no target to compile for",
@@ -99,10 +99,10 @@ def _choose_place(request: Request, store: Store, settings: Settings) -> Place:
     mine = [row for row in rows if row["name"] in pool]
     about = next((row for row in mine if row["description"]), mine[0])
     target = plan_target(kind, plan_boards.describe(about, kind), len(os.sched_getaffinity(0)))
-    return Place(pool, all(row["simulated"] for row in mine), target)
+    return MeasuringPlace(pool, all(row["simulated"] for row in mine), target)
 
 
-def to_form(request: Request, place: Place) -> Form:
+def to_form(request: OneModelRequest, place: MeasuringPlace) -> Form:
     """What decides a model's workloads there."""
     return Form.of(place.target.config, place.target.cores, request.board_type.pipeline)
 
@@ -117,12 +117,12 @@ def choose_workloads(workloads: Sequence[Workload], ops: Sequence[str]) -> tuple
     return tuple(workload for workload in workloads if not ops or workload.kind in ops)
 
 
-def to_search(request: Request, settings: Settings) -> SearchOrder:
+def to_search(request: OneModelRequest, settings: Settings) -> SearchOrder:
     """How candidates are found."""
     return SearchOrder(XGB, None, None, not request.fresh, settings.seed)
 
 
-def drop_known(request: Request, workloads: Sequence[Workload], store: Store) -> tuple[Workload, ...]:
+def drop_known(request: OneModelRequest, workloads: Sequence[Workload], store: Store) -> tuple[Workload, ...]:
     """The workloads that have no record of their own board type."""
     records = store.fetch_records(
         board_type=request.board_type.name, operating_point=DEFAULT_POINT, simulated=bool(request.simulated)
@@ -132,8 +132,8 @@ def drop_known(request: Request, workloads: Sequence[Workload], store: Store) ->
 
 
 def submit(
-    request: Request,
-    place: Place,
+    request: OneModelRequest,
+    place: MeasuringPlace,
     survey: Any,
     workloads: Sequence[Workload],
     store: Store,
@@ -162,7 +162,7 @@ def submit(
         ),
         budget=Budget(trials=request.trials),
         search=to_search(request, settings),
-        measure=dataclasses.replace(to_measure(MeasureSpec(verify_top=1), settings), repeat_alone=False),
+        measure=dataclasses.replace(to_measure(MeasureOptions(verify_top=1), settings), repeat_alone=False),
         boards=() if request.board is None else (request.board,),
         rivals=request.rivals,
     )

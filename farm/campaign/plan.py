@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farm.campaign.plan_boards import BoardsAtPoint, BoardsOfType
-from farm.campaign.plan_estimate import Estimate, Lane, estimate
+from farm.campaign.plan_estimate import CampaignEstimate, LaneEstimate, estimate
 from farm.campaign.plan_models import ModelVariant
-from farm.campaign.plan_survey import Survey
+from farm.campaign.plan_survey import WorkloadSurvey
 from farm.campaign.spec import BudgetSpec
 from farm.store.coverage import TrialCosts
 
@@ -101,7 +101,7 @@ class CampaignPlan:
     name: str
     models: tuple[ModelVariant, ...]
     types: tuple[PlannedType, ...]
-    estimate: Estimate
+    estimate: CampaignEstimate
     budget: BudgetSpec
     host_cores: int
 
@@ -126,7 +126,9 @@ class CampaignPlan:
         return sum(self.estimate.board_hours)
 
 
-def merge_workloads(surveys: Sequence[tuple[ModelVariant, Survey]], ops: Sequence[str]) -> tuple[PlannedWorkload, ...]:
+def merge_workloads(
+    surveys: Sequence[tuple[ModelVariant, WorkloadSurvey]], ops: Sequence[str]
+) -> tuple[PlannedWorkload, ...]:
     """The workloads that `ops` (empty: all) choose, equal ones once, those with the most work first."""
     found: dict[str, PlannedWorkload] = {}
     for model, survey in surveys:
@@ -151,7 +153,7 @@ def plan_campaign(
     sampling: Sampling,
     ops: Sequence[str],
     models: Sequence[ModelVariant],
-    types: Sequence[tuple[BoardsOfType, Sequence[tuple[ModelVariant, Survey]]]],
+    types: Sequence[tuple[BoardsOfType, Sequence[tuple[ModelVariant, WorkloadSurvey]]]],
     known: Mapping[str, Known],
     host_cores: int,
 ) -> CampaignPlan:
@@ -171,7 +173,7 @@ def plan_campaign(
 
 def _plan_type(
     boards: BoardsOfType,
-    surveys: Sequence[tuple[ModelVariant, Survey]],
+    surveys: Sequence[tuple[ModelVariant, WorkloadSurvey]],
     known: Known,
     sampling: Sampling,
     ops: Sequence[str],
@@ -191,8 +193,8 @@ def _plan_type(
     )
 
 
-def _to_lane(planned: PlannedType, at: BoardsAtPoint) -> Lane:
-    return Lane(
+def _to_lane(planned: PlannedType, at: BoardsAtPoint) -> LaneEstimate:
+    return LaneEstimate(
         board_type=planned.boards.board_type.name,
         jobs=len(planned.workloads),
         boards=planned.boards.usable & set(at.boards),
@@ -203,7 +205,7 @@ def _to_lane(planned: PlannedType, at: BoardsAtPoint) -> Lane:
 
 
 def _plan_point(
-    planned: PlannedType, at: BoardsAtPoint, known: Known, lane: Lane, trials: int, board_hours: float
+    planned: PlannedType, at: BoardsAtPoint, known: Known, lane: LaneEstimate, trials: int, board_hours: float
 ) -> PlannedPoint:
     boards = planned.boards
     hashes = [each.hash for each in planned.workloads]

@@ -20,7 +20,7 @@ NO_BOARDS = "no board can be used"
 
 
 @dataclasses.dataclass(frozen=True)
-class Lane:
+class LaneEstimate:
     """Trials of one board type at one operating point: `jobs` workloads share `boards` that have the point.
 
     `held_s` is how long a trial holds a board, `host_core_s` what its search and build cost this host. `alone`: the
@@ -36,7 +36,7 @@ class Lane:
 
 
 @dataclasses.dataclass(frozen=True)
-class Estimate:
+class CampaignEstimate:
     """What a budget comes to. `trials` by lane, after them at most so many measurements of `winners`; `limit` is what
     part of the budget is reached first.
 
@@ -55,7 +55,9 @@ class Estimate:
     limit: str
 
 
-def estimate(lanes: Sequence[Lane], budget: BudgetSpec, host_cores: int, verify_top: int = 3) -> Estimate:
+def estimate(
+    lanes: Sequence[LaneEstimate], budget: BudgetSpec, host_cores: int, verify_top: int = 3
+) -> CampaignEstimate:
     """Spread the budget over the lanes that have boards, to every workload at every point the same.
 
     `verify_top` candidates of each workload are measured again in the end, as far as the budget's share allows.
@@ -63,7 +65,7 @@ def estimate(lanes: Sequence[Lane], budget: BudgetSpec, host_cores: int, verify_
     open_jobs = sum(lane.jobs for lane in lanes if lane.boards)
     if not open_jobs:
         nothing = (0,) * len(lanes)
-        return Estimate(nothing, nothing, (0.0,) * len(lanes), None, 0.0, 0.0, 0.0, 0.0, NO_BOARDS)
+        return CampaignEstimate(nothing, nothing, (0.0,) * len(lanes), None, 0.0, 0.0, 0.0, 0.0, NO_BOARDS)
     shares = [lane.jobs / open_jobs if lane.boards else 0.0 for lane in lanes]
     boards_s, host_s, alone_s = _spend(lanes, shares, host_cores)
     held_s = sum(share * lane.held_s for share, lane in zip(shares, lanes, strict=True))
@@ -80,7 +82,7 @@ def estimate(lanes: Sequence[Lane], budget: BudgetSpec, host_cores: int, verify_
     winners_s, _, winners_alone_s = _spend(lanes, winners, host_cores)
     winners_s += winners_alone_s
     held = [(n + more) * lane.held_s for n, more, lane in zip(trials, winners, lanes, strict=True)]
-    return Estimate(
+    return CampaignEstimate(
         trials=tuple(trials),
         winners=tuple(winners),
         board_hours=tuple(each / _HOUR_S for each in held),
@@ -107,10 +109,10 @@ def _read_limits(budget: BudgetSpec, jobs: int, held_s: float, wall_s: float) ->
     return limits
 
 
-def _spend(lanes: Sequence[Lane], trials: Sequence[float], host_cores: int) -> tuple[float, float, float]:
+def _spend(lanes: Sequence[LaneEstimate], trials: Sequence[float], host_cores: int) -> tuple[float, float, float]:
     """Seconds that boards and host need at least for these trials, and seconds that they take one after the other."""
     host_s = sum(n * lane.host_core_s for n, lane in zip(trials, lanes, strict=True)) / host_cores
-    per_type: Mapping[str, list[tuple[float, Lane]]] = {lane.board_type: [] for lane in lanes}
+    per_type: Mapping[str, list[tuple[float, LaneEstimate]]] = {lane.board_type: [] for lane in lanes}
     boards_s = alone_s = 0.0
     for n, lane in zip(trials, lanes, strict=True):
         if not lane.boards:

@@ -44,7 +44,7 @@ class Form:
 
 
 @dataclasses.dataclass(frozen=True)
-class Survey:
+class WorkloadSurvey:
     """The workloads of a model in a form, and the name of the pipeline really used. Without `texts` (`survey_apart`)
     the workloads lack their functions. `predicted_s`: what a call of each takes by prediction (s), by hash, where a
     family knows it.
@@ -66,12 +66,12 @@ class Surveying(Apart):
     def __enter__(self) -> Surveying:
         return self
 
-    def take_all(self, note: Callable[[str], None]) -> list[Survey | UsageError]:
+    def take_all(self, note: Callable[[str], None]) -> list[WorkloadSurvey | UsageError]:
         """A survey for each job, in order, or why TVM cannot import the model.
 
         Raises DeadlineError where one import takes longer than `TIMEOUT_S`.
         """
-        done: list[Survey | UsageError] = []
+        done: list[WorkloadSurvey | UsageError] = []
         for number, model in enumerate(self._models, 1):
             note(f"reading {model.name}" + (f" ({number} of {len(self._models)})" if len(self._models) > 1 else ""))
             try:
@@ -83,7 +83,7 @@ class Surveying(Apart):
 
 def survey_apart(
     jobs: Sequence[tuple[ModelVariant, Form]], note: Callable[[str], None], *, texts: bool = False
-) -> list[Survey | UsageError]:
+) -> list[WorkloadSurvey | UsageError]:
     """All of it at once; see `Surveying`."""
     if not jobs:
         return []
@@ -91,9 +91,9 @@ def survey_apart(
         return surveying.take_all(note)
 
 
-def _survey(model: ModelVariant, form: Form, texts: bool) -> Survey:
+def _survey(model: ModelVariant, form: Form, texts: bool) -> WorkloadSurvey:
     shapes = {spec.name: spec.static_shape for spec in model.inputs}
     prepared = prepare_model(model.load(), shapes, form.to_target(), form.pipeline)
     predicted_s = {w.hash: seconds for w in prepared.workloads if (seconds := predict_seconds(w)) is not None}
     workloads = prepared.workloads if texts else [dataclasses.replace(w, module_json="") for w in prepared.workloads]
-    return Survey(tuple(workloads), prepared.pipeline.name, predicted_s)
+    return WorkloadSurvey(tuple(workloads), prepared.pipeline.name, predicted_s)

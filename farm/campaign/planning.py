@@ -13,8 +13,8 @@ from farm.campaign.plan import CampaignPlan, Known, Sampling, plan_campaign
 from farm.campaign.plan_boards import BoardsOfType, choose_boards
 from farm.campaign.plan_kept import require_unchanged
 from farm.campaign.plan_models import ModelVariant, read_models
-from farm.campaign.plan_survey import Form, Survey, survey_apart
-from farm.campaign.spec import CampaignFile, MeasureSpec
+from farm.campaign.plan_survey import Form, WorkloadSurvey, survey_apart
+from farm.campaign.spec import CampaignFile, MeasureOptions
 from farm.errors import UsageError
 from farm.inventory import document_lines
 from farm.inventory.board_types import load_board_types
@@ -22,7 +22,7 @@ from farm.inventory.document_lines import Place
 from farm.settings import Settings
 from farm.store import Store
 
-Surveyed = list[tuple[ModelVariant, Survey]]
+Surveyed = list[tuple[ModelVariant, WorkloadSurvey]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ def gather(
     return Gathered(planned, tuple(surveyed))
 
 
-def _read_sampling(spec: MeasureSpec, settings: Settings, campaign: CampaignFile) -> Sampling:
+def _read_sampling(spec: MeasureOptions, settings: Settings, campaign: CampaignFile) -> Sampling:
     """How candidates are timed. Raises UsageError where that cannot end before its deadline."""
     sampling = Sampling(
         spec.repeat or settings.measure_repeat,
@@ -115,7 +115,7 @@ def _survey(
     for boards, surveys in surveyed:
         for model, each, form in wanted:
             answer = answers[model.index, model.batch, form]
-            if each is boards and isinstance(answer, Survey):
+            if each is boards and isinstance(answer, WorkloadSurvey):
                 surveys.append((model, answer))
     _require_work(campaign, surveyed)
     return surveyed

@@ -226,7 +226,7 @@ class SearchSpec(StrictModel):
         return self
 
 
-class MeasureSpec(StrictModel):
+class MeasureOptions(StrictModel):
     """How a candidate is measured; what is left out is the farm's setting (`FARM_MEASURE_…`).
 
     `verify_top`: how many of the best candidates of a workload are measured again at the end.
@@ -256,7 +256,7 @@ class CampaignSpec(StrictModel):
     ] = (PointSpec(),)
     budget: BudgetSpec
     search: SearchSpec = SearchSpec()
-    measure: MeasureSpec = MeasureSpec()
+    measure: MeasureOptions = MeasureOptions()
     priority: Priority = 0
 
 

@@ -22,7 +22,7 @@ from farm.campaign.order import (
 from farm.campaign.plan import PlannedType, PlannedWorkload, to_document
 from farm.campaign.planning import Gathered, gather
 from farm.campaign.scheduler.values import Budget
-from farm.campaign.spec import BudgetSpec, CampaignFile, CampaignSpec, MeasureSpec, SearchSpec
+from farm.campaign.spec import BudgetSpec, CampaignFile, CampaignSpec, MeasureOptions, SearchSpec
 from farm.errors import UsageError
 from farm.search import gpus
 from farm.search.workloads import Workload
@@ -173,7 +173,7 @@ def _to_search(spec: SearchSpec, settings: Settings) -> SearchOrder:
     )
 
 
-def to_measure(spec: MeasureSpec, settings: Settings) -> MeasureOrder:
+def to_measure(spec: MeasureOptions, settings: Settings) -> MeasureOrder:
     """How candidates are timed, with what the file leaves out from the settings."""
     return MeasureOrder(
         number=spec.number or settings.measure_number,

@@ -23,8 +23,8 @@ from farm.campaign.engine.engine import CampaignEngine, engine_up
 from farm.campaign.engine.heartbeat import beating
 from farm.campaign.engine.host import lock_engine
 from farm.campaign.engine.state import publish, withdraw
-from farm.campaign.one_model import Place, Request
-from farm.campaign.plan_survey import Survey, Surveying
+from farm.campaign.one_model import MeasuringPlace, OneModelRequest
+from farm.campaign.plan_survey import Surveying, WorkloadSurvey
 from farm.campaign.watch import find_error, is_settled, watch
 from farm.crew.choice import plan_choice
 from farm.errors import FarmError, PermanentError, UnavailableError
@@ -54,7 +54,7 @@ _LOOK_S = 0.2
 _MACHINE_TIMEOUT_S = 15.0
 
 
-class Listener(Protocol):
+class TuneListener(Protocol):
     """Who is told how a run goes."""
 
     def note(self, text: str) -> None:
@@ -118,14 +118,14 @@ def find_failure(trials: Mapping[str, int], records: int) -> PermanentError | No
     return PermanentError(said, "`farm doctor` tries each part of the farm; logs are in the folder logs of FARM_HOME.")
 
 
-def tune(request: Request, settings: Settings, store: Store, listener: Listener) -> Tuned:
+def tune(request: OneModelRequest, settings: Settings, store: Store, listener: TuneListener) -> Tuned:
     """Tune a model, wait for the end, and say what came of it. Raises as `tuning` does."""
     with tuning(request, settings, store, listener) as tuned:
         return tuned
 
 
 @contextlib.contextmanager
-def tuning(request: Request, settings: Settings, store: Store, listener: Listener) -> Iterator[Tuned]:
+def tuning(request: OneModelRequest, settings: Settings, store: Store, listener: TuneListener) -> Iterator[Tuned]:
     """Tune a model, and say what came of it; for the block this machine is kept from others where it was the board.
 
     Raises UsageError, UnavailableError, BoardUnsafeError, and what the end of a campaign stands for that was not
@@ -153,7 +153,9 @@ def tuning(request: Request, settings: Settings, store: Store, listener: Listene
 class _Run:
     """One tuning under way."""
 
-    def __init__(self, request: Request, place: Place, settings: Settings, store: Store, listener: Listener) -> None:
+    def __init__(
+        self, request: OneModelRequest, place: MeasuringPlace, settings: Settings, store: Store, listener: TuneListener
+    ) -> None:
         self._request, self._place, self._settings = request, place, settings
         self._store, self._listener = store, listener
         self._waiting_since: float | None = None
@@ -206,7 +208,7 @@ class _Run:
     def _note(self, text: str) -> None:
         self._listener.note(text)
 
-    def _submit(self, survey: Survey | FarmError) -> str | None:
+    def _submit(self, survey: WorkloadSurvey | FarmError) -> str | None:
         """Order the campaign; None where the model has nothing that can be tuned."""
         if isinstance(survey, FarmError):
             raise survey

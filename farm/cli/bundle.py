@@ -14,7 +14,7 @@ from farm.cli import options, output, tables
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
 from farm.provision.bundle import Bundle, open_bundle
-from farm.provision.bundle_build import Recipe, build_bundle
+from farm.provision.bundle_build import BundleRecipe, build_bundle
 from farm.provision.interpreters import MANAGED_PYTHON
 
 app = typer.Typer(help="Bundles: everything that a board is given, in one file.", no_args_is_help=True)
@@ -55,7 +55,7 @@ def build(
         machine = arch or _find_arch(board_type or "")
         # One with an interpreter of its own serves every board; else the commonest is meant.
         pythons = tuple(dict.fromkeys(python or (() if python_archive else (MANAGED_PYTHON,))))
-        recipe = Recipe(machine, pythons, managed_python and python_archive is None, python_archive)
+        recipe = BundleRecipe(machine, pythons, managed_python and python_archive is None, python_archive)
         called = f"tvm-farm-{machine}-{'-'.join(pythons) or 'python'}.tar"
         path = Path(called) if out is None else out / called if out.is_dir() else out
         require_room(path.parent)

@@ -253,13 +253,13 @@ def _read_labels(path: Path | None) -> bytes | None:
 
 def _tune(order: Any, settings: Settings, store: Store, trials: int, since: float) -> None:
     """Tune what has no record of its own board type, as `farm tune` does."""
-    from farm.campaign.one_model import Request
+    from farm.campaign.one_model import OneModelRequest
     from farm.campaign.plan_models import to_variant
     from farm.campaign.tune import tune
 
     screen = CampaignScreen()
     model = to_variant(order.source, order.inputs)
-    request = Request(
+    request = OneModelRequest(
         "compile", model, order.board_type, trials, simulated=order.simulated, only_unknown=True, since=since
     )
     try:

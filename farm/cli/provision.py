@@ -22,12 +22,12 @@ from farm.connectivity.services import Services, using_services
 from farm.crew import golden_runs
 from farm.errors import FarmError, UsageError
 from farm.processes.machine import name_user
-from farm.provision.board import Job, Target
+from farm.provision.board import ProvisioningJob, ProvisioningTarget
 from farm.provision.boards import provision_boards
 from farm.provision.bundle_build import BundleCache
 from farm.provision.hold import StoreHold
 from farm.provision.proof import prove
-from farm.provision.reports import GOOD, BoardReport, Outcome, StepReport, StepStatus
+from farm.provision.reports import GOOD, BoardReport, ProvisioningOutcome, StepReport, StepStatus
 from farm.provision.service_files import AgentOptions
 from farm.search.build.golden import GoldenKernels
 from farm.settings import Settings
@@ -86,7 +86,7 @@ def provision(
         reports = {name: _refused(name, error) for name, error in refused.items()}
         with contextlib.ExitStack() as stack:
             proof = _Proof(settings, [target.name for target in going], set(unknown), stack)
-            job = Job(
+            job = ProvisioningJob(
                 BundleCache(settings.home_path / "cache" / "bundles", bundle, _note),
                 proof,
                 known_hosts,
@@ -98,7 +98,9 @@ def provision(
             )
             if going:
                 reports |= {report.board: report for report in provision_boards(going, job, jobs)}
-            notes = proof.record_health([r.board for r in reports.values() if r.outcome is Outcome.PROVISIONED])
+            notes = proof.record_health(
+                [r.board for r in reports.values() if r.outcome is ProvisioningOutcome.PROVISIONED]
+            )
         _print([reports[name] for name in addresses], notes, json)
 
     output.run(work, debug)
@@ -116,7 +118,7 @@ class _Proof:
         self._services: Services | None = None
         self._kernels = GoldenKernels(settings.home_path / golden_runs.KERNEL_FOLDER)
 
-    def __call__(self, target: Target) -> str:
+    def __call__(self, target: ProvisioningTarget) -> str:
         with self._lock:
             if self._services is None:
                 self._services = self._stack.enter_context(using_services(self._settings, self._names, _note))
@@ -141,7 +143,7 @@ class _Proof:
         }
 
 
-def _find_targets(settings: Settings, names: list[str]) -> list[Target]:
+def _find_targets(settings: Settings, names: list[str]) -> list[ProvisioningTarget]:
     """Boards by name, each once. Raises UsageError for one that is not reached over SSH, or not registered."""
     targets = []
     with options.open_store(settings) as store:
@@ -154,13 +156,13 @@ def _find_targets(settings: Settings, names: list[str]) -> list[Target]:
                     "Only boards that are reached over SSH are provisioned.",
                 )
             agent = AgentOptions(name, board["board_type"], transport.agent_port, transport.tracker_port)
-            targets.append(Target(name, to_ssh_address(transport), agent))
+            targets.append(ProvisioningTarget(name, to_ssh_address(transport), agent))
     return targets
 
 
 def _refused(name: str, error: FarmError) -> BoardReport:
     step = StepReport("connect", StepStatus.FAILED, str(error), 0.0)
-    return BoardReport(name, Outcome.FAILED, "", "nothing was done to it", (step,))
+    return BoardReport(name, ProvisioningOutcome.FAILED, "", "nothing was done to it", (step,))
 
 
 def _show_step(name: str, step: StepReport) -> None:
@@ -181,7 +183,7 @@ def _print(reports: list[BoardReport], notes: dict[str, str], json: bool) -> Non
     else:
         rows = [(r.board, r.outcome, r.version, _tell(r, notes.get(r.board, ""))) for r in reports]
         tables.print_table(("Board", "Outcome", "Version", "State"), rows, left=(0, 1, 2, 3))
-    if any(report.outcome is Outcome.INTERRUPTED for report in reports):
+    if any(report.outcome is ProvisioningOutcome.INTERRUPTED for report in reports):
         raise SystemExit(output.INTERRUPTED)
     if any(report.outcome not in GOOD for report in reports):
         raise SystemExit(1)

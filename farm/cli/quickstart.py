@@ -59,7 +59,7 @@ def quickstart(
 
         with options.open_store(settings) as store:
             try:
-                request = job.Request(
+                request = job.QuickstartRequest(
                     source, inputs, trials, out.absolute(), fresh, since, sweep, 0.0 if no_wait else _WAIT_S
                 )
                 kind = make_exact(require_board_type("local"), exact)

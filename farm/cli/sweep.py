@@ -88,7 +88,7 @@ def run(
     """Measure a model at the clocks that a board has; say which setting to ship. Exit code 1 where none can be."""
 
     def work() -> None:
-        from farm.sweep.plan.order import SweepOrder, Where
+        from farm.sweep.plan.order import SweepOrder, SweepPlace
         from farm.sweep.run import programs, runner
 
         goal, named = read_goal(Goal(), deadline, max_power, objective), bool(objective)
@@ -118,7 +118,7 @@ def run(
         settings = farm_settings.load()
         with options.open_store(settings) as store:
             kind, name = _choose_boards(store, board_type, board)
-            where = Where(kind.name, name, boards, wait_s)
+            where = SweepPlace(kind.name, name, boards, wait_s)
             sweep = runner.run_sweep(order, where, goal, named, settings, store, output.note)
             _finish(store, sweep, out, json)
 

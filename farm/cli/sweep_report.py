@@ -18,11 +18,11 @@ from farm.sweep import rows as sweep_rows
 from farm.sweep import stored
 from farm.sweep.export import chosen as exporting
 from farm.sweep.export import compare as comparing
-from farm.sweep.export.chosen import Chosen, Form
+from farm.sweep.export.chosen import Chosen, ExportForm
 from farm.sweep.export.compare import PointPair, SeriesPair
 from farm.sweep.export.nvpmodel import export_nvpmodel
 from farm.sweep.export.script import export_script
-from farm.sweep.rows import Ratio
+from farm.sweep.rows import VariantRatio
 
 _Sweep = Annotated[int, typer.Argument(metavar="ID", help="Number of the sweep; `farm sweep list` has them.")]
 
@@ -60,7 +60,9 @@ def report(
 
 def export(
     sweep: _Sweep,
-    form: Annotated[Form, typer.Option("--as", help="Format: a stanza for nvpmodel.conf, JSON, or a shell script.")],
+    form: Annotated[
+        ExportForm, typer.Option("--as", help="Format: a stanza for nvpmodel.conf, JSON, or a shell script.")
+    ],
     pick: Annotated[
         int, typer.Option("--pick", metavar="P", help="Rank: 1 is the recommended point, 2 and up the runners-up.")
     ] = 1,
@@ -149,16 +151,16 @@ def _choose_series(document: Mapping[str, Any], variant: str | None, batch: int 
     return best
 
 
-def _export(chosen: Chosen, form: Form, mode_id: int | None) -> str:
+def _export(chosen: Chosen, form: ExportForm, mode_id: int | None) -> str:
     board_type = require_board_type(chosen.document["board"]["type"])
-    if form is not Form.NVPMODEL and mode_id is not None:
+    if form is not ExportForm.NVPMODEL and mode_id is not None:
         raise UsageError("--id is for --as nvpmodel")
     match form:
-        case Form.NVPMODEL:
+        case ExportForm.NVPMODEL:
             return export_nvpmodel(chosen, board_type, mode_id)
-        case Form.SH:
+        case ExportForm.SH:
             return export_script(chosen, board_type)
-        case Form.JSON:
+        case ExportForm.JSON:
             return exporting.export_json(chosen, board_type)
 
 
@@ -193,7 +195,7 @@ def _describe_best(pair: PointPair) -> str:
     return f"{pair.label}: {keys[0]}" + (f" / {keys[1]}" if keys[0] != keys[1] else "")
 
 
-def _ratio(ratio: Ratio | None) -> str:
+def _ratio(ratio: VariantRatio | None) -> str:
     if ratio is None:
         return "–"
     return f"{ratio.value:.3f} ({ratio.low:.3f} – {ratio.high:.3f}){' =' if ratio.is_one else '  '}"

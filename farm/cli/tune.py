@@ -86,7 +86,7 @@ def tune(
                 screen.note(f"added {' and '.join(added)} (simulated)")
             source, inputs = options.read_model(model, shape, batch, trust_model)
             # Imported here: Ray takes a second that wrong usage should not wait for.
-            from farm.campaign.one_model import Request
+            from farm.campaign.one_model import OneModelRequest
             from farm.campaign.plan_models import to_variant
             from farm.campaign.tune import find_failure, tune
             from farm.search.gpus import require_device
@@ -95,7 +95,7 @@ def tune(
             options.require_float(source, weights)
             own = store_weights(require_device(make_exact(kind, exact), device), weights)
             try:
-                request = Request(
+                request = OneModelRequest(
                     "tune",
                     to_variant(source, inputs),
                     own,

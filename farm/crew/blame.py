@@ -69,7 +69,7 @@ _BUSY = dataclasses.replace(_FAILING, kind=None)
 
 
 @dataclasses.dataclass(frozen=True)
-class Doubt:
+class BoardDoubt:
     """Why a board is better left by who may have others; what `lasts` will not pass soon."""
 
     reason: str
@@ -80,7 +80,7 @@ class Blame:
     """Judges the outcomes of one run. Not thread-safe. `doubt` is set once a board is better left."""
 
     def __init__(self, site: Place) -> None:
-        self.doubt: Doubt | None = None
+        self.doubt: BoardDoubt | None = None
         self._site = site
         self._trouble: _Trouble | None = None
         self._key, self._times = "", 0
@@ -131,7 +131,7 @@ class Blame:
         if trouble.kind is not None:
             self._site.observe(trouble.kind, trouble.text.format(**words))
         if trouble.reason:
-            self.doubt = Doubt(trouble.reason.format(**words), trouble.lasts)
+            self.doubt = BoardDoubt(trouble.reason.format(**words), trouble.lasts)
 
 
 def _find_trouble(outcome: Outcome, pin: PinStatus, blameless: bool) -> _Trouble | None:

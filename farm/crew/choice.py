@@ -22,7 +22,7 @@ _OPERATORS = (Health.MAINTENANCE, Health.UNSAFE, Health.RETIRED)
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class BoardChoice:
     """Boards that can be taken now, the first one first, and why each other one cannot."""
 
     free: tuple[str, ...]
@@ -82,11 +82,11 @@ def plan_pool(
     return tuple(sorted(row["name"] for row in mine if bool(row["simulated"]) == simulated))
 
 
-def plan_choice(rows: Sequence[Mapping[str, Any]], pool: Sequence[str]) -> Choice:
+def plan_choice(rows: Sequence[Mapping[str, Any]], pool: Sequence[str]) -> BoardChoice:
     """Which boards of the pool can be taken now."""
     known = {row["name"]: row for row in rows}
     reasons = {name: find_reason(known.get(name)) for name in pool}
-    return Choice(
+    return BoardChoice(
         tuple(name for name, reason in reasons.items() if not reason),
         {name: reason for name, reason in reasons.items() if reason},
     )

@@ -103,7 +103,7 @@ class Observation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class HealthLimits:
     """How much is forgiven: our choice, until a fleet's own history says better. Times are in seconds.
 
     `faults` board-side faults within `window_s` quarantine a board; it is back after `cooldown_s` without another, and
@@ -123,7 +123,7 @@ class Limits:
 
 
 def transition(
-    standing: Standing, observation: Observation, history: HealthHistory, limits: Limits, now_s: float
+    standing: Standing, observation: Observation, history: HealthHistory, limits: HealthLimits, now_s: float
 ) -> Transition:
     """What `observation` makes of a board. `now_s` is on the clock of the history's times.
 
@@ -173,11 +173,11 @@ def find_kind(error: FarmError) -> Kind:
     return Kind.FAULT
 
 
-_USUAL = Limits()
+_USUAL = HealthLimits()
 
 
 def decide_by(
-    observation: Observation, limits: Limits = _USUAL
+    observation: Observation, limits: HealthLimits = _USUAL
 ) -> Callable[[Standing, HealthHistory, float], Transition]:
     """The rule for one observation, as `Store.observe_board` wants it: still open are the board and the time."""
 
@@ -210,7 +210,7 @@ def _come_back(standing: Standing, history: HealthHistory, text: str) -> Transit
     return Transition(after, dataclasses.replace(history, passes=0), text)
 
 
-def _blame(standing: Standing, text: str, history: HealthHistory, limits: Limits, now_s: float) -> Transition:
+def _blame(standing: Standing, text: str, history: HealthHistory, limits: HealthLimits, now_s: float) -> Transition:
     if standing.health is Health.QUARANTINED:
         again = dataclasses.replace(history, passes=0, cooling_since_s=now_s)
         return Transition(standing, again, f"{text}; the cool-down starts over")
@@ -222,7 +222,7 @@ def _blame(standing: Standing, text: str, history: HealthHistory, limits: Limits
     return Transition(_with(standing, Health.SUSPECT), dataclasses.replace(history, faults_s=recent, passes=0), reason)
 
 
-def _pass(standing: Standing, history: HealthHistory, limits: Limits, now_s: float) -> Transition:
+def _pass(standing: Standing, history: HealthHistory, limits: HealthLimits, now_s: float) -> Transition:
     if standing.health is Health.GOOD:
         return Transition(standing, history, "")
     if standing.health is Health.QUARANTINED:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Protocol
 
 from farm.connectivity.tracker import Tracker
-from farm.crew.choice import Choice, plan_choice, plan_pool, require_hope
+from farm.crew.choice import BoardChoice, plan_choice, plan_pool, require_hope
 from farm.crew.health import Kind
 from farm.crew.leased_board import LeasedBoard
 from farm.crew.site import find_trouble
@@ -158,13 +158,13 @@ class FleetSite:
         require_hope(rows, self._pool, self._board_type)
         choice = plan_choice(rows, self._pool)
         if choice.free and (trouble := find_trouble(self.tracker)):
-            choice = Choice((), {**choice.reasons, **dict.fromkeys(choice.free, trouble)})
+            choice = BoardChoice((), {**choice.reasons, **dict.fromkeys(choice.free, trouble)})
         for name in choice.free:
             try:
                 key = f"{self._board_type}/{name}"
                 self._board = LeasedBoard(self._store, key, self._purpose, lambda: self.tracker, self._ttl_s)
             except (TransientError, UnavailableError, BoardUnsafeError) as error:  # somebody was faster
-                choice = Choice((), {**choice.reasons, name: error.message})
+                choice = BoardChoice((), {**choice.reasons, name: error.message})
                 continue
             self.has_board = True
             self._note(f"working on {name}")

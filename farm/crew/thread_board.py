@@ -50,7 +50,7 @@ _GLANCE = PowerSpec(seconds=0.05, rate_hz=20.0)
 T = TypeVar("T")
 
 
-class StoppedError(Exception):
+class WorkStoppedError(Exception):
     """The work was told to end: what a board answers no longer matters."""
 
 
@@ -125,7 +125,7 @@ class ThreadBoard(HeldBoard):
     def check_running(self) -> None:
         """Raise StoppedError where the work was told to end."""
         if self._stopping.is_set():
-            raise StoppedError
+            raise WorkStoppedError
 
     def pause(self, seconds: float) -> None:
         """Wait. Raises StoppedError."""

@@ -18,7 +18,7 @@ class GpuPlan:
 
     arch: str
     newest_ptx: str
-    limits: ptx.Limits
+    limits: ptx.PtxLimits
     memory_bytes: int | None
 
 
@@ -45,7 +45,7 @@ def plan_gpu(board_type: BoardType) -> GpuPlan:
     newest = min(
         (ptx.find_newest(cuda) for cuda in gpu.cuda.values()), key=lambda each: tuple(map(int, each.split(".")))
     )
-    limits = ptx.Limits(gpu.registers_per_block, gpu.shared_bytes_per_block, THREADS_PER_BLOCK)
+    limits = ptx.PtxLimits(gpu.registers_per_block, gpu.shared_bytes_per_block, THREADS_PER_BLOCK)
     return GpuPlan(gpu.arch, newest, limits, board_type.memory_bytes)
 
 

@@ -43,7 +43,7 @@ NEWEST = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class PtxLimits:
     """What a GPU lets a block have: registers of 32 bits, bytes of shared memory, threads."""
 
     registers: int
@@ -95,7 +95,7 @@ def rewrite_version(text: str, newest: str) -> str:
     return text[: found.start()] + f".version {newest}" + text[found.end() :]
 
 
-def check(text: str, arch: str, limits: Limits) -> list[Usage]:
+def check(text: str, arch: str, limits: PtxLimits) -> list[Usage]:
     """What every kernel of the PTX takes on an architecture such as sm_53.
 
     Raises CodeRefusedError with ptxas' words for PTX that it refuses, or naming the kernel and the limit it breaks.
@@ -143,7 +143,7 @@ def _count_threads(words: str) -> int:
     return product
 
 
-def _require(usage: Usage, limits: Limits) -> None:
+def _require(usage: Usage, limits: PtxLimits) -> None:
     """The driver hands out registers in units of 8 per thread and whole warps (CUDA's occupancy calculator)."""
     registers = -(-usage.registers // 8) * 8 * -(-usage.threads // WARP) * WARP
     for has, may, what in (

@@ -12,7 +12,7 @@ CONFIDENCE = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
-class Summary:
+class SampleSummary:
     """Of samples in one unit: `ci_low` and `ci_high` bound the median with 95 % confidence; `std` is of the samples."""
 
     count: int
@@ -30,13 +30,13 @@ class Summary:
         return {name: value if name == "count" else value * factor for name, value in values.items()}
 
 
-def summarise(samples: Sequence[float]) -> Summary:
+def summarise(samples: Sequence[float]) -> SampleSummary:
     """Summarise one or more samples; the interval is the percentile bootstrap's, worked out instead of drawn."""
     values = np.sort(np.asarray(samples, dtype=np.float64))
     if values.size == 0:
         raise ValueError("no samples to summarise")
     low, high = (float(values[list(ranks)].mean()) for ranks in _find_interval(values.size))
-    return Summary(
+    return SampleSummary(
         count=int(values.size),
         median=float(np.median(values)),
         mean=float(values.mean()),

@@ -20,19 +20,19 @@ from device_agent.protocol import Outcome, ProtocolError, Status
 from farm.errors import InternalError, UsageError
 from farm.processes import confined
 from farm.search import proof
-from farm.store.merging import Bundle
+from farm.store.merging import RecordBundle
 from farm.values import Record, Trial
 
 WORKLOADS, TUNING_RECORDS, OURS = "database_workload.json", "database_tuning_record.json", "farm_records.json"
 FORMAT = "tvm-farm records/1"
 # Files of other people: a hundred thousand records of the longest traces are less, and reading takes five times that.
 _MOST_BYTES = 512 << 20
-_LIMITS = confined.Limits(memory_bytes=6 << 30, timeout_s=900.0)
+_LIMITS = confined.ConfinedLimits(memory_bytes=6 << 30, timeout_s=900.0)
 # TVM writes this flag as a number, and reads another function then.
 _FLAG = re.compile(r'(\["Annotate",\["b\d+",)1(\],\["meta_schedule\.layout_rewrite_preproc"\])')
 
 
-def write_folder(bundle: Bundle, folder: Path) -> int:
+def write_folder(bundle: RecordBundle, folder: Path) -> int:
     """Write a bundle into a new folder, whole or not at all; returns how many records MetaSchedule's files have.
 
     Loads TVM's compiler. Raises UsageError where the folder is there already or cannot be, the records are of several
@@ -61,7 +61,7 @@ def write_folder(bundle: Bundle, folder: Path) -> int:
     return written
 
 
-def to_document(bundle: Bundle) -> dict[str, Any]:
+def to_document(bundle: RecordBundle) -> dict[str, Any]:
     """A bundle as JSON."""
     return {
         "format": FORMAT,
@@ -77,7 +77,7 @@ def to_document(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def read_folder(folder: Path) -> Bundle | None:
+def read_folder(folder: Path) -> RecordBundle | None:
     """The bundle in a folder; None where only MetaSchedule's files are there. Raises UsageError."""
     path = folder / OURS
     if not path.is_file():
@@ -93,7 +93,7 @@ def read_folder(folder: Path) -> Bundle | None:
     return bundle
 
 
-def parse(document: Any) -> Bundle:
+def parse(document: Any) -> RecordBundle:
     """The bundle of a document. Raises ValueError, LookupError, TypeError or ProtocolError where it is none."""
     if document["format"] != FORMAT:
         raise ValueError(f"its format is {document['format']!r}, and this version reads {FORMAT!r}")
@@ -113,7 +113,9 @@ def parse(document: Any) -> Bundle:
         _require(each.workload in known, f"the workload {each.workload} is missing")
     store = document["store"]
     _require(isinstance(store, str) and bool(store), "it does not say which store it is from")
-    return Bundle(store, records, trials, workloads, {int(key): str(name) for key, name in document["models"].items()})
+    return RecordBundle(
+        store, records, trials, workloads, {int(key): str(name) for key, name in document["models"].items()}
+    )
 
 
 def read_database(
@@ -144,7 +146,7 @@ def read_database(
     return list(workloads), trials
 
 
-def require_sound(bundle: Bundle, source: str) -> None:
+def require_sound(bundle: RecordBundle, source: str) -> None:
     """Raise UsageError where a workload of a stranger's bundle is not what its hash says, or a trace holds what would
     crash whoever reads it; `source` is where the bundle is from.
 
@@ -174,7 +176,7 @@ def _read_text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def _write_database(bundle: Bundle, folder: Path) -> int:
+def _write_database(bundle: RecordBundle, folder: Path) -> int:
     from farm.search import traces, tvm_env
     from farm.search.target import make_target
 

@@ -98,7 +98,7 @@ def _refuse_code(path: pathlib.Path) -> None:
 
 
 def _convert(path: pathlib.Path, program: bytes) -> bytes:
-    limits = confined.Limits(_MEMORY_BYTES + _COPIES * len(program), _TIMEOUT_S)
+    limits = confined.ConfinedLimits(_MEMORY_BYTES + _COPIES * len(program), _TIMEOUT_S)
     try:
         return confined.call(f"{__package__}.exported_child:convert", program, "it was not converted", limits)
     except UnavailableError as error:

@@ -28,7 +28,7 @@ _MOST_SHAPE = 4096
 
 
 @dataclasses.dataclass(frozen=True)
-class Summary:
+class ModelSummary:
     """`outputs` as inputs are described, with "?" for what the model does not say; `operators` counts nodes by type.
 
     `parameters` counts trained weights: tensors of floats, or of integers that are scaled to such, without running
@@ -42,10 +42,10 @@ class Summary:
     weight_bytes: int
 
 
-def summarise(model: onnx.ModelProto, inputs: Sequence[InputSpec]) -> Summary:
+def summarise(model: onnx.ModelProto, inputs: Sequence[InputSpec]) -> ModelSummary:
     """Describe a model whose inputs have these shapes. The model is not changed."""
     graph = model.graph
-    return Summary(
+    return ModelSummary(
         opset=next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1),
         outputs=_find_outputs(model, inputs),
         operators=dict(collections.Counter(node.op_type for node in graph.node).most_common()),

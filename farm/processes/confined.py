@@ -32,7 +32,7 @@ _KEPT = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "TZ")
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class ConfinedLimits:
     """What a confined process may take; `answer_bytes` is the longest answer that is believed."""
 
     memory_bytes: int = 4 << 30
@@ -40,7 +40,9 @@ class Limits:
     answer_bytes: int = 2 << 30
 
 
-def call(function: str, payload: bytes, what: str, limits: Limits = Limits(), readable: Sequence[Path] = ()) -> bytes:
+def call(
+    function: str, payload: bytes, what: str, limits: ConfinedLimits = ConfinedLimits(), readable: Sequence[Path] = ()
+) -> bytes:
     """What the function `module:name`, which takes and returns bytes, makes of `payload` in a confined process.
 
     `what` begins the message where it comes to nothing ("model.pt2 was not converted"). The process works in an empty
@@ -66,7 +68,7 @@ def call(function: str, payload: bytes, what: str, limits: Limits = Limits(), re
         return _take_answer(folder, code, what, limits)
 
 
-def _take_answer(folder: Path, code: int, what: str, limits: Limits) -> bytes:
+def _take_answer(folder: Path, code: int, what: str, limits: ConfinedLimits) -> bytes:
     if code == 0:
         return _read(folder / _ANSWER, limits.answer_bytes, what)
     if code == 1:

@@ -19,11 +19,11 @@ from farm.provision import scripts
 from farm.provision.bundle import Bundle
 from farm.provision.bundle_build import BundleCache
 from farm.provision.layout import ROOT_PREFIX, Layout, plan_layout
-from farm.provision.plan import Plan, check_board, choose_pythons, plan_removals, plan_steps
-from farm.provision.reports import BoardReport, Outcome, StepReport, StepStatus
+from farm.provision.plan import ProvisioningPlan, check_board, choose_pythons, plan_removals, plan_steps
+from farm.provision.reports import BoardReport, ProvisioningOutcome, StepReport, StepStatus
 from farm.provision.service_files import AgentOptions, BoardFile, compute_digest, render_files
 from farm.provision.shell import BoardShell
-from farm.provision.survey import Login, Survey, fetch_login, fetch_survey
+from farm.provision.survey import BoardSurvey, Login, fetch_login, fetch_survey
 
 # Deadlines of the steps on a slow board with a slow SD card: an unpacked bundle is 150 MB in 3,000 files.
 QUICK_S = 60.0
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True)
-class Target:
+class ProvisioningTarget:
     """A board to provision: who it is, where its sshd is, and what its agent is told."""
 
     name: str
@@ -55,13 +55,13 @@ class Target:
 
 
 # Proves a board end to end and says in a line what it saw; raises FarmError where it is not proven.
-Probe = Callable[[Target], str]
+Probe = Callable[[ProvisioningTarget], str]
 # Keeps others from a board while its agent is stopped and started; raises FarmError where somebody uses it.
 Hold = Callable[[str], AbstractContextManager[object]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class ProvisioningJob:
     """What is wanted of every board of one call. `show` hears of each step as it ends, from any thread."""
 
     bundles: BundleCache
@@ -82,7 +82,7 @@ class Interrupted(Exception):
 class Provisioner:
     """The work on one board. `run` is called once; `interrupt` may be called from another thread."""
 
-    def __init__(self, target: Target, job: Job) -> None:
+    def __init__(self, target: ProvisioningTarget, job: ProvisioningJob) -> None:
         self.target = target
         self._job = job
         self._port = target.options.agent_port
@@ -99,9 +99,9 @@ class Provisioner:
         try:
             outcome = self._uninstall() if self._job.uninstall else self._provision()
         except Interrupted:
-            outcome = Outcome.INTERRUPTED
+            outcome = ProvisioningOutcome.INTERRUPTED
         except FarmError:  # the failed step is reported already
-            outcome = Outcome.INTERRUPTED if self._stop.is_set() else Outcome.FAILED
+            outcome = ProvisioningOutcome.INTERRUPTED if self._stop.is_set() else ProvisioningOutcome.FAILED
         finally:
             if self._connection is not None:
                 self._connection.close()
@@ -115,7 +115,7 @@ class Provisioner:
         if self._connection is not None:
             self._connection.close("interrupted")
 
-    def _provision(self) -> Outcome:
+    def _provision(self) -> ProvisioningOutcome:
         shell, layout = self._connect()
         files = render_files(layout, self.target.options)
         survey = self._check(shell, layout, files)
@@ -138,7 +138,7 @@ class Provisioner:
                     raise
                 busy = error.message
             if not self._activate(shell, layout, plan, key, files):
-                return Outcome.ROLLED_BACK
+                return ProvisioningOutcome.ROLLED_BACK
             return self._prove(shell, layout, plan, survey, key, busy)
 
     def _connect(self) -> tuple[BoardShell, Layout]:
@@ -171,8 +171,8 @@ class Provisioner:
             )
         self._notes.append(f"sudo: {login.refused}")
 
-    def _check(self, shell: BoardShell, layout: Layout, files: Sequence[BoardFile]) -> Survey:
-        def work() -> tuple[Survey, StepStatus, str]:
+    def _check(self, shell: BoardShell, layout: Layout, files: Sequence[BoardFile]) -> BoardSurvey:
+        def work() -> tuple[BoardSurvey, StepStatus, str]:
             survey = fetch_survey(shell, layout, [file.path for file in files], self._port)
             self._version = survey.current
             self._state = f"as before: {survey.current or 'no agent of ours'}"
@@ -185,13 +185,13 @@ class Provisioner:
         return self._timed("check", work)
 
     def _find_bundle(
-        self, survey: Survey, layout: Layout, files: tuple[BoardFile, ...]
-    ) -> tuple[tuple[Bundle, Plan], StepStatus, str]:
+        self, survey: BoardSurvey, layout: Layout, files: tuple[BoardFile, ...]
+    ) -> tuple[tuple[Bundle, ProvisioningPlan], StepStatus, str]:
         bundle = self._job.bundles.require(survey.arch, choose_pythons(survey))
         plan = plan_steps(survey, layout, bundle, files)
         return (bundle, plan), StepStatus.OK, f"{bundle.manifest.key}, {bundle.size / 1e6:.0f} MB"
 
-    def _install(self, shell: BoardShell, layout: Layout, bundle: Bundle, plan: Plan) -> None:
+    def _install(self, shell: BoardShell, layout: Layout, bundle: Bundle, plan: ProvisioningPlan) -> None:
         """Everything that the running agent cannot notice."""
         manifest = bundle.manifest
 
@@ -223,7 +223,9 @@ class Provisioner:
         self._change(plan, "install", install)
         self._change(plan, "user", user)
 
-    def _activate(self, shell: BoardShell, layout: Layout, plan: Plan, key: str, files: tuple[BoardFile, ...]) -> bool:
+    def _activate(
+        self, shell: BoardShell, layout: Layout, plan: ProvisioningPlan, key: str, files: tuple[BoardFile, ...]
+    ) -> bool:
         """Everything that the running agent does notice. False where it failed and what was there before is back."""
         stamp = f"{key} {compute_digest(files)}"
 
@@ -254,7 +256,9 @@ class Provisioner:
             raise
         return True
 
-    def _prove(self, shell: BoardShell, layout: Layout, plan: Plan, survey: Survey, key: str, busy: str) -> Outcome:
+    def _prove(
+        self, shell: BoardShell, layout: Layout, plan: ProvisioningPlan, survey: BoardSurvey, key: str, busy: str
+    ) -> ProvisioningOutcome:
         """Run something on the board, then drop what it replaced. `busy` says who uses it, whom nothing may disturb."""
         changing = bool(plan.needed)
         if changing:
@@ -266,7 +270,7 @@ class Provisioner:
         except (FarmError, Interrupted) as error:
             changed = {"services", "switch"} & plan.needed or survey.pending is not None
             if changed and self._roll_back(layout, key, error):
-                return Outcome.ROLLED_BACK
+                return ProvisioningOutcome.ROLLED_BACK
             raise
         self._version = key
 
@@ -277,7 +281,7 @@ class Provisioner:
 
         self._change(plan, "finish", finish)
         self._state = f"{key} runs and is proven"
-        return Outcome.PROVISIONED if changing else Outcome.UNCHANGED
+        return ProvisioningOutcome.PROVISIONED if changing else ProvisioningOutcome.UNCHANGED
 
     def _roll_back(self, layout: Layout, key: str, error: BaseException) -> bool:
         """Put back what was there before; False where the board cannot be reached or nothing was there to put back."""
@@ -323,7 +327,7 @@ class Provisioner:
         assert self._connection is not None
         return BoardShell(self._connection, self._as_root, self._sudo)
 
-    def _uninstall(self) -> Outcome:
+    def _uninstall(self) -> ProvisioningOutcome:
         shell, layout = self._connect()
         files = render_files(layout, self.target.options)
 
@@ -350,17 +354,19 @@ class Provisioner:
                     raise
             self._timed("remove", work)
         status = self._steps[-1].status
-        return {StepStatus.ALREADY: Outcome.UNCHANGED, StepStatus.WOULD: Outcome.PLANNED}.get(status, Outcome.REMOVED)
+        return {StepStatus.ALREADY: ProvisioningOutcome.UNCHANGED, StepStatus.WOULD: ProvisioningOutcome.PLANNED}.get(
+            status, ProvisioningOutcome.REMOVED
+        )
 
-    def _tell_plan(self, plan: Plan) -> Outcome:
+    def _tell_plan(self, plan: ProvisioningPlan) -> ProvisioningOutcome:
         for name in ("folder", "send", "python", "install", "user", "services", "switch", "start", "finish"):
             if name in plan.needed:
                 self._note_step(name, StepStatus.WOULD, "")
             else:
                 self._note_step(name, StepStatus.ALREADY, "")
-        return Outcome.PLANNED
+        return ProvisioningOutcome.PLANNED
 
-    def _change(self, plan: Plan, name: str, work: Callable[[], str]) -> None:
+    def _change(self, plan: ProvisioningPlan, name: str, work: Callable[[], str]) -> None:
         """Do a step if the plan says so."""
         if name in plan.needed:
             self._step(name, lambda: (None, StepStatus.DONE, work()))
@@ -391,6 +397,6 @@ class Provisioner:
         self._job.show(self.target.name, report)
 
 
-def _disturbing(plan: Plan) -> bool:
+def _disturbing(plan: ProvisioningPlan) -> bool:
     """Whether the agent that runs would notice."""
     return bool({"services", "switch", "start"} & plan.needed)

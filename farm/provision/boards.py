@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 from collections.abc import Sequence
 
-from farm.provision.board import Job, Provisioner, Target
+from farm.provision.board import Provisioner, ProvisioningJob, ProvisioningTarget
 from farm.provision.reports import BoardReport
 from farm.provision.wheels import end_tools
 
@@ -13,7 +13,9 @@ from farm.provision.wheels import end_tools
 INTERRUPT_S = 10.0
 
 
-def provision_boards(targets: Sequence[Target], job: Job, jobs: int = 8) -> tuple[BoardReport, ...]:
+def provision_boards(
+    targets: Sequence[ProvisioningTarget], job: ProvisioningJob, jobs: int = 8
+) -> tuple[BoardReport, ...]:
     """Work on all boards, `jobs` of them at a time; the reports come in the order of `targets`.
 
     A KeyboardInterrupt ends the work on all boards within seconds; it is told by the reports, not raised.

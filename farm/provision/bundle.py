@@ -30,7 +30,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclasses.dataclass(frozen=True)
-class Manifest:
+class BundleManifest:
     """What a bundle holds.
 
     `version` is the agent's, `arch` the machine as `uname -m` says it, `pythons` those that it has wheels for (`3.11`),
@@ -60,11 +60,11 @@ class Bundle:
     """A bundle whose every file was found to be what the manifest says. `size` in bytes."""
 
     path: Path
-    manifest: Manifest
+    manifest: BundleManifest
     size: int
 
 
-def write_bundle(folder: Path, manifest: Manifest, output: Path) -> Bundle:
+def write_bundle(folder: Path, manifest: BundleManifest, output: Path) -> Bundle:
     """Pack the manifest's files from `folder` in one step. Equal contents give equal bytes. Raises OSError."""
     part = output.with_name(f".{output.name}.{os.getpid()}.part")
     try:
@@ -83,7 +83,7 @@ def write_bundle(folder: Path, manifest: Manifest, output: Path) -> Bundle:
 def open_bundle(path: Path) -> Bundle:
     """Read a bundle and check every file in it. Raises UsageError where it is damaged, changed, or none of ours."""
     found: dict[str, str] = {}
-    manifest: Manifest | None = None
+    manifest: BundleManifest | None = None
     try:
         with tarfile.open(path, "r:") as archive:
             for member in archive:
@@ -114,13 +114,13 @@ def open_bundle(path: Path) -> Bundle:
     return Bundle(path, manifest, path.stat().st_size)
 
 
-def _parse_manifest(path: Path, data: bytes) -> Manifest:
+def _parse_manifest(path: Path, data: bytes) -> BundleManifest:
     try:
         document: dict[str, Any] = json.loads(data)
         version = document.pop("format")
         if version != FORMAT:
             raise _refused(path, f"it is of format {version!r}, this farm reads {FORMAT}")
-        manifest = Manifest(**document | {"pythons": tuple(document["pythons"])})
+        manifest = BundleManifest(**document | {"pythons": tuple(document["pythons"])})
         texts = (manifest.arch, *manifest.pythons)
         if (
             not _VERSION.fullmatch(manifest.version)

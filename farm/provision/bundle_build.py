@@ -19,7 +19,7 @@ from farm.gpu import native
 from farm.inventory.board_types import load_board_types
 from farm.provision import interpreters, pins, wheels
 from farm.provision.agent_wheel import find_agent_source, pack_agent, read_agent_version
-from farm.provision.bundle import Bundle, Manifest, open_bundle, write_bundle
+from farm.provision.bundle import Bundle, BundleManifest, open_bundle, write_bundle
 from farm.provision.resources import read_resource
 
 # What a board has besides Python code, as it lies in a bundle.
@@ -27,7 +27,7 @@ SERVICE_FILES = ("tvm-farm-agent.service", "tvm-farm-clock-helper.service", "sup
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
+class BundleRecipe:
     """What a bundle is made for and from.
 
     `pythons`: the series to have wheels for; `archive`: an interpreter to bring along, None for none; `managed`: fetch
@@ -55,7 +55,7 @@ class Recipe:
         return digest.hexdigest()[:16]
 
 
-def build_bundle(recipe: Recipe, output: Path, note: Callable[[str], None] = lambda text: None) -> Bundle:
+def build_bundle(recipe: BundleRecipe, output: Path, note: Callable[[str], None] = lambda text: None) -> Bundle:
     """Make a bundle at `output`. Equal recipes give equal bytes.
 
     Raises UsageError (arch, Python or archive that no board has), UnavailableError (pip, disk, no interpreter to be
@@ -79,7 +79,7 @@ def build_bundle(recipe: Recipe, output: Path, note: Callable[[str], None] = lam
             # An interpreter's archive is a third of what it unpacks to.
             unpacked += sum(4 * path.stat().st_size for path in (folder / "python").glob("*.tar.*"))
             version = read_agent_version(recipe.source)
-            manifest = Manifest(version, recipe.arch, recipe.pythons, managed, unpacked, files)
+            manifest = BundleManifest(version, recipe.arch, recipe.pythons, managed, unpacked, files)
             return write_bundle(folder, manifest, output)
     except OSError as error:
         raise UnavailableError(
@@ -125,10 +125,10 @@ class BundleCache:
             python = pythons[0] if pythons else interpreters.MANAGED_PYTHON
             key = (arch, python, not pythons)
             if key not in self._made:
-                self._made[key] = self._find_or_build(Recipe(arch, (python,), managed=not pythons))
+                self._made[key] = self._find_or_build(BundleRecipe(arch, (python,), managed=not pythons))
             return self._made[key]
 
-    def _find_or_build(self, recipe: Recipe) -> Bundle:
+    def _find_or_build(self, recipe: BundleRecipe) -> Bundle:
         path = self._folder / f"{recipe.arch}-{recipe.pythons[0]}-{recipe.compute_key()}.tar"
         if path.is_file():
             try:
@@ -163,7 +163,7 @@ def _require_fit(bundle: Bundle, arch: str, pythons: Sequence[str]) -> Bundle:
     return bundle
 
 
-def _require_sound(recipe: Recipe) -> Recipe:
+def _require_sound(recipe: BundleRecipe) -> BundleRecipe:
     """The recipe with the archive's Python among its own. Raises UsageError."""
     if recipe.arch not in wheels.ARCHS:
         raise UsageError(f"there are no wheels for {recipe.arch!r}", f"Boards are one of {', '.join(wheels.ARCHS)}.")
@@ -181,7 +181,7 @@ def _require_sound(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, pythons=pythons)
 
 
-def _add_interpreter(recipe: Recipe, folder: Path, note: Callable[[str], None]) -> str:
+def _add_interpreter(recipe: BundleRecipe, folder: Path, note: Callable[[str], None]) -> str:
     """The interpreter's archive and uv's list with it; returns the folder name it will have on boards, or nothing."""
     if recipe.archive is None and not recipe.managed:
         return ""
@@ -198,7 +198,7 @@ def _add_interpreter(recipe: Recipe, folder: Path, note: Callable[[str], None]) 
     return interpreter.key
 
 
-def _add_wheels(recipe: Recipe, folder: Path, note: Callable[[str], None]) -> int:
+def _add_wheels(recipe: BundleRecipe, folder: Path, note: Callable[[str], None]) -> int:
     """Wheels for every Python and what is to be installed of them; returns the bytes that the largest set takes."""
     place = folder / "wheels"
     place.mkdir()
@@ -233,7 +233,7 @@ def _line(wheel: Path) -> str:
     return f"{name}=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
 
 
-def _add_uv(recipe: Recipe, folder: Path) -> None:
+def _add_uv(recipe: BundleRecipe, folder: Path) -> None:
     place = folder / "uv"
     program = interpreters.fetch_uv(recipe.arch, place)
     (place / "uv.gz").write_bytes(gzip.compress(program.read_bytes(), mtime=0))

@@ -10,7 +10,7 @@ from farm.errors import PermanentError
 from farm.provision.bundle import Bundle
 from farm.provision.layout import Layout
 from farm.provision.service_files import BoardFile, compute_digest
-from farm.provision.survey import Survey
+from farm.provision.survey import BoardSurvey
 from farm.provision.wheels import ARCHS, LEAST_GLIBC_MINOR
 
 # In the order in which they are done. `connect` and `check` look, `bundle` happens here, `probe` uses the board.
@@ -27,7 +27,7 @@ CLOCK_TOLERANCE_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class ProvisioningPlan:
     """Which of `STEPS` change something on the board, and the Python that a version is made with.
 
     `python` is a program on the board, empty where the bundle brings its own, of the series `series`.
@@ -38,7 +38,7 @@ class Plan:
     series: str
 
 
-def check_board(survey: Survey, layout: Layout, now: float) -> list[str]:
+def check_board(survey: BoardSurvey, layout: Layout, now: float) -> list[str]:
     """What an operator should know of a board that can have an agent. Raises PermanentError for one that cannot."""
     if survey.arch not in ARCHS:
         raise PermanentError(
@@ -77,12 +77,12 @@ def check_board(survey: Survey, layout: Layout, now: float) -> list[str]:
     return notes
 
 
-def choose_pythons(survey: Survey) -> tuple[str, ...]:
+def choose_pythons(survey: BoardSurvey) -> tuple[str, ...]:
     """The series that a bundle may be made for, in order of preference."""
     return tuple(survey.pythons)
 
 
-def plan_steps(survey: Survey, layout: Layout, bundle: Bundle, files: Sequence[BoardFile]) -> Plan:
+def plan_steps(survey: BoardSurvey, layout: Layout, bundle: Bundle, files: Sequence[BoardFile]) -> ProvisioningPlan:
     """What is left to do. Raises PermanentError where the board has no room for it."""
     manifest = bundle.manifest
     usable = [series for series in survey.pythons if series in manifest.pythons]
@@ -106,7 +106,7 @@ def plan_steps(survey: Survey, layout: Layout, bundle: Bundle, files: Sequence[B
     if not installed:
         _require_room(survey, layout, bundle)
     series = usable[0] if usable else ".".join(manifest.managed_python.removeprefix("cpython-").split(".")[:2])
-    return Plan(frozenset(needed), survey.pythons[usable[0]] if usable else "", series)
+    return ProvisioningPlan(frozenset(needed), survey.pythons[usable[0]] if usable else "", series)
 
 
 def describe_span(seconds: float) -> str:
@@ -117,7 +117,7 @@ def describe_span(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def plan_removals(survey: Survey, key: str) -> tuple[str, ...]:
+def plan_removals(survey: BoardSurvey, key: str) -> tuple[str, ...]:
     """The versions to remove once `key` has proven itself: all but it and the one before it."""
     others = [version for version in survey.versions if version != key]
     before = survey.pending if survey.pending in others else survey.current
@@ -125,7 +125,7 @@ def plan_removals(survey: Survey, key: str) -> tuple[str, ...]:
     return (*(version for version in others if version != keep), *(name for name in survey.partial if name != key))
 
 
-def _require_room(survey: Survey, layout: Layout, bundle: Bundle) -> None:
+def _require_room(survey: BoardSurvey, layout: Layout, bundle: Bundle) -> None:
     # Bytecode adds about a third; the bundle lies there too, whole and unpacked, until everything is installed.
     manifest = bundle.manifest
     need = int(1.4 * manifest.unpacked_bytes) + 2 * bundle.size + _ROOM_TO_LIVE_BYTES

@@ -13,14 +13,14 @@ from farm.connectivity.tracker import Tracker
 from farm.crew import golden_runs
 from farm.inventory.board_types import require_board_type
 from farm.measure.session import BoardSession
-from farm.provision.board import Target
+from farm.provision.board import ProvisioningTarget
 from farm.search.build import golden
 
 # The agent looks for its tracker every second or two; a slow board takes some more to register.
 FIND_TIMEOUT_S = 45.0
 
 
-def prove(tracker: Tracker, kernels: golden.GoldenKernels, target: Target) -> str:
+def prove(tracker: Tracker, kernels: golden.GoldenKernels, target: ProvisioningTarget) -> str:
     """Borrow the board from a tracker that it can reach, run the golden kernel, and say what was seen.
 
     Raises PermanentError for a kernel that fails or computes something else, and what `BoardSession` raises.
@@ -44,7 +44,7 @@ class TunnelProof:
         self._kernels = kernels
         self._known_hosts = known_hosts
 
-    def __call__(self, target: Target) -> str:
+    def __call__(self, target: ProvisioningTarget) -> str:
         """What was seen. Raises what `prove` and links raise."""
         link = BoardLink(target.address, self._known_hosts)
         forward = link.add_agent(target.options.agent_port)

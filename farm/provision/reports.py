@@ -18,7 +18,7 @@ class StepStatus(StrEnum):
     FAILED = "failed"
 
 
-class Outcome(StrEnum):
+class ProvisioningOutcome(StrEnum):
     """How a board came out of it."""
 
     PROVISIONED = "provisioned"  # changed and proven
@@ -31,7 +31,14 @@ class Outcome(StrEnum):
 
 
 # What an operator may build on: the board does what was asked for.
-GOOD = frozenset({Outcome.PROVISIONED, Outcome.UNCHANGED, Outcome.PLANNED, Outcome.REMOVED})
+GOOD = frozenset(
+    {
+        ProvisioningOutcome.PROVISIONED,
+        ProvisioningOutcome.UNCHANGED,
+        ProvisioningOutcome.PLANNED,
+        ProvisioningOutcome.REMOVED,
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +59,7 @@ class BoardReport:
     """
 
     board: str
-    outcome: Outcome
+    outcome: ProvisioningOutcome
     version: str
     state: str
     steps: tuple[StepReport, ...]

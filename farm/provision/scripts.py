@@ -11,10 +11,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from farm.provision.bundle import MANIFEST, Manifest
+from farm.provision.bundle import MANIFEST, BundleManifest
 from farm.provision.interpreters import FOLDER_MARK
 from farm.provision.layout import Layout
-from farm.provision.plan import Plan
+from farm.provision.plan import ProvisioningPlan
 from farm.provision.service_files import BoardFile
 from farm.provision.shell import join_lines
 from farm.provision.survey import MARKER, find_agent
@@ -65,7 +65,7 @@ def unpack(layout: Layout) -> str:
     )
 
 
-def install_python(layout: Layout, manifest: Manifest) -> str:
+def install_python(layout: Layout, manifest: BundleManifest) -> str:
     """Have uv unpack the interpreter that came along; prints `already` where it is there."""
     program = shlex.quote(layout.below(f"python/{manifest.managed_python}/bin/python3"))
     return join_lines(
@@ -81,7 +81,7 @@ def install_python(layout: Layout, manifest: Manifest) -> str:
     )
 
 
-def install_version(layout: Layout, manifest: Manifest, plan: Plan) -> str:
+def install_version(layout: Layout, manifest: BundleManifest, plan: ProvisioningPlan) -> str:
     """Make the version's folder: a virtual environment with the pinned wheels, stamped when it is whole."""
     folder = shlex.quote(layout.version(manifest.key))
     python = plan.python or layout.below(f"python/{manifest.managed_python}/bin/python3")

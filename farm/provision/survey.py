@@ -86,7 +86,7 @@ class Login:
 
 
 @dataclasses.dataclass(frozen=True)
-class Survey:
+class BoardSurvey:
     """What a board is and what is installed there. Empty texts mean that there is no such thing.
 
     `pythons`: series -> program, the preferred first. `clock_s` is its wall clock, seconds since the epoch. `current`
@@ -139,7 +139,7 @@ def fetch_login(shell: BoardShell, system_prefix: str) -> Login:
         ) from error
 
 
-def fetch_survey(shell: BoardShell, layout: Layout, files: Sequence[str], agent_port: int) -> Survey:
+def fetch_survey(shell: BoardShell, layout: Layout, files: Sequence[str], agent_port: int) -> BoardSurvey:
     """Look at a board; `files` are those whose sums are wanted. Changes nothing. Raises what `fetch_login` does."""
     newest_first = range(LAST_PYTHON[1], LEAST_PYTHON[1] - 1, -1)
     script = _SURVEY.format(
@@ -179,7 +179,7 @@ def find_agent(layout: Layout, agent_port: int) -> str:
     )
 
 
-def parse_survey(text: str) -> Survey:
+def parse_survey(text: str) -> BoardSurvey:
     """Read what the script prints. Raises PermanentError where it cannot be what it printed."""
     facts = _read(text)
 
@@ -195,7 +195,7 @@ def parse_survey(text: str) -> Survey:
             series, _, program = line.partition(" ")
             if LEAST_PYTHON <= tuple(map(int, series.split("."))) <= LAST_PYTHON:
                 pythons.setdefault(series, program)
-        return Survey(
+        return BoardSurvey(
             arch=one("arch"),
             os_name=one("os"),
             glibc=one("glibc") if re.fullmatch(r"\d+\.\d+", one("glibc")) else "",

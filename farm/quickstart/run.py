@@ -21,7 +21,7 @@ from farm.artifacts.make import find_target, to_config
 from farm.artifacts.timing import ordered
 from farm.campaign import one_model
 from farm.campaign.plan_models import to_variant
-from farm.campaign.tune import Listener, Tuned, tuning
+from farm.campaign.tune import Tuned, TuneListener, tuning
 from farm.errors import FarmError, PermanentError
 from farm.inventory.board_types import BoardType
 from farm.models.inputs import InputSpec, make_inputs
@@ -41,7 +41,7 @@ _SUSPICIOUS = 1.5
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class QuickstartRequest:
     """What the user asked for. `since` is when the command began (monotonic seconds).
 
     Another farm that measures on this machine is waited for `wait_s`.
@@ -58,12 +58,12 @@ class Request:
 
 
 def run(
-    request: Request, settings: Settings, store: Store, board_type: BoardType, listener: Listener
+    request: QuickstartRequest, settings: Settings, store: Store, board_type: BoardType, listener: TuneListener
 ) -> dict[str, Any]:
     """Do it; returns the document that `--json` prints, after writing it and the report into `request.out`."""
     source = request.source
     listener.note("starting the local farm: tracker, agent, Ray")
-    order = one_model.Request(
+    order = one_model.OneModelRequest(
         "quickstart", to_variant(source, request.inputs), board_type, request.trials, fresh=request.fresh,
         wait_s=request.wait_s, rivals=RIVALS, since=request.since,
     )  # fmt: skip
@@ -125,10 +125,10 @@ def _compile(
 
 
 def _sweep(
-    request: Request,
+    request: QuickstartRequest,
     settings: Settings,
     store: Store,
-    listener: Listener,
+    listener: TuneListener,
     compiled: Mapping[str, Compiled],
     final: Mapping[str, Any],
     notes: list[str],
@@ -159,7 +159,7 @@ def _sweep(
 
 
 def _document(
-    request: Request,
+    request: QuickstartRequest,
     settings: Settings,
     tuned: Tuned,
     final: Mapping[str, Any],

@@ -14,7 +14,7 @@ from typing import Any
 
 from farm import emulation
 from farm.artifacts.compile import Compiled
-from farm.campaign.tune import Listener
+from farm.campaign.tune import TuneListener
 from farm.errors import FarmError
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.models.source import ModelSource
@@ -23,7 +23,7 @@ from farm.report.sweep_page import write_sweep_report
 from farm.settings import Settings
 from farm.store import Store
 from farm.sweep.export.document import make_document
-from farm.sweep.plan.order import SweepOrder, Where
+from farm.sweep.plan.order import SweepOrder, SweepPlace
 from farm.sweep.run import runner
 from farm.sweep.run.programs import TUNED, UNTUNED, Arrays, SweepProgram
 from farm.values import Virtual
@@ -50,7 +50,7 @@ def sweep_virtual_board(
     compiled: Mapping[str, Compiled],
     settings: Settings,
     store: Store,
-    listener: Listener,
+    listener: TuneListener,
     folder: Path,
 ) -> dict[str, Any]:
     """Sweep, and write the page into `folder`; returns what the quickstart's document says of it. Raises FarmError.
@@ -68,7 +68,7 @@ def sweep_virtual_board(
         window_s=_WINDOW_S,
         exhaustive=True,
     )
-    where = Where(BOARD_TYPE, BOARD, None, _WAIT_S)
+    where = SweepPlace(BOARD_TYPE, BOARD, None, _WAIT_S)
     with _registered(store):
         number = runner.run_sweep(order, where, Goal(), False, settings, store, listener.note, made)
     document = make_document(store, number)

@@ -16,7 +16,7 @@ Document = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class RowGroup:
     """The tasks of one board type at one operating point, those first that a model's time goes into.
 
     `latency_s` is the weighted sum of the best, `predicted` of them by prediction where no trial was good; None while
@@ -48,12 +48,12 @@ class Group:
         return sum(not task["best_s"] for task in self.tasks)
 
 
-def list_groups(progress: Document) -> list[Group]:
+def list_groups(progress: Document) -> list[RowGroup]:
     """The tasks by type and point, in the order of the document."""
     found: dict[tuple[str, str], list[Document]] = {}
     for task in progress.get("tasks", ()):
         found.setdefault((task["board_type"], task["point"]), []).append(task)
-    return [Group(*key, tuple(sorted(tasks, key=_find_share, reverse=True))) for key, tasks in found.items()]
+    return [RowGroup(*key, tuple(sorted(tasks, key=_find_share, reverse=True))) for key, tasks in found.items()]
 
 
 def _find_share(task: Document) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from farm.report import campaign_rows
-from farm.report.campaign_rows import Group
+from farm.report.campaign_rows import RowGroup
 
 _NAME, _STATE = "Workload", "State"
 _TEXTS = (_NAME, _STATE)
@@ -108,7 +108,7 @@ def _tail(progress: Mapping[str, Any]) -> Iterator[str]:
         yield f"ETA {campaign_rows.format_clock(progress['eta_s'])}"
 
 
-def _rows(group: Group, room: int | None) -> Iterator[tuple[tuple[str, ...], str]]:
+def _rows(group: RowGroup, room: int | None) -> Iterator[tuple[tuple[str, ...], str]]:
     """The cells of a group and their style; at most `room` of its tasks."""
     done = sum(bool(task["ended"]) for task in group.tasks)
     state = f"{done}/{len(group.tasks)} ended" if done else ""

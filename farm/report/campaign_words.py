@@ -14,7 +14,7 @@ from farm.points.conditions import format_conditions
 from farm.report import campaign_history, campaign_rows
 from farm.report.campaign_models import Gain
 from farm.report.campaign_rows import format_latency
-from farm.report.pages import CODE, NUMBER, Answer, Cell, Commands, Line, Listing, Page, Section, Table
+from farm.report.pages import CODE, NUMBER, Cell, Commands, Line, Listing, Page, PageAnswer, PageTable, Section
 
 _SIDES = {
     "ok": "good",
@@ -71,11 +71,11 @@ def _simulated(document: Document) -> str:
     return f"{which} are models of hardware: none of their figures was measured on a real one."
 
 
-def _answers(gains: Sequence[Gain]) -> list[Answer]:
+def _answers(gains: Sequence[Gain]) -> list[PageAnswer]:
     """The models that gained most."""
     known = [each for each in gains if each.factor is not None]
     return [
-        Answer(
+        PageAnswer(
             f"{each.model} takes {format_latency(each.last_s or 0.0)} on {each.board_type} @ {each.point}",
             f"{each.said[:1].upper()}{each.said[1:]}.",
         )
@@ -104,7 +104,7 @@ def _commands(document: Document) -> Iterator[Commands]:
         yield Commands(lines)
 
 
-def _models(document: Document, gains: Sequence[Gain]) -> Iterator[Table | Listing | str]:
+def _models(document: Document, gains: Sequence[Gain]) -> Iterator[PageTable | Listing | str]:
     lines = [
         Line(
             [
@@ -127,7 +127,7 @@ def _models(document: Document, gains: Sequence[Gain]) -> Iterator[Table | Listi
     if not lines:
         return
     head = ("model", "board type", "point", "no trial", "compiled now", "times as fast", "what the trials gained")
-    yield Table((*head, "records"), lines)
+    yield PageTable((*head, "records"), lines)
     yield (
         "No trial and compiled now: the model itself, timed in turns on one board, scheduled by prediction "
         "alone and as farm model compile makes it from now on. Where it was not timed, compiled now is the sum over "
@@ -151,7 +151,7 @@ def _describe_sources(gain: Gain) -> str:
     return f"{gain.workloads} workloads: " + ", ".join(words)
 
 
-def _winners(document: Document) -> Iterator[Table | Listing]:
+def _winners(document: Document) -> Iterator[PageTable | Listing]:
     lines = []
     for each in document["winners"]:
         if each["median_s"] is None:
@@ -180,7 +180,7 @@ def _winners(document: Document) -> Iterator[Table | Listing]:
         )
     head = ("workload", "board type", "point", "weight", "median", "decided", "nearest rival", "boards", "rounds")
     if lines:
-        yield Table((*head, "relative error", "found"), lines)
+        yield PageTable((*head, "relative error", "found"), lines)
     if undecided := _list_undecided(document):
         yield Listing(undecided, "No winner:")
     verdict = (document["progress"] or {}).get("verdict") or {}
@@ -213,7 +213,7 @@ def _list_undecided(document: Document) -> list[str]:
     return entries
 
 
-def _boards(document: Document) -> Iterator[Table]:
+def _boards(document: Document) -> Iterator[PageTable]:
     lines = [
         Line(
             [
@@ -232,13 +232,13 @@ def _boards(document: Document) -> Iterator[Table]:
     ]
     if lines:
         head = ("board", "type", "trials", "good", "candidate", "sample", "board's", "farm's", "board time")
-        yield Table(head, lines)
+        yield PageTable(head, lines)
 
 
-def _trials(document: Document) -> Iterator[Table | str]:
+def _trials(document: Document) -> Iterator[PageTable | str]:
     trials = document["trials"]
     lines = [Line([Cell(_SIDES[side]), Cell(f"{trials['by_side'].get(side, 0):,}", kind=NUMBER)]) for side in _SIDES]
-    yield Table(("trials by whose fault it was", "count"), lines)
+    yield PageTable(("trials by whose fault it was", "count"), lines)
     statuses = {status: count for status, count in trials["by_status"].items() if status != "ok"}
     if statuses:
         yield "Not ok: " + ", ".join(f"{count:,} {status}" for status, count in sorted(statuses.items())) + "."
@@ -262,7 +262,7 @@ def _warm_start(document: Document) -> Iterator[Listing]:
         yield Listing(entries)
 
 
-def _order(document: Document) -> Iterator[Table | Listing]:
+def _order(document: Document) -> Iterator[PageTable | Listing]:
     models = [
         Line(
             [
@@ -286,7 +286,7 @@ def _order(document: Document) -> Iterator[Table | Listing]:
         "search": _pairs(document["search"]),
         "measurement": _pairs(document["measure"]),
     }
-    yield Table(("model", "from", "SHA-256", "batch"), models)
+    yield PageTable(("model", "from", "SHA-256", "batch"), models)
     yield Listing([f"{key}: {value}" for key, value in about.items() if value is not None])
 
 

@@ -40,7 +40,7 @@ class Line:
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class PageTable:
     """A table with its headings; a heading stands as its column's cells do."""
 
     head: Sequence[str]
@@ -68,11 +68,11 @@ class Section:
     """A heading and what stands below it: paragraphs, tables, lists, commands."""
 
     title: str
-    blocks: Sequence[str | Table | Listing | Commands]
+    blocks: Sequence[str | PageTable | Listing | Commands]
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class PageAnswer:
     """What came out, in a line, and what there is to say of it."""
 
     lead: str
@@ -86,7 +86,7 @@ class Page:
     title: str
     subtitle: str
     simulated: str
-    answers: Sequence[Answer]
+    answers: Sequence[PageAnswer]
     summary: Sequence[str]
     sections: Sequence[Section]
     footer: str
@@ -142,7 +142,7 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _write_table(table: Table) -> str:
+def _write_table(table: PageTable) -> str:
     """A table in Markdown, whose texts are escaped already."""
     rows = [[_write_cell(cell) for cell in line.cells] for line in table.lines]
     left = [at for at, cell in enumerate(table.lines[0].cells) if cell.kind != NUMBER] if table.lines else ()

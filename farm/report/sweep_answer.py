@@ -24,7 +24,7 @@ _OBJECTIVES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class SweepAnswer:
     """The lead says what to set, or that there is nothing to recommend; the text says why, and what it costs."""
 
     series: str
@@ -32,7 +32,7 @@ class Answer:
     text: str
 
 
-def write_answers(document: Document) -> list[Answer]:
+def write_answers(document: Document) -> list[SweepAnswer]:
     """One answer per series, tuned ones first."""
     return [_answer(document, series) for series in sweep_rows.order_series(document)]
 
@@ -69,7 +69,7 @@ def compare_variants(document: Document) -> list[str]:
     return sentences
 
 
-def _times(ratios: list[sweep_rows.Ratio], better: str, worse: str) -> str:
+def _times(ratios: list[sweep_rows.VariantRatio], better: str, worse: str) -> str:
     """What ratios come to as a factor of at least one, with their range: `is 269 times as fast (260 – 280)`."""
     mean = sweep_rows.mean_ratio(ratios)
     values = sorted(ratio.value if mean > 1 else 1 / ratio.value for ratio in ratios)
@@ -79,12 +79,12 @@ def _times(ratios: list[sweep_rows.Ratio], better: str, worse: str) -> str:
     return f"{told} ({units.format_number(values[0])} – {units.format_number(values[-1])})"
 
 
-def _answer(document: Document, series: Series) -> Answer:
+def _answer(document: Document, series: Series) -> SweepAnswer:
     name = sweep_rows.name_series(series, document)
     pick, row = series["pick"], sweep_rows.find_pick(series)
     if not pick or row is None:
         text = _sentence(series["no_pick"] or "the sweep ended before one was chosen")
-        return Answer(name, "No operating point can be recommended.", text)
+        return SweepAnswer(name, "No operating point can be recommended.", text)
     rows = sweep_rows.counted(series)
     time = units.seconds_scale(each["latency_s"]["value"] for each in rows)
     value, interval = time.interval(row["latency_s"])
@@ -102,7 +102,7 @@ def _answer(document: Document, series: Series) -> Answer:
     if len(sweep_rows.measured(series)) > 1:
         sentences.append(f"It was picked for {describe_goal(document['goal'])}.")
         sentences.append(_certainty(pick))
-    return Answer(name, _lead(row["key"]), " ".join(sentence for sentence in sentences if sentence))
+    return SweepAnswer(name, _lead(row["key"]), " ".join(sentence for sentence in sentences if sentence))
 
 
 def _certainty(pick: Mapping[str, Any]) -> str:

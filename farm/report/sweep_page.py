@@ -11,7 +11,7 @@ from typing import Any
 from farm import units
 from farm.report import pages, sweep_answer, sweep_csv, sweep_plots, sweep_schedules, sweep_tables, sweep_variants
 from farm.report.canvas import Picture
-from farm.report.pages import Cell, Line, Table
+from farm.report.pages import Cell, Line, PageTable
 from farm.sweep import rows as sweep_rows
 from farm.sweep.rows import Document, Series
 
@@ -87,7 +87,7 @@ def _subtitle(document: Document) -> str:
     return f"Sweep {document['sweep']} · {word} {names} · {points} · started {when}, took {took}"
 
 
-def _runners_up(document: Document, series: Series) -> Table | None:
+def _runners_up(document: Document, series: Series) -> PageTable | None:
     if not series["pick"] or not series["pick"]["runners_up"]:
         return None
     time_scale = units.seconds_scale(row["latency_s"]["value"] for row in sweep_rows.counted(series))
@@ -110,7 +110,7 @@ def _runners_up(document: Document, series: Series) -> Table | None:
         f"latency, {time_scale.unit}",
         *(["power, W", f"energy, {energy_scale.unit}"] if energies else []),
     ]
-    return Table(head, lines, sweep_rows.name_series(series, document))
+    return PageTable(head, lines, sweep_rows.name_series(series, document))
 
 
 def _unmeasured(document: Document) -> list[str]:
@@ -146,7 +146,7 @@ def _points(document: Document, series: Series) -> dict[str, object]:
     return {"name": sweep_rows.name_series(series, document), "table": table, "left_out": left_out}
 
 
-def _merged(document: Document) -> Table | None:
+def _merged(document: Document) -> PageTable | None:
     merged = document["grid"]["merged"]
     if not merged:
         return None
@@ -160,7 +160,7 @@ def _merged(document: Document) -> Table | None:
         )
         for merge in merged
     ]
-    return Table(["measured", "stands for", "why"], lines)
+    return PageTable(["measured", "stands for", "why"], lines)
 
 
 def _list_dropped(keys: list[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farm import units
-from farm.report.pages import Cell, Line, Table
+from farm.report.pages import Cell, Line, PageTable
 from farm.sweep.rows import Document
 from farm.units import format_percent, format_point
 
@@ -19,7 +19,7 @@ class Tried:
     """What schedules tried again at one point came to, in a sentence; the table is of those that are better there."""
 
     sentence: str
-    table: Table | None
+    table: PageTable | None
 
 
 def tell_schedules(document: Document) -> list[Tried]:
@@ -54,7 +54,7 @@ def _change(model: Mapping[str, Any], what: str, more: str, less: str) -> str:
     return f"{scale.text(after)} instead of {scale.text(before)} ({percent})"
 
 
-def _table(fitted: Mapping[str, Any], better: Sequence[Mapping[str, Any]]) -> Table:
+def _table(fitted: Mapping[str, Any], better: Sequence[Mapping[str, Any]]) -> PageTable:
     scale = units.seconds_scale(float(each["best_s"]) for each in better)
     lines = [
         Line(
@@ -73,4 +73,4 @@ def _table(fitted: Mapping[str, Any], better: Sequence[Mapping[str, Any]]) -> Ta
         for each in better
     ]
     head = ["workload", "calls", f"usual schedule, {scale.unit}", f"best here, {scale.unit}", "shorter by"]
-    return Table(head, lines, format_point(fitted["key"]))
+    return PageTable(head, lines, format_point(fitted["key"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farm import units
-from farm.report.pages import Cell, Line, Table
+from farm.report.pages import Cell, Line, PageTable
 from farm.sweep import rows as sweep_rows
 from farm.sweep.rows import Document, Row, Series
 from farm.units import WATT, Scale, format_point
@@ -28,7 +28,7 @@ def choose_rows(series: Series) -> tuple[list[Row], int]:
     return list(series["rows"]), 0
 
 
-def list_points(document: Document, series: Series) -> Table:
+def list_points(document: Document, series: Series) -> PageTable:
     """The main table of a series: latency, power, energy, temperature and marks of each operating point."""
     rows, _ = choose_rows(series)
     common = units.find_common_words(row["key"] for row in series["rows"])
@@ -57,10 +57,10 @@ def list_points(document: Document, series: Series) -> Table:
             Cell("", kind="badges", badges=_badges(series, row)),
         ]
         lines.append(Line(cells, _line_kind(series, row)))
-    return Table(head, lines, _caption(document, series, common))
+    return PageTable(head, lines, _caption(document, series, common))
 
 
-def list_rails(document: Document, series: Series) -> Table | None:
+def list_rails(document: Document, series: Series) -> PageTable | None:
     """Power by rail at each measured point; None where no rail was read."""
     rails = sweep_rows.list_rails(document)
     largest = sorted(rails, key=lambda rail: -_most_w(series, rail))[:MOST_RAILS]
@@ -80,7 +80,7 @@ def list_rails(document: Document, series: Series) -> Table | None:
         )
         for row in rows
     ]
-    return Table(["operating point", "total, W", *rails], lines, _caption(document, series, common))
+    return PageTable(["operating point", "total, W", *rails], lines, _caption(document, series, common))
 
 
 def _most_w(series: Series, rail: str) -> float:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 
 from farm import units
-from farm.report.pages import Cell, Line, Table
+from farm.report.pages import Cell, Line, PageTable
 from farm.sweep import rows as sweep_rows
-from farm.sweep.rows import Document, Ratio, Row
+from farm.sweep.rows import Document, Row, VariantRatio
 
 TUNED, UNTUNED = "tuned", "untuned"
 
@@ -27,7 +27,7 @@ class Pair:
         """The operating point."""
         return str(self.tuned["key"])
 
-    def ratio(self, quantity: str) -> Ratio | None:
+    def ratio(self, quantity: str) -> VariantRatio | None:
         """Tuned over untuned; None where either has no figure."""
         over, under = self.tuned[quantity], self.untuned[quantity]
         return sweep_rows.divide(over, under) if over and under else None
@@ -57,7 +57,7 @@ def pair_variants(document: Document) -> list[Variants]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class VariantComparison:
     """A table as text: `lines` begin with the point; `intervals` stand below the ratios, "" elsewhere."""
 
     head: tuple[str, ...]
@@ -66,7 +66,7 @@ class Comparison:
     intervals: tuple[tuple[str, ...], ...]
 
 
-def tabulate(variants: Variants) -> Comparison:
+def tabulate(variants: Variants) -> VariantComparison:
     """Latency, power and energy of both beside each other, and tuned over untuned."""
     rows = [row for pair in variants.pairs for row in (pair.untuned, pair.tuned)]
     time = units.seconds_scale(row["latency_s"]["value"] for row in rows)
@@ -93,10 +93,10 @@ def tabulate(variants: Variants) -> Comparison:
             ]
         lines.append(tuple(cells))
         intervals.append(tuple(below))
-    return Comparison(tuple(head), tuple(pair.key for pair in variants.pairs), tuple(lines), tuple(intervals))
+    return VariantComparison(tuple(head), tuple(pair.key for pair in variants.pairs), tuple(lines), tuple(intervals))
 
 
-def list_variants(document: Document) -> list[Table]:
+def list_variants(document: Document) -> list[PageTable]:
     """The tables for the page, one per batch size."""
     tables = []
     for variants in pair_variants(document):
@@ -114,7 +114,7 @@ def list_variants(document: Document) -> list[Table]:
         batch = f", batch {variants.batch}" if len(sweep_rows.list_batches(document)) > 1 else ""
         simulated = ", simulated" if document["board"]["simulated"] else ""
         caption = f"{TUNED} over {UNTUNED}{batch}{simulated}; below each ratio its 95 % interval"
-        tables.append(Table(["operating point", *table.head], lines, caption))
+        tables.append(PageTable(["operating point", *table.head], lines, caption))
     return tables
 
 

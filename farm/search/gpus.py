@@ -10,7 +10,7 @@ from device_agent.protocol import CPU, GPU, REACHED, WARP, Processor, find_proce
 from farm.errors import UsageError
 from farm.gpu import native
 from farm.gpu.code import THREADS_PER_BLOCK, GpuPlan, plan_gpu
-from farm.gpu.ptx import Limits
+from farm.gpu.ptx import PtxLimits
 from farm.inventory.board_types import BoardType, load_board_types
 from farm.search import cores
 from farm.search.cores import Core
@@ -115,7 +115,7 @@ def gpu_of(target: Mapping[str, Any]) -> TargetGpu:
     if board_type is None or board_type.gpu is None:
         raise UsageError(f"a GPU's target names the board type {target.get('model', '')!r}, which is not known")
     gpu = board_type.gpu
-    limits = Limits(
+    limits = PtxLimits(
         int(target["registers_per_block"]),
         int(target["max_shared_memory_per_block"]),
         int(target["max_threads_per_block"]),

@@ -15,7 +15,7 @@ from farm.processes import confined
 
 # Rows at a time: whoever waits hears how far it is, and one that takes the process down is soon found.
 _BATCH = 200
-_LIMITS = confined.Limits(memory_bytes=4 << 30, timeout_s=300.0, answer_bytes=64 << 20)
+_LIMITS = confined.ConfinedLimits(memory_bytes=4 << 30, timeout_s=300.0, answer_bytes=64 << 20)
 # The deepest function of the zoo has 49 levels; TVM reads them by calling itself, on a stack of 8 MB.
 _MOST_DEPTH = 2000
 # Nothing of MetaSchedule's is nested deeper.

@@ -18,7 +18,7 @@ from farm.connectivity import fences
 from farm.connectivity.tracker import Tracker
 from farm.crew import golden_runs
 from farm.crew.calibration import MIN_SAMPLES
-from farm.crew.health import Kind, Limits, Observation, decide_by, find_kind
+from farm.crew.health import HealthLimits, Kind, Observation, decide_by, find_kind
 from farm.errors import (
     BoardNonsenseError,
     BoardUnsafeError,
@@ -86,7 +86,7 @@ class Prober:
     kernels: golden.GoldenKernels
     board_types: Mapping[str, BoardType]
     owner: str
-    limits: Limits = dataclasses.field(default_factory=Limits)
+    limits: HealthLimits = dataclasses.field(default_factory=HealthLimits)
     wait_s: float = WAIT_S
     leases: dict[str, Lease] = dataclasses.field(default_factory=dict)
 

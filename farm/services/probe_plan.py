@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from farm.crew.health import Limits
+from farm.crew.health import HealthLimits
 from farm.store.standing import is_on_demand
 from farm.values import Health, State
 
@@ -83,7 +83,7 @@ def plan_next_s(row: Mapping[str, Any], past: ProbePast | None, now_s: float, in
             quarantine = row["quarantine"]
             if quarantine["held"]:  # no probe ends it
                 return None
-            first_s, pause_s = now_s + max(0.0, Limits().cooldown_s - quarantine["cooling_s"]), QUARANTINE_PAUSE_S
+            first_s, pause_s = now_s + max(0.0, HealthLimits().cooldown_s - quarantine["cooling_s"]), QUARANTINE_PAUSE_S
         case Health.GOOD if interval_s > 0:
             first_s, pause_s = now_s, interval_s
         case _:

@@ -21,7 +21,7 @@ IMPORTED = "imported"
 
 
 @dataclasses.dataclass(frozen=True)
-class Bundle:
+class RecordBundle:
     """Part of a farm's memory: records, the trials of their candidates, and the workloads of both.
 
     `trials` have the campaign's number there and `recorded_at`, when they were written; `workloads` are rows as
@@ -61,7 +61,7 @@ class MergingQueries(RecordQueries, TrialQueries):
         [row] = self._rows(sa.select(schema.identity.c.id))
         return str(row["id"])
 
-    def fetch_bundle(self, records: Sequence[Record]) -> Bundle:
+    def fetch_bundle(self, records: Sequence[Record]) -> RecordBundle:
         """Records with the good trials of their candidates, failed ones where it computed a wrong result among them."""
         table = schema.trials
         trials: list[tuple[Trial, float]] = []
@@ -86,9 +86,9 @@ class MergingQueries(RecordQueries, TrialQueries):
         )
         models = {row["id"]: row["model"] for row in self._rows(named)}
         kept = tuple({key: value for key, value in row.items() if key != "added_at"} for row in rows)
-        return Bundle(self.fetch_identity(), tuple(records), tuple(trials), kept, models)
+        return RecordBundle(self.fetch_identity(), tuple(records), tuple(trials), kept, models)
 
-    def take_in(self, bundle: Bundle, source: str, by: str) -> Taken:
+    def take_in(self, bundle: RecordBundle, source: str, by: str) -> Taken:
         """Keep a bundle beside what is here, in one transaction; taking it in twice is taking it in once.
 
         Trials are kept in campaigns of their own, one for each of the other farm's. Where both farms have a record of

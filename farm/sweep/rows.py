@@ -18,7 +18,7 @@ Document = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Ratio:
+class VariantRatio:
     """One estimate over another with its 95 % interval."""
 
     value: float
@@ -35,14 +35,14 @@ class Ratio:
         return dataclasses.asdict(self)
 
 
-def divide(over: Mapping[str, float], under: Mapping[str, float]) -> Ratio:
+def divide(over: Mapping[str, float], under: Mapping[str, float]) -> VariantRatio:
     """`over / under` of two independent estimates; relative errors add by their squares."""
     ratio = over["value"] / under["value"]
     half = math.hypot(_half_width(over), _half_width(under))
-    return Ratio(ratio, ratio * math.exp(-half), ratio * math.exp(half))
+    return VariantRatio(ratio, ratio * math.exp(-half), ratio * math.exp(half))
 
 
-def mean_ratio(ratios: Sequence[Ratio]) -> float:
+def mean_ratio(ratios: Sequence[VariantRatio]) -> float:
     """The geometric mean."""
     return math.exp(sum(math.log(ratio.value) for ratio in ratios) / len(ratios))
 

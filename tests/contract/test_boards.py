@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from farm.crew.health import Kind, Limits, Observation, decide_by, transition
+from farm.crew.health import HealthLimits, Kind, Observation, decide_by, transition
 from farm.errors import InternalError, TransientError, UsageError
 from farm.settings import StoreLocation
 from farm.store import Store, golden, parse_transport
@@ -81,7 +81,7 @@ def test_an_order_for_several_boards_is_all_or_none(store: Store) -> None:
     """Where one of them is unknown or held, nothing happens to the others."""
     store.register_board("nano-02", "jetson-nano", Virtual())
     before = store.fetch_boards(), store.fetch_board_events()
-    drain = decide_by(Observation(Kind.DRAIN), Limits())
+    drain = decide_by(Observation(Kind.DRAIN), HealthLimits())
     with pytest.raises(UsageError, match="nano-99"):
         store.observe_boards(["nano-01", "nano-99"], Kind.DRAIN, "op", drain)
     with pytest.raises(UsageError, match="nano-99"):
@@ -97,7 +97,7 @@ def test_a_board_that_a_command_wrote_is_on_demand(store: Store, place: StoreLoc
     """Also where an older version wrote it and services missed it since; one that an operator registered is not."""
     store.save_board(Board("vm", "local", False, {}))
     store.register_board("desk", "local", Direct())
-    store.observe_board("desk", Kind.BACK, "test", decide_by(Observation(Kind.BACK), Limits()))
+    store.observe_board("desk", Kind.BACK, "test", decide_by(Observation(Kind.BACK), HealthLimits()))
     for _ in range(2):
         for name in ("vm", "desk"):
             store.save_board(Board(name, "local", False, {}))
@@ -218,7 +218,7 @@ def test_the_rule_and_the_store_agree_on_leases(store: Store) -> None:
         (Standing(True, True, Health.GOOD), Kind.LEASE_ENDED, lambda: store.force_release("nano-01", "op", "test")),
     ):
         act()
-        expected = transition(before, Observation(kind), HealthHistory(), Limits(), 0.0).standing
+        expected = transition(before, Observation(kind), HealthHistory(), HealthLimits(), 0.0).standing
         shown = store.require_board("nano-01")
         assert (shown["state"], shown["health"]) == (expected.state, expected.health)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from farm.crew.health import Kind, Limits
+from farm.crew.health import HealthLimits, Kind
 from farm.errors import BoardUnsafeError, PermanentError, TransientError, UnavailableError, UsageError
 from farm.settings import StoreLocation
 from farm.store import PROBE, Store
@@ -178,7 +178,7 @@ def test_leases_end_with_the_machine(store: Store, clocks: Clocks) -> None:
 
 def test_a_cool_down_starts_over_with_the_machine(store: Store, clocks: Clocks) -> None:
     """Times of another start cannot be placed, so a quarantined board waits the whole of it again."""
-    limits = Limits(faults=1, cooldown_s=100, passes=1)
+    limits = HealthLimits(faults=1, cooldown_s=100, passes=1)
     observe(store, Kind.FAULT, limits=limits)
     clocks.pass_s(99)
     clocks.reboot()

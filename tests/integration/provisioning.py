@@ -21,10 +21,10 @@ import pytest
 from farm.connectivity.ssh_files import hash_file
 from farm.connectivity.ssh_handshake import SshAddress
 from farm.provision.agent_wheel import find_agent_source, pack_agent
-from farm.provision.board import Job, Target
+from farm.provision.board import ProvisioningJob, ProvisioningTarget
 from farm.provision.boards import provision_boards
 from farm.provision.bundle import Bundle, write_bundle
-from farm.provision.bundle_build import BundleCache, Recipe, build_bundle
+from farm.provision.bundle_build import BundleCache, BundleRecipe, build_bundle
 from farm.provision.reports import BoardReport, StepStatus
 from farm.provision.service_files import AgentOptions
 from tests.integration.conftest import find_free_port, wait_until
@@ -78,7 +78,7 @@ def make_interpreter(folder: pathlib.Path) -> pathlib.Path:
 
 def make_bundle(folder: pathlib.Path) -> Bundle:
     """A bundle for this machine as the farm makes it, with an interpreter."""
-    recipe = Recipe(os.uname().machine, (find_system_python(),), archive=make_interpreter(folder))
+    recipe = BundleRecipe(os.uname().machine, (find_system_python(),), archive=make_interpreter(folder))
     return build_bundle(recipe, folder / "own.tar")
 
 
@@ -122,12 +122,12 @@ def made_user(home: pathlib.Path) -> Iterator[pathlib.Path]:
         wait_until(lambda: not subprocess.run(remove, check=False, capture_output=True).returncode, "the user's end")
 
 
-def make_target(name: str, address: SshAddress) -> Target:
+def make_target(name: str, address: SshAddress) -> ProvisioningTarget:
     """A board behind a server of the tests, with free ports."""
-    return Target(name, address, AgentOptions(name, "local", find_free_port(), find_free_port()))
+    return ProvisioningTarget(name, address, AgentOptions(name, "local", find_free_port(), find_free_port()))
 
 
-def provision(target: Target, bundle: Bundle, job: Job) -> BoardReport:
+def provision(target: ProvisioningTarget, bundle: Bundle, job: ProvisioningJob) -> BoardReport:
     """One board, with one bundle."""
     (report,) = provision_boards(
         [target], dataclasses.replace(job, bundles=BundleCache(bundle.path.parent, bundle.path))

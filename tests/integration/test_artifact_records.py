@@ -7,7 +7,7 @@ from typing import Any
 
 from farm.artifacts import make
 from farm.artifacts.brought import bring
-from farm.artifacts.choice import Fit
+from farm.artifacts.choice import RecordFit
 from farm.artifacts.compile import Compiled, compile_model
 from farm.inventory.board_types import require_board_type
 from farm.search import default_schedule, traces, tvm_env
@@ -66,7 +66,7 @@ def test_a_record_of_the_same_cores_serves_another_board_type() -> None:
     assert compiled.applied == 1
     (served,) = [each for each in compiled.served if each.choice]
     assert served.choice is not None
-    assert (served.choice.fit, served.choice.record.board_type) == (Fit.OTHER_TYPE, AGX)
+    assert (served.choice.fit, served.choice.record.board_type) == (RecordFit.OTHER_TYPE, AGX)
     assert served.workload.hash != theirs.workload
     assert compiled.by_rule == compiled.workloads - 1
     assert compiled.activations_bytes > 0

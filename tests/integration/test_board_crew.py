@@ -134,7 +134,7 @@ class Bench:
 
     def observe(self, name: str, kind: Kind) -> None:
         """What the farm's services or an operator would say of a board."""
-        self.store.observe_board(name, kind, "test", health.decide_by(Observation(kind), health.Limits()))
+        self.store.observe_board(name, kind, "test", health.decide_by(Observation(kind), health.HealthLimits()))
 
     def take(self, name: str, owner: str, purpose: str) -> Lease:
         """Lease a board as somebody else, once it is free."""

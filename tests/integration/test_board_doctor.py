@@ -16,7 +16,7 @@ import pytest
 
 from farm.connectivity.host_keys import KnownHosts
 from farm.connectivity.tracker import Tracker
-from farm.crew.health import Kind, Limits, Observation, decide_by
+from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.search import tvm_env
 from farm.services.board_doctor import check_boards
 from farm.services.checks import Check, Doubt, Level, run_chain
@@ -184,7 +184,7 @@ def run_agent(home: pathlib.Path, store: Store, tracker: Any, key: str, is_reach
     board_type, _, name = key.partition("/")
     if name not in {row["name"] for row in store.fetch_boards()}:
         store.register_board(name, board_type, Direct())
-        store.observe_board(name, Kind.BACK, "test", decide_by(Observation(Kind.BACK, ""), Limits()))
+        store.observe_board(name, Kind.BACK, "test", decide_by(Observation(Kind.BACK, ""), HealthLimits()))
     services: Any = OneBoard(tracker, key, is_reachable)
     hops = AgentHops(Settings(home=str(home)), store, store.require_board(name), lambda: services, lambda: "")
     checks: list[Check] = []
@@ -243,7 +243,7 @@ def test_a_board_of_another_type_is_told(
 def test_a_board_that_somebody_holds_is_not_disturbed(home: pathlib.Path, store: Store, tracker: Any) -> None:
     """The holder is named, and nothing of it is touched."""
     store.register_board("held", "local", Direct())
-    store.observe_board("held", Kind.BACK, "test", decide_by(Observation(Kind.BACK, ""), Limits()))
+    store.observe_board("held", Kind.BACK, "test", decide_by(Observation(Kind.BACK, ""), HealthLimits()))
     store.acquire_lease("held", "alice", "tuning", allowed=frozenset(Health))
     checks = run_agent(home, store, tracker, "local/held", is_reachable=True)
     failed = find_failed(checks)
@@ -256,7 +256,7 @@ def test_doctor_tells_each_board_s_state_without_connecting(home: pathlib.Path, 
     """Suspect boards are worth a look, unsafe ones a failure; services that do not run are not."""
     for name in ("a", "b"):
         store.register_board(name, "jetson-nano", Ssh("192.0.2.1", "farm"))
-    store.observe_board("b", Kind.UNSAFE, "test", decide_by(Observation(Kind.UNSAFE, "stuck"), Limits()))
+    store.observe_board("b", Kind.UNSAFE, "test", decide_by(Observation(Kind.UNSAFE, "stuck"), HealthLimits()))
     services, first, second = check_boards(Settings(home=str(home)), store)
     assert services.ok
     assert "not running" in services.detail

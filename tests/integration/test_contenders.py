@@ -18,7 +18,7 @@ from farm.campaign.verify import final_rules
 from farm.inventory.board_types import require_board_type
 from farm.search import target as targets
 from farm.search.graph.prepared import Prepared, prepare_model
-from farm.sweep.run.programs import Recipe
+from farm.sweep.run.programs import SweepRecipe
 from farm.values import DEFAULT_POINT, ModelDecision, Record, name_workloads
 from tests.integration.one_search import OneSearch
 
@@ -93,7 +93,7 @@ def test_a_sweep_leaves_out_the_records_that_lost_in_the_model(prepared: Prepare
     source, refused = bring("mlp").source, {record.workload: record.candidate for record in records}
     name = name_workloads(workload.hash for workload in prepared.workloads)
     decision = ModelDecision(source.sha256, name, "local", DEFAULT_POINT, False, refused)
-    recipe = Recipe(source, (), KIND, make.find_target(KIND, False), False, records)
+    recipe = SweepRecipe(source, (), KIND, make.find_target(KIND, False), False, records)
     decided = dataclasses.replace(recipe, decisions=(decision,))
     [recorded], [lost] = (each.compile_all(("tuned",), (1,)) for each in (recipe, decided))
     assert "2 of 3 functions from records" in recorded.about

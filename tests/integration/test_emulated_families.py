@@ -228,7 +228,7 @@ def test_products_of_bytes_compute_on_a_core_with_dot_products_what_numpy_does(
     assert dots.find_instruction(target.make_target(orin)) == dots.INSTRUCTIONS["aarch64"]
     draw, values = random.Random(0), np.random.default_rng(0)
     functions, order, arrays, expected = {}, [], {}, {}
-    window = dots.Window((3, 3), (2, 1), (1, 1), (1, 1, 1, 1), -7)
+    window = dots.DotWindow((3, 3), (2, 1), (1, 1), (1, 1, 1, 1), -7)
     for case, shape, weight in (
         ("padded", (1, 8, 6, 8), (3, 3, 8, 12)), ("odd", (1, 8, 6, 3), (3, 3, 3, 8)), ("matmul", (6, 16), (16, 8))
     ):  # fmt: skip

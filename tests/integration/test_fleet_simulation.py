@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from farm.campaign.scheduler import values as v
-from farm.campaign.scheduler.simulation import Chances, Fleet, Simulation
+from farm.campaign.scheduler.simulation import Chances, SimulatedFleet, Simulation
 
 TRIALS, BOARDS, OWNERS = 50_000, 100, 4
 # A million trials in ten minutes are 600 microseconds each; here the machine may be busy with other tests.
@@ -19,12 +19,12 @@ def test_a_fleet_is_used_and_shared_at_little_cost() -> None:
     """Boards have work for 95 % of the time, four owners are within 5 % of an equal share, no trial is lost."""
     simulation = Simulation(
         v.SchedulerSettings(builders=2 * BOARDS),
-        Fleet({"nano": BOARDS // 2, "tx2": BOARDS // 2}, chances=CHANCES),
+        SimulatedFleet({"nano": BOARDS // 2, "tx2": BOARDS // 2}, chances=CHANCES),
         seed=2,
     )
     for number in range(OWNERS):
         workloads = tuple(v.CampaignWorkload(f"w{number}-{n}", "conv2d", 1.0 + n % 3, 1e8) for n in range(25))
-        spec = v.CampaignSpec(
+        spec = v.ScheduledCampaign(
             f"campaign-{number}",
             f"owner-{number}",
             workloads,

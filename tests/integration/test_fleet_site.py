@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from farm.connectivity.tracker import Tracker
-from farm.crew.health import Kind, Limits, Observation, decide_by
+from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.crew.leased_site import FleetSite
 from farm.errors import BoardUnsafeError, UnavailableError
 from farm.store import Store
@@ -28,7 +28,7 @@ class Within:
 
 def observe(store: Store, name: str, kind: Kind) -> None:
     """What the farm's services would say of a board."""
-    store.observe_board(name, kind, "test", decide_by(Observation(kind), Limits()))
+    store.observe_board(name, kind, "test", decide_by(Observation(kind), HealthLimits()))
 
 
 def test_waiting_in_vain_says_for_what(tracker: Any, tmp_path: pathlib.Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 from device_agent.protocol import FaultSide, Limits, MeasureSpec, OperatingPoint, Status, TensorSpec
 from farm.campaign.engine import board_held
 from farm.campaign.engine.boards import Arrived, BoardCrew, Left, TrialMeasured
-from farm.campaign.engine.host import BOARD_TYPE, Host
+from farm.campaign.engine.host import BOARD_TYPE, HostBoard
 from farm.campaign.engine.ray_calls import ray_running
 from farm.errors import UnavailableError
 from farm.processes.machine import machine_lock
@@ -196,7 +196,7 @@ def test_it_ends_when_nobody_wants_it(bench: Bench) -> None:
 def test_what_cannot_be_had_is_said_once(store: Store, tmp_path: pathlib.Path) -> None:
     """While another farm measures here, a campaign that wants this machine waits, and the reason is told."""
     notes: list[str] = []
-    host = Host(Settings(home=str(tmp_path), tracker_port=find_free_port()), store, notes.append)
+    host = HostBoard(Settings(home=str(tmp_path), tracker_port=find_free_port()), store, notes.append)
     with (pathlib.Path(tempfile.gettempdir()) / f"tvm-farm-{os.getuid()}.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         host.want()

@@ -21,7 +21,7 @@ from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, Status
 from farm.campaign.engine.board_actor import CampaignBoard
 from farm.connectivity.relay import Relay
 from farm.connectivity.tracker import Tracker
-from farm.crew.health import Kind, Limits, Observation, decide_by
+from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.crew.held_board import Address
 from farm.crew.thread_board import ThreadBoard
 from farm.errors import BoardHostileError, BoardNonsenseError, LeaseOverError
@@ -159,13 +159,13 @@ def test_a_probe_quarantines_a_board_that_attacks(tmp_path: pathlib.Path) -> Non
     with Store(tmp_path / "farm.db") as store, HostileBoard(attack) as board:
         store.register_board("n1", "jetson-nano", Ssh("n1", "farm"))
         for kind in (Kind.BACK, Kind.PROBE_PASSED):
-            store.observe_board("n1", kind, "test", decide_by(Observation(kind), Limits()))
+            store.observe_board("n1", kind, "test", decide_by(Observation(kind), HealthLimits()))
         prober = Prober(OneBoard(board), GoldenKernels(tmp_path), load_board_types(), "test")
         report = prober.probe(store, "n1")
         assert (report.kind, report.health) == ("hostile", "quarantined")
         assert "attacked us" in store.require_board("n1")["health_reason"]
         for kind in (Kind.BACK, *[Kind.PROBE_PASSED] * 9):
-            late = decide_by(Observation(kind), Limits(cooldown_s=0.0))
+            late = decide_by(Observation(kind), HealthLimits(cooldown_s=0.0))
             store.observe_board("n1", kind, "test", late)
         assert store.require_board("n1")["health"] == "quarantined"
 

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from device_agent.protocol import Limits, MeasureSpec, Outcome, Status, TensorSpec
+from farm.crew.health import HealthLimits as HealthLimits
 from farm.crew.health import Kind, Observation, decide_by
-from farm.crew.health import Limits as HealthLimits
 from farm.errors import UnavailableError, UsageError
 from farm.metaschedule.board_process import BoardOrder
 from farm.metaschedule.boards import Boards, Measurement

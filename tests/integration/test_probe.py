@@ -23,7 +23,7 @@ from device_agent.protocol import OperatingPoint, PinStatus
 from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
 from farm.connectivity import fences
 from farm.connectivity.tracker import Tracker
-from farm.crew.health import Kind, Limits, Observation, decide_by
+from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.inventory.board_types import load_board_types
 from farm.measure.session import BoardSession
 from farm.search import tvm_env
@@ -81,7 +81,7 @@ class Fleet:
     def add(self, name: str, board_type: str = "jetson-nano") -> None:
         """Register a board that can be reached."""
         self.store.register_board(name, board_type, Virtual())
-        self.store.observe_board(name, "back", "test", decide_by(Observation(Kind.BACK), Limits()))
+        self.store.observe_board(name, "back", "test", decide_by(Observation(Kind.BACK), HealthLimits()))
 
     def probe(self, name: str) -> ProbeReport:
         """Probe a board; whatever comes of it, no lease is left."""

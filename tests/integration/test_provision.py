@@ -19,12 +19,12 @@ import pytest
 from farm.connectivity.ssh_files import hash_file
 from farm.errors import PermanentError
 from farm.provision import interpreters
-from farm.provision.board import Job, Target
+from farm.provision.board import ProvisioningJob, ProvisioningTarget
 from farm.provision.boards import provision_boards
 from farm.provision.bundle import Bundle
 from farm.provision.bundle_build import BundleCache
 from farm.provision.proof import TunnelProof
-from farm.provision.reports import Outcome, StepReport
+from farm.provision.reports import ProvisioningOutcome, StepReport
 from farm.search.build.golden import GoldenKernels
 from tests.integration.conftest import Tracker, find_free_port, wait_until
 from tests.integration.provisioning import (
@@ -81,20 +81,22 @@ def room() -> Iterator[pathlib.Path]:
 
 
 @pytest.fixture
-def job(proof: TunnelProof, room: pathlib.Path) -> Job:
+def job(proof: TunnelProof, room: pathlib.Path) -> ProvisioningJob:
     """What is wanted of a board: the bundle is given later."""
-    return Job(BundleCache(room), proof, prefix=str(room / "deep" / "farm"))
+    return ProvisioningJob(BundleCache(room), proof, prefix=str(room / "deep" / "farm"))
 
 
 @pytest.fixture(scope="module")
-def kept(sshd: Sshd) -> Iterator[tuple[Target, pathlib.Path]]:
+def kept(sshd: Sshd) -> Iterator[tuple[ProvisioningTarget, pathlib.Path]]:
     """A board that several tests use, and its prefix."""
     with open_folder() as folder:
         yield make_target("board", sshd.pinned), folder / "farm"
 
 
 @pytest.fixture
-def board(kept: tuple[Target, pathlib.Path], bundles: dict[str, Bundle], job: Job) -> tuple[Target, Job]:
+def board(
+    kept: tuple[ProvisioningTarget, pathlib.Path], bundles: dict[str, Bundle], job: ProvisioningJob
+) -> tuple[ProvisioningTarget, ProvisioningJob]:
     """A board that has version 1 whatever the test before left there, and what is wanted of it."""
     target, prefix = kept
     job = dataclasses.replace(job, prefix=str(prefix))
@@ -103,17 +105,19 @@ def board(kept: tuple[Target, pathlib.Path], bundles: dict[str, Bundle], job: Jo
 
 
 @pytest.fixture(scope="module", autouse=True)
-def removed(kept: tuple[Target, pathlib.Path], bundles: dict[str, Bundle], proof: TunnelProof) -> Iterator[None]:
+def removed(
+    kept: tuple[ProvisioningTarget, pathlib.Path], bundles: dict[str, Bundle], proof: TunnelProof
+) -> Iterator[None]:
     """In the end nothing is left of that board either."""
     target, prefix = kept
     before = list_tree(prefix.parent)
     yield
-    job = Job(BundleCache(prefix.parent), proof, prefix=str(prefix), uninstall=True)
-    assert provision(target, bundles["1"], job).outcome in (Outcome.REMOVED, Outcome.UNCHANGED)
+    job = ProvisioningJob(BundleCache(prefix.parent), proof, prefix=str(prefix), uninstall=True)
+    assert provision(target, bundles["1"], job).outcome in (ProvisioningOutcome.REMOVED, ProvisioningOutcome.UNCHANGED)
     assert list_tree(prefix.parent) == before
 
 
-def find_agents(target: Target) -> list[psutil.Process]:
+def find_agents(target: ProvisioningTarget) -> list[psutil.Process]:
     """Processes that listen on the agent's port, by their open sockets."""
     found = []
     for connection in psutil.net_connections("tcp"):
@@ -123,18 +127,20 @@ def find_agents(target: Target) -> list[psutil.Process]:
     return found
 
 
-def test_the_life_of_an_installation(sshd: Sshd, bundles: dict[str, Bundle], job: Job, room: pathlib.Path) -> None:
+def test_the_life_of_an_installation(
+    sshd: Sshd, bundles: dict[str, Bundle], job: ProvisioningJob, room: pathlib.Path
+) -> None:
     """From nothing to a measured kernel; again without a change; upgraded; not upgraded to what fails; removed."""
     target = make_target("whole", sshd.pinned)
     prefix = pathlib.Path(job.prefix)
     before = list_tree(room), list_tree(ETC, contents=False)
 
     planned = provision(target, bundles["1"], dataclasses.replace(job, dry_run=True))
-    assert planned.outcome is Outcome.PLANNED
+    assert planned.outcome is ProvisioningOutcome.PLANNED
     assert list_tree(room) == before[0]
 
     first = provision(target, bundles["1"], job)
-    assert (first.outcome, first.version) == (Outcome.PROVISIONED, bundles["1"].manifest.key)
+    assert (first.outcome, first.version) == (ProvisioningOutcome.PROVISIONED, bundles["1"].manifest.key)
     assert changed_steps(first) == EVERY_STEP
     assert "golden kernel" in next(step.detail for step in first.steps if step.name == "probe")
     (agent,) = find_agents(target)
@@ -146,45 +152,48 @@ def test_the_life_of_an_installation(sshd: Sshd, bundles: dict[str, Bundle], job
 
     installed = list_tree(prefix / "versions", prefix / "etc", prefix / "bin", ETC)
     again = provision(target, bundles["1"], job)
-    assert (again.outcome, changed_steps(again)) == (Outcome.UNCHANGED, [])
+    assert (again.outcome, changed_steps(again)) == (ProvisioningOutcome.UNCHANGED, [])
     assert list_tree(prefix / "versions", prefix / "etc", prefix / "bin", ETC) == installed
     assert find_agents(target) == [agent]
 
     upgraded = provision(target, bundles["2"], job)
-    assert (upgraded.outcome, upgraded.version) == (Outcome.PROVISIONED, bundles["2"].manifest.key)
+    assert (upgraded.outcome, upgraded.version) == (ProvisioningOutcome.PROVISIONED, bundles["2"].manifest.key)
     assert "agent 2.0" in next(step.detail for step in upgraded.steps if step.name == "probe")
     assert {path.name for path in (prefix / "versions").iterdir()} == {bundles[v].manifest.key for v in ("1", "2")}
 
     failed = provision(target, bundles["broken"], job)
-    assert (failed.outcome, failed.version) == (Outcome.ROLLED_BACK, bundles["2"].manifest.key)
+    assert (failed.outcome, failed.version) == (ProvisioningOutcome.ROLLED_BACK, bundles["2"].manifest.key)
     assert "this version is broken" in find_failed(failed)
     again = provision(target, bundles["2"], job)
-    assert (again.outcome, changed_steps(again)) == (Outcome.UNCHANGED, [])
+    assert (again.outcome, changed_steps(again)) == (ProvisioningOutcome.UNCHANGED, [])
 
     removed = provision(target, bundles["2"], dataclasses.replace(job, uninstall=True))
-    assert removed.outcome is Outcome.REMOVED
+    assert removed.outcome is ProvisioningOutcome.REMOVED
     assert (list_tree(room), list_tree(ETC, contents=False)) == before
     assert not find_agents(target)
-    assert provision(target, bundles["2"], dataclasses.replace(job, uninstall=True)).outcome is Outcome.UNCHANGED
+    assert (
+        provision(target, bundles["2"], dataclasses.replace(job, uninstall=True)).outcome
+        is ProvisioningOutcome.UNCHANGED
+    )
 
 
 def test_an_upgrade_that_is_not_proven_is_taken_back(
-    board: tuple[Target, Job], bundles: dict[str, Bundle], proof: TunnelProof
+    board: tuple[ProvisioningTarget, ProvisioningJob], bundles: dict[str, Bundle], proof: TunnelProof
 ) -> None:
     """A new agent that starts and then fails its probe gives way to the old one, which serves as before."""
     target, job = board
 
-    def refuse(target: Target) -> str:
+    def refuse(target: ProvisioningTarget) -> str:
         raise PermanentError(f"{target.name} computes something else")
 
     report = provision(target, bundles["2"], dataclasses.replace(job, probe=refuse))
-    assert (report.outcome, report.version) == (Outcome.ROLLED_BACK, bundles["1"].manifest.key)
+    assert (report.outcome, report.version) == (ProvisioningOutcome.ROLLED_BACK, bundles["1"].manifest.key)
     assert find_failed(report) == "probe: board computes something else"
     assert [path.name for path in (pathlib.Path(job.prefix) / "versions").iterdir()] == [bundles["1"].manifest.key]
     assert "agent 1.0" in proof(target)
 
 
-def test_what_dies_is_started_again(board: tuple[Target, Job], proof: TunnelProof) -> None:
+def test_what_dies_is_started_again(board: tuple[ProvisioningTarget, ProvisioningJob], proof: TunnelProof) -> None:
     """A killed agent is brought back; a killed supervisor takes the agent with it, and `start` brings both."""
     target, job = board
     (agent,) = find_agents(target)
@@ -204,14 +213,14 @@ def test_what_dies_is_started_again(board: tuple[Target, Job], proof: TunnelProo
 
 
 def test_a_connection_that_is_cut(
-    board: tuple[Target, Job], sshd: Sshd, bundles: dict[str, Bundle], proof: TunnelProof
+    board: tuple[ProvisioningTarget, ProvisioningJob], sshd: Sshd, bundles: dict[str, Bundle], proof: TunnelProof
 ) -> None:
     """Wherever it is cut, the version before serves on or again; and the next run completes the upgrade."""
     target, job = board
     prefix = pathlib.Path(job.prefix)
     new = prefix / "versions" / bundles["2"].manifest.key
 
-    def cut_after(wanted: str) -> Job:
+    def cut_after(wanted: str) -> ProvisioningJob:
         def cut(name: str, step: StepReport) -> None:
             if step.name == wanted:
                 sshd.drop_sessions()
@@ -224,22 +233,22 @@ def test_a_connection_that_is_cut(
     cutter.start()
     report = provision(target, bundles["2"], job)
     cutter.join()
-    assert (report.outcome, report.version) == (Outcome.FAILED, bundles["1"].manifest.key)
+    assert (report.outcome, report.version) == (ProvisioningOutcome.FAILED, bundles["1"].manifest.key)
     assert "agent 1.0" in proof(target)
     config = (prefix / "etc" / "board.json").read_text()
     moved = dataclasses.replace(target, options=dataclasses.replace(target.options, tracker_port=find_free_port()))
     # Nothing was touched yet; the files of the services were; the version was too.
     for after, of, outcome in (
-        ("install", target, Outcome.FAILED),
-        ("services", moved, Outcome.ROLLED_BACK),
-        ("switch", target, Outcome.ROLLED_BACK),
+        ("install", target, ProvisioningOutcome.FAILED),
+        ("services", moved, ProvisioningOutcome.ROLLED_BACK),
+        ("switch", target, ProvisioningOutcome.ROLLED_BACK),
     ):
         report = provision(of, bundles["2"], cut_after(after))
         assert (report.outcome, report.version) == (outcome, bundles["1"].manifest.key), after
         assert (prefix / "etc" / "board.json").read_text() == config
         assert "agent 1.0" in proof(target)
     completed = provision(target, bundles["2"], job)
-    assert (completed.outcome, completed.version) == (Outcome.PROVISIONED, bundles["2"].manifest.key)
+    assert (completed.outcome, completed.version) == (ProvisioningOutcome.PROVISIONED, bundles["2"].manifest.key)
     assert not {path.name for path in prefix.iterdir()} & {"incoming", "previous", "pending"}
 
 
@@ -269,7 +278,7 @@ def fill(folder: pathlib.Path) -> pathlib.Path:
 
 
 def test_a_disk_that_is_full(
-    sshd: Sshd, bundles: dict[str, Bundle], job: Job, proof: TunnelProof, small_disk: pathlib.Path
+    sshd: Sshd, bundles: dict[str, Bundle], job: ProvisioningJob, proof: TunnelProof, small_disk: pathlib.Path
 ) -> None:
     """Said before anything is sent; one that fills meanwhile stops the upgrade, and the old version serves on."""
     job = dataclasses.replace(job, prefix=str(small_disk / "farm"))
@@ -279,24 +288,26 @@ def test_a_disk_that_is_full(
     assert find_failed(report).startswith("bundle: the disk is full: 0 MiB free")
     assert [path.name for path in small_disk.iterdir()] == ["full"]
     full.unlink()
-    assert provision(target, bundles["1"], job).outcome is Outcome.PROVISIONED
+    assert provision(target, bundles["1"], job).outcome is ProvisioningOutcome.PROVISIONED
 
     def fill_now(name: str, step: StepReport) -> None:
         if step.name == "send":
             fill(small_disk)
 
     report = provision(target, bundles["2"], dataclasses.replace(job, show=fill_now))
-    assert report.outcome is Outcome.FAILED
+    assert report.outcome is ProvisioningOutcome.FAILED
     assert "disk is full" in find_failed(report)
     assert "agent 1.0" in proof(target)
     full.unlink()
-    assert provision(target, bundles["2"], job).outcome is Outcome.PROVISIONED
-    assert provision(target, bundles["2"], dataclasses.replace(job, uninstall=True)).outcome is Outcome.REMOVED
+    assert provision(target, bundles["2"], job).outcome is ProvisioningOutcome.PROVISIONED
+    assert (
+        provision(target, bundles["2"], dataclasses.replace(job, uninstall=True)).outcome is ProvisioningOutcome.REMOVED
+    )
     assert not list(small_disk.iterdir())
 
 
 def test_boards_that_fail_do_not_stop_the_others(
-    sshd: Sshd, bundles: dict[str, Bundle], job: Job, proof: TunnelProof, room: pathlib.Path
+    sshd: Sshd, bundles: dict[str, Bundle], job: ProvisioningJob, proof: TunnelProof, room: pathlib.Path
 ) -> None:
     """Side by side: one is proven, one has nobody listening, one's prefix is somebody else's."""
     good = make_target("good", sshd.pinned)
@@ -304,16 +315,20 @@ def test_boards_that_fail_do_not_stop_the_others(
     bundle = BundleCache(room, bundles["1"].path)
     job = dataclasses.replace(job, bundles=bundle)
     reports = provision_boards([down, good], job)
-    assert [report.outcome for report in reports] == [Outcome.FAILED, Outcome.PROVISIONED]
+    assert [report.outcome for report in reports] == [ProvisioningOutcome.FAILED, ProvisioningOutcome.PROVISIONED]
     assert find_failed(reports[0]).startswith("connect: ")
     (room / "theirs").mkdir()
     (room / "theirs" / "file").touch()
     theirs = provision(good, bundles["1"], dataclasses.replace(job, prefix=str(room / "theirs")))
     assert "holds files that are not ours" in find_failed(theirs)
-    assert provision(good, bundles["1"], dataclasses.replace(job, uninstall=True)).outcome is Outcome.REMOVED
+    assert (
+        provision(good, bundles["1"], dataclasses.replace(job, uninstall=True)).outcome is ProvisioningOutcome.REMOVED
+    )
 
 
-def test_work_that_is_interrupted(sshd: Sshd, bundles: dict[str, Bundle], job: Job, room: pathlib.Path) -> None:
+def test_work_that_is_interrupted(
+    sshd: Sshd, bundles: dict[str, Bundle], job: ProvisioningJob, room: pathlib.Path
+) -> None:
     """It ends at once, says how the board is left, and can be taken up again or undone."""
     from farm.provision.board import Provisioner
 
@@ -330,9 +345,11 @@ def test_work_that_is_interrupted(sshd: Sshd, bundles: dict[str, Bundle], job: J
         Provisioner(target, dataclasses.replace(job, bundles=BundleCache(room, bundles["1"].path), show=stop))
     )
     report = workers[0].run()
-    assert report.outcome is Outcome.INTERRUPTED
+    assert report.outcome is ProvisioningOutcome.INTERRUPTED
     assert report.state == "as before: no agent of ours"
-    assert provision(target, bundles["1"], dataclasses.replace(job, uninstall=True)).outcome is Outcome.REMOVED
+    assert (
+        provision(target, bundles["1"], dataclasses.replace(job, uninstall=True)).outcome is ProvisioningOutcome.REMOVED
+    )
     assert list_tree(room) == before
 
 
@@ -355,20 +372,23 @@ def hide_pythons(folder: pathlib.Path) -> str:
     reason="a board without a Python is made with unshare and Debian's sftp-server",
 )
 def test_a_board_without_a_python_of_its_own(
-    bundles: dict[str, Bundle], job: Job, room: pathlib.Path, tmp_path: pathlib.Path
+    bundles: dict[str, Bundle], job: ProvisioningJob, room: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     """It gets the bundle's, unpacked by uv without a network; and nothing of it stays."""
     before = list_tree(room)
     with running_sshd(tmp_path / "sshd", hide_pythons(tmp_path)) as server:
         target = make_target("bare", server.pinned)
         report = provision(target, bundles["1"], job)
-        assert report.outcome is Outcome.PROVISIONED
+        assert report.outcome is ProvisioningOutcome.PROVISIONED
         assert "Python older than 3.10" in next(step.detail for step in report.steps if step.name == "check")
         assert "python" in changed_steps(report)
         (agent,) = find_agents(target)
         assert pathlib.Path(agent.exe()).is_relative_to(job.prefix)
-        assert provision(target, bundles["1"], job).outcome is Outcome.UNCHANGED
-        assert provision(target, bundles["1"], dataclasses.replace(job, uninstall=True)).outcome is Outcome.REMOVED
+        assert provision(target, bundles["1"], job).outcome is ProvisioningOutcome.UNCHANGED
+        assert (
+            provision(target, bundles["1"], dataclasses.replace(job, uninstall=True)).outcome
+            is ProvisioningOutcome.REMOVED
+        )
     assert list_tree(room) == before
 
 
@@ -393,7 +413,7 @@ def login(room: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def test_a_login_that_is_not_root(
-    bundles: dict[str, Bundle], job: Job, room: pathlib.Path, login: pathlib.Path
+    bundles: dict[str, Bundle], job: ProvisioningJob, room: pathlib.Path, login: pathlib.Path
 ) -> None:
     """The agent is installed below its home and runs as the login; what is lacking is said."""
     folder = room / "sshd"
@@ -404,11 +424,14 @@ def test_a_login_that_is_not_root(
         target = make_target("humble", address)
         job = dataclasses.replace(job, prefix="")
         report = provision(target, bundles["1"], job)
-        assert report.outcome is Outcome.PROVISIONED
+        assert report.outcome is ProvisioningOutcome.PROVISIONED
         assert any("no clock helper" in note for note in report.notes)
         (agent,) = find_agents(target)
         assert agent.username() == login.owner()
         assert (login / ".local/share/tvm-farm-board/current").exists()
-        assert provision(target, bundles["1"], job).outcome is Outcome.UNCHANGED
-        assert provision(target, bundles["1"], dataclasses.replace(job, uninstall=True)).outcome is Outcome.REMOVED
+        assert provision(target, bundles["1"], job).outcome is ProvisioningOutcome.UNCHANGED
+        assert (
+            provision(target, bundles["1"], dataclasses.replace(job, uninstall=True)).outcome
+            is ProvisioningOutcome.REMOVED
+        )
     assert list_tree(login) == before

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from farm.provision import board as provision_board
-from farm.provision.board import Job
+from farm.provision.board import ProvisioningJob
 from farm.provision.boards import provision_boards
 from farm.provision.bundle_build import BundleCache
-from farm.provision.reports import Outcome
+from farm.provision.reports import ProvisioningOutcome
 from tests.integration.provisioning import find_failed, list_tree, made_user, make_target, open_folder
 from tests.integration.sshd import running_sshd
 
@@ -46,9 +46,9 @@ def test_a_system_installation_and_a_login_without_sudo(
         with running_sshd(room / "sshd", f"SetEnv PATH={programs}:/usr/bin:/bin") as server:
             (room / "sshd").chmod(0o755)
             target = make_target("lost", dataclasses.replace(server.pinned, user=home.owner()))
-            (report,) = provision_boards([target], Job(BundleCache(room), lambda target: "", **wanted))
+            (report,) = provision_boards([target], ProvisioningJob(BundleCache(room), lambda target: "", **wanted))
         assert list_tree(home) == before
-    assert report.outcome is Outcome.FAILED
+    assert report.outcome is ProvisioningOutcome.FAILED
     assert f"0.1.0-abc is installed for the whole system in {system}" in find_failed(report)
     assert "sudo: a password is required" in find_failed(report)
     assert report.state == f"as before: 0.1.0-abc in {system}"

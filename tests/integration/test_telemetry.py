@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 
 from farm.cli import services
-from farm.crew.health import Kind, Limits, Observation, decide_by
+from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.errors import UsageError
 from farm.services.keeper import Keeper
 from farm.services.probe_plan import plan_probes
@@ -37,7 +37,7 @@ def test_boards_tracker_and_probes_are_exported(tmp_path: pathlib.Path) -> None:
     settings = Settings(home=str(tmp_path), tracker_port=find_free_port(), metrics_port=find_free_port())
     with Store(tmp_path / "farm.db") as store:
         store.register_board("b1", "jetson-nano", Virtual(0))
-        store.observe_board("b1", Kind.DRAIN, "test", decide_by(Observation(Kind.DRAIN, ""), Limits()))
+        store.observe_board("b1", Kind.DRAIN, "test", decide_by(Observation(Kind.DRAIN, ""), HealthLimits()))
         keeper = Keeper(settings, store, 1, [], tmp_path / "logs")
         telemetry = Telemetry(settings, store.count_statuses)
         keeper.watchers.append(telemetry.watch)

@@ -7,7 +7,7 @@ from typing import Any
 
 from device_agent.protocol import PROTOCOL_VERSION, Description
 from farm.artifacts import manifest as manifests
-from farm.artifacts.manifest import Artifact, Manifest, Model, Tensor, Verified, describe_file
+from farm.artifacts.manifest import Artifact, Manifest, ModelFacts, Tensor, Verified, describe_file
 from farm.artifacts.task import find_task
 
 LIBRARY = b"\x7fELF and so on"
@@ -19,7 +19,7 @@ def make_manifest(library: bytes = LIBRARY, **changes: Any) -> Manifest:
     """A manifest for a Jetson Nano, with some fields changed."""
     fields: dict[str, Any] = {
         "name": "tiny-cnn",
-        "model": Model(name="tiny-cnn", sha256="0" * 64, origin="zoo:tiny-cnn"),
+        "model": ModelFacts(name="tiny-cnn", sha256="0" * 64, origin="zoo:tiny-cnn"),
         "inputs": (_INPUT,),
         "outputs": (_OUTPUT,),
         "board_type": "jetson-nano",

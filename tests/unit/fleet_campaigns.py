@@ -12,7 +12,7 @@ from farm.campaign.scheduler.state import FleetState
 Wanted = TypeVar("Wanted")
 
 
-def campaign(name: str = "vision", **fields: Any) -> v.CampaignSpec:
+def campaign(name: str = "vision", **fields: Any) -> v.ScheduledCampaign:
     """A campaign of two workloads on one type of boards."""
     workloads = tuple(
         v.CampaignWorkload(f"{name}-w{n}", "conv2d", 1.0 + n, 1e8) for n in range(fields.pop("workloads", 2))
@@ -24,7 +24,7 @@ def campaign(name: str = "vision", **fields: Any) -> v.CampaignSpec:
         "board_types": ("nano",),
         "budget": v.Budget(trials=100),
     }
-    return v.CampaignSpec(**(values | fields))
+    return v.ScheduledCampaign(**(values | fields))
 
 
 class Hands:

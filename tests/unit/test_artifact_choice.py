@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from farm.artifacts.choice import Fit, Records, Relative
+from farm.artifacts.choice import RecordFit, Records, Relative
 from farm.values import DEFAULT_POINT, ModelDecision, Record, name_workloads
 
 FAST = "mode=MAXN"
@@ -34,7 +34,7 @@ def hash_for(target: Mapping[str, Any]) -> str:
     return {4: "aaaa", 6: "bbbb"}[target["num-cores"]]
 
 
-def found(records: list[Record], point: str = DEFAULT_POINT) -> list[tuple[str, Fit]]:
+def found(records: list[Record], point: str = DEFAULT_POINT) -> list[tuple[str, RecordFit]]:
     """The candidates in the order in which they are tried for a Nano, whose relative is an NX with six cores."""
     book = Records(records, "nano", point, [Relative("nx", {"num-cores": 6})])
     return [(choice.record.candidate, choice.fit) for choice in book.find("aaaa", hash_for)]
@@ -43,16 +43,16 @@ def found(records: list[Record], point: str = DEFAULT_POINT) -> list[tuple[str, 
 def test_the_same_point_comes_before_a_faster_one_elsewhere() -> None:
     """What was measured at the clocks asked for is taken, however fast other clocks are."""
     assert found([record("nano", FAST, 1.0), record("nano", DEFAULT_POINT, 2.0)]) == [
-        (f"nano {DEFAULT_POINT}", Fit.EXACT),
-        (f"nano {FAST}", Fit.OTHER_POINT),
+        (f"nano {DEFAULT_POINT}", RecordFit.EXACT),
+        (f"nano {FAST}", RecordFit.OTHER_POINT),
     ]
 
 
 def test_the_own_type_comes_before_a_relative() -> None:
     """Another point of the same type is nearer than the same point of another type."""
     assert found([record("nx", DEFAULT_POINT, 1.0, "bbbb"), record("nano", FAST, 2.0)]) == [
-        (f"nano {FAST}", Fit.OTHER_POINT),
-        (f"nx {DEFAULT_POINT}", Fit.OTHER_TYPE),
+        (f"nano {FAST}", RecordFit.OTHER_POINT),
+        (f"nx {DEFAULT_POINT}", RecordFit.OTHER_TYPE),
     ]
 
 
@@ -61,7 +61,7 @@ def test_of_other_points_the_usual_clocks_come_first() -> None:
     wanted = "mode=5W"
     assert found([record("nano", FAST, 1.0), record("nano", DEFAULT_POINT, 2.0)], wanted)[0] == (
         f"nano {DEFAULT_POINT}",
-        Fit.OTHER_POINT,
+        RecordFit.OTHER_POINT,
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from farm.artifacts import devices
 from farm.artifacts import make as artifacts
 from farm.artifacts.compile import Served
-from farm.artifacts.manifest import GpuCode, Manifest, Model, Tensor, WorkloadServed, open_artifact
+from farm.artifacts.manifest import GpuCode, Manifest, ModelFacts, Tensor, WorkloadServed, open_artifact
 from farm.cli import model_artifacts
 from farm.errors import CodeRefusedError, FarmError, InternalError, ModelRefusedError, PermanentError, UsageError
 from farm.inventory.board_types import load_board_types
@@ -110,7 +110,7 @@ def test_no_device_with_code_is_an_error_that_names_both() -> None:
 def test_what_makes_the_missing_records_is_offered_whole() -> None:
     """`--missing refuse` names the command with all that decides what the workloads are."""
     kind = NANO.model_copy(update={"pipeline": "graph/2-exact-bf16"})
-    about = Model(name="mlp", sha256="0" * 64, origin="zoo:mlp", shapes=("x=4,64",), batch=4)
+    about = ModelFacts(name="mlp", sha256="0" * 64, origin="zoo:mlp", shapes=("x=4,64",), batch=4)
     order: Any = SimpleNamespace(board_type=kind, brought=SimpleNamespace(about=about), source=about)
     with pytest.raises(UsageError, match="1 of 1 workloads of mlp have no record") as caught:
         artifacts._require_records(order, [Served(SimpleNamespace(name="dense"))])  # type: ignore[arg-type]

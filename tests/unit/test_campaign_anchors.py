@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from farm.campaign.engine.anchors import MIN_RUNS, AnchorBook, Rhythm, Run, estimate_noise, judge_board
+from farm.campaign.engine.anchors import MIN_RUNS, AnchorBook, AnchorRun, Rhythm, estimate_noise, judge_board
 
 
-def runs(*medians_ms: float, start: float = 0.0) -> list[Run]:
+def runs(*medians_ms: float, start: float = 0.0) -> list[AnchorRun]:
     """Runs a minute apart."""
-    return [Run(start + 60.0 * index, median_ms / 1e3) for index, median_ms in enumerate(medians_ms)]
+    return [AnchorRun(start + 60.0 * index, median_ms / 1e3) for index, median_ms in enumerate(medians_ms)]
 
 
-def draw(seed: int, count: int, factor: float = 1.0, noise: float = 0.02) -> list[Run]:
+def draw(seed: int, count: int, factor: float = 1.0, noise: float = 0.02) -> list[AnchorRun]:
     """Runs of a board that takes 10 ms times `factor`."""
     dice = random.Random(seed)
     return runs(*(10.0 * factor * (1 + noise * dice.gauss(0, 1)) for _ in range(count)))
@@ -110,7 +110,7 @@ def test_honest_fleets_are_left_alone_and_liars_found(boards: int) -> None:
     """Over many fleets of noisy boards that differ by up to 3 %: none is accused wrongly, each liar is found."""
     for seed in range(60):
         dice = random.Random(seed)
-        fleet: dict[str, Sequence[Run]] = {
+        fleet: dict[str, Sequence[AnchorRun]] = {
             f"b{index}": draw(100 * seed + index, 8, dice.uniform(0.97, 1.03)) for index in range(boards)
         }
         assert not any(judge_board(name, fleet).liar for name in fleet), seed
@@ -122,7 +122,7 @@ def test_anchors_are_measured_now_and_then() -> None:
     """At arrival, then after so many trials or so long, within the share of a board's time; an idle board is not."""
     book = AnchorBook(Rhythm(every_s=60.0, every_trials=30, share=0.03))
     assert book.is_due("a", 0.0)
-    book.note_run("a", Run(0.0, 1.0), 0.0, 1.0)
+    book.note_run("a", AnchorRun(0.0, 1.0), 0.0, 1.0)
     assert not book.is_due("a", 1000.0)
     book.note_trial("a")
     assert not book.is_due("a", 59.0)
@@ -146,10 +146,10 @@ def test_a_slow_run_is_looked_into_soon() -> None:
     """Ten runs, some seconds apart and without waiting for trials; then the usual rhythm goes on."""
     book = AnchorBook(Rhythm(settling_s=5.0))
     for name in "ab":
-        book.note_run(name, Run(0.0, 1.0), 0.0, 1.0)
+        book.note_run(name, AnchorRun(0.0, 1.0), 0.0, 1.0)
     for count in range(1, 11):
         at = 5.0 * count
-        book.note_run("c", Run(at, 1.12 + 0.01 * (at % 2)), at, 1.0)
+        book.note_run("c", AnchorRun(at, 1.12 + 0.01 * (at % 2)), at, 1.0)
         assert not book.is_due("c", at + 4.9)
         assert book.is_due("c", at + 5.0) == (count < 10)
         assert book.find_liar("c") is None
@@ -159,13 +159,13 @@ def test_others_of_its_type_run_beside_a_slow_board() -> None:
     """Four of them, each as often as it did, so that runs of one time are compared. A good run ends it."""
     book = AnchorBook(Rhythm(settling_s=5.0))
     for name in "abcdef":
-        book.note_run(name, Run(0.0, 1.0), 0.0, 1.0)
-    book.note_run("f", Run(10.0, 1.3), 10.0, 1.0)
+        book.note_run(name, AnchorRun(0.0, 1.0), 0.0, 1.0)
+    book.note_run("f", AnchorRun(10.0, 1.3), 10.0, 1.0)
     assert [name for name in "abcdef" if book.is_due(name, 15.0)] == ["a", "b", "c", "d", "f"]
     for name in "abc":
-        book.note_run(name, Run(15.0, 1.0), 15.0, 1.0)
+        book.note_run(name, AnchorRun(15.0, 1.0), 15.0, 1.0)
     assert [name for name in "abcdef" if book.is_due(name, 20.0)] == ["d", "f"]
-    book.note_run("f", Run(20.0, 1.0), 20.0, 1.0)
+    book.note_run("f", AnchorRun(20.0, 1.0), 20.0, 1.0)
     assert not book.is_due("d", 30.0)
     assert not book.is_due("f", 30.0)
 
@@ -174,11 +174,11 @@ def test_what_makes_all_boards_slow_is_nobodys_lie() -> None:
     """The first one to be slow is looked into, and by then the others are."""
     book, names = AnchorBook(Rhythm(settling_s=5.0)), "abcd"
     for name in names:
-        book.note_run(name, Run(0.0, 1.0), 0.0, 1.0)
+        book.note_run(name, AnchorRun(0.0, 1.0), 0.0, 1.0)
     for at in range(100, 200):
         for name in names:
             if book.is_due(name, at) or (at, name) == (100, "c"):
-                book.note_run(name, Run(at, 1.3), at, 1.0)
+                book.note_run(name, AnchorRun(at, 1.3), at, 1.0)
         assert not any(book.find_liar(name) for name in names)
 
 
@@ -186,16 +186,16 @@ def test_what_is_relied_on_is_looked_at_once_more() -> None:
     """A board that has measured since its last run makes another one at once; one that was slow then goes on."""
     book = AnchorBook(Rhythm(settling_s=5.0))
     for name in "abc":
-        book.note_run(name, Run(0.0, 1.0), 0.0, 1.0)
+        book.note_run(name, AnchorRun(0.0, 1.0), 0.0, 1.0)
     for name in "bc":
         book.note_trial(name)
     for name in "abc":
         book.ask(name)
     assert [name for name in "abc" if book.is_due(name, 1.0) and book.is_settling(name)] == ["b", "c"]
-    book.note_run("b", Run(2.0, 1.0), 2.0, 1.0)
-    book.note_run("c", Run(2.0, 1.3), 2.0, 1.0)
+    book.note_run("b", AnchorRun(2.0, 1.0), 2.0, 1.0)
+    book.note_run("c", AnchorRun(2.0, 1.3), 2.0, 1.0)
     assert [name for name in "abc" if book.is_settling(name)] == ["c"]
-    book.note_run("c", Run(7.0, 1.0), 7.0, 1.0)
+    book.note_run("c", AnchorRun(7.0, 1.0), 7.0, 1.0)
     assert not book.is_settling("c")
 
 
@@ -204,17 +204,17 @@ def test_a_liar_has_to_prove_itself() -> None:
     book = AnchorBook(Rhythm())
     for name, median_s in (("a", 1.0), ("b", 1.0), ("c", 1.3)):
         for at in range(MIN_RUNS):
-            book.note_run(name, Run(float(at), median_s), float(at), 0.1)
+            book.note_run(name, AnchorRun(float(at), median_s), float(at), 0.1)
     assert book.find_liar("c") is not None
     book.doubt("c")
     for at in range(MIN_RUNS):
         assert book.find_liar("c") is None
         assert book.needs_proof("c")
         assert book.is_due("c", 0.0)
-        book.note_run("c", Run(10.0 + at, 1.12), 10.0 + at, 0.1)
+        book.note_run("c", AnchorRun(10.0 + at, 1.12), 10.0 + at, 0.1)
     assert book.find_liar("c") is not None
     book.doubt("c")
     for at in range(MIN_RUNS):
-        book.note_run("c", Run(20.0 + at, 1.0), 20.0 + at, 0.1)
+        book.note_run("c", AnchorRun(20.0 + at, 1.0), 20.0 + at, 0.1)
         assert book.find_liar("c") is None
     assert not book.needs_proof("c")

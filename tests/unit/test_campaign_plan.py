@@ -23,10 +23,10 @@ from farm.campaign.plan import (
     to_document,
 )
 from farm.campaign.plan_boards import SYSTEM_BYTES, BoardsOfType, choose_boards
-from farm.campaign.plan_estimate import NO_BOARDS, Lane, estimate
+from farm.campaign.plan_estimate import NO_BOARDS, LaneEstimate, estimate
 from farm.campaign.plan_kept import find_plan, keep_plan, require_unchanged
 from farm.campaign.plan_models import ModelVariant, read_models
-from farm.campaign.plan_survey import Form, Survey
+from farm.campaign.plan_survey import Form, WorkloadSurvey
 from farm.campaign.spec import BudgetSpec, CampaignFile, CampaignSpec
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType, load_board_types
@@ -235,8 +235,8 @@ def test_equal_workloads_are_one() -> None:
     one, two = read(campaign(models=["mlp", "tiny-cnn"]))
     merged = merge_workloads(
         [
-            (one, Survey((workload("a", weight=2), workload("b", flop=9.0)), "graph/1")),
-            (two, Survey((workload("a", weight=3), workload("c", kind="conv2d", flop=2.0)), "graph/1")),
+            (one, WorkloadSurvey((workload("a", weight=2), workload("b", flop=9.0)), "graph/1")),
+            (two, WorkloadSurvey((workload("a", weight=3), workload("c", kind="conv2d", flop=2.0)), "graph/1")),
         ],
         (),
     )
@@ -245,7 +245,9 @@ def test_equal_workloads_are_one() -> None:
         ("a", 5, ("mlp", "tiny-cnn")),
         ("c", 1, ("tiny-cnn",)),
     ]
-    chosen = merge_workloads([(two, Survey((workload("a"), workload("c", kind="conv2d")), "graph/1"))], ("conv2d",))
+    chosen = merge_workloads(
+        [(two, WorkloadSurvey((workload("a"), workload("c", kind="conv2d")), "graph/1"))], ("conv2d",)
+    )
     assert [each.hash for each in chosen] == ["c"]
 
 
@@ -260,9 +262,9 @@ def test_equal_targets_are_imported_once() -> None:
 # Time
 
 
-def lane(board_type: str, jobs: int, *boards: str, held_s: float = 1.0, host_core_s: float = 0.0) -> Lane:
+def lane(board_type: str, jobs: int, *boards: str, held_s: float = 1.0, host_core_s: float = 0.0) -> LaneEstimate:
     """Trials of a type; the host costs nothing unless said."""
-    return Lane(board_type, jobs, frozenset(boards), held_s, host_core_s)
+    return LaneEstimate(board_type, jobs, frozenset(boards), held_s, host_core_s)
 
 
 @pytest.mark.parametrize(
@@ -354,7 +356,7 @@ def make(types: dict[str, BoardType], costs: TrialCosts | None = None) -> Campai
         {("a", "default"): 30, ("b", "default"): 12, ("a", "mode=MAXN"): 5, ("z", "default"): 99},
         frozenset({("a", "default"), ("z", "default")}),
     )
-    survey = Survey((workload("a"), workload("b")), "graph/1")
+    survey = WorkloadSurvey((workload("a"), workload("b")), "graph/1")
     surveyed = [(each, [(models[0], survey)]) for each in boards]
     return plan_campaign(
         "c", BudgetSpec(trials=100), Sampling(3, 0.1), (), models, surveyed, {"jetson-nano": known}, CORES

@@ -17,7 +17,7 @@ from farm.campaign.plan import Known, Sampling, plan_campaign
 from farm.campaign.plan_boards import choose_boards
 from farm.campaign.plan_kept import keep_plan
 from farm.campaign.plan_models import read_models
-from farm.campaign.plan_survey import Survey
+from farm.campaign.plan_survey import WorkloadSurvey
 from farm.campaign.planning import Gathered
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import CampaignFile, CampaignSpec, check_campaign
@@ -67,7 +67,12 @@ def gather(given: CampaignSpec) -> Gathered:
     types, faults = choose_boards(given, load_board_types(), rows, models, 2)
     assert not faults
     surveys = [
-        (model, Survey((workload("b", weight=3), workload("a" if model is models[0] else "c", "conv2d")), "graph/1"))
+        (
+            model,
+            WorkloadSurvey(
+                (workload("b", weight=3), workload("a" if model is models[0] else "c", "conv2d")), "graph/1"
+            ),
+        )
         for model in models
     ]
     surveyed = [(each, surveys) for each in types]

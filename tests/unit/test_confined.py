@@ -14,7 +14,7 @@ from farm.processes import confined, confinement
 
 def _call(name: str, payload: bytes = b"", **limits: float) -> bytes:
     # Its own functions are what the process runs: this folder has to be one of its module folders.
-    limited = confined.Limits(**({"timeout_s": 60.0, "memory_bytes": 1 << 30} | limits))  # type: ignore[arg-type]
+    limited = confined.ConfinedLimits(**({"timeout_s": 60.0, "memory_bytes": 1 << 30} | limits))  # type: ignore[arg-type]
     return confined.call(f"confined_deeds:{name}", payload, "the file was not read", limited)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from farm.search.tuners.cost_model import LOSSES, Group, Trees
+from farm.search.tuners.cost_model import LOSSES, SampleGroup, Trees
 
 ROWS, COLUMNS = 3, 12
 
@@ -27,7 +27,7 @@ def rank_correlation(left: npt.ArrayLike, right: npt.ArrayLike) -> float:
 
 def train(*groups: tuple[list[npt.NDArray[np.float32]], list[float]]) -> Trees:
     """A model taught by groups of (features, latencies), an infinite latency standing for a candidate's own fault."""
-    return Trees([Group(features, latencies) for features, latencies in groups], "reg", 0, 1)
+    return Trees([SampleGroup(features, latencies) for features, latencies in groups], "reg", 0, 1)
 
 
 def test_it_learns_to_rank() -> None:
@@ -91,7 +91,10 @@ def test_a_candidate_without_stores_is_not_preferred() -> None:
 def test_every_loss_learns_to_rank(loss: str) -> None:
     """Taught 200 candidates of two groups on different scales, new ones of either are ranked (Spearman above 0.6)."""
     features, latencies = make_candidates(200, 1)
-    groups = [Group(features[::2], latencies[::2]), Group(features[1::2], [1e3 * s for s in latencies[1::2]])]
+    groups = [
+        SampleGroup(features[::2], latencies[::2]),
+        SampleGroup(features[1::2], [1e3 * s for s in latencies[1::2]]),
+    ]
     new, truth = make_candidates(100, 2)
     assert rank_correlation(Trees(groups, loss, 0, 1).score(new), -np.array(truth)) > 0.6
 
@@ -101,15 +104,15 @@ def test_failed_candidates_rank_last(loss: str) -> None:
     """What failed by its own fault is below all that ran; scores stay finite even where everything failed."""
     features, latencies = make_candidates(60, 1)
     bad = [matrix + np.float32(3) for matrix in make_candidates(30, 3)[0]]
-    trees = Trees([Group([*features, *bad], [*latencies, *[np.inf] * 30])], loss, 0, 1)
+    trees = Trees([SampleGroup([*features, *bad], [*latencies, *[np.inf] * 30])], loss, 0, 1)
     assert np.median(trees.score(bad)) < np.median(trees.score(features))
-    assert np.isfinite(Trees([Group(bad, [np.inf] * 30)], loss, 0, 1).score(bad)).all()
+    assert np.isfinite(Trees([SampleGroup(bad, [np.inf] * 30)], loss, 0, 1).score(bad)).all()
 
 
 def test_a_group_of_little_weight_is_overruled() -> None:
     """Two groups that say the opposite of the same candidates: the one that counts more is followed."""
     features, latencies = make_candidates(150, 1)
     upside_down = [1e-5 / s for s in latencies]
-    trees = Trees([Group(features, latencies, 1.0), Group(features, upside_down, 0.05)], "reg", 0, 1)
+    trees = Trees([SampleGroup(features, latencies, 1.0), SampleGroup(features, upside_down, 0.05)], "reg", 0, 1)
     new, truth = make_candidates(80, 2)
     assert rank_correlation(trees.score(new), -np.array(truth)) > 0.5

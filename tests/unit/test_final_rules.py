@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from farm.artifacts.contenders import PREDICTED, RECORDED, Part
+from farm.artifacts.contenders import PREDICTED, RECORDED, RecordPart
 from farm.campaign.verify import final_rules
 from farm.campaign.verify.tie import Round
 
 ALL = [RECORDED, PREDICTED, "mixed 1", "mixed 2"]
 
 
-def part(name: str, seconds: float, differs: bool = True) -> Part:
+def part(name: str, seconds: float, differs: bool = True) -> RecordPart:
     """A function with a record."""
-    return Part(name, f"conv2d {name}", f"candidate {name}", seconds, differs)
+    return RecordPart(name, f"conv2d {name}", f"candidate {name}", seconds, differs)
 
 
 def rounds(count: int = 8, **latencies: float) -> list[Round]:

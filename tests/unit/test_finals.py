@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from device_agent.protocol import OperatingPoint, Outcome, Status
-from farm.artifacts.contenders import PREDICTED, RECORDED, BuiltContenders, Contender, Part
+from farm.artifacts.contenders import PREDICTED, RECORDED, BuiltContenders, Contender, RecordPart
 from farm.campaign.order import MeasureOrder, ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.verify.coroutines import Loop, Running
@@ -43,7 +43,7 @@ ORDER = Order(
     search=SearchOrder("xgb", "rank", None, True, 7),
     measure=MeasureOrder(1, 3, 0.0, 10.0, 1 << 30, 3),
 )
-PARTS = (Part("w1", "conv2d w1", "c1", 1e-3, True), Part("w2", "dense w2", "c2", 5e-4, True))
+PARTS = (RecordPart("w1", "conv2d w1", "c1", 1e-3, True), RecordPart("w2", "dense w2", "c2", 5e-4, True))
 
 
 class Lab:
@@ -53,7 +53,7 @@ class Lab:
     were answered before. `outputs` are what a program computes where that is not 1.
     """
 
-    def __init__(self, store: Store, latency_ms: dict[str, float], parts: tuple[Part, ...] = PARTS[:1]) -> None:
+    def __init__(self, store: Store, latency_ms: dict[str, float], parts: tuple[RecordPart, ...] = PARTS[:1]) -> None:
         self.store, self.latency_ms, self.parts = store, latency_ms, parts
         self.error: FarmError | None = None
         self.fault: Callable[[str, int], Status] = lambda program, count: Status.OK
@@ -165,7 +165,7 @@ def test_a_record_that_loses_within_the_model_is_left_out_alone(store: Store) ->
 
 def test_groups_that_lose_are_left_out_together(store: Store) -> None:
     """What remains is another program, which is timed against all before it is taken."""
-    parts = (*PARTS, Part("w3", "pool w3", "c3", 1e-4, True))
+    parts = (*PARTS, RecordPart("w3", "pool w3", "c3", 1e-4, True))
     latencies = {RECORDED: 8.0, PREDICTED: 7.9, "mixed 1": 7.7, "mixed 2": 7.6, "mixed 3": 8.6}
     lab = Lab(store, {**latencies, "mixed joined": 7.3}, parts)
     lab.open()

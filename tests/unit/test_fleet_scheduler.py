@@ -95,7 +95,7 @@ def test_what_promises_more_is_searched_more() -> None:
     hands = Hands()
     hands.boards("a")
     heavy, light = v.CampaignWorkload("heavy", "conv2d", 100.0, 1e8), v.CampaignWorkload("light", "dense", 1.0, 1e8)
-    spec = v.CampaignSpec("vision", "me", (light, heavy), ("nano",), v.Budget(trials=60))
+    spec = v.ScheduledCampaign("vision", "me", (light, heavy), ("nano",), v.Budget(trials=60))
     hands.tell(v.CampaignAdded(spec))
     hands.finish()
     counts = [count.task.workload for count in hands.of(v.Count)]
@@ -580,7 +580,7 @@ def test_board_types_may_differ_in_what_is_searched_on_them() -> None:
     hands = Hands()
     one, two = v.CampaignWorkload("one", "conv2d", 1.0, 1e9), v.CampaignWorkload("two", "dense", 1.0, 1e9)
     parts = (v.Part("nano", "default", (one,)), v.Part("tx2", "slow", (one, two)))
-    spec = v.CampaignSpec("vision", "me", (), (), v.Budget(per_workload=8), parts=parts)
+    spec = v.ScheduledCampaign("vision", "me", (), (), v.Budget(per_workload=8), parts=parts)
     hands.tell(v.CampaignAdded(spec), v.BoardArrived("n", "nano"), v.BoardArrived("t", "tx2"))
     hands.finish()
     keys = {tuple(count.task)[1:] for count in hands.of(v.Count)}

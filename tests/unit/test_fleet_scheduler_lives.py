@@ -12,7 +12,7 @@ from device_agent.protocol import FaultSide
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.edit import ON_BOARD
 from farm.campaign.scheduler.scheduler import decide, observe, step
-from farm.campaign.scheduler.state import Board, Job
+from farm.campaign.scheduler.state import BoardEntry, JobEntry
 from farm.campaign.scheduler.values import Status
 from tests.unit.fleet_campaigns import Hands, campaign
 
@@ -49,7 +49,7 @@ class Checked(Hands):
                 self.open.remove((decision.task, decision.candidate))
         return decisions
 
-    def may_run(self, board: Board, job: Job) -> bool:
+    def may_run(self, board: BoardEntry, job: JobEntry) -> bool:
         """Whether a board could measure a job now, found the slow way."""
         task = self.state.tasks[job.task]
         entry = self.state.campaigns[task.key.campaign]

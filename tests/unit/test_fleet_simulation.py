@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farm.campaign.scheduler import values as v
-from farm.campaign.scheduler.simulation import Books, Chances, Fleet, Simulation
+from farm.campaign.scheduler.simulation import Books, Chances, SimulatedFleet, Simulation
 from farm.campaign.scheduler.values import Status
 from farm.errors import InternalError
 from tests.unit.fleet_campaigns import campaign
@@ -29,7 +29,7 @@ POINTS = ("default", "maxn")
 
 def play(seed: int, chances: Chances = BAD_DAY, trials: int = 400) -> Simulation:
     """Two owners with a campaign each, on a dozen boards of two types."""
-    fleet = Fleet({"nano": 8, "tx2": 4}, chances=chances)
+    fleet = SimulatedFleet({"nano": 8, "tx2": 4}, chances=chances)
     simulation = Simulation(v.SchedulerSettings(builders=20), fleet, seed)
     for name in ("one", "two"):
         spec = campaign(
@@ -74,7 +74,7 @@ def test_nothing_stays_behind() -> None:
 
 def test_a_space_that_ends_ends_the_campaign() -> None:
     """Workloads with ten candidates each are measured out, and the campaign ends before its budget."""
-    simulation = Simulation(v.SchedulerSettings(), Fleet({"nano": 4}, space=10))
+    simulation = Simulation(v.SchedulerSettings(), SimulatedFleet({"nano": 4}, space=10))
     simulation.at(0.0, v.CampaignAdded(campaign(workloads=3, budget=v.Budget(trials=1000))))
     simulation.run()
     assert simulation.books.counted == 30
@@ -83,7 +83,7 @@ def test_a_space_that_ends_ends_the_campaign() -> None:
 
 def test_a_slow_host_is_not_given_longer_queues() -> None:
     """Where two compilers serve fifty boards, boards idle, what is built goes out at once, and queues stay short."""
-    simulation = Simulation(v.SchedulerSettings(builders=2), Fleet({"nano": 50}))
+    simulation = Simulation(v.SchedulerSettings(builders=2), SimulatedFleet({"nano": 50}))
     simulation.at(0.0, v.CampaignAdded(campaign(workloads=20, budget=v.Budget(trials=300))))
     most = 0
     while simulation.step():
@@ -95,7 +95,7 @@ def test_a_slow_host_is_not_given_longer_queues() -> None:
 
 def test_books_that_do_not_add_up_are_found() -> None:
     """The simulation itself refuses a trial that is counted and was never proposed."""
-    simulation = Simulation(v.SchedulerSettings(), Fleet({"nano": 1}))
+    simulation = Simulation(v.SchedulerSettings(), SimulatedFleet({"nano": 1}))
     key = v.TaskKey("one", "w", "nano", "default")
     with pytest.raises(InternalError, match="never proposed"):
         simulation._carry_out(v.Count(1, None, key, "candidate", None))

@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(128) scale(float* __restrict__ to, 
   to[blockIdx.x * 128 + threadIdx.x] = kept[127 - threadIdx.x] * by;
 }
 """
-ROOMY = ptx.Limits(registers=32768, shared_bytes=49152, threads=1024)
+ROOMY = ptx.PtxLimits(registers=32768, shared_bytes=49152, threads=1024)
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.crew.health import COMMANDS, Kind, Limits, Observation, transition
+from farm.crew.health import COMMANDS, HealthLimits, Kind, Observation, transition
 from farm.errors import UsageError
 from farm.values import Health, HealthHistory, Standing, State, Transition
 
-LIMITS = Limits(faults=3, window_s=100.0, cooldown_s=50.0, passes=2)
+LIMITS = HealthLimits(faults=3, window_s=100.0, cooldown_s=50.0, passes=2)
 OUT_OF_SERVICE = frozenset({Health.MAINTENANCE, Health.UNSAFE, Health.RETIRED})
 BAD_NEWS = (Kind.PROBE_FAILED, Kind.FAULT, Kind.THROTTLED, Kind.DRIFTED, Kind.SLOW_SENSORS, Kind.MISFIT, Kind.NONSENSE)
 
@@ -256,7 +256,7 @@ def test_what_changes_nothing_is_not_worth_noting() -> None:
 def test_limits_that_limit_nothing_are_refused(wrong: dict[str, int]) -> None:
     """No setting lets a board out of quarantine without a probe."""
     with pytest.raises(ValueError, match="1 or more"):
-        Limits(**wrong)
+        HealthLimits(**wrong)
 
 
 # Whole lives

@@ -13,7 +13,7 @@ import zipfile
 import pytest
 
 from farm.artifacts import brought
-from farm.artifacts.manifest import Model
+from farm.artifacts.manifest import ModelFacts
 from farm.errors import UsageError
 from farm.models import exported, source, zoo
 
@@ -79,7 +79,7 @@ def test_a_program_that_nobody_trusts_is_not_read(
     with pytest.raises(UsageError, match="can run code") as raised:
         source.resolve_model(str(path))
     assert f"farm model show {path} --trust-model" in raised.value.hint
-    about = Model(name="net", sha256="0" * 64, origin=str(path), shapes=(), batch=None)
+    about = ModelFacts(name="net", sha256="0" * 64, origin=str(path), shapes=(), batch=None)
     with pytest.raises(UsageError, match="can run code"):
         brought.bring_same(about, None, "net was compiled from")
     assert not (home / "cache").exists()

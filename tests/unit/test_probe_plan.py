@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.crew.health import Limits
+from farm.crew.health import HealthLimits
 from farm.services.probe_plan import (
     FIRST_PAUSE_S,
     LAST_PAUSE_S,
@@ -129,7 +129,7 @@ def test_a_good_board_that_was_busy_is_still_due() -> None:
 
 def test_a_quarantined_board_cools_down_first() -> None:
     """Then its probes keep a distance; where an operator ordered it there are none."""
-    cooldown_s = Limits().cooldown_s
+    cooldown_s = HealthLimits().cooldown_s
     cooling = row("quarantined", quarantine={"cooling_s": 100.0, "held": False})
     assert plan_next_s(cooling, None, 0.0, INTERVAL_S) == cooldown_s - 100.0
     cooled = row("quarantined", quarantine={"cooling_s": cooldown_s + 5.0, "held": False})

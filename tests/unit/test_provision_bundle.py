@@ -14,8 +14,8 @@ import pytest
 from farm.errors import InternalError, UsageError
 from farm.provision import interpreters
 from farm.provision.agent_wheel import find_agent_source, pack_agent
-from farm.provision.bundle import Bundle, Manifest, open_bundle, write_bundle
-from farm.provision.bundle_build import BundleCache, Recipe, serves_gpus
+from farm.provision.bundle import Bundle, BundleManifest, open_bundle, write_bundle
+from farm.provision.bundle_build import BundleCache, BundleRecipe, serves_gpus
 from farm.provision.pins import choose_pins, to_requirements
 from farm.provision.resources import read_resource
 from farm.provision.wheels import pack_wheel, plan_platforms, slim_wheel
@@ -29,7 +29,7 @@ def make(folder: pathlib.Path, name: str = "x.tar", managed: str = "") -> Bundle
         (folder / path).parent.mkdir(exist_ok=True, parents=True)
         (folder / path).write_bytes(data)
     files = {path: hashlib.sha256(data).hexdigest() for path, data in CONTENTS.items()}
-    return write_bundle(folder, Manifest("1.0", "aarch64", ("3.11",), managed, 5000, files), folder / name)
+    return write_bundle(folder, BundleManifest("1.0", "aarch64", ("3.11",), managed, 5000, files), folder / name)
 
 
 def test_equal_contents_are_equal_bytes(tmp_path: pathlib.Path) -> None:
@@ -175,7 +175,7 @@ def test_what_an_agent_for_gpus_brings_is_for_one_machine(tmp_path: pathlib.Path
 @pytest.mark.parametrize(("arch", "tool"), [("aarch64", "ziglang"), ("aarch64", "apache-tvm"), ("x86_64", "")])
 def test_another_tool_makes_another_bundle(arch: str, tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bundle with a GPU plug-in that an older compiler built, or for an older TVM, is not taken; one without is."""
-    recipe = Recipe(arch, ("3.11",))
+    recipe = BundleRecipe(arch, ("3.11",))
     before, version = recipe.compute_key(), importlib.metadata.version
     monkeypatch.setattr(
         importlib.metadata, "version", lambda name: "9.9" if not tool or name == tool else version(name)

@@ -15,14 +15,14 @@ import pytest
 from farm.errors import PermanentError, UsageError
 from farm.provision import scripts, survey
 from farm.provision.agent_wheel import find_agent_source
-from farm.provision.bundle import Bundle, Manifest
+from farm.provision.bundle import Bundle, BundleManifest
 from farm.provision.layout import ROOT_PREFIX, Layout, plan_layout
 from farm.provision.plan import check_board, describe_span, plan_removals, plan_steps
 from farm.provision.service_files import AgentOptions, compute_digest, render_files
-from farm.provision.survey import Survey
+from farm.provision.survey import BoardSurvey
 
 NOW = 1_800_000_000.0
-BOARD = Survey(
+BOARD = BoardSurvey(
     arch="aarch64",
     os_name="Ubuntu 18.04",
     glibc="2.27",
@@ -35,12 +35,12 @@ ROOT = Layout(ROOT_PREFIX, as_root=True, systemd=True)
 BARE = Layout("/opt/elsewhere", as_root=True, systemd=False)
 HUMBLE = Layout("/home/me/.local/share/tvm-farm-board", as_root=False, systemd=False, home="/home/me")
 LAYOUTS = pytest.mark.parametrize("layout", [ROOT, BARE, HUMBLE], ids=["systemd", "supervisor", "login"])
-BUNDLE = Bundle(pathlib.Path("x.tar"), Manifest("1.0", "aarch64", ("3.11",), "", 100 << 20, {}), 50 << 20)
+BUNDLE = Bundle(pathlib.Path("x.tar"), BundleManifest("1.0", "aarch64", ("3.11",), "", 100 << 20, {}), 50 << 20)
 KEY = BUNDLE.manifest.key
 OPTIONS = AgentOptions("nano-01", "jetson-nano", 9090, 9190)
 
 
-def settled(layout: Layout) -> Survey:
+def settled(layout: Layout) -> BoardSurvey:
     """A board where everything is as it should be."""
     files = render_files(layout, OPTIONS)
     return dataclasses.replace(

@@ -339,9 +339,9 @@ def test_csv_keeps_what_the_visits_alone_say() -> None:
 
 def test_a_gain_of_hundreds_is_told_as_a_factor() -> None:
     """Not as 0 % of the time, nor as a ratio of 0.00."""
-    ratios = [sweep_rows.Ratio(1 / 269, 1 / 280, 1 / 260), sweep_rows.Ratio(1 / 250, 1 / 251, 1 / 249)]
+    ratios = [sweep_rows.VariantRatio(1 / 269, 1 / 280, 1 / 260), sweep_rows.VariantRatio(1 / 250, 1 / 251, 1 / 249)]
     told = sweep_answer._times(ratios, "is {} times as fast", "takes {} times as long")
     assert told == "is 259 times as fast (250 – 269)"
-    assert sweep_answer._times([sweep_rows.Ratio(1.25, 1.2, 1.3)], "is {} times as fast", "takes {} times as long") == (
-        "takes 1.25 times as long"
-    )
+    assert sweep_answer._times(
+        [sweep_rows.VariantRatio(1.25, 1.2, 1.3)], "is {} times as fast", "takes {} times as long"
+    ) == ("takes 1.25 times as long")

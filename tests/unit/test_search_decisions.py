@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farm.search.tuners.decisions import (
-    Choice,
     Decision,
     Genome,
     Knob,
-    Place,
+    ScheduleChoice,
+    SchedulePlace,
     Tile,
     count_decisions,
     count_tilings,
@@ -25,7 +25,7 @@ from farm.search.tuners.decisions import (
     neighbours,
 )
 
-KNOBS: tuple[Knob, ...] = (Tile(48, 4, 16), Tile(7, 2, 64), Choice(4), Place())
+KNOBS: tuple[Knob, ...] = (Tile(48, 4, 16), Tile(7, 2, 64), ScheduleChoice(4), SchedulePlace())
 GENOME = Genome(1, ((2, 3, 4, 2), (7, 1), 0, -1))
 
 
@@ -89,7 +89,7 @@ def test_tilings_are_counted_and_listed_alike(extent: int, parts: int, count: in
 
 def test_a_list_has_every_combination_in_the_same_order() -> None:
     """Products of the knobs; asked twice, the same."""
-    knobs = (Tile(6, 2, 6), Choice(3))
+    knobs = (Tile(6, 2, 6), ScheduleChoice(3))
     first = list(list_decisions(knobs))
     assert len(set(first)) == len(first) == 12
     assert first == list(list_decisions(knobs))
@@ -106,11 +106,11 @@ def test_a_fit_keeps_what_fits() -> None:
     assert fit((2, 3, 4, 2), Tile(48, 4, 16)) == (2, 3, 4, 2)
     assert fit((2, 3, 4, 2), Tile(96, 4, 16)) == (4, 3, 4, 2)
     assert fit((1, 1, 1, 8), Tile(56, 4, 64)) == (7, 1, 1, 8)
-    assert fit(5, Choice(4)) == 3
-    assert fit(-2, Place()) == -2
+    assert fit(5, ScheduleChoice(4)) == 3
+    assert fit(-2, SchedulePlace()) == -2
 
 
-@pytest.mark.parametrize("knob", [Tile(8, 2, 8), Choice(2), Place()])
+@pytest.mark.parametrize("knob", [Tile(8, 2, 8), ScheduleChoice(2), SchedulePlace()])
 def test_what_cannot_be_fitted_is_left_open(knob: Knob) -> None:
     """No decision, or one of another kind, is TVM's to draw."""
     assert fit(None, knob) is None

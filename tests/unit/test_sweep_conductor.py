@@ -11,7 +11,7 @@ import pytest
 from device_agent.protocol import OperatingPoint
 from farm.points.values import DomainSetting, Estimate, Goal, Grid, GridPoint, Objective, PointMeasurement
 from farm.sweep.plan.adaptive import PlannerSettings
-from farm.sweep.plan.conductor import Conductor, Series, Task
+from farm.sweep.plan.conductor import Conductor, Series, VisitTask
 from farm.sweep.plan.rounds import RoundConductor
 
 UNTUNED, TUNED = ("untuned", 1), ("tuned", 1)
@@ -28,7 +28,7 @@ def begin(*series: Series, **settings: object) -> Conductor:
     return Conductor(GRID, Goal(Objective.LATENCY), PlannerSettings(**settings), series)  # type: ignore[arg-type]
 
 
-def visit(task: Task, board: str, at_s: float, invalid: str = "") -> PointMeasurement:
+def visit(task: VisitTask, board: str, at_s: float, invalid: str = "") -> PointMeasurement:
     """What a board answers: time goes with the clock."""
     latency_s = 1e6 / (task.point.domains[0].freq_hz or 1)
     return PointMeasurement(
@@ -37,16 +37,16 @@ def visit(task: Task, board: str, at_s: float, invalid: str = "") -> PointMeasur
     )  # fmt: skip
 
 
-def carry_out(conductor: Conductor, task: Task, board: str, at_s: float, invalid: str = "") -> None:
+def carry_out(conductor: Conductor, task: VisitTask, board: str, at_s: float, invalid: str = "") -> None:
     """Measure all series of a task."""
     for series in task.series:
         conductor.add(series, visit(task, board, at_s, invalid))
     conductor.done(board)
 
 
-def run(conductor: Conductor, *boards: str) -> list[tuple[str, Task]]:
+def run(conductor: Conductor, *boards: str) -> list[tuple[str, VisitTask]]:
     """Let boards work in turns until nothing is left."""
-    made: list[tuple[str, Task]] = []
+    made: list[tuple[str, VisitTask]] = []
     working = list(boards)
     while working:
         for board in list(working):
@@ -73,7 +73,7 @@ def test_all_series_are_measured_at_a_point_once_it_is_pinned() -> None:
 def share_out(conductor: Conductor, boards: Sequence[str], dice: random.Random, last: str = "") -> list[Any]:
     """Let boards ask and answer in an order that `dice` draw; who got what, by board. `last` leaves after one point."""
     made: dict[str, list[Any]] = {board: [] for board in boards}
-    under_way: dict[str, Task] = {}
+    under_way: dict[str, VisitTask] = {}
     working = list(boards)
     while working:
         board = dice.choice(working)

@@ -13,7 +13,7 @@ from farm.points.values import Estimate, Grid
 from farm.sweep.fit.drift import MAX_DRIFT, estimate_drift
 from farm.sweep.fit.model import Data, fit_latency, fit_power
 from farm.sweep.fit.pareto import (
-    Candidate,
+    FrontCandidate,
     find_front,
     front_rows,
     hypervolume,
@@ -107,9 +107,9 @@ def test_without_an_anchor_only_doubt_is_known() -> None:
     assert (found.sd > 0.005).all()
 
 
-def candidate(key: str, latency: float, cost: float, spread: float = 0.001) -> Candidate:
+def candidate(key: str, latency: float, cost: float, spread: float = 0.001) -> FrontCandidate:
     """A point with intervals of `spread` to either side, relative."""
-    return Candidate(key, *(Estimate(v, v * (1 - spread), v * (1 + spread)) for v in (latency, cost)))
+    return FrontCandidate(key, *(Estimate(v, v * (1 - spread), v * (1 + spread)) for v in (latency, cost)))
 
 
 def test_a_front_says_how_sure_each_point_is() -> None:

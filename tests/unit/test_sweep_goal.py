@@ -17,7 +17,7 @@ from farm.points.grid import GridRequest, plan_grid
 from farm.points.values import Estimate, Goal, Objective, PointMeasurement
 from farm.store import Store
 from farm.sweep import stored
-from farm.sweep.export.chosen import Form
+from farm.sweep.export.chosen import ExportForm
 from farm.sweep.fit.analysis import Combined
 from farm.sweep.fit.pick import _explain
 
@@ -69,7 +69,7 @@ def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
 def export(capsys: pytest.CaptureFixture[str], **goal: str) -> dict[str, Any]:
     """The sweep's point as `farm sweep export` writes it."""
     capsys.readouterr()
-    sweep_report.export(1, Form.JSON, **goal)
+    sweep_report.export(1, ExportForm.JSON, **goal)
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     return document
 

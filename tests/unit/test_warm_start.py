@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from farm.search.tuners.cost_model import Group
+from farm.search.tuners.cost_model import SampleGroup
 from farm.search.tuners.traits import TRAIT_COUNT, Traits, derive_traits
 from farm.search.tuners.warm_start import ForeignTrial, WarmStart, choose, cross_validate, spearman
 from farm.search.workloads import Workload
@@ -15,14 +15,14 @@ from farm.search.workloads import Workload
 ROWS, COLUMNS = 3, 12
 
 
-def make_group(count: int, seed: int, noise: bool = False) -> Group:
+def make_group(count: int, seed: int, noise: bool = False) -> SampleGroup:
     """Candidates whose latency two columns decide, or nothing at all."""
     rng = np.random.default_rng(seed)
     matrices = [rng.uniform(size=(ROWS, COLUMNS)).astype("float32") for _ in range(count)]
     latencies = [1e-3 * float(1 + 4 * m[:, 2].mean() + 2 * m[:, 5].mean()) for m in matrices]
     if noise:
         latencies = list(rng.uniform(1e-3, 1e-2, size=count))
-    return Group(matrices, latencies)
+    return SampleGroup(matrices, latencies)
 
 
 def make_trials(hash_: str, latencies: list[float]) -> list[ForeignTrial]:

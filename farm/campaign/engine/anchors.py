@@ -49,7 +49,7 @@ class Rhythm:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class AnchorRun:
     """One measurement of the anchor: when it was taken (monotonic) and its median latency, both in s.
 
     `mark` is the store's at that time (`Store.fetch_mark`).
@@ -78,7 +78,7 @@ class AnchorVerdict:
     mark: int | None = None
 
 
-def judge_board(board: str, runs: Mapping[str, Sequence[Run]], tolerance: float = TOLERANCE) -> AnchorVerdict:
+def judge_board(board: str, runs: Mapping[str, Sequence[AnchorRun]], tolerance: float = TOLERANCE) -> AnchorVerdict:
     """Whether a board is slower than others of its type, given every board's runs of the same anchor, oldest first.
 
     A board is a liar once `MIN_RUNS` or more of its latest runs, three in four of them, lie more than `tolerance` above
@@ -113,7 +113,7 @@ def judge_board(board: str, runs: Mapping[str, Sequence[Run]], tolerance: float 
     return AnchorVerdict(True, sure, ratio, low, since, against, mark)
 
 
-def estimate_noise(groups: Sequence[Sequence[Run]]) -> float:
+def estimate_noise(groups: Sequence[Sequence[AnchorRun]]) -> float:
     """How far runs of one board scatter, as a relative standard deviation; never below what is believable."""
     deviations = []
     for group in groups:
@@ -124,7 +124,7 @@ def estimate_noise(groups: Sequence[Sequence[Run]]) -> float:
     return max(floor, _MAD_TO_SD * statistics.median(deviations)) if deviations else floor
 
 
-def _count_slow(mine: Sequence[Run], reference_s: float, tolerance: float) -> int:
+def _count_slow(mine: Sequence[AnchorRun], reference_s: float, tolerance: float) -> int:
     """How many runs it is since a board became slow: the first of them was, and so were most; 0 where it is not."""
     found = slow = 0
     for count, run in enumerate(reversed(mine), 1):
@@ -135,7 +135,7 @@ def _count_slow(mine: Sequence[Run], reference_s: float, tolerance: float) -> in
     return found
 
 
-def _has_changed(level_s: float, slow: int, earlier: Sequence[Run], noise: float, tolerance: float) -> bool:
+def _has_changed(level_s: float, slow: int, earlier: Sequence[AnchorRun], noise: float, tolerance: float) -> bool:
     if not earlier:
         return False
     before_s = statistics.median(run.median_s for run in earlier)
@@ -152,7 +152,7 @@ class AnchorBook:
 
     def __init__(self, rhythm: Rhythm) -> None:
         self._rhythm = rhythm
-        self._runs: dict[str, collections.deque[Run]] = {}
+        self._runs: dict[str, collections.deque[AnchorRun]] = {}
         self._trials: collections.Counter[str] = collections.Counter()
         # When the last run ended, and for how long it held the board, in monotonic seconds.
         self._ended: dict[str, tuple[float, float]] = {}
@@ -166,7 +166,7 @@ class AnchorBook:
         """A board has measured something else."""
         self._trials[board] += 1
 
-    def note_run(self, board: str, run: Run | None, now_s: float, took_s: float) -> None:
+    def note_run(self, board: str, run: AnchorRun | None, now_s: float, took_s: float) -> None:
         """A board has measured the anchor; `run` is None where that came to nothing."""
         if run is not None:
             self._runs.setdefault(board, collections.deque(maxlen=_KEPT)).append(run)

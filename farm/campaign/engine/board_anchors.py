@@ -11,7 +11,7 @@ from typing import Any
 
 from device_agent.protocol import FaultSide, MeasureSpec, OperatingPoint, Outcome, Status
 from farm.campaign.engine import board_actor, timeouts
-from farm.campaign.engine.anchors import AnchorBook, AnchorVerdict, Rhythm, Run
+from farm.campaign.engine.anchors import AnchorBook, AnchorRun, AnchorVerdict, Rhythm
 from farm.campaign.engine.board_held import REQUEST_TIMEOUT_S, Call, CrewBoard
 
 _log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class Anchoring:
         if anchor is None:
             return
         good = outcome.status is Status.OK and outcome.latency_s
-        run = Run(time.monotonic(), statistics.median(outcome.latency_s), mark) if good else None
+        run = AnchorRun(time.monotonic(), statistics.median(outcome.latency_s), mark) if good else None
         anchor.book.note_run(held.name, run, time.monotonic(), board_s)
         verdict = anchor.book.judge(held.name)
         if run is not None and verdict.suspicious:

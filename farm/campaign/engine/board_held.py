@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from farm.campaign.engine import board_actor, ray_calls
-from farm.campaign.engine.host import Host
+from farm.campaign.engine.host import HostBoard
 from farm.connectivity.tracker import Tracker
 from farm.crew.blame import Blame
 from farm.crew.health import Kind
@@ -49,7 +49,7 @@ class CrewBoard(LeasedBoard):
     """A leased board. For `Blame` it is the place that a run works at. Not thread-safe."""
 
     def __init__(
-        self, store: Store, row: Mapping[str, Any], tracker: Tracker | None, purpose: str, host: Host | None = None
+        self, store: Store, row: Mapping[str, Any], tracker: Tracker | None, purpose: str, host: HostBoard | None = None
     ) -> None:
         """Take its lease, start the actor, and have it open a session, which is not waited for.
 

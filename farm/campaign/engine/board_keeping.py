@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from device_agent.protocol import Outcome, Status
 from farm.campaign.engine.board_events import BoardEvent, Left, Ran, TrialMeasured
 from farm.campaign.engine.board_held import CrewBoard
-from farm.campaign.engine.host import Host
+from farm.campaign.engine.host import HostBoard
 from farm.connectivity.tracker import Tracker
 from farm.crew.choice import find_unfit, plan_choice
 from farm.crew.leased_board import name_owner
@@ -46,7 +46,9 @@ class Reach(Protocol):
 class BoardKeeping:
     """Every board that is held, and what there is to tell of them. Not thread-safe, like the store it is given."""
 
-    def __init__(self, services: Reach, store: Store, purpose: str, note: Callable[[str], None], host: Host) -> None:
+    def __init__(
+        self, services: Reach, store: Store, purpose: str, note: Callable[[str], None], host: HostBoard
+    ) -> None:
         """Nothing is leased before `want`. `purpose` is what leases say; `note` is told what an operator may want.
 
         `host` is this machine, whose agent runs while it is wanted.

@@ -17,7 +17,7 @@ from farm.campaign.engine.anchors import Rhythm
 from farm.campaign.engine.board_events import Arrived, BoardEvent, Left, Ran, TrialMeasured
 from farm.campaign.engine.board_held import REQUEST_TIMEOUT_S, Call, CrewBoard
 from farm.campaign.engine.board_keeping import BoardKeeping, Reach
-from farm.campaign.engine.host import Host
+from farm.campaign.engine.host import HostBoard
 from farm.campaign.engine.ray_calls import ActorLostError
 from farm.crew.health import Kind
 from farm.errors import BoardBusyError, FarmError, InternalError, UnavailableError
@@ -47,10 +47,10 @@ class BoardCrew(BoardKeeping):
         purpose: str,
         note: Callable[[str], None],
         rhythm: Rhythm | None = None,
-        host: Host | None = None,
+        host: HostBoard | None = None,
     ) -> None:
         """See `BoardKeeping`. `rhythm`: how often boards measure their type's anchor."""
-        super().__init__(services, store, purpose, note, host or Host(settings, store, note))
+        super().__init__(services, store, purpose, note, host or HostBoard(settings, store, note))
         self._anchoring = board_anchors.Anchoring(rhythm or Rhythm())
 
     def __enter__(self) -> BoardCrew:

@@ -20,10 +20,10 @@ from device_agent.protocol import FaultSide, Outcome, Status
 from farm.campaign.engine import boards, builds, searches
 from farm.campaign.engine.active import Active, Work, to_measure_spec
 from farm.campaign.engine.ahead import is_expected
-from farm.campaign.engine.host import BOARD_TYPE, Host
+from farm.campaign.engine.host import BOARD_TYPE, HostBoard
 from farm.campaign.engine.journal import Journal
 from farm.campaign.engine.kept_services import KeptServices
-from farm.campaign.engine.orders import Orders, to_search_settings
+from farm.campaign.engine.orders import CampaignOrders, to_search_settings
 from farm.campaign.engine.ray_nodes import farm_ray
 from farm.campaign.engine.roster import Roster
 from farm.campaign.engine.verifying import Verifying
@@ -68,7 +68,7 @@ def engine_up(
     """
     settings.share_linker_cache()
     with contextlib.ExitStack() as stack:
-        host = Host(settings, store, note)
+        host = HostBoard(settings, store, note)
         stack.callback(host.close)
         if open_host:  # before Ray, which takes over what cores are left to it
             host.open()
@@ -100,7 +100,7 @@ class CampaignEngine:
         self._store, self._crew, self._compilers, self._note = store, crew, compilers, note
         self._journal = Journal(store)
         self._searches = searches.Searches(self._tell)
-        self._orders = Orders(settings, store, self._searches, self._list_under_way, note)
+        self._orders = CampaignOrders(settings, store, self._searches, self._list_under_way, note)
         self._roster = Roster(store, crew, need)
         self._verifying = Verifying(settings, store, crew, compilers, self._searches, self._tell)
         self._state = FleetState(
@@ -173,7 +173,7 @@ class CampaignEngine:
                 events.append(self._on_proposed(answer))
         return events
 
-    def _on_proposed(self, answer: searches.Answer) -> v.Event:
+    def _on_proposed(self, answer: searches.SearchAnswer) -> v.Event:
         candidates = answer.candidates or []
         request = self._state.requests.find(answer.request)
         if request is not None:

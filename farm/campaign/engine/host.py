@@ -26,7 +26,7 @@ BOARD_TYPE = "local"
 _AGAIN_S = 5.0
 
 
-class Host:
+class HostBoard:
     """The host's own tracker and agent. Used by one thread, which lives as long as they do."""
 
     def __init__(self, settings: Settings, store: Store, note: Callable[[str], None]) -> None:

@@ -35,7 +35,7 @@ _LINGER_S = 2.0
 _BEGIN = ("submitted",)
 
 
-class Orders:
+class CampaignOrders:
     """The campaigns under way (`active`, by name), and the store's word on them."""
 
     def __init__(

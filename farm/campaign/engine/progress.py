@@ -12,7 +12,7 @@ from typing import Any
 from farm.campaign.engine import resume
 from farm.campaign.engine.active import Active
 from farm.campaign.order import Order
-from farm.campaign.scheduler.state import Campaign, FleetState
+from farm.campaign.scheduler.state import CampaignEntry, FleetState
 from farm.campaign.scheduler.values import Budget, Done, TaskKey
 from farm.campaign.winner_share import LOOKS, plan_allowance
 from farm.store import Store
@@ -185,7 +185,7 @@ def sum_latencies(active: Active, tasks: Sequence[Mapping[str, Any]]) -> dict[st
     return {key: value for key, value in sums.items() if key not in missing}
 
 
-def _find_wall_clock_s(campaign: Campaign | None, active: Active, now_s: float) -> float:
+def _find_wall_clock_s(campaign: CampaignEntry | None, active: Active, now_s: float) -> float:
     """Time from start, pauses left out, as the budget counts it."""
     if campaign is None:
         return active.used_s
@@ -195,7 +195,7 @@ def _find_wall_clock_s(campaign: Campaign | None, active: Active, now_s: float) 
 
 
 def _find_eta_s(
-    campaign: Campaign | None, counted: int, used_s: float, tasks: int, top: int, boards: int
+    campaign: CampaignEntry | None, counted: int, used_s: float, tasks: int, top: int, boards: int
 ) -> float | None:
     """When the trials are made at the pace so far, or the wall clock is over, and winners are measured after that; None
     while that cannot be said.

@@ -10,10 +10,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from farm.campaign.order import Order
-from farm.campaign.scheduler.values import Budget, CampaignAdded, CampaignSpec, CampaignWorkload, Done, Part, TaskKey
+from farm.campaign.scheduler.values import (
+    Budget,
+    CampaignAdded,
+    CampaignWorkload,
+    Done,
+    Part,
+    ScheduledCampaign,
+    TaskKey,
+)
 
 
-def to_spec(order: Order, budget: Budget) -> CampaignSpec:
+def to_spec(order: Order, budget: Budget) -> ScheduledCampaign:
     """The campaign for the scheduler; workloads are called by their hashes."""
     parts = tuple(
         Part(each.board_type, point, tuple(CampaignWorkload(w.hash, w.kind, w.weight, w.flop) for w in each.workloads))
@@ -21,7 +29,7 @@ def to_spec(order: Order, budget: Budget) -> CampaignSpec:
         for point in each.points
         if each.workloads
     )
-    return CampaignSpec(
+    return ScheduledCampaign(
         order.name,
         order.owner,
         workloads=(),

@@ -30,7 +30,7 @@ _FETCH_TIMEOUT_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-class Answer(NamedTuple):
+class SearchAnswer(NamedTuple):
     """What a search said to a request: candidates and whether it will never have more; None: it died or hung, and
     `reason` says how.
     """
@@ -135,7 +135,7 @@ class Searches:
         self._again: list[_Asked] = []
         self._replays: dict[Any, tuple[Any, str, float]] = {}
         self._loose: dict[Any, tuple[str, TaskKey | None]] = {}
-        self._died: list[Answer | Replayed] = []
+        self._died: list[SearchAnswer | Replayed] = []
 
     @property
     def pending(self) -> list[Any]:
@@ -179,7 +179,7 @@ class Searches:
             reference = self._actors[task.campaign].forget.remote(to_key(task), candidate)
             self._loose[reference] = (task.campaign, None)
 
-    def poll(self) -> list[Answer | Replayed]:
+    def poll(self) -> list[SearchAnswer | Replayed]:
         """What was answered since. One that died or is late fails what it was doing, and starts anew with the rest.
 
         What is given here has to be taken in before the next call: a new search is told then what is under way.
@@ -200,13 +200,13 @@ class Searches:
                 if reference not in ready:
                     raise DeadlineError(f"searching did not finish within {ASK_TIMEOUT_S:g} s")
                 candidates, exhausted = ray_calls.get(reference, "searching", _FETCH_TIMEOUT_S)
-                answers.append(Answer(asked.request, candidates, exhausted))
+                answers.append(SearchAnswer(asked.request, candidates, exhausted))
             except (ActorLostError, DeadlineError) as error:
-                answers.append(Answer(asked.request, None, False, error.message))
+                answers.append(SearchAnswer(asked.request, None, False, error.message))
                 self._restart(asked.task.campaign, error.message)
             except FarmError as error:
                 self._note("search_failed", asked.task.campaign, error.message)
-                answers.append(Answer(asked.request, None, False, error.message))
+                answers.append(SearchAnswer(asked.request, None, False, error.message))
         for reference, (job, campaign, deadline) in list(self._replays.items()):
             if reference not in self._replays or (reference not in ready and now < deadline):
                 continue
@@ -272,7 +272,7 @@ class Searches:
         if campaign in self._plans:
             self._again += asked
         else:
-            self._died += [Answer(each.request, None, False) for each in asked]
+            self._died += [SearchAnswer(each.request, None, False) for each in asked]
         for reference, (job, owner, _) in list(self._replays.items()):
             if owner == campaign:
                 self._replays.pop(reference)

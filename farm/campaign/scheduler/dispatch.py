@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
 from farm.campaign.scheduler.draft import Draft
-from farm.campaign.scheduler.state import Board, Job, Lane, Pool, PoolKey
+from farm.campaign.scheduler.state import BoardEntry, JobEntry, LaneEntry, Pool, PoolKey
 from farm.campaign.scheduler.values import Phase, Status
 
 Key = TypeVar("Key", int, str)
@@ -109,7 +109,7 @@ def _least(draft: Draft, pool: Pool, options: list[tuple[Key, bool]], used: Mapp
     return key, effective
 
 
-def _find_job(draft: Draft, lane: Lane, name: str) -> int | None:
+def _find_job(draft: Draft, lane: LaneEntry, name: str) -> int | None:
     """The first job of a lane that a board may have: those tried before come first, as somebody waits for them."""
     for number in lane.again:
         if _may_have(draft, lane, draft.jobs[number], name):
@@ -117,7 +117,7 @@ def _find_job(draft: Draft, lane: Lane, name: str) -> int | None:
     return lane.ready[0] if lane.ready else None
 
 
-def _may_have(draft: Draft, lane: Lane, job: Job, name: str) -> bool:
+def _may_have(draft: Draft, lane: LaneEntry, job: JobEntry, name: str) -> bool:
     """Whether a job may go to a board: not where it failed, unless it failed on every board that there is."""
     if name not in job.avoid:
         return True
@@ -125,7 +125,7 @@ def _may_have(draft: Draft, lane: Lane, job: Job, name: str) -> bool:
     return here <= sum(board in draft.boards and _serves(draft, draft.boards[board], lane) for board in job.avoid)
 
 
-def _serves(draft: Draft, board: Board, lane: Lane) -> bool:
+def _serves(draft: Draft, board: BoardEntry, lane: LaneEntry) -> bool:
     return lane.number in draft.pools[board.pool].lanes
 
 
@@ -193,7 +193,7 @@ def _idle(draft: Draft, key: PoolKey) -> list[str]:
     return [name for names in draft.pools[key].idle.values() for name in names]
 
 
-def _used(draft: Draft, pool: Pool, lane: Lane) -> tuple[float, float, float]:
+def _used(draft: Draft, pool: Pool, lane: LaneEntry) -> tuple[float, float, float]:
     owner = draft.campaigns[lane.campaign].spec.owner
     return (
         pool.owner_used.get(owner, 0.0),

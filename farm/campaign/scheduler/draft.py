@@ -7,7 +7,7 @@ decided in `events`, `dispatch` and `supply`; tables and boards are in `edit`.
 from __future__ import annotations
 
 from farm.campaign.scheduler.edit import AGAIN, BUILDING, ON_BOARD, Edit
-from farm.campaign.scheduler.state import Campaign, Job, Pool, change
+from farm.campaign.scheduler.state import CampaignEntry, JobEntry, Pool, change
 from farm.campaign.scheduler.values import OVER, Ban, Changed, Count, Discard, Status, TaskEnded
 
 
@@ -46,7 +46,7 @@ class Draft(Edit):
         self.decisions.append(Ban(job_number, task.key, job.candidate, reason))
         self.give_back(job.task, 1)
 
-    def _close(self, job_number: int, reason: str) -> Job:
+    def _close(self, job_number: int, reason: str) -> JobEntry:
         for number in self.jobs[job_number].assignments:
             self.revoke(number, reason)
         self.unqueue(job_number)
@@ -128,7 +128,7 @@ class Draft(Edit):
         self.decisions.append(Changed(name, status, reason))
         self.stale = True
 
-    def jobs_of(self, name: str) -> list[Job]:
+    def jobs_of(self, name: str) -> list[JobEntry]:
         """A campaign's jobs, oldest first. Looks at all of them: not for every event."""
         return [job for job in self.jobs.values() if self.tasks[job.task].key.campaign == name]
 
@@ -148,7 +148,7 @@ class Draft(Edit):
         self.set_campaign(name, lanes=(), open=0)
         self.set_status(name, status, reason)
 
-    def _without(self, pool: Pool, campaign: Campaign) -> Pool:
+    def _without(self, pool: Pool, campaign: CampaignEntry) -> Pool:
         """The pool without the accounts of a campaign that ended, and of its owner if that was the last one."""
         owner, name = campaign.spec.owner, campaign.spec.name
         others = any(

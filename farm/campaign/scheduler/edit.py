@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from farm.campaign.scheduler.state import (
     Assignment,
-    Board,
-    Campaign,
+    BoardEntry,
+    CampaignEntry,
     FleetState,
-    Job,
-    Lane,
+    JobEntry,
+    LaneEntry,
     PoolKey,
-    Task,
+    TaskEntry,
     change,
 )
 from farm.campaign.scheduler.values import (
@@ -115,17 +115,17 @@ class Edit:
         """Change fields of a pool."""
         self.pools[key] = change(self.pools[key], **changes)
 
-    def lane_of(self, job: Job) -> Lane:
+    def lane_of(self, job: JobEntry) -> LaneEntry:
         """The lane that a job is in."""
         return self.lanes[self.tasks[job.task].lane]
 
-    def campaign_of(self, task: Task) -> Campaign:
+    def campaign_of(self, task: TaskEntry) -> CampaignEntry:
         """The campaign that a task is part of."""
         return self.campaigns[task.key.campaign]
 
     # Boards
 
-    def put_board(self, board: Board) -> None:
+    def put_board(self, board: BoardEntry) -> None:
         """Keep a board as it is now, and its place among the idle ones or those with room."""
         before = self.boards.find(board.name)
         old, new = _group(before), _group(board)
@@ -145,7 +145,7 @@ class Edit:
         if group is not None:
             self._ungroup(board, *group)
 
-    def _ungroup(self, board: Board, kind: str, point: str) -> None:
+    def _ungroup(self, board: BoardEntry, kind: str, point: str) -> None:
         groups = dict(getattr(self.pools[board.pool], kind))
         names = groups[point]
         place = names.index(board.name)
@@ -207,7 +207,7 @@ class Edit:
         self._settle(lane, board.pool, board_s, board_s - assignment.charged_s)
         return assignment
 
-    def _promote(self, board: Board) -> None:
+    def _promote(self, board: BoardEntry) -> None:
         """What waited at a board begins."""
         number = board.waiting
         if number is None:
@@ -218,7 +218,7 @@ class Edit:
         self.set_lane(lane.number, waiting=lane.waiting - 1)
         self.put_board(change(board, running=number, waiting=None, point=lane.point))
 
-    def _settle(self, lane: Lane, key: PoolKey, board_s: float, more_s: float) -> None:
+    def _settle(self, lane: LaneEntry, key: PoolKey, board_s: float, more_s: float) -> None:
         campaign, pool = self.campaigns[lane.campaign], self.pools[key]
         owner = campaign.spec.owner
         self.charge(lane.campaign, board_s, on_board=campaign.on_board - 1)
@@ -250,7 +250,7 @@ class Edit:
             self.set_lane(lane.number, **{job.stage: numbers[:place] + numbers[place + 1 :]})
 
 
-def _group(board: Board | None) -> tuple[str, str] | None:
+def _group(board: BoardEntry | None) -> tuple[str, str] | None:
     """Which of its pool's groups a board is in: kind and operating point."""
     if board is None or board.waiting is not None:
         return None

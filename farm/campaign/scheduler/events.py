@@ -12,7 +12,17 @@ from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.draft import Draft
 from farm.campaign.scheduler.edit import AGAIN, BUILDING, ON_BOARD, READY, TO_BUILD, expect_with, mean_with
 from farm.campaign.scheduler.priority import WorkloadState
-from farm.campaign.scheduler.state import Board, Campaign, Job, Lane, Pool, PoolKey, Request, Task, change
+from farm.campaign.scheduler.state import (
+    BoardEntry,
+    CampaignEntry,
+    JobEntry,
+    LaneEntry,
+    Pool,
+    PoolKey,
+    RequestEntry,
+    TaskEntry,
+    change,
+)
 from farm.campaign.scheduler.values import Status
 from farm.errors import UsageError
 
@@ -51,11 +61,11 @@ def _(event: v.CampaignAdded, draft: Draft) -> None:
             key = v.TaskKey(spec.name, workload.name, part.board_type, part.point)
             tasks.append(draft.new_number())
             draft.tasks[tasks[-1]] = _begin_task(tasks[-1], key, number, workload, done.pop(key, v.Done(key, 0)))
-        draft.lanes[number] = Lane(number, spec.name, part.board_type, part.point, tuple(tasks))
+        draft.lanes[number] = LaneEntry(number, spec.name, part.board_type, part.point, tuple(tasks))
         lanes.append(number)
     if done:
         raise UsageError(f"{next(iter(done))} is no workload of campaign {spec.name!r}", "Was its file changed?")
-    draft.campaigns[spec.name] = Campaign(
+    draft.campaigns[spec.name] = CampaignEntry(
         spec,
         spec.budget,
         Status.RUNNING,
@@ -68,11 +78,11 @@ def _(event: v.CampaignAdded, draft: Draft) -> None:
     draft.set_status(spec.name, Status.RUNNING, "")
 
 
-def _begin_task(number: int, key: v.TaskKey, lane: int, workload: v.CampaignWorkload, done: v.Done) -> Task:
+def _begin_task(number: int, key: v.TaskKey, lane: int, workload: v.CampaignWorkload, done: v.Done) -> TaskEntry:
     """A task as earlier runs left it."""
     best = () if done.best_s is None else (done.best_s,)
     state = WorkloadState(workload.kind, workload.weight, workload.flop, asked=done.counted, best_s=best)
-    return Task(
+    return TaskEntry(
         number,
         key,
         lane,
@@ -84,7 +94,7 @@ def _begin_task(number: int, key: v.TaskKey, lane: int, workload: v.CampaignWork
     )
 
 
-def _find_campaign(draft: Draft, name: str) -> Campaign | None:
+def _find_campaign(draft: Draft, name: str) -> CampaignEntry | None:
     """The campaign; None where it is over. Raises UsageError where there was none."""
     if name not in draft.campaigns:
         raise UsageError(f"there is no campaign {name!r}")
@@ -186,7 +196,7 @@ def _(event: v.BoardArrived, draft: Draft) -> None:
     key = PoolKey(event.board_type, tuple(sorted(event.labels)))
     pool = draft.pools.get(key, Pool())
     draft.pools[key] = change(pool, boards=pool.boards + 1, is_host=event.is_host)
-    draft.put_board(Board(event.board, key, event.point))
+    draft.put_board(BoardEntry(event.board, key, event.point))
     draft.stale = True
 
 
@@ -230,7 +240,7 @@ def _(event: v.Proposed, draft: Draft) -> None:
             continue
         taken += 1
         number = draft.new_number()
-        draft.jobs[number] = Job(number, request.task, candidate, ON_BOARD, draft.now_s)
+        draft.jobs[number] = JobEntry(number, request.task, candidate, ON_BOARD, draft.now_s)
         draft.queue(number, TO_BUILD)
     draft.give_back(request.task, request.count - taken)
     draft.set_task(request.task, search_losses=0)
@@ -253,7 +263,7 @@ def _(event: v.SearchFailed, draft: Draft) -> None:
         draft.end_search(request.task, f"its search failed {losses} times{why}")
 
 
-def _end_request(draft: Draft, number: int) -> Request:
+def _end_request(draft: Draft, number: int) -> RequestEntry:
     request = draft.requests.pop(number)
     task = draft.tasks[request.task]
     state = change(task.state, exhausted=bool(task.ended))

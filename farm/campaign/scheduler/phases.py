@@ -6,7 +6,7 @@ Works on a draft. Boards elsewhere go on measuring in every phase, with what has
 from __future__ import annotations
 
 from farm.campaign.scheduler.draft import Draft
-from farm.campaign.scheduler.state import Lane
+from farm.campaign.scheduler.state import LaneEntry
 from farm.campaign.scheduler.values import Phase, Status
 
 
@@ -15,7 +15,7 @@ def may_prepare(draft: Draft) -> bool:
     return draft.phase is not Phase.MEASURING and not draft.reserved
 
 
-def plan_queue(draft: Draft, lane: Lane) -> int | None:
+def plan_queue(draft: Draft, lane: LaneEntry) -> int | None:
     """How many candidates are to lie ahead of a lane before the host measures them; None: the host is not its board.
 
     The first phase ends with the first candidate, so that a trial is seen soon.

@@ -17,7 +17,7 @@ from farm.campaign.scheduler import events as fleet_events
 from farm.campaign.scheduler import phases
 from farm.campaign.scheduler.dispatch import dispatch
 from farm.campaign.scheduler.draft import Draft
-from farm.campaign.scheduler.state import Campaign, FleetState, Lane, Pool
+from farm.campaign.scheduler.state import CampaignEntry, FleetState, LaneEntry, Pool
 from farm.campaign.scheduler.supply import build_ahead, search_ahead
 from farm.campaign.scheduler.values import OVER, Decision, Event, Status
 
@@ -77,7 +77,7 @@ def _decide(draft: Draft) -> Decided:
     return Decided(draft.freeze(), decisions, wake_s)
 
 
-def _find_end(draft: Draft, campaign: Campaign) -> str:
+def _find_end(draft: Draft, campaign: CampaignEntry) -> str:
     """Why a campaign has to end now; "" where it goes on."""
     budget, patience = campaign.budget, campaign.spec.early_stopping_all
     if campaign.status not in _GOING:
@@ -95,7 +95,7 @@ def _find_end(draft: Draft, campaign: Campaign) -> str:
     return ""
 
 
-def _may_be_asked(draft: Draft, campaign: Campaign, lane: Lane) -> bool:
+def _may_be_asked(draft: Draft, campaign: CampaignEntry, lane: LaneEntry) -> bool:
     most = campaign.budget.per_workload
     tasks = (draft.tasks[number] for number in lane.tasks)
     return any(not task.ended and (most is None or task.counted < most) for task in tasks)
@@ -130,7 +130,7 @@ def _share_out(draft: Draft) -> None:
             _wait_or_go_on(draft, campaign, any(boards.get(number) for number in campaign.lanes))
 
 
-def _open_accounts(pool: Pool, lanes: list[Lane], campaigns: Mapping[str, Campaign]) -> dict[str, object]:
+def _open_accounts(pool: Pool, lanes: list[LaneEntry], campaigns: Mapping[str, CampaignEntry]) -> dict[str, object]:
     """The pool's accounts with one for everybody who has none: whoever comes has used as much as who used least.
 
     A campaign's lanes come all at once, from nothing, and need no such account.
@@ -148,7 +148,7 @@ def _open_accounts(pool: Pool, lanes: list[Lane], campaigns: Mapping[str, Campai
     return {"owner_used": owner_used, "campaign_used": campaign_used}
 
 
-def _is_alive(draft: Draft, lane: Lane) -> bool:
+def _is_alive(draft: Draft, lane: LaneEntry) -> bool:
     """Whether a lane may still have work for boards."""
     campaign = draft.campaigns[lane.campaign]
     return campaign.status in _GOING and (
@@ -156,7 +156,7 @@ def _is_alive(draft: Draft, lane: Lane) -> bool:
     )
 
 
-def _wait_or_go_on(draft: Draft, campaign: Campaign, has_boards: bool) -> None:
+def _wait_or_go_on(draft: Draft, campaign: CampaignEntry, has_boards: bool) -> None:
     if has_boards == (campaign.status is Status.RUNNING):
         return
     spec = campaign.spec

@@ -42,7 +42,7 @@ class Chances:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fleet:
+class SimulatedFleet:
     """Boards by type, and what everything takes in seconds; single times vary by `spread` (0.3: up to 30 %).
 
     A board that went away comes back after `away_s`. `space` is how many candidates a workload has; None is no end.
@@ -118,7 +118,7 @@ class _Gone:
 class Simulation:
     """One run: add events with `at`, then `run`. What `state` and `books` hold may be looked at between steps."""
 
-    def __init__(self, settings: v.SchedulerSettings, fleet: Fleet, seed: int = 0) -> None:
+    def __init__(self, settings: v.SchedulerSettings, fleet: SimulatedFleet, seed: int = 0) -> None:
         self.state = FleetState(settings)
         self.now_s = 0.0
         self.books = Books()

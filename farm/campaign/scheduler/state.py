@@ -11,7 +11,15 @@ from typing import NamedTuple, TypeVar
 
 from farm.campaign.scheduler.priority import WorkloadState
 from farm.campaign.scheduler.tables import Table
-from farm.campaign.scheduler.values import Budget, CampaignSpec, Decision, Phase, SchedulerSettings, Status, TaskKey
+from farm.campaign.scheduler.values import (
+    Budget,
+    Decision,
+    Phase,
+    ScheduledCampaign,
+    SchedulerSettings,
+    Status,
+    TaskKey,
+)
 from farm.values import DEFAULT_POINT
 
 Record = TypeVar("Record")
@@ -56,7 +64,7 @@ class Pool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Board:
+class BoardEntry:
     """A board that is here. `point` is where its clocks are, or will be once it has begun what it runs."""
 
     name: str
@@ -67,7 +75,7 @@ class Board:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lane:
+class LaneEntry:
     """The tasks of a campaign for one board type at one operating point, and their jobs on the way to boards.
 
     `again` are built jobs that were tried before, `ready` those that were not. `searching` are candidates asked for.
@@ -98,7 +106,7 @@ class Lane:
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class TaskEntry:
     """A workload on one board type at one operating point.
 
     `open` are trials asked for and not concluded. `ended` is why it is searched no further; `closed` says that its jobs
@@ -121,12 +129,12 @@ class Task:
 
 
 @dataclasses.dataclass(frozen=True)
-class Campaign:
+class CampaignEntry:
     """A campaign and what it used. `on_board` are its measurements at boards; `faulty` the boards that failed since the
     last trial that counted.
     """
 
-    spec: CampaignSpec
+    spec: ScheduledCampaign
     budget: Budget
     status: Status
     began_s: float
@@ -159,7 +167,7 @@ class Campaign:
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class RequestEntry:
     """Candidates asked of a search. `count` shrinks where the budget does."""
 
     number: int
@@ -169,7 +177,7 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class JobEntry:
     """A candidate from proposal to conclusion. `avoid` are the boards that failed under it; `stage` is where it is."""
 
     number: int
@@ -202,13 +210,13 @@ class FleetState:
     """
 
     settings: SchedulerSettings
-    boards: Table[str, Board] = dataclasses.field(default_factory=Table)
+    boards: Table[str, BoardEntry] = dataclasses.field(default_factory=Table)
     pools: Mapping[PoolKey, Pool] = dataclasses.field(default_factory=dict)
-    campaigns: Mapping[str, Campaign] = dataclasses.field(default_factory=dict)
-    lanes: Mapping[int, Lane] = dataclasses.field(default_factory=dict)
-    tasks: Table[int, Task] = dataclasses.field(default_factory=Table)
-    requests: Table[int, Request] = dataclasses.field(default_factory=Table)
-    jobs: Table[int, Job] = dataclasses.field(default_factory=Table)
+    campaigns: Mapping[str, CampaignEntry] = dataclasses.field(default_factory=dict)
+    lanes: Mapping[int, LaneEntry] = dataclasses.field(default_factory=dict)
+    tasks: Table[int, TaskEntry] = dataclasses.field(default_factory=Table)
+    requests: Table[int, RequestEntry] = dataclasses.field(default_factory=Table)
+    jobs: Table[int, JobEntry] = dataclasses.field(default_factory=Table)
     assignments: Table[int, Assignment] = dataclasses.field(default_factory=Table)
     owner_board_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
     building: int = 0

@@ -11,14 +11,14 @@ from farm.campaign.scheduler.draft import Draft
 from farm.campaign.scheduler.edit import BUILDING
 from farm.campaign.scheduler.phases import may_prepare, plan_queue
 from farm.campaign.scheduler.priority import SchedulerSettings, WorkloadState, decide_next
-from farm.campaign.scheduler.state import Campaign, Lane, Request, change
+from farm.campaign.scheduler.state import CampaignEntry, LaneEntry, RequestEntry, change
 from farm.campaign.scheduler.values import Build, Search, Status
 
 # While nothing is known of how long search and build take: one candidate at each board, one waiting for it.
 _FIRST_DEPTH = 2.0
 
 
-def plan_ahead(draft: Draft, lane: Lane) -> int:
+def plan_ahead(draft: Draft, lane: LaneEntry) -> int:
     """Below how many candidates ahead of its boards a lane's searches are asked for more.
 
     As many as its share of the boards measures while one is searched for and built, and one per board; waiting for a
@@ -49,7 +49,7 @@ def search_ahead(draft: Draft) -> None:
             pass
 
 
-def _ask(draft: Draft, lane: Lane, wanted: int) -> bool:
+def _ask(draft: Draft, lane: LaneEntry, wanted: int) -> bool:
     """Ask for candidates of the workload of a lane that promises most; False where there is none to ask."""
     settings, campaign = draft.settings, draft.campaigns[lane.campaign]
     if not campaign.may_measure(settings.measure_limit_s):
@@ -69,7 +69,7 @@ def _ask(draft: Draft, lane: Lane, wanted: int) -> bool:
     task = tasks[decided[0]]
     count = min(decided[1], per_workload - task.counted - task.open)
     number = draft.new_number()
-    draft.requests[number] = Request(number, task.number, count, draft.now_s)
+    draft.requests[number] = RequestEntry(number, task.number, count, draft.now_s)
     state = change(task.state, asked=task.state.asked + count, exhausted=True)
     draft.tasks[task.number] = change(task, open=task.open + count, state=state)
     draft.campaigns[lane.campaign] = change(campaign, open=campaign.open + count)
@@ -82,7 +82,7 @@ def _is_fresh(state: WorkloadState) -> bool:
     return state.asked == 0 and not state.exhausted
 
 
-def _count_fresh_elsewhere(draft: Draft, campaign: Campaign, lane: Lane, remaining: int) -> int:
+def _count_fresh_elsewhere(draft: Draft, campaign: CampaignEntry, lane: LaneEntry, remaining: int) -> int:
     """How many workloads of other types and points that boards are here for have no trial yet: each is kept one.
 
     Where many boards of one type are quicker than the only one of another, that one's models would have no total.
@@ -115,7 +115,7 @@ def build_ahead(draft: Draft) -> None:
         draft.decisions.append(Build(job.number, draft.tasks[job.task].key, job.candidate))
 
 
-def _standing(draft: Draft, lane: Lane) -> tuple[float, float]:
+def _standing(draft: Draft, lane: LaneEntry) -> tuple[float, float]:
     """What a lane has built or in the making for each board of its share, and the board time (s) of its owner."""
     built = len(lane.ready) + len(lane.again) + lane.building
     return built / lane.boards, draft.owner_board_s.get(draft.campaigns[lane.campaign].spec.owner, 0.0)

@@ -79,7 +79,7 @@ class Part(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class CampaignSpec:
+class ScheduledCampaign:
     """A campaign as planned: every workload on every board type at every operating point, or `parts` where board types
     differ in their workloads or points.
 
@@ -172,7 +172,7 @@ class CampaignAdded:
     Raises UsageError, when observed, where its name is taken, it has nothing to do, or `done` is of another campaign.
     """
 
-    spec: CampaignSpec
+    spec: ScheduledCampaign
     done: tuple[Done, ...] = ()
     board_s: float = 0.0
     wall_clock_s: float = 0.0

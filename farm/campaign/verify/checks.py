@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy.typing as npt
 
 from device_agent.protocol import Engine, FaultSide, Limits, MeasureSpec, RunSpec, Status, TensorSpec
-from farm.artifacts.verify import Comparison
+from farm.artifacts.verify import OutputComparison
 from farm.campaign.order import Order, TypeOrder
 from farm.campaign.verify.requests import WinnerKey
 from farm.search import gpus
@@ -77,7 +77,7 @@ class Program:
     build_s: float | None = None
     outputs: list[npt.NDArray[Any]] | None = None
     latency_s: float | None = None
-    comparison: Comparison | None = None
+    comparison: OutputComparison | None = None
     failure: Failure | None = None
     faults: int = 0
     losses: int = 0

@@ -9,7 +9,7 @@ from typing import Any
 
 from farm.artifacts.contenders import PREDICTED, RECORDED, BuiltContenders
 from farm.artifacts.timing import Timed, describe_runs
-from farm.artifacts.verify import Comparison
+from farm.artifacts.verify import OutputComparison
 from farm.campaign.order import TypeOrder
 from farm.campaign.verify import tie
 from farm.campaign.verify.final_rules import RULE, Verdict
@@ -83,7 +83,7 @@ def _to_dict(ratio: Ratio) -> dict[str, float]:
     return {"value": ratio.value, "low": ratio.low, "high": ratio.high}
 
 
-def _to_plain(found: Comparison) -> dict[str, Any]:
+def _to_plain(found: OutputComparison) -> dict[str, Any]:
     """JSON has no infinity: the error of an output that is not a number has no size."""
     values = dataclasses.asdict(found)
     return {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
-from farm.artifacts.contenders import PREDICTED, RECORDED, Part
+from farm.artifacts.contenders import PREDICTED, RECORDED, RecordPart
 from farm.artifacts.timing import ROUNDS
 from farm.campaign.verify import tie
 from farm.campaign.verify.tie import Ratio, Round, TieRule
@@ -35,7 +35,7 @@ class Verdict:
     ratios: tuple[Ratio, ...]
 
 
-def plan_mixes(parts: Sequence[Part], seconds: float) -> dict[str, dict[str, str]]:
+def plan_mixes(parts: Sequence[RecordPart], seconds: float) -> dict[str, dict[str, str]]:
     """The records to leave out, by the name of a mix: each leaves out one group of functions whose code differs.
 
     The heaviest functions go to different groups. A mix takes `seconds` to compile. None where there is nothing to mix.
@@ -44,13 +44,13 @@ def plan_mixes(parts: Sequence[Part], seconds: float) -> dict[str, dict[str, str
     count = min(_MOST_GROUPS, len(differing), int(_MIX_S / seconds) if seconds > 0 else _MOST_GROUPS)
     if count < 2:
         return {}
-    groups: list[list[Part]] = [[] for _ in range(count)]
+    groups: list[list[RecordPart]] = [[] for _ in range(count)]
     for part in differing:
         min(groups, key=lambda group: (sum(each.seconds for each in group), len(group))).append(part)
     return {f"{MIXED} {number}": refuse(group) for number, group in enumerate(groups, 1) if group}
 
 
-def refuse(parts: Collection[Part]) -> dict[str, str]:
+def refuse(parts: Collection[RecordPart]) -> dict[str, str]:
     """The candidates of all of these that have a record, by workload."""
     return {part.workload: part.candidate for part in parts if part.candidate is not None}
 

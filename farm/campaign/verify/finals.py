@@ -22,7 +22,7 @@ from farm.artifacts.contenders import (
     Contender,
     ContenderOrder,
 )
-from farm.artifacts.manifest import Model
+from farm.artifacts.manifest import ModelFacts
 from farm.artifacts.timing import Timed, Turns, Variant
 from farm.artifacts.verify import compare
 from farm.campaign.order import Order, TypeOrder
@@ -242,7 +242,9 @@ class Finals:
 
     def _to_order(self, key: FinalKey, of_type: TypeOrder) -> ContenderOrder:
         about = next(each for each in self._order.models if each.name == key.model)
-        model = Model(name=about.name, sha256=about.sha256, origin=about.origin, shapes=about.shapes, batch=about.batch)
+        model = ModelFacts(
+            name=about.name, sha256=about.sha256, origin=about.origin, shapes=about.shapes, batch=about.batch
+        )
         kind = require_board_type(key.board_type).model_copy(update={"pipeline": of_type.pipeline})
         candidates = make.list_candidates(model.sha256, kind, of_type.simulated, self._store)
         return ContenderOrder(model, kind, key.point, of_type.simulated, of_type.target, candidates)

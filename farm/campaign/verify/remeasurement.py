@@ -25,7 +25,7 @@ from farm.campaign.verify.journal import WinnerJournal, WinnersVerdict
 from farm.campaign.verify.programs import CheckWanted, Programs
 from farm.campaign.verify.requests import MeasureWanted, Outbox, Request, RunWanted, WinnerKey
 from farm.campaign.verify.rounds import RoundRun
-from farm.campaign.verify.task import Result, WinnerTask, read_result
+from farm.campaign.verify.task import TaskResult, WinnerTask, read_result
 from farm.campaign.verify.tie import TieRule
 from farm.campaign.winner_share import Allowance, plan_allowance
 from farm.errors import InternalError
@@ -90,7 +90,7 @@ class Verification:
         }
         self._pending: list[WinnerKey] = []
         self._active: dict[WinnerKey, WinnerTask] = {}
-        self._results: dict[WinnerKey, Result] = {}
+        self._results: dict[WinnerKey, TaskResult] = {}
         self._boards: dict[str, tuple[_Board, Running]] = {}
         self._expected: dict[str, int] = {}
         self._now_s = 0.0
@@ -185,7 +185,7 @@ class Verification:
             find = functools.partial(self._programs.find, key)
             result = await task.decide(find, find(None))
         if result.record is not None and not self._journal.save_record(result.record, result.compared):
-            result = Result(held=True, reason="a faster record came from elsewhere meanwhile")
+            result = TaskResult(held=True, reason="a faster record came from elsewhere meanwhile")
         for said in result.contradictions:
             self._journal.event("boards_disagree", key, task.name, said)
         if result.record is None and not result.held:

@@ -34,7 +34,7 @@ FAR_SLOWER = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class TaskResult:
     """What came of a task: a record that is to be written, or none and why.
 
     `held`: the candidate that had the record keeps it; `untuned`: code without a record is as fast.
@@ -97,7 +97,7 @@ class WinnerTask:
         known: Sequence[Mapping[str, Any]],
         incumbent: Record | None,
         trials: Sequence[Mapping[str, Any]],
-    ) -> Result | None:
+    ) -> TaskResult | None:
         """Choose who takes part; a result where there is nothing to be measured.
 
         `known` are rows of `Store.fetch_known_candidates`, `trials` what was measured of winners before a restart.
@@ -123,9 +123,9 @@ class WinnerTask:
         before = [name for name in traces if any(name in each.latency_s for each in rounds)]
         doubted = _find_promising(good, fresh)
         if incumbent is not None and evidence and not fresh and not before:
-            return Result(held=True, reason="nothing was found that it had not been compared with")
+            return TaskResult(held=True, reason="nothing was found that it had not been compared with")
         if not self._repeat_alone and incumbent is not None and good and incumbent.median_s <= good[0]["median_s"]:
-            return Result(held=True, reason="nothing was found that is faster")
+            return TaskResult(held=True, reason="nothing was found that is faster")
         self._boards = {str(row["candidate"]): str(row.get("board") or "") for row in good}
         order = [*before]
         if incumbent is not None:
@@ -145,11 +145,11 @@ class WinnerTask:
         self._queue = [(name, traces[name]) for name in dict.fromkeys(order) if name not in failed]
         if not self._queue:
             if failed:
-                return Result(reason=_join(failed))
-            return Result(reason="no candidate of it ran well" if known else "no trial of it was made")
+                return TaskResult(reason=_join(failed))
+            return TaskResult(reason="no candidate of it ran well" if known else "no trial of it was made")
         return None
 
-    async def decide(self, make: Callable[[str, str], Program], reference: Program) -> Result:
+    async def decide(self, make: Callable[[str, str], Program], reference: Program) -> TaskResult:
         """Have the best checked, and the next ones in place of those that fail, until those left are told apart.
 
         `make` gives the program of a candidate (hash, trace), which is prepared from then on. Boards begin the rounds
@@ -158,11 +158,11 @@ class WinnerTask:
         while True:
             self._let_in(make)
             if not set(self._live()) - {UNTUNED}:
-                return Result(reason=_join(self.contest.failed))
+                return TaskResult(reason=_join(self.contest.failed))
             await until(lambda: reference.failure or self._find_failed() or self._is_checked())
             live = self._live()
             if reference.failure is not None:
-                return Result(reason=f"its unscheduled function cannot be run: {reference.failure.message}")
+                return TaskResult(reason=f"its unscheduled function cannot be run: {reference.failure.message}")
             if failed := self._find_failed():
                 for name, failure in failed.items():
                     self.contest.drop(name, failure.message)
@@ -209,13 +209,13 @@ class WinnerTask:
             name, trace_json = self._queue.pop(0)
             self.programs[name] = make(name, trace_json)
 
-    def _conclude(self) -> Result:
+    def _conclude(self) -> TaskResult:
         judgement = self.contest.judgement
         if judgement is None:
-            return Result(reason=f"{self.contest.spoilt} rounds were spoilt, by faults that are no candidate's")
+            return TaskResult(reason=f"{self.contest.spoilt} rounds were spoilt, by faults that are no candidate's")
         winner = judgement.leader
         if winner == UNTUNED:
-            return Result(reason="untuned code is as fast as its candidates, or faster", untuned=True)
+            return TaskResult(reason="untuned code is as fast as its candidates, or faster", untuned=True)
         if self.incumbent is not None and self.incumbent.candidate in judgement.tied:
             winner = self.incumbent.candidate  # a record is only replaced by what beats it
         elif self._keeps_first(judgement):
@@ -229,14 +229,14 @@ class WinnerTask:
         program = self.programs[winner]
         latencies = self._latencies(winner)
         if program.comparison is None:
-            return Result(reason=f"{winner} won and was not checked")
+            return TaskResult(reason=f"{winner} won and was not checked")
         median_s = statistics.median(statistics.median(each) for each in latencies.values())
         evidence = self._evidence(winner, judgement, said, latencies)
         settled = {"settled": sorted({winner, *rivals, *self._settled})}
         record = self._make_record(program, median_s, evidence | settled)
         held = self.incumbent is not None and winner == self.incumbent.candidate
         tied = bool(judgement.tied) and not self._is_kept(winner, judgement)
-        return Result(record, held, tied, "", said, compared=frozenset({winner, *rivals}))
+        return TaskResult(record, held, tied, "", said, compared=frozenset({winner, *rivals}))
 
     def _keeps_first(self, judgement: Judgement) -> bool:
         """Whether what was tried first stays what is compiled, though another one leads by a little.
@@ -268,12 +268,12 @@ class WinnerTask:
                 found[name] = ratio, "slower" if ratio.is_slower else "faster" if ratio.high < 1.0 else "tied"
         return found
 
-    def _believe(self, name: str) -> Result:
+    def _believe(self, name: str) -> TaskResult:
         """The end of a task whose only candidate was checked: it is as fast as its trial says."""
         median_s, board = self._known_s[name], self._boards.get(name, "")
         latencies = {board: [median_s]} if board else {}
         evidence = self._evidence(name, Judgement(name, (), (), ()), (), latencies) | {"rounds": 0, "settled": [name]}
-        return Result(self._make_record(self.programs[name], median_s, evidence), compared=frozenset({name}))
+        return TaskResult(self._make_record(self.programs[name], median_s, evidence), compared=frozenset({name}))
 
     def _make_record(self, program: Program, median_s: float, evidence: Mapping[str, Any]) -> Record:
         """The record of a program that was checked."""
@@ -369,10 +369,10 @@ def read_rounds(rows: Iterable[Mapping[str, Any]]) -> list[Round]:
     return [rounds[number] for number in sorted(rounds)]
 
 
-def read_result(record: Record) -> Result:
+def read_result(record: Record) -> TaskResult:
     """What came of a task, from the record that it ended in before a restart."""
     evidence = record.evidence or {}
-    return Result(
+    return TaskResult(
         record,
         held=bool(evidence.get("held")),
         tied=evidence.get("decided") == "tie",

@@ -12,7 +12,7 @@ from typing import Any
 
 from farm.search.families import rule
 from farm.search.families.family import Plan, Prediction
-from farm.search.tuners.decisions import Choice, Decision, Knob
+from farm.search.tuners.decisions import Decision, Knob, ScheduleChoice
 
 # What of a prediction a cost model sees: the whole, then these of its terms where a family has them.
 _TERMS = ("compute", "far", "pad", "balance", "steps")
@@ -27,7 +27,7 @@ class FamilySketch:
         """Of a function that a family reads."""
         self._outlook = outlook
         self._names = list(outlook.options)
-        self.knobs: tuple[Knob, ...] = tuple(Choice(len(options)) for options in outlook.options.values())
+        self.knobs: tuple[Knob, ...] = tuple(ScheduleChoice(len(options)) for options in outlook.options.values())
 
     @functools.cached_property
     def ranked(self) -> list[tuple[Decision, ...]]:

@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Window:
+class DotWindow:
     """What a convolution does to the pixels of its data; a matrix product is one of a 1x1 window.
 
     `padding`: top, left, bottom, right, with bytes of `fill`.
@@ -146,7 +146,7 @@ def pack(weights: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
 
 
 @functools.cache
-def make_convolution(shape: Shape, dtype: str, channels: int, window: Window) -> Any:
+def make_convolution(shape: Shape, dtype: str, channels: int, window: DotWindow) -> Any:
     """A convolution of bytes [n, h, w, c] with packed weights as a TIR function."""
     tvm_env.load_compiler()
     from tvm import te, tirx
@@ -268,7 +268,7 @@ class _Using:
         shape = bindings.static_shape(data.ty)
         if shape is None:
             return None
-        window = Window(
+        window = DotWindow(
             (weights.shape[0], weights.shape[1]),
             (strides[0], strides[1]),
             (dilation[0], dilation[1]),

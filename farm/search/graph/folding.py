@@ -45,7 +45,7 @@ def fold(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> tuple
     where it takes too much memory or time.
     """
     bare = _without_weights(model, shapes)
-    limits = confined.Limits(_MEMORY_BYTES, _TIMEOUT_S)
+    limits = confined.ConfinedLimits(_MEMORY_BYTES, _TIMEOUT_S)
     left = {value.name for value in bare.graph.input}
     answer = confined.call(f"{_CHILD}:fold", bare.SerializeToString(), "the model's shapes were not computed", limits)
     answered = onnx.ModelProto.FromString(answer)
@@ -62,7 +62,7 @@ def find_fitting(model: onnx.ModelProto, candidates: Sequence[Mapping[str, tuple
     """The first of several choices of shapes with which every node can compute, as far as ONNX can tell."""
     bare = _without_weights(model, candidates[0])
     bare.metadata_props.add(key="candidates", value=json.dumps(list(map(dict, candidates))))
-    limits = confined.Limits(_MEMORY_BYTES, _HINT_TIMEOUT_S)
+    limits = confined.ConfinedLimits(_MEMORY_BYTES, _HINT_TIMEOUT_S)
     answer = confined.call(f"{_CHILD}:find_fitting", bare.SerializeToString(), "no shapes were found", limits)
     number = int(answer) if answer.isdigit() else None
     return number if number is not None and number < len(candidates) else None

@@ -14,7 +14,7 @@ import numpy as np
 from farm.errors import UsageError
 from farm.search.candidates import Candidate
 from farm.search.tuners import droplet, grid, strategies
-from farm.search.tuners.cost_model import LOSSES, Features, Floats, Group, Trees
+from farm.search.tuners.cost_model import LOSSES, Features, Floats, SampleGroup, Trees
 from farm.search.tuners.decisions import Genome
 from farm.search.tuners.history import TaskHistory, with_traits
 from farm.search.tuners.schedule_space import Evaluated, ScheduleSpace
@@ -206,7 +206,7 @@ class CampaignSearch:
         state = (len(task.history.results), *(len(other.history.results) for other in others), len(foreign))
         if task.trained is None or task.trained[0] != state:
             features, latencies = task.history.lessons()
-            groups = [Group(features, latencies)] if features else []
+            groups = [SampleGroup(features, latencies)] if features else []
             left = _MOST_OTHERS
             for other in others:
                 if left <= 0:
@@ -214,7 +214,7 @@ class CampaignSearch:
                 features, latencies = other.history.lessons()
                 if features:
                     left -= len(features)
-                    groups.append(Group(features, latencies, self._weight(task, other)))
+                    groups.append(SampleGroup(features, latencies, self._weight(task, other)))
             taught = [groups if member % 2 and groups else [*groups, *foreign] for member in range(_COMMITTEE)]
             task.trained = (
                 state,

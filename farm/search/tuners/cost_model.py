@@ -43,7 +43,7 @@ _FAST = 0.7
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class SampleGroup:
     """Measured candidates that may be compared with each other; infinite latency: failed by its own fault.
 
     `weight` is what they count beside other groups. Candidates without stores have to be left out before.
@@ -69,7 +69,9 @@ def measure_vectors(features: Features) -> float:
 class Trees:
     """A trained model. With one thread, equal groups in equal order give equal scores, to the last bit."""
 
-    def __init__(self, groups: Sequence[Group], loss: str, seed: int, threads: int, *, resampled: bool = False) -> None:
+    def __init__(
+        self, groups: Sequence[SampleGroup], loss: str, seed: int, threads: int, *, resampled: bool = False
+    ) -> None:
         """Fit per-store terms whose sum over a candidate's stores ranks it, as `loss` (of LOSSES) wants it.
 
         `resampled` gives every candidate a random weight, as a Bayesian bootstrap does: models of several seeds then

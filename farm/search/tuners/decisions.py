@@ -27,18 +27,18 @@ class Tile:
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class ScheduleChoice:
     """One of so many options."""
 
     options: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class SchedulePlace:
     """Where a block is computed. How many loops there are to choose from depends on the other decisions."""
 
 
-Knob = Tile | Choice | Place
+Knob = Tile | ScheduleChoice | SchedulePlace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Genome:
 
 # How often each kind of knob is changed. MetaSchedule's own odds (0.9, 0.06, 0.04) are for thousands of trials: with
 # them, searches of 64 trials stayed with the unrolling and the place that they had begun with.
-_ODDS = {Tile: 0.7, Place: 0.15, Choice: 0.15}
+_ODDS = {Tile: 0.7, SchedulePlace: 0.15, ScheduleChoice: 0.15}
 # Loops beyond those of any block that MetaSchedule's CPU rules make.
 _MOST_PLACES = 16
 
@@ -75,10 +75,10 @@ def mutate(genome: Genome, knobs: Sequence[Knob], rng: random.Random) -> Genome 
     else:
         index = rng.choice(by_kind[kind])
     knob, now = knobs[index], genome.decisions[index]
-    if isinstance(knob, Choice):
+    if isinstance(knob, ScheduleChoice):
         others = [option for option in range(knob.options) if option != now]
         return genome.replaced(index, rng.choice(others)) if others else None
-    if isinstance(knob, Place) or not isinstance(now, tuple):
+    if isinstance(knob, SchedulePlace) or not isinstance(now, tuple):
         return genome.replaced(index, None)
     moves = list(_moves(knob, now, every_divisor=True))
     return genome.replaced(index, rng.choice(moves)) if moves else None
@@ -104,8 +104,8 @@ def neighbours(genome: Genome, knobs: Sequence[Knob]) -> list[list[Genome]]:
         if isinstance(knob, Tile):
             steps = _moves(knob, now, every_divisor=False) if isinstance(now, tuple) else iter(())
         elif isinstance(now, int):
-            last = knob.options - 1 if isinstance(knob, Choice) else _MOST_PLACES
-            first = 0 if isinstance(knob, Choice) else -2
+            last = knob.options - 1 if isinstance(knob, ScheduleChoice) else _MOST_PLACES
+            first = 0 if isinstance(knob, ScheduleChoice) else -2
             steps = (step for step in (now - 1, now + 1) if first <= step <= last)
         else:
             steps = iter(())
@@ -128,9 +128,9 @@ def _moves(knob: Tile, now: tuple[int, ...], every_divisor: bool) -> Iterator[tu
 
 def fit(decision: Decision, knob: Knob) -> Decision:
     """The decision for this knob that is most like one taken for another loop, number of options or block."""
-    if isinstance(knob, Choice):
+    if isinstance(knob, ScheduleChoice):
         return min(decision, knob.options - 1) if isinstance(decision, int) and decision >= 0 else None
-    if isinstance(knob, Place):
+    if isinstance(knob, SchedulePlace):
         return decision if isinstance(decision, int) else None
     if not isinstance(decision, tuple) or len(decision) != knob.parts:
         return None
@@ -154,7 +154,7 @@ def count_tilings(knob: Tile) -> int:
 def count_decisions(knobs: Sequence[Knob]) -> int:
     """At most how many schedules a sketch with these knobs has."""
     counts = (
-        count_tilings(k) if isinstance(k, Tile) else k.options if isinstance(k, Choice) else _MOST_PLACES + 2
+        count_tilings(k) if isinstance(k, Tile) else k.options if isinstance(k, ScheduleChoice) else _MOST_PLACES + 2
         for k in knobs
     )
     return math.prod(counts)
@@ -167,7 +167,7 @@ def list_decisions(knobs: Sequence[Knob]) -> Iterator[tuple[Decision, ...]]:
         if isinstance(knob, Tile):
             options.append([t for t in _tilings(knob.extent, knob.parts) if t[-1] <= knob.innermost_limit])
         else:
-            options.append(list(range(knob.options) if isinstance(knob, Choice) else range(-2, _MOST_PLACES)))
+            options.append(list(range(knob.options) if isinstance(knob, ScheduleChoice) else range(-2, _MOST_PLACES)))
     return itertools.product(*options)
 
 

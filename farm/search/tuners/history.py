@@ -22,7 +22,7 @@ _TEACHING_BEST, _TEACHING_LATEST = 192, 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class TrialResult:
     """A candidate that was measured; `latency_s` is None where it failed by its own fault."""
 
     hash: str
@@ -37,7 +37,7 @@ class TaskHistory:
         """`name` tells the task from others in what chance gives it."""
         self.space = space
         self.traits = traits
-        self.results: dict[str, Result] = {}
+        self.results: dict[str, TrialResult] = {}
         self.open: dict[str, Evaluated] = {}
         self._seen: set[str] = set()
         self._seed = f"{seed}/{name}"
@@ -74,7 +74,7 @@ class TaskHistory:
     def end(self, candidate: str, latency_s: float | None) -> None:
         """An open candidate was measured, or failed by its own fault; another one is not ours and ignored."""
         if found := self.open.pop(candidate, None):
-            self.results[candidate] = Result(candidate, found.genome, latency_s)
+            self.results[candidate] = TrialResult(candidate, found.genome, latency_s)
 
     def forget(self, candidate: str) -> None:
         """An open candidate will not be measured; it is not proposed again."""
@@ -84,9 +84,9 @@ class TaskHistory:
         """Know a result of an earlier run; without a genome (its trace fits no more) it is only not proposed again."""
         self._seen.add(candidate)
         if genome is not None and candidate not in self.results:
-            self.results[candidate] = Result(candidate, genome, latency_s)
+            self.results[candidate] = TrialResult(candidate, genome, latency_s)
 
-    def fastest(self, count: int) -> list[Result]:
+    def fastest(self, count: int) -> list[TrialResult]:
         """The best so far, the fastest first; of equal ones the earlier."""
         good = [result for result in self.results.values() if result.latency_s is not None]
         return sorted(good, key=lambda result: result.latency_s or 0.0)[:count]

@@ -24,7 +24,7 @@ from farm.search.families.sketch import NO_PREDICTION, FamilySketch
 from farm.search.graph.pipeline import PIPELINES
 from farm.search.target import make_target
 from farm.search.tuners.cost_model import Features
-from farm.search.tuners.decisions import Choice, Decision, Genome, Knob, Place, Tile, fit
+from farm.search.tuners.decisions import Decision, Genome, Knob, ScheduleChoice, SchedulePlace, Tile, fit
 from farm.search.workloads import Workload
 
 # A family none of whose so many best plans TVM takes does not serve a function.
@@ -261,7 +261,7 @@ def _read_sketch(trace: Any) -> _StockSketch:
             extent = functools.reduce(lambda product, size: product * size, decision, 1)
             knobs.append(Tile(extent, len(decision), int(instruction.attrs[1])))
         else:
-            knobs.append(Choice(len(instruction.attrs[0])) if name == "SampleCategorical" else Place())
+            knobs.append(ScheduleChoice(len(instruction.attrs[0])) if name == "SampleCategorical" else SchedulePlace())
     bare = Trace(list(instructions), {}).as_json()
     return _StockSketch(instructions, at, tuple(knobs), traces.shape(bare[0]))
 

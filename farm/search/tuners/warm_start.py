@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from farm.search.tuners.cost_model import Features, Floats, Group, Trees
+from farm.search.tuners.cost_model import Features, Floats, SampleGroup, Trees
 from farm.search.tuners.decisions import Genome, distance
 from farm.search.tuners.history import TaskHistory, with_traits
 from farm.search.tuners.schedule_space import ScheduleSpace
@@ -119,7 +119,7 @@ class Foreign:
         for trial in chosen:
             groups[trial.workload.hash, trial.board_type, trial.point].append(trial)
         self._same: list[bool] = []
-        self._groups: list[Group] = []
+        self._groups: list[SampleGroup] = []
         for several in groups.values():
             taught = [
                 (features, trial.median_s)
@@ -127,7 +127,7 @@ class Foreign:
                 if features is not None
             ]
             if taught:
-                self._groups.append(Group([f for f, _ in taught], [s for _, s in taught]))
+                self._groups.append(SampleGroup([f for f, _ in taught], [s for _, s in taught]))
                 self._same.append(spaces.open(several[0].workload).structure == history.space.structure)
         self._judged: dict[int, float] = {}
         self._trees: Trees | None = None
@@ -139,7 +139,7 @@ class Foreign:
         """Whether they teach the cost model at all."""
         return self.report.used > 0
 
-    def lessons(self) -> list[Group]:
+    def lessons(self) -> list[SampleGroup]:
         """The foreign groups, weighed by what the task's own results say of them; none where they would mislead."""
         if not self.used:
             return []
@@ -207,7 +207,7 @@ def choose(trials: Sequence[ForeignTrial], most: int) -> list[ForeignTrial]:
     return chosen
 
 
-def cross_validate(groups: Sequence[Group], loss: str, seed: int) -> float | None:
+def cross_validate(groups: Sequence[SampleGroup], loss: str, seed: int) -> float | None:
     """Mean rank correlation on groups left out in turn, or on one half of a single group; None where all are small."""
     large = sorted((g for g in groups if len(g.features) >= _LEAST_JUDGED), key=lambda g: -len(g.features))
     if not large:
@@ -215,7 +215,7 @@ def cross_validate(groups: Sequence[Group], loss: str, seed: int) -> float | Non
     folds = []
     if len(groups) == 1:
         [group] = groups
-        halves = [Group(group.features[part::2], group.latency_s[part::2]) for part in (0, 1)]
+        halves = [SampleGroup(group.features[part::2], group.latency_s[part::2]) for part in (0, 1)]
         folds = [(halves[:1], halves[1]), (halves[1:], halves[0])]
     else:
         folds = [([g for g in groups if g is not held], held) for held in large[:_FOLDS]]

@@ -19,7 +19,7 @@ from farm.sweep import rows as sweep_rows
 from farm.units import WATT, joule_scale, seconds_scale
 
 
-class Form(StrEnum):
+class ExportForm(StrEnum):
     """What an operating point is written as."""
 
     NVPMODEL = "nvpmodel"  # a stanza for the board's nvpmodel.conf

@@ -13,7 +13,7 @@ from typing import Any
 
 from farm.errors import UsageError
 from farm.sweep import rows as sweep_rows
-from farm.sweep.rows import Document, Ratio, Row, Series
+from farm.sweep.rows import Document, Row, Series, VariantRatio
 
 # What is compared: the row's key and the name of its ratio.
 _QUANTITIES = (("latency_s", "latency"), ("power_w", "power"), ("energy_j", "energy"))
@@ -26,7 +26,7 @@ class PointPair:
     label: str
     one: Row
     other: Row
-    ratios: Mapping[str, Ratio | None]
+    ratios: Mapping[str, VariantRatio | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _point_to_dict(pair: PointPair) -> dict[str, Any]:
     }
 
 
-def _ratio_to_dict(ratio: Ratio | None) -> dict[str, float | bool | None] | None:
+def _ratio_to_dict(ratio: VariantRatio | None) -> dict[str, float | bool | None] | None:
     if ratio is None:
         return None
     high = ratio.high if math.isfinite(ratio.high) else None

@@ -17,8 +17,8 @@ from farm.points.values import Estimate, Goal, Grid, GridPoint, Merge, PointMeas
 from farm.store import Store
 from farm.sweep import stored
 from farm.sweep.fit.analysis import Analysis, Combined, MeasuredPoint
-from farm.sweep.fit.pareto import Candidate, find_front
-from farm.sweep.fit.pick import Choice, Pick, pick_point
+from farm.sweep.fit.pareto import FrontCandidate, find_front
+from farm.sweep.fit.pick import Pick, PickedPoint, pick_point
 from farm.sweep.plan import adaptive
 from farm.sweep.plan.adaptive import PICK_LEFT, Planner, find_void
 
@@ -130,9 +130,9 @@ def _make_series(
     }
 
 
-def _candidates(measured: Mapping[str, Combined]) -> list[Candidate]:
+def _candidates(measured: Mapping[str, Combined]) -> list[FrontCandidate]:
     """For the front of latency and energy; without a sensor it is the fastest point alone."""
-    return [Candidate(key, point.latency, point.energy or point.latency) for key, point in measured.items()]
+    return [FrontCandidate(key, point.latency, point.energy or point.latency) for key, point in measured.items()]
 
 
 def _make_row(
@@ -242,7 +242,7 @@ def _describe_pick(grid: Grid, picked: Pick) -> dict[str, Any]:
     }
 
 
-def _say_pick(best: Choice, picked: Pick) -> str:
+def _say_pick(best: PickedPoint, picked: Pick) -> str:
     words = f"Set {best.point.key}: {_say_choice(best)}"
     if best.slower > 0:
         words += f"; {best.slower * 100:.0f} % slower than the fastest point"
@@ -253,7 +253,7 @@ def _say_pick(best: Choice, picked: Pick) -> str:
     return f"{words}. It is the best measured with {units.format_share(picked.confidence)} confidence."
 
 
-def _say_choice(choice: Choice) -> str:
+def _say_choice(choice: PickedPoint) -> str:
     point = choice.figures
     words = [f"{_with_interval(point.latency, 1e3, 'ms')}"]
     if point.power is not None:

@@ -11,7 +11,7 @@ import scipy.special
 from farm.points.values import Z95, Estimate, Grid, PointMeasurement, PointPrediction
 from farm.sweep.fit import drift as drifts
 from farm.sweep.fit.drift import Drift
-from farm.sweep.fit.model import Data, Model, fit_model
+from farm.sweep.fit.model import ClockModel, Data, fit_model
 from farm.sweep.fit.terms import Floats, Terms
 
 # Boards of one type differ by more than one factor: what remains at other points than the anchor (our choice).
@@ -75,7 +75,7 @@ class Analysis:
     grid: Grid
     measured: Mapping[str, MeasuredPoint]
     drift: Mapping[str, BoardDrift]
-    model: Model | None
+    model: ClockModel | None
     per_call: float = 1.0
 
     @property
@@ -159,7 +159,7 @@ def _find_per_call(points: Sequence[MeasuredPoint]) -> float:
     return float(np.median(ratios)) if ratios else 1.0
 
 
-def fit_measured(grid: Grid, terms: Terms, measured: Mapping[str, MeasuredPoint], by_power: bool) -> Model:
+def fit_measured(grid: Grid, terms: Terms, measured: Mapping[str, MeasuredPoint], by_power: bool) -> ClockModel:
     """The fit to points measured."""
     rows = {point.key: row for row, point in enumerate(grid.points)}
     at = tuple(rows[key] for key in measured)

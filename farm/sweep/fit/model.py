@@ -44,17 +44,17 @@ class Data:
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
+class ClockModel:
     """What is known of every grid point. `power` is None without a sensor."""
 
     latency: Posterior
     power: Posterior | None
 
 
-def fit_model(terms: Terms, latency: Data, power: Data | None) -> Model:
+def fit_model(terms: Terms, latency: Data, power: Data | None) -> ClockModel:
     """Fit both quantities to what was measured."""
     times = fit_latency(terms, latency)
-    return Model(times, None if power is None else fit_power(terms, power, np.exp(times.mean)))
+    return ClockModel(times, None if power is None else fit_power(terms, power, np.exp(times.mean)))
 
 
 def fit_latency(terms: Terms, data: Data) -> Posterior:

@@ -18,7 +18,7 @@ _LEAST = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
-class Candidate:
+class FrontCandidate:
     """A point with what is to be small: its latency in s and its energy in J (or another cost)."""
 
     key: str
@@ -39,12 +39,12 @@ class FrontPoint:
     confidence: float
 
 
-def surely_dominates(one: Candidate, other: Candidate) -> bool:
+def surely_dominates(one: FrontCandidate, other: FrontCandidate) -> bool:
     """Whether `one` is better in both, with the intervals apart."""
     return one.latency.high < other.latency.low and one.cost.high < other.cost.low
 
 
-def find_front(candidates: Sequence[Candidate]) -> tuple[FrontPoint, ...]:
+def find_front(candidates: Sequence[FrontCandidate]) -> tuple[FrontPoint, ...]:
     """The front and its contenders, fastest first. Errors of different points are taken as independent."""
     if not candidates:
         return ()

@@ -18,7 +18,7 @@ MAX_RUNNERS_UP = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class PickedPoint:
     """A measured point that keeps the goal's limits with its whole interval.
 
     `figures` are what it is judged by, its visits joined with the fit, and `objective` what the goal wants least of, in
@@ -43,8 +43,8 @@ class Pick:
     still be better, as the fit expects; None without a fit.
     """
 
-    best: Choice | None
-    runners_up: tuple[Choice, ...]
+    best: PickedPoint | None
+    runners_up: tuple[PickedPoint, ...]
     confidence: float
     close: float
     reason: str
@@ -97,7 +97,7 @@ def keeps_limits(point: MeasuredPoint, figures: Combined, goal: Goal) -> bool:
     return goal.max_power_w is None or (figures.power is not None and figures.power.high <= goal.max_power_w)
 
 
-def _choose(point: MeasuredPoint, combined: Combined, fastest: Combined, goal: Goal) -> Choice:
+def _choose(point: MeasuredPoint, combined: Combined, fastest: Combined, goal: Goal) -> PickedPoint:
     latency, power, energy = combined.latency, combined.power, combined.energy
     objective: Estimate
     if goal.objective is Objective.LATENCY or power is None or energy is None:
@@ -108,7 +108,7 @@ def _choose(point: MeasuredPoint, combined: Combined, fastest: Combined, goal: G
     else:
         objective = power if goal.objective is Objective.POWER else energy
     saves = 1 - energy.value / fastest.energy.value if energy and fastest.energy else None
-    return Choice(point, combined, objective, latency.value / fastest.latency.value - 1, saves)
+    return PickedPoint(point, combined, objective, latency.value / fastest.latency.value - 1, saves)
 
 
 def _explain(combined: Mapping[str, Combined], goal: Goal) -> str:

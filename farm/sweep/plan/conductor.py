@@ -22,7 +22,7 @@ _NOBODY = Estimate(1.0, 1.0, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class VisitTask:
     """A point to hold and the series to measure there, the first one for `reason`."""
 
     point: GridPoint
@@ -53,7 +53,7 @@ class Conductor:
         self.reason = ""  # why the sweep has ended
         self.notes: list[str] = []  # what has to be said of the grid
 
-    def next(self, board: str, timeout_s: float) -> Task | None:
+    def next(self, board: str, timeout_s: float) -> VisitTask | None:
         """The next task of a board, None where nothing is left for it.
 
         Waits up to `timeout_s` for other boards' results where it depends on them, then raises TimeoutError.
@@ -121,7 +121,7 @@ class Conductor:
             assert point is not None  # it is one of the grid's
             return point
 
-    def _plan(self, board: str) -> Task | None:
+    def _plan(self, board: str) -> VisitTask | None:
         busy = {key for other, key in self._pending.items() if other != board}
         for offset in range(len(self.series)):
             series = self.series[(self._turn + offset) % len(self.series)]
@@ -138,7 +138,7 @@ class Conductor:
             self._turn = (self._turn + offset + 1) % len(self.series)
             point = self.grid.find(decision.key)
             assert point is not None  # a planner decides within its grid
-            return Task(point, (series, *self._companions(series, decision.key, anchor)), decision.reason)
+            return VisitTask(point, (series, *self._companions(series, decision.key, anchor)), decision.reason)
         return None
 
     def _companions(self, leader: Series, key: str, anchor: str) -> list[Series]:

@@ -96,7 +96,7 @@ class SweepOrder:
 
 
 @dataclasses.dataclass(frozen=True)
-class Where:
+class SweepPlace:
     """On which boards. `name` None: any of the type; `boards` is how many at most, None: as many as are of use."""
 
     board_type: str

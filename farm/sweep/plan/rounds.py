@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from farm.points.values import Goal, Grid, PointMeasurement
 from farm.sweep.plan.adaptive import PlannerSettings
-from farm.sweep.plan.conductor import Conductor, Series, Task
+from farm.sweep.plan.conductor import Conductor, Series, VisitTask
 
 
 class RoundConductor(Conductor):
@@ -31,10 +31,10 @@ class RoundConductor(Conductor):
         super().__init__(grid, goal, settings, series, visits)
         self._members = set(boards)
         self._asking: set[str] = set()
-        self._dealt: dict[str, Task | None] = {}
+        self._dealt: dict[str, VisitTask | None] = {}
         self._arrived: list[tuple[Series, PointMeasurement]] = []
 
-    def next(self, board: str, timeout_s: float) -> Task | None:
+    def next(self, board: str, timeout_s: float) -> VisitTask | None:
         """See `Conductor.next`; TimeoutError while another board has not asked yet."""
         with self._changed:
             self._members.add(board)  # one that was found in another's place
@@ -71,7 +71,7 @@ class RoundConductor(Conductor):
 
     def _deal(self) -> None:
         self._note_arrived()
-        tasks: dict[str, Task | None] = {}
+        tasks: dict[str, VisitTask | None] = {}
         for board in sorted(self._members):
             task = None if self.void else self._plan(board)
             if task is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from farm.points.values import Goal
 from farm.sweep.fit.analysis import Analysis
-from farm.sweep.fit.pareto import Candidate, find_front
+from farm.sweep.fit.pareto import FrontCandidate, find_front
 from farm.sweep.fit.pick import pick_point
 
 MAX_TOP_K = 16
@@ -49,7 +49,7 @@ def choose_points(analysis: Analysis, goal: Goal) -> tuple[str, ...]:
     if not analysis.measured:
         return ()
     combined = analysis.combine()
-    candidates = [Candidate(key, p.latency, p.energy or p.latency) for key, p in combined.items()]
+    candidates = [FrontCandidate(key, p.latency, p.energy or p.latency) for key, p in combined.items()]
     front = [point.key for point in find_front(candidates) if point.on_front]
     picked = pick_point(analysis, goal)
     keys = ([picked.best.point.key] if picked.best else []) + [front[0], front[-1]]

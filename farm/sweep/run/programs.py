@@ -66,7 +66,7 @@ def read_batches(text: str) -> tuple[int, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
+class SweepRecipe:
     """What programs are compiled from. `target` is for boards of `board_type` that are, or are not, `simulated`.
 
     `decisions` are about the model on such boards: records that lose in it are left out, as whenever it is compiled.

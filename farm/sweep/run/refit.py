@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import Engine, Limits, MeasureSpec, RunSpec, Status
-from farm.artifacts.verify import Comparison, compare
+from farm.artifacts.verify import OutputComparison, compare
 from farm.crew import visits
 from farm.crew.crew import BoardThread, wait_for
 from farm.errors import UsageError
@@ -27,7 +27,7 @@ from farm.sweep import stored
 from farm.sweep.plan import schedules
 from farm.sweep.plan.conductor import Series
 from farm.sweep.plan.schedules import ScheduleVerdict
-from farm.sweep.run.programs import TUNED, Recipe, SweepProgram, require_equal_outputs
+from farm.sweep.run.programs import TUNED, SweepProgram, SweepRecipe, require_equal_outputs
 from farm.sweep.run.rivals import Contest, Rival, build_checks, build_rivals
 from farm.values import DEFAULT_POINT, Record
 
@@ -42,7 +42,7 @@ class Bench:
     """What is needed at every point: the board, what it runs, how it is asked."""
 
     board: BoardThread
-    recipe: Recipe
+    recipe: SweepRecipe
     settings: Settings
     store: Store
     sweep: int
@@ -136,7 +136,7 @@ def _time(bench: Bench, rival: Rival) -> float | None:
     return statistics.median(outcome.latency_s) if outcome.status is Status.OK and outcome.latency_s else None
 
 
-def _check(bench: Bench, won: Sequence[tuple[Contest, ScheduleVerdict]]) -> list[Comparison]:
+def _check(bench: Bench, won: Sequence[tuple[Contest, ScheduleVerdict]]) -> list[OutputComparison]:
     """Whether each winner computes what unscheduled code does."""
     if not won:
         return []
@@ -146,7 +146,7 @@ def _check(bench: Bench, won: Sequence[tuple[Contest, ScheduleVerdict]]) -> list
     return [_compare(bench, contest, *libraries) for (contest, _), libraries in zip(won, built, strict=True)]
 
 
-def _compare(bench: Bench, contest: Contest, plain: bytes, scheduled: bytes) -> Comparison:
+def _compare(bench: Bench, contest: Contest, plain: bytes, scheduled: bytes) -> OutputComparison:
     settings = bench.settings
     limits = Limits(settings.model_timeout_s, settings.model_memory_bytes, threads=bench.threads)
     inputs = make_inputs(contest.arguments, settings.seed)
@@ -159,7 +159,7 @@ def _compare(bench: Bench, contest: Contest, plain: bytes, scheduled: bytes) -> 
 
         outcome, arrays = wait_for(bench.board.submit(job))
         if outcome.status is not Status.OK:
-            return Comparison(False, float("inf"), float("inf"), f"{outcome.status}: {outcome.message}")
+            return OutputComparison(False, float("inf"), float("inf"), f"{outcome.status}: {outcome.message}")
         outputs.append(list(arrays.values()))
     return compare(outputs[1], outputs[0])
 
@@ -168,7 +168,9 @@ def _find(contest: Contest, candidate: str) -> Rival:
     return next(rival for rival in contest.rivals if rival.candidate == candidate)
 
 
-def _to_record(bench: Bench, contest: Contest, verdict: ScheduleVerdict, point: GridPoint, check: Comparison) -> Record:
+def _to_record(
+    bench: Bench, contest: Contest, verdict: ScheduleVerdict, point: GridPoint, check: OutputComparison
+) -> Record:
     return Record(
         workload=contest.workload,
         workload_name=contest.name,

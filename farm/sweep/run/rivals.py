@@ -15,7 +15,7 @@ from farm.models.batches import set_batch
 from farm.search import traces
 from farm.search.build.builder import build_candidate
 from farm.search.graph.prepared import prepare_model
-from farm.sweep.run.programs import Recipe
+from farm.sweep.run.programs import SweepRecipe
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Contest:
     rivals: tuple[Rival, ...] = dataclasses.field(repr=False)
 
 
-def build_rivals(recipe: Recipe, batch: int, chosen: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Contest]:
+def build_rivals(recipe: SweepRecipe, batch: int, chosen: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Contest]:
     """A contest for every workload of the model at `batch` for which `chosen` has rows, the record's candidate first.
 
     A schedule that does not build any more is left out, and a contest that has one left is none.
@@ -74,7 +74,7 @@ def build_rivals(recipe: Recipe, batch: int, chosen: Mapping[str, Sequence[Mappi
     return contests
 
 
-def build_checks(recipe: Recipe, pairs: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+def build_checks(recipe: SweepRecipe, pairs: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
     """Libraries of unscheduled and scheduled functions that take ordinary weights, so that outputs can be compared."""
     config = recipe.target_config
 

@@ -20,11 +20,11 @@ from farm.settings import Settings
 from farm.store import Store
 from farm.sweep import stored
 from farm.sweep.plan import order
-from farm.sweep.plan.order import SweepOrder, Where
+from farm.sweep.plan.order import SweepOrder, SweepPlace
 from farm.sweep.run.programs import SweepProgram
 from farm.sweep.run.session import SweepSession
 
-__all__ = ["ZOO", "Say", "Where", "resume_sweep", "run_sweep"]
+__all__ = ["ZOO", "Say", "SweepPlace", "resume_sweep", "run_sweep"]
 
 # What an origin that is no file begins with.
 ZOO = "zoo:"
@@ -34,7 +34,7 @@ Say = Callable[[str], None]
 
 def run_sweep(
     wanted: SweepOrder,
-    where: Where,
+    where: SweepPlace,
     goal: Goal,
     objective_named: bool,
     settings: Settings,
@@ -89,7 +89,7 @@ def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: G
     close_abandoned_sweeps(store)
     row = store.require_sweep(sweep)
     request = dict(row["request"])
-    where, origin = Where(**request.pop("where")), str(request.pop("origin"))
+    where, origin = SweepPlace(**request.pop("where")), str(request.pop("origin"))
     wanted = SweepOrder.from_dict(request)
     source = resolve_model(origin.removeprefix(ZOO))
     if source.sha256 != row["model_sha256"]:

@@ -18,7 +18,7 @@ from device_agent.protocol import Description, Status
 from farm.crew import visits
 from farm.crew.choice import TargetPlan, plan_target
 from farm.crew.crew import BoardThread, open_crew, wait_for
-from farm.crew.thread_board import StoppedError, ThreadBoard
+from farm.crew.thread_board import ThreadBoard, WorkStoppedError
 from farm.errors import BoardUnsafeError, FarmError, PermanentError, TransientError, UnavailableError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.models.source import ModelSource
@@ -30,12 +30,12 @@ from farm.settings import Settings
 from farm.store import Store
 from farm.sweep.plan import adaptive, order, schedules
 from farm.sweep.plan.conductor import Conductor, Series
-from farm.sweep.plan.order import SweepOrder, Where
+from farm.sweep.plan.order import SweepOrder, SweepPlace
 from farm.sweep.plan.rounds import RoundConductor
 from farm.sweep.run import programs
-from farm.sweep.run.programs import Recipe, SweepProgram
+from farm.sweep.run.programs import SweepProgram, SweepRecipe
 from farm.sweep.run.refit import Bench, refit
-from farm.sweep.run.visitor import Orders, Visitor
+from farm.sweep.run.visitor import Visitor, VisitOrders
 from farm.values import DEFAULT_POINT
 from farm.version import __version__
 
@@ -52,7 +52,7 @@ class SweepSession:
     def __init__(
         self,
         wanted: SweepOrder,
-        where: Where,
+        where: SweepPlace,
         board_type: BoardType,
         source: ModelSource,
         settings: Settings,
@@ -151,7 +151,7 @@ class SweepSession:
         records = self._store.fetch_records(
             board_type=self._type.name, operating_point=DEFAULT_POINT, simulated=simulated
         )
-        recipe = Recipe(
+        recipe = SweepRecipe(
             self._source,
             self._wanted.shapes,
             self._type,
@@ -197,7 +197,7 @@ class SweepSession:
         try:
             first = self._run_first(conductor.anchor)
             numbers = _count_visits(self._store, sweep)
-            orders = Orders(
+            orders = VisitOrders(
                 sweep=sweep,
                 started_at=started_at,
                 programs=self.programs,
@@ -301,7 +301,9 @@ class SweepSession:
             return conductor
         return RoundConductor(conductor.grid, goal, settings, conductor.series, before, boards)
 
-    def _wait(self, orders: Orders, conductor: Conductor, numbers: dict[Series, int], visitors: list[Visitor]) -> None:
+    def _wait(
+        self, orders: VisitOrders, conductor: Conductor, numbers: dict[Series, int], visitors: list[Visitor]
+    ) -> None:
         """Have all boards work, and wait. A board that is lost leaves its work to the others. Raises the last loss."""
         working: dict[Future[None], BoardThread] = {}
         for thread in self._crew.boards:
@@ -350,7 +352,7 @@ def _work(visitor: Visitor, opened: bool) -> Callable[[ThreadBoard, Store], None
     def job(board: ThreadBoard, store: Store) -> None:
         if not opened:
             board.open()
-        with contextlib.suppress(StoppedError):
+        with contextlib.suppress(WorkStoppedError):
             visitor.work(board, store)
 
     return job

@@ -18,7 +18,7 @@ from farm.errors import BoardLostError, PermanentError, TransientError, UsageErr
 from farm.points.values import GridPoint, PointMeasurement
 from farm.store import Store
 from farm.sweep import stored
-from farm.sweep.plan.conductor import Conductor, Series, Task
+from farm.sweep.plan.conductor import Conductor, Series, VisitTask
 from farm.sweep.run.programs import SweepProgram
 
 # Losses in a row that end a board's part in the sweep.
@@ -32,7 +32,7 @@ _PAUSE_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Orders:
+class VisitOrders:
     """What every board of a sweep is told. `start_c`: see `visits.plan_start_c`, by board, filled as they come."""
 
     sweep: int
@@ -53,7 +53,7 @@ class Orders:
 class Visitor:
     """Works one board until nothing is left for it. `numbers` counts the visits of each series, over all boards."""
 
-    def __init__(self, orders: Orders, conductor: Conductor, numbers: dict[Series, int]) -> None:
+    def __init__(self, orders: VisitOrders, conductor: Conductor, numbers: dict[Series, int]) -> None:
         self._orders, self._conductor, self._numbers = orders, conductor, numbers
         self._idle_c: dict[str, float | None] = {}
         self._before_s = max((visit.at_s for each in conductor.visits.values() for visit in each), default=0.0)
@@ -99,7 +99,7 @@ class Visitor:
             self._conductor.leave(before)
             self._orders.say(f"going on with {board.name}, the anchor first")
 
-    def _carry_out(self, task: Task, board: ThreadBoard, store: Store) -> None:
+    def _carry_out(self, task: VisitTask, board: ThreadBoard, store: Store) -> None:
         if board.name not in self._idle_c:
             self._idle_c[board.name] = board.read_temperature_c()
         began = time.monotonic()
