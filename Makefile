@@ -16,7 +16,7 @@ STAMP := .venv/.complete
 # Only `make lock` uses it; in a virtual environment of its own.
 UV_VERSION := 0.13.8
 
-.PHONY: help setup quickstart test test-real-kernel test-real-kernel-core test-gpu test-torch check lint unit-first unit-second bench lock clean
+.PHONY: help setup quickstart test test-real-kernel test-real-kernel-core test-gpu test-torch check lint unit-first unit-second bench generated dist dist-check sbom release lock clean
 
 help:
 	@echo "make quickstart   set up .venv, then tune, compile and time a real model on this machine"
@@ -28,6 +28,10 @@ help:
 	@echo "make check        lint, types, import directions and unit tests (what CI runs first)"
 	@echo "make bench        what the speed claims rest on, as JSON"
 	@echo "make setup        only .venv, with everything for the above"
+	@echo "make generated    write manual pages and JSON Schemas again, after a change of commands or files"
+	@echo "make dist         wheel and source archive in dist/; make dist-check tries the wheel where it is alone"
+	@echo "make sbom         licences of all pinned packages, and dist/sbom.cdx.json"
+	@echo "make release      check, build, write notes and tag; VERSION=x.y.z, ARGS=--dry-run"
 	@echo "make lock         resolve requirements/ again from pyproject.toml"
 	@echo "make clean        remove .venv and what tools left behind"
 
@@ -97,15 +101,33 @@ unit-second:
 bench: setup
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script" >&2; $(BIN)/python $$script; done
 
+# What is made of the code and checked in; tests say when it is not current.
+generated: setup
+	@$(BIN)/python deploy/release/manual.py
+	@for kind in campaign fleet; do $(BIN)/farm schema $$kind --out inventory/schemas/$$kind.schema.json; done
+
+# The same sources make the same bytes, here and by `python -m build`.
+dist: setup
+	@rm -rf dist && $(BIN)/python -m hatchling build --directory dist
+
+dist-check: dist
+	@$(BIN)/python deploy/release/check.py dist/*.whl
+
+sbom: setup
+	@$(BIN)/python deploy/release/sbom.py --out dist/sbom.cdx.json
+
+release: setup
+	@$(BIN)/python deploy/release/release.py $(VERSION) $(ARGS)
+
 # pip's and uv's own settings are kept out: neither an index address nor a local path may reach the files.
 lock:
 	@$(PYTHON) -m venv build/lock && build/lock/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@compile() { env -u UV_INDEX -u UV_INDEX_URL -u UV_EXTRA_INDEX_URL -u UV_FIND_LINKS -u UV_CONFIG_FILE \
-		build/lock/bin/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.10 \
+		build/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.10 \
 		--generate-hashes --only-binary :all: --no-header --no-annotate "$$@"; }; \
-	compile --extra farm --extra emulator --extra gpu --extra postgresql --extra dev --output-file requirements/all.txt; \
-	compile --extra torch --constraint requirements/all.txt --output-file requirements/torch.txt; \
-	compile --extra agent --constraint requirements/all.txt --output-file requirements/agent.txt
+	compile pyproject.toml --extra emulator --extra gpu --extra postgresql --extra dev --output-file requirements/all.txt; \
+	compile --group torch --constraint requirements/all.txt --output-file requirements/torch.txt; \
+	compile --group agent --constraint requirements/all.txt --output-file requirements/agent.txt
 	@! grep -nE '://|^-|@ ' requirements/*.txt || { echo "error: requirements/ must hold pins and hashes only" >&2; exit 1; }
 
 clean:

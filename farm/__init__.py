@@ -12,6 +12,8 @@ from typing import Any
 from farm.version import __version__ as __version__
 
 _API = {"Campaign": "farm.api", "campaigns": "farm.api", "optimize": "farm.one_model"}
+# What docs/stability.md promises.
+__all__ = ["Campaign", "__version__", "campaigns", "optimize"]
 
 
 def __getattr__(name: str) -> Any:

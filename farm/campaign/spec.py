@@ -77,11 +77,13 @@ def _name(value: str) -> str:
 
 
 Count = Annotated[int, pydantic.Field(strict=True, ge=1)]
-Seconds = Annotated[float, pydantic.BeforeValidator(_seconds)]
+# Numbers without a unit are refused, with words of their own: the schema has texts alone.
+Seconds = Annotated[float, pydantic.BeforeValidator(_seconds, json_schema_input_type=Text)]
 CampaignName = Annotated[str, pydantic.Field(strict=True), pydantic.AfterValidator(_name)]
 # One more doubles a campaign's part of its owner's share: ten are a thousandfold.
 Priority = Annotated[int, pydantic.Field(strict=True, ge=-10, le=10)]
 Batch = Annotated[int, pydantic.Field(strict=True, ge=1, le=4096)]
+Core = Annotated[int, pydantic.Field(strict=True, ge=0)]
 
 
 class ModelSpec(StrictModel):
@@ -93,7 +95,9 @@ class ModelSpec(StrictModel):
     path: Text | None = None
     name: Text | None = None
     shape: dict[str, tuple[Count, ...]] = pydantic.Field(default_factory=dict)
-    batch: Annotated[tuple[Batch, ...], pydantic.BeforeValidator(_one_or_more)] = ()
+    batch: Annotated[
+        tuple[Batch, ...], pydantic.BeforeValidator(_one_or_more, json_schema_input_type=Batch | tuple[Batch, ...])
+    ] = ()
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -131,7 +135,11 @@ class ModelSpec(StrictModel):
 class BoardsSpec(StrictModel):
     """Which boards may be used: those of `types` that carry all `labels`."""
 
-    types: Annotated[tuple[Name, ...], pydantic.BeforeValidator(_one_or_more), pydantic.AfterValidator(_not_empty)]
+    types: Annotated[
+        tuple[Name, ...],
+        pydantic.BeforeValidator(_one_or_more, json_schema_input_type=Name | tuple[Name, ...]),
+        pydantic.AfterValidator(_not_empty),
+    ]
     labels: dict[LabelName, Label] = pydantic.Field(default_factory=dict)
 
     @pydantic.field_validator("types")
@@ -146,13 +154,13 @@ class PointSpec(StrictModel):
     """Clocks to hold a board at; `default` (nothing) leaves them alone. `cpu_freq_hz`: Hz by cluster, `*` for all."""
 
     power_mode: Annotated[str, pydantic.Field(strict=True, min_length=1)] | None = None
-    cpu_freq_hz: Annotated[dict[str, Hertz], pydantic.BeforeValidator(_per_cluster)] = pydantic.Field(
-        default_factory=dict
-    )
+    cpu_freq_hz: Annotated[
+        dict[str, Hertz], pydantic.BeforeValidator(_per_cluster, json_schema_input_type=Hertz | dict[str, Hertz])
+    ] = pydantic.Field(default_factory=dict)
     cores: (
         Annotated[
-            tuple[Annotated[int, pydantic.Field(strict=True, ge=0)], ...],
-            pydantic.BeforeValidator(_cores),
+            tuple[Core, ...],
+            pydantic.BeforeValidator(_cores, json_schema_input_type=str | tuple[Core, ...]),
             pydantic.AfterValidator(_not_empty),
         ]
         | None
@@ -183,6 +191,8 @@ class BudgetSpec(StrictModel):
     which are measured even where none is left.
     """
 
+    model_config = pydantic.ConfigDict(json_schema_extra={"minProperties": 1})
+
     trials: Count | None = None
     wall_clock: Seconds | None = None
     board_hours: Annotated[float, pydantic.Field(strict=True, gt=0, allow_inf_nan=False)] | None = None
@@ -207,7 +217,9 @@ class SearchSpec(StrictModel):
     loss: Literal["reg", "rank", "rank-binary"] | None = None
     early_stopping: Count | None = None
     early_stopping_all: Count | None = None
-    ops: Annotated[tuple[Text, ...], pydantic.BeforeValidator(_one_or_more)] = ()
+    ops: Annotated[
+        tuple[Text, ...], pydantic.BeforeValidator(_one_or_more, json_schema_input_type=Text | tuple[Text, ...])
+    ] = ()
     warm_start: pydantic.StrictBool = True
     exact: pydantic.StrictBool = False
     seed: Annotated[int, pydantic.Field(strict=True, ge=0, lt=1 << 31)] | None = None
@@ -239,6 +251,11 @@ class MeasureOptions(StrictModel):
     verify_top: Count = 3
 
 
+# What a file may hold in their places, for its schema: a zoo's name or a path, `default`.
+_OneModel = Text | ModelSpec
+_OnePoint = Literal["default"] | PointSpec
+
+
 class CampaignSpec(StrictModel):
     """A campaign: models x boards x operating points within a budget. `priority` is against its owner's others.
 
@@ -247,12 +264,16 @@ class CampaignSpec(StrictModel):
 
     name: CampaignName
     models: Annotated[
-        tuple[ModelSpec, ...], pydantic.BeforeValidator(_one_or_more), pydantic.AfterValidator(_not_empty)
+        tuple[ModelSpec, ...],
+        pydantic.BeforeValidator(_one_or_more, json_schema_input_type=_OneModel | tuple[_OneModel, ...]),
+        pydantic.AfterValidator(_not_empty),
     ]
     boards: BoardsSpec
     device: Literal["cpu", "gpu"] = "cpu"
     operating_points: Annotated[
-        tuple[PointSpec, ...], pydantic.BeforeValidator(_one_or_more), pydantic.AfterValidator(_not_empty)
+        tuple[PointSpec, ...],
+        pydantic.BeforeValidator(_one_or_more, json_schema_input_type=_OnePoint | tuple[_OnePoint, ...]),
+        pydantic.AfterValidator(_not_empty),
     ] = (PointSpec(),)
     budget: BudgetSpec
     search: SearchSpec = SearchSpec()

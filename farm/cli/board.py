@@ -18,7 +18,7 @@ from farm.connectivity.host_keys import FILE_NAME, KnownHosts, require_fingerpri
 from farm.connectivity.services_state import is_held
 from farm.crew.health import Kind, Observation, decide_by
 from farm.errors import UsageError
-from farm.inventory import fleet_addresses, fleet_ranges
+from farm.inventory import fleet_ranges
 from farm.processes.machine import name_user
 from farm.store.standing import parse_transport
 from farm.values import Direct, Ssh, State, Transport, Virtual
@@ -177,7 +177,7 @@ def add(
                     "--count is for virtual boards", "A fleet file registers many at once: `farm fleet apply`."
                 )
             way = dataclasses.replace(
-                _read_ssh(ssh or "", key_file, host_key), agent_port=agent_port, tracker_port=tracker_port
+                options.read_ssh(ssh or "", key_file, host_key), agent_port=agent_port, tracker_port=tracker_port
             )
             wanted = [(name, way)]
         with options.open_store() as store:
@@ -239,7 +239,7 @@ def replace(
                 key = require_fingerprint(host_key) if host_key else ""
                 after = dataclasses.replace(before, host_key=key)
                 if ssh is not None:
-                    where = _read_ssh(ssh, before.identity_file, key)
+                    where = options.read_ssh(ssh, before.identity_file, key)
                     after = dataclasses.replace(after, host=where.host, user=where.user, port=where.port)
             elif ssh is not None or host_key:
                 raise UsageError(
@@ -341,26 +341,3 @@ def _read_labels(texts: list[str]) -> dict[str, str]:
             raise UsageError(f"{text!r} is no label", "Labels are KEY=VALUE, each key once.")
         labels[key.strip()] = value.strip()
     return check_labels(labels)
-
-
-def _read_ssh(text: str, key_file: str, host_key: str) -> Ssh:
-    """`[user@]host[:port]`, an IPv6 address in brackets; without a user the OpenSSH configuration says who."""
-    user, at, where = text.rpartition("@")
-    host, port = where, "22"
-    if where.startswith("["):
-        host, _, tail = where[1:].partition("]")
-        port = tail.removeprefix(":") or "22"
-    elif where.count(":") == 1:
-        host, _, port = where.partition(":")
-    try:
-        if at and not user:
-            raise ValueError(f"{text!r} lacks the user before the @")
-        return Ssh(
-            host=fleet_addresses.parse_address(host),
-            user=user,
-            port=fleet_addresses.parse_port(port),
-            identity_file=key_file,
-            host_key=host_key,
-        )
-    except ValueError as error:
-        raise UsageError(f"--ssh: {error}", "It is HOST, USER@HOST or USER@HOST:PORT.") from error

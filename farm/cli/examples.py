@@ -11,6 +11,7 @@ from typing import Any
 # By a command's words; what follows `farm`.
 EXAMPLES: Mapping[str, str] = {
     "quickstart": "quickstart --model resnet18 --trials 64",
+    "init": "init --board-type jetson-nano --ssh farm@192.0.2.11 --ssh farm@192.0.2.12 --out rack",
     "tune": "tune model.onnx --board-type jetson-nano --trials 500",
     "doctor": "doctor --board nano-01",
     "up": "up --wait 60s",
@@ -19,6 +20,7 @@ EXAMPLES: Mapping[str, str] = {
     "backup": "backup farm-backup.db",
     "restore": "restore farm-backup.db",
     "completion": "completion bash",
+    "schema": "schema campaign",
     "db check": "db check --remove",
     "db upgrade": "db upgrade",
     "model zoo": "model zoo",

@@ -29,6 +29,7 @@ class _Entry:
 # In the order of `farm --help`: commands, then nouns.
 _COMMANDS: Mapping[str, _Entry] = {
     "quickstart": _Entry("quickstart", "quickstart", "Tune, compile, check and time a model on this machine."),
+    "init": _Entry("init", "init", "Write the first files: boards, a campaign, settings."),
     "tune": _Entry("tune", "tune", "Tune a model for a board type."),
     "doctor": _Entry("doctor", "doctor", "Check every part of the farm."),
     "up": _Entry("services", "up", "Start the farm's services."),
@@ -37,6 +38,7 @@ _COMMANDS: Mapping[str, _Entry] = {
     "backup": _Entry("store", "backup", "Copy the farm's store into a file."),
     "restore": _Entry("store", "restore", "Make such a file the farm's store."),
     "completion": _Entry("completion", "completion", "Print what makes a shell complete commands and names."),
+    "schema": _Entry("schema", "schema", "Print the JSON Schema of campaign or fleet files."),
     "db": _Entry("store", "app", "Check and upgrade the store."),
     "model": _Entry("model", "app", "Models: show, compile, verify, package, deploy and run them."),
     "record": _Entry("record", "app", "Records: the best verified trial of each workload."),

@@ -10,8 +10,10 @@ import typer
 
 from farm import settings as farm_settings
 from farm.errors import UnavailableError, UsageError
+from farm.inventory import fleet_addresses
 from farm.settings import Settings
 from farm.store import Store
+from farm.values import Ssh
 
 if TYPE_CHECKING:
     from farm.models.inputs import InputSpec
@@ -109,3 +111,29 @@ def open_store_to_show() -> Iterator[Store]:
             control.close_abandoned(store)
             close_abandoned_sweeps(store)
         yield store
+
+
+def read_ssh(text: str, key_file: str = "", host_key: str = "") -> Ssh:
+    """`[user@]host[:port]`, an IPv6 address in brackets; without a user the OpenSSH configuration says who.
+
+    Raises UsageError.
+    """
+    user, at, where = text.rpartition("@")
+    host, port = where, "22"
+    if where.startswith("["):
+        host, _, tail = where[1:].partition("]")
+        port = tail.removeprefix(":") or "22"
+    elif where.count(":") == 1:
+        host, _, port = where.partition(":")
+    try:
+        if at and not user:
+            raise ValueError(f"{text!r} lacks the user before the @")
+        return Ssh(
+            host=fleet_addresses.parse_address(host),
+            user=user,
+            port=fleet_addresses.parse_port(port),
+            identity_file=key_file,
+            host_key=host_key,
+        )
+    except ValueError as error:
+        raise UsageError(f"--ssh: {error}", "It is HOST, USER@HOST or USER@HOST:PORT.") from error

@@ -42,13 +42,18 @@ def _quoted(value: Any) -> Any:
 
 
 Label = Annotated[
-    str, pydantic.BeforeValidator(_quoted), pydantic.Field(max_length=255), pydantic.AfterValidator(_printable)
+    str,
+    pydantic.BeforeValidator(_quoted, json_schema_input_type=str),
+    pydantic.Field(max_length=255),
+    pydantic.AfterValidator(_printable),
 ]
 LabelName = Annotated[str, pydantic.Field(pattern=r"^[a-z0-9]([a-z0-9_./-]*[a-z0-9])?$", max_length=63)]
-Pattern = Annotated[str, pydantic.BeforeValidator(_quoted)]
+Pattern = Annotated[str, pydantic.BeforeValidator(_quoted, json_schema_input_type=str)]
 _LABELS = pydantic.TypeAdapter(dict[LabelName, Label])
 GroupName = Annotated[
-    str, pydantic.BeforeValidator(_quoted), pydantic.Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=63)
+    str,
+    pydantic.BeforeValidator(_quoted, json_schema_input_type=str),
+    pydantic.Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=63),
 ]
 
 
@@ -58,7 +63,7 @@ class Variables(documents.StrictModel):
     type: Text | None = None
     transport: Literal["ssh", "direct", "virtual"] | None = None
     address: Text | None = None
-    port: Annotated[str, pydantic.BeforeValidator(_port_text)] | None = None
+    port: Annotated[str, pydantic.BeforeValidator(_port_text, json_schema_input_type=int | str)] | None = None
     user: Annotated[str, pydantic.Field(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")] | None = None
     key_file: Annotated[str, pydantic.Field(min_length=1), pydantic.AfterValidator(_path_text)] | None = None
     # As `ssh-keygen -lf` prints it.

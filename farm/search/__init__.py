@@ -18,6 +18,8 @@ _FOR_SCRIPTS = {
     "farm_pipeline": "farm.metaschedule.models",
     "import_model": "farm.metaschedule.models",
 }
+# What docs/stability.md promises.
+__all__ = ["FarmBuilder", "FarmDatabase", "FarmRunner", "farm_pipeline", "import_model"]
 
 
 def __getattr__(name: str) -> Any:

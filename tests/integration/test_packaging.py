@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -27,6 +29,9 @@ def test_carries_code_and_data_only(wheel: pathlib.Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"farm", "device_agent", "tvm_farm"}
     assert "farm/inventory/data/board_types/local.yaml" in names
+    assert "farm/inventory/data/schemas/fleet.schema.json" in names
+    assert {"farm/py.typed", "device_agent/py.typed"} <= set(names)
+    assert any(name.endswith("data/share/man/man1/farm-board.1") for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
@@ -54,3 +59,38 @@ def test_console_scripts(wheel: pathlib.Path) -> None:
     text = archive.read(entry_points).decode()
     assert "farm = farm.cli.main:main" in text
     assert "device-agent = device_agent.agent:main" in text
+
+
+def test_the_same_bytes_from_the_source_archive(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Built in another folder, at another time, by another user's umask, from the archive instead of the checkout."""
+
+    def build(source: pathlib.Path, target: str) -> pathlib.Path:
+        folder = tmp_path / target
+        command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(folder)]
+        subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=120)
+        [path] = folder.iterdir()
+        return path
+
+    before = os.umask(0o077)
+    try:
+        shutil.unpack_archive(build(ROOT, "sdist"), tmp_path / "source", filter="data")
+        [source] = (tmp_path / "source").iterdir()
+        for path in source.rglob("*"):
+            os.utime(path, (1e9, 1e9))
+        again = build(source, "wheel")
+    finally:
+        os.umask(before)
+    assert again.name == wheel.name
+    assert again.read_bytes() == wheel.read_bytes()
+
+
+def test_it_needs_what_it_imports(wheel: pathlib.Path) -> None:
+    """Whoever installs the wheel gets what the farm needs, and extras for what is not everybody's."""
+    archive = zipfile.ZipFile(wheel)
+    [metadata] = [name for name in archive.namelist() if name.endswith("dist-info/METADATA")]
+    lines = archive.read(metadata).decode().splitlines()
+    needed = [line for line in lines if line.startswith("Requires-Dist:")]
+    assert "Requires-Dist: apache-tvm==0.27.0.post1" in needed
+    assert any(line.startswith("Requires-Dist: typer") and "extra" not in line for line in needed)
+    extras = {line.partition(": ")[2] for line in lines if line.startswith("Provides-Extra:")}
+    assert {"postgresql", "torch", "gpu", "emulator"} <= extras

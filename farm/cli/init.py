@@ -1,0 +1,128 @@
+"""`farm init`: the first files of a farm. What stands in them is in `farm/inventory/starting.py`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farm.cli import options, output
+from farm.errors import UsageError
+from farm.inventory import starting
+from farm.inventory.fleet_ranges import MAX_EXPANDED
+from farm.values import Ssh
+
+# Of whom nobody has boards: so many show what a fleet does, and leave a small machine something to search on.
+_VIRTUAL = 2
+
+
+def init(
+    board_type: Annotated[str | None, typer.Option("--board-type", metavar="TYPE", help="Type of the boards.")] = None,
+    ssh: Annotated[
+        list[str] | None,
+        typer.Option("--ssh", metavar="[USER@]HOST[:PORT]", help="SSH address of a board; repeatable."),
+    ] = None,
+    virtual: Annotated[
+        int, typer.Option("--virtual", metavar="N", min=0, max=MAX_EXPANDED, help="Number of virtual boards.")
+    ] = 0,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write the files into.")] = Path(),
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Write a fleet file, a first campaign and settings, with comments; say what to do next. Nothing is registered.
+
+    Without --ssh and --virtual it asks what boards there are.
+    """
+
+    def work() -> None:
+        if ssh or virtual:
+            if board_type is None:
+                raise UsageError("--board-type is missing", "`farm board types` lists them.")
+            start = _check(board_type, [options.read_ssh(text) for text in ssh or []], virtual)
+        elif sys.stdin.isatty() and sys.stderr.isatty():
+            try:
+                start = _ask(board_type)
+            except typer.Abort:
+                raise UsageError("the questions were not answered; nothing was written") from None
+        else:
+            raise UsageError(
+                "nobody is there to be asked what boards there are",
+                "Give --board-type TYPE, with --ssh USER@HOST for each board, or --virtual N. "
+                "docs/howto/describe-a-fleet.md says how to write a fleet file yourself.",
+            )
+        files = _write(out, start)
+        steps = starting.list_next(start)
+        if json:
+            output.print_json(
+                {"files": [str(path) for path in files], "next": [{"command": c, "effect": e} for c, e in steps]}
+            )
+            return
+        for path in files:
+            output.say(f"wrote {path}")
+        output.say("\nNext" + (f", in {out}:" if out != Path() else ":"))
+        for command, effect in steps:
+            output.say(f"    {command}    # {effect}")
+
+    output.run(work, debug)
+
+
+def _check(board_type: str, ways: list[Ssh], virtual: int) -> starting.Start:
+    # Imported here: reading all types takes a moment that wrong usage should not wait for.
+    from farm.crew.virtual import require_model
+    from farm.inventory.board_types import require_board_type
+
+    kind = require_board_type(board_type)
+    if kind.host_is_board:
+        raise UsageError(
+            f"this machine, {kind.name!r}, needs no fleet file", "`farm quickstart` and `farm tune MODEL` use it."
+        )
+    if virtual:
+        require_model(kind)
+    return starting.Start(kind.name, ways, virtual)
+
+
+def _ask(board_type: str | None) -> starting.Start:
+    """The same from a person: a wrong answer is told and asked for again. Raises typer.Abort at the input's end."""
+    from farm.inventory.board_types import load_board_types
+
+    names = [each.name for each in load_board_types().values() if not each.host_is_board]
+    if board_type is None:
+        output.stderr.print(f"Board types: {', '.join(names)}", markup=False)
+        board_type = _prompt("What type are your boards of? (none yet: the type that you think of)", names[0])
+        while board_type not in names:
+            board_type = _prompt(f"There is no type {board_type!r}. Which of those above?", names[0])
+    ways: list[Ssh] = []
+    while text := _prompt(f"SSH address of board {len(ways) + 1}, [USER@]HOST[:PORT] (empty: no more)", ""):
+        try:
+            ways.append(options.read_ssh(text))
+        except UsageError as error:
+            output.stderr.print(f"{error}", markup=False)
+    if ways:
+        return _check(board_type, ways, 0)
+    output.stderr.print("No boards: virtual ones then, which are simulated on this machine.")
+    return _check(board_type, [], _VIRTUAL)
+
+
+def _prompt(question: str, default: str) -> str:
+    return str(typer.prompt(question, default=default, show_default=bool(default), err=True)).strip()
+
+
+def _write(folder: Path, start: starting.Start) -> list[Path]:
+    """Write all files, or none where one is there already. Raises UsageError."""
+    from farm.cli.schema import KINDS, make_schema
+
+    texts = {
+        "fleet.yaml": starting.write_fleet(start),
+        "campaign.yaml": starting.write_campaign(start),
+        "settings.env": starting.write_settings(),
+    }
+    texts |= {f"{kind}.schema.json": make_schema(kind) for kind in KINDS}
+    if there := [name for name in texts if (folder / name).exists()]:
+        raise UsageError(f"{folder / there[0]} is there already", "Give another folder: --out DIR.")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        with (folder / name).open("x", encoding="utf-8") as file:
+            file.write(text)
+    return [folder / name for name in texts]

@@ -1,0 +1,50 @@
+"""The manual pages: current, complete, and written as `man` wants them."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import re
+import types
+
+import pytest
+
+from farm.cli import examples
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def manual() -> types.ModuleType:
+    """`deploy/release/manual.py`, which is in no package."""
+    spec = importlib.util.spec_from_file_location("manual", ROOT / "deploy" / "release" / "manual.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pages_are_current(manual: types.ModuleType) -> None:
+    """What is checked in is what the commands make; `make generated` writes it again."""
+    there = {path.name: path.read_text(encoding="utf-8") for path in manual.FOLDER.glob("*.1")}
+    assert there == manual.make_pages()
+
+
+def test_every_command_is_there_with_its_example(manual: types.ModuleType) -> None:
+    """A command that has an example has a place in a page, and its text is no request of roff's."""
+    pages = manual.make_pages()
+    for words, example in examples.EXAMPLES.items():
+        page = pages[f"farm-{words.split()[0]}.1"]
+        assert f"farm {words}" in page.replace("\\fB", "").replace("\\fR", "")
+        assert manual._escape(f"farm {example}") in page
+    known = re.compile(r"\.(TH|SH|SS|TP|PP|B|BR|I|nf|fi|RS|RE)\b")
+    assert not [
+        line for page in pages.values() for line in page.splitlines() if line[:1] in ".'" and not known.match(line)
+    ]
+
+
+def test_text_is_shown_as_it_is(manual: types.ModuleType) -> None:
+    """Dots and apostrophes at the beginning, backslashes and hyphens."""
+    assert manual._escape(".x") == "\\&.x"
+    assert manual._escape("a\\b --c") == "a\\eb \\-\\-c"

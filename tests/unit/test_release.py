@@ -1,0 +1,115 @@
+"""What a release is made of: its checks, its notes, and the list of everything that is pinned."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import types
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def load(name: str) -> types.ModuleType:
+    """A script of `deploy/release`, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"release_{name}", ROOT / "deploy" / "release" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+release, sbom = load("release"), load("sbom")
+
+
+@pytest.fixture
+def checkout(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A repository that may be released as 0.3.0."""
+    files = {
+        "pyproject.toml": 'version = "0.3.0"\n',
+        "farm/version.py": '__version__ = "0.3.0"\n',
+        "device_agent/__init__.py": '__version__ = "0.3.0"\n',
+        "CHANGELOG.md": "# Changelog\n\n## [Unreleased]\n\n## [0.3.0]\n### Added\n- It.\n\n## [0.2.0]\n- Before.\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.com"]
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "all"]):
+        subprocess.run([*git, *words], check=True, timeout=60)
+    return tmp_path
+
+
+def test_what_is_in_order_may_be_released(checkout: pathlib.Path) -> None:
+    """Nothing is wrong, and the notes are the version's own part of the changelog."""
+    assert release.find_faults(checkout, "0.3.0") == []
+    assert release.read_notes((checkout / "CHANGELOG.md").read_text(), "0.3.0") == "### Added\n- It."
+
+
+def test_everything_in_the_way_is_named_at_once(checkout: pathlib.Path) -> None:
+    """Another version anywhere, no changes told, files not committed, a tag that is there."""
+    (checkout / "new").touch()
+    subprocess.run(["git", "-C", str(checkout), "tag", "v0.4.0"], check=True, timeout=60)
+    said = "\n".join(release.find_faults(checkout, "0.4.0"))
+    for part in (
+        "pyproject.toml says 0.3.0",
+        "farm/version.py",
+        "device_agent",
+        "CHANGELOG",
+        "not clean: new",
+        "v0.4.0",
+    ):
+        assert part in said
+    with pytest.raises(SystemExit, match="cannot be released"):
+        release.release(checkout, "0.4.0", dry_run=True)
+    assert not (checkout / "dist").exists()
+
+
+def test_a_dry_run_makes_all_but_the_tag(checkout: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notes and checksums lie beside what was built; the tag is made only without --dry-run."""
+
+    def build(root: pathlib.Path, *command: str) -> None:
+        # Building and trying a wheel is what tests/acceptance/test_wheel.py does.
+        (root / "dist").mkdir(exist_ok=True)
+        (root / "dist" / "tvm_farm-0.3.0-py3-none-any.whl").touch()
+
+    monkeypatch.setattr(release, "_run", build)
+    (checkout / ".git" / "info" / "exclude").write_text("/dist/\n")
+    monkeypatch.setenv("GIT_COMMITTER_NAME", "a")
+    monkeypatch.setenv("GIT_COMMITTER_EMAIL", "a@example.com")
+    tags = ["git", "-C", str(checkout), "tag", "--list"]
+    release.release(checkout, "0.3.0", dry_run=True)
+    assert (checkout / "dist" / "NOTES.md").read_text() == "# tvm-farm 0.3.0\n\n### Added\n- It.\n"
+    assert "tvm_farm-0.3.0-py3-none-any.whl" in (checkout / "dist" / "SHA256SUMS").read_text()
+    assert subprocess.run(tags, check=True, capture_output=True, text=True, timeout=60).stdout == ""
+    release.release(checkout, "0.3.0", dry_run=False)
+    assert subprocess.run(tags, check=True, capture_output=True, text=True, timeout=60).stdout == "v0.3.0\n"
+
+
+def test_every_pinned_package_has_its_licence_on_the_page() -> None:
+    """docs/licences.md names each with its versions; `make sbom` writes it again."""
+    page = sbom.PAGE.read_text(encoding="utf-8")
+    rows = dict(re.findall(r"(?m)^\| ([a-z0-9.-]+) \| ([^|]+) \| [^|]*[A-Za-z][^|]* \|", page))
+    for file in (ROOT / "requirements").glob("*.txt"):
+        assert file.name in sbom.LOCKED
+        for name, version in re.findall(r"(?m)^([a-z0-9.-]+)==(\S+)", file.read_text()):
+            assert version in rows[name].split(", "), name
+
+
+def test_the_list_has_every_pin_with_its_hashes() -> None:
+    """A component for each version of each package, in a document that is the same for the same pins."""
+    packages = [each for each in sbom.read_packages() if each.name in ("apache-tvm", "unicorn")]
+    document = sbom.make_document(packages)
+    assert json.dumps(document) == json.dumps(sbom.make_document(packages))
+    assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
+    tvm, unicorn = document["components"]
+    assert tvm["purl"] == "pkg:pypi/apache-tvm@0.27.0.post1"
+    assert sum(each["name"] == "tvm-farm:wheel-sha256" for each in tvm["properties"]) >= 2
+    assert unicorn["licenses"] == [{"expression": "GPL-2.0-only"}]

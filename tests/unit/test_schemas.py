@@ -1,0 +1,82 @@
+"""JSON Schemas of the files that people write: current, and of one mind with the models that check the files."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import jsonschema
+import pytest
+import typer.testing
+import yaml
+
+from farm.cli.main import make_app
+from farm.cli.schema import KINDS, make_schema
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "inventory" / "schemas"
+CAMPAIGN = {"name": "c", "models": "tiny-cnn", "boards": {"types": "jetson-nano"}, "budget": {"trials": 1}}
+
+
+def find_faults(kind: str, document: Any) -> list[str]:
+    """What the schema says of a document."""
+    schema = json.loads(make_schema(kind))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return [each.message for each in jsonschema.Draft202012Validator(schema).iter_errors(document)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_those_of_the_inventory_are_current(kind: str) -> None:
+    """What is checked in is what the command prints; `make generated` writes it again."""
+    assert (FOLDER / f"{kind}.schema.json").read_text(encoding="utf-8") == make_schema(kind)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "inventory").glob("*.yaml")), ids=lambda path: path.name)
+def test_examples_name_their_schema_and_keep_it(path: pathlib.Path) -> None:
+    """Editors find it by the first line, and have nothing to object to."""
+    first, _, rest = path.read_text(encoding="utf-8").partition("\n")
+    schema = path.parent / first.removeprefix("# yaml-language-server: $schema=")
+    assert schema.parent == FOLDER
+    assert find_faults(schema.name.partition(".")[0], yaml.safe_load(rest)) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"models": ["resnet18", {"path": "a.onnx", "batch": [1, 4], "shape": {"x": [1, 3, 8, 8]}}]},
+        {"operating_points": ["default", {"power_mode": "MAXN"}, {"cpu_freq_hz": 1428000000, "cores": "0-3"}]},
+        {"operating_points": {"cpu_freq_hz": {"a57": 1428000000}, "cores": [0, 1]}},
+        {"budget": {"wall_clock": "6h"}, "measure": {"min_repeat": "100ms"}, "search": {"ops": "all"}},
+    ],
+)
+def test_short_forms_are_in_it(change: dict[str, Any]) -> None:
+    """One item in place of a list, texts in place of mappings, spans of time with units: as the farm takes them."""
+    assert find_faults("campaign", CAMPAIGN | change) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "document"),
+    [
+        ("campaign", CAMPAIGN | {"budjet": {}}),
+        ("campaign", CAMPAIGN | {"budget": {}}),
+        ("campaign", CAMPAIGN | {"measure": {"timeout": 10}}),
+        ("campaign", CAMPAIGN | {"search": {"tuner": "luck"}}),
+        ("campaign", {"name": "c"}),
+        ("fleet", {"hosts": {"a": {"adress": "192.0.2.1"}}}),
+        ("fleet", {"groups": {"g": {"vars": {"transport": "smoke"}}}}),
+    ],
+)
+def test_what_the_farm_refuses_is_marked(kind: str, document: dict[str, Any]) -> None:
+    """Keys that there are not, words that are unknown, and what is missing."""
+    assert find_faults(kind, document)
+
+
+def test_the_command_prints_and_writes_it(tmp_path: pathlib.Path) -> None:
+    """To stdout or a file; an unknown kind is refused, naming those that there are."""
+    runner, out = typer.testing.CliRunner(), tmp_path / "s.json"
+    assert json.loads(runner.invoke(make_app("schema"), ["schema", "fleet"]).stdout)["title"] == "tvm-farm fleet file"
+    assert runner.invoke(make_app("schema"), ["schema", "campaign", "--out", str(out)]).exit_code == 0
+    assert out.read_text(encoding="utf-8") == make_schema("campaign")
+    refused = runner.invoke(make_app("schema"), ["schema", "sweep"])
+    assert (refused.exit_code, "campaign, fleet" in refused.stderr) == (2, True)
