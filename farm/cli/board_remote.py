@@ -5,8 +5,8 @@ The connection is one of this command's own: the farm's services need not run, a
 
 from __future__ import annotations
 
-import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import shlex
 import sys
@@ -20,14 +20,14 @@ import typer
 import typer.core
 
 from farm import settings as farm_settings
-from farm.cli import first_contact, options, output
+from farm.cli import board_following, first_contact, options, output
 from farm.cli.durations import read_duration_s
 from farm.connectivity.addresses import to_ssh_address
-from farm.connectivity.board_logs import MAX_LINES, plan_log_command
+from farm.connectivity.board_logs import MAX_LINES, plan_follow_command, plan_log_command
 from farm.connectivity.host_keys import FILE_NAME, KnownHosts
 from farm.connectivity.ssh import ExecResult, SshConnection
 from farm.connectivity.ssh_handshake import SshAddress
-from farm.errors import FarmError, PermanentError, TransientError, UnavailableError, UsageError
+from farm.errors import FarmError, PermanentError, TransientError, UsageError
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import parse_transport
@@ -114,6 +114,7 @@ def logs(
     prefix: Annotated[
         str, typer.Option("--prefix", metavar="DIR", help="Folder that the board is provisioned to.")
     ] = "",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
     accept_host_key: Accept = None,
     debug: options.Debug = False,
 ) -> None:
@@ -124,7 +125,10 @@ def logs(
         with options.open_store(settings) as store:
             transport = fetch_transport(store, name)
         if not isinstance(transport, Ssh):
-            _print_tail(_local_log(settings, name, transport), lines)
+            board_following.print_log(_local_log(settings, name, transport), lines, follow)
+            return
+        if follow:
+            _follow(settings, name, transport, plan_follow_command(lines, prefix), accept_host_key or [])
             return
         command = plan_log_command(lines, prefix)
         done = _run_everywhere(
@@ -133,13 +137,25 @@ def logs(
         if done.error:
             raise done.error
         _print_done(name, done, False)
-        if done.code:
-            raise PermanentError(
-                f"the logs of {name} could not be read (exit code {done.code})",
-                "Was it provisioned by `farm board provision`? Its prefix can be given with --prefix.",
-            )
+        _require_logs(name, done.code)
 
     output.run(work, debug)
+
+
+def _follow(settings: Settings, name: str, transport: Ssh, command: str, accept: list[str]) -> None:
+    """Print what a board's logs say from now on, until Ctrl-C."""
+    address, known_hosts = to_ssh_address(transport), KnownHosts(settings.home_path / FILE_NAME)
+    raise_first(first_contact.confirm_host_keys({name: address}, known_hosts, accept, first_contact.find_asker()))
+    with SshConnection.connect(address, known_hosts) as connection, contextlib.suppress(KeyboardInterrupt):
+        _require_logs(name, connection.stream(command, board_following.pass_on, _LOG_TIMEOUT_S))
+
+
+def _require_logs(name: str, code: int) -> None:
+    if code:
+        raise PermanentError(
+            f"the logs of {name} could not be read (exit code {code})",
+            "Was it provisioned by `farm board provision`? Its prefix can be given with --prefix.",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,17 +272,6 @@ def require_ssh(name: str, transport: Transport, what: str) -> Ssh:
 def _local_log(settings: Settings, name: str, transport: Transport) -> Path:
     logs = settings.home_path / "logs"
     return logs / "agent.log" if isinstance(transport, Direct) else logs / "boards" / f"{name}.log"
-
-
-def _print_tail(path: Path, lines: int) -> None:
-    try:
-        with path.open("rb") as file:
-            tail = collections.deque(file, lines)
-    except FileNotFoundError:
-        raise UnavailableError(
-            f"there is no log yet: {path}", "The agent has not been started; see `farm up`."
-        ) from None
-    output.to_stream(sys.stdout, b"".join(tail))
 
 
 def raise_first(failed: Mapping[str, FarmError]) -> None:

@@ -35,6 +35,7 @@ _COMMANDS: Mapping[str, _Entry] = {
     "up": _Entry("services", "up", "Start the farm's services."),
     "down": _Entry("services", "down", "End the farm's services."),
     "status": _Entry("services", "status", "Show the farm's services and how each board is reached."),
+    "logs": _Entry("logs", "logs", "Show what all processes of the farm wrote, and what happened."),
     "backup": _Entry("store", "backup", "Copy the farm's store into a file."),
     "restore": _Entry("store", "restore", "Make such a file the farm's store."),
     "completion": _Entry("completion", "completion", "Print what makes a shell complete commands and names."),
@@ -47,6 +48,7 @@ _COMMANDS: Mapping[str, _Entry] = {
     "sweep": _Entry("sweep", "app", "Sweeps: latency, power and energy over a board's clocks."),
     "bundle": _Entry("bundle", "app", "Bundles: everything that a board is given, in one file."),
     "campaign": _Entry("campaign", "app", "Campaigns: models x board types x operating points."),
+    "notices": _Entry("notices", "app", "Notices: who hears of what, by a command or a webhook."),
 }
 
 

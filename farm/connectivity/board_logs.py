@@ -17,14 +17,22 @@ MAX_LINES = 100_000
 
 _JOURNAL = (
     # An ordinary user sees nothing of the services without sudo, and is told nothing either.
-    'j=journalctl; [ "$(id -u)" = 0 ] || {{ sudo -n true 2>/dev/null && j="sudo -n journalctl"; }}; '
-    "$j --no-pager --quiet --output=short-iso --lines={lines} --unit={agent} --unit={helper}"
+    's=; [ "$(id -u)" = 0 ] || {{ sudo -n true 2>/dev/null && s="sudo -n"; }}; '
+    "$s journalctl --no-pager --quiet --output=short-iso --lines={lines} --unit={agent} --unit={helper}"
 )
 _FILES = (
     "found=; for file in {files}; do "
     'if [ -r "$file" ]; then found=1; echo "==> $file <=="; tail -n {lines} "$file"; fi; done; '
     '[ -n "$found" ] || {{ echo "no logs of an agent: neither systemd nor one of" {files} >&2; exit 3; }}'
 )
+_TAIL = (
+    'set --; for file in {files}; do if [ -r "$file" ]; then set -- "$@" "$file"; fi; done; '
+    '[ $# -gt 0 ] || {{ echo "no logs of an agent: neither systemd nor one of" {files} >&2; exit 3; }}; '
+    # By name: the supervisor moves logs aside.
+    's=; tail -n {lines} -F "$@" 2>/dev/null'
+)
+# sshd closes the standard input of a command whose client is gone; nothing else would end one that follows.
+_WHILE_HEARD = "{command} & cat >/dev/null; $s kill $! 2>/dev/null; wait"
 
 
 def plan_log_command(lines: int, prefix: str = "") -> str:
@@ -33,10 +41,20 @@ def plan_log_command(lines: int, prefix: str = "") -> str:
     systemd's journal where the agent is one of its units, else the supervisor's files under `prefix` (empty: where
     boards are provisioned to).
     """
+    return _choose(_JOURNAL, _FILES, lines, prefix)
+
+
+def plan_follow_command(lines: int, prefix: str = "") -> str:
+    """As `plan_log_command`, and then what is written from now on, until the command's standard input ends."""
+    journal = _JOURNAL.replace("--no-pager", "--no-pager --follow")
+    return _choose(_WHILE_HEARD.replace("{command}", journal), _WHILE_HEARD.replace("{command}", _TAIL), lines, prefix)
+
+
+def _choose(journal: str, files: str, lines: int, prefix: str) -> str:
     roots = [shlex.quote(prefix.rstrip("/") or "/")] if prefix else [f'"{root}"' for root in PREFIXES]
-    files = " ".join(f"{root}/{name}" for root in roots for name in LOG_FILES)
-    journal = _JOURNAL.format(lines=lines, agent=AGENT_UNIT, helper=HELPER_UNIT)
-    return f"if {plan_unit_test()}; then {journal}; else {_FILES.format(files=files, lines=lines)}; fi"
+    paths = " ".join(f"{root}/{name}" for root in roots for name in LOG_FILES)
+    about = {"lines": lines, "agent": AGENT_UNIT, "helper": HELPER_UNIT, "files": paths}
+    return f"if {plan_unit_test()}; then {journal.format(**about)}; else {files.format(**about)}; fi"
 
 
 def plan_unit_test() -> str:

@@ -18,7 +18,7 @@ import paramiko
 
 from farm.connectivity import ssh_handshake
 from farm.connectivity.host_keys import KnownHosts
-from farm.connectivity.ssh_exec import Output, read_output
+from farm.connectivity.ssh_exec import Output, pass_output, read_output
 from farm.connectivity.ssh_handshake import CONNECT_TIMEOUT_S, JOIN_S, SshAddress, Transport, hang_up
 from farm.connectivity.ssh_socket import WatchedSocket
 from farm.errors import BoardLostError, DeadlineError, FarmError, PermanentError, TransientError
@@ -136,6 +136,23 @@ class SshConnection:
                 self._require_alive()
                 raise BoardLostError(f"{self.address} ended {what} without a result")
             return ExecResult(output.code, output.out, output.err)
+        raise AssertionError
+
+    def stream(self, command: str, take: Callable[[bytes, bytes], None], start_timeout_s: float) -> int:
+        """Run a command by the board's shell and give `take` what it prints on both streams, as it comes, however long
+        that lasts; returns its exit code. Its standard input ends when we let go of it, or are gone.
+
+        Raises DeadlineError where it has not begun within `start_timeout_s`, BoardLostError.
+        """
+        what = f"the command {shorten(command)!r}"
+        with self.session(what, start_timeout_s) as channel, self._translated(what, start_timeout_s):
+            channel.settimeout(start_timeout_s)
+            channel.exec_command(f"sh -c {shlex.quote(command)}")
+            code = pass_output(channel, take)
+            if code is None:
+                self._require_alive()
+                raise BoardLostError(f"{self.address} ended {what} without a result")
+            return code
         raise AssertionError
 
     @contextlib.contextmanager

@@ -1,10 +1,11 @@
-"""Collect what a command on a board prints, both streams at once, up to a size and a deadline."""
+"""What a command on a board prints, both streams at once: collected up to a size and a deadline, or passed on."""
 
 from __future__ import annotations
 
 import dataclasses
 import select
 import time
+from collections.abc import Callable
 
 import paramiko
 
@@ -13,6 +14,8 @@ from farm.errors import PermanentError
 _CHUNK = 1 << 16
 # A program left running in the background may hold the output open for ever after the command has ended.
 _LINGER_S = 0.5
+# Far above what comes between two looks; a board that says more is cut off.
+_PASSED_BYTES = 64 << 20
 
 
 @dataclasses.dataclass
@@ -53,6 +56,23 @@ def read_output(channel: paramiko.Channel, deadline: float, max_bytes: int) -> O
         else:
             poll.poll(10 if ended else max(0, min(100, int(1000 * (deadline - now)))))
     return Output(_exit_code(channel), bytes(out), bytes(err))
+
+
+def pass_output(channel: paramiko.Channel, take: Callable[[bytes, bytes], None]) -> int | None:
+    """Give `take` what comes on both streams, as it comes, until the command has ended; returns its exit code, None
+    where the connection ended first.
+    """
+    poll = select.poll()
+    poll.register(channel.fileno(), select.POLLIN)
+    while True:
+        ended = channel.exit_status_ready() or channel.closed
+        out, err = bytearray(), bytearray()
+        _drain(channel, out, err, _PASSED_BYTES)
+        if out or err:
+            take(bytes(out), bytes(err))
+        elif ended:
+            return _exit_code(channel)
+        poll.poll(200)
 
 
 def _drain(channel: paramiko.Channel, out: bytearray, err: bytearray, max_bytes: int) -> bool:

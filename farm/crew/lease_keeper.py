@@ -93,13 +93,13 @@ class LeaseKeeper:
                     if self._is_over(error):
                         self._lose(error.message)
                         return
-                    _log.warning("lease %d of %s: %s; trying again", self._lease.token, self._lease.board, error)
+                    self._warn("lease %d of %s: %s; trying again", self._lease.token, self._lease.board, error)
                     pause_s = min(_RETRY_S, self._lease.ttl_s / _RETRIES_PER_TTL)
             try:
                 store = store or stack.enter_context(self._open_store())
                 store.release_lease(self._lease)
             except FarmError as error:  # then it expires
-                _log.warning("lease %d of %s is not given back: %s", self._lease.token, self._lease.board, error)
+                self._warn("lease %d of %s is not given back: %s", self._lease.token, self._lease.board, error)
 
     def _is_over(self, error: FarmError) -> bool:
         """Whether the store said so, or the lease has certainly lapsed while the store could not be asked.
@@ -111,5 +111,8 @@ class LeaseKeeper:
     def _lose(self, reason: str) -> None:
         self.reason = reason
         self.lost.set()
-        _log.warning("board %s is no longer ours: %s", self._lease.board, reason)
+        self._warn("board %s is no longer ours: %s", self._lease.board, reason)
         self._on_lost(reason)
+
+    def _warn(self, text: str, *values: object) -> None:
+        _log.warning(text, *values, extra={"board": self._lease.board})

@@ -13,13 +13,13 @@ from prometheus_client.registry import Collector
 
 from device_agent.protocol import Status
 from farm.metrics import table
-from farm.metrics.table import Kind, Metric
+from farm.metrics.campaign_metrics import Values, to_values
+from farm.metrics.table import Kind
 from farm.values import Health, State
 from farm.version import __version__
 
 _RESULTS = ("passed", "failed", "skipped")
 
-Labels = tuple[str, ...]
 Family = GaugeMetricFamily | CounterMetricFamily
 
 
@@ -33,9 +33,7 @@ class FarmMetrics(Collector):
         """Register with `registry`. `clock` gives seconds since the epoch."""
         self._clock = clock
         self._lock = threading.Lock()
-        self._values: dict[Metric, dict[Labels, float]] = {
-            metric: {} for metric in table.METRICS if metric.kind is not Kind.HISTOGRAM
-        }
+        self._values: Values = {metric: {} for metric in table.METRICS if metric.kind is not Kind.HISTOGRAM}
         self._held_since: dict[str, float] = {}
         disable_created_metrics()  # type: ignore[no-untyped-call] # a series more of every histogram, which is not in the table
         seconds = table.PROBE_SECONDS
@@ -45,11 +43,12 @@ class FarmMetrics(Collector):
         self.observe_tracker(False, 0)
         self.observe_probe_worker(0)
         self.observe_trials({})
+        self.observe_campaigns({}, (), {})
         registry.register(self)
 
     def observe_boards(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """All boards, as `Store.fetch_boards` returns them."""
-        values: dict[Metric, dict[Labels, float]] = {
+        values: Values = {
             table.BOARDS: {(str(state), str(health)): 0 for state in State for health in Health},
             table.BOARD_INFO: {},
             table.BOARD_STATE: {},
@@ -72,6 +71,10 @@ class FarmMetrics(Collector):
             self._values[table.LEASES][()] = len(held)
             self._held_since = held
             self._forget_all_but(known)
+            for name in known:
+                # From the first scrape on: a counter that appears with its first failure hides that from `increase`.
+                for each in _RESULTS:
+                    self._values[table.PROBES].setdefault((name, each), 0)
 
     def observe_link(self, name: str, up: bool, connects: int) -> None:
         """How the way to a board stands, and how often it has come up."""
@@ -84,9 +87,7 @@ class FarmMetrics(Collector):
         result = "skipped" if report.get("skipped") else "passed" if report.get("passed") else "failed"
         with self._lock:
             probes = self._values[table.PROBES]
-            for each in _RESULTS:
-                probes.setdefault((name, each), 0)
-            probes[name, result] += 1
+            probes[name, result] = probes.get((name, result), 0) + 1
             if result != "skipped":
                 self._probe_seconds.observe(float(report.get("seconds") or 0.0))
             if (median_s := report.get("median_s")) is not None:
@@ -109,6 +110,25 @@ class FarmMetrics(Collector):
         """Trials of all time by status, as `Store.count_statuses` returns them."""
         with self._lock:
             self._values[table.TRIALS] = {(str(status),): counts.get(status, 0) for status in Status}
+
+    def observe_campaigns(
+        self, counts: Mapping[str, int], standings: Sequence[Mapping[str, Any]], sums: Mapping[int, Mapping[str, Any]]
+    ) -> None:
+        """Campaigns by state, those under way, and by their numbers what their trials come to: as `Store` tells them
+        (`count_campaigns`, `fetch_standings`, `sum_trials`).
+        """
+        values = to_values(counts, standings, sums)
+        with self._lock:
+            # Types that nothing waits for any more have a queue of 0, not none.
+            for labels in self._values[table.BOARDS_WANTED]:
+                values[table.BOARDS_WANTED].setdefault(labels, 0)
+            self._values |= values
+
+    def observe_disk(self, free_bytes: int, size_bytes: int) -> None:
+        """How full the disk of FARM_HOME is."""
+        with self._lock:
+            self._values[table.HOME_FREE][()] = free_bytes
+            self._values[table.HOME_SIZE][()] = size_bytes
 
     def collect(self) -> Iterator[Family]:
         """Every metric of the table but the histogram, in its order; called on a scrape."""

@@ -84,6 +84,66 @@ WORKER_RESTARTS = Metric(
 )
 TRIALS = Metric("trials_total", Kind.COUNTER, ("status",), "Trials in the store, of all time, by status.")
 
+CAMPAIGNS = Metric(
+    "campaigns", Kind.GAUGE, ("state",), "Campaigns in the store, by state; every state is always there."
+)
+CAMPAIGN_STATE = Metric(
+    "campaign_state",
+    Kind.GAUGE,
+    ("campaign", "state"),
+    "1 for the state of a campaign that is not over, or was until lately; 0 for the others.",
+)
+CAMPAIGN_TRIALS = Metric(
+    "campaign_trials_total",
+    Kind.COUNTER,
+    ("campaign", "side"),
+    "Trials of a campaign's search: ok, or by whose fault they failed. From the store, whoever carried it out.",
+)
+CAMPAIGN_BUILD = Metric(
+    "campaign_build_seconds_total", Kind.COUNTER, ("campaign",), "How long compilers were busy for a campaign's trials."
+)
+CAMPAIGN_BOARDS_HELD = Metric(
+    "campaign_board_seconds_total", Kind.COUNTER, ("campaign",), "How long boards were busy with a campaign's trials."
+)
+CAMPAIGN_SEARCH = Metric(
+    "campaign_search_seconds_total",
+    Kind.COUNTER,
+    ("campaign",),
+    "How long a campaign's search has been looking for candidates.",
+)
+CAMPAIGN_ELAPSED = Metric(
+    "campaign_elapsed_seconds", Kind.GAUGE, ("campaign",), "Time since a campaign began, pauses left out."
+)
+CAMPAIGN_ETA = Metric(
+    "campaign_eta_seconds", Kind.GAUGE, ("campaign",), "Until a campaign is finished; absent while nobody can say."
+)
+CAMPAIGN_BOARDS = Metric(
+    "campaign_boards",
+    Kind.GAUGE,
+    ("campaign", "board_type", "doing"),
+    "Boards that a campaign has, by what they do: measuring, verifying, or idle.",
+)
+CAMPAIGN_LATENCY = Metric(
+    "campaign_best_latency_seconds",
+    Kind.GAUGE,
+    ("campaign", "model", "board_type", "operating_point"),
+    "Sum of the best times of a model's workloads; absent while one has neither a time nor a prediction.",
+)
+CAMPAIGN_PREDICTED = Metric(
+    "campaign_predicted_workloads",
+    Kind.GAUGE,
+    ("campaign", "model", "board_type", "operating_point"),
+    "Workloads of a model that count by their prediction in that sum.",
+)
+BOARDS_WANTED = Metric(
+    "boards_wanted",
+    Kind.GAUGE,
+    ("board_type",),
+    "Campaigns that are to run and have no board of a type that they want: how long the queue for it is.",
+)
+HOME_FREE = Metric("home_free_bytes", Kind.GAUGE, (), "Free space on the disk that holds FARM_HOME.")
+HOME_SIZE = Metric("home_size_bytes", Kind.GAUGE, (), "Size of the disk that holds FARM_HOME.")
+
 METRICS: tuple[Metric, ...] = (
     INFO,
     BOARDS,
@@ -103,4 +163,18 @@ METRICS: tuple[Metric, ...] = (
     TRACKER_RESTARTS,
     WORKER_RESTARTS,
     TRIALS,
+    CAMPAIGNS,
+    CAMPAIGN_STATE,
+    CAMPAIGN_TRIALS,
+    CAMPAIGN_BUILD,
+    CAMPAIGN_BOARDS_HELD,
+    CAMPAIGN_SEARCH,
+    CAMPAIGN_ELAPSED,
+    CAMPAIGN_ETA,
+    CAMPAIGN_BOARDS,
+    CAMPAIGN_LATENCY,
+    CAMPAIGN_PREDICTED,
+    BOARDS_WANTED,
+    HOME_FREE,
+    HOME_SIZE,
 )

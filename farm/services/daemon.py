@@ -10,7 +10,6 @@ import argparse
 import concurrent.futures
 import contextlib
 import logging
-import logging.handlers
 import os
 import shutil
 import signal
@@ -25,13 +24,14 @@ from farm import settings as farm_settings
 from farm.connectivity.services_socket import ControlServer
 from farm.connectivity.services_state import LOG_FILE, ServicesInfo, publish, services_lock
 from farm.errors import FarmError, UnavailableError, UsageError
+from farm.processes import log_lines
 from farm.processes.listening import raise_descriptor_limit
 from farm.services.keeper import Keeper
+from farm.services.notices.notifier import Notifier
 from farm.services.telemetry import Telemetry
 from farm.services.worker import skipped
 from farm.store import Store
 
-_LOG_BYTES, _LOGS_KEPT = 4 << 20, 3
 # For the loop to do something that it does at once: it is busy for seconds only while the tracker starts again.
 _LOOP_TIMEOUT_S = 40.0
 # A command that started us connects within a moment; the interpreter of one that was killed never does.
@@ -52,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = farm_settings.load()
         raise_descriptor_limit()
-        _start_log(settings.home_path / "logs", options.foreground)
+        path = settings.home_path / "logs" / LOG_FILE
+        log_lines.start_log("services", path, rotated=True, foreground=options.foreground)
         wanted = None if options.boards is None else [name for name in options.boards.split(",") if name]
         with services_lock(settings.home_path):
             Daemon(settings, wanted, options.stay).run()
@@ -87,11 +88,12 @@ class Daemon:
             cores = len(os.sched_getaffinity(0))
             self._keeper = Keeper(self._settings, store, cores, self._wanted, home / "logs")
             stack.callback(self._keeper.close)
-            telemetry = Telemetry(self._settings, store.count_statuses)
+            telemetry = Telemetry(self._settings)
             stack.callback(telemetry.close)
             self._keeper.watchers.append(telemetry.watch)
             self._keeper.probing.on_report = telemetry.note_report
             self._metrics = telemetry.address
+            stack.callback(Notifier(self._settings).close)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, lambda *_: self._keeper.stop())
             self._control = ControlServer(folder / "control", self.handle, self._keeper.wake)
@@ -198,15 +200,3 @@ class Daemon:
                 for _, board in sorted(keeper.boards.items())
             ],
         }
-
-
-def _start_log(folder: Path, foreground: bool) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    handlers: list[logging.Handler] = [
-        logging.handlers.RotatingFileHandler(folder / LOG_FILE, maxBytes=_LOG_BYTES, backupCount=_LOGS_KEPT)
-    ]
-    if foreground:
-        handlers.append(logging.StreamHandler())
-    text = "%(asctime)s %(levelname)s %(name)s %(message)s"
-    logging.basicConfig(level=logging.INFO, handlers=handlers, format=text, force=True)
-    logging.getLogger("paramiko").setLevel(logging.WARNING)

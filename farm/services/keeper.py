@@ -153,7 +153,7 @@ class Keeper:
             if now - self._leases_at >= _LEASES_PERIOD_S:
                 self._leases_at = now
                 for name in self._store.expire_leases(BY):
-                    _log.info("the lease of %s expired", name)
+                    _log.info("the lease of %s expired", name, extra={"board": name})
             if now - self._tidied_at >= _TIDY_PERIOD_S:
                 self._tidied_at = now
                 self._tidy()
@@ -316,7 +316,7 @@ class Keeper:
     def _tell(self, name: str, kind: Kind, detail: str) -> None:
         try:
             self._store.observe_board(name, kind, BY, decide_by(Observation(kind, detail)))
-            _log.info("%s: %s %s", name, kind, detail)
+            _log.info("%s: %s %s", name, kind, detail, extra={"board": name})
         except FarmError as error:  # removed meanwhile, or the store is busy: said again on the next turn
-            _log.warning("%s: %s", name, error)
+            _log.warning("%s: %s", name, error, extra={"board": name})
             self._boards_at = 0.0

@@ -28,6 +28,7 @@ from farm.connectivity.tracker import Tracker
 from farm.crew import golden_runs
 from farm.errors import FarmError
 from farm.inventory.board_types import load_board_types
+from farm.processes import log_lines
 from farm.search.build.golden import GoldenKernels
 from farm.services.probe import Prober, ProbeReport
 from farm.services.probe_plan import MOST_AT_ONCE
@@ -68,7 +69,7 @@ class Worker:
                 except FarmError as error:  # the store cannot be opened, or not be read
                     report = ProbeReport(name, skipped=True, reason=str(error))
                 except Exception as error:  # noqa: BLE001 - the process's edge: a bad probe must not end the others
-                    _log.exception("probing %s", name)
+                    _log.exception("probing %s", name, extra={"board": name})
                     report = ProbeReport(name, skipped=True, reason=f"a bug of the farm's: {error!r}")
                 _log.info(
                     "%s: %s in %.2f s %s",
@@ -76,6 +77,7 @@ class Worker:
                     report.kind or "skipped",
                     report.seconds,
                     report.reason or report.health,
+                    extra={"board": name},
                 )
                 self._output.say({"id": number, **report.to_dict()})
 
@@ -102,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tracker", type=_address, required=True, metavar="HOST:PORT")
     parser.add_argument("--threads", type=int, default=MOST_AT_ONCE)
     options = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_lines.start_log("prober", None)
     # Descriptor 1 is for answers alone, whatever TVM or a child prints.
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -82,7 +82,7 @@ class Strangers:
             _log.info("who has %s cannot be said: %s", name, error)
             holder = ""
         if holder:
-            _log.info("%s is held by %s", name, holder)
+            _log.info("%s is held by %s", name, holder, extra={"board": name})
         else:
             self._again_at[name] = now_s + _PAUSE_S
             self._let_go(name)

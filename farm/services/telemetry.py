@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
@@ -12,14 +12,13 @@ from prometheus_client import CollectorRegistry
 from farm.errors import FarmError
 from farm.metrics.exporter import Exporter
 from farm.metrics.farm_metrics import FarmMetrics
+from farm.services.figures import PERIOD_S, Figures
 from farm.settings import Settings
 
 if TYPE_CHECKING:
     from farm.services.keeper import Keeper
 
 _PERIOD_S = 1.0
-# Counting reads the whole table of trials.
-_TRIALS_PERIOD_S = 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -27,21 +26,21 @@ _log = logging.getLogger(__name__)
 class Telemetry:
     """Serves metrics until `close`. `watch` and `note_report` belong to the keeper's main thread."""
 
-    def __init__(self, settings: Settings, count_statuses: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(self, settings: Settings, period_s: float = PERIOD_S) -> None:
         """Listen as the settings say. `address` is None where no metrics are wanted, or no port was free.
 
-        `count_statuses` counts all trials by status (`Store.count_statuses`).
+        `period_s` is how often the store is asked.
         """
         registry = CollectorRegistry()
         self.metrics = FarmMetrics(registry)
-        self._count_statuses = count_statuses
-        self._next_at = self._trials_at = 0.0
+        self._next_at = 0.0
         self._exporter: Exporter | None = None
         if settings.metrics_port:
             try:
                 self._exporter = Exporter(registry, settings.metrics_port)
             except FarmError as error:  # the farm works without
                 _log.warning("%s", error)
+        self._figures = Figures(settings, self.metrics, period_s) if self._exporter else None
         self.address = self._exporter.address if self._exporter else None
         if self.address and self.address[1] != settings.metrics_port:
             _log.info("port %d is in use; metrics are on %d", settings.metrics_port, self.address[1])
@@ -59,12 +58,6 @@ class Telemetry:
         self.set_targets({name: (kind, address) for name, (kind, address) in addresses.items() if address})
         self.metrics.observe_tracker(keeper.tracker.is_alive, keeper.tracker_restarts)
         self.metrics.observe_probe_worker(keeper.probing.worker.restarts)
-        if now >= self._trials_at:
-            self._trials_at = now + _TRIALS_PERIOD_S
-            try:
-                self.metrics.observe_trials(self._count_statuses())
-            except FarmError as error:  # the store is busy: next time
-                _log.warning("%s", error)
 
     def note_report(self, report: Mapping[str, Any]) -> None:
         """A probe has been made."""
@@ -77,5 +70,7 @@ class Telemetry:
 
     def close(self) -> None:
         """Stop serving."""
+        if self._figures:
+            self._figures.close()
         if self._exporter:
             self._exporter.close()

@@ -141,6 +141,7 @@ class CampaignQueries(WorkloadQueries):
             if idle and wanted == CANCEL:
                 values["reason"] = f"cancelled by {by}"
                 _set_state(connection, campaign.id, CampaignState.CANCELLED, self._wall_clock())
+                self._add_campaign_event(connection, "campaign_cancelled", name, f"cancelled by {by}")
             elif idle and wanted == RUN and state is not CampaignState.SUBMITTED:
                 values["reason"] = "waits for an engine"
                 _set_state(connection, campaign.id, CampaignState.SUBMITTED, None)

@@ -10,11 +10,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from farm.store import schema
+from farm.store.campaign_metrics import CampaignMetrics
 from farm.store.campaign_totals import CampaignTotals
 from farm.store.coverage import CoverageQueries
 from farm.store.decisions import DecisionQueries
 from farm.store.engines import EngineQueries
 from farm.store.golden import GoldenQueries
+from farm.store.happenings import HappeningQueries
 from farm.store.leases import LeaseQueries
 from farm.store.merging import MergingQueries
 from farm.store.pruning import PruningQueries
@@ -30,6 +32,8 @@ class Store(
     EngineQueries,
     SimilarQueries,
     CampaignTotals,
+    CampaignMetrics,
+    HappeningQueries,
     PruningQueries,
     MergingQueries,
     DecisionQueries,

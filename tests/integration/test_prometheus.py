@@ -6,26 +6,32 @@ import contextlib
 import json
 import os
 import pathlib
+import select
 import shutil
 import signal
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
 import pytest
 from prometheus_client import CollectorRegistry
 
+from farm.connectivity import services as services_side
 from farm.metrics.exporter import Exporter
 from farm.metrics.farm_metrics import FarmMetrics
+from farm.settings import Settings
 from farm.store import Store
 from farm.values import Virtual
 from tests.integration.conftest import ROOT, find_free_port, wait_until
 
 DEPLOY = ROOT / "deploy" / "prometheus"
+Ask = Callable[[str], list[dict[str, Any]]]
 
 
 def require(program: str) -> str:
@@ -45,18 +51,45 @@ def fetch(url: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exporter]:
-    """The coordinator's metrics, of a real store with two boards; one has been probed."""
-    registry = CollectorRegistry()
-    metrics = FarmMetrics(registry)
+def registry() -> CollectorRegistry:
+    """One for all tests here."""
+    return CollectorRegistry()
+
+
+@pytest.fixture(scope="module")
+def metrics(registry: CollectorRegistry) -> FarmMetrics:
+    """What the coordinator tells."""
+    return FarmMetrics(registry)
+
+
+def observe_campaign(metrics: FarmMetrics, trials: int) -> None:
+    """Tell of a campaign after so many trials, of which one in four failed."""
+    at = {"board_type": "jetson-nano", "point": "default"}
+    row = {"id": 1, "name": "vision", "state": "running", "wanted": "run", "board_types": ["jetson-nano"]}
+    row |= {"models": [{"name": "mlp", "latency_s": 0.25, "predicted": 1, **at}], "wall_clock_s": 60.0, "eta_s": 90.0}
+    row |= {"boards": [{"name": "sim-1", "doing": "measuring", **at}], "search_s": trials * 0.1}
+    sides = {"ok": trials * 3 // 4, "candidate": trials // 4}
+    sums = {"by_side": sides, "build_s": trials * 0.5, "board_s": trials * 0.2}
+    metrics.observe_campaigns({"running": 1}, [row], {1: sums})
+
+
+@pytest.fixture(scope="module")
+def coordinator(
+    registry: CollectorRegistry, metrics: FarmMetrics, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Exporter]:
+    """The coordinator's metrics, of a real store with two boards; one has been probed and is held."""
     with Store(tmp_path_factory.mktemp("home") / "farm.db") as store:
         for seed, name in enumerate(("sim-1", "sim-2")):
             store.register_board(name, "jetson-nano", Virtual(seed))
-        metrics.observe_boards(store.fetch_boards())
+        rows = store.fetch_boards()
+        rows[0]["lease"] = {"acquired_at": rows[0]["added_at"]}
+        metrics.observe_boards(rows)
         metrics.observe_trials(store.count_statuses())
     metrics.observe_link("sim-1", True, 3)
     metrics.observe_probe("sim-1", {"passed": True, "seconds": 0.4, "median_s": 0.01, "factor": 1.01})
     metrics.observe_tracker(True, 0)
+    observe_campaign(metrics, trials=4)
+    metrics.observe_disk(10, 100)
     with Exporter(registry, find_free_port()) as exporter:
         yield exporter
 
@@ -103,54 +136,126 @@ def test_the_linter_has_nothing_to_say(coordinator: Exporter, board: int) -> Non
 
 
 def test_the_example_configuration_is_right() -> None:
-    """Prometheus would start with it, and its rules parse."""
+    """Prometheus would start with it, and its rules parse and fire when they should."""
     promtool = require("promtool")
-    for kind, name in (("config", "prometheus.yml"), ("rules", "tvm-farm.rules.yml")):
+    for verb, kind, name in (
+        ("check", "config", "prometheus.yml"),
+        ("check", "rules", "tvm-farm.rules.yml"),
+        ("test", "rules", "tvm-farm.rules.test.yml"),
+    ):
         done = subprocess.run(
-            [promtool, "check", kind, str(DEPLOY / name)], capture_output=True, text=True, check=False, timeout=60
+            [promtool, verb, kind, str(DEPLOY / name)], capture_output=True, text=True, check=False, timeout=60
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_prometheus_server_scrapes_both(coordinator: Exporter, board: int, tmp_path: pathlib.Path) -> None:
-    """By the example's configuration: the coordinator by its address, the board by what the coordinator announces."""
-    prometheus = require("prometheus")
+@pytest.fixture(scope="module")
+def ask(coordinator: Exporter, board: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
+    """A Prometheus by the example's configuration that has scraped both; what it answers to a query."""
     coordinator.set_targets({"sim-1": ("jetson-nano", ("127.0.0.1", board))})
+    with prometheus_server(tmp_path_factory.mktemp("prometheus"), coordinator.address[1]) as ask:
+        wait_until(lambda: len(ask("up == 1")) == 2, "both to be scraped")
+        yield ask
+
+
+@contextlib.contextmanager
+def prometheus_server(
+    folder: pathlib.Path, metrics_port: int, change: tuple[str, str] = ("groups:", "groups:")
+) -> Iterator[Ask]:
+    """A server by the example's configuration and rules, which looks every second; `change`: a text in the rules."""
+    prometheus = require("prometheus")
     text = (DEPLOY / "prometheus.yml").read_text()
     for old, new in (
-        ("127.0.0.1:9464", f"127.0.0.1:{coordinator.address[1]}"),
+        ("127.0.0.1:9464", f"127.0.0.1:{metrics_port}"),
         ("scrape_interval: 15s", "scrape_interval: 1s"),
         ("evaluation_interval: 15s", "evaluation_interval: 1s"),
         ("refresh_interval: 30s", "refresh_interval: 1s"),
     ):
         assert old in text
         text = text.replace(old, new)
-    (tmp_path / "prometheus.yml").write_text(text)
-    shutil.copy(DEPLOY / "tvm-farm.rules.yml", tmp_path)
+    (folder / "prometheus.yml").write_text(text)
+    rules = (DEPLOY / "tvm-farm.rules.yml").read_text()
+    assert rules.count(change[0]) == 1
+    (folder / "tvm-farm.rules.yml").write_text(rules.replace(*change))
     port = find_free_port()
-    command = [prometheus, f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
-    with (tmp_path / "log").open("wb") as log:
+    command = [prometheus, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+    with (folder / "log").open("wb") as log:
         server = subprocess.Popen(
-            [*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log, cwd=tmp_path
+            [*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log, cwd=folder
         )
 
     def ask(query: str) -> list[dict[str, Any]]:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(ConnectionError, urllib.error.URLError):
             url = f"http://127.0.0.1:{port}/api/v1/query?query={urllib.parse.quote(query)}"
             return list(json.loads(fetch(url))["data"]["result"])
         return []
 
     try:
-        wait_until(lambda: len(ask("up == 1")) == 2, "both to be scraped")
-        [offline] = ask('tvm_farm_boards{state="offline", health="suspect"}')
-        assert offline["value"][1] == "2"
-        [factor] = ask("tvm_farm_golden_kernel_factor")
-        assert (factor["metric"]["board"], factor["value"][1]) == ("sim-1", "1.01")
-        wait_until(lambda: ask('device_agent_power_watts{board="sim-1", rail="POM_5V_IN"}'), "the board's power")
-        [who] = ask("device_agent_info")
-        assert (who["metric"]["board"], who["metric"]["type"]) == ("sim-1", "jetson-nano")
-        # A join of both sides: what the farm knows of a board beside what the board says.
-        assert ask('device_agent_clock_hertz{domain="a57"} * on (board) group_left tvm_farm_board_link_up')
+        yield ask
     finally:
         server.kill()
         server.wait()
+
+
+def test_a_prometheus_server_scrapes_both(ask: Ask) -> None:
+    """The coordinator by its address, the board by what the coordinator announces."""
+    [offline] = ask('tvm_farm_boards{state="offline", health="suspect"}')
+    assert offline["value"][1] == "2"
+    [factor] = ask("tvm_farm_golden_kernel_factor")
+    assert (factor["metric"]["board"], factor["value"][1]) == ("sim-1", "1.01")
+    wait_until(lambda: ask('device_agent_power_watts{board="sim-1", rail="POM_5V_IN"}'), "the board's power")
+    [who] = ask("device_agent_info")
+    assert (who["metric"]["board"], who["metric"]["type"]) == ("sim-1", "jetson-nano")
+    # A join of both sides: what the farm knows of a board beside what the board says.
+    assert ask('device_agent_clock_hertz{domain="a57"} * on (board) group_left tvm_farm_board_link_up')
+
+
+def test_every_panel_of_every_dashboard_has_series(ask: Ask, metrics: FarmMetrics) -> None:
+    """A real Prometheus that has scraped a campaign, a failed probe and a board answers each of their expressions."""
+    observe_campaign(metrics, trials=40)
+    metrics.observe_probe("sim-1", {"passed": False, "seconds": 6.0})
+    metrics.observe_link("sim-1", True, 4)
+    metrics.observe_trials({"ok": 40})
+    unanswered = {
+        f"{path.stem}: {panel['title']}: {target['expr']}"
+        for path in sorted((DEPLOY.parent / "grafana").glob("*.json"))
+        for panel in json.loads(path.read_text())["panels"]
+        for target in panel["targets"]
+        if "device_agent_alarm" not in target["expr"]  # a Nano has none
+    }
+    assert len(unanswered) > 40
+
+    def are_answered() -> bool:
+        for each in list(unanswered):
+            query = each.split(": ", 2)[2].replace("$__rate_interval", "30s")
+            if ask(query.replace("$campaign", "vision").replace("$board", "sim-1")):
+                unanswered.discard(each)
+        return not unanswered
+
+    deadline = time.monotonic() + 60
+    while not are_answered() and time.monotonic() < deadline:
+        select.select([], [], [], 0.2)
+    assert not unanswered
+
+
+def test_a_board_that_hangs_is_told_of(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real services keep a virtual board that is made to hang; the rules' alert fires, here at one failed probe."""
+    monkeypatch.setenv("FARM_VIRTUAL_CODE", "native")
+    settings = Settings(home=str(tmp_path / "home"), tracker_port=find_free_port(), metrics_port=find_free_port())
+    with Store(settings.store_location) as store:
+        store.register_board("sim-1", "jetson-nano", Virtual(0, faults=("hang",)))
+    monkeypatch.setenv("FARM_TRACKER_PORT", str(settings.tracker_port))
+    monkeypatch.setenv("FARM_METRICS_PORT", str(settings.metrics_port))
+    services, _ = services_side.start_services(settings)
+    try:
+        assert services.info.metrics is not None
+        (folder := tmp_path / "prometheus").mkdir()
+        once = ('result="failed"}[15m]) > 1', 'result="failed"}[15m]) > 0')
+        with prometheus_server(folder, services.info.metrics[1], once) as ask:
+            query = 'ALERTS{alertname="BoardFailsProbes", alertstate="firing"}'
+            wait_until(lambda: ask(query), "the alert to fire", 200)
+            [alert] = ask(query)
+            assert (alert["metric"]["board"], alert["metric"]["severity"]) == ("sim-1", "warn")
+            assert not ask('ALERTS{alertname="BoardOffline", alertstate="firing"}')
+    finally:
+        services.stop()

@@ -39,7 +39,7 @@ def test_boards_tracker_and_probes_are_exported(tmp_path: pathlib.Path) -> None:
         store.register_board("b1", "jetson-nano", Virtual(0))
         store.observe_board("b1", Kind.DRAIN, "test", decide_by(Observation(Kind.DRAIN, ""), HealthLimits()))
         keeper = Keeper(settings, store, 1, [], tmp_path / "logs")
-        telemetry = Telemetry(settings, store.count_statuses)
+        telemetry = Telemetry(settings)
         keeper.watchers.append(telemetry.watch)
         try:
             keeper.step()
@@ -73,7 +73,7 @@ def test_this_machine_is_not_missed_between_two_tunings(tmp_path: pathlib.Path) 
     with Store(tmp_path / "farm.db") as store:
         store.save_board(Board("vm", "local", False, {}))
         keeper = Keeper(settings, store, 1, None, tmp_path / "logs")
-        telemetry = Telemetry(settings, store.count_statuses)
+        telemetry = Telemetry(settings)
         keeper.watchers.append(telemetry.watch)
         try:
             for _ in range(3):
@@ -95,7 +95,7 @@ def test_this_machine_is_not_missed_between_two_tunings(tmp_path: pathlib.Path) 
 
 def test_the_farm_works_without_metrics(tmp_path: pathlib.Path) -> None:
     """0 switches them off; nothing listens then, and being told things does no harm."""
-    telemetry = Telemetry(Settings(home=str(tmp_path), metrics_port=0), dict)
+    telemetry = Telemetry(Settings(home=str(tmp_path), metrics_port=0))
     assert telemetry.address is None
     telemetry.note_report({"board": "b1", "passed": True, "seconds": 1.0})
     telemetry.close()

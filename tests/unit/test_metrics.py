@@ -90,6 +90,12 @@ def test_every_pair_of_state_and_health_is_always_there(registry: CollectorRegis
     assert sum(find(samples, "board_health", board="b", health=str(health)) or 0 for health in Health) == 1
 
 
+def test_a_failure_is_an_increase(registry: CollectorRegistry, metrics: FarmMetrics) -> None:
+    """Counts of probes are there at 0 before the first one: else Prometheus would not see it."""
+    metrics.observe_boards([row("a")])
+    assert find(read(registry), "probes_total", board="a", result="failed") == 0
+
+
 def test_a_board_that_is_gone_leaves_no_series(registry: CollectorRegistry, metrics: FarmMetrics) -> None:
     """Its last values would be taken for its present ones."""
     metrics.observe_boards([row("a", State.LEASED, held_at=NOW - 5), row("b")])
@@ -144,6 +150,58 @@ def test_tracker_worker_and_trials_are_as_told(registry: CollectorRegistry, metr
     assert find(samples, "probe_worker_restarts_total") == 1
     assert find(samples, "trials_total", status="ok") == 7
     assert find(samples, "trials_total", status="build_failed") == 0
+
+
+def standing(name: str, state: str, **progress: Any) -> dict[str, Any]:
+    """A campaign as the store tells of it."""
+    unsaid = dict.fromkeys(("models", "boards", "eta_s", "wall_clock_s", "search_s"))
+    about = {"id": len(name), "name": name, "state": state, "wanted": "run", "board_types": ["nano", "tx2"]}
+    return about | unsaid | progress
+
+
+def test_a_campaign_is_told_as_its_engine_says(registry: CollectorRegistry, metrics: FarmMetrics) -> None:
+    """Latency, boards and times are there once they are said; a prediction is marked, and what is unknown is absent."""
+    at = {"board_type": "nano", "point": "default"}
+    models = [
+        {"name": "mlp", "latency_s": 0.25, "predicted": 1, **at},
+        {"name": "vgg", "latency_s": None, "predicted": 0, **at},
+    ]
+    boards = [{"name": name, "board_type": "nano", "doing": doing} for name, doing in (("a", "idle"), ("b", "idle"))]
+    row = standing("c", "running", models=models, boards=boards, eta_s=90.0, search_s=4.0)
+    sums = {1: {"by_side": {"ok": 7, "board": 1}, "build_s": 3.5, "board_s": 2.0}}
+    metrics.observe_campaigns({"running": 1}, [row, standing("new", "submitted")], sums)
+    samples = read(registry)
+    labels = {"campaign": "c", "board_type": "nano", "operating_point": "default"}
+    assert find(samples, "campaign_best_latency_seconds", model="mlp", **labels) == 0.25
+    assert find(samples, "campaign_best_latency_seconds", model="vgg", **labels) is None
+    assert find(samples, "campaign_predicted_workloads", model="mlp", **labels) == 1
+    assert [
+        find(samples, "campaign_boards", campaign="c", board_type=kind, doing="idle") for kind in ("nano", "tx2")
+    ] == [2, 0]
+    assert find(samples, "campaign_eta_seconds", campaign="c") == 90
+    assert find(samples, "campaign_elapsed_seconds", campaign="c") is None
+    assert find(samples, "campaign_search_seconds_total", campaign="c") == 4
+    assert find(samples, "campaign_build_seconds_total", campaign="c") == 3.5
+    assert [find(samples, "campaign_trials_total", campaign="c", side=side) for side in ("ok", "board", "farm")] == [
+        *(7, 1, 0)
+    ]
+    assert find(samples, "campaign_trials_total", campaign="new", side="ok") is None
+    assert find(samples, "campaign_state", campaign="new", state="submitted") == 1
+    assert (find(samples, "campaigns", state="running"), find(samples, "campaigns", state="failed")) == (1, 0)
+
+
+def test_the_queue_is_who_has_no_board_of_a_type(registry: CollectorRegistry, metrics: FarmMetrics) -> None:
+    """Campaigns that wait for an operator or are over queue for nothing; a queue that is empty is 0, not gone."""
+    has_nano = [{"name": "a", "board_type": "nano", "doing": "measuring"}]
+    rows = [standing("one", "running", boards=has_nano), standing("another", "waiting")]
+    idle = [standing("paused", "paused"), standing("over", "finished"), standing("left", "interrupted")]
+    metrics.observe_campaigns({}, [*rows, *idle, standing("held", "running") | {"wanted": "pause"}], {})
+    samples = read(registry)
+    assert [find(samples, "boards_wanted", board_type=kind) for kind in ("nano", "tx2")] == [1, 2]
+    metrics.observe_campaigns({}, [], {})
+    samples = read(registry)
+    assert [find(samples, "boards_wanted", board_type=kind) for kind in ("nano", "tx2")] == [0, 0]
+    assert not any(("campaign", "one") in labels for _, labels in samples)
 
 
 def test_a_busy_port_is_skipped(registry: CollectorRegistry, metrics: FarmMetrics) -> None:

@@ -163,7 +163,7 @@ class BoardKeeping:
             try:
                 self._held[name] = CrewBoard(self._store, rows[name], tracker, self._purpose, host)
             except _NOT_TAKEN as error:  # somebody was faster, or the store is busy
-                _log.info("%s is not taken: %s", name, error.message)
+                _log.info("%s is not taken: %s", name, error.message, extra={"board": name})
 
     def _lose(self, held: CrewBoard, reason: str, alone: bool) -> None:
         """The board went down: what it was measuring, if anything, was lost with it.

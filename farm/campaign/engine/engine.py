@@ -99,7 +99,7 @@ class CampaignEngine:
         self._settings = settings
         self._store, self._crew, self._compilers, self._note = store, crew, compilers, note
         self._journal = Journal(store)
-        self._searches = searches.Searches(self._tell)
+        self._searches = searches.Searches(self._tell, settings.home_path / "logs" / searches.LOG_FILE)
         self._orders = CampaignOrders(settings, store, self._searches, self._list_under_way, note)
         self._roster = Roster(store, crew, need)
         self._verifying = Verifying(settings, store, crew, compilers, self._searches, self._tell)
@@ -305,5 +305,5 @@ class CampaignEngine:
         if kind == "warm_start" and subject in self.active:
             name, _, said = message.partition(": ")
             self.active[subject].warm[name] = said
-        _log.info("%s %s: %s", kind, subject, message)
+        _log.info("%s %s: %s", kind, subject, message, extra={"campaign": subject})
         self._store.add_event(kind, subject, message)

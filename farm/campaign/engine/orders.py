@@ -141,6 +141,7 @@ class CampaignOrders:
             progress = to_progress(active, state, boards, phase, now, winners)
             active.note_history(progress["counted"], sum_latencies(active, progress["tasks"]))
             progress["verdict"] = verifying.to_verdict(active)
+            progress["search_s"] = active.searched_s + self._searches.get_busy_s(active.name)
             if active.name in ended:
                 self.finish(active, progress | {"phase": "done", "eta_s": None, "boards": []})
             else:
@@ -199,6 +200,7 @@ class CampaignOrders:
         active.faults |= {key: count for key, count in counts.items() if key in active.faults}
         active.history = [(number, dict(sums)) for number, sums in progress.get("history", [])]
         active.warm = dict(progress.get("warm_start", {}))
+        active.searched_s = float(progress.get("search_s", 0.0))
         active.recorded = fetch_recorded(self._store, order)
         self.active[row.name] = active
         self._budgets[row.name] = dict(row.budget)

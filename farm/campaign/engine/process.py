@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import logging.handlers
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from farm import settings as farm_settings
@@ -28,14 +26,13 @@ from farm.campaign.engine.state import (
     withdraw,
 )
 from farm.errors import FarmError, UnavailableError
+from farm.processes import log_lines
 from farm.processes.listening import raise_descriptor_limit
 from farm.processes.machine import process_identity
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.engines import name_engine
 from farm.values import CampaignState
-
-_LOG_BYTES, _LOGS_KEPT = 4 << 20, 3
 
 Run = Callable[[Settings, Store, Callable[[], bool], Callable[[str], None]], None]
 
@@ -54,7 +51,7 @@ def main() -> int:
     try:
         settings = farm_settings.load()
         raise_descriptor_limit()
-        _start_log(settings.home_path / "logs")
+        log_lines.start_log("engine", settings.home_path / "logs" / LOG_FILE, rotated=True)
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(engine_lock(settings.home_path))
@@ -82,7 +79,7 @@ def _serve(settings: Settings, store: Store, run: Run) -> None:
     told = Told()
     home, me = settings.home_path, process_identity()
     for name in close_abandoned(store, me):
-        _log.warning("campaign %s was left by an engine that is gone", name)
+        _log.warning("campaign %s was left by an engine that is gone", name, extra={"campaign": name})
     reason = ""
     try:
         empty = 0
@@ -160,11 +157,3 @@ def _fail(text: str, code: int) -> int:
     _log.error("%s", text)
     print(f"error: {text}", file=sys.stderr)
     return code
-
-
-def _start_log(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    handler = logging.handlers.RotatingFileHandler(folder / LOG_FILE, maxBytes=_LOG_BYTES, backupCount=_LOGS_KEPT)
-    text = "%(asctime)s %(levelname)s %(name)s %(message)s"
-    logging.basicConfig(level=logging.INFO, handlers=[handler], format=text, force=True)
-    logging.getLogger("paramiko").setLevel(logging.WARNING)

@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
@@ -24,6 +25,8 @@ Known = tuple[str, str, float | None]
 
 # Opening a campaign replays what is known of hundreds of candidates before the first answer comes.
 ASK_TIMEOUT_S = 600.0
+# In FARM_HOME/logs.
+LOG_FILE = "search.log"
 # For an answer that Ray has announced to arrive here.
 _FETCH_TIMEOUT_S = 10.0
 
@@ -70,13 +73,22 @@ class SearchPlan:
 class SearchActor:
     """A campaign's search in a Ray worker; see `farm.search.tuners.campaign_search.CampaignSearch`."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Mapping[str, Any], log: str) -> None:
+        """`log` is the path of the file that all searches write to."""
+        from farm.processes import log_lines
         from farm.search import tvm_env
 
+        log_lines.start_log("search", Path(log))
+        self._campaign = ""
         tvm_env.load()
         from farm.search.tuners.campaign_search import CampaignSearch
 
         self._search = CampaignSearch(**settings)
+
+    def serve(self, campaign: str) -> None:
+        """Search for a campaign from now on: it may have been started for whichever comes next."""
+        self._campaign = campaign
+        self._say("searches for %s", campaign)
 
     def open(
         self, key: str, task: Any, known: list[Known], under_way: list[tuple[str, str]], foreign: list[Any]
@@ -92,7 +104,10 @@ class SearchActor:
 
     def propose(self, key: str, count: int) -> tuple[list[Any], bool]:
         """See `CampaignSearch.propose`."""
+        began = time.monotonic()
         candidates, exhausted = self._search.propose(key, count)
+        after = ", the last ones" if exhausted else ""
+        self._say("%s: %d candidates in %.2f s%s", key, len(candidates), time.monotonic() - began, after)
         return list(candidates), exhausted
 
     def observe(self, key: str, results: list[tuple[str, float | None]]) -> None:
@@ -107,23 +122,30 @@ class SearchActor:
         """See `CampaignSearch.replay`."""
         return str(self._search.replay(key, trace_json))
 
+    def _say(self, text: str, *values: object) -> None:
+        _log.info(text, *values, extra={"campaign": self._campaign})
+
 
 @dataclasses.dataclass(frozen=True)
 class _Asked:
-    """A request for candidates, and when its answer is late (monotonic seconds)."""
+    """A request for candidates, when it was made and when its answer is late (monotonic seconds)."""
 
     request: int
     task: TaskKey
     count: int
-    deadline_s: float
+    asked_s: float
+
+    @property
+    def deadline_s(self) -> float:
+        return self.asked_s + ASK_TIMEOUT_S
 
 
 class Searches:
     """The searches by campaign. Not thread-safe; never waits."""
 
-    def __init__(self, note: Callable[[str, str, str], None]) -> None:
-        """`note` is told what happened: kind, campaign, message."""
-        self._note = note
+    def __init__(self, note: Callable[[str, str, str], None], log: Path) -> None:
+        """`note` is told what happened: kind, campaign, message; `log` is what the searches themselves write to."""
+        self._note, self._log = note, log
         self._spare: tuple[dict[str, Any], Any] | None = None
         self._plans: dict[str, SearchPlan] = {}
         self._actors: dict[str, Any] = {}
@@ -136,6 +158,8 @@ class Searches:
         self._replays: dict[Any, tuple[Any, str, float]] = {}
         self._loose: dict[Any, tuple[str, TaskKey | None]] = {}
         self._died: list[SearchAnswer | Replayed] = []
+        # By campaign, how long its search has been at requests (s), and when it ended the last (monotonic).
+        self._busy: dict[str, tuple[float, float]] = {}
 
     @property
     def pending(self) -> list[Any]:
@@ -145,12 +169,13 @@ class Searches:
     def open(self, plan: SearchPlan) -> None:
         """Begin a campaign's search; it loads TVM and prepares itself in the background."""
         self._plans[plan.campaign] = plan
+        self._busy.pop(plan.campaign, None)
         self._start(plan)
 
     def prepare(self, settings: Mapping[str, Any]) -> None:
         """Have the search of a campaign with these settings load TVM before that is opened."""
         if self._spare is None:
-            self._spare = (dict(settings), _start_actor(settings))
+            self._spare = (dict(settings), _start_actor(settings, self._log))
 
     def close(self, campaign: str) -> None:
         """End a campaign's search. Requests to it are answered as failed."""
@@ -160,7 +185,7 @@ class Searches:
     def ask(self, request: int, task: TaskKey, count: int) -> None:
         """Ask for candidates; the answer comes from `poll`."""
         reference = self._open(task).propose.remote(to_key(task), count)
-        self._asked[reference] = _Asked(request, task, count, time.monotonic() + ASK_TIMEOUT_S)
+        self._asked[reference] = _Asked(request, task, count, time.monotonic())
 
     def replay(self, job: Any, task: TaskKey, trace_json: str) -> None:
         """Ask for the scheduled function that a trace leads to."""
@@ -196,6 +221,9 @@ class Searches:
             if reference not in self._asked or (reference not in ready and now < asked.deadline_s):
                 continue
             self._asked.pop(reference)
+            busy_s, free_s = self._busy.get(asked.task.campaign, (0.0, 0.0))
+            # It does one at a time, in the order of asking.
+            self._busy[asked.task.campaign] = (busy_s + now - max(asked.asked_s, free_s), now)
             try:
                 if reference not in ready:
                     raise DeadlineError(f"searching did not finish within {ASK_TIMEOUT_S:g} s")
@@ -224,6 +252,10 @@ class Searches:
         died, self._died = self._died, []
         return [*answers, *died]
 
+    def get_busy_s(self, campaign: str) -> float:
+        """How long a campaign's search has been looking for candidates, in seconds, since this engine opened it."""
+        return self._busy.get(campaign, (0.0, 0.0))[0]
+
     def close_all(self) -> None:
         """End all searches."""
         for campaign in list(self._actors):
@@ -250,7 +282,8 @@ class Searches:
         if self._spare is not None and self._spare[0] == plan.settings:
             actor, self._spare = self._spare[1], None
         else:
-            actor = _start_actor(plan.settings)
+            actor = _start_actor(plan.settings, self._log)
+        actor.serve.remote(plan.campaign)
         self._actors[plan.campaign] = actor
         self._opened[plan.campaign] = set()
 
@@ -309,8 +342,8 @@ class Searches:
             self._note("search_remark", campaign, f"{name}: {remark}")
 
 
-def _start_actor(settings: Mapping[str, Any]) -> Any:
-    return ray.remote(num_cpus=0, max_restarts=0, **here())(SearchActor).remote(settings)
+def _start_actor(settings: Mapping[str, Any], log: Path) -> Any:
+    return ray.remote(num_cpus=0, max_restarts=0, **here())(SearchActor).remote(settings, str(log))
 
 
 def to_key(task: TaskKey) -> str:

@@ -1,0 +1,84 @@
+"""`notices.yaml` in FARM_HOME: who hears of what, and how. Nothing of it that may be secret is ever shown."""
+
+from __future__ import annotations
+
+import stat
+import urllib.parse
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pydantic
+
+from device_agent.protocol import is_name
+from farm.errors import UsageError
+from farm.inventory import documents
+
+FILE_NAME = "notices.yaml"
+MOST_WAYS = 16
+
+Class = Literal[
+    "campaign_over",
+    "campaign_interrupted",
+    "campaign_waiting",
+    "board_quarantined",
+    "board_unsafe",
+    "board_lost",
+    "store_nearly_full",
+]
+CLASSES: tuple[Class, ...] = Class.__args__  # type: ignore[attr-defined]
+
+
+class WayDocument(documents.StrictModel):
+    """One way to somebody: a command, which gets the notice on its standard input, or the URL of a webhook."""
+
+    classes: list[Class] = pydantic.Field(default_factory=lambda: list(CLASSES), min_length=1)
+    command: Annotated[list[str], pydantic.Field(min_length=1)] | None = None
+    webhook: str | None = None
+    headers: dict[str, str] = pydantic.Field(default_factory=dict)
+
+    @property
+    def shown(self) -> str:
+        """What people may see of it: the program, or scheme and host. A path or a header may hold a token."""
+        if self.command:
+            return f"command {self.command[0]}"
+        parts = urllib.parse.urlsplit(self.webhook or "")
+        return f"webhook {parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}/…"
+
+
+class NoticesDocument(documents.StrictModel):
+    """The whole file. `nearly_full`: the share of the disk of FARM_HOME that is free when it is time to hear of it."""
+
+    ways: dict[str, WayDocument]
+    nearly_full: Annotated[float, pydantic.Field(gt=0, lt=1)] = 0.05
+
+
+def read_notices(home: Path) -> NoticesDocument | None:
+    """What is wanted; None where there is no file. Raises UsageError, without what may be secret."""
+    path = home / FILE_NAME
+    if not path.exists():
+        return None
+    document = documents.read_document(path, NoticesDocument)
+    if len(document.ways) > MOST_WAYS:
+        raise UsageError(f"{path}: there are more than {MOST_WAYS} ways")
+    for name, way in document.ways.items():
+        _check(path, name, way)
+    if any(way.webhook for way in document.ways.values()) and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise UsageError(f"{path} holds webhooks and can be read by others", f"chmod 600 {path}")
+    return document
+
+
+def _check(path: Path, name: str, way: WayDocument) -> None:
+    if not is_name(name):
+        raise UsageError(f"{path}: {name!r} cannot be a way's name")
+    if (way.command is None) == (way.webhook is None):
+        raise UsageError(f"{path}: ways.{name} needs either `command` or `webhook`")
+    if way.webhook is None:
+        return
+    try:
+        parts = urllib.parse.urlsplit(way.webhook)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        is_url = is_url and way.webhook.isascii() and way.webhook.isprintable() and " " not in way.webhook
+    except ValueError:
+        is_url = False
+    if not is_url or any("\n" in text or "\r" in text for pair in way.headers.items() for text in pair):
+        raise UsageError(f"{path}: ways.{name}.webhook, or a header, is none", "It is http:// or https://HOST/PATH.")

@@ -1,0 +1,86 @@
+"""What Prometheus is told of campaigns: how each one stands, and sums over its trials. Nothing here reads a trial into
+Python, nor a campaign's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from farm.store import schema
+from farm.store.base import Base
+from farm.values import SEARCH_TRIAL, CampaignState
+
+# Of the progress document, what is not as long as the campaign has tasks.
+_PROGRESS = ("models", "boards", "eta_s", "wall_clock_s", "search_s")
+_OVER = [str(state) for state in CampaignState if state.over]
+
+
+class CampaignMetrics(Base):
+    """Queries over campaigns and trials that Prometheus' figures are made of."""
+
+    def count_campaigns(self) -> dict[str, int]:
+        """Campaigns over a fleet by state; states that none has are missing."""
+        common, fleet = schema.campaigns, schema.fleet_campaigns
+        rows = self._rows(
+            sa.select(common.c.state, sa.func.count().label("campaigns"))
+            .join(fleet, fleet.c.campaign == common.c.id)
+            .group_by(common.c.state)
+        )
+        return {row["state"]: row["campaigns"] for row in rows}
+
+    def fetch_standings(self, lately_s: float, most: int) -> list[dict[str, Any]]:
+        """Campaigns that are not over, or have been for less than `lately_s`: the `most` newest, the oldest first.
+
+        Each has `id`, `name`, `state`, `wanted`, `board_types`, and of its progress `models`, `boards`, `eta_s`,
+        `wall_clock_s` and `search_s`, each None where an engine has not said it.
+        """
+        common, fleet, progress = schema.campaigns, schema.fleet_campaigns, schema.campaign_progress
+        parts = [progress.c.progress[name].label(name) for name in _PROGRESS]
+        rows = self._rows(
+            sa.select(common.c.id, fleet.c.name, common.c.state, fleet.c.wanted, *parts)
+            .join(fleet, fleet.c.campaign == common.c.id)
+            .outerjoin(progress, progress.c.campaign == common.c.id)
+            .where(common.c.state.not_in(_OVER) | (common.c.finished_at >= self._wall_clock() - lately_s))
+            .order_by(common.c.id.desc())
+            .limit(most)
+        )
+        of = schema.campaign_workloads.c
+        types: dict[int, list[str]] = {}
+        wanted = [row["id"] for row in rows]
+        for pair in self._rows(sa.select(of.campaign, of.board_type).where(of.campaign.in_(wanted)).distinct()):
+            types.setdefault(pair["campaign"], []).append(pair["board_type"])
+        return [row | {"board_types": sorted(types.get(row["id"], ()))} for row in reversed(rows)]
+
+    def sum_trials(self, campaign: int, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Sums over a campaign's trials: `by_side` counts those of its search (`ok`, or whose fault they failed by),
+        `build_s` and `board_s` add up how long compilers and boards were busy, winners included, in seconds.
+
+        `before` is what this said earlier: only what was written since is read then. One engine writes a campaign's
+        trials, one after the other, so that none comes late.
+        """
+        before = before or {"mark": 0, "by_side": {}, "build_s": 0.0, "board_s": 0.0}
+        table = schema.trials
+        rows = self._rows(
+            sa.select(
+                table.c.fault_side,
+                sa.func.count().filter(table.c.purpose == SEARCH_TRIAL).label("trials"),
+                schema.total(table.c.build_s).label("build_s"),
+                schema.total(table.c.held_s).label("board_s"),
+                sa.func.max(table.c.id).label("mark"),
+            )
+            .where(table.c.campaign == campaign, table.c.id > before["mark"])
+            .group_by(table.c.fault_side)
+        )
+        by_side = dict(before["by_side"])
+        for row in rows:
+            side = row["fault_side"] or "ok"
+            by_side[side] = by_side.get(side, 0) + row["trials"]
+        return {
+            "mark": max([before["mark"], *(row["mark"] for row in rows)]),
+            "by_side": by_side,
+            "build_s": before["build_s"] + sum(float(row["build_s"]) for row in rows),
+            "board_s": before["board_s"] + sum(float(row["board_s"]) for row in rows),
+        }
