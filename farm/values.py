@@ -145,6 +145,43 @@ class Transition:
     reason: str
 
 
+class WorkKind(StrEnum):
+    """What a board is wanted for. All but trials is interactive: somebody, or somebody's script, waits for it."""
+
+    RUN = "run"
+    BENCH = "bench"
+    VERIFY = "verify"
+    DEPLOY = "deploy"
+    SWEEP = "sweep"
+    SCRIPT = "script"
+    TRIALS = "trials"
+
+    @classmethod
+    def of(cls, purpose: str) -> WorkKind:
+        """The kind of work that a purpose such as "bench resnet-18" names first; what names none is a run."""
+        return {str(kind): kind for kind in cls}.get(purpose.partition(" ")[0], cls.RUN)
+
+
+@dataclasses.dataclass(frozen=True)
+class BoardRequest:
+    """Somebody wants boards: `wanted` of those in `boards`, all of one type, since `waited_s` (s).
+
+    `requested_at` is wall-clock seconds since the epoch, for people. `campaign` is whose trials they are for, or None.
+    """
+
+    id: int
+    owner: str
+    kind: WorkKind
+    purpose: str
+    board_type: str
+    boards: tuple[str, ...]
+    wanted: int
+    priority: int
+    requested_at: float
+    waited_s: float
+    campaign: str | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class Lease:
     """The exclusive right to use a board until it expires.

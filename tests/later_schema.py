@@ -10,7 +10,9 @@ import pytest
 from farm import backup
 from farm.store import database
 
-REVISION = "0008"
+# Written with what this version has, which `become` changes.
+TODAY = database.HEAD
+REVISION = f"{int(TODAY) + 1:04}"
 TABLE = "later_table"
 _SCRIPT = f'''"""What a later version changes."""
 
@@ -18,7 +20,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "{REVISION}"
-down_revision = "{database.HEAD}"
+down_revision = "{TODAY}"
 branch_labels = None
 depends_on = None
 

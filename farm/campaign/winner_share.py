@@ -8,13 +8,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from farm.selection.tie import LEAST_ROUNDS
+
 # For every two trials of the search one measurement of winners: where a task had 64, three candidates and the record's
 # holder can be measured eight times.
 SHARE = 0.5
-# After so many rounds candidates are compared where the budget allows it.
-LOOKS = (4, 8, 16)
-# Less says nothing: two boards, or one and its own repetition.
-LEAST_ROUNDS = 2
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,6 +44,7 @@ _COMMANDS: Mapping[str, _Entry] = {
     "model": _Entry("model", "app", "Models: show, compile, verify, package, deploy and run them."),
     "record": _Entry("record", "app", "Records: the best verified trial of each workload."),
     "board": _Entry("board", "make_app", "Boards: register, reach, provision and inspect them."),
+    "queue": _Entry("queue", "app", "The queue for boards: what waits, why not yet, and who has boards."),
     "fleet": _Entry("fleet", "app", "Fleet files: all boards, and how each is reached."),
     "sweep": _Entry("sweep", "app", "Sweeps: latency, power and energy over a board's clocks."),
     "bundle": _Entry("bundle", "app", "Bundles: everything that a board is given, in one file."),

@@ -33,6 +33,10 @@ class BoardChoice:
         """The reasons in one line."""
         return "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())
 
+    def without(self, reasons: Mapping[str, str]) -> BoardChoice:
+        """The choice without some of the boards, for these reasons."""
+        return BoardChoice(tuple(name for name in self.free if name not in reasons), {**self.reasons, **reasons})
+
 
 @dataclasses.dataclass(frozen=True)
 class TargetPlan:

@@ -169,8 +169,10 @@ def open_crew(
             pool = plan_pool(store.fetch_boards(), board_type.name, name)
             services = stack.enter_context(using_services(settings, pool, note))
 
-            def take(board: str | None, own: Store) -> FleetSite:
-                return FleetSite(services, own, board_type.name, board, purpose, wait_s, note)
+            def take(board: str | None, own: Store, patience_s: float = wait_s) -> FleetSite:
+                return FleetSite(
+                    services, own, board_type.name, board, purpose, patience_s, note, stopping=crew.stopping
+                )
 
             first = functools.partial(take, name)
 
@@ -183,7 +185,8 @@ def open_crew(
                 services.probe(unproven, _PROBE_TIMEOUT_S)
             for board in plan_choice(store.fetch_boards(), pool).free[:count]:
                 try:
-                    crew.add(functools.partial(take, board))
+                    # At once or not at all: what waits for another board meanwhile holds its own.
+                    crew.add(functools.partial(take, board, patience_s=0.0))
                 except FarmError as error:
                     crew.boards.pop()
                     note(f"going on without {board}: {error}")

@@ -20,7 +20,7 @@ from farm.errors import LeaseOverError, UsageError
 from farm.processes.machine import name_user
 from farm.store import Store
 from farm.store.leases import LEASE_TTL_S
-from farm.values import Lease
+from farm.values import Lease, WorkKind
 
 
 def name_owner() -> str:
@@ -38,8 +38,12 @@ class LeasedBoard:
         purpose: str,
         find_tracker: Callable[[], Tracker | None] | None,
         ttl_s: float = LEASE_TTL_S,
+        kind: WorkKind | None = None,
+        request: int | None = None,
     ) -> None:
         """Take its lease and keep it. `find_tracker`: where it is asked for; None where that is our own to keep up.
+
+        `kind` and `request` are what `Store.acquire_lease` is told of the queue.
 
         Raises TransientError, UnavailableError or BoardUnsafeError where it is not to be had, UsageError where it was
         removed.
@@ -47,7 +51,7 @@ class LeasedBoard:
         self.key, self.name = key, key.partition("/")[2]
         self._store, self._purpose, self._find_tracker = store, purpose, find_tracker
         self._over = ""
-        lease = store.acquire_lease(self.name, name_owner(), purpose, ttl_s=ttl_s)
+        lease = store.acquire_lease(self.name, name_owner(), purpose, ttl_s=ttl_s, kind=kind, request=request)
         self._keeper = LeaseKeeper(functools.partial(Store, store.location), lease)
         with contextlib.ExitStack() as undo:
             undo.callback(self._keeper.close)

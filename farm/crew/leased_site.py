@@ -1,25 +1,27 @@
-"""A leased board of the fleet as the place where a run works: taken, kept, given up when it is unfit, replaced.
+"""A leased board of the fleet as the place where a run works: waited for, taken, kept, given up when unfit, replaced.
 
-Which boards may be taken is decided in `choice`; what is seen of one goes to the store, where `health` decides what it
-means.
+Which boards may be taken is decided in `choice`, whose turn it is in `queue_rules`; what is seen of one goes to the
+store, where `health` decides what it means.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from farm.connectivity.tracker import Tracker
 from farm.crew.choice import BoardChoice, plan_choice, plan_pool, require_hope
 from farm.crew.health import Kind
 from farm.crew.leased_board import LeasedBoard
+from farm.crew.queue_place import QueuePlace, explain, read_queue
 from farm.crew.site import find_trouble
 from farm.errors import BoardUnsafeError, LeaseOverError, TransientError, UnavailableError
 from farm.store import Store
 from farm.store.leases import LEASE_TTL_S
-from farm.values import Lease
+from farm.values import Lease, WorkKind
 
 # How often the store is looked at: for a free board, and for whether ours is still fit.
 _LOOK_S = 0.5
@@ -51,11 +53,13 @@ class FleetSite:
         wait_s: float,
         note: Callable[[str], None],
         ttl_s: float = LEASE_TTL_S,
+        stopping: threading.Event | None = None,
     ) -> None:
         """Take a board, waiting up to `wait_s` for one. `note` is told what is waited for, and which board it is.
 
-        Raises UsageError where there is none to wait for, UnavailableError after `wait_s` with the reason of each, or
-        at once where an operator has to act first (BoardUnsafeError where all are unsafe).
+        It waits in the store's queue, which it leaves however this ends; `stopping` ends the wait. Raises UsageError
+        where there is none to wait for, UnavailableError after `wait_s` with the reason of each, or at once where an
+        operator has to act first (BoardUnsafeError where all are unsafe).
         """
         self._services, self._store = services, store
         self._board_type, self._purpose, self._ttl_s = board_type, purpose, ttl_s
@@ -66,11 +70,15 @@ class FleetSite:
         self.has_board = False
         self._look_at = 0.0
         self._noted = ""
+        self._kind = WorkKind.of(purpose)
+        self._place = QueuePlace(store, self._kind, purpose, board_type, self._pool)
+        self._stopping = stopping or threading.Event()
         self._begin_waiting()
-        while not self.has_board:
-            self._look_for_board()
-            if not self.has_board:
-                time.sleep(min(_LOOK_S, max(0.0, self._deadline - time.monotonic())))
+        try:
+            self._wait()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def tracker(self) -> Tracker:
@@ -127,7 +135,8 @@ class FleetSite:
         self._look_at = 0.0
 
     def close(self) -> None:
-        """Give the board back. Safe to call twice."""
+        """Give the board back, or the place in the queue. Safe to call twice."""
+        self._place.leave()
         if self._board is not None:
             self._board.give_back()
         self.has_board = False
@@ -142,6 +151,14 @@ class FleetSite:
 
     def _begin_waiting(self) -> None:
         self._deadline = time.monotonic() + self._wait_s
+        self._place.begin_anew()
+
+    def _wait(self) -> None:
+        """Look for a board until there is one. Raises UnavailableError."""
+        while not self.has_board:
+            self._look_for_board()
+            if not self.has_board and self._stopping.wait(min(_LOOK_S, max(0.0, self._deadline - time.monotonic()))):
+                raise UnavailableError(f"waiting for a {self._board_type} was ended")
 
     def _leave(self, reason: str) -> None:
         """Let go of the board and look for another one from now on."""
@@ -157,15 +174,27 @@ class FleetSite:
         rows = self._store.fetch_boards()
         require_hope(rows, self._pool, self._board_type)
         choice = plan_choice(rows, self._pool)
-        if choice.free and (trouble := find_trouble(self.tracker)):
-            choice = BoardChoice((), {**choice.reasons, **dict.fromkeys(choice.free, trouble)})
+        if trouble := find_trouble(self.tracker):
+            self._place.leave()  # others may have what we could not use
+            choice = choice.without(dict.fromkeys(choice.free, trouble))
+        else:
+            choice = self._choose(rows, choice)
         for name in choice.free:
             try:
                 key = f"{self._board_type}/{name}"
-                self._board = LeasedBoard(self._store, key, self._purpose, lambda: self.tracker, self._ttl_s)
+                self._board = LeasedBoard(
+                    self._store,
+                    key,
+                    self._purpose,
+                    lambda: self.tracker,
+                    self._ttl_s,
+                    self._kind,
+                    self._place.number,
+                )
             except (TransientError, UnavailableError, BoardUnsafeError) as error:  # somebody was faster
-                choice = BoardChoice((), {**choice.reasons, name: error.message})
+                choice = choice.without({name: error.message})
                 continue
+            self._place.end()
             self.has_board = True
             self._note(f"working on {name}")
             self._noted = ""
@@ -178,3 +207,12 @@ class FleetSite:
         if choice.text != self._noted:
             self._noted = choice.text
             self._note(f"waiting for a board: {choice.text}")
+
+    def _choose(self, rows: Sequence[Mapping[str, Any]], choice: BoardChoice) -> BoardChoice:
+        """Of the boards that can be taken, those whose turn it is for us."""
+        self._place.stay()
+        queue, plan = read_queue(self._store, rows)
+        mine = next((each for each in queue.requests if each.id == self._place.number), None)
+        if mine is None:  # our sign came too late: at the next look
+            return choice.without(dict.fromkeys(choice.free, "the request for it is being renewed"))
+        return choice.without(explain(mine, queue, plan, choice.free))

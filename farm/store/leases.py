@@ -16,9 +16,9 @@ import sqlalchemy as sa
 
 from farm.errors import BoardUnsafeError, FarmError, LeaseOverError, TransientError, UnavailableError, UsageError
 from farm.store import schema
-from farm.store.boards import BoardQueries
+from farm.store.queue import QueueQueries
 from farm.store.standing import has_lapsed, require_row, select_boards, to_standing
-from farm.values import Health, Lease, Standing, State
+from farm.values import Health, Lease, Standing, State, WorkKind
 
 # Long enough for a holder that renews every third of it to miss one on a busy machine, short enough to wait for.
 LEASE_TTL_S = 60.0
@@ -30,7 +30,7 @@ MAX_RAISE = 1_000_000
 _NONCE_BYTES = 8
 
 
-class LeaseQueries(BoardQueries):
+class LeaseQueries(QueueQueries):
     """Queries on `leases`."""
 
     def acquire_lease(
@@ -41,12 +41,17 @@ class LeaseQueries(BoardQueries):
         *,
         ttl_s: float = LEASE_TTL_S,
         allowed: Collection[Health] = WORK,
+        kind: WorkKind | None = None,
+        request: int | None = None,
     ) -> Lease:
         """Take a board that is idle and whose health is `allowed`; a lease on it that has expired is ended.
 
-        `owner` says who holds it so that a person can find them. Raises TransientError where the board is leased,
-        offline, or its health may mend by itself, BoardUnsafeError where it is unsafe, UnavailableError where an
-        operator took it out of service, UsageError where there is no such board or the arguments are no lease.
+        `owner` says who holds it so that a person can find them; `kind` is the work that its time is counted as, None
+        for what is none. With `request`, the place in the queue that this fulfils is given up with it.
+
+        Raises TransientError where the board is leased, offline, or its health may mend by itself, BoardUnsafeError
+        where it is unsafe, UnavailableError where an operator took it out of service, UsageError where there is no such
+        board or the arguments are no lease.
         """
         _check_ttl(ttl_s)
         if not owner.strip() or not purpose.strip():
@@ -73,8 +78,12 @@ class LeaseQueries(BoardQueries):
                     clock=now.clock,
                     expires_s=now.seconds + ttl_s,
                     nonce=nonce,
+                    kind="" if kind is None else str(kind),
+                    since_s=now.seconds,
                 )
             )
+            if request is not None:
+                connection.execute(schema.board_requests.delete().where(schema.board_requests.c.id == request))
             assert done.inserted_primary_key
             token = int(done.inserted_primary_key[0])
             self._add_board_event(
@@ -170,6 +179,7 @@ class LeaseQueries(BoardQueries):
 
     def _end(self, connection: sa.Connection, row: Mapping[str, Any], kind: str, reason: str, by: str) -> None:
         name = row["name"]
+        self._note_use(connection, row)
         connection.execute(schema.leases.delete().where(schema.leases.c.token == row["lease_token"]))
         reachable = bool(row["reachable"])
         if reachable:  # an offline board stays offline, for its own reason

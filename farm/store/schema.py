@@ -38,6 +38,7 @@ boards = sa.Table(
 
 # Open leases only; how one ended is a board event. AUTOINCREMENT never gives a number twice, so a token only grows. A
 # store that was put back to an earlier state gives numbers again; the nonce, drawn for each lease, tells them apart.
+# `kind` is a `WorkKind`, "" for what is no work (a probe, say); `since_s` is when it was taken, by the clock `clock`.
 leases = sa.Table(
     "leases",
     metadata,
@@ -51,8 +52,44 @@ leases = sa.Table(
     sa.Column("clock", Text, nullable=False),
     sa.Column("expires_s", sa.Float, nullable=False),
     sa.Column("nonce", Text, nullable=False, server_default=""),
+    sa.Column("kind", Text, nullable=False, server_default=""),
+    sa.Column("since_s", sa.Float, nullable=False, server_default="0"),
     sa.UniqueConstraint("board", name="uq_leases_board"),
     sqlite_autoincrement=True,
+)
+
+# Who wants boards: `wanted` of those named in `boards`. A row is believed until `expires_s` by the clock `clock`, which
+# its owner puts off while it waits. `campaign` is whose trials they are for, by its name, else null.
+board_requests = sa.Table(
+    "board_requests",
+    metadata,
+    sa.Column("id", Integer, primary_key=True, autoincrement=True),
+    sa.Column("owner", Text, nullable=False),
+    sa.Column("kind", Text, nullable=False),
+    sa.Column("purpose", Text, nullable=False),
+    sa.Column("campaign", Text),
+    sa.Column("board_type", Text, nullable=False),
+    sa.Column("boards", sa.JSON, nullable=False),
+    sa.Column("wanted", Integer, nullable=False),
+    sa.Column("priority", Integer, nullable=False),
+    sa.Column("requested_at", sa.Float, nullable=False),
+    sa.Column("clock", Text, nullable=False),
+    sa.Column("since_s", sa.Float, nullable=False),
+    sa.Column("expires_s", sa.Float, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+# How long each owner of leases that are over had a board for work of a kind, in s: what lies back counts less and less,
+# so a number holds for its moment `at_s` by the clock `clock`. No foreign key: a board may come back under its name.
+board_usage = sa.Table(
+    "board_usage",
+    metadata,
+    sa.Column("board", Text, primary_key=True),
+    sa.Column("owner", Text, primary_key=True),
+    sa.Column("kind", Text, primary_key=True),
+    sa.Column("clock", Text, nullable=False),
+    sa.Column("at_s", sa.Float, nullable=False),
+    sa.Column("used_s", sa.Float, nullable=False),
 )
 
 # No foreign key: what happened to a board outlives its row.

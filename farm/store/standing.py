@@ -16,7 +16,7 @@ from farm.values import Direct, Health, HealthHistory, Ssh, Standing, State, Tra
 
 _TRANSPORTS: dict[str, type[Direct] | type[Ssh] | type[Virtual]] = {kind.kind: kind for kind in (Direct, Ssh, Virtual)}
 _LEASE_PREFIX = "lease_"
-_SHOWN_OF_LEASE = ("token", "owner", "purpose", "ttl_s", "acquired_at", "expires_at")
+_SHOWN_OF_LEASE = ("token", "owner", "purpose", "ttl_s", "acquired_at", "expires_at", "kind")
 
 
 def select_boards() -> sa.Select[Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from farm.campaign.verify import tie
+from farm.selection import tie
 from tests.acceptance.campaign_rack import PER_WORKLOAD, CampaignRack, campaign_rack
 from tests.acceptance.conftest import wait_until
 

@@ -188,7 +188,7 @@ def test_a_migration_keeps_every_row(old: StoreLocation, later: pathlib.Path) ->
             Store(old)
         assert "farm db upgrade" in caught.value.hint
         assert fetch_all(old) == before
-        assert backup.upgrade(old) == "0007"
+        assert backup.upgrade(old) == later_schema.TODAY
     with Store(old) as store:
         assert [row["name"] for row in store.fetch_boards()] == ["tx2"]
     assert fetch_all(old) == before | {"alembic_version": [(later_schema.REVISION,)]}
@@ -265,7 +265,7 @@ def test_a_copy_is_kept_of_what_a_migration_changes(tmp_path: pathlib.Path, monk
     Store(path).close()
     Store(path).close()
     [copy] = [each for each in path.parent.iterdir() if each.name.startswith(f"{path.name}.")]
-    assert copy.name == f"{path.name}.0007"
+    assert copy.name == f"{path.name}.{later_schema.TODAY}"
     assert copy.stat().st_mode & 0o777 == 0o600
     assert fetch_all(copy) == before
     other = path.with_name("other.sqlite")

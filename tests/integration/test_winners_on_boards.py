@@ -13,7 +13,6 @@ from farm.campaign.order import MeasureOrder, Order, SearchOrder, TypeOrder, Wor
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.verify.remeasurement import Verification
 from farm.campaign.verify.requests import BuildWanted, MeasureWanted, Replay, ReplayWanted, Request, RunWanted
-from farm.campaign.verify.tie import TieRule
 from farm.errors import TransientError
 from farm.measure.session import BoardSession, Direct
 from farm.models import inputs as model_inputs
@@ -24,6 +23,7 @@ from farm.search.build.build_pool import BuildResult
 from farm.search.candidates import Candidate
 from farm.search.graph import importer, pipeline
 from farm.search.workloads import Workload
+from farm.selection.tie import TieRule
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import WINNER_TRIAL, Trial

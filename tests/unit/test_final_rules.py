@@ -6,7 +6,7 @@ import pytest
 
 from farm.artifacts.contenders import PREDICTED, RECORDED, RecordPart
 from farm.campaign.verify import final_rules
-from farm.campaign.verify.tie import Round
+from farm.selection.tie import Round
 
 ALL = [RECORDED, PREDICTED, "mixed 1", "mixed 2"]
 

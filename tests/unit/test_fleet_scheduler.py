@@ -436,6 +436,31 @@ def test_work_of_a_board_that_left_is_done_elsewhere() -> None:
 # Budgets and orders
 
 
+def test_a_board_that_yields_ends_its_trial_and_gets_no_other() -> None:
+    """What it measures counts there; what waited at it goes elsewhere, and nothing comes instead until it has left."""
+    hands = fleet("a", "b")
+    running, waiting = (m for m in hands.of(v.Measure) if m.board == "a")
+    hands.tell(v.BoardYields("a"))
+    assert [revoked.assignment for revoked in hands.of(v.Revoke)] == [waiting.assignment]
+    hands.measure(running.assignment)
+    assert [count.assignment for count in hands.of(v.Count)] == [running.assignment]
+    hands.supply()
+    assert not [m for m in hands.measures.values() if m.board == "a"]
+    hands.tell(v.BoardLeft("a"))
+    hands.boards("a")
+    assert [m for m in hands.measures.values() if m.board == "a"]
+    hands.finish()
+    assert len(hands.of(v.Count)) == 100
+
+
+def test_an_operator_changes_a_priority() -> None:
+    """From then on the campaign's part of its owner's boards is another."""
+    hands = Hands()
+    hands.boards("a")
+    hands.tell(v.CampaignAdded(campaign()), v.PriorityChanged("vision", 2))
+    assert hands.state.campaigns["vision"].weight == 4
+
+
 def test_board_time_is_never_exceeded() -> None:
     """However many boards there are, their time together stays within the budget, and most of it is used."""
     hands = Hands(measure_limit_s=10.0)

@@ -35,7 +35,7 @@ class Crew:
     def has_taken(self, name: str) -> bool:
         return name in self.taken
 
-    def want(self, wanted: Mapping[str, Collection[str]]) -> None:
+    def want(self, wanted: Mapping[str, Collection[str]], asked: Any = None) -> None:
         self.wanted = {kind: set(names) for kind, names in wanted.items()}
 
     def want_host(self, wanted: bool) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 
-from farm.campaign.verify import tie
-from farm.campaign.verify.tie import Round, TieRule
+from farm.selection import tie
+from farm.selection.tie import Round, TieRule
 
 RULE = TieRule()
 NOISE = 0.02

@@ -28,12 +28,12 @@ from farm.campaign.verify.requests import (
     RunWanted,
     WinnerKey,
 )
-from farm.campaign.verify.rounds import SECOND_BOARD_WAIT_S, Contest
-from farm.campaign.verify.tie import TieRule
 from farm.errors import InternalError
 from farm.measure.arguments import make_inputs
 from farm.search.build.build_pool import BuildResult
 from farm.search.families.rule import MARK
+from farm.selection.rounds import SECOND_BOARD_WAIT_S, Contest
+from farm.selection.tie import TieRule
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import DEFAULT_POINT, UNTUNED, WINNER_TRIAL, Record, Trial

@@ -38,6 +38,16 @@ class Left:
 
 
 @dataclasses.dataclass(frozen=True)
+class AskedBack:
+    """A board is somebody else's in the queue: it is left as soon as it has nothing more to do, and is to be given
+    nothing more. `Left` follows.
+    """
+
+    board: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
 class TrialMeasured:
     """A measurement ended. `board_s` is for how long the board was busy with it, bringing its clocks there included."""
 
@@ -57,4 +67,4 @@ class Ran:
     outputs: Arrays = dataclasses.field(repr=False)
 
 
-BoardEvent = Arrived | Left | TrialMeasured | Ran
+BoardEvent = Arrived | Left | AskedBack | TrialMeasured | Ran

@@ -20,6 +20,7 @@ from farm.crew.health import Kind
 from farm.crew.leased_board import LeasedBoard
 from farm.errors import InternalError
 from farm.store import Store
+from farm.values import WorkKind
 
 # An agent that takes a dead one's place is at the tracker in some seconds, a board whose session was cut at once.
 REQUEST_TIMEOUT_S = 30.0
@@ -61,7 +62,8 @@ class CrewBoard(LeasedBoard):
         self.taken_at, self.taken_mark = time.monotonic(), store.fetch_mark()
         _ = self.tracker_address  # where there is none, nothing is taken
         find_tracker = (lambda: tracker) if host is None else None
-        super().__init__(store, f"{self.board_type}/{row['name']}", purpose, find_tracker)
+        kind = WorkKind.TRIALS if host is None else None  # this machine is in no queue
+        super().__init__(store, f"{self.board_type}/{row['name']}", purpose, find_tracker, kind=kind)
         self.description: dict[str, Any] | None = None
         self.arrived = False
         self.calls: collections.deque[Call] = collections.deque()

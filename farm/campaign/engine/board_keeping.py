@@ -1,4 +1,4 @@
-"""Which boards the crew holds: wanted ones are leased as they become free and fit, unfit ones are left.
+"""Which boards the crew holds: wanted ones are leased as it is their turn, unfit ones and those asked back are left.
 
 What they are given to do is in `boards`.
 """
@@ -10,13 +10,14 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from device_agent.protocol import Outcome, Status
-from farm.campaign.engine.board_events import BoardEvent, Left, Ran, TrialMeasured
+from farm.campaign.engine.board_events import AskedBack, BoardEvent, Left, Ran, TrialMeasured
 from farm.campaign.engine.board_held import CrewBoard
+from farm.campaign.engine.board_queue import BoardsAsked, TrialQueue
 from farm.campaign.engine.host import HostBoard
 from farm.connectivity.tracker import Tracker
 from farm.crew.choice import find_unfit, plan_choice
@@ -63,13 +64,24 @@ class BoardKeeping:
         self._events: list[BoardEvent] = []
         self._closing: list[threading.Thread] = []
         self._trouble = ""
+        self._queue = TrialQueue(store)
+        # Boards that are to go to somebody else.
+        self._yielding: set[str] = set()
 
-    def want(self, wanted: Mapping[str, Collection[str]]) -> None:
-        """From now on these boards, by type, may be used, and no others.
+    def want(self, wanted: Mapping[str, Collection[str]], asked: Sequence[BoardsAsked] | None = None) -> None:
+        """From now on these boards, by type, may be used, and no others. `asked` says by whom; None: by all of us.
 
-        They are leased as they become free and fit; one that is wanted no more is left once it has nothing to do.
+        They are leased as they become free and fit and it is our turn; one that is wanted no more, or asked back, is
+        left once it has nothing to do.
         """
         self._wanted = {name: board_type for board_type, names in wanted.items() for name in names}
+        if asked is None:
+            asked = [BoardsAsked(None, self._purpose, kind, frozenset(names)) for kind, names in wanted.items()]
+        self._queue.ask([each.without(self._host.name) for each in asked])
+
+    def priorities(self) -> dict[str, int]:
+        """The priority of each campaign that asks for boards, as operators have set it in the queue."""
+        return self._queue.priorities()
 
     def has_taken(self, name: str) -> bool:
         """Whether a board is leased, be it only to connect to it."""
@@ -88,6 +100,7 @@ class BoardKeeping:
             held.end_actor()
             self._give_back(held)
         self._held.clear()
+        self._queue.close()
         self._host.close()
         deadline = time.monotonic() + _CLOSE_TIMEOUT_S
         for thread in self._closing:
@@ -101,6 +114,8 @@ class BoardKeeping:
         self._look_at = now + _LOOK_S
         self._look_after_host()
         rows = {row["name"]: row for row in self._store.fetch_boards()}
+        self._queue.look(list(rows.values()), self._yielding)
+        self._note_asked_back()
         offline = [held for held in self._held.values() if find_unfit(rows.get(held.name)).startswith("offline")]
         for held in list(self._held.values()):
             if reason := held.find_end(rows):
@@ -109,7 +124,17 @@ class BoardKeeping:
                 self._leave(held, reason)
             elif held.name not in self._wanted and not held.calls:
                 self._leave(held, "not needed any more")
+            elif held.name in self._yielding and not held.calls:
+                self._leave(held, "it is somebody else's turn")
         self._take(rows)
+
+    def _note_asked_back(self) -> None:
+        """Have the engine give nothing more to boards that are to go to somebody else."""
+        for name, reason in self._queue.asked_back(self._held).items():
+            if name not in self._yielding and name != self._host.name:
+                self._yielding.add(name)
+                self._note(f"{name} goes to {reason}")
+                self._events.append(AskedBack(name, reason))
 
     def _look_after_host(self) -> None:
         """Start again what died of this machine's farm, or end it once nobody wants it. Raises UnavailableError."""
@@ -141,11 +166,9 @@ class BoardKeeping:
         if free_orphans(self._store, rows, names, self._purpose):
             self._look_at = 0.0  # they are seen to be free at the next look
         free = plan_choice(list(rows.values()), names).free
-        if not free:
-            return
         if mine := [name for name in free if name == self._host.name]:
             self._lease(mine, rows, None)
-        free = tuple(name for name in free if name not in mine)
+        free = tuple(name for name in free if name not in mine and self._queue.may_take(name))
         if not free:
             return
         tracker = self._services.tracker
@@ -185,6 +208,7 @@ class BoardKeeping:
         """Let go of a board; `pause_s` keeps us from taking it at once again."""
         if self._held.pop(held.name, None) is None:
             return
+        self._yielding.discard(held.name)
         if pause_s:
             self._paused[held.name] = time.monotonic() + pause_s
         held.note_leaving(reason)

@@ -14,7 +14,7 @@ from typing import Any
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, RunSpec, Status
 from farm.campaign.engine import board_actor, board_anchors, ray_calls, timeouts
 from farm.campaign.engine.anchors import Rhythm
-from farm.campaign.engine.board_events import Arrived, BoardEvent, Left, Ran, TrialMeasured
+from farm.campaign.engine.board_events import Arrived, AskedBack, BoardEvent, Left, Ran, TrialMeasured
 from farm.campaign.engine.board_held import REQUEST_TIMEOUT_S, Call, CrewBoard
 from farm.campaign.engine.board_keeping import BoardKeeping, Reach
 from farm.campaign.engine.host import HostBoard
@@ -33,7 +33,7 @@ _BUSY_PAUSE_S, _MISFIT_PAUSE_S, _TROUBLE_PAUSE_S = 10.0, 300.0, 10.0
 # Once may be chance.
 _LOSSES_IN_A_ROW = 2
 
-__all__ = ["Arrived", "BoardCrew", "BoardEvent", "Left", "Ran", "TrialMeasured"]
+__all__ = ["Arrived", "AskedBack", "BoardCrew", "BoardEvent", "Left", "Ran", "TrialMeasured"]
 
 
 class BoardCrew(BoardKeeping):
@@ -106,7 +106,7 @@ class BoardCrew(BoardKeeping):
         for held in list(self._held.values()):
             self._look_at_clock(held, now)
         for held in self._held.values():
-            if held.connecting is None and not held.over and held.name in self._wanted:
+            if held.connecting is None and not held.over and held.name in self._wanted.keys() - self._yielding:
                 self._anchoring.send_if_due(held)
         self._look(now)
         events, self._events = self._events, []

@@ -159,6 +159,11 @@ class CampaignEngine:
     def _gather(self) -> list[v.Event]:
         events: list[v.Event] = [*self._verifying.poll()]
         events += self._roster.want(self.active.values(), self._state)
+        events += [
+            v.PriorityChanged(name, priority)
+            for name, priority in self._crew.priorities().items()
+            if name in self._state.campaigns and self._state.campaigns[name].spec.priority != priority
+        ]
         for report in self._crew.poll():
             events += self._on_report(report)
         for built in self._compilers.poll():
@@ -206,6 +211,9 @@ class CampaignEngine:
         if isinstance(report, boards.Left):
             self._verifying.take(report)
             return self._roster.leave(report)
+        if isinstance(report, boards.AskedBack):
+            self._verifying.take(report)
+            return self._roster.yields(report)
         if isinstance(report, boards.Ran):
             self._verifying.on_ran(report)
             return []

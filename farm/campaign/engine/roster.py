@@ -13,6 +13,7 @@ from typing import Any
 from device_agent.protocol import MeasureSpec, OperatingPoint
 from farm.campaign.engine import boards
 from farm.campaign.engine.active import Active
+from farm.campaign.engine.board_queue import BoardsAsked
 from farm.campaign.engine.resume import to_labels, to_names
 from farm.campaign.order import Order
 from farm.campaign.scheduler import values as v
@@ -43,6 +44,7 @@ class Roster:
         self._alone_since: dict[str, float] = {}
         self._here: dict[str, boards.Arrived] = {}
         self._lent: dict[str, str] = {}
+        self._yielding: set[str] = set()
         self._look_at = 0.0
 
     def want(self, actives: Iterable[Active], state: FleetState) -> list[v.Event]:
@@ -55,6 +57,7 @@ class Roster:
             return []
         self._look_at = now + _LOOK_S
         wanted: dict[str, set[str]] = {}
+        asked: list[BoardsAsked] = []
         under_way = []
         for active in actives:
             campaign = state.campaigns.get(active.name)
@@ -65,15 +68,18 @@ class Roster:
         rows = self._store.fetch_boards()
         for order in under_way:
             for each in order.types:
-                wanted.setdefault(each.board_type, set()).update(
+                names = {
                     row["name"]
                     for row in rows
                     if row["board_type"] == each.board_type
                     and bool(row["simulated"]) == each.simulated
                     and order.may_use(row["name"], row["labels"])
                     and (row["name"] == host or not each.is_host)
-                )
-        self._crew.want(wanted)
+                }
+                wanted.setdefault(each.board_type, set()).update(names)
+                purpose = f"trials of {order.name} of {order.owner}"
+                asked.append(BoardsAsked(order.name, purpose, each.board_type, frozenset(names), order.priority))
+        self._crew.want(wanted, asked)
         self._need({name for names in wanted.values() for name in names} - {host})
         return self._regroup({order.boards for order in under_way if order.boards})
 
@@ -90,12 +96,19 @@ class Roster:
         """Let boards come anew for the scheduler that other campaigns name now."""
         before = {name: self._find_named(name) for name in self._here}
         self._named = named
-        moved = [name for name in before if name not in self._lent and self._find_named(name) != before[name]]
+        settled = [name for name in before if name not in self._lent.keys() | self._yielding]
+        moved = [name for name in settled if self._find_named(name) != before[name]]
         return [event for name in moved for event in self.arrive(self._here[name])]
+
+    def yields(self, report: boards.AskedBack) -> list[v.Event]:
+        """A board goes to somebody else once it has ended what it does; nobody of us is given it any more."""
+        self._yielding.add(report.board)
+        return [] if report.board in self._lent else [v.BoardYields(report.board)]
 
     def leave(self, report: boards.Left) -> list[v.Event]:
         """A board is gone."""
         self._here.pop(report.board, None)
+        self._yielding.discard(report.board)
         if report.doubted_after is not None:
             count = self._store.add_doubt(report.board, report.doubted_after, report.reason)
             self._store.add_event("board_lied", report.board, f"{count} trials are doubted: {report.reason}")
@@ -108,7 +121,9 @@ class Roster:
         fits = [
             name
             for name, about in self._here.items()
-            if about.board_type == board_type and name not in self._lent and order.may_use(name, about.labels)
+            if about.board_type == board_type
+            and name not in self._lent.keys() | self._yielding
+            and order.may_use(name, about.labels)
         ]
 
         def is_working(name: str) -> bool:
@@ -122,7 +137,7 @@ class Roster:
 
     def take_back(self, name: str) -> list[v.Event]:
         """A board that was lent has nothing more to do there."""
-        if self._lent.pop(name, None) is None or name not in self._here:
+        if self._lent.pop(name, None) is None or name not in self._here or name in self._yielding:
             return []
         return self.arrive(self._here[name])
 

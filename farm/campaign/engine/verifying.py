@@ -183,8 +183,8 @@ class Verifying:
             job.request.answer = answer
         return isinstance(job, _Job)
 
-    def take(self, report: boards.Left) -> None:
-        """A board is gone."""
+    def take(self, report: boards.Left | boards.AskedBack) -> None:
+        """A board is gone, or about to go: what it is asked now is planned anew."""
         for each in self._open.values():
             if report.board in each.boards:
                 each.boards.discard(report.board)

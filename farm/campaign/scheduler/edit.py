@@ -252,6 +252,6 @@ class Edit:
 
 def _group(board: BoardEntry | None) -> tuple[str, str] | None:
     """Which of its pool's groups a board is in: kind and operating point."""
-    if board is None or board.waiting is not None:
+    if board is None or board.yields or board.waiting is not None:
         return None
     return ("idle" if board.running is None else "room", board.point)

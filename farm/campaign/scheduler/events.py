@@ -123,6 +123,14 @@ def _(event: v.BudgetChanged, draft: Draft) -> None:
         _free_boards(draft, event.campaign, event.budget.board_s)
 
 
+@observe.register
+def _(event: v.PriorityChanged, draft: Draft) -> None:
+    campaign = _find_campaign(draft, event.campaign)
+    if campaign is not None:
+        draft.set_campaign(event.campaign, spec=change(campaign.spec, priority=event.priority))
+        draft.stale = True
+
+
 def _take_back(draft: Draft, excess: int, task_numbers: list[int]) -> None:
     """Give back so many open trials of these tasks: candidates not proposed yet first, running measurements last."""
     if excess <= 0:
@@ -204,6 +212,16 @@ def _(event: v.BoardArrived, draft: Draft) -> None:
 def _(event: v.BoardLeft, draft: Draft) -> None:
     if event.board in draft.boards:
         _leave(draft, event.board, event.lost)
+
+
+@observe.register
+def _(event: v.BoardYields, draft: Draft) -> None:
+    board = draft.boards.find(event.board)
+    if board is None or board.yields:
+        return
+    draft.put_board(change(board, yields=True))
+    if board.waiting is not None:
+        draft.requeue(draft.revoke(board.waiting, "the board is wanted elsewhere").job)
 
 
 def _leave(draft: Draft, name: str, lost: bool) -> None:

@@ -65,13 +65,16 @@ class Pool:
 
 @dataclasses.dataclass(frozen=True)
 class BoardEntry:
-    """A board that is here. `point` is where its clocks are, or will be once it has begun what it runs."""
+    """A board that is here. `point` is where its clocks are, or will be once it has begun what it runs. One that
+    `yields` is given nothing more.
+    """
 
     name: str
     pool: PoolKey
     point: str = DEFAULT_POINT
     running: int | None = None
     waiting: int | None = None
+    yields: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,9 @@ from farm.artifacts.contenders import PREDICTED, RECORDED, BuiltContenders
 from farm.artifacts.timing import Timed, describe_runs
 from farm.artifacts.verify import OutputComparison
 from farm.campaign.order import TypeOrder
-from farm.campaign.verify import tie
 from farm.campaign.verify.final_rules import RULE, Verdict
-from farm.campaign.verify.tie import Ratio, Round
+from farm.selection import tie
+from farm.selection.tie import Ratio, Round
 
 
 def describe(

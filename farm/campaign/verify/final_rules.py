@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from farm.artifacts.contenders import PREDICTED, RECORDED, RecordPart
 from farm.artifacts.timing import ROUNDS
-from farm.campaign.verify import tie
-from farm.campaign.verify.tie import Ratio, Round, TieRule
+from farm.selection import tie
+from farm.selection.tie import Ratio, Round, TieRule
 
 # Models are compared after the rounds that any timing of models has, and where that does not tell, after as many more.
 RULE = TieRule(looks=(ROUNDS, 2 * ROUNDS))

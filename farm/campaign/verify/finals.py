@@ -30,11 +30,11 @@ from farm.campaign.verify import final_report, final_rules
 from farm.campaign.verify.checks import MAX_FAULTS, MAX_LOSSES
 from farm.campaign.verify.coroutines import Loop, Promise, until
 from farm.campaign.verify.requests import ModelWanted, Outbox, RunWanted
-from farm.campaign.verify.tie import Round
 from farm.errors import FarmError, PermanentError, UnavailableError
 from farm.inventory.board_types import require_board_type
 from farm.models.inputs import make_inputs
 from farm.points.conditions import format_clocks
+from farm.selection.tie import Round
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import ModelDecision, name_workloads

@@ -24,13 +24,13 @@ from farm.campaign.verify.finals import Finals
 from farm.campaign.verify.journal import WinnerJournal, WinnersVerdict
 from farm.campaign.verify.programs import CheckWanted, Programs
 from farm.campaign.verify.requests import MeasureWanted, Outbox, Request, RunWanted, WinnerKey
-from farm.campaign.verify.rounds import RoundRun
 from farm.campaign.verify.task import TaskResult, WinnerTask, read_result
-from farm.campaign.verify.tie import TieRule
 from farm.campaign.winner_share import Allowance, plan_allowance
 from farm.errors import InternalError
 from farm.measure.arguments import make_inputs
 from farm.search import gpus
+from farm.selection.rounds import RoundRun
+from farm.selection.tie import TieRule
 from farm.settings import Settings
 from farm.store import Store
 

@@ -6,21 +6,19 @@ Nothing here touches the store, a board or a compiler; `winners` does.
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import FaultSide, OperatingPoint
 from farm.campaign.order import Order
-from farm.campaign.verify import tie
 from farm.campaign.verify.checks import Failure, Program
 from farm.campaign.verify.coroutines import until
 from farm.campaign.verify.requests import WinnerKey
-from farm.campaign.verify.rounds import Contest
-from farm.campaign.verify.tie import Judgement, Ratio, Round, TieRule
-from farm.campaign.winner_share import LEAST_ROUNDS
 from farm.errors import InternalError
 from farm.search.families import rule
+from farm.selection.decision import Decision
+from farm.selection.rounds import Contest
+from farm.selection.tie import Judgement, Round, TieRule
 from farm.values import UNTUNED, Record
 
 # So many more than were asked for are tried in place of candidates that fail.
@@ -216,63 +214,26 @@ class WinnerTask:
         winner = judgement.leader
         if winner == UNTUNED:
             return TaskResult(reason="untuned code is as fast as its candidates, or faster", untuned=True)
-        if self.incumbent is not None and self.incumbent.candidate in judgement.tied:
-            winner = self.incumbent.candidate  # a record is only replaced by what beats it
-        elif self._keeps_first(judgement):
-            winner = self._first
-        rivals = sorted({*judgement.tied, *self.contest.beaten, judgement.leader} - {winner})
-        contradictions = tie.find_contradictions(self.contest.rounds, winner, rivals, self._rule)
-        said = tuple(
-            f"{each.candidate} is faster than {each.other} on {each.faster_on} and slower on {each.slower_on}"
-            for each in contradictions
-        )
-        program = self.programs[winner]
-        latencies = self._latencies(winner)
+        found = self._decision.conclude(judgement)
+        program = self.programs[found.winner]
         if program.comparison is None:
-            return TaskResult(reason=f"{winner} won and was not checked")
-        median_s = statistics.median(statistics.median(each) for each in latencies.values())
-        evidence = self._evidence(winner, judgement, said, latencies)
-        settled = {"settled": sorted({winner, *rivals, *self._settled})}
-        record = self._make_record(program, median_s, evidence | settled)
-        held = self.incumbent is not None and winner == self.incumbent.candidate
-        tied = bool(judgement.tied) and not self._is_kept(winner, judgement)
-        return TaskResult(record, held, tied, "", said, compared=frozenset({winner, *rivals}))
+            return TaskResult(reason=f"{found.winner} won and was not checked")
+        settled = {"settled": sorted({found.winner, *found.rivals, *self._settled})}
+        evidence = {"campaign": self._campaign, **found.evidence, **settled}
+        record = self._make_record(program, found.median_s, evidence)
+        compared = frozenset({found.winner, *found.rivals})
+        return TaskResult(record, found.held, found.tied, "", found.contradictions, compared=compared)
 
-    def _keeps_first(self, judgement: Judgement) -> bool:
-        """Whether what was tried first stays what is compiled, though another one leads by a little.
-
-        Not where it was never measured beside those who lead.
-        """
-        first, rounds = self._first, self.contest.rounds
-        if first in ("", judgement.leader) or first in self.contest.failed:
-            return False
-        beside = tie.complete(rounds, {first, judgement.leader, *judgement.tied})
-        return len(beside) >= LEAST_ROUNDS and not tie.overtakes(rounds, judgement.leader, first, self._rule)
-
-    def _is_kept(self, winner: str, judgement: Judgement) -> bool:
-        """Whether the record goes to what was tried first although another is known to be faster, if by little."""
-        return winner == self._first and winner not in (judgement.leader, *judgement.tied)
-
-    def _compare_with(self, winner: str, judgement: Judgement, *, all_of_them: bool) -> dict[str, tuple[Ratio, str]]:
-        """Rivals by candidate, with their ratios, and whether they are faster, tied or slower; see `_evidence`."""
-        rounds, beaten = self.contest.rounds, self.contest.beaten
-        if not all_of_them:
-            found = {name: (ratio, "slower") for name, ratio in beaten.items() if name != winner}
-            if others := {judgement.leader, *judgement.tied} - {winner}:
-                found |= {each.candidate: (each, "tied") for each in tie.compare(rounds, winner, others, self._rule)}
-            return found
-        found = {}
-        for name in {judgement.leader, *judgement.tied, *beaten} - {winner}:
-            if len(tie.complete(rounds, (winner, name))) >= LEAST_ROUNDS:
-                (ratio,) = tie.compare(rounds, winner, (name,), self._rule)
-                found[name] = ratio, "slower" if ratio.is_slower else "faster" if ratio.high < 1.0 else "tied"
-        return found
+    @property
+    def _decision(self) -> Decision:
+        return Decision(self.contest, self._rule, self._first, self.incumbent)
 
     def _believe(self, name: str) -> TaskResult:
         """The end of a task whose only candidate was checked: it is as fast as its trial says."""
         median_s, board = self._known_s[name], self._boards.get(name, "")
         latencies = {board: [median_s]} if board else {}
-        evidence = self._evidence(name, Judgement(name, (), (), ()), (), latencies) | {"rounds": 0, "settled": [name]}
+        shown = self._decision.describe(name, Judgement(name, (), (), ()), (), latencies)
+        evidence = {"campaign": self._campaign, **shown, "rounds": 0, "settled": [name]}
         return TaskResult(self._make_record(self.programs[name], median_s, evidence), compared=frozenset({name}))
 
     def _make_record(self, program: Program, median_s: float, evidence: Mapping[str, Any]) -> Record:
@@ -295,66 +256,9 @@ class WinnerTask:
             evidence=evidence,
         )
 
-    def _latencies(self, candidate: str) -> dict[str, list[float]]:
-        """Each round's median by board, in seconds."""
-        found: dict[str, list[float]] = {}
-        for each in self.contest.rounds:
-            if candidate in each.latency_s:
-                found.setdefault(each.board, []).append(each.latency_s[candidate])
-        return dict(sorted(found.items()))
-
-    def _evidence(
-        self, winner: str, judgement: Judgement, contradictions: Sequence[str], latencies: Mapping[str, Sequence[float]]
-    ) -> dict[str, Any]:
-        """What the record rests on, as plain data.
-
-        A record's `median_s` is the median over boards of each board's median over rounds, raw: a board that is slow
-        stays slow. Ratios of who is tied are to the record's candidate, of who is slower to who led when that was seen;
-        where what was tried first is kept though another led, all are to it.
-        """
-        kept = self._is_kept(winner, judgement)
-        decided = "kept" if kept else "tie" if judgement.tied else "parted" if self.contest.beaten else "alone"
-        rivals = self._compare_with(winner, judgement, all_of_them=kept)
-        before = self.incumbent
-        return {
-            "campaign": self._campaign,
-            "decided": decided,
-            "leader": judgement.leader,
-            "held": before is not None and before.candidate == winner,
-            "replaced": None
-            if before is None or before.candidate == winner
-            else {"candidate": before.candidate, "median_s": before.median_s},
-            "rounds": len({each.number for each in self.contest.rounds if winner in each.latency_s}),
-            "boards": {
-                board: {"median_s": statistics.median(each), "latency_s": list(each)}
-                for board, each in latencies.items()
-            },
-            "rivals": [
-                {
-                    "candidate": name,
-                    "ratio": ratio.value,
-                    "low": _finite(ratio.low),
-                    "high": _finite(ratio.high),
-                    "rounds": ratio.rounds,
-                    "verdict": verdict,
-                }
-                for name, (ratio, verdict) in sorted(rivals.items(), key=lambda item: (item[1][0].value, item[0]))
-            ],
-            "failed": [{"candidate": name, "reason": reason} for name, reason in sorted(self.contest.failed.items())],
-            "contradictions": list(contradictions),
-            "confidence": self._rule.confidence,
-            "band": self._rule.band,
-            "advantage": self._rule.advantage,
-        }
-
 
 def _join(failed: Mapping[str, str]) -> str:
     return "all its candidates failed: " + "; ".join(f"{name} {reason}" for name, reason in sorted(failed.items()))
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no infinity."""
-    return value if value < float("inf") else None
 
 
 def read_rounds(rows: Iterable[Mapping[str, Any]]) -> list[Round]:

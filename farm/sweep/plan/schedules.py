@@ -1,14 +1,11 @@
-"""Whether another schedule is better at an operating point: which points and schedules to try, and what came of it.
+"""Whether another schedule is better at an operating point: which points and schedules to try.
 
 The best schedule at one clock need not be the best at another: memory is as fast as it was, or slower still. Pure;
-building schedules is `rivals.py`'s business, measuring them `refit.py`'s.
+building schedules is `rivals.py`'s business, measuring them `retrials.py`'s, and which one wins `farm.selection`'s.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,30 +15,8 @@ from farm.sweep.fit.pareto import FrontCandidate, find_front
 from farm.sweep.fit.pick import pick_point
 
 MAX_TOP_K = 16
-# Student's t for 95 %, by degrees of freedom: rounds are few.
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 # Workloads beyond this share of the model's time are not worth a board's.
 _SHARE = 0.95
-# A gain below this is nothing that a user would see, however sure it is.
-_LEAST_GAIN = 0.005
-
-
-@dataclasses.dataclass(frozen=True)
-class ScheduleVerdict:
-    """Which of several candidates is best at a point, against the `default` one. `ratio` is best over default."""
-
-    default: str
-    best: str
-    default_s: float
-    best_s: float
-    ratio: float
-    low: float
-    high: float
-
-    @property
-    def differs(self) -> bool:
-        """Whether another candidate is better, by more than chance."""
-        return self.best != self.default
 
 
 def choose_points(analysis: Analysis, goal: Goal) -> tuple[str, ...]:
@@ -76,28 +51,3 @@ def choose_workloads(times_s: Mapping[str, float]) -> set[str]:
         chosen.add(name)
         sofar += time_s
     return chosen
-
-
-def judge(rounds: Sequence[Mapping[str, float]], default: str) -> ScheduleVerdict | None:
-    """Which candidate is best; each round maps candidates to seconds, measured one right after the other.
-
-    Rounds without the default count for nothing, candidates that lack a round are out. None where the default was not
-    measured twice.
-    """
-    whole = [each for each in rounds if default in each]
-    if len(whole) < 2:
-        return None
-    default_s = statistics.median(each[default] for each in whole)
-    best = ScheduleVerdict(default, default, default_s, default_s, 1.0, 1.0, 1.0)
-    for name in dict.fromkeys(name for each in whole for name in each):
-        if name == default or any(name not in each for each in whole):
-            continue
-        # In pairs: what slowed a whole round down says nothing of its candidates.
-        logs = [math.log(each[name] / each[default]) for each in whole]
-        middle = statistics.fmean(logs)
-        half = _T95[min(len(logs) - 1, len(_T95)) - 1] * statistics.stdev(logs) / math.sqrt(len(logs))
-        if math.exp(middle + half) <= 1 - _LEAST_GAIN and math.exp(middle) < best.ratio:
-            time_s = statistics.median(each[name] for each in whole)
-            ratio, low, high = (math.exp(value) for value in (middle, middle - half, middle + half))
-            best = ScheduleVerdict(default, name, default_s, time_s, ratio, low, high)
-    return best

@@ -1,7 +1,8 @@
 """Try other schedules at some points of a sweep: time them there, keep records for the point, time the model again.
 
-One board does it, after the sweep itself: `farm sweep run --top-k`. What is worth trying, and what figures mean, is in
-`schedules.py`; the programs are built by `rivals.py`, in a process of their own.
+After the sweep itself, on its boards: `farm sweep run --top-k`. What is worth trying is in `schedules.py`; the programs
+are built by `rivals.py`, in a process of their own, and timed by `retrials.py`. Which one is better, and what a record
+rests on, is decided as for a campaign's winners: `farm.selection`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import dataclasses
 import functools
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import Engine, Limits, MeasureSpec, RunSpec, Status
@@ -21,27 +22,28 @@ from farm.errors import UsageError
 from farm.measure.arguments import make_inputs, read_arguments
 from farm.points.values import Estimate, GridPoint, PointMeasurement
 from farm.processes.compile_subprocess import compile_in_subprocess
+from farm.selection import tie
+from farm.selection.decision import Conclusion, Decision
+from farm.selection.rounds import Contest
 from farm.settings import Settings
 from farm.store import Store
 from farm.sweep import stored
 from farm.sweep.plan import schedules
 from farm.sweep.plan.conductor import Series
-from farm.sweep.plan.schedules import ScheduleVerdict
 from farm.sweep.run.programs import TUNED, SweepProgram, SweepRecipe, require_equal_outputs
-from farm.sweep.run.rivals import Contest, Rival, build_checks, build_rivals
+from farm.sweep.run.retrials import RULE, Retrials
+from farm.sweep.run.rivals import Rival, TriedWorkload, build_checks, build_rivals
 from farm.values import DEFAULT_POINT, Record
 
-# Every schedule of every workload once per round, in turns: what drifts, drifts for all of them.
-_ROUNDS = 4
 # Visits of the model with the old and with the new schedules, in turns.
 _MODEL_VISITS = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """What is needed at every point: the board, what it runs, how it is asked."""
+    """What is needed at every point: the boards, what they run, how they are asked."""
 
-    board: BoardThread
+    boards: Sequence[BoardThread]
     recipe: SweepRecipe
     settings: Settings
     store: Store
@@ -50,6 +52,30 @@ class Bench:
     window: visits.Window
     needs_total: bool
     say: Callable[[str], None]
+
+    @property
+    def board(self) -> BoardThread:
+        """The one that checks, and runs the model."""
+        return self.boards[0]
+
+    def fetch_records(self, point: str) -> dict[str, Record]:
+        """The records of a point, by workload."""
+        kind, simulated = self.recipe.board_type.name, self.recipe.simulated
+        found = self.store.fetch_records(board_type=kind, operating_point=point, simulated=simulated)
+        return {record.workload: record for record in found}
+
+    def plan_spec(self, rival: Rival) -> MeasureSpec:
+        """How a schedule is timed: as a campaign's winners are."""
+        settings = self.settings
+        return MeasureSpec(
+            arguments=read_arguments(rival.trace_json),
+            number=settings.measure_number,
+            repeat=settings.measure_repeat,
+            min_repeat_s=settings.measure_min_repeat_s,
+            cold_weights=True,
+            seed=settings.seed,
+            limits=Limits(settings.measure_timeout_s, settings.measure_memory_bytes, threads=self.threads),
+        )
 
     def find_candidates(self, records: Sequence[Record], top_k: int) -> dict[str, list[Mapping[str, Any]]]:
         """The schedules worth trying, by workload, from what the store holds of the default point."""
@@ -74,79 +100,70 @@ def refit(bench: Bench, tuned: SweepProgram, points: Sequence[GridPoint], top_k:
     if not chosen:
         bench.say("--top-k: the store knows no second schedule of any workload, so there is nothing to choose from")
         return []
+    for point in points:  # who has the record there takes part
+        for workload, record in bench.fetch_records(point.key).items():
+            rows = chosen.get(workload)
+            if rows and all(row["candidate"] != record.candidate for row in rows):
+                held = {"candidate": record.candidate, "median_s": record.median_s, "trace_json": record.trace_json}
+                chosen[workload] = [*rows, held]
     bench.say(f"compiling up to {top_k} schedules of {len(chosen)} workloads")
     job = functools.partial(build_rivals, bench.recipe, tuned.batch, chosen)
-    contests = compile_in_subprocess(job, bench.recipe.source.name)
-    worth = schedules.choose_workloads({c.workload: c.weight * c.rivals[0].default_s for c in contests})
-    contests = [contest for contest in contests if contest.workload in worth]
-    return [_refit_point(bench, tuned, point, contests) for point in points] if contests else []
+    tried = compile_in_subprocess(job, bench.recipe.source.name)
+    worth = schedules.choose_workloads({each.workload: each.weight * each.rivals[0].default_s for each in tried})
+    tried = [each for each in tried if each.workload in worth]
+    return [_refit_point(bench, tuned, point, tried) for point in points] if tried else []
 
 
-def _refit_point(bench: Bench, tuned: SweepProgram, point: GridPoint, contests: Sequence[Contest]) -> dict[str, Any]:
+def _refit_point(bench: Bench, tuned: SweepProgram, point: GridPoint, tried: Sequence[TriedWorkload]) -> dict[str, Any]:
+    count = sum(len(each.rivals) for each in tried)
+    bench.say(f"{point.key}: {count} schedules, {RULE.looks[0]} to {RULE.looks[-1]} times each")
+    retrials = Retrials(bench.boards, tried, point.point, bench.plan_spec, bench.settings.seed, bench.say)
+    retrials.play()
+    held = bench.fetch_records(point.key)
+    found = {each.workload: _decide(retrials.contests[each.workload], each, held.get(each.workload)) for each in tried}
+    # A record of the point says something only where it is not the default point's candidate that is best.
+    won = [(each, end) for each in tried if (end := found[each.workload]) and _is_to_be_kept(each, end, held)]
     wait_for(bench.board.submit(lambda board, _: board.pin(point.point)))
-    bench.say(f"{point.key}: {sum(len(each.rivals) for each in contests)} schedules, {_ROUNDS} times each")
-    rounds: list[dict[str, dict[str, float]]] = [_measure_round(bench, contests, number) for number in range(_ROUNDS)]
-    verdicts = {
-        each.workload: schedules.judge([r[each.workload] for r in rounds], each.rivals[0].candidate)
-        for each in contests
-    }
-    won = [(each, verdict) for each in contests if (verdict := verdicts[each.workload]) and verdict.differs]
-    checks = _check(bench, won)
-    records = [
-        _to_record(bench, contest, verdict, point, check)
-        for (contest, verdict), check in zip(won, checks, strict=True)
-        if check.matches
-    ]
+    checked = zip(won, _check(bench, won), strict=True)
+    records = [_to_record(bench, *each, point, check) for each, check in checked if check.matches]
     for record in records:
         bench.store.save_record(record)
     kept = {record.workload for record in records}
-    lines = [_describe(each, verdicts[each.workload], each.workload in kept) for each in contests]
-    bench.say(f"{point.key}: {len(kept)} of {len(contests)} workloads run better schedules there")
-    model = _measure_model(bench, tuned, point, records) if records else None
+    lines = [_describe(each, retrials.contests[each.workload], found[each.workload], kept) for each in tried]
+    better = sum(line["differs"] for line in lines)
+    bench.say(f"{point.key}: {better} of {len(tried)} workloads run better schedules there")
+    model = _measure_model(bench, tuned, point, records) if better else None
     if model:
         ratio = model["after"]["latency_s"]["value"] / model["before"]["latency_s"]["value"]
         bench.say(f"{point.key}: with them the model takes {ratio - 1:+.1%} of the time")
     return {"key": point.key, "batch": tuned.batch, "workloads": lines, "model": model}
 
 
-def _measure_round(bench: Bench, contests: Sequence[Contest], number: int) -> dict[str, dict[str, float]]:
-    """Seconds by workload and candidate; another rival begins in every round."""
-    found: dict[str, dict[str, float]] = {}
-    for contest in contests:
-        turn = number % len(contest.rivals)
-        order = [*contest.rivals[turn:], *contest.rivals[:turn]]
-        times = {rival.candidate: _time(bench, rival) for rival in order}
-        found[contest.workload] = {name: time_s for name, time_s in times.items() if time_s is not None}
-    return found
+def _decide(contest: Contest, tried: TriedWorkload, held: Record | None) -> Conclusion | None:
+    """Who has the record of a point from now on; None where it could not be found out.
+
+    What the workload is compiled to without one is the default point's, which is kept as what was tried first is.
+    """
+    if contest.judgement is None:
+        return None
+    return Decision(contest, RULE, tried.rivals[0].candidate, held).conclude(contest.judgement)
 
 
-def _time(bench: Bench, rival: Rival) -> float | None:
-    """A rival's median now; None where it says nothing."""
-    settings = bench.settings
-    spec = MeasureSpec(
-        arguments=read_arguments(rival.trace_json),
-        number=settings.measure_number,
-        repeat=settings.measure_repeat,
-        min_repeat_s=settings.measure_min_repeat_s,
-        cold_weights=True,
-        seed=settings.seed,
-        limits=Limits(settings.measure_timeout_s, settings.measure_memory_bytes, threads=bench.threads),
-    )
-    outcome = wait_for(bench.board.submit(lambda board, _: board.measure(spec, rival.library)))
-    return statistics.median(outcome.latency_s) if outcome.status is Status.OK and outcome.latency_s else None
+def _is_to_be_kept(tried: TriedWorkload, end: Conclusion, held: Mapping[str, Record]) -> bool:
+    return end.winner != tried.rivals[0].candidate or tried.workload in held
 
 
-def _check(bench: Bench, won: Sequence[tuple[Contest, ScheduleVerdict]]) -> list[OutputComparison]:
+def _check(bench: Bench, won: Sequence[tuple[TriedWorkload, Conclusion]]) -> list[OutputComparison]:
     """Whether each winner computes what unscheduled code does."""
     if not won:
         return []
-    pairs = [(contest.module_json, _find(contest, verdict.best).scheduled_json) for contest, verdict in won]
+    pairs = [(contest.module_json, _find(contest, end.winner).scheduled_json) for contest, end in won]
     job = functools.partial(build_checks, bench.recipe, pairs)
     built = compile_in_subprocess(job, bench.recipe.source.name)
     return [_compare(bench, contest, *libraries) for (contest, _), libraries in zip(won, built, strict=True)]
 
 
-def _compare(bench: Bench, contest: Contest, plain: bytes, scheduled: bytes) -> OutputComparison:
+def _compare(bench: Bench, contest: TriedWorkload, plain: bytes, scheduled: bytes) -> OutputComparison:
     settings = bench.settings
     limits = Limits(settings.model_timeout_s, settings.model_memory_bytes, threads=bench.threads)
     inputs = make_inputs(contest.arguments, settings.seed)
@@ -164,47 +181,59 @@ def _compare(bench: Bench, contest: Contest, plain: bytes, scheduled: bytes) -> 
     return compare(outputs[1], outputs[0])
 
 
-def _find(contest: Contest, candidate: str) -> Rival:
+def _find(contest: TriedWorkload, candidate: str) -> Rival:
     return next(rival for rival in contest.rivals if rival.candidate == candidate)
 
 
 def _to_record(
-    bench: Bench, contest: Contest, verdict: ScheduleVerdict, point: GridPoint, check: OutputComparison
+    bench: Bench, tried: TriedWorkload, end: Conclusion, point: GridPoint, check: OutputComparison
 ) -> Record:
     return Record(
-        workload=contest.workload,
-        workload_name=contest.name,
+        workload=tried.workload,
+        workload_name=tried.name,
         board_type=bench.recipe.board_type.name,
         operating_point=point.key,
-        pipeline=contest.pipeline,
-        candidate=verdict.best,
-        median_s=verdict.best_s,
-        flop=contest.flop,
+        pipeline=tried.pipeline,
+        candidate=end.winner,
+        median_s=end.median_s,
+        flop=tried.flop,
         max_abs_error=check.max_abs_error,
         max_rel_error=check.max_rel_error,
         simulated=bench.recipe.simulated,
-        trace_json=_find(contest, verdict.best).trace_json,
-        evidence={
-            "sweep": bench.sweep,
-            "board": bench.board.name,
-            "rounds": _ROUNDS,
-            "against": verdict.default,
-            "ratio": [verdict.ratio, verdict.low, verdict.high],
-        },
+        trace_json=_find(tried, end.winner).trace_json,
+        evidence={"sweep": bench.sweep, **end.evidence, "settled": sorted({end.winner, *end.rivals})},
     )
 
 
-def _describe(contest: Contest, verdict: ScheduleVerdict | None, kept: bool) -> dict[str, Any]:
+def _describe(tried: TriedWorkload, contest: Contest, end: Conclusion | None, kept: Collection[str]) -> dict[str, Any]:
+    """How a workload's best schedule at the point stands against the default point's."""
+    default = tried.rivals[0].candidate
     known: dict[str, Any] = {
-        "workload": contest.workload,
-        "name": contest.name,
-        "weight": contest.weight,
-        "schedules": len(contest.rivals),
+        "workload": tried.workload,
+        "name": tried.name,
+        "weight": tried.weight,
+        "schedules": len(tried.rivals),
     }
-    if verdict is None:
+    both = [] if end is None else tie.complete(contest.rounds, {default, end.winner})
+    if end is None or len(both) < tie.LEAST_ROUNDS:
         return known | {"differs": False, "note": "not measured"}
-    note = "computes something else" if verdict.differs and not kept else ""
-    return known | dataclasses.asdict(verdict) | {"differs": kept, "note": note}
+    ratio, low, high = 1.0, 1.0, 1.0
+    if end.winner != default:
+        (found,) = tie.compare(contest.rounds, default, (end.winner,), RULE)
+        ratio, low, high = found.value, found.low, found.high
+    default_s, best_s = (statistics.median(each.latency_s[name] for each in both) for name in (default, end.winner))
+    differs = end.winner != default
+    return known | {
+        "default": default,
+        "best": end.winner,
+        "default_s": default_s,
+        "best_s": best_s,
+        "ratio": ratio,
+        "low": low,
+        "high": high,
+        "differs": differs and tried.workload in kept,
+        "note": "computes something else" if differs and tried.workload not in kept else "",
+    }
 
 
 def _measure_model(bench: Bench, tuned: SweepProgram, point: GridPoint, records: Sequence[Record]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class Rival:
 
 
 @dataclasses.dataclass(frozen=True)
-class Contest:
+class TriedWorkload:
     """A workload of the model, and two or more rivals; the first is the one that its record has."""
 
     workload: str
@@ -45,15 +45,17 @@ class Contest:
     rivals: tuple[Rival, ...] = dataclasses.field(repr=False)
 
 
-def build_rivals(recipe: SweepRecipe, batch: int, chosen: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Contest]:
-    """A contest for every workload of the model at `batch` for which `chosen` has rows, the record's candidate first.
+def build_rivals(
+    recipe: SweepRecipe, batch: int, chosen: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> list[TriedWorkload]:
+    """Every workload of the model at `batch` for which `chosen` has rows, the record's candidate first.
 
-    A schedule that does not build any more is left out, and a contest that has one left is none.
+    A schedule that does not build any more is left out, and a workload that has one left with it.
     """
     model, inputs = set_batch(recipe.source, recipe.shapes, batch)
     shapes = {spec.name: spec.static_shape for spec in inputs}
     prepared = prepare_model(model, shapes, recipe.target_config, recipe.board_type.pipeline)
-    contests = []
+    tried = []
     for workload in prepared.workloads:
         rivals = []
         for row in chosen.get(workload.hash, ()):
@@ -65,13 +67,13 @@ def build_rivals(recipe: SweepRecipe, batch: int, chosen: Mapping[str, Sequence[
                 continue
             rivals.append(Rival(row["candidate"], row["median_s"], row["trace_json"], scheduled, library))
         if len(rivals) > 1:
-            contests.append(
-                Contest(
+            tried.append(
+                TriedWorkload(
                     workload.hash, workload.name, workload.flop, workload.weight, workload.pipeline,
                     workload.arguments, workload.module_json, tuple(rivals),
                 )
             )  # fmt: skip
-    return contests
+    return tried
 
 
 def build_checks(recipe: SweepRecipe, pairs: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:

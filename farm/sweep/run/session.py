@@ -234,7 +234,7 @@ class SweepSession:
     def _refit(self, sweep: int, conductor: Conductor, goal: Goal, settings: adaptive.PlannerSettings) -> None:
         """Try other schedules at the points that matter. A board that is lost meanwhile costs only that."""
         bench = Bench(
-            self.first,
+            self._crew.boards,
             self._recipe,
             self._settings,
             self._store,

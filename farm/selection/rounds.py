@@ -1,6 +1,7 @@
 """Who of one task's candidates is measured next on which board, until `tie` has told them apart or called it a tie.
 
-Pure: boards, stores and libraries are `winners`' business. A round belongs to one board; two boards share the rounds.
+Pure: boards, stores and libraries are the business of whose contest it is. A round belongs to one board; two boards
+share the rounds.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from device_agent.protocol import FaultSide, Status
-from farm.campaign.verify import tie
-from farm.campaign.verify.tie import Judgement, Round, TieRule
+from farm.selection import tie
+from farm.selection.tie import Judgement, Round, TieRule
 
 BOARDS = 2
 # How long a task waits for a second board, or for a better one, before it goes on with what is there.

@@ -1,0 +1,81 @@
+"""`farm queue`: who waits for boards and why not yet, who has them, and the priority of what waits."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from farm import settings as farm_settings
+from farm.cli import options, output, tables
+from farm.crew.queue_place import to_document
+from farm.units import format_duration
+
+app = typer.Typer(help="The queue for boards: what waits, who asked, why not yet, and who has boards.")
+
+
+@app.callback(invoke_without_command=True)
+def show(context: typer.Context, json: options.Json = False, debug: options.Debug = False) -> None:
+    """Show what waits for boards, who asked, why it has none yet, and who has which board now."""
+    if context.invoked_subcommand is not None:
+        return
+
+    def work() -> None:
+        with options.open_store(farm_settings.load()) as store:
+            document = to_document(store)
+        if json:
+            output.print_json(document)
+            return
+        tables.print_table(
+            ["ID", "For", "Who", "Since", "Priority", "Boards", "Why not yet"],
+            [_to_row(request) for request in document["requests"]],
+            left=(0, 1, 2, 3, 5, 6),
+            empty="nothing waits for a board",
+            spare=("Who", "Since", "Boards"),
+        )
+        if held := [board for board in document["boards"] if board["owner"]]:
+            output.stdout.print()
+            tables.print_table(
+                ["Board", "Held for", "Who", "Since"],
+                [[b["name"], b["purpose"], b["owner"], output.moment(b["acquired_at"])] for b in held],
+                left=(0, 1, 2, 3),
+            )
+
+    output.run(work, debug)
+
+
+def _to_row(request: dict[str, Any]) -> list[Any]:
+    names = request["boards"]
+    boards = names[0] if len(names) == 1 else f"{len(names)} of type {request['board_type']}"
+    since = f"{format_duration(request['waited_s'])} ago"
+    return [
+        request["id"],
+        request["purpose"],
+        request["owner"],
+        since,
+        request["priority"],
+        boards,
+        request["why"],
+    ]
+
+
+@app.command("priority", context_settings={"ignore_unknown_options": True})
+def priority(
+    number: Annotated[int, typer.Argument(metavar="ID", help="Number of what waits, as `farm queue` shows it.")],
+    value: Annotated[
+        int, typer.Argument(metavar="N", help="Priority from -10 to 10; each step doubles the share. Usually 0.")
+    ],
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Give what waits another priority. Interactive work below 0 takes only boards that no campaign wants."""
+
+    def work() -> None:
+        with options.open_store(farm_settings.load()) as store:
+            request = store.set_queue_priority(number, value)
+        if json:
+            output.print_json({"id": request.id, "purpose": request.purpose, "priority": request.priority})
+        else:
+            output.say(f"{request.purpose} has priority {request.priority} now")
+
+    output.run(work, debug)

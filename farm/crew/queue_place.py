@@ -1,0 +1,187 @@
+"""A place in the queue for boards: asked for, kept up while its owner waits, given up; and how the queue stands.
+
+Who gets which board is decided in `queue_rules`; taking one is `leased_board`'s business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from farm.crew.choice import find_unfit, plan_choice
+from farm.crew.leased_board import name_owner
+from farm.crew.queue_rules import QueueBoard, QueuePlan, plan_queue
+from farm.errors import FarmError
+from farm.store import Store
+from farm.store.queue import REQUEST_TTL_S, BoardQueue
+from farm.values import BoardRequest, WorkKind
+
+# Requests are kept up this often in their time: two writes may fail.
+_SIGNS_PER_TTL = 3
+# Boards of which it is said why they are not to be had; a rack has dozens.
+_MOST_SAID = 3
+
+
+class QueuePlace:
+    """One request of this process's. Not thread-safe, like the store it is given."""
+
+    def __init__(
+        self,
+        store: Store,
+        kind: WorkKind,
+        purpose: str,
+        board_type: str,
+        boards: Collection[str],
+        *,
+        priority: int = 0,
+        campaign: str | None = None,
+        ttl_s: float = REQUEST_TTL_S,
+    ) -> None:
+        """Nothing is asked for before `stay`. Trials want as many of the boards as they can get, all else wants one."""
+        self.number: int | None = None
+        self.boards = frozenset(boards)
+        self._store, self._kind, self._purpose, self._board_type = store, kind, purpose, board_type
+        self.priority, self._campaign, self._ttl_s = priority, campaign, ttl_s
+        self._since = time.monotonic()
+        self._sign_at = 0.0
+
+    def stay(self) -> None:
+        """Ask, or show that we still wait; does nothing where that was just done. Raises TransientError.
+
+        A place that was lost, as our process was stopped for long, is taken anew with what was waited so far.
+        """
+        now = time.monotonic()
+        if self.number is not None and now < self._sign_at:
+            return
+        if self.number is not None:
+            found = self._store.stay_in_queue({self.number: self.boards}, self._ttl_s).get(self.number)
+            if found is None:
+                self.number = None
+            else:
+                self.priority = found.priority
+        if self.number is None:
+            self.number = self._store.enter_queue(
+                name_owner(),
+                self._kind,
+                self._purpose,
+                self._board_type,
+                self.boards,
+                wanted=len(self.boards) if self._kind is WorkKind.TRIALS else 1,
+                priority=self.priority,
+                campaign=self._campaign,
+                waited_s=now - self._since,
+                ttl_s=self._ttl_s,
+            )
+        self._sign_at = now + self._ttl_s / _SIGNS_PER_TTL
+
+    def change(self, boards: Collection[str]) -> None:
+        """From now on it is for these boards."""
+        if frozenset(boards) != self.boards:
+            self.boards = frozenset(boards)
+            self._sign_at = 0.0
+
+    def end(self) -> None:
+        """We have what we wanted: taking the board has taken the request out."""
+        self.number = None
+
+    def leave(self) -> None:
+        """Take the request out. One that cannot be reached expires. Safe to call twice."""
+        if self.number is not None:
+            with contextlib.suppress(FarmError):
+                self._store.leave_queue(self.number)
+            self.number = None
+
+    def begin_anew(self) -> None:
+        """From now on something else is waited for."""
+        self._since = time.monotonic()
+
+
+def read_queue(
+    store: Store, rows: Sequence[Mapping[str, Any]], leaving: Iterable[str] = ()
+) -> tuple[BoardQueue, QueuePlan]:
+    """What waits, and what becomes of it; `rows` are those of `Store.fetch_boards`."""
+    queue = store.fetch_queue()
+    return queue, plan_queue(queue.requests, list_usable(rows, queue), queue.used_s, leaving)
+
+
+def list_usable(rows: Sequence[Mapping[str, Any]], queue: BoardQueue) -> list[QueueBoard]:
+    """The boards that may be worked on, as the rules see them."""
+    found = []
+    for row in rows:
+        lease = row["lease"] or {}
+        if lease or not find_unfit(row):
+            kind = WorkKind(lease["kind"]) if lease.get("kind") else None
+            held_s = queue.held_s.get(row["name"], 0.0)
+            found.append(QueueBoard(row["name"], row["board_type"], lease.get("owner", ""), kind, held_s))
+    return found
+
+
+def explain(request: BoardRequest, queue: BoardQueue, plan: QueuePlan, free: Collection[str]) -> dict[str, str]:
+    """Why a request does not get boards that are free, and which one it is about to get; what else holds boards up is
+    `choice`'s business.
+    """
+    known = {each.id: each for each in queue.requests}
+    reasons = {}
+    for name in request.boards:
+        number = plan.grants.get(name)
+        if plan.yields.get(name) == request.id:
+            reasons[name] = "to be had after the trial under way"
+        elif name in free and number != request.id:
+            first = known.get(number) if number is not None else None
+            reasons[name] = f"behind {describe(first)}" if first else plan.why.get(request.id, "not to be had yet")
+    return reasons
+
+
+def describe(request: BoardRequest) -> str:
+    """A request in a few words."""
+    return f"request {request.id} ({request.purpose} of {request.owner})"
+
+
+def to_document(store: Store) -> dict[str, Any]:
+    """How the queue stands, as plain data: `requests`, each with why it has no board yet; `boards` with who has them.
+
+    A request of a campaign's stays while it has boards: `has` are those.
+    """
+    rows = store.fetch_boards()
+    queue, plan = read_queue(store, rows)
+    known = {row["name"]: row for row in rows}
+    requests = []
+    for request in queue.requests:
+        has = [name for name in request.boards if _is_held_by(known.get(name), request)]
+        document = dataclasses.asdict(request) | {"kind": str(request.kind), "boards": list(request.boards)}
+        requests.append(document | {"has": has, "why": _explain_in_words(request, rows, queue, plan, has)})
+    boards = []
+    for row in rows:
+        lease = row["lease"] or dict.fromkeys(("owner", "purpose", "kind", "acquired_at"))
+        about = {name: lease[name] for name in ("owner", "purpose", "kind", "acquired_at")}
+        goes_to = plan.yields.get(row["name"], plan.grants.get(row["name"]))
+        boards.append({"name": row["name"], "board_type": row["board_type"], **about, "goes_to": goes_to})
+    return {"requests": requests, "boards": boards}
+
+
+def _is_held_by(row: Mapping[str, Any] | None, request: BoardRequest) -> bool:
+    lease = (row or {}).get("lease") or {}
+    return request.kind is WorkKind.TRIALS and lease.get("owner") == request.owner and lease.get("kind") == "trials"
+
+
+def _explain_in_words(
+    request: BoardRequest,
+    rows: Sequence[Mapping[str, Any]],
+    queue: BoardQueue,
+    plan: QueuePlan,
+    has: Sequence[str],
+) -> str:
+    wanted = [name for name in request.boards if name not in has]
+    choice = plan_choice(rows, wanted)
+    reasons = {**choice.reasons, **explain(request, queue, plan, choice.free)}
+    said = [f"{name}: {reasons[name]}" for name in wanted if name in reasons][:_MOST_SAID]
+    if len(reasons) > len(said):
+        said.append(f"and {len(reasons) - len(said)} more")
+    if has:
+        said.insert(0, f"has {', '.join(has)}")
+    if (why := plan.why.get(request.id)) and why not in " ".join(said):
+        said.insert(0, why)
+    return "; ".join(said) or "takes one now"

@@ -1,0 +1,206 @@
+"""The queue for boards: who wants some, since when, and how much of each board everybody has had.
+
+Who gets a board next is decided in `farm.crew.queue_rules`; taking it is `leases`' business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from farm.errors import UsageError
+from farm.store import schema
+from farm.store.boards import BoardQueries
+from farm.store.clock import Instant
+from farm.values import BoardRequest, WorkKind
+
+# A waiting command shows itself every third of it: who was killed is out of the queue within seconds.
+REQUEST_TTL_S = 10.0
+# What lies back so far counts half of what is used now (as in the fair shares of batch systems: Slurm's
+# PriorityDecayHalfLife, https://slurm.schedmd.com/priority_multifactor.html). Half an hour: a few visits of a sweep.
+HALF_LIFE_S = 1800.0
+# Uses that have halved so often are forgotten.
+_FORGOTTEN_S = 12 * HALF_LIFE_S
+MOST_PRIORITY = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class BoardQueue:
+    """What waits, the longest first; `used_s` by board, owner and kind of work, leases that last included; `held_s`,
+    for how long each board that is leased for work has been.
+    """
+
+    requests: tuple[BoardRequest, ...]
+    used_s: Mapping[tuple[str, str, WorkKind], float]
+    held_s: Mapping[str, float]
+
+
+class QueueQueries(BoardQueries):
+    """Queries on `board_requests` and `board_usage`."""
+
+    def enter_queue(
+        self,
+        owner: str,
+        kind: WorkKind,
+        purpose: str,
+        board_type: str,
+        boards: Collection[str],
+        *,
+        wanted: int = 1,
+        priority: int = 0,
+        campaign: str | None = None,
+        waited_s: float = 0.0,
+        ttl_s: float = REQUEST_TTL_S,
+    ) -> int:
+        """Ask for `wanted` of some boards of a type; returns the request's number.
+
+        It lasts for `ttl_s` unless `stay_in_queue` is called meanwhile. `waited_s`: since when it waits already. Raises
+        UsageError where nobody asks for anything.
+        """
+        if not owner.strip() or not purpose.strip() or wanted < 1 or not boards:
+            raise UsageError("a request needs an owner, a purpose, and boards to choose from")
+        table = schema.board_requests
+        with self._writing() as connection:
+            now = self._clock()
+            connection.execute(table.delete().where((table.c.clock != now.clock) | (table.c.expires_s <= now.seconds)))
+            done = connection.execute(
+                table.insert().values(
+                    owner=owner,
+                    kind=str(kind),
+                    purpose=purpose,
+                    campaign=campaign,
+                    board_type=board_type,
+                    boards=sorted(boards),
+                    wanted=wanted,
+                    priority=priority,
+                    requested_at=self._wall_clock() - waited_s,
+                    clock=now.clock,
+                    since_s=now.seconds - waited_s,
+                    expires_s=now.seconds + ttl_s,
+                )
+            )
+            assert done.inserted_primary_key
+            return int(done.inserted_primary_key[0])
+
+    def stay_in_queue(
+        self, boards: Mapping[int, Collection[str]], ttl_s: float = REQUEST_TTL_S
+    ) -> dict[int, BoardRequest]:
+        """Have requests last for `ttl_s` from now, each for these boards; returns those that are still there."""
+        if not boards:
+            return {}
+        table = schema.board_requests
+        with self._writing() as connection:
+            now = self._clock()
+            for number, names in boards.items():
+                connection.execute(
+                    table.update()
+                    .where(table.c.id == number, table.c.clock == now.clock)
+                    .values(expires_s=now.seconds + ttl_s, boards=sorted(names))
+                )
+            rows = connection.execute(table.select().where(table.c.id.in_(list(boards)))).mappings().all()
+        return {row["id"]: _to_request(dict(row), now) for row in rows if row["clock"] == now.clock}
+
+    def leave_queue(self, *numbers: int) -> None:
+        """Take requests out. Those that are gone already are none."""
+        table = schema.board_requests
+        if numbers:
+            with self._writing() as connection:
+                connection.execute(table.delete().where(table.c.id.in_(numbers)))
+
+    def fetch_queue(self) -> BoardQueue:
+        """What waits now, and what everybody has had."""
+        rows, now = self._rows(schema.board_requests.select().order_by(schema.board_requests.c.id)), self._clock()
+        requests = [_to_request(row, now) for row in rows if _is_alive(row, now)]
+        used_s = {
+            (row["board"], row["owner"], WorkKind(row["kind"])): fade(row["used_s"], now.seconds - row["at_s"])
+            for row in self._rows(schema.board_usage.select())
+            if row["clock"] == now.clock
+        }
+        held_s = {}
+        for row in self._rows(schema.leases.select().where(schema.leases.c.kind != "")):
+            if row["clock"] == now.clock and row["expires_s"] > now.seconds:
+                key = row["board"], row["owner"], WorkKind(row["kind"])
+                held_s[row["board"]] = now.seconds - row["since_s"]
+                used_s[key] = used_s.get(key, 0.0) + count_use(held_s[row["board"]])
+        return BoardQueue(tuple(sorted(requests, key=lambda each: (-each.waited_s, each.id))), used_s, held_s)
+
+    def set_queue_priority(self, number: int, priority: int) -> BoardRequest:
+        """Give a request another priority, and with it all that its campaign waits for; returns what it is now.
+
+        Raises UsageError where nothing of that number waits, or the priority is none.
+        """
+        if not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
+            raise UsageError(f"a priority lies between -{MOST_PRIORITY} and {MOST_PRIORITY}, and {priority} does not")
+        table = schema.board_requests
+        with self._writing() as connection:
+            now = self._clock()
+            found = connection.execute(table.select().where(table.c.id == number)).mappings().first()
+            row = dict(found or {})
+            if not row or not _is_alive(row, now):
+                raise UsageError(f"nothing with the number {number} waits", "`farm queue` shows what does.")
+            mine = table.c.id == number if row["campaign"] is None else table.c.campaign == row["campaign"]
+            connection.execute(table.update().where(mine).values(priority=priority))
+            if row["campaign"] is not None:
+                _keep_with_campaign(connection, row["campaign"], priority)
+            self._add_event_row(connection, number, row, priority)
+        return dataclasses.replace(_to_request(row, now), priority=priority)
+
+    def _add_event_row(self, connection: sa.Connection, number: int, row: Mapping[str, Any], priority: int) -> None:
+        text = f"request {number}, {row['purpose']} of {row['owner']}: from {row['priority']} to {priority}"
+        values = {"at": self._wall_clock(), "kind": "queue_priority", "subject": row["board_type"], "message": text}
+        connection.execute(schema.events.insert().values(**values))
+
+    def _note_use(self, connection: sa.Connection, row: Mapping[str, Any]) -> None:
+        """Add the lease in a row of `select_boards`, which is over, to what its owner has had."""
+        now, table = self._clock(), schema.board_usage
+        if not row["lease_kind"] or row["lease_clock"] != now.clock:
+            return
+        connection.execute(
+            table.delete().where((table.c.clock != now.clock) | (table.c.at_s < now.seconds - _FORGOTTEN_S))
+        )
+        end_s = min(now.seconds, row["lease_expires_s"])
+        key = {"board": row["name"], "owner": row["lease_owner"], "kind": row["lease_kind"]}
+        known = connection.execute(table.select().filter_by(**key)).mappings().first()
+        used_s = fade(count_use(end_s - row["lease_since_s"]), now.seconds - end_s)
+        if known is not None:
+            used_s += fade(known["used_s"], now.seconds - known["at_s"])
+        values = {"clock": now.clock, "at_s": now.seconds, "used_s": used_s}
+        insert = self._database.insert(table).values(**key, **values)
+        connection.execute(insert.on_conflict_do_update(index_elements=list(key), set_=values))
+
+
+def _keep_with_campaign(connection: sa.Connection, campaign: str, priority: int) -> None:
+    """Have the order of a campaign say its priority, for whoever carries it out after a restart."""
+    table = schema.fleet_campaigns
+    order = connection.scalar(sa.select(table.c.order).where(table.c.name == campaign))
+    if order is not None:
+        changed = {**order, "priority": priority}
+        connection.execute(table.update().where(table.c.name == campaign).values(order=changed))
+
+
+def fade(used_s: float, since_s: float) -> float:
+    """What a use is worth after so long, in s."""
+    return used_s * math.pow(2.0, -max(0.0, since_s) / HALF_LIFE_S)
+
+
+def count_use(held_s: float) -> float:
+    """What having held a board for so long up to now is worth, in s: each moment of it fades."""
+    return HALF_LIFE_S / math.log(2) * (1.0 - fade(1.0, held_s))
+
+
+def _is_alive(row: Mapping[str, Any], now: Instant) -> bool:
+    return bool(row["clock"] == now.clock and row["expires_s"] > now.seconds)
+
+
+def _to_request(row: Mapping[str, Any], now: Instant) -> BoardRequest:
+    fields: Sequence[str] = ("id", "owner", "purpose", "board_type", "wanted", "priority", "requested_at", "campaign")
+    return BoardRequest(
+        **{name: row[name] for name in fields},
+        kind=WorkKind(row["kind"]),
+        boards=tuple(row["boards"]),
+        waited_s=now.seconds - row["since_s"],
+    )

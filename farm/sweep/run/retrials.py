@@ -1,0 +1,132 @@
+"""Schedules of a model's workloads timed again at one point, in the rounds of `farm.selection`, on one or two boards.
+
+What is tried is in `rivals.py`; what becomes of who wins is `refit.py`'s business.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+
+from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, Status
+from farm.crew.crew import BoardThread
+from farm.crew.thread_board import ThreadBoard
+from farm.errors import BoardUnsafeError, FarmError, TransientError, UnavailableError
+from farm.selection.rounds import BOARDS, Contest, RoundRun
+from farm.selection.tie import TieRule
+from farm.store import Store
+from farm.sweep.run.rivals import Rival, TriedWorkload
+
+RULE = TieRule()
+# How often signals are heard while boards measure.
+_LOOK_S = 0.2
+
+
+@dataclasses.dataclass
+class _Lane:
+    """A board, the round that it measures, and the measurement under way."""
+
+    board: BoardThread
+    contest: Contest | None = None
+    run: RoundRun | None = None
+    candidate: str = ""
+    future: Future[Outcome] | None = None
+
+
+class Retrials:
+    """The contests of some workloads at one point. Used from the main thread; `boards` are held, up to two are used."""
+
+    def __init__(
+        self,
+        boards: Sequence[BoardThread],
+        tried: Sequence[TriedWorkload],
+        point: OperatingPoint,
+        plan_spec: Callable[[Rival], MeasureSpec],
+        seed: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self.contests: dict[str, Contest] = {}
+        self._rivals: dict[str, Mapping[str, Rival]] = {}
+        self._lanes = [_Lane(board) for board in boards[:BOARDS]]
+        self._point, self._plan_spec, self._say = point, plan_spec, say
+        for each in tried:
+            contest = self.contests[each.workload] = Contest(seed, RULE)
+            self._rivals[each.workload] = {rival.candidate: rival for rival in each.rivals}
+            contest.enter([rival.candidate for rival in each.rivals])
+
+    def play(self) -> None:
+        """Measure until every contest is over. A board that is lost spoils the round that it measured, and the others
+        go on. Raises what the last board's calls raise.
+        """
+        while not all(contest.is_over or not contest.alive for contest in self.contests.values()):
+            for lane in self._lanes:
+                if lane.future is None:
+                    self._give_work(lane)
+            under_way = [lane.future for lane in self._lanes if lane.future is not None]
+            if under_way:
+                concurrent.futures.wait(under_way, _LOOK_S, concurrent.futures.FIRST_COMPLETED)
+            else:
+                time.sleep(_LOOK_S)  # a board that spoils rounds waits for the other one to do them
+            for lane in list(self._lanes):
+                if lane.future is not None and lane.future.done():
+                    self._take_in(lane, lane.future)
+
+    def _give_work(self, lane: _Lane) -> None:
+        """The next measurement of the lane's round, or of another round that is its to begin."""
+        if lane.run is not None and not lane.run.left:
+            self._end(lane)
+        if lane.run is None:
+            names = [each.board.name for each in self._lanes]
+            for contest in self.contests.values():
+                run = contest.begin(lane.board.name, time.monotonic(), names, len(names))
+                if run is not None:
+                    lane.contest, lane.run = contest, run
+                    break
+            else:
+                return
+        if lane.run is None or not lane.run.left:
+            return
+        workload = next(name for name, contest in self.contests.items() if contest is lane.contest)
+        lane.candidate = lane.run.left.pop(0)
+        rival = self._rivals[workload][lane.candidate]
+        spec, point = self._plan_spec(rival), self._point
+
+        def job(board: ThreadBoard, _: Store) -> Outcome:
+            board.pin(point)  # another board that took a lost one's place is not there yet
+            return board.measure(spec, rival.library)
+
+        lane.future = lane.board.submit(job)
+
+    def _take_in(self, lane: _Lane, future: Future[Outcome]) -> None:
+        lane.future = None
+        if lane.contest is None or lane.run is None:
+            return
+        try:
+            outcome = future.result()
+        except (TransientError, UnavailableError) as error:
+            if isinstance(error, BoardUnsafeError):
+                raise
+            self._lose(lane, error)
+            return
+        latency_s = statistics.median(outcome.latency_s) if outcome.status is Status.OK and outcome.latency_s else None
+        lane.contest.on_measured(lane.run, lane.candidate, outcome.status, outcome.message, latency_s)
+
+    def _lose(self, lane: _Lane, error: FarmError) -> None:
+        """The lane's board is gone, and with it what it measured."""
+        if lane.contest is not None and lane.run is not None:
+            lane.contest.on_measured(lane.run, lane.candidate, Status.BOARD_LOST, error.message, None)
+            self._end(lane)
+        self._lanes.remove(lane)
+        if not self._lanes:
+            raise error
+        self._say(f"going on without {lane.board.name}: {error.message}")
+
+    @staticmethod
+    def _end(lane: _Lane) -> None:
+        if lane.contest is not None and lane.run is not None:
+            lane.contest.end(lane.run)
+        lane.contest, lane.run = None, None
