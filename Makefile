@@ -15,12 +15,20 @@ BIN := .venv/bin
 STAMP := .venv/.complete
 # Only `make lock` uses it; in a virtual environment of its own.
 UV_VERSION := 0.13.8
+# So many test files run beside each other. Most tests wait, but what they wait for are processes of their own.
+JOBS ?= 2
+# A file's tests stay together, and files come in the order of tests/conftest.py. What fails runs once more.
+TOGETHER := --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder --reruns=1
+SUITE := tests/acceptance tests/integration tests/contract tests/unit
 
-.PHONY: help setup quickstart test test-real-kernel test-real-kernel-core test-gpu test-torch check lint unit-first unit-second bench generated dist dist-check sbom release lock clean
+.PHONY: help setup quickstart test test-all test-rest test-real-kernel test-real-kernel-core test-gpu test-torch check \
+	lint unit bench generated dist dist-check sbom release lock clean
 
 help:
 	@echo "make quickstart   set up .venv, then tune, compile and time a real model on this machine"
-	@echo "make test         set up .venv, then the whole test suite, as two halves side by side"
+	@echo "make test         set up .venv, then the tests that tell most, two files at a time (JOBS=2): 10 minutes on two cores"
+	@echo "make test-all     all tests but those below: 25 minutes on two cores"
+	@echo "make test-rest    what \`make test-all\` runs and \`make test\` does not"
 	@echo "make test-real-kernel  the tests on a board with a real kernel; deploy/real-kernel-board/build makes it"
 	@echo "make test-real-kernel-core  the quick ones of them that tell most: 11 of 28"
 	@echo "make test-gpu     the tests on this machine's NVIDIA GPU"
@@ -60,7 +68,13 @@ quickstart: setup
 	@$(BIN)/farm quickstart
 
 test: setup
-	@$(BIN)/python tests/run_shards.py $(ARGS)
+	@$(BIN)/python -m pytest $(TOGETHER) -m core $(SUITE) $(ARGS)
+
+test-all: setup
+	@$(BIN)/python -m pytest $(TOGETHER) $(SUITE) $(ARGS)
+
+test-rest: setup
+	@$(BIN)/python -m pytest $(TOGETHER) -m "not core" $(SUITE) $(ARGS)
 
 # By themselves, one after the other: deadlines of a second are kept on the board, whose processors are this machine's.
 test-real-kernel: setup
@@ -68,7 +82,7 @@ test-real-kernel: setup
 
 # Without images the tests fail instead of being skipped; what fails runs once more.
 test-real-kernel-core: setup
-	@FARM_REQUIRE_REAL_KERNEL=1 $(BIN)/python tests/run_shards.py --suite real-kernel-core -v $(ARGS)
+	@FARM_REQUIRE_REAL_KERNEL=1 $(BIN)/python -m pytest -v --reruns=1 -m core tests/real_kernel $(ARGS)
 
 # On a machine with an NVIDIA GPU and its driver.
 test-gpu: setup
@@ -83,7 +97,7 @@ test-torch: setup
 
 # Side by side, for two cores; what each says comes in one piece.
 check: setup
-	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target lint unit-first unit-second
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint unit
 
 lint:
 	$(BIN)/ruff check .
@@ -91,12 +105,8 @@ lint:
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# Halves in time; a new file is in one of them.
-unit-first:
-	$(BIN)/python -m pytest -q tests/unit/test_[a-o]*.py
-
-unit-second:
-	$(BIN)/python -m pytest -q tests/unit/test_[!a-o]*.py
+unit:
+	$(BIN)/python -m pytest -q --numprocesses=$(JOBS) tests/unit
 
 bench: setup
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script" >&2; $(BIN)/python $$script; done

@@ -1,4 +1,4 @@
-"""Marks every test by the folder it lies in, so that `-m unit` and `tests/unit` mean the same."""
+"""Marks every test by the folder it lies in, so that `-m unit` and `tests/unit` mean the same; long ones are first."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 
 from tests import postgresql
 
+pytest_plugins = ["tests.together"]
+
 # Before anybody loads NumPy. What tests compute is small, and something runs beside them: threads that wait for each
 # other would take longer than one. `farm` itself sets it, too.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -21,6 +23,24 @@ os.environ.setdefault("FARM_VIRTUAL_CODE", "native")
 
 _HERE = pathlib.Path(__file__).parent
 _KINDS = ("unit", "contract", "integration", "acceptance", "real_kernel", "gpu", "torch")
+# They are cheap: `make test` runs them all. Of the others it runs what is marked.
+_ALWAYS_CORE = ("unit", "contract")
+# The files that take longest, longest first, and then the folders by what their files take: a process that begins a
+# long one at the end would leave the others idle.
+_LONGEST = (
+    "acceptance/test_artifacts.py",
+    "acceptance/test_campaign_faults.py",
+    "acceptance/test_campaign_chaos.py",
+    "acceptance/test_fleet_faults.py",
+    "acceptance/test_sweep.py",
+    "acceptance/test_quickstart.py",
+    "acceptance/test_interrupt.py",
+    "acceptance/test_campaign_run.py",
+    "integration/test_provision.py",
+    "acceptance/test_readme.py",
+    "acceptance/test_services.py",
+)
+_FOLDERS = ("acceptance", "integration", "contract", "unit")
 
 
 @pytest.fixture(scope="session")
@@ -31,13 +51,28 @@ def cluster() -> Iterator[postgresql.Cluster]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Add the marker that the first folder below `tests/` names."""
+    """Add the marker that the first folder below `tests/` names; put what takes long first."""
     for item in items:
         kind = item.path.relative_to(_HERE).parts[0]
         if kind in _KINDS:
             item.add_marker(kind)
+        if kind in _ALWAYS_CORE:
+            item.add_marker("core")
+    items.sort(key=_place)
 
 
-def pytest_collection_finish() -> None:
-    """Keep what is loaded by now out of the garbage collector's rounds: it is a lot, and stays until the end."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Load TVM's compiler where tests of candidates come beside others: it cannot follow the runtime alone."""
+    kinds = {item.path.relative_to(_HERE).parts[0] for item in session.items}
+    if "integration" in kinds and len(kinds) > 1 and not session.config.option.collectonly:
+        from farm.search import tvm_env
+
+        tvm_env.load_compiler()
+    # What is loaded by now is kept out of the garbage collector's rounds: it is a lot, and stays until the end.
     gc.freeze()
+
+
+def _place(item: pytest.Item) -> tuple[int, int]:
+    name = item.path.relative_to(_HERE)
+    first = _LONGEST.index(str(name)) if str(name) in _LONGEST else len(_LONGEST)
+    return first, _FOLDERS.index(name.parts[0]) if name.parts[0] in _FOLDERS else len(_FOLDERS)

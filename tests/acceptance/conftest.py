@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -15,7 +13,6 @@ import signal
 import socket
 import sqlite3
 import subprocess
-import sys
 import tempfile
 import time
 import unittest.mock
@@ -28,13 +25,17 @@ import pytest
 import typer.testing
 
 from farm.cli.main import make_app
+from tests.acceptance.forks import FARM as FARM
+from tests.acceptance.forks import Forked, end_server, start
+from tests.together import run_folder
 
-# A machine that runs other things as well takes five times the usual.
-PATIENCE_S = 110.0
+# A machine that runs other things as well takes ten times the usual.
+PATIENCE_S = 240.0
 # A helper of Python's own (multiprocessing's resource tracker) sees that its parent has ended, and ends a moment later.
 LINGER_S = 2.0
-FARM = pathlib.Path(sys.executable).with_name("farm")
 _MARK = "FARM_TEST_MARK"
+# Commands that make the home, and build in it.
+_BUILDERS = ("campaign", "quickstart", "sweep", "tune", "up")
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
@@ -65,7 +66,7 @@ class Done:
 class Running:
     """A command under way, its output in files."""
 
-    process: subprocess.Popen[bytes]
+    process: Forked | subprocess.Popen[bytes]
     out_path: pathlib.Path
     err_path: pathlib.Path
     started: float
@@ -112,22 +113,17 @@ class Home:
             _MARK: self.mark,
         }
         self._count = 0
+        self._started: list[psutil.Process] = []
 
     def start(self, *arguments: str, **environment: str) -> Running:
-        """Start `farm` in a process group of its own, as a shell does."""
+        """Start `farm` in a process group of its own, as a shell does; see `forks`."""
         self._count += 1
-        self._share_golden_kernels()
+        self._share_what_is_built(arguments[0] if arguments else "")
         out, err = (self.path / f"{self._count}.{name}" for name in ("out", "err"))
         with out.open("wb") as stdout, err.open("wb") as stderr:
-            process = subprocess.Popen(
-                [str(FARM), *arguments],
-                env=self.environment | environment,
-                cwd=self.path,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                start_new_session=True,
-            )
+            process = start(arguments, self.environment | environment, self.path, stdout, stderr)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._started.append(psutil.Process(process.pid))
         return Running(process, out, err, time.monotonic())
 
     def run(self, *arguments: str, timeout_s: float = PATIENCE_S, **environment: str) -> Done:
@@ -150,20 +146,27 @@ class Home:
             raise done.exception
         return Done(done.exit_code, done.stdout, done.stderr, time.monotonic() - began)
 
-    def _share_golden_kernels(self) -> None:
-        """Have a home that is there use the kernels of all homes: each takes the compiler's start, and is the same."""
+    def _share_what_is_built(self, noun: str) -> None:
+        """Have the home use what all homes of this run have built: it is named by its content, and takes seconds."""
         home = pathlib.Path(self.environment["FARM_HOME"])
-        with contextlib.suppress(OSError):  # the farm has made the folder by then, or nobody can
+        with contextlib.suppress(OSError):  # it has a folder of its own, or nobody can make one
+            if noun in _BUILDERS:
+                home.mkdir(mode=0o700, exist_ok=True)
             if home.is_dir():
                 (home / "cache").mkdir(exist_ok=True)
-                (home / "cache" / "golden").symlink_to(golden_folder())
+                for name in ("golden", "builds", "emulator"):
+                    shared = run_folder() / name
+                    shared.mkdir(exist_ok=True)
+                    with contextlib.suppress(FileExistsError):
+                        (home / "cache" / name).symlink_to(shared)
 
     def processes(self) -> list[psutil.Process]:
         """Every living process that this home's commands have started, however far down."""
-        found = []
+        self._started = [process for process in self._started if _lives(process)]
+        found = list(self._started)
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(_MARK) == self.mark:
+                if process.environ().get(_MARK) == self.mark and _lives(process) and process not in found:
                     found.append(process)
         return found
 
@@ -204,12 +207,10 @@ class Home:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-@functools.cache
-def golden_folder() -> pathlib.Path:
-    """Where the homes of this run keep golden kernels; the first that needs one builds it."""
-    folder = tempfile.mkdtemp(prefix="farm-test-golden-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return pathlib.Path(folder)
+def _lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def find_free_port() -> int:
@@ -217,6 +218,11 @@ def find_free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def pytest_sessionfinish() -> None:
+    """End what commands were forked from."""
+    end_server()
 
 
 @contextlib.contextmanager

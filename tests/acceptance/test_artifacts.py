@@ -212,6 +212,7 @@ def test_five_models_of_a_campaign_run_as_packages(tmp_path: pathlib.Path) -> No
             require_close(given, wanted)
 
 
+@pytest.mark.core
 def test_a_program_in_c_runs_without_python(made: Made, tmp_path: pathlib.Path) -> None:
     """The C package's program, built by the farm's linker, gives the same numbers."""
     packed = made.home.run(
@@ -227,6 +228,7 @@ def test_a_program_in_c_runs_without_python(made: Made, tmp_path: pathlib.Path) 
     require_close(np.fromfile(tmp_path / "out", "float32"), made.wanted.ravel())
 
 
+@pytest.mark.core
 def test_it_runs_on_a_board_beside_onnx_runtime(made: Made) -> None:
     """`run` says what it found and how long it took; `deploy` leaves a package; `bench` times both in turns."""
     home, folder = made.home, str(made.folder)
@@ -274,6 +276,7 @@ def test_a_quantised_model_keeps_its_weights(made: Made, tmp_path: pathlib.Path)
     assert "its weights are in 8 bits" in done.err
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("words", "message"),
     [

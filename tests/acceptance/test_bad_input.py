@@ -49,6 +49,7 @@ def write_model(path: pathlib.Path, operator: str, shape: list[int | str], domai
     return str(path)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("arguments", "code", "texts"),
     [
@@ -177,6 +178,7 @@ def test_a_report_that_cannot_be_written_is_said_first(home: Home) -> None:
             refused(done, 2, f"nothing can be written to {out}", "another folder")
 
 
+@pytest.mark.core
 def test_a_full_home_is_said(home: Home) -> None:
     """A disk without room for the store ends the command as unavailable and names FARM_HOME."""
     done = subprocess.run(
@@ -235,6 +237,7 @@ def test_a_reader_that_leaves_early_is_no_error_to_talk_about(shared: Home) -> N
         assert done.stderr == ""
 
 
+@pytest.mark.core
 def test_an_output_that_is_full_is_an_error(shared: Home) -> None:
     """`farm model zoo > /dev/full` fails and says why, in words."""
     with pathlib.Path("/dev/full").open("w") as full:

@@ -8,6 +8,8 @@ import pytest
 
 from tests.acceptance.conftest import Home, new_home
 
+pytestmark = pytest.mark.core
+
 
 def test_boards_are_registered_shown_and_forgotten(home: Home) -> None:
     """What was given is what is shown; a new board is offline, and suspect until it has been probed."""

@@ -49,6 +49,7 @@ def fleet(sshd: Sshd) -> Iterator[Home]:
         yield home
 
 
+@pytest.mark.core
 def test_every_hop_of_every_board_is_told(fleet: Home, tmp_path: pathlib.Path) -> None:
     """First without an agent, whose absence is named; then with one, as far as a kernel with the right result.
 

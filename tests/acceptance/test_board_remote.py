@@ -54,6 +54,7 @@ def trusted(sshd: Sshd) -> Iterator[Home]:
         yield home
 
 
+@pytest.mark.core
 def test_without_a_terminal_an_unknown_key_is_refused_with_what_to_do(fresh: Home, sshd: Sshd) -> None:
     """The message names board, address, type and fingerprint, and the command that it gives does confirm the key."""
     done = fresh.run("board", "exec", "b1", "--", "true")
@@ -131,6 +132,7 @@ def test_several_words_reach_the_program_as_they_are(trusted: Home) -> None:
     assert (done.code, done.out) == (0, "a b|$HOME|--json|")
 
 
+@pytest.mark.core
 def test_several_boards_print_with_their_names(trusted: Home) -> None:
     """The worst exit code wins; with --json each board has its own."""
     done = trusted.run("board", "exec", "b1", "b2", "--timeout", "20s", "--", "echo hello; exit 3")

@@ -26,6 +26,7 @@ def rack() -> Iterator[Home]:
         yield home
 
 
+@pytest.mark.core
 def test_what_the_howto_shows(rack: Home) -> None:
     """A campaign over two types is planned without touching a board: workloads once, points where boards have them."""
     done = rack.run("campaign", "plan", "campaign.yaml", "--json")
@@ -57,6 +58,7 @@ def test_the_table_names_types_and_points(rack: Home) -> None:
     assert "reading mlp batch 4" in done.err
 
 
+@pytest.mark.core
 def test_mistakes_are_told_at_once_with_their_lines(rack: Home) -> None:
     """Types, points, labels and models that cannot be come in one message with exit code 2, and nothing on stdout."""
     (rack.path / "wrong.yaml").write_text(

@@ -40,6 +40,7 @@ def rack() -> Iterator[Home]:
         yield home
 
 
+@pytest.mark.core
 def test_a_campaign_runs_to_its_end(rack: Home) -> None:
     """Every trial of the budget is counted once, every task has a record or a reason, and the engine ends by itself."""
     shown = rack.run("campaign", "show", "small", "--json")
@@ -53,6 +54,7 @@ def test_a_campaign_runs_to_its_end(rack: Home) -> None:
     wait_until(lambda: not rack.processes(), "the engine and its services to end")
 
 
+@pytest.mark.core
 def test_its_report(rack: Home) -> None:
     """The report has a page, JSON and pictures, also from another folder and after the engine has gone."""
     done = rack.run("campaign", "report", "small", "--out", "report", "--json")
@@ -64,6 +66,7 @@ def test_its_report(rack: Home) -> None:
     assert (rack.path / "report" / "boards.png").stat().st_size > 10_000
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -13,6 +13,8 @@ from farm.store import Store
 from farm.values import DEFAULT_POINT, Record, Ssh, Virtual
 from tests.acceptance.conftest import Home, new_home
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture(scope="module")
 def simulated() -> Iterator[Home]:

@@ -126,6 +126,7 @@ def test_a_sensor_that_fails_is_never_zero(kind: str) -> None:
     assert result.document["simulated"] is True
 
 
+@pytest.mark.core
 def test_a_clock_that_firmware_clamps_is_not_held() -> None:
     """Cpufreq says what was asked for; the hardware's own word is asked, the pin fails and says both clocks."""
     cap = ("--virtual", "jetson-nano", "--fault", "clock_cap:1224000000")

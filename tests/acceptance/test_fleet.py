@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from farm.inventory.fleet_document import Host
 from farm.store import Store
 from farm.values import Board
@@ -81,6 +83,7 @@ def test_example_can_be_applied(home: Home) -> None:
     assert not pathlib.Path(home.environment["FARM_HOME"]).exists()
 
 
+@pytest.mark.core
 def test_wrong_file_changes_nothing(home: Home) -> None:
     """A mistake anywhere in the file is exit code 2 with its line, and no board is registered."""
     path = home.path / "fleet.yaml"
@@ -107,6 +110,7 @@ def open_store(home: Home) -> Store:
     return Store(pathlib.Path(home.environment["FARM_HOME"]) / "farm.db")
 
 
+@pytest.mark.core
 def test_apply_makes_the_store_agree(home: Home) -> None:
     """Boards are added, changed field by field, and removed only with --prune; a second run finds nothing to do."""
     done = home.run("fleet", "apply", write_fleet(home, FLEET))
@@ -194,6 +198,7 @@ hosts: {a: {address: "2001:db8:a:b::1", labels: {x: ":bug: [red]x[/]"}}}
     assert home.run("fleet", "apply", write_fleet(home, text)).out == f"+ {line}\n1 added\n"
 
 
+@pytest.mark.core
 def test_no_secret_reaches_the_store(home: Home) -> None:
     """Of a key, only its path is kept."""
     key = home.path / "id_farm"

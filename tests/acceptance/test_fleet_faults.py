@@ -145,6 +145,7 @@ def test_a_hung_agent_fails_its_probe_by_the_deadline(rack: Rack) -> None:
     assert code == 0, report["reason"] or report
 
 
+@pytest.mark.core
 def test_another_host_key_is_refused_loudly(rack: Rack) -> None:
     """A board that shows another key is not talked to, and both fingerprints are named."""
     before = rack.host.fingerprint

@@ -46,6 +46,7 @@ def test_interrupted_while_starting(home: Home, process: str) -> None:
     assert home.count_trials() == 0
 
 
+@pytest.mark.core
 def test_killed_while_tuning_then_terminated_while_tuning(home: Home) -> None:
     """After kill -9 every process ends by itself and the next run starts from the trials; SIGTERM ends that one, whose
     campaign can be resumed.

@@ -90,6 +90,7 @@ def children(home: Home) -> list[int]:
     return [process.pid for process in home.processes() if "farm.metaschedule" in " ".join(process.cmdline())]
 
 
+@pytest.mark.core
 def test_two_changed_lines_measure_on_the_farm(home: Home) -> None:
     """The page's script tunes on both boards, ends with a valid best record, and gives the boards back."""
     running = start(home, read_script(), "8")

@@ -11,9 +11,11 @@ import pytest
 
 from tests.acceptance.conftest import Home
 from tests.integration.conftest import find_free_port
-from tests.integration.provisioning import SYSTEM_PYTHONS, find_system_python, list_tree, open_folder
+from tests.integration.provisioning import SYSTEM_PYTHONS, accounts, find_system_python, list_tree, open_folder
 from tests.integration.sshd import Sshd, running_sshd
 
+__all__ = ["accounts"]  # a fixture
+pytestmark = pytest.mark.usefixtures("accounts")
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0 or find_system_python() not in SYSTEM_PYTHONS,
     reason="a board with a user and a clock helper of its own takes root and a system Python >= 3.10",
@@ -80,6 +82,7 @@ def test_a_board_from_registration_to_removal(home: Home, sshd: Sshd, room: path
     assert list_tree(room) == before
 
 
+@pytest.mark.core
 def test_what_cannot_be_provisioned(home: Home, tmp_path: pathlib.Path) -> None:
     """An unknown board, a virtual one, and a bundle for nothing: wrong usage, said in a line."""
     assert home.run("board", "add", "sim", "--virtual", "jetson-nano").code == 0

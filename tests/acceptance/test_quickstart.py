@@ -91,6 +91,7 @@ def test_the_last_step_sweeps_a_virtual_board(home: Home, first: dict[str, Any],
     assert "Clocks" not in (home.path / "second" / "report.md").read_text()
 
 
+@pytest.mark.core
 def test_the_document_holds_what_was_promised(home: Home, first: dict[str, Any]) -> None:
     """One JSON document says what was tuned, where, with what result."""
     assert first["model"] == "tiny-cnn"
@@ -117,6 +118,7 @@ def test_the_document_holds_what_was_promised(home: Home, first: dict[str, Any])
     assert first["ratio_to_onnxruntime"] == pytest.approx(latency["tuned"] / latency["onnxruntime"])
 
 
+@pytest.mark.core
 def test_the_output_matches(first: dict[str, Any]) -> None:
     """The tuned model computes what ONNX Runtime computes."""
     assert first["outputs_match"] is True
@@ -124,6 +126,7 @@ def test_the_output_matches(first: dict[str, Any]) -> None:
     assert first["max_abs_error"] >= 0
 
 
+@pytest.mark.core
 def test_the_report_is_written(first: dict[str, Any]) -> None:
     """Report, plots and library lie where the document says; report.json is the document."""
     paths = {name: pathlib.Path(path) for name, path in first["report"].items()}
@@ -134,6 +137,7 @@ def test_the_report_is_written(first: dict[str, Any]) -> None:
     assert written["latency_ms"] == first["latency_ms"]
 
 
+@pytest.mark.core
 def test_the_library_works_in_plain_tvm(first: dict[str, Any]) -> None:
     """model.so, loaded by TVM alone, gives ONNX Runtime's output."""
     import onnxruntime
@@ -152,6 +156,7 @@ def test_the_library_works_in_plain_tvm(first: dict[str, Any]) -> None:
     np.testing.assert_allclose(output.numpy(), wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.core
 def test_the_store_keeps_everything(home: Home, first: dict[str, Any]) -> None:
     """Campaign, trials, records and the board are in the store."""
     [(state, command, budget)] = home.rows("SELECT state, command, trials_budget FROM campaigns WHERE id = 1")
@@ -224,6 +229,7 @@ def test_another_home_is_turned_away(home: Home, first: dict[str, Any]) -> None:
     assert f"another farm command is measuring on this machine: pid {os.getpid()}" in rival.err
 
 
+@pytest.mark.core
 def test_records_are_listed(home: Home, first: dict[str, Any]) -> None:
     """`farm record list` shows each record, and with --json one document with its figures."""
     records = home.run("record", "list", "--json").json()
@@ -233,6 +239,7 @@ def test_records_are_listed(home: Home, first: dict[str, Any]) -> None:
     assert all(r["workload"] in table for r in records)
 
 
+@pytest.mark.core
 def test_the_board_is_listed(home: Home, first: dict[str, Any]) -> None:
     """`farm board list` shows this machine, and with --json what it says of itself."""
     [board] = home.run("board", "list", "--json").json()

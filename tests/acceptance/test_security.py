@@ -16,6 +16,8 @@ from tests.acceptance.conftest import wait_until
 from tests.acceptance.rack import Rack, running_rack
 from tests.integration.sshd import make_key
 
+pytestmark = pytest.mark.core
+
 _AT_ONCE = 1000
 
 

@@ -20,10 +20,26 @@ ORPHAN_TIMEOUT_S = 20.0
 @pytest.fixture
 def rack(home: Home) -> Iterator[Home]:
     """A home with virtual boards, and no services yet; whatever the test left up is ended."""
-    added = home.run("board", "add", "sim", "--virtual", "jetson-nano", "--count", str(len(BOARDS)))
-    assert added.code == 0, added.err
+    add_boards(home)
     yield home
     home.run("down", "--force")
+
+
+@pytest.fixture(scope="module")
+def standing() -> Iterator[Home]:
+    """A home whose services are up, for tests that go on with them: each leaves two boards that are reached."""
+    with new_home() as home:
+        add_boards(home)
+        assert home.run("up").code == 0
+        wait_until(lambda: is_reachable(home), "all boards to be reachable")
+        yield home
+        home.run("down", "--force")
+
+
+def add_boards(home: Home) -> None:
+    """Register the virtual boards."""
+    added = home.run("board", "add", "sim", "--virtual", "jetson-nano", "--count", str(len(BOARDS)))
+    assert added.code == 0, added.err
 
 
 def is_reachable(home: Home) -> bool:
@@ -39,6 +55,11 @@ def is_reachable(home: Home) -> bool:
     return len(boards) == len(ready) == len(BOARDS)
 
 
+def count_connects(home: Home) -> list[int]:
+    """How often each board was connected to."""
+    return [board["connects"] for board in home.run("status", "--json").json()["boards"]]
+
+
 def find_process(home: Home, *words: str) -> psutil.Process:
     """The process of this home whose command line holds all words; the oldest of several."""
     found = [p for p in home.processes() if all(word in " ".join(p.cmdline()) for word in words)]
@@ -46,6 +67,7 @@ def find_process(home: Home, *words: str) -> psutil.Process:
     return min(found, key=psutil.Process.create_time)
 
 
+@pytest.mark.core
 def test_services_come_up_once_and_end_without_a_trace(rack: Home) -> None:
     """`up` starts them, a second `up` finds them, `down` ends them with every board of theirs; the store says so."""
     first = rack.run("up", "--json")
@@ -68,6 +90,7 @@ def test_services_come_up_once_and_end_without_a_trace(rack: Home) -> None:
     assert "not running" in rack.run("down").err
 
 
+@pytest.mark.core
 def test_killed_services_take_everything_along_and_come_up_again(rack: Home) -> None:
     """After kill -9 nothing of theirs lives on, and the next `up` is not in anybody's way."""
     pid = rack.run("up", "--json").json()["pid"]
@@ -82,64 +105,60 @@ def test_killed_services_take_everything_along_and_come_up_again(rack: Home) -> 
     wait_until(lambda: is_reachable(rack), "all boards to be reachable again")
 
 
-def test_a_killed_tracker_is_started_again_on_its_port(rack: Home) -> None:
+def test_a_killed_tracker_is_started_again_on_its_port(standing: Home) -> None:
     """Boards that registered come back by themselves and nothing is said of them meanwhile."""
-    port = rack.run("up", "--json").json()["tracker"]["port"]
-    wait_until(lambda: is_reachable(rack), "all boards to be reachable")
-    before = rack.rows("SELECT count(*) FROM board_events WHERE after = 'offline'")
-    find_process(rack, "rpc.tracker", str(port)).kill()
+    port = standing.run("status", "--json").json()["tracker"]["port"]
+    before = standing.rows("SELECT count(*) FROM board_events WHERE after = 'offline'")
+    find_process(standing, "rpc.tracker", str(port)).kill()
 
     def is_back() -> bool:
-        status = rack.run("status", "--json").json()
+        status = standing.run("status", "--json").json()
         tracker = status["tracker"]
         return bool(tracker["up"] and tracker["restarts"] == 1 and tracker["port"] == port)
 
     wait_until(is_back, "the tracker")
-    wait_until(lambda: is_reachable(rack), "all boards to be registered again")
-    assert rack.rows("SELECT count(*) FROM board_events WHERE after = 'offline'") == before
+    wait_until(lambda: is_reachable(standing), "all boards to be registered again")
+    assert standing.rows("SELECT count(*) FROM board_events WHERE after = 'offline'") == before
 
 
-def test_a_killed_board_comes_back(rack: Home) -> None:
+def test_a_killed_board_comes_back(standing: Home) -> None:
     """A virtual board whose agent dies is offline with a reason, then started again."""
-    rack.run("up")
-    wait_until(lambda: is_reachable(rack), "all boards to be reachable")
-    find_process(rack, "device_agent serve", "--name sim-2").kill()
+    before = count_connects(standing)
+    find_process(standing, "device_agent serve", "--name sim-2").kill()
     wait_until(
-        lambda: rack.rows("SELECT 1 FROM board_events WHERE board = 'sim-2' AND after = 'offline'"), "sim-2 to be lost"
+        lambda: standing.rows("SELECT 1 FROM board_events WHERE board = 'sim-2' AND after = 'offline'"),
+        "sim-2 to be lost",
     )
-    wait_until(lambda: is_reachable(rack), "all boards to be reachable")
-    assert [board["connects"] for board in rack.run("status", "--json").json()["boards"]] == [1, 2]
+    wait_until(lambda: is_reachable(standing), "all boards to be reachable")
+    assert count_connects(standing) == [before[0], before[1] + 1]
 
 
-def test_boards_that_are_added_and_removed_are_kept_up_with(rack: Home) -> None:
+def test_boards_that_are_added_and_removed_are_kept_up_with(standing: Home) -> None:
     """A board is reached soon after it was registered, and its agent ends when it is forgotten."""
-    rack.run("up")
-    wait_until(lambda: is_reachable(rack), "all boards to be reachable")
-    assert rack.run("board", "remove", "sim-2").code == 0
-    wait_until(lambda: not any("sim-2" in " ".join(p.cmdline()) for p in rack.processes()), "sim-2's agent to end")
-    assert rack.run("board", "add", "other", "--virtual", "jetson-tx2").code == 0
+    assert standing.run("board", "remove", "sim-2").code == 0
+    wait_until(lambda: not any("sim-2" in " ".join(p.cmdline()) for p in standing.processes()), "sim-2's agent to end")
+    assert standing.run("board", "add", "other", "--virtual", "jetson-tx2").code == 0
     wait_until(
         lambda: (
-            {b["name"]: b["reachable"] for b in rack.run("status", "--json").json()["boards"]}
+            {b["name"]: b["reachable"] for b in standing.run("status", "--json").json()["boards"]}
             == {"sim-1": True, "other": True}
         ),
         "the other board",
     )
 
 
-def test_services_in_use_are_not_ended_by_accident(rack: Home) -> None:
+def test_services_in_use_are_not_ended_by_accident(standing: Home) -> None:
     """`down` names who holds a board and refuses; `--force` does it."""
+    standing.run("up")
     from farm.store import Store
 
-    rack.run("up")
-    wait_until(lambda: is_reachable(rack), "all boards to be reachable")
-    with Store(rack.path / "home" / "farm.db") as store:
+    with Store(standing.path / "home" / "farm.db") as store:
         store.acquire_lease("sim-1", "somebody@somewhere", "a campaign")
-    refused = rack.run("down")
+    refused = standing.run("down")
     assert refused.code == 2
     assert "sim-1 by somebody@somewhere (a campaign)" in refused.err
-    assert rack.run("down", "--force").code == 0
-    assert not rack.processes()
+    assert standing.run("down", "--force").code == 0
+    assert not standing.processes()
 
 
 def test_a_command_starts_services_for_itself_and_ends_them(rack: Home) -> None:

@@ -78,6 +78,7 @@ def begin(home: Home, *options: str) -> Running:
     return running
 
 
+@pytest.mark.core
 def test_cpu_clocks_are_swept_and_a_setting_is_picked(rack: Home) -> None:
     """Latency falls with the clock, energy comes with its parts, the pick is a point that was measured."""
     document = sweep(rack, "--board", NANO, "--cpu-freqs", "403.2,1479", "--window", "0.5s").json()
@@ -124,6 +125,7 @@ def test_the_same_sweep_twice_gives_the_same_figures(rack: Home) -> None:
         assert document["cost"]["seconds"] < 40
 
 
+@pytest.mark.core
 def test_what_a_board_does_not_have_is_refused(rack: Home) -> None:
     """A frequency, with a list of those there are; a sweep or board that is not there; an objective without sensor."""
     refused = sweep(rack, "--board", NANO, "--cpu-freqs", "1000", code=2)

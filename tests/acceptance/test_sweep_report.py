@@ -19,6 +19,8 @@ from farm.sweep.plan.order import SweepOrder
 from tests.acceptance.conftest import Home, new_home
 from tests.unit import sweep_documents
 
+pytestmark = pytest.mark.core
+
 SIMULATED, REAL = 1, 2
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 
 import onnx
+import pytest
 
 from tests.acceptance.conftest import Home
 
@@ -39,6 +40,7 @@ def test_without_json_the_result_is_told(home: Home) -> None:
     assert "`farm model compile mlp --board-type local --out mlp-local` makes a library" in done.out
 
 
+@pytest.mark.core
 def test_a_healthy_farm_passes(home: Home) -> None:
     """Every hop is ok, down to a kernel run on the board."""
     done = home.run("doctor", "--json")
@@ -52,6 +54,7 @@ def test_a_healthy_farm_passes(home: Home) -> None:
     home.expect_no_processes()
 
 
+@pytest.mark.core
 def test_a_broken_hop_is_named(home: Home) -> None:
     """With a file for a home the doctor fails at the store, says what to do, and tries nothing that needs it."""
     pathlib.Path(home.environment["FARM_HOME"]).write_text("")

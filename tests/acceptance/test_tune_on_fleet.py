@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.acceptance.conftest import Home
 
 
+@pytest.mark.core
 def test_a_virtual_board_is_tuned_for(home: Home) -> None:
     """Registered, it is brought up, probed, leased, tuned on and given back; its records say simulated."""
     assert home.run("board", "add", "nano-01", "--virtual", "jetson-nano").code == 0
@@ -22,6 +25,7 @@ def test_a_virtual_board_is_tuned_for(home: Home) -> None:
     home.expect_no_processes()
 
 
+@pytest.mark.core
 def test_boards_that_cannot_be_had_are_named(home: Home) -> None:
     """No board of the type, a board of another one, and none in service: each ends at once and says what to do."""
     done = home.run("tune", "tiny-cnn", "--board-type", "jetson-nano")

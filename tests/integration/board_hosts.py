@@ -25,8 +25,9 @@ from tests.integration.sshd import Sshd, require_sshd
 
 # RFC 2544 keeps 198.18.0.0/15 for tests between networks: nobody's real address.
 _NETWORK = "198.18"
-# Two pytest processes that run side by side count in halves of their own; 16,384 networks of four addresses there are.
-_numbers = itertools.count(int(os.environ.get("FARM_TEST_SHARD", "0")) * 8192 + os.getpid() % 128 * 64)
+# Workers of pytest-xdist (gw0, gw1, ...) count in eighths of their own; 16,384 networks of four addresses there are.
+_worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_numbers = itertools.count(_worker % 8 * 2048 + os.getpid() % 32 * 64)
 
 
 def require_namespaces() -> None:

@@ -30,7 +30,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 EMULATED_BOARD = ROOT / "deploy" / "emulated-board"
 
 # Generous: a busy machine must not fail a test that waits for something to happen.
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 # No test holds a board longer; a session left over by a failed test must not block the next one.
 SESSION_TIMEOUT_S = 45
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import os
 import pathlib
@@ -33,6 +34,14 @@ from tests.integration.conftest import find_free_port, wait_until
 SYSTEM_PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 # Loads, as it must to be installed, and does not start.
 BROKEN = "def main(*_: object) -> int:\n    raise SystemExit('this version is broken')\n"
+
+
+@pytest.fixture(scope="module")
+def accounts() -> Iterator[None]:
+    """The users and services of this machine for the tests of one module: whoever else makes some waits."""
+    with (pathlib.Path(tempfile.gettempdir()) / "farm-test-accounts.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # the deadline is that of the test
+        yield
 
 
 @contextlib.contextmanager

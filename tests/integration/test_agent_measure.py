@@ -17,6 +17,7 @@ from tests.integration.conftest import Agent, Board
 _LIMITS = Limits(timeout_s=10.0, memory_bytes=256 << 20)
 
 
+@pytest.mark.core
 def test_a_good_candidate_is_timed(board: Board, matmul: bytes) -> None:
     """An ok outcome has one positive latency per sample, and says where and when it was taken."""
     outcome = board.measure(matmul, repeat=4, number=2)
@@ -79,6 +80,7 @@ def test_cold_weights_are_timed_like_all_others(board: Board, tmp_path: pathlib.
     assert statistics.median(outcome.latency_s) * outcome.calls_per_sample >= 0.05
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("entry", "status", "signal"),
     [
@@ -173,6 +175,7 @@ def test_arguments_of_every_usual_dtype_can_be_filled(board: Board, bad: bytes, 
     assert outcome.status is Status.OK, outcome.message
 
 
+@pytest.mark.core
 def test_children_of_a_candidate_die_with_it(board: Board, bad: bytes, agent: Agent) -> None:
     """A process that a candidate left behind, in a group of its own, is gone when the outcome comes."""
     outcome = board.measure(bad, entry="leaves_a_child", arguments=(), warmup=0, repeat=1)

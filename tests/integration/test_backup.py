@@ -21,6 +21,8 @@ from farm.store import Store
 from farm.values import Board
 from tests import later_schema
 
+pytestmark = pytest.mark.core
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 

@@ -57,6 +57,7 @@ def host() -> dict[str, Any]:
 # One build
 
 
+@pytest.mark.core
 def test_a_built_library_computes(matmul_json: str, host: dict[str, Any], tmp_path: pathlib.Path) -> None:
     """The library's `main` gives NumPy's product."""
     path = tmp_path / "matmul.so"
@@ -87,6 +88,7 @@ def test_what_killed_compilers_left_is_removed(tmp_path: pathlib.Path, monkeypat
     assert {path.name for path in tmp_path.iterdir()} == {"farm-build-used", "else"}
 
 
+@pytest.mark.core
 def test_a_library_for_an_arm_board(matmul_json: str) -> None:
     """A candidate for cortex-a57 is an aarch64 library, whatever this machine is."""
     config = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a57", "num-cores": 4}
@@ -95,6 +97,7 @@ def test_a_library_for_an_arm_board(matmul_json: str) -> None:
     assert int.from_bytes(library[18:20], "little") == 183
 
 
+@pytest.mark.core
 def test_an_impossible_target_is_refused() -> None:
     """A target that TVM does not know is the caller's mistake."""
     with pytest.raises(UsageError, match="TVM refuses the target"):

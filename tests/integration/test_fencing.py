@@ -132,6 +132,7 @@ def make_lease(agent: Agent, token: int, store: str, owner: str = "right") -> Le
     return Lease(agent.key.partition("/")[2], owner, "tuning", store, token, 60.0, 0.0, 0.0)
 
 
+@pytest.mark.core
 def test_a_frozen_coordinator_loses_its_board_and_disturbs_nothing(
     path: pathlib.Path,
     client: Tracker,

@@ -56,6 +56,7 @@ def answering(function: str, data: bytes) -> Iterator[Direct]:
         yield Direct(board.host, board.port)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_board_cannot_call_the_client(attack: str) -> None:
     """TVM's client serves whoever it called; the relay lets nothing but answers pass, and says so."""
@@ -148,6 +149,7 @@ class OneBoard(Tracker):
         return self._board.host, self._board.port, key
 
 
+@pytest.mark.core
 def test_a_probe_quarantines_a_board_that_attacks(tmp_path: pathlib.Path) -> None:
     """It stays so, with the reason, until an operator clears it: no probe brings it back."""
 
@@ -178,6 +180,7 @@ def returning(*values: bytes) -> bytes:
 HUGE = (hostile_board.number(70), hostile_board.tensor(1 << 40), hostile_board.number(1, hostile_board.POINTER))
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("data", "says"),
     [

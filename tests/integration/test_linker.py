@@ -11,6 +11,8 @@ import pytest
 from farm import linker
 from farm.errors import PermanentError
 
+pytestmark = pytest.mark.core
+
 _SOURCE = """
 #include <math.h>
 #include <string.h>

@@ -30,6 +30,7 @@ from tests.integration.conftest import Tracker, find_free_port, wait_until
 from tests.integration.provisioning import (
     BROKEN,
     SYSTEM_PYTHONS,
+    accounts,
     change_agent,
     changed_steps,
     find_failed,
@@ -44,10 +45,14 @@ from tests.integration.provisioning import (
 )
 from tests.integration.sshd import Sshd, running_sshd
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or find_system_python() not in SYSTEM_PYTHONS,
-    reason="a board with a user and a clock helper of its own takes root and a system Python >= 3.10",
-)
+__all__ = ["accounts"]  # a fixture
+pytestmark = [
+    pytest.mark.usefixtures("accounts"),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or find_system_python() not in SYSTEM_PYTHONS,
+        reason="a board with a user and a clock helper of its own takes root and a system Python >= 3.10",
+    ),
+]
 
 ETC = pathlib.Path("/etc")
 EVERY_STEP = ["folder", "send", "install", "user", "services", "switch", "start", "finish"]

@@ -14,10 +14,14 @@ from farm.provision.board import ProvisioningJob
 from farm.provision.boards import provision_boards
 from farm.provision.bundle_build import BundleCache
 from farm.provision.reports import ProvisioningOutcome
-from tests.integration.provisioning import find_failed, list_tree, made_user, make_target, open_folder
+from tests.integration.provisioning import accounts, find_failed, list_tree, made_user, make_target, open_folder
 from tests.integration.sshd import running_sshd
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a login of its own takes root")
+__all__ = ["accounts"]  # a fixture
+pytestmark = [
+    pytest.mark.usefixtures("accounts"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="a login of its own takes root"),
+]
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.core
 def test_a_ray_of_our_own_listens_on_loopback_alone() -> None:
     """No process of Ray's has a port open on an address that another machine could reach."""
     done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=150, check=True)
@@ -54,6 +55,7 @@ with ray_running(1):
 """
 
 
+@pytest.mark.core
 def test_a_ray_of_our_own_lets_in_nobody_without_its_token() -> None:
     """Other users of this machine reach loopback too: without the token, or with another one, they are turned away."""
     done = subprocess.run([sys.executable, "-c", _STRANGER], capture_output=True, text=True, timeout=150, check=True)

@@ -182,6 +182,7 @@ def test_a_damaged_file_is_refused(store: Store, tmp_path: pathlib.Path, damage:
         exchange.read_folder(tmp_path)
 
 
+@pytest.mark.core
 def test_a_workload_that_is_another_function_is_refused(store: Store, tmp_path: pathlib.Path) -> None:
     """Modules of two workloads exchanged: each would be measured, verified and recorded as the other."""
     bundle = store.fetch_bundle(store.fetch_records())

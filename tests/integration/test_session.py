@@ -23,6 +23,8 @@ from tests.integration import candidates
 from tests.integration.conftest import PATIENCE_S, wait_until
 from tests.integration.stock_board import stock_board
 
+pytestmark = pytest.mark.core
+
 # These tests share a process with ones that compile: the session alone would load TVM's runtime only.
 tvm_env.load()
 

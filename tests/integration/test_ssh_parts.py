@@ -125,6 +125,7 @@ def test_an_agents_ports_are_replaced_however_its_bytes_arrive(step: int) -> Non
     assert out == MAGIC + b"".join(map(frame, told))
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     "data",
     [

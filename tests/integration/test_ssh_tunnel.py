@@ -122,6 +122,7 @@ def test_a_board_that_hangs_up_is_said_to(joined: tuple[Forward, socket.socket, 
     assert forward.board_ended.is_set()
 
 
+@pytest.mark.core
 def test_a_forward_to_an_agent_lets_nothing_but_answers_pass(connection: SshConnection, service: socket.socket) -> None:
     """A stock client that comes through the tunnel is protected too, and the forward says from what."""
     with (
@@ -209,6 +210,7 @@ def test_forwarding_that_the_board_forbids_is_named(tmp_path: pathlib.Path) -> N
             to.listen(0, lambda channel: None)
 
 
+@pytest.mark.core
 def test_the_board_reaches_us_on_its_own_loopback_only(connection: SshConnection, service: socket.socket) -> None:
     """The port that it opens leads here, and no other address of the board has it."""
     reverse = ReverseForward(0, service.getsockname())
