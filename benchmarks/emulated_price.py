@@ -21,9 +21,8 @@ import numpy as np
 import onnxruntime
 
 from device_agent.board_types import load_board_types
-from device_agent.emulated.core import count_seconds
 from device_agent.emulated.runs import Execution, collect
-from device_agent.protocol import Engine, Limits, RunSpec
+from device_agent.protocol import Engine, Limits, RunSpec, count_seconds
 from device_agent.rig import Rig
 from farm import emulation, settings
 from farm.artifacts.compile import compile_model

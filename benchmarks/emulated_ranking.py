@@ -20,9 +20,8 @@ import _farm
 import _machine
 
 from device_agent.board_types import load_board_types
-from device_agent.emulated.core import count_seconds
 from device_agent.emulated.runs import Candidate, Emulator
-from device_agent.protocol import Limits, MeasureSpec, TensorSpec
+from device_agent.protocol import Limits, MeasureSpec, TensorSpec, count_seconds
 from device_agent.rig import Rig
 from farm import emulation, settings
 from farm.inventory.board_types import require_board_type

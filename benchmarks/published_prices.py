@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from device_agent.emulated.core import load_core
 from farm.models import networks
 from farm.models.inputs import make_inputs
 from farm.models.zoo import ZOO
+from farm.services.calibrate_model import fit_constants
 
 MODELS = ("squeezenet1.1", "mobilenet_v2", "resnet18", "resnet50")
 SOURCE = "Tencent/ncnn, benchmark/README.md (2026-10), rows of the processor, `min`"
@@ -149,16 +150,18 @@ def record(name: str, cores: Mapping[str, Mapping[str, Any]], folder: Path) -> l
 
 
 def fit(runs: list[Run], core: Mapping[str, Any]) -> list[float]:
-    """`wait_cycles` by what one thread takes, then `crowding` by the others: least squares of logarithms."""
+    """The core's two constants as `fit_constants` finds them."""
 
-    def loss(wait_cycles: float, crowding: float, *, single: bool) -> float:
-        tried = {**core, "wait_cycles": wait_cycles, "crowding": crowding}
-        own = [run for run in runs if run.board.core == core["name"] and (run.threads == 1) is single]
-        return float(sum(np.log(run.price_ms(tried) / run.published_ms) ** 2 for run in own))
+    def make(run: Run) -> Callable[[float, float], float]:
+        def find_ratio(wait_cycles: float, crowding: float) -> float:
+            tried = {**core, "wait_cycles": wait_cycles, "crowding": crowding}
+            return run.price_ms(tried) / run.published_ms
 
-    wait_cycles = min(np.arange(0.5, 30, 0.5), key=lambda tried: loss(tried, 0, single=True))
-    crowding = min(np.arange(0, 4, 0.05), key=lambda tried: loss(wait_cycles, tried, single=False))
-    return [float(wait_cycles), _machine.round_to(float(crowding), 3)]
+        return find_ratio
+
+    own = [run for run in runs if run.board.core == core["name"]]
+    alone, beside = ([make(run) for run in own if (run.threads == 1) is single] for single in (True, False))
+    return list(fit_constants(alone, beside))
 
 
 def correlate(left: list[float], right: list[float]) -> float:

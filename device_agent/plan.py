@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from device_agent.board_time import BoardTime, HostTime
 from device_agent.evidence import Sensors
 from device_agent.marks import Marks
-from device_agent.protocol import EMULATING_S
+from device_agent.protocol import EMULATING_S, Segment
 
 if TYPE_CHECKING:
     from device_agent.emulated.runs import Emulator
@@ -22,10 +22,6 @@ _PIECE_S = 0.05
 # Of the margin, before the idle baseline: only values that belong to it as a whole are used, so this is for sensors
 # that are later than they say. Loading the library is a small load beside what follows.
 _SETTLING = 1 / 3
-
-
-# Of emulated code: cycles and lines from memory of the longest lane, cycles and lines of all lanes.
-Segment = tuple[float, int, float, int]
 
 
 class OverrunError(Exception):

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import platform
 import tempfile
 from pathlib import Path
 
 from farm import linker, settings
 from farm.errors import UnavailableError
 from farm.inventory.board_types import BoardType
-from farm.inventory.core_types import find_core_type, load_core_types
+from farm.inventory.core_types import CoreType, find_core_type, load_core_types
 
 NATIVE, EMULATED = "native", "emulated"
 WORLD, HOOKS = "world.elf", "hooks.so"
@@ -26,12 +27,33 @@ _WORLD_OPTIONS = [
 
 def runs_own_code(board_type: BoardType) -> bool:
     """Whether virtual boards of a type run the type's own code: where the farm is told so and knows their cores."""
-    if settings.load().virtual_code != EMULATED or board_type.target is None:
-        return False
+    return settings.load().virtual_code == EMULATED and find_core(board_type) is not None
+
+
+def find_core(board_type: BoardType) -> CoreType | None:
+    """The core whose code can be emulated and priced for a type: that of all its open clusters, where it and those of
+    the others are described.
+    """
+    if board_type.target is None:
+        return None
     described = {core.name for core in load_core_types() if core.pipeline is not None}
     core = find_core_type(board_type.target.mcpu, board_type.target.mtriple.partition("-")[0])
     open_kinds = {cluster.core for cluster in board_type.clusters if not cluster.isolated}
-    return core is not None and {core.name} == open_kinds and {each.core for each in board_type.clusters} <= described
+    if core is None or {core.name} != open_kinds or not {each.core for each in board_type.clusters} <= described:
+        return None
+    return core
+
+
+def name_code(board_type: BoardType, mtriple: str) -> str:
+    """What code for such a triple is to virtual boards of a type: their own, emulated and priced by a model of their
+    core, or this machine's (`NATIVE`), whose cost was this machine's time; "" where the two are not told apart.
+    """
+    if board_type.target is None or not mtriple:
+        return ""
+    own = board_type.target.mtriple.partition("-")[0]
+    if mtriple.partition("-")[0] != own:
+        return NATIVE
+    return EMULATED if own != platform.machine() and find_core(board_type) is not None else ""
 
 
 def find_folder(home: Path) -> Path:
@@ -49,11 +71,7 @@ def prepare(loaded: settings.Settings) -> Path | None:
     """
     if loaded.virtual_code != EMULATED:
         return None
-    if missing := [name for name in _MODULES if importlib.util.find_spec(name) is None]:
-        raise UnavailableError(
-            f"virtual boards cannot run aarch64 code: {missing[0]} is not installed",
-            "Install the extra `emulator`, or have them run this machine's code: FARM_VIRTUAL_CODE=native.",
-        )
+    require_installed()
     loaded.share_linker_cache()
     folder = find_folder(loaded.home_path)
     folder.mkdir(parents=True, exist_ok=True)
@@ -68,6 +86,16 @@ def prepare(loaded: settings.Settings) -> Path | None:
                     linker.link_program(made, [sources["hooks.c"]], None, ["-shared", "-lm"])
                 made.replace(folder / name)
     return folder
+
+
+def require_installed() -> None:
+    """Raise UnavailableError where the emulator is not installed."""
+    if missing := [name for name in _MODULES if importlib.util.find_spec(name) is None]:
+        raise UnavailableError(
+            f"virtual boards cannot run aarch64 code: {missing[0]} is not installed",
+            "Install the extra `emulator`, or have them run this machine's code: `farm tune --virtual --native`, or "
+            "FARM_VIRTUAL_CODE=native for all commands.",
+        )
 
 
 def _list_sources() -> list[Path]:

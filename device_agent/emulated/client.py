@@ -24,6 +24,8 @@ from device_agent.arguments import numpy_dtype
 _ALIGNED = 128
 _MOST_ANSWER = 1 << 20
 _PAGE = 4096
+# NumPy knows no kind of its own for it.
+_HALVED = "bfloat16"
 
 
 class EmulatorError(Exception):
@@ -40,10 +42,11 @@ class ProgramError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a call took: instructions, and segments as `price.Segment` has them."""
+    """What a call took: instructions, segments and what each waited for, as `price.Segment` has them."""
 
     instructions: int
     segments: tuple[tuple[float, int, float, int], ...]
+    waits: tuple[tuple[int, int, int], ...]
 
 
 class Emulation:
@@ -131,7 +134,8 @@ class Emulation:
             answer = self._receive()
         except OSError as error:
             raise EmulatorError(f"the emulator does not answer: {error}") from error
-        return Run(int(answer["instructions"]), tuple(tuple(each) for each in answer["segments"]))
+        segments, waits = (tuple(tuple(each) for each in answer[part]) for part in ("segments", "waits"))
+        return Run(int(answer["instructions"]), segments, waits)
 
     def _receive(self) -> dict[str, Any]:
         line = self._stream.readline(_MOST_ANSWER)
@@ -153,6 +157,9 @@ class Placed:
 
     @property
     def order(self) -> list[Any]:
-        """As a call names it. Of types that NumPy does not know, such as bfloat16, DLPack's code is that of floats."""
-        kind = self.array.dtype
-        return [self.offset, list(self.shape), kind.kind if kind.kind in "iufb" else "f", kind.itemsize * 8]
+        """As a call names it. Raises ProgramError for a type that the machine cannot tell the library of."""
+        dtype = self.array.dtype
+        kind = dtype.name if dtype.name == _HALVED else dtype.kind
+        if kind not in ("i", "u", "f", "b", _HALVED):
+            raise ProgramError("missing", f"a tensor of {dtype.name} is not emulated")
+        return [self.offset, list(self.shape), kind, dtype.itemsize * 8]

@@ -1,31 +1,37 @@
-"""What is known of a core that is emulated, read from `inventory/core_types/*.yaml`, and how long segments take it.
+"""What is known of a core that is emulated, read from `inventory/core_types/*.yaml` and from a folder of the user's.
 
-The farm checks those files strictly (`farm/inventory/core_types.py`); here they are only read.
+The farm checks those files strictly (`farm/inventory/core_types.py`); here they are only read. How long what was
+counted takes such a core: `device_agent/protocol/core_time.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from device_agent.board_types import find_inventory_folders
-from device_agent.plan import Segment
 
 FOLDER = "core_types"
-# Of a cache, on all cores.
-_LINE_BYTES = 64
+# Names a folder with constants that were fitted to a board, one YAML file a core type; the farm reads the same one.
+FITTED_FOLDER_VARIABLE = "FARM_CORE_TYPES"
+FITTED = ("wait_cycles", "crowding")
 
 
 def load_core(name: str, folders: Sequence[Path] | None = None) -> dict[str, Any] | None:
-    """The core type called `name`, as the emulator takes it; None where its pipes are not known."""
+    """The core type called `name`, as the emulator takes it; None where its pipes are not known.
+
+    The constants in `FITTED` are those of the user's folder, where it has them. Raises OSError, YAMLError, KeyError.
+    """
     for folder in folders or [each.parent / FOLDER for each in find_inventory_folders()]:
         path = folder / f"{name}.yaml"
         if path.is_file():
             data = yaml.safe_load(path.read_text())
             if pipeline := data.get("pipeline"):
+                pipeline |= _read_fitted(name)
                 # Two caches are followed: a core's first one, and the last one, which cores share.
                 last = data.get("l3_bytes") or data["l2_bytes"]
                 return {
@@ -43,21 +49,10 @@ def load_core(name: str, folders: Sequence[Path] | None = None) -> dict[str, Any
     return None
 
 
-def count_seconds(
-    segments: Sequence[Segment], core: Mapping[str, Any], hz: float, cores: int, memory_s: float = 1.0
-) -> tuple[float, float]:
-    """How long segments take at a clock, and what all cores compute together, both in s.
-
-    No segment takes less than its longest lane's cycles, than its lines from memory one core, or than those of all
-    lanes the memory, which takes `memory_s` times as long as at its highest clock. More threads than cores take turns.
-    """
-    one_line_s = _LINE_BYTES / core["core_bytes_per_s"] * memory_s
-    all_lines_s = _LINE_BYTES / core["memory_bytes_per_s"] * memory_s
-    base_s = busy_s = 0.0
-    for cycles, lines, all_cycles, all_lines in segments:
-        is_region = (all_cycles, all_lines) != (cycles, lines)
-        beside = core["region_cycles"] if is_region else core["call_cycles"]
-        longest = max(cycles, all_cycles / max(1, cores)) + beside
-        base_s += max(longest / hz, lines * one_line_s, all_lines * all_lines_s)
-        busy_s += (all_cycles + beside) / hz
-    return base_s, busy_s
+def _read_fitted(name: str) -> dict[str, float]:
+    folder = os.environ.get(FITTED_FOLDER_VARIABLE)
+    path = Path(folder).expanduser() / f"{name}.yaml" if folder else None
+    if path is None or not path.is_file():
+        return {}
+    data = yaml.safe_load(path.read_text())
+    return {each: float(data[each]) for each in FITTED}

@@ -50,7 +50,8 @@ _TENSOR = struct.Struct("<QiiiBBHQQQ")
 _ANY = struct.Struct("<iIQ")
 _INDEX_OF_TENSOR = 7  # kTVMFFIDLTensorPtr
 _CPU = 1  # kDLCPU
-_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
+# DLPack's codes of types, by NumPy's kinds, and one that it has none for.
+_CODES = {"i": 0, "u": 1, "f": 2, "bfloat16": 4, "b": 6}
 
 
 class CapError(Exception):

@@ -31,12 +31,18 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """`cycles` and `lines` (from memory) of its longest lane, and of all its lanes."""
+    """`cycles` and `lines` (from memory) of its longest lane, and of all its lanes.
+
+    `waits` and `all_waits` are lines that they waited for, which is in the cycles; `lanes` how many were at work.
+    """
 
     cycles: float
     lines: int
     all_cycles: float
     all_lines: int
+    waits: int
+    all_waits: int
+    lanes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,17 +88,22 @@ class Pricer:
             for lane, each in enumerate(block.times):
                 lanes[lane] += cycles * each
         alone = lanes[0] + misses[0].first * self._wait_cycles
-        segments = [Segment(alone, misses[0].second, alone, misses[0].second)]
+        first = misses[0].first
+        segments = [Segment(alone, misses[0].second, alone, misses[0].second, first, first, 1)]
         for start in range(1, len(lanes), tasks):
             own, lacked = lanes[start : start + tasks], list(misses[start : start + tasks])
             if first_only:
                 own, lacked = own[:1] * tasks, lacked[:1] * tasks
-            wait_cycles = self._wait_cycles * (1 + self._crowding * (sum(each > 0 for each in own) - 1))
+            at_work = sum(each > 0 for each in own)
+            wait_cycles = self._wait_cycles * (1 + self._crowding * (at_work - 1))
             own = [cycles + each.first * wait_cycles for cycles, each in zip(own, lacked, strict=True)]
             lines = [each.second for each in lacked]
             all_lines = sum(lines) if most_lines is None else max(max(lines), min(sum(lines), most_lines))
             if any(own):
-                segments.append(Segment(max(own), max(lines), sum(own), all_lines))
+                waits = [each.first for each in lacked]
+                longest = own.index(max(own))
+                counted = (waits[longest], sum(waits), at_work)
+                segments.append(Segment(own[longest], max(lines), sum(own), all_lines, *counted))
         return segments
 
     def count_cycles(self, code: bytes) -> float:

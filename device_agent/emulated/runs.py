@@ -20,8 +20,8 @@ from device_agent import arguments
 from device_agent.emulated.client import Emulation, Placed, ProgramError, Run
 from device_agent.emulated.elf import MACHINE_AARCH64, ElfError
 from device_agent.emulated.executable import read_executable
-from device_agent.plan import OverrunError, Segment
-from device_agent.protocol import Engine, MeasureSpec, RunSpec
+from device_agent.plan import OverrunError
+from device_agent.protocol import Engine, MeasureSpec, RunSpec, Segment
 from device_agent.timing import LoadError
 
 # After so many instructions, of all threads, a candidate is not looked at any further: a tenth of a second of a slow
@@ -118,10 +118,14 @@ class Execution:
 
     def count(self) -> Sequence[Segment]:
         """What it costs. Raises what `run` does."""
+        return self.look().segments
+
+    def look(self) -> Kernel | Model:
+        """The program, which has run, and what that cost. Raises what `run` does."""
         if self._loaded is None:
             self._run()
         assert self._loaded is not None
-        return self._loaded.segments
+        return self._loaded
 
     def _run(self) -> Any:
         if self._loaded is None:
@@ -162,6 +166,7 @@ class Kernel:
     def __init__(self, emulator: Emulator, spec: RunSpec, library: bytes, arrays: Mapping[str, Any]) -> None:
         """Raises LoadError, EmulatorError."""
         self.segments: list[Segment] = []
+        self.waits: list[tuple[int, int, int]] = []
         self._entry = spec.entry
         size = sum(each.nbytes + _ALIGNED for each in arrays.values())
         self._emulation = emulator.open(library, size, spec.limits.memory_bytes)
@@ -176,7 +181,7 @@ class Kernel:
     def run(self) -> list[Any]:
         """Call it; returns the arrays, as it left them."""
         run = _call(self._emulation, self._entry, self._tensors, _MOST_IN_MODEL)
-        self.segments = list(run.segments)
+        self.segments, self.waits = list(run.segments), list(run.waits)
         return [each.array for each in self._tensors]
 
 
@@ -190,7 +195,8 @@ class Model:
         from tvm.runtime.vm import VirtualMachine
 
         self.segments: list[Segment] = []
-        self._gathered: list[Segment] = []
+        self.waits: list[tuple[int, int, int]] = []
+        self._gathered: list[Run] = []
         try:
             data = read_executable(library)
         except ElfError as error:
@@ -210,7 +216,8 @@ class Model:
         """Run it once; returns its result."""
         self._gathered = []
         result = self._function(*self._inputs)
-        self.segments = self._gathered
+        self.segments = [each for run in self._gathered for each in run.segments]
+        self.waits = [each for run in self._gathered for each in run.waits]
         return result
 
     def _make_function(self, name: str) -> Callable[..., None]:
@@ -225,7 +232,7 @@ class Model:
                     self._places[key] = self._emulation.place(array.shape, str(each.dtype))
                 self._places[key].array[...] = array
                 placed.append(self._places[key])
-            self._gathered += _call(self._emulation, name, placed, _MOST_IN_MODEL).segments
+            self._gathered.append(_call(self._emulation, name, placed, _MOST_IN_MODEL))
             for each, place in zip(tensors, placed, strict=True):
                 each.copyfrom(place.array)
 

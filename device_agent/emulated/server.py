@@ -96,7 +96,8 @@ def _answer(connection: socket.socket, answer: dict[str, Any]) -> None:
 class _Held:
     """A library in two machines, and what its core is.
 
-    One runs it for its outputs and counts; the other one follows memory, in a copy, for a part of each call.
+    One runs it for its outputs and counts; the other one follows memory, in a copy, for a part of each call, at the
+    same time: it takes as long.
     """
 
     def __init__(self, order: dict[str, Any], library: bytes, descriptor: int, natives: Path) -> None:
@@ -114,11 +115,14 @@ class _Held:
     def call(self, order: dict[str, Any]) -> dict[str, Any]:
         """One call, and what it came to."""
         tensors = [Tensor(each[0], tuple(each[1]), each[2], each[3]) for each in order["tensors"]]
-        self._watch(order, tensors)
+        watching = threading.Thread(target=self._watch, args=(order, tensors))
+        watching.start()
         try:
             instructions = self.machine.call(order["entry"], tensors, order["cap"], first_only=order["first_only"])
         except tuple(_ENDED_BY) as error:
             return {"status": _ENDED_BY[type(error)], "message": str(error)}
+        finally:
+            watching.join()
         misses = self._extrapolate()
         most_lines = self._count_lines(tensors, order["warm"])
         segments = self._pricer.price(
@@ -128,11 +132,15 @@ class _Held:
             "status": "ok",
             "instructions": instructions,
             "segments": [[each.cycles, each.lines, each.all_cycles, each.all_lines] for each in segments],
+            "waits": [[each.waits, each.all_waits, each.lanes] for each in segments],
             "heap_bytes": self.machine.heap_peak_bytes,
         }
 
     def _watch(self, order: dict[str, Any], tensors: list[Tensor]) -> None:
-        """Follow the first instructions of each region's first task. What goes wrong will go wrong once more."""
+        """Follow the first instructions of each region's first task. What goes wrong will go wrong once more.
+
+        It sees inputs, which nobody changes, and of outputs what it wrote itself, whatever is written beside it.
+        """
         for index in order["warm"]:
             self._watched.warm(tensors[index])
         with contextlib.suppress(*_ENDED_BY):

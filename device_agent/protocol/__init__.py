@@ -9,6 +9,7 @@ arguments beside the JSON, or come back in one frame (see `pack_frame`).
 from __future__ import annotations
 
 from device_agent.protocol.clocks import EVERY_CLUSTER, Clocks, DomainClocks, OperatingPoint, PinReport, PinStatus
+from device_agent.protocol.core_time import CountedSegment, Segment, count_seconds, split_waits
 from device_agent.protocol.description import Description
 from device_agent.protocol.evidence import Evidence
 from device_agent.protocol.lease import (
@@ -95,6 +96,7 @@ __all__ = [
     "ClaimReport",
     "ClaimStatus",
     "Clocks",
+    "CountedSegment",
     "Description",
     "DomainClocks",
     "Energy",
@@ -117,6 +119,7 @@ __all__ = [
     "ProtocolError",
     "RailPower",
     "RunSpec",
+    "Segment",
     "SensorInfo",
     "StartConditions",
     "Status",
@@ -125,6 +128,7 @@ __all__ = [
     "count_cycles",
     "count_fetched",
     "count_resident",
+    "count_seconds",
     "fence_key",
     "find_processor",
     "format_cpus",
@@ -137,5 +141,6 @@ __all__ = [
     "parse_cpus",
     "parse_fence_key",
     "parse_hz",
+    "split_waits",
     "unpack_frame",
 ]

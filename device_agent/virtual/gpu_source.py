@@ -1,7 +1,8 @@
 """What one launch of a kernel has a GPU do, counted in its CUDA source as TVM writes it. Pure.
 
 Loops have constant bounds there and indices are plain arithmetic, so one block, in the middle of the grid, tells: its
-threads are followed side by side with every loop in the middle of its course. How long that takes is in `gpu_time.py`.
+threads are followed side by side with every loop in the middle of its course. Short loops without a barrier are
+unrolled, as NVRTC does: what is read once stays in registers. How long that takes is in `gpu_time.py`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _BANKS, _WORD_BYTES = 32, 4
 # Instructions that a warp issues for one of these, beside what one addition or multiplication takes: divisions and
 # functions come to a row of them.
 _DIVISION, _FUNCTION, _SHUFFLE = 8, 10, 2
+# Rounds of a loop that is unrolled, and values that stay in registers meanwhile. Assumed.
+_MOST_UNROLLED, _MOST_KEPT = 64, 32
 
 _COMMENT = re.compile(r"/\*.*?\*/")
 _NUMBER = re.compile(r"-?0x[0-9a-f.]+p[+-]\d+f?|\d+\.\d*(?:e[+-]\d+)?f?", re.IGNORECASE)
@@ -34,9 +37,13 @@ _PAIRED = re.compile(r"u?int[234] (\w+) = make_u?int[234]\((.*)\);")
 _VECTOR = re.compile(r"\*\((?:const )?([a-z]+)(\d)\s*\*\)\((\w+) \+ ")
 _VOLATILE = re.compile(r"\(\(volatile \w+\s*\*\)(\w+)\)\[")
 _PLAIN = re.compile(r"\b(\w+)\[")
+_NAME = re.compile(r"\b[A-Za-z_]\w*")
 _CALLS = re.compile(r"\b(?!make_|max\b|min\b|float\b|int\b|__sync|__active|__shfl)(\w+)\(")
 _BYTES = {"double": 8, "int64_t": 8, "longlong": 8, "long": 8, "half": 2, "short": 2, "ushort": 2}
 _SMALL = {"char", "uchar", "bool", "signed", "int8_t", "uint8_t"}
+
+# What differs between threads, among what an expression depends on.
+_THREAD = "threadIdx"
 
 Lanes = NDArray[Any]
 
@@ -84,6 +91,10 @@ class _Walk:
         self._values |= {f"blockIdx_{n}": size // 2 for n, size in zip(names, grid, strict=True)}
         self._masks: list[Lanes] = [np.ones(threads, bool)]
         self._times = [1.0]
+        # Of what is open, the outermost first: its variable, how often it is done, whether it is unrolled.
+        self._loops: list[tuple[str, int, bool]] = [("", 1, False)]
+        self._depends: dict[str, frozenset[str]] = {name: frozenset({_THREAD}) for name in self._values}
+        self._barred: set[int] = set()
         self._global: dict[str, tuple[int, int]] = {}
         for number, words in enumerate(parameters.split(",")):
             if "*" in words:
@@ -97,28 +108,35 @@ class _Walk:
 
     def follow(self, lines: Sequence[str]) -> Counts:
         """Count; what is added and multiplied in equal numbers is one instruction."""
-        for line in lines:
-            self._line(_NUMBER.sub("1", _COMMENT.sub("", line.strip())))
+        self._barred = _find_barred(lines)
+        for number, line in enumerate(lines):
+            self._line(_NUMBER.sub("1", _COMMENT.sub("", line.strip())), number)
         self._counts.arithmetic += max(self._multiplied, self._added)
         self._counts.issued += self._counts.arithmetic
         return self._counts
 
-    def _line(self, line: str) -> None:
+    def _line(self, line: str, number: int) -> None:
         counts, times, mask = self._counts, self._times[-1], self._masks[-1]
         if line.startswith("} else"):
             self._times.pop()
+            self._loops.pop()
             inside = self._masks.pop()
             self._push(times, self._masks[-1] & ~inside)
         elif line == "}":
             if len(self._masks) > 1:
                 self._masks.pop()
                 self._times.pop()
+                self._loops.pop()
         elif found := _FOR.match(line):
             first, last = (self._number(words) for words in found.groups()[1:])
             self._values[found[1]] = (first + last - 1) // 2 if last > first else first
-            self._push(times * max(0, last - first), mask)
-            self._waits = False
-            counts.issued += self._count_warps(mask) * self._times[-1]
+            self._depends[found[1]] = frozenset({found[1]})
+            rounds = max(0, last - first)
+            unrolled = number not in self._barred and rounds <= _MOST_UNROLLED
+            self._push(times * rounds, mask, (found[1], rounds, unrolled))
+            if not unrolled:
+                self._waits = False
+                counts.issued += self._count_warps(mask) * self._times[-1]
         elif line.startswith("if (") and line.endswith("{"):
             self._push(times, mask & self._condition(line[4 : line.rindex(")")]))
         elif line.endswith("{"):
@@ -131,17 +149,58 @@ class _Walk:
             counts.issued += self._count_warps(mask) * times
         elif found := _INTEGERS.match(line):
             self._values[found[1]] = self._evaluate(found[2])
-            counts.issued += self._count_warps(mask) * times
+            self._depends[found[1]] = self._list_dependences(found[2])
+            counts.issued += self._count_warps(mask) * self._count_integers(found[2])
         elif found := _PAIRED.match(line):
             for name, words in zip("xyzw", _split(found[2]), strict=False):
                 self._values[f"{found[1]}_{name}"] = self._evaluate(words)
-            counts.issued += self._count_warps(mask) * times
+                self._depends[f"{found[1]}_{name}"] = self._list_dependences(words)
+            counts.issued += self._count_warps(mask) * self._count_integers(found[2])
         elif line:
             self._statement(line, times, mask)
 
-    def _push(self, times: float, mask: Lanes) -> None:
+    def _push(self, times: float, mask: Lanes, loop: tuple[str, int, bool] = ("", 1, False)) -> None:
         self._times.append(times)
         self._masks.append(mask)
+        self._loops.append(loop)
+
+    def _list_dependences(self, words: str) -> frozenset[str]:
+        """The loops that an expression changes with; `_THREAD` where it differs between threads, or is read."""
+        found: set[str] = set()
+        for name in _NAME.findall(re.sub(r"\b(\w+)\.([xyzw])\b", r"\1_\2", _CASTS.sub("", words))):
+            is_memory = name in self._global or name in self._shared
+            found |= self._depends.get(name, frozenset({_THREAD} if is_memory else ()))
+        return frozenset(found)
+
+    def _count_times(self, words: str) -> float:
+        """How often it is done what hangs on an expression: where loops are unrolled, once for what it changes with."""
+        times, depends, kept = self._times[-1], self._list_dependences(words), 1
+        for name, rounds, unrolled in reversed(self._loops):
+            if not name:
+                continue
+            if not unrolled or not rounds:
+                break
+            if name in depends:
+                kept *= rounds
+            elif kept <= _MOST_KEPT:
+                times /= rounds
+        return times
+
+    def _count_integers(self, words: str) -> float:
+        """The same of arithmetic with integers, which costs nothing where all is known once loops are unrolled."""
+        unrolled = {name for name, _, is_unrolled in self._loops if is_unrolled}
+        return 0.0 if self._list_dependences(words) <= unrolled else self._count_times(words)
+
+    def _count_rounds(self) -> float:
+        """How often a wait for memory begins anew: loads of unrolled loops follow each other."""
+        times = self._times[-1]
+        for name, rounds, unrolled in reversed(self._loops):
+            if not name:
+                continue
+            if not unrolled or not rounds:
+                break
+            times /= rounds
+        return times
 
     def _count_warps(self, mask: Lanes) -> int:
         return len(np.unique(self._warps[mask]))
@@ -178,11 +237,13 @@ class _Walk:
             else:
                 break
             end = _closing(line, first.end(), *ends)
-            waited = self._access(name, line[first.end() : end], width, times, mask) or waited
+            words = line[first.end() : end]
+            read = " = " in line[: first.start()]
+            waited = self._access(name, words, width, self._count_times(words) if read else times, mask) or waited
             line = f"{line[: first.start()]}M{line[end + 1 :]}"
         if waited and not self._waits:
             self._waits = True
-            self._counts.waits += times
+            self._counts.waits += self._count_rounds()
         return line
 
     def _find_plain(self, line: str) -> re.Match[str] | None:
@@ -226,6 +287,21 @@ class _Walk:
             return eval(expression, {"__builtins__": {}}, self._values)  # noqa: S307 - our compiler's own words
         except (SyntaxError, NameError, TypeError, ValueError, ZeroDivisionError):
             return np.arange(self._masks[0].size) * 1009 % 65521
+
+
+def _find_barred(lines: Sequence[str]) -> set[int]:
+    """The numbers of lines that open what has a barrier in it."""
+    barred: set[int] = set()
+    opened: list[int] = []
+    for number, line in enumerate(lines):
+        text = line.strip()
+        if text.startswith("}") and opened:
+            opened.pop()
+        if text.endswith("{"):
+            opened.append(number)
+        if "__syncthreads" in text:
+            barred |= set(opened)
+    return barred
 
 
 def _to_python(words: str) -> str:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from device_agent.plan import Segment
+from device_agent.protocol import Segment
 from device_agent.virtual.gpu_time import Kernel
 
 # Long enough that neither the clock's resolution nor the call beside the counted ones shows.

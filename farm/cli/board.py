@@ -36,6 +36,7 @@ _ELSEWHERE = {
     "provision": ("provision", "provision"),
     "doctor": ("doctor", "board_doctor"),
     "certify": ("board_certify", "certify"),
+    "calibrate-model": ("board_calibrate", "calibrate_model"),
 }
 
 app = typer.Typer(**_NOUN)
@@ -125,7 +126,13 @@ def add(
         typer.Option("--ssh", metavar="[USER@]HOST[:PORT]", help="SSH address; HOST may be an alias of ~/.ssh/config."),
     ] = None,
     virtual: Annotated[
-        str | None, typer.Option("--virtual", metavar="TYPE", help="Board type of which to make a virtual board.")
+        str | None,
+        typer.Option(
+            "--virtual",
+            metavar="TYPE",
+            help="Board type of which to make a virtual board. Its own code is emulated where its core is described; "
+            "with FARM_VIRTUAL_CODE=native, for `farm up` and all other commands, it runs this machine's.",
+        ),
     ] = None,
     time: Annotated[
         Literal["lapsed", "live"],

@@ -35,10 +35,12 @@ def certify(
     """Check a board's hardware for a minute or two, harmlessly, and write a report that can be sent away.
 
     What `farm board doctor` checks, then clock tables, holding and letting go, speed against the clock, rails and
-    power, and what would tell of throttling. Every clock is as before afterwards; Ctrl-C leaves nothing behind.
+    power, what would tell of throttling, and what programs take beside what the model of the core says. Every clock is
+    as before afterwards; Ctrl-C leaves nothing behind.
     """
 
     def work() -> None:
+        from farm.artifacts.priced import plan_prices
         from farm.services.board_certify import certify_board
 
         timeout_s = read_duration_s("--timeout", timeout)
@@ -46,7 +48,9 @@ def certify(
         if folder.exists() and (not folder.is_dir() or any(one.name not in (PAGE, JSON) for one in folder.iterdir())):
             raise UsageError(f"{folder} holds something else than a report", "Give a folder of its own with --out.")
         show = (lambda check: None) if json else print_check
-        found = certify_board(farm_settings.load(), name, timeout_s, names, show, output.stderr.print)
+        settings = farm_settings.load()
+        prices = plan_prices(settings)
+        found = certify_board(settings, name, timeout_s, names, show, output.stderr.print, prices)
         if found.document is not None:
             paths = write_certificate(found.document, folder)
             if json:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
+from farm import emulation
 from farm.cli import options, output, record_exchange, tables
 from farm.cli import record_filters as filters
 from farm.cli.record_filters import Filters
 from farm.errors import UsageError
-from farm.inventory.board_types import require_board_type
+from farm.inventory.board_types import load_board_types, require_board_type
+from farm.store import Store
 from farm.values import DEFAULT_POINT, Record
 
 app = typer.Typer(help="Records: the best verified trial of each workload.", no_args_is_help=True)
 record_exchange.register(app)
+
+# What a virtual board's record says whose code is not the board's.
+_NATIVE = (
+    "code of a simulating machine, at what it cost that machine (version 0.1, and FARM_VIRTUAL_CODE=native since): "
+    "it says nothing of the board and serves none of its own code"
+)
 
 _Which = Annotated[
     str, typer.Argument(metavar="WORKLOAD", help="Workload: its hash, the first digits of it, or its name.")
@@ -45,12 +54,13 @@ def list_records(
     def work() -> None:
         with options.open_store() as store:
             records = wanted.fetch(store)
+            codes = name_codes(store, records)
             others = "" if records else wanted.explain_none(store)
         if json:
-            output.print_json([_to_document(each) for each in records])
+            output.print_json([_to_document(each, codes) for each in records])
             return
         empty = "no records that were asked for" if wanted.chooses else "no records yet; `farm tune MODEL` makes some"
-        _print_records(records, empty)
+        _print_records(records, codes, empty)
         if others:
             output.stderr.print(others)
 
@@ -66,19 +76,22 @@ def show_record(workload: _Which, json: options.Json = False, debug: options.Deb
             key, name = filters.require_workload(store, workload)
             about = store.fetch_workload_rows([key])[key]
             records = store.fetch_records(workloads=[key], simulated=None)
+            codes = name_codes(store, records)
         if json:
             kept = {field: about[field] for field in ("hash", "name", "flop", "arguments", "target", "pipeline")}
-            kept["records"] = [_to_document(each) | {"evidence": each.evidence} for each in records]
+            kept["records"] = [_to_document(each, codes) | {"evidence": each.evidence} for each in records]
             output.print_json(kept)
             return
         shapes = ", ".join(f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}" for shape, dtype in about["arguments"])
         told = (f"workload {key}", name, f"arguments: {shapes}", f"pipeline: {about['pipeline']}")
         for line in (*told, "target: " + " ".join(f"{k}={v}" for k, v in about["target"].items())):
             output.say(line)
-        _print_records(records, "no record; `farm record best` shows what was measured")
+        _print_records(records, codes, "no record; `farm record best` shows what was measured")
         for each in records:
             where = f"{each.board_type} at {each.operating_point}"
             output.say(f"{where}: {_tell_evidence(each)}")
+            if codes.get(each.workload) == emulation.NATIVE and each.simulated:
+                output.say(f"{where}: {_NATIVE}")
             if each.origin:
                 output.say(f"{where}: {_tell_origin(each)}")
 
@@ -175,12 +188,13 @@ def prune(
             raise UsageError("which records?", "Choose with --until 90d, --imported, --board-type TYPE or the like.")
         with options.open_store() as store:
             records = wanted.fetch(store)
+            codes = name_codes(store, records)
             others = "" if records else wanted.explain_none(store)
             gone = 0 if dry_run else store.remove_records(records)
         if json:
-            output.print_json({"forgotten": gone, "records": [_to_document(each) for each in records]})
+            output.print_json({"forgotten": gone, "records": [_to_document(each, codes) for each in records]})
             return
-        _print_records(records, "no records that were asked for")
+        _print_records(records, codes, "no records that were asked for")
         output.stderr.print(
             f"{len(records)} records would be forgotten" if dry_run else f"{gone} records are forgotten"
         )
@@ -190,7 +204,20 @@ def prune(
     output.run(work, debug)
 
 
-def _to_document(record: Record) -> dict[str, Any]:
+def name_codes(store: Store, records: Sequence[Record]) -> dict[str, str]:
+    """By workload of simulated records, whose code it is: `emulation.name_code`. Not of GPUs', which have one model."""
+    simulated = [each for each in records if each.simulated and each.device != "gpu"]
+    rows = store.fetch_workload_rows([each.workload for each in simulated])
+    known = load_board_types()
+    found: dict[str, str] = {}
+    for each in simulated:
+        if each.board_type in known and each.workload in rows:
+            mtriple = str(rows[each.workload]["target"].get("mtriple", ""))
+            found[each.workload] = emulation.name_code(known[each.board_type], mtriple)
+    return found
+
+
+def _to_document(record: Record, codes: Mapping[str, str]) -> dict[str, Any]:
     return {
         "workload": record.workload,
         "name": record.workload_name,
@@ -203,18 +230,26 @@ def _to_document(record: Record) -> dict[str, Any]:
         "gflops": record.flop / record.median_s / 1e9,
         "max_rel_error": record.max_rel_error,
         "simulated": record.simulated,
+        "virtual_code": (codes.get(record.workload) or None) if record.simulated else None,
         "verified_at": record.verified_at,
         "origin": record.origin,
     }
 
 
-def _print_records(records: list[Record], empty: str) -> None:
+def _name_place(record: Record, codes: Mapping[str, str]) -> str:
+    place = record.board_type + (" GPU" if record.device == "gpu" else "")
+    if not record.simulated:
+        return place
+    return f"{place} (simulated{', native' if codes.get(record.workload) == emulation.NATIVE else ''})"
+
+
+def _print_records(records: list[Record], codes: Mapping[str, str], empty: str) -> None:
     tables.print_table(
         ("Name", "Board type", "Clocks", "Latency (us)", "GFLOPS", "Max rel. error", "Verified", "From", "Workload"),
         [
             (
                 r.workload_name,
-                r.board_type + (" GPU" if r.device == "gpu" else "") + (" (simulated)" if r.simulated else ""),
+                _name_place(r, codes),
                 _show_point(r.operating_point),
                 f"{r.median_s * 1e6:,.1f}",
                 f"{r.flop / r.median_s / 1e9:.2f}",

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from farm import emulation
 from farm import settings as farm_settings
 from farm.artifacts.listed import ToCompile, to_name
 from farm.artifacts.places import require_room
 from farm.cli import options, ordered_packages, output
 from farm.cli.campaign_screen import CampaignScreen
 from farm.cli.durations import read_duration_s
+from farm.connectivity.services_state import is_held
 from farm.crew.virtual import require_virtual
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType, require_board_type
@@ -49,6 +52,14 @@ def tune(
             help="Measure on virtual boards of the type, made if there are none, and make a package.",
         ),
     ] = False,
+    native: Annotated[
+        bool,
+        typer.Option(
+            "--native",
+            help="With --virtual: they run this machine's code, faster, at costs that say nothing of the board "
+            "(FARM_VIRTUAL_CODE=native).",
+        ),
+    ] = False,
     compile_to: ordered_packages.CompileTo = None,
     trials: options.Trials = 128,
     ops: Annotated[
@@ -75,6 +86,8 @@ def tune(
         wait_s = read_duration_s("--wait", wait)
         if virtual and (board_type is None or board is not None):
             raise UsageError("--virtual needs --board-type, and goes without --board", "`farm board types` lists them.")
+        if native:
+            _require_native(virtual)
         folder = Path() if virtual and compile_to is None else compile_to
         if folder is not None:
             require_room(folder)
@@ -127,6 +140,19 @@ def tune(
             raise error
 
     output.run(work, debug)
+
+
+def _require_native(virtual: bool) -> None:
+    """Have virtual boards run this machine's code in what this command starts. Raises UsageError."""
+    if not virtual:
+        raise UsageError("--native goes with --virtual", "FARM_VIRTUAL_CODE=native does the same of all commands.")
+    settings = farm_settings.load()
+    if settings.virtual_code != emulation.NATIVE and is_held(settings.home_path):
+        raise UsageError(
+            "the farm's services are up, and the virtual boards that they keep run their own code",
+            "`farm down` first, or: FARM_VIRTUAL_CODE=native farm up.",
+        )
+    os.environ["FARM_VIRTUAL_CODE"] = emulation.NATIVE
 
 
 def _choose_board(store: Store, board_type: str | None, board: str | None) -> tuple[BoardType, str | None]:

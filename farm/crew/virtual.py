@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+from farm import emulation
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
 from farm.store import Store
@@ -22,9 +23,11 @@ def require_model(kind: BoardType) -> None:
 def require_virtual(store: Store, kind: BoardType, by: str) -> list[str]:
     """Register virtual boards of a type where there are none; returns the names of new ones.
 
-    Raises UsageError for a type that has no model.
+    Raises UsageError for a type that has no model, UnavailableError where they would run their own code and cannot.
     """
     require_model(kind)
+    if emulation.runs_own_code(kind):
+        emulation.require_installed()
     rows = store.fetch_boards()
     if any(row["simulated"] and row["board_type"] == kind.name for row in rows):
         return []

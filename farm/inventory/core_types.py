@@ -1,16 +1,25 @@
 """Kinds of processor cores, read from `inventory/core_types`: what predictions of speed know of them.
 
+Two constants of a core may come from a folder of the user's, fitted to a board's certificate.
+
 Which core a board has is its target's `mcpu`; what the numbers lead to is `farm.search.cores`' business.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Annotated
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import pydantic
 
+from farm.errors import UsageError
 from farm.inventory import documents, paths
+
+# Names a folder with constants that were fitted to a board, one YAML file a core type; agents read the same one.
+FITTED_FOLDER_VARIABLE = "FARM_CORE_TYPES"
 
 Count = Annotated[int, pydantic.Field(strict=True, gt=0)]
 Rate = Annotated[float, pydantic.Field(gt=0)]
@@ -88,12 +97,58 @@ class CoreType(documents.StrictModel):
     memory_bytes_per_s: Rate
     pipeline: Pipeline | None = None
 
+    def list_costs(self) -> Mapping[str, Any]:
+        """What `device_agent.protocol.count_seconds` asks of a core. Its pipeline must be described."""
+        assert self.pipeline is not None
+        return {
+            "call_cycles": self.pipeline.call_cycles,
+            "region_cycles": self.pipeline.region_cycles,
+            "core_bytes_per_s": self.far_bytes_per_cycle * self.freq_hz,
+            "memory_bytes_per_s": self.memory_bytes_per_s,
+        }
+
+
+class FittedConstants(documents.StrictModel):
+    """The two constants of a core type's pipeline that a board may be asked for, as a board's certificate has them."""
+
+    name: str
+    sources: tuple[str, ...] = pydantic.Field(min_length=1)
+    wait_cycles: Rate
+    crowding: float = pydantic.Field(ge=0)
+
 
 @functools.cache
 def load_core_types() -> tuple[CoreType, ...]:
-    """All core types, by name. Raises UsageError where a file is wrong."""
+    """All core types, by name, with the constants of FARM_CORE_TYPES. Raises UsageError where a file is wrong."""
     folder = paths.require_inventory_folder() / "core_types"
-    return tuple(documents.read_document(path, CoreType) for path in sorted(folder.glob("*.yaml")))
+    found = [documents.read_document(path, CoreType) for path in sorted(folder.glob("*.yaml"))]
+    fitted = {each.name: each for each in _read_fitted({core.name for core in found if core.pipeline})}
+    return tuple(_apply(core, fitted.get(core.name)) for core in found)
+
+
+def _read_fitted(known: set[str]) -> list[FittedConstants]:
+    if not (setting := os.environ.get(FITTED_FOLDER_VARIABLE)):
+        return []
+    folder = pathlib.Path(setting).expanduser()
+    if not folder.is_dir():
+        raise UsageError(f"{FITTED_FOLDER_VARIABLE} names {setting!r}, which is not a folder")
+    found = []
+    for path in sorted(folder.glob("*.yaml")):
+        fitted = documents.read_document(path, FittedConstants)
+        if fitted.name != path.stem or fitted.name not in known:
+            raise UsageError(
+                f"{path}: name is {fitted.name!r}; it must be the file's, and one of {', '.join(sorted(known))}"
+            )
+        found.append(fitted)
+    return found
+
+
+def _apply(core: CoreType, fitted: FittedConstants | None) -> CoreType:
+    if fitted is None or core.pipeline is None:
+        return core
+    constants = {"wait_cycles": fitted.wait_cycles, "crowding": fitted.crowding}
+    sources = (*core.sources, *fitted.sources)
+    return core.model_copy(update={"pipeline": core.pipeline.model_copy(update=constants), "sources": sources})
 
 
 def find_core_type(mcpu: str, machine: str) -> CoreType | None:

@@ -68,6 +68,19 @@ def _list_facts(facts: Mapping[str, Any]) -> list[str]:
         ]
         head = ("clock", "asked MHz", "reached MHz", "ms", "what was said")
         parts += ["## Points held", foreign.table(head, rows, left=(0, 4))]
+    if runs := (facts.get("prices") or {}).get("runs"):
+        rows = [
+            (
+                one["program"],
+                str(one["threads"]),
+                f"{one['measured_s'] * 1e3:.4g}",
+                f"{one['priced_s'] * 1e3:.4g}",
+                f"{one['priced_s'] / one['measured_s']:.2f}",
+            )
+            for one in runs
+        ]
+        head = ("program", "threads", "measured ms", "priced ms", "priced over measured")
+        parts += ["## What programs take, and cost by the model of the core", foreign.table(head, rows)]
     if any((facts.get("power") or {}).values()):
         parts += [
             "## Power",

@@ -11,7 +11,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,18 @@ class Certificate:
 
 
 def certify_board(
-    settings: Settings, name: str, timeout_s: float, names: bool, show: Show, note: Callable[[str], None]
+    settings: Settings,
+    name: str,
+    timeout_s: float,
+    names: bool,
+    show: Show,
+    note: Callable[[str], None],
+    plan_more: Callable[[HardwareChecks], Sequence[tuple[str, Work]]] = lambda hardware: (),
 ) -> Certificate:
     """Examine one board within `timeout_s` once it is reached; every clock is let go of, however this ends.
 
-    `names` leaves in what names boards, hosts and addresses. Raises UsageError for a board that is not registered.
+    `names` leaves in what names boards, hosts and addresses; `plan_more` are checks that need what is above services.
+    Raises UsageError for a board that is not registered.
     """
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store(settings.store_location))
@@ -71,7 +78,8 @@ def certify_board(
         kind = require_board_type(str(board["board_type"]))
         run.facts["clocks_before"] = about.clocks.to_dict()
         hardware = HardwareChecks(session, kind, about.clocks, agent.require_kernel, run.facts)
-        hops = [*agent.plan_board(), ("versions", lambda: _describe_versions(about.agent_version)), *hardware.plan()]
+        versions = ("versions", lambda: _describe_versions(about.agent_version))
+        hops = [*agent.plan_board(), versions, *hardware.plan(plan_more(hardware))]
         run_each([(hop, run.watched(work)) for hop, work in agent.guarded(hops)], run.note, lambda: run.over)
         run.facts["description"] = {
             key: value for key, value in about.to_dict().items() if key not in ("name", "clocks", "sensors")

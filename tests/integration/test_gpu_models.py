@@ -98,14 +98,14 @@ def test_a_model_on_the_gpu_gives_the_references_output(board: BoardSession, lib
 def test_gpu_clocks_change_time_and_power(
     folder: pathlib.Path, start_agent: Callable[..., Agent], library: bytes
 ) -> None:
-    """A third of the GPU's clock takes longer and draws less; in another session the same again, to the digit."""
+    """A twelfth of the GPU's clock takes longer and draws less; in another session the same again, to the digit."""
     options = ("--virtual", "jetson-nano", "--port", "9600", "--port-end", "9699", "--gpu-folder", str(folder))
     agent = start_agent(*options)
     spec = dataclasses.replace(SPEC, runs=3, energy=EnergySpec(min_updates=2, limit_s=3.0, idle_s=0.0))
     seen = []
     for _ in range(2):
         with connect(agent) as board:
-            for gpu_hz in (921_600_000, 307_200_000):
+            for gpu_hz in (921_600_000, 76_800_000):
                 report = board.pin(OperatingPoint(cpu_freq_hz={"a57": 1_479_000_000}, gpu_freq_hz=gpu_hz))
                 assert report.status is PinStatus.OK, report.message
                 outcome, _ = board.run_model(spec, library, feed())
@@ -114,8 +114,8 @@ def test_gpu_clocks_change_time_and_power(
                 watts = {rail.rail: rail.power_w for rail in outcome.energy.busy.rails}["POM_5V_GPU"]
                 seen.append((statistics.median(outcome.latency_s), watts))
     (fast_s, fast_w), (slow_s, slow_w) = seen[:2]
-    # Starting kernels takes the processor some of it.
-    assert 1.2 < slow_s / fast_s < 3.0
+    # At the high clock the processor, which starts kernels, takes longer than these do.
+    assert 1.05 < slow_s / fast_s < 12.0
     assert slow_w < fast_w
     assert seen[2:] == seen[:2]
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 
-from device_agent.protocol.processors import BlockWork, count_cycles, count_resident, find_processor
+from device_agent.protocol.processors import WARP, BlockWork, count_cycles, count_resident, find_processor
 from device_agent.virtual import gpu_source, gpu_time
 from device_agent.virtual.gpu_source import Counts
 
@@ -17,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(128) scale(float* __restrict__ a, f
   s[((int)threadIdx.x)] = a[((((int)blockIdx.x) * 128) + ((int)threadIdx.x))];
   __syncthreads();
   for (int k = 0; k < 10; ++k) {
-    l[(k & 3)] = (l[(k & 3)] + (s[((((int)threadIdx.x) * STRIDE) & 127)] * 0x1.8p+0f/*1.5*/));
+    l[(k & 3)] = (l[(k & 3)] + (s[(((((int)threadIdx.x) * STRIDE) + k) & 127)] * 0x1.8p+0f/*1.5*/));
   }
   if (((int)threadIdx.x) < 32) {
     b[(((int)blockIdx.x) + (((int)threadIdx.x) * PITCH))] = l[0];
@@ -125,3 +128,102 @@ def test_equal_launches_are_one_line() -> None:
     kernels = gpu_time.sum_up([first, second, first, first, second, first], FACTS, 2)
     assert [kernel.times for kernel in kernels] == [2, 1]
     assert kernels[1].cycles > 1.5 * kernels[0].cycles
+
+
+# A product of matrices as families write it: tiles in shared memory, results of a thread in its registers.
+PRODUCT = """
+extern "C" __global__ void __launch_bounds__(THREADS) product(float* __restrict__ a, float* __restrict__ b, float* __restrict__ c) {
+  __shared__ float s[STAGED];
+  float l[HELD];
+  for (int k = 0; k < STEPS; ++k) {
+    __syncthreads();
+    s[((int)threadIdx.x)] = a[(((((int)blockIdx.x) * THREADS) + (k * THREADS)) + ((int)threadIdx.x))];
+    __syncthreads();
+    for (int j = 0; j < HELD; ++j) {
+      for (int i = 0; i < INNER; ++i) {
+        l[j] = (l[j] + (s[(i & (THREADS - 1))] * b[((k * INNER) + i)]));
+      }
+    }
+  }
+  for (int j = 0; j < HELD; ++j) {
+    c[((((((int)blockIdx.x) * HELD) + j) * THREADS) + ((int)threadIdx.x))] = l[j];
+  }
+}
+"""  # noqa: E501
+BOARDS = st.sampled_from(("sm_53", "sm_62", "sm_72", "sm_87"))
+
+
+@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.given(
+    BOARDS, st.integers(1, 8), st.sampled_from((32, 64, 128, 256)), *[st.integers(1, 12)] * 3, st.integers(1, 400)
+)
+def test_no_kernel_beats_its_multiply_adds_or_the_memory(
+    arch: str, processors: int, threads: int, held: int, steps: int, inner: int, blocks: int
+) -> None:
+    """Whatever its tiles: all multiply-adds on all lanes, and everything that it reads and writes once."""
+    source = PRODUCT
+    words = {"THREADS": threads, "STAGED": threads, "HELD": held, "STEPS": steps, "INNER": inner}
+    for word, value in words.items():
+        source = source.replace(word, str(value))
+    sizes = (4 * threads * (blocks + steps), 4 * steps * inner, 4 * threads * held * blocks)
+    made = gpu_time.Launch(source, "product", (blocks, 1, 1), (threads, 1, 1), 0, sizes)
+    facts = FACTS | {"arch": arch, "processors": processors}
+    (kernel,) = gpu_time.sum_up([made], facts, 1)
+    products = blocks * threads * held * steps * inner
+    assert kernel.cycles >= products / (find_processor(arch).lanes * processors)
+    assert kernel.moved_bytes >= 4 * threads * held * blocks
+    for hz, share in ((9e8, 1.0), (7e7, 0.3)):
+        seconds, computing, moving = gpu_time.compute_seconds([kernel], facts, hz, share)
+        assert seconds >= products / (find_processor(arch).lanes * processors * hz)
+        assert seconds >= kernel.moved_bytes / (25.6e9 * share)
+        assert max(computing, moving) <= 1
+
+
+@hypothesis.given(
+    BOARDS, st.integers(1, 1024), *[st.floats(0, 1e7)] * 5, st.integers(1, 64), st.integers(1, 10**5), st.integers(1, 8)
+)
+def test_blocks_take_what_their_instructions_take(
+    arch: str,
+    threads: int,
+    issued: float,
+    turns: float,
+    sectors: float,
+    waits: float,
+    barriers: float,
+    held: int,
+    blocks: int,
+    processors: int,
+) -> None:
+    """No occupancy has a processor issue more than it has lanes for."""
+    unit = find_processor(arch)
+    work = BlockWork(threads, issued, turns, sectors, waits, barriers, held)
+    resident = count_resident(unit, threads, 32, 0)
+    cycles = count_cycles(work, unit, blocks, resident, processors) * (1 + 1e-9)
+    assert cycles >= blocks * issued * WARP / (unit.lanes * processors)
+    assert cycles >= math.ceil(blocks / processors) * turns
+
+
+def test_what_is_read_once_stays_in_registers() -> None:
+    """Of a tile of 4 x 8 results eight values and four are read a step, not 64; loops over them cost no instruction."""
+    source = """
+extern "C" __global__ void __launch_bounds__(32) tile(float* __restrict__ a, float* __restrict__ b) {
+  __shared__ float s[256];
+  float l[32];
+  for (int k = 0; k < 100; ++k) {
+    __syncthreads();
+    s[((int)threadIdx.x)] = a[((k * 32) + ((int)threadIdx.x))];
+    __syncthreads();
+    for (int i = 0; i < 4; ++i) {
+      for (int j = 0; j < 8; ++j) {
+        int cse = ((i * 8) + j);
+        l[cse] = (l[cse] + (s[i] * s[(j + 128)]));
+      }
+    }
+  }
+}
+"""
+    found = gpu_source.count(source, "tile", (1, 1, 1), (32, 1, 1))
+    assert found.arithmetic == 100 * 32
+    assert found.shared == 100 * (1 + 4 + 8)
+    # Rounds, barriers, the load and its store, and what is read of the tile.
+    assert found.issued == found.arithmetic + 100 * (1 + 2 + 2 + 12)

@@ -1,0 +1,102 @@
+"""Whole models as a virtual Nano's GPU prices them, beside TensorRT's published latencies and what the GPU can at most.
+
+Our code without a trial, in float32; TensorRT's is in half precision, of which a Nano does two in the place of one. The
+models are run once on a virtual GPU, for what they launch; no time here is this machine's. Default budget: 5 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import _machine
+import gpu_models
+import onnx
+
+from device_agent.protocol import WARP, find_processor
+from device_agent.virtual import gpu_source, gpu_time
+from farm.artifacts.compile import compile_model
+from farm.gpu import code, native
+from farm.inventory.board_types import load_board_types
+from farm.models.inputs import InputSpec, make_inputs
+from farm.models.zoo import ZOO
+from farm.search import gpus, target
+
+BOARD = "jetson-nano"
+# Latency in ms, float16, batch 1, clocks at their highest.
+SOURCE = "NVIDIA-AI-IOT/torch2trt, benchmarks/JETSON_NANO.md"
+PUBLISHED_MS = {"squeezenet1.1": 4.34, "resnet18": 11.4, "resnet50": 29.8}
+# What nobody beats TensorRT by without a reason.
+_LEAST = 2 / 3
+
+
+def main() -> None:
+    parser = _machine.parser(__doc__)
+    parser.add_argument("--models", default=",".join(PUBLISHED_MS), help="of these (default)")
+    options = parser.parse_args()
+    if options.quick:
+        options.models = "squeezenet1.1"
+    with _machine.only_json() as emit, tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
+        emit("gpu_prices", vars(options), measure(options, Path(folder)))
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    native.prepare(folder)
+    rows = [price(name, folder) for name in options.models.split(",")]
+    return {
+        "published": SOURCE,
+        "rows": rows,
+        "below_a_bound": [row["model"] for row in rows if row["price_ms"] < max(row["compute_ms"], row["memory_ms"])],
+        "beats_by_more_than_a_third": [row["model"] for row in rows if row["price_over_published"] < _LEAST],
+    }
+
+
+def price(name: str, folder: Path) -> dict[str, Any]:
+    """One model: its price at the highest clocks, what its multiply-adds and its weights alone take there."""
+    kind, entry = load_board_types()[BOARD], ZOO[name]
+    gpu = kind.gpu
+    assert gpu is not None
+    assert gpu.processors is not None
+    assert gpu.memory_bytes_per_s is not None
+    _machine.say(f"{name}: compiling")
+    config = gpus.to_config(BOARD, code.plan_gpu(kind), target.host_target(2), simulated=True)
+    model = onnx.load_model_from_string(entry.build())
+    made = compile_model(model, entry.input_shapes, config, gpus.PIPELINE, [], None)
+    inputs = make_inputs([InputSpec(*each, "float32") for each in entry.input_shapes.items()], 0)
+    _machine.say(f"{name}: running once")
+    gpu_time.take_launches()
+    gpu_models.run(made.library, inputs, BOARD, folder / f"{name}.so")
+    launches = gpu_time.take_launches()
+    facts = {"arch": gpu.arch, "processors": gpu.processors, "memory_bytes_per_s": gpu.memory_bytes_per_s, "stretch": 1}
+    kernels = gpu_time.sum_up(launches, facts, 1)
+    gpu_hz = float(max(gpu.freqs_hz))
+    seconds, computing, moving = gpu_time.compute_seconds(kernels, facts, gpu_hz, 1.0)
+    products = entry.flop / 2
+    counted = sum(count_products(launch) for launch in launches)
+    per_s = find_processor(gpu.arch).lanes * gpu.processors * gpu_hz
+    published = PUBLISHED_MS.get(name)
+    return {
+        "model": name,
+        "launches": len(launches),
+        "price_ms": _machine.round_to(seconds * 1e3),
+        "published_ms": published,
+        "price_over_published": _machine.round_to(seconds * 1e3 / published, 3) if published else None,
+        "compute_ms": _machine.round_to(products / per_s * 1e3),
+        "memory_ms": _machine.round_to(4 * entry.parameters / gpu.memory_bytes_per_s * 1e3),
+        "counted_over_products": _machine.round_to(counted / products, 3),
+        "busy": {"processors": _machine.round_to(computing, 3), "memory": _machine.round_to(moving, 3)},
+    }
+
+
+def count_products(launch: gpu_time.Launch) -> float:
+    """Arithmetic instructions of all threads of a launch: of a convolution, its multiply-adds at least."""
+    blocks = 1
+    for each in launch.grid:
+        blocks *= each
+    return gpu_source.count(launch.source, launch.kernel, launch.grid, launch.block).arithmetic * WARP * blocks
+
+
+if __name__ == "__main__":
+    main()

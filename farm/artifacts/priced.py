@@ -1,0 +1,220 @@
+"""What programs take on a board that is certified, beside what the model of its core says of the same code.
+
+Micro-kernels and small models without a record, on one core and on all. Counted in the emulator's process, on this
+machine (`device_agent/emulated/pricing.py`); constants are fitted to it in `farm.services.calibrate_model`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from device_agent.protocol import CountedSegment, Engine, Limits, OperatingPoint, PinStatus, RunSpec, Status
+from farm import emulation
+from farm.artifacts.compile import compile_model
+from farm.errors import DeadlineError, InternalError, PermanentError, UnavailableError
+from farm.inventory.board_types import BoardType, Target
+from farm.inventory.core_types import CoreType
+from farm.measure.arrays import pack_arrays
+from farm.models.inputs import make_inputs, read_inputs, resolve_inputs
+from farm.models.source import resolve_model
+from farm.processes.compile_subprocess import compile_in_subprocess
+from farm.search import streams
+from farm.search.build import golden
+from farm.services.calibrate_model import PricedRun
+from farm.services.certify_hardware import HardwareChecks
+from farm.services.checks import Doubt, Work
+from farm.settings import Settings
+
+# Small enough to be emulated in seconds, alone and together; the last one is what published figures are of.
+MODELS = ("mnist_cnn", "cifar_resnet20", "squeezenet1.1")
+_RUNS, _WARMUP = 7, 2
+_COUNT_TIMEOUT_S = 240.0
+# What docs/fidelity.md hopes for: in the middle, and at worst.
+_MIDDLE, _WORST = 0.20, 0.40
+_FIT = "`farm board calibrate-model REPORT` fits the model's two constants to this report."
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """Code for the board, and what it is given; run on so many threads, one after the other."""
+
+    name: str
+    engine: Engine
+    entry: str
+    library: bytes = dataclasses.field(repr=False)
+    inputs: Mapping[str, Any] = dataclasses.field(repr=False)
+    threads: tuple[int, ...]
+
+
+def plan_prices(
+    settings: Settings, models: Sequence[str] = MODELS
+) -> Callable[[HardwareChecks], list[tuple[str, Work]]]:
+    """What `certify_board` takes as more checks."""
+    return lambda hardware: [("prices", lambda: price_programs(hardware, settings, models))]
+
+
+def price_programs(hardware: HardwareChecks, settings: Settings, models: Sequence[str]) -> str | Doubt:
+    """Run the programs at the highest clocks, and price them; both are in the facts. Raises FarmError."""
+    kind, about = hardware.kind, hardware.session.description
+    core = emulation.find_core(kind)
+    if core is None or kind.target is None:
+        return "not compared: there is no model of its cores"
+    if about.architecture != kind.target.mtriple.partition("-")[0]:
+        return f"not compared: it runs code for {about.architecture}, as virtual boards may"
+    try:
+        natives = emulation.prepare(dataclasses.replace(settings, virtual_code=emulation.EMULATED))
+    except UnavailableError as error:
+        return Doubt(f"not compared: {error.message}", error.hint)
+    assert natives is not None
+    cores = min(kind.target.num_cores, len(about.cores_online) or kind.target.num_cores)
+    programs = [_take_golden(hardware.require_kernel()), *_build_apart(kind, kind.target, cores, models)]
+    hz, measured_s, missing = _measure(hardware, settings, programs)
+    programs = [each for each in programs if each.name not in missing]
+    if not programs:
+        raise PermanentError("; ".join(missing.values()))
+    counted, uncounted = _count(kind, natives, settings, programs)
+    runs = []
+    for (name, threads), rows in counted.items():
+        segments = tuple(CountedSegment(*row) for row in rows)
+        runs.append(PricedRun(name, threads, measured_s[name, threads], hz, segments))
+    if not runs:
+        raise PermanentError("; ".join(uncounted.values()))
+    said = _judge(hardware, core, runs)
+    if missing or uncounted:
+        detail = said.detail if isinstance(said, Doubt) else said
+        return Doubt("; ".join([*missing.values(), *uncounted.values(), detail]), _FIT)
+    return said
+
+
+def _judge(hardware: HardwareChecks, core: CoreType, runs: Sequence[PricedRun]) -> str | Doubt:
+    assert core.pipeline is not None
+    constants = (core.pipeline.wait_cycles, core.pipeline.crowding)
+    rows, errors = [], []
+    for run in runs:
+        price_s = run.price_s(core, *constants)
+        errors.append((abs(price_s / run.measured_s - 1), f"{run.name} on {run.threads}"))
+        row = {"program": run.name, "threads": run.threads, "hz": run.hz, "measured_s": run.measured_s}
+        rows.append(row | {"priced_s": price_s, "segments": [dataclasses.astuple(each) for each in run.segments]})
+    hardware.facts["prices"] = {"core": core.name, **dict(zip(("wait_cycles", "crowding"), constants, strict=True))}
+    hardware.facts["prices"]["runs"] = rows
+    middle, (worst, which) = statistics.median(each for each, _ in errors), max(errors)
+    said = f"{len(runs)} runs: prices are off by {middle:.0%} in the middle, by {worst:.0%} at worst ({which})"
+    return Doubt(said, _FIT) if middle > _MIDDLE or worst > _WORST else said
+
+
+def _take_golden(kernel: golden.GoldenKernel) -> Program:
+    return Program("golden matmul", Engine.KERNEL, golden.ENTRY, kernel.library, golden.make_inputs(), (1,))
+
+
+def _build_apart(kind: BoardType, target: Target, cores: int, models: Sequence[str]) -> list[Program]:
+    threads = tuple(sorted({1, cores}))
+    found = [resolve_model(name) for name in models]
+    inputs = [resolve_inputs(read_inputs(source.load()), {}) for source in found]
+    shapes = [{each.name: each.static_shape for each in one} for one in inputs]
+    built = compile_in_subprocess(
+        functools.partial(_build, kind, target, cores, models, shapes), "what is to be priced"
+    )
+    given = [*(each.make_inputs(cores) for each in streams.STREAMS), *(make_inputs(each, 0) for each in inputs)]
+    names = [*((each.name, Engine.KERNEL, streams.ENTRY) for each in streams.STREAMS)]
+    names += [(name, Engine.RELAX_VM, "main") for name in models]
+    return [
+        Program(*about, library, arrays, threads) for about, library, arrays in zip(names, built, given, strict=True)
+    ]
+
+
+def _build(
+    kind: BoardType, target: Target, cores: int, models: Sequence[str], shapes: Sequence[Mapping[str, tuple[int, ...]]]
+) -> list[bytes]:
+    """The libraries: streams, then models without a record. Loads TVM's compiler."""
+    config = target.to_tvm()
+    made = [streams.build(each, config, cores) for each in streams.STREAMS]
+    for name, shape in zip(models, shapes, strict=True):
+        model = resolve_model(name).load()
+        made.append(compile_model(model, shape, config, kind.pipeline, (), kind.link_triple).library)
+    return made
+
+
+def _list_runs(programs: Sequence[Program]) -> list[tuple[Program, int]]:
+    return [(program, threads) for program in programs for threads in program.threads]
+
+
+def _measure(
+    hardware: HardwareChecks, settings: Settings, programs: Sequence[Program]
+) -> tuple[float, dict[tuple[str, int], float], dict[str, str]]:
+    """The clock of its open clusters, what every run took there, and why programs do not run."""
+    clocks = hardware.before
+    high = {one.name: max(one.available_hz) for one in clocks.clusters if one.available_hz and one.online}
+    memory_hz = max(clocks.memory.available_hz) if clocks.memory and clocks.memory.available_hz else None
+    report = hardware.pin(OperatingPoint(cpu_freq_hz=high, memory_freq_hz=memory_hz))
+    if report.status is not PinStatus.OK or report.reached is None:
+        hardware.unpin()
+        raise PermanentError(f"the highest clocks are not held: {report.message}")
+    reached = report.reached.cpu_freq_hz
+    hz = float(min(hz for name, hz in reached.items() if name in _list_open(hardware.kind)))
+    taken_s: dict[tuple[str, int], float] = {}
+    missing: dict[str, str] = {}
+    try:
+        for program, threads in _list_runs(programs):
+            if program.name in missing:
+                continue
+            limits = Limits(
+                timeout_s=settings.model_timeout_s, memory_bytes=settings.model_memory_bytes, threads=threads
+            )
+            spec = RunSpec(
+                program.engine, entry=program.entry, runs=_RUNS, warmup=_WARMUP, return_outputs=False, limits=limits
+            )
+            outcome, _ = hardware.session.run_model(spec, program.library, dict(program.inputs))
+            if outcome.status is not Status.OK:
+                missing[program.name] = f"{program.name} does not run: {outcome.status} {outcome.message}"
+                continue
+            taken_s[program.name, threads] = statistics.median(outcome.latency_s)
+    finally:
+        hardware.unpin()
+    return hz, taken_s, missing
+
+
+def _list_open(kind: BoardType) -> set[str]:
+    return {cluster.name for cluster in kind.clusters if not cluster.isolated}
+
+
+def _count(
+    kind: BoardType, natives: Path, settings: Settings, programs: Sequence[Program]
+) -> tuple[dict[tuple[str, int], list[Any]], dict[str, str]]:
+    """The segments of every run, and why programs cannot be priced. Raises InternalError, DeadlineError."""
+    runs = _list_runs(programs)
+    with tempfile.TemporaryDirectory(prefix="farm-priced-") as name:
+        folder, jobs = Path(name), []
+        for number, program in enumerate(programs):
+            library, inputs = folder / f"{number}.so", folder / f"{number}.npz"
+            library.write_bytes(program.library)
+            inputs.write_bytes(pack_arrays(program.inputs))
+            about = {"program": str(library), "inputs": str(inputs), "memory_bytes": settings.model_memory_bytes}
+            about |= {"engine": str(program.engine), "entry": program.entry}
+            jobs += [about | {"threads": threads} for threads in program.threads]
+        order = folder / "order.json"
+        order.write_text(json.dumps({"board_type": kind.name, "natives": str(natives), "jobs": jobs}))
+        command = [sys.executable, "-m", "device_agent.emulated.pricing", str(order)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_COUNT_TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise DeadlineError(f"the emulator did not count the programs within {_COUNT_TIMEOUT_S:g} s") from error
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    if done.returncode or len(answers) != len(runs):
+        last = done.stderr.strip().rsplit("\n", 1)[-1]
+        raise InternalError(f"the emulator's process ended with {done.returncode}: {last}")
+    counted, missing = {}, {}
+    for (program, threads), answer in zip(runs, answers, strict=True):
+        if "segments" in answer:
+            counted[program.name, threads] = answer["segments"]
+        else:
+            missing[program.name] = f"{program.name} cannot be priced: {answer['message']}"
+    return counted, missing

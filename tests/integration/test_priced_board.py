@@ -1,0 +1,98 @@
+"""A certificate's prices: what programs take on a board beside the model of its core, and constants fitted to that."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from device_agent.emulated.core import load_core
+from farm import emulation, settings
+from farm.artifacts.priced import price_programs
+from farm.crew import golden_runs
+from farm.inventory.board_types import require_board_type
+from farm.inventory.core_types import load_core_types
+from farm.measure.session import BoardSession, Direct
+from farm.search.build import golden
+from farm.services.board_certify import SCHEMA
+from farm.services.calibrate_model import calibrate
+from farm.services.certify_hardware import HardwareChecks
+from farm.services.checks import Doubt
+from tests.integration.conftest import Agent
+
+# Not what inventory/core_types says, by far more than boards of a type differ (3 %).
+WAIT_CYCLES, CROWDING = 26.0, 0.7
+
+
+@contextlib.contextmanager
+def core_types(folder: pathlib.Path) -> Iterator[None]:
+    """FARM_CORE_TYPES for a block, and the farm's own reading of it anew."""
+    os.environ["FARM_CORE_TYPES"] = str(folder)
+    load_core_types.cache_clear()
+    try:
+        yield
+    finally:
+        del os.environ["FARM_CORE_TYPES"]
+        load_core_types.cache_clear()
+
+
+def test_constants_are_found_again(
+    start_agent: Callable[..., Agent], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A board's core waits longer than the model says: its certificate's prices are off, and no more once fitted."""
+    # What the linker makes on first use is the same for all tests.
+    monkeypatch.setenv("FARM_ZIG_CACHE", str(pathlib.Path(tempfile.gettempdir()) / "farm-test-zig"))
+    loaded = dataclasses.replace(settings.load(), home=str(tmp_path), virtual_code=emulation.EMULATED)
+    natives = emulation.prepare(loaded)
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    (changed / "cortex-a57.yaml").write_text(
+        f"name: cortex-a57\nsources: [chosen]\nwait_cycles: {WAIT_CYCLES}\ncrowding: {CROWDING}\n"
+    )
+    with core_types(changed):
+        options = (
+            "--virtual",
+            "jetson-nano",
+            "--emulator-folder",
+            str(natives),
+            "--work-folder",
+            str(tmp_path / "work"),
+        )
+        agent = start_agent(*options, "--port", "9500", "--port-end", "9599")
+    kind = require_board_type("jetson-nano")
+    facts: dict[str, Any] = {}
+    with BoardSession(Direct("127.0.0.1", agent.port), f"jetson-nano/{agent.key.partition('/')[2]}") as session:
+        kernels = golden.GoldenKernels(tmp_path / "golden")
+        require = functools.partial(golden_runs.require_kernel, kernels, kind, "aarch64")
+        hardware = HardwareChecks(session, kind, session.description.clocks, require, facts)
+        said = price_programs(hardware, loaded, ("mlp",))
+    assert isinstance(said, Doubt), said
+    assert [run["threads"] for run in facts["prices"]["runs"]] == [1, 1, 4, 1, 4, 1, 4]
+
+    report = tmp_path / "report.json"
+    about = {"schema": SCHEMA, "board_type": kind.name, "at": "now", "simulated": True}
+    report.write_text(json.dumps(about | {"facts": facts}))
+    [fitted] = calibrate([report])
+    assert (fitted.core, fitted.simulated, fitted.runs) == ("cortex-a57", True, 7)
+    wait_cycles, crowding = fitted.after
+    assert wait_cycles == pytest.approx(WAIT_CYCLES, abs=1)
+    assert crowding == pytest.approx(CROWDING, abs=0.1)
+    assert fitted.errors_before[0] > 0.2
+    assert fitted.errors_after[1] < 0.05
+
+    folder = fitted.write(tmp_path / "fitted").parent
+    with core_types(folder):
+        core, [known] = load_core("cortex-a57"), [each for each in load_core_types() if each.name == "cortex-a57"]
+        assert core is not None
+        assert known.pipeline is not None
+        assert (core["wait_cycles"], core["crowding"]) == fitted.after
+        assert (known.pipeline.wait_cycles, known.pipeline.crowding) == fitted.after
+        assert known.sources[-1] == "certificate of a simulated jetson-nano, now"

@@ -1,0 +1,60 @@
+"""What is told of virtual boards' code: whose it is in records, and what to do without the emulator."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+from typer.testing import CliRunner
+
+from farm import emulation
+from farm.cli import record
+from farm.crew.virtual import require_virtual
+from farm.errors import UnavailableError
+from farm.inventory.board_types import require_board_type
+from farm.store import Store
+from farm.values import DEFAULT_POINT, Record
+
+TARGETS = {"a" * 16: "x86_64-linux-gnu", "b" * 16: "aarch64-linux-gnu"}
+
+
+@pytest.fixture
+def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A home whose store has simulated records of a Nano: one of a simulating machine's code, one of its own."""
+    monkeypatch.setenv("FARM_HOME", str(tmp_path))
+    with Store(tmp_path / "farm.db") as store:
+        number = store.start_campaign("farm tune", "m", "", "jetson-nano", 8, {})
+        for key, mtriple in TARGETS.items():
+            target = {"kind": "llvm", "mtriple": mtriple, "mcpu": "x", "num-cores": 4}
+            about = {"hash": key, "name": f"dense {key[0]}", "flop": 1e6, "module_json": "{}", "pipeline": "graph/2"}
+            store.save_workloads(number, [about | {"target": target, "arguments": [], "weight": 1}])
+            place = (key, f"dense {key[0]}", "jetson-nano", DEFAULT_POINT, "graph/2", "c", 1e-3, 1e6, 0.0, 0.0)
+            store.save_record(Record(*place, simulated=True, trace_json="[]"))
+    return tmp_path
+
+
+def test_records_of_the_old_cost_model_are_marked(home: pathlib.Path) -> None:
+    """In the list, in its document, and in words where one is shown."""
+    run = CliRunner().invoke
+    listed = {each["workload"]: each for each in json.loads(run(record.app, ["list", "--simulated", "--json"]).stdout)}
+    assert {key: each["virtual_code"] for key, each in listed.items()} == {"a" * 16: "native", "b" * 16: "emulated"}
+    native, own = (run(record.app, ["show", key]).stdout for key in TARGETS)
+    assert "(simulated, native)" in native
+    assert "says nothing of the board" in " ".join(native.split())
+    assert "(simulated)" in own
+    assert "native" not in own
+
+
+def test_without_the_emulator_it_says_what_to_do(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where virtual boards are made, before anything is waited for; boards of this machine's code need none."""
+    monkeypatch.setattr(emulation, "_MODULES", ("unicorn_of_nobody",))
+    nano = require_board_type("jetson-nano")
+    with Store(home / "farm.db") as store:
+        monkeypatch.setenv("FARM_VIRTUAL_CODE", "emulated")
+        with pytest.raises(UnavailableError, match="unicorn_of_nobody is not installed") as caught:
+            require_virtual(store, nano, "me")
+        assert "--native" in caught.value.hint
+        assert store.fetch_boards() == []
+        monkeypatch.setenv("FARM_VIRTUAL_CODE", "native")
+        assert len(require_virtual(store, nano, "me")) == 2
