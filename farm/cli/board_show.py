@@ -26,7 +26,7 @@ def show(
     """Show a board and what happened to it; or a board type with its clocks, sensors and power modes."""
 
     def work() -> None:
-        from farm.crew.board_calibration import fetch_calibration
+        from farm.crew.board_calibration import fetch_calibration, to_document
 
         with options.open_store() as store:
             board = next((board for board in store.fetch_boards() if board["name"] == name), None)
@@ -35,8 +35,7 @@ def show(
         if board is None:
             _show_type(name, json)
         elif json:
-            known = None if calibration is None else calibration.to_dict()
-            output.print_json(board | {"calibration": known, "events": happened})
+            output.print_json(to_document(board, calibration, happened))
         else:
             _print_board(board, calibration)
             output.stdout.print()

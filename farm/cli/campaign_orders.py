@@ -17,7 +17,7 @@ from farm.cli.campaign_options import Name
 from farm.errors import UsageError
 from farm.processes.machine import name_user
 from farm.report import campaign_rows, campaign_table
-from farm.report.campaign_document import make_document, summarise
+from farm.report.campaign_document import make_document, shorten
 from farm.values import CampaignState, FleetCampaign
 
 
@@ -39,7 +39,7 @@ def list_campaigns(json: options.Json = False, debug: options.Debug = False) -> 
         with options.open_store_to_show() as store:
             campaigns = store.fetch_fleet_campaigns()[::-1]
         if json:
-            output.print_json([_shorten(each) for each in campaigns])
+            output.print_json([shorten(each) for each in campaigns])
             return
         tables.print_table(
             ("Campaign", "Owner", "Models", "Board types", "State", "Trials", "Budget", "Started", "Why"),
@@ -149,7 +149,7 @@ def budget(
             control.change_budget(store, name, changes, name_user())
             campaign = store.fetch_fleet_campaign(name)
         if json:
-            output.print_json(_shorten(campaign))
+            output.print_json(shorten(campaign))
         else:
             limits = ", ".join(f"{key} {value:g}" for key, value in campaign.budget.items() if value is not None)
             print(f"campaign {name} may use: {limits}")
@@ -165,21 +165,13 @@ def _change(name: str, verb: str, wanted: CampaignState, json: bool, debug: bool
         with options.open_store(settings) as store:
             campaign = (control.pause if verb == "pause" else control.cancel)(settings, store, name, name_user())
         if json:
-            output.print_json(_shorten(campaign))
+            output.print_json(shorten(campaign))
         elif campaign.state is wanted:
             print(f"campaign {name} is {campaign.state}")
         else:
             print(f"campaign {name} is {campaign.state}; it will be {wanted} as soon as its engine comes to it")
 
     output.run(work, debug)
-
-
-def _shorten(campaign: FleetCampaign) -> dict[str, object]:
-    """A campaign in a list: without its tasks."""
-    document = summarise(campaign)
-    progress = document.pop("progress") or {}
-    short = {key: progress.get(key) for key in ("phase", "counted", "board_s", "wall_clock_s", "eta_s", "faults")}
-    return document | {"progress": short if progress else None}
 
 
 def _row(campaign: FleetCampaign) -> tuple[object, ...]:

@@ -40,6 +40,7 @@ _COMMANDS: Mapping[str, _Entry] = {
     "restore": _Entry("store", "restore", "Make such a file the farm's store."),
     "completion": _Entry("completion", "completion", "Print what makes a shell complete commands and names."),
     "schema": _Entry("schema", "schema", "Print the JSON Schema of campaign or fleet files."),
+    "web": _Entry("web", "app", "The farm's page and API: serve it, its token, its address."),
     "db": _Entry("store", "app", "Check and upgrade the store."),
     "model": _Entry("model", "app", "Models: show, compile, verify, package, deploy and run them."),
     "record": _Entry("record", "app", "Records: the best verified trial of each workload."),

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated
 
 import typer
 
 from farm import emulation
 from farm.cli import options, output, record_exchange, tables
 from farm.cli import record_filters as filters
-from farm.cli.record_filters import Filters
 from farm.errors import UsageError
-from farm.inventory.board_types import load_board_types, require_board_type
-from farm.store import Store
+from farm.inventory.board_types import require_board_type
+from farm.report.record_choice import Filters, point_to_others, require_workload
+from farm.report.record_document import make_document, name_codes, to_document
 from farm.values import DEFAULT_POINT, Record
 
 app = typer.Typer(help="Records: the best verified trial of each workload.", no_args_is_help=True)
@@ -57,7 +57,7 @@ def list_records(
             codes = name_codes(store, records)
             others = "" if records else wanted.explain_none(store)
         if json:
-            output.print_json([_to_document(each, codes) for each in records])
+            output.print_json([to_document(each, codes) for each in records])
             return
         empty = "no records that were asked for" if wanted.chooses else "no records yet; `farm tune MODEL` makes some"
         _print_records(records, codes, empty)
@@ -73,14 +73,12 @@ def show_record(workload: _Which, json: options.Json = False, debug: options.Deb
 
     def work() -> None:
         with options.open_store() as store:
-            key, name = filters.require_workload(store, workload)
+            key, name = require_workload(store, workload)
             about = store.fetch_workload_rows([key])[key]
             records = store.fetch_records(workloads=[key], simulated=None)
             codes = name_codes(store, records)
         if json:
-            kept = {field: about[field] for field in ("hash", "name", "flop", "arguments", "target", "pipeline")}
-            kept["records"] = [_to_document(each, codes) | {"evidence": each.evidence} for each in records]
-            output.print_json(kept)
+            output.print_json(make_document(about, records, codes))
             return
         shapes = ", ".join(f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}" for shape, dtype in about["arguments"])
         told = (f"workload {key}", name, f"arguments: {shapes}", f"pipeline: {about['pipeline']}")
@@ -115,7 +113,7 @@ def best_trials(
             raise UsageError(f"--top must be between 1 and 1000, not {top}")
         kind = require_board_type(board_type).name if board_type else None
         with options.open_store() as store:
-            key, name = filters.require_workload(store, workload)
+            key, name = require_workload(store, workload)
             places = [
                 (each, point)
                 for each, point in store.fetch_operating_points(key, simulated=simulated)
@@ -157,7 +155,7 @@ def best_trials(
             empty="nothing was measured there; `farm tune MODEL` does",
         )
         if others:
-            output.stderr.print(filters.point_to_others("trials", simulated))
+            output.stderr.print(point_to_others("trials", simulated))
 
     output.run(work, debug)
 
@@ -192,7 +190,7 @@ def prune(
             others = "" if records else wanted.explain_none(store)
             gone = 0 if dry_run else store.remove_records(records)
         if json:
-            output.print_json({"forgotten": gone, "records": [_to_document(each, codes) for each in records]})
+            output.print_json({"forgotten": gone, "records": [to_document(each, codes) for each in records]})
             return
         _print_records(records, codes, "no records that were asked for")
         output.stderr.print(
@@ -202,38 +200,6 @@ def prune(
             output.stderr.print(others)
 
     output.run(work, debug)
-
-
-def name_codes(store: Store, records: Sequence[Record]) -> dict[str, str]:
-    """By workload of simulated records, whose code it is: `emulation.name_code`. Not of GPUs', which have one model."""
-    simulated = [each for each in records if each.simulated and each.device != "gpu"]
-    rows = store.fetch_workload_rows([each.workload for each in simulated])
-    known = load_board_types()
-    found: dict[str, str] = {}
-    for each in simulated:
-        if each.board_type in known and each.workload in rows:
-            mtriple = str(rows[each.workload]["target"].get("mtriple", ""))
-            found[each.workload] = emulation.name_code(known[each.board_type], mtriple)
-    return found
-
-
-def _to_document(record: Record, codes: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "workload": record.workload,
-        "name": record.workload_name,
-        "board_type": record.board_type,
-        "operating_point": record.operating_point,
-        "device": record.device,
-        "pipeline": record.pipeline,
-        "candidate": record.candidate,
-        "latency_us": record.median_s * 1e6,
-        "gflops": record.flop / record.median_s / 1e9,
-        "max_rel_error": record.max_rel_error,
-        "simulated": record.simulated,
-        "virtual_code": (codes.get(record.workload) or None) if record.simulated else None,
-        "verified_at": record.verified_at,
-        "origin": record.origin,
-    }
 
 
 def _name_place(record: Record, codes: Mapping[str, str]) -> str:

@@ -10,11 +10,11 @@ import typer
 
 from farm.cli import options, output
 from farm.cli import record_filters as filters
-from farm.cli.record_filters import Filters
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
 from farm.metaschedule import exchange
 from farm.processes.machine import name_user
+from farm.report.record_choice import Filters
 from farm.settings import parse_store
 from farm.store import Store
 from farm.store.merging import Taken

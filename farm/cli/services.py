@@ -32,6 +32,7 @@ def up(
     wait: Annotated[
         str, typer.Option("--wait", metavar="60s", help="Longest wait for boards to be reached and probed.")
     ] = "",
+    web: Annotated[bool, typer.Option("--web", help="Serve the farm's page as well.")] = False,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
@@ -49,6 +50,12 @@ def up(
             output.stderr.print("the farm's services are up; `farm down` ends them")
         else:
             output.stderr.print("the farm's services were up already")
+        if web:
+            from farm.cli.web import require_server
+            from farm.web import running
+
+            require_server()
+            output.stderr.print(f"the farm's page: {running.start(settings)}")
         if wait_s:
             _wait_probed(settings, services, wait_s)
         _show(settings, services, json)
@@ -72,14 +79,18 @@ def down(
 
             if stop_engine(settings):
                 output.stderr.print("the engine of campaigns has ended; campaigns under way are interrupted")
+        from farm.web import running
+
         services = find_services(settings)
+        if services is not None and not force:
+            _require_unused(settings, services)
+        if running.stop(settings.home_path):
+            output.stderr.print("the farm's page is served no more")
         if services is None:
             if is_held(settings.home_path):
                 raise TransientError("the farm's services are starting or ending just now", "Try again in a moment.")
             output.stderr.print("the farm's services are not running")
             return
-        if not force:
-            _require_unused(settings, services)
         services.stop()
         output.stderr.print("the farm's services have ended")
 

@@ -153,7 +153,7 @@ def list_sweeps(json: options.Json = False, debug: options.Debug = False) -> Non
 
     def work() -> None:
         with options.open_store_to_show() as store:
-            rows = [_summary(row) for row in store.fetch_sweeps()]
+            rows = [stored.summarise(row) for row in store.fetch_sweeps()]
         if json:
             output.print_json(rows)
             return
@@ -273,23 +273,6 @@ def _show(document: dict[str, Any], json: bool) -> None:
         output.print_json(document)
     else:
         sweep_table.print_sweep(document)
-
-
-def _summary(row: dict[str, Any]) -> dict[str, Any]:
-    request = row["request"]
-    return {
-        "sweep": row["id"],
-        "model": row["model"],
-        "board_type": row["board_type"],
-        "simulated": bool(row["simulated"]),
-        "series": [f"{variant} x{size}" for size in request["batches"] for variant in request["variants"]],
-        "points": len(row["grid"]["points"]),
-        "visits": row["visits"],
-        "state": row["state"],
-        "goal": row["goal"],
-        "started_at": row["started_at"],
-        "finished_at": row["finished_at"],
-    }
 
 
 def _choose_boards(store: Store, board_type: str | None, board: str | None) -> tuple[BoardType, str | None]:

@@ -6,7 +6,7 @@ Measurements keep their raw values; nothing here corrects them. How factors are 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farm.crew.calibration import Factor, fit_factor
@@ -47,6 +47,14 @@ class Calibration:
             "factor": None if self.factor is None else dataclasses.asdict(self.factor),
             "runs": [{"at": sample.at, "median_s": sample.median_s} for sample in self.samples],
         }
+
+
+def to_document(
+    board: Mapping[str, Any], calibration: Calibration | None, events: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """A board with its golden kernel and what happened to it: what `farm board show --json` prints."""
+    known = None if calibration is None else calibration.to_dict()
+    return {**board, "calibration": known, "events": [dict(each) for each in events]}
 
 
 def fetch_calibration(store: Store, board: Mapping[str, Any]) -> Calibration | None:

@@ -1,18 +1,21 @@
 """What the store knows of a campaign, as one plain document: what `show --json` prints, and what its report is made of.
 
-`summarise` is quick; `make_document` reads all of the campaign's trials.
+`summarise` and `shorten` are quick; `make_document` reads all of the campaign's trials.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from farm.search import gpus
 from farm.store import Store
 from farm.values import DEFAULT_POINT, FleetCampaign, Record
 
+# Board type, operating point, workload; and after how many counted trials it took how long (s).
+TaskId = tuple[str, str, str]
+Gain = tuple[int, TaskId, float]
 # Points of a model's curve: as many as a picture can show.
 _MOST_STEPS = 400
 
@@ -49,6 +52,14 @@ def summarise(campaign: FleetCampaign) -> dict[str, Any]:
         "budget": dict(campaign.budget),
         "progress": None if campaign.progress is None else dict(campaign.progress),
     }
+
+
+def shorten(campaign: FleetCampaign) -> dict[str, Any]:
+    """A campaign in a list: without its tasks."""
+    document = summarise(campaign)
+    progress = document.pop("progress") or {}
+    short = {key: progress.get(key) for key in ("phase", "counted", "board_s", "wall_clock_s", "eta_s", "faults")}
+    return document | {"progress": short if progress else None}
 
 
 def make_document(store: Store, name: str) -> dict[str, Any]:
@@ -131,6 +142,21 @@ def make_curves(order: Mapping[str, Any], course: Iterable[Mapping[str, Any]]) -
     `steps` are pairs of counted trials and seconds; a model of which a workload has no good trial has none. `calls` are
     those of one inference, by workload; `best_s` is the best good trial of each that has one.
     """
+    return draw_curves(order, list_gains(course))
+
+
+def list_gains(course: Iterable[Mapping[str, Any]]) -> Iterator[Gain]:
+    """The trials of a course that were better than all before them."""
+    best: dict[TaskId, float] = {}
+    for counted, row in enumerate(course, 1):
+        key, median_s = (row["board_type"], row["operating_point"], row["workload"]), row["median_s"]
+        if median_s is not None and median_s < best.get(key, float("inf")):
+            best[key] = median_s
+            yield counted, key, median_s
+
+
+def draw_curves(order: Mapping[str, Any], gains: Iterable[Gain]) -> list[dict[str, Any]]:
+    """As `make_curves`, from the gains alone."""
     curves = [
         _Curve(model["name"], kind["board_type"], point, calls)
         for kind in order["types"]
@@ -138,17 +164,13 @@ def make_curves(order: Mapping[str, Any], course: Iterable[Mapping[str, Any]]) -
         for model in order["models"]
         if (calls := find_calls(kind["workloads"], model["name"]))
     ]
-    by_task: dict[tuple[str, str, str], list[_Curve]] = {}
+    by_task: dict[TaskId, list[_Curve]] = {}
     for curve in curves:
         for workload in curve.calls:
             by_task.setdefault((curve.board_type, curve.point, workload), []).append(curve)
-    best: dict[tuple[str, str, str], float] = {}
-    for counted, row in enumerate(course, 1):
-        key, median_s = (row["board_type"], row["operating_point"], row["workload"]), row["median_s"]
-        if median_s is not None and median_s < best.get(key, float("inf")):
-            best[key] = median_s
-            for curve in by_task.get(key, ()):
-                curve.note(counted, key[2], median_s)
+    for counted, key, median_s in gains:
+        for curve in by_task.get(key, ()):
+            curve.note(counted, key[2], median_s)
     return [
         {"model": each.model, "board_type": each.board_type, "point": each.point}
         | {"calls": dict(each.calls), "best_s": dict(each.best_s), "steps": _thin(each.steps)}

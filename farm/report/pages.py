@@ -10,11 +10,14 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import jinja2
 
 from farm import foreign
-from farm.report.canvas import Picture
+
+if TYPE_CHECKING:  # loads Matplotlib
+    from farm.report.canvas import Picture
 
 # Kinds of cells: numbers go right, names of code look like it.
 NUMBER, CODE = "number", "code"

@@ -103,19 +103,19 @@ class CampaignQueries(WorkloadQueries):
 
     def fetch_fleet_campaigns(self, *, over: bool | None = None) -> list[FleetCampaign]:
         """All campaigns over a fleet, the oldest first; `over` chooses those that are, or are not, at their end."""
-        query = _select_fleet().order_by(schema.campaigns.c.id)
+        query = select_fleet().order_by(schema.campaigns.c.id)
         if over is not None:
             ended = schema.campaigns.c.state.in_([str(state) for state in CampaignState if state.over])
             query = query.where(ended if over else ~ended)
-        return [_to_campaign(row) for row in self._rows(query)]
+        return [to_campaign(row) for row in self._rows(query)]
 
     def fetch_fleet_campaign(self, name: str) -> FleetCampaign:
         """One of them. Raises UsageError, naming those that there are, where there is none."""
-        rows = self._rows(_select_fleet().where(schema.fleet_campaigns.c.name == name))
+        rows = self._rows(select_fleet().where(schema.fleet_campaigns.c.name == name))
         if not rows:
             names = [row["name"] for row in self._rows(sa.select(schema.fleet_campaigns.c.name))]
             raise _unknown(name, names)
-        return _to_campaign(rows[0])
+        return to_campaign(rows[0])
 
     def want_campaign(self, name: str, wanted: str, by: str) -> FleetCampaign:
         """Note what operators want of a campaign, `run`, `pause` or `cancel`; returns it as it is then.
@@ -188,10 +188,10 @@ class CampaignQueries(WorkloadQueries):
         there is not, or a campaign.
         """
         with self._writing() as connection:
-            row = connection.execute(_select_fleet().where(schema.campaigns.c.id == campaign)).mappings().first()
+            row = connection.execute(select_fleet().where(schema.campaigns.c.id == campaign)).mappings().first()
             if row is None:
                 raise InternalError(f"there is no fleet campaign number {campaign}")
-            known, after = _to_campaign(row), _read_state(state)
+            known, after = to_campaign(row), _read_state(state)
             if known.over:
                 return False
             if after is CampaignState.INTERRUPTED and known.wanted == CANCEL:
@@ -231,8 +231,8 @@ class CampaignQueries(WorkloadQueries):
         transaction, so that one which a new engine takes meanwhile is left alone. `is_abandoned` must be quick.
         """
         with self._writing() as connection:
-            rows = connection.execute(_select_fleet().order_by(schema.campaigns.c.id)).mappings().all()
-            open_ = [each for each in map(_to_campaign, rows) if not each.over and each.engine is not None]
+            rows = connection.execute(select_fleet().order_by(schema.campaigns.c.id)).mappings().all()
+            open_ = [each for each in map(to_campaign, rows) if not each.over and each.engine is not None]
             interrupted = []
             for each in open_:
                 if not is_abandoned(each.engine or {}):
@@ -265,7 +265,8 @@ class CampaignQueries(WorkloadQueries):
         )
 
 
-def _select_fleet() -> sa.Select[Any]:
+def select_fleet() -> sa.Select[Any]:
+    """Campaigns over a fleet with their progress, for `to_campaign`."""
     common, fleet, progress = schema.campaigns, schema.fleet_campaigns, schema.campaign_progress
     columns = (common.c.id, common.c.command, common.c.state, common.c.started_at, common.c.finished_at)
     own = [column for column in fleet.c if column.name != "campaign"]
@@ -276,20 +277,21 @@ def _select_fleet() -> sa.Select[Any]:
     )
 
 
-def _to_campaign(row: Mapping[Any, Any]) -> FleetCampaign:
+def to_campaign(row: Mapping[Any, Any]) -> FleetCampaign:
+    """A row of `select_fleet`."""
     return FleetCampaign(**{**row, "state": CampaignState(row["state"])})
 
 
 def find_open(connection: sa.Connection, campaign: int) -> FleetCampaign | None:
     """A campaign by its number; None where there is none, or it is over."""
-    row = connection.execute(_select_fleet().where(schema.campaigns.c.id == campaign)).mappings().first()
-    found = None if row is None else _to_campaign(row)
+    row = connection.execute(select_fleet().where(schema.campaigns.c.id == campaign)).mappings().first()
+    found = None if row is None else to_campaign(row)
     return None if found is None or found.over else found
 
 
 def _find(connection: sa.Connection, name: str) -> FleetCampaign | None:
-    row = connection.execute(_select_fleet().where(schema.fleet_campaigns.c.name == name)).mappings().first()
-    return None if row is None else _to_campaign(row)
+    row = connection.execute(select_fleet().where(schema.fleet_campaigns.c.name == name)).mappings().first()
+    return None if row is None else to_campaign(row)
 
 
 def _require(connection: sa.Connection, name: str) -> FleetCampaign:

@@ -19,6 +19,7 @@ from farm.store.golden import GoldenQueries
 from farm.store.happenings import HappeningQueries
 from farm.store.leases import LeaseQueries
 from farm.store.merging import MergingQueries
+from farm.store.overview import OverviewQueries
 from farm.store.pruning import PruningQueries
 from farm.store.similar import SimilarQueries
 from farm.store.sweeps import SweepQueries
@@ -37,6 +38,7 @@ class Store(
     PruningQueries,
     MergingQueries,
     DecisionQueries,
+    OverviewQueries,
 ):
     """The farm's memory in one database. Safe for several processes; one thread per instance."""
 

@@ -119,11 +119,11 @@ class SweepQueries(Base):
         `started_at` and `finished_at` are seconds since the epoch, the latter None while it runs; `summary` is None
         until there is one.
         """
-        return self._rows(_select_sweeps().order_by(schema.sweeps.c.id.desc()))
+        return self._rows(select_sweeps().order_by(schema.sweeps.c.id.desc()))
 
     def require_sweep(self, sweep: int) -> dict[str, Any]:
         """One sweep, as `fetch_sweeps` shows it. Raises UsageError where there is none."""
-        rows = self._rows(_select_sweeps().where(_is(schema.sweeps.c.id, sweep)))
+        rows = self._rows(select_sweeps().where(_is(schema.sweeps.c.id, sweep)))
         if not rows:
             raise _unknown_sweep(sweep)
         return rows[0]
@@ -168,14 +168,15 @@ class SweepQueries(Base):
         connection.execute(schema.sweeps.update().where(schema.sweeps.c.id == sweep).values(**values))
 
 
-def _select_sweeps() -> sa.Select[Any]:
+def select_sweeps() -> sa.Select[Any]:
+    """Sweeps, each with how many `visits` it holds."""
     points, sweeps = schema.sweep_points, schema.sweeps
     visits = sa.select(sa.func.count()).where(points.c.sweep == sweeps.c.id).scalar_subquery()
     return sa.select(sweeps, visits.label("visits"))
 
 
 def _require_row(connection: sa.Connection, sweep: int) -> dict[str, Any]:
-    row = connection.execute(_select_sweeps().where(_is(schema.sweeps.c.id, sweep))).mappings().first()
+    row = connection.execute(select_sweeps().where(_is(schema.sweeps.c.id, sweep))).mappings().first()
     if row is None:
         raise _unknown_sweep(sweep)
     return dict(row)

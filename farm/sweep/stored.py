@@ -15,6 +15,24 @@ from farm.points.values import DomainSetting, Estimate, Goal, Grid, GridPoint, M
 _ESTIMATES = ("latency", "power", "energy", "energy_above_idle")
 
 
+def summarise(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A sweep in a list, from a row of `Store.fetch_sweeps`."""
+    request = row["request"]
+    return {
+        "sweep": row["id"],
+        "model": row["model"],
+        "board_type": row["board_type"],
+        "simulated": bool(row["simulated"]),
+        "series": [f"{variant} x{size}" for size in request["batches"] for variant in request["variants"]],
+        "points": len(row["grid"]["points"]),
+        "visits": row["visits"],
+        "state": row["state"],
+        "goal": row["goal"],
+        "started_at": row["started_at"],
+        "finished_at": row["finished_at"],
+    }
+
+
 def grid_to_dict(grid: Grid) -> dict[str, Any]:
     """All points, and what was merged."""
     return {

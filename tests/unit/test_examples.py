@@ -15,7 +15,7 @@ from farm.cli import examples, main
 def walk(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """The commands that do something, by their words."""
     nested = getattr(command, "commands", None)
-    if nested is None:
+    if nested is None or command.invoke_without_command:
         yield " ".join(words), command
     for name, each in (nested or {}).items():
         yield from walk(each, (*words, name))

@@ -31,6 +31,9 @@ ALLOWED = {
     ),
 }
 ALLOWED["tvm_ffi"] = ALLOWED["tvm"]
+# The page's server, which a farm without `farm web` does without; whoever looks whether it runs loads none of it.
+for _package in ("fastapi", "starlette", "uvicorn", "anyio"):
+    ALLOWED[_package] = r"farm/web/(?!running)\w+\.py"
 # Its licence asks for a process of its own: what the agent imports must not import it.
 ALLOWED["unicorn"] = r"device_agent/emulated/machine\.py"
 ALLOWED["capstone"] = r"device_agent/emulated/isa\.py"
@@ -103,6 +106,15 @@ def test_a_command_loads_what_it_needs_alone(words: tuple[str, ...]) -> None:
     program = f"import sys; from farm.cli.main import make_app; make_app(*{words}); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert not {"numpy", "onnx", "paramiko", "pydantic", "ray", "tvm"} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize("words", [("up",), ("down",), ("web", "url"), ("web", "token")])
+def test_who_serves_no_page_loads_no_server(words: tuple[str, ...]) -> None:
+    """Starting and ending the page's process, its address and its token need nothing of what serves it."""
+    program = f"import sys; from farm.cli.main import make_app; make_app(*{words})\n"
+    program += "from farm.web import access, running; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert not {"fastapi", "starlette", "uvicorn", "jinja2"} & set(done.stdout.split())
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["--version"], ["cmpaign"]])

@@ -1,0 +1,169 @@
+"""REST under `/api/v1`: the documents that the command line prints with `--json`, page by page, and orders."""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import JSONResponse
+
+from farm.crew.board_calibration import fetch_calibration
+from farm.crew.board_calibration import to_document as to_board_document
+from farm.report.campaign_document import make_document, shorten
+from farm.report.record_choice import Filters, require_workload
+from farm.report.record_document import make_document as make_workload_document
+from farm.report.record_document import name_codes
+from farm.report.record_document import to_document as to_record_document
+from farm.sweep import stored
+from farm.web import documents, orders
+from farm.web.view import View
+
+PREFIX = "/api/v1"
+MOST = 500
+_MOST_ROWS = 2**31
+
+Limit = Annotated[int, Query(ge=1, le=MOST, description="Number of entries.")]
+Offset = Annotated[int, Query(ge=0, le=_MOST_ROWS, description="Entries to skip.")]
+Text = Annotated[str, Query(max_length=500)]
+Name = Annotated[str, Path(max_length=500)]
+
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": documents.Problem, "description": said}
+    for status, said in ((404, "There is none."), (422, "The request is wrong."), (503, "The farm is not there."))
+}
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    401: {"model": documents.Problem, "description": "The token is missing or wrong."},
+    403: {"model": documents.Problem, "description": "It came from a page of another site."},
+}
+router = APIRouter(prefix=PREFIX, responses=_PROBLEMS)
+
+
+def _view(request: Request) -> View:
+    view: View = request.app.state.view
+    return view
+
+
+def _answer(model: type[Any]) -> dict[int | str, dict[str, Any]]:
+    return {200: {"model": model}}
+
+
+def _page(request: Request, items: Sequence[Mapping[str, Any]], total: int, limit: int, offset: int) -> JSONResponse:
+    after = offset + len(items)
+    query = {**request.query_params, "limit": str(limit), "offset": str(after)}
+    next_ = f"{request.url.path}?{urllib.parse.urlencode(query)}" if items and after < total else None
+    return JSONResponse({"total": total, "next": next_, "items": list(items)})
+
+
+@router.get("/boards", responses=_answer(documents.BoardPage))
+def list_boards(request: Request, limit: Limit = 100, offset: Offset = 0) -> JSONResponse:
+    """Boards by name, as `farm board list --json` prints them."""
+    with _view(request).stores.lend() as store:
+        return _page(request, *store.fetch_board_page(limit, offset), limit, offset)
+
+
+@router.get("/boards/{name}", responses=_answer(documents.BoardInFull))
+def show_board(request: Request, name: Name) -> JSONResponse:
+    """A board with its golden kernel and all that happened to it, as `farm board show --json` prints it."""
+    with _view(request).stores.lend() as store:
+        board = store.require_board(name)
+        return JSONResponse(to_board_document(board, fetch_calibration(store, board), store.fetch_board_events(name)))
+
+
+@router.post("/boards/{name}/{order}", responses=_answer(documents.Board) | _REFUSALS)
+def order_board(request: Request, name: Name, order: Name, body: documents.BoardOrder) -> JSONResponse:
+    """`drain`, `undrain`, `quarantine` or `clear` a board."""
+    with _view(request).stores.lend() as store:
+        return JSONResponse(orders.order_board(store, name, order, body.reason))
+
+
+@router.get("/campaigns", responses=_answer(documents.CampaignPage))
+def list_campaigns(request: Request, limit: Limit = 50, offset: Offset = 0) -> JSONResponse:
+    """Campaigns, the newest first, as `farm campaign list --json` prints them."""
+    with _view(request).stores.lend() as store:
+        campaigns, total = store.fetch_campaign_page(limit, offset)
+    return _page(request, [shorten(each) for each in campaigns], total, limit, offset)
+
+
+@router.get("/campaigns/{name}", responses=_answer(documents.CampaignInFull))
+def show_campaign(request: Request, name: Name) -> JSONResponse:
+    """A campaign with what came of it, as `farm campaign show --json` prints it."""
+    with _view(request).stores.lend() as store:
+        return JSONResponse(make_document(store, name))
+
+
+@router.post("/campaigns/{name}/{order}", responses=_answer(documents.Campaign) | _REFUSALS)
+def order_campaign(request: Request, name: Name, order: Name) -> JSONResponse:
+    """`pause`, `resume` or `cancel` a campaign."""
+    view = _view(request)
+    with view.stores.lend() as store:
+        return JSONResponse(shorten(orders.order_campaign(view.settings, store, name, order)))
+
+
+@router.patch("/campaigns/{name}/budget", responses=_answer(documents.Campaign) | _REFUSALS)
+def change_budget(request: Request, name: Name, body: documents.BudgetChange) -> JSONResponse:
+    """Change limits of a campaign that is not over."""
+    with _view(request).stores.lend() as store:
+        return JSONResponse(shorten(orders.change_budget(store, name, body.model_dump(exclude_unset=True))))
+
+
+@router.get("/sweeps", responses=_answer(documents.SweepPage))
+def list_sweeps(request: Request, limit: Limit = 50, offset: Offset = 0) -> JSONResponse:
+    """Sweeps, the newest first, as `farm sweep list --json` prints them."""
+    with _view(request).stores.lend() as store:
+        rows, total = store.fetch_sweep_page(limit, offset)
+    return _page(request, [stored.summarise(row) for row in rows], total, limit, offset)
+
+
+@router.get("/sweeps/{sweep}", responses=_answer(documents.SweepInFull))
+def show_sweep(request: Request, sweep: Annotated[int, Path(ge=0, le=2**63 - 1)]) -> JSONResponse:
+    """A sweep, its points and picks, as `farm sweep show --json` prints it."""
+    view = _view(request)
+    with view.stores.lend() as store:
+        return JSONResponse(view.sweeps.find(store, sweep))
+
+
+@router.get("/records", responses=_answer(documents.RecordPage))
+def list_records(
+    request: Request,
+    workload: Text = "",
+    operator: Text = "",
+    board_type: Text = "",
+    target: Text = "",
+    operating_point: Text = "",
+    since: Text = "",
+    until: Text = "",
+    campaign: Text = "",
+    simulated: bool = False,
+    imported: bool = False,
+    limit: Limit = 100,
+    offset: Offset = 0,
+) -> JSONResponse:
+    """Records, as `farm record list --json` prints them; the same words choose among them."""
+    wanted = Filters(
+        workload, operator, board_type, target, operating_point, since, until, campaign, simulated, imported
+    )
+    with _view(request).stores.lend() as store:
+        records = wanted.fetch(store)
+        shown = records[offset : offset + limit]
+        codes = name_codes(store, shown)
+    items = [to_record_document(each, codes) for each in shown]
+    return _page(request, items, len(records), limit, offset)
+
+
+@router.get("/records/{workload}", responses=_answer(documents.WorkloadRecords))
+def show_record(request: Request, workload: Name) -> JSONResponse:
+    """All records of a workload, as `farm record show --json` prints them."""
+    with _view(request).stores.lend() as store:
+        key, _ = require_workload(store, workload)
+        about = store.fetch_workload_rows([key])[key]
+        records = store.fetch_records(workloads=[key], simulated=None)
+        return JSONResponse(make_workload_document(about, records, name_codes(store, records)))
+
+
+@router.get("/events", responses=_answer(documents.EventList))
+def list_events(request: Request, subject: Text = "", limit: Limit = 20) -> JSONResponse:
+    """The newest events, of all or of one board or campaign."""
+    with _view(request).stores.lend() as store:
+        return JSONResponse({"items": store.fetch_newest_events(limit, subject or None)})

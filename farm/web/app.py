@@ -1,0 +1,203 @@
+"""The application: routes, the guard before them, and what goes wrong told to whoever asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, RedirectResponse, Response
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from farm.errors import FarmError
+from farm.foreign import say_plainly
+from farm.settings import Settings
+from farm.version import __version__
+from farm.web import api, live, pages, work_pages
+from farm.web.access import COOKIE, HEADERS, SAFE, Access
+from farm.web.live import Hub
+from farm.web.problems import MEDIA_TYPE, Problem, Refused, from_error
+from farm.web.view import View
+
+# Requests that are worked on at once; others wait. Each has a store of its own.
+THREADS = 8
+# Forms and API calls are short, and come at once.
+_MOST_BYTES, _MOST_QUERY, _BODY_TIMEOUT_S = 64 << 10, 4096, 10.0
+_STATIC = Path(__file__).with_name("static")
+# Whoever has not signed in sees these, wherever from.
+_OPEN = ("/static/", "/sign-in", "/healthz")
+
+_log = logging.getLogger(__name__)
+
+
+def make_app(settings: Settings, access: Access) -> FastAPI:
+    """The application of one FARM_HOME."""
+    app = FastAPI(
+        title="tvm-farm",
+        version=__version__,
+        description="Boards, campaigns, sweeps and records of a farm. Documents are those of the command line's "
+        "`--json`. Stable within /api/v1: fields are added, none is taken away. Errors are problem documents (RFC "
+        "9457).",
+        openapi_url=f"{api.PREFIX}/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=_live,
+    )
+    view = View(settings, access)
+    app.state.view, app.state.hub = view, Hub(view.look)
+    app.include_router(api.router)
+    app.include_router(pages.router)
+    app.include_router(work_pages.router)
+    app.mount("/static", StaticFiles(directory=_STATIC))
+    app.add_api_route(
+        "/live", watch, response_class=EventSourceResponse, include_in_schema=False,
+        dependencies=[Depends(_require_room)],
+    )  # fmt: skip
+    app.add_middleware(Guard, access=access)
+    app.add_exception_handler(FarmError, _tell)
+    app.add_exception_handler(Refused, _tell)
+    app.add_exception_handler(HTTPException, _tell)
+    app.add_exception_handler(RequestValidationError, _tell)
+    app.add_exception_handler(Exception, _tell_bug)
+    return app
+
+
+@contextlib.asynccontextmanager
+async def _live(app: FastAPI) -> AsyncIterator[None]:
+    anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
+    tasks = [asyncio.create_task(app.state.hub.run()), asyncio.create_task(_warm(app.state.view))]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        app.state.view.close()
+
+
+async def _warm(view: View) -> None:
+    try:
+        await anyio.to_thread.run_sync(view.warm)
+    except FarmError as error:  # the first page says so too
+        _log.warning("%s", error)
+
+
+def _require_room(request: Request) -> None:
+    if request.app.state.hub.watchers >= live.MOST_WATCHERS:
+        raise Refused(503, f"{live.MOST_WATCHERS} pages are being kept up to date already", "Load the page by hand.")
+
+
+async def watch(request: Request) -> AsyncIterator[ServerSentEvent]:
+    """What changes, as it changes."""
+    async for event in request.app.state.hub.watch():
+        yield event
+
+
+class Guard:
+    """Stands before every route: whose name is asked for, how much is sent, who may read and change."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    *message["headers"], *((name.encode(), value.encode()) for name, value in HEADERS.items()),
+                ]  # fmt: skip
+            await send(message)
+
+        try:
+            self._check(request)
+            receive = await _receive_whole(request) if scope["method"] not in SAFE else receive
+        except Refused as refused:
+            await _answer(request, refused.problem)(scope, receive, send_guarded)
+            return
+        await self._app(scope, receive, send_guarded)
+
+    def _check(self, request: Request) -> None:
+        headers, cookie, path = request.headers, request.cookies.get(COOKIE, ""), request.url.path
+        self._access.check_host(headers.get("host", ""))
+        if len(request.scope["query_string"]) > _MOST_QUERY:
+            raise Refused(414, f"what stands behind the ? is longer than {_MOST_QUERY} bytes")
+        if not path.startswith(_OPEN) and not self._access.may_read(headers, cookie):
+            raise Refused(401, "reading needs the token here", "Sign in, or send it: Authorization: Bearer TOKEN.")
+        if request.method in SAFE:
+            return
+        if path == "/sign-in":
+            self._access.check_origin(headers)
+        else:
+            self._access.check_change(headers, cookie)
+
+
+async def _receive_whole(request: Request) -> Receive:
+    """The body at once, so that nobody works on half of a request. Refuses what is too long, or does not come."""
+    chunks, size = [], 0
+    try:
+        with anyio.fail_after(_BODY_TIMEOUT_S):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > _MOST_BYTES:
+                    raise Refused(413, f"a request holds {_MOST_BYTES} bytes at most")
+                chunks.append(chunk)
+    except TimeoutError:
+        raise Refused(408, f"the request was not there after {_BODY_TIMEOUT_S:g} s") from None
+    body, told = b"".join(chunks), False
+
+    async def receive() -> Message:
+        nonlocal told
+        if told:
+            return await request.receive()
+        told = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive
+
+
+async def _tell(request: Request, error: Exception) -> Response:
+    if isinstance(error, Refused):
+        problem = error.problem
+    elif isinstance(error, FarmError):
+        problem = from_error(error)
+    elif isinstance(error, RequestValidationError):
+        problem = Problem(422, "; ".join(_say(each) for each in error.errors()[:5]))
+    elif isinstance(error, HTTPException):
+        problem = Problem(error.status_code, str(error.detail))
+    else:
+        problem = Problem(500, "the server failed")
+    return _answer(request, problem)
+
+
+async def _tell_bug(request: Request, error: Exception) -> Response:
+    _log.exception("a request failed", exc_info=error)
+    return _answer(request, Problem(500, f"{type(error).__name__}: this is a bug of tvm-farm", "The log says more."))
+
+
+def _say(error: dict[str, object]) -> str:
+    where = error.get("loc") or ()
+    name = str(where[-1]) if isinstance(where, tuple) and where else "the request"
+    return f"{name}: {say_plainly(re.sub(r'^Value error, ', '', str(error.get('msg'))))}"
+
+
+def _answer(request: Request, problem: Problem) -> Response:
+    if request.url.path.startswith(api.PREFIX) or request.url.path == "/live":
+        return JSONResponse(problem.to_document(), problem.status, media_type=MEDIA_TYPE)
+    if problem.status == 401 and request.method in SAFE:
+        return RedirectResponse("/sign-in", 303)
+    return pages.show(request, "problem.html", status=problem.status, problem=problem.to_document(), command="")

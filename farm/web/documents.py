@@ -1,0 +1,272 @@
+"""The API's documents as models: what they hold, for OpenAPI and for the test that the command line prints the same.
+
+Stable within `/api/v1`: fields are added, none is taken away or changes its meaning. What is `dict[str, Any]` is an
+account of the engine's or the sweep's own, and may gain keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pydantic
+
+
+class _Model(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+
+class Problem(_Model):
+    """RFC 9457; `hint` says what can be done."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    hint: str
+
+
+class Lease(_Model):
+    """Who holds a board; times in seconds since the epoch."""
+
+    token: int
+    owner: str
+    purpose: str
+    ttl_s: float
+    acquired_at: float
+    expires_at: float
+
+
+class Board(_Model):
+    """An entry of `farm board list --json`."""
+
+    name: str
+    board_type: str
+    simulated: bool
+    labels: dict[str, str]
+    transport: dict[str, Any]
+    description: dict[str, Any]
+    state: str
+    state_reason: str
+    state_since: float
+    health: str
+    health_reason: str
+    health_since: float
+    added_at: float
+    seen_at: float | None
+    quarantine: dict[str, Any] | None
+    lease: Lease | None
+
+
+class BoardEvent(_Model):
+    """What happened to a board."""
+
+    id: int
+    board: str
+    at: float
+    kind: str
+    before: str | None
+    after: str | None
+    reason: str
+    by: str
+
+
+class BoardInFull(Board):
+    """`farm board show NAME --json`."""
+
+    calibration: dict[str, Any] | None
+    events: list[BoardEvent]
+
+
+class CampaignType(_Model):
+    """What a campaign wants of one board type."""
+
+    type: str
+    simulated: bool
+    device: str
+    pipeline: str
+    points: list[str]
+    workloads: int
+
+
+class Campaign(_Model):
+    """An entry of `farm campaign list --json`."""
+
+    campaign: int
+    name: str
+    owner: str
+    priority: float
+    state: str
+    reason: str
+    wanted: str
+    command: str
+    started_at: float
+    finished_at: float | None
+    models: list[dict[str, Any]]
+    types: list[CampaignType]
+    labels: dict[str, str]
+    search: dict[str, Any]
+    measure: dict[str, Any]
+    budget: dict[str, Any]
+    progress: dict[str, Any] | None
+
+
+class Winner(_Model):
+    """What a task came to; None: no record."""
+
+    board_type: str
+    point: str
+    workload: str
+    name: str
+    weight: float
+    flop: float
+    candidate: str | None
+    median_s: float | None
+    predicted_s: float | None
+    max_rel_error: float | None
+    verified_at: float | None
+    since: bool
+    evidence: dict[str, Any] | None
+
+
+class CampaignInFull(Campaign):
+    """`farm campaign show NAME --json`."""
+
+    trials: dict[str, dict[str, int]]
+    boards: list[dict[str, Any]]
+    winners: list[Winner]
+    curves: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+
+
+class Sweep(_Model):
+    """An entry of `farm sweep list --json`."""
+
+    sweep: int
+    model: str
+    board_type: str
+    simulated: bool
+    series: list[str]
+    points: int
+    visits: int
+    state: str
+    goal: dict[str, Any]
+    started_at: float
+    finished_at: float | None
+
+
+class SweepInFull(_Model):
+    """`farm sweep show ID --json`."""
+
+    sweep: int
+    model: str
+    state: str
+    board: dict[str, Any]
+    started_at: float
+    seconds: float
+    goal: dict[str, Any]
+    grid: dict[str, Any]
+    series: list[dict[str, Any]]
+    schedules: list[Any]
+    reason: str
+    cost: dict[str, Any] | None
+    notes: list[str]
+    programs: dict[str, Any]
+    environment: dict[str, Any]
+
+
+class Record(_Model):
+    """An entry of `farm record list --json`."""
+
+    workload: str
+    name: str
+    board_type: str
+    operating_point: str
+    device: str
+    pipeline: str
+    candidate: str
+    latency_us: float
+    gflops: float
+    max_rel_error: float
+    simulated: bool
+    verified_at: float
+    origin: dict[str, Any] | None
+
+
+class RecordInFull(Record):
+    """A record of `farm record show WORKLOAD --json`."""
+
+    evidence: dict[str, Any] | None
+
+
+class WorkloadRecords(_Model):
+    """`farm record show WORKLOAD --json`."""
+
+    hash: str
+    name: str
+    flop: float
+    arguments: list[Any]
+    target: dict[str, Any]
+    pipeline: str
+    records: list[RecordInFull]
+
+
+class Event(_Model):
+    """Something that happened in the farm."""
+
+    at: float
+    kind: str
+    subject: str
+    message: str
+    by: str
+
+
+class Page(_Model):
+    """A part of a list: `total` entries there are, `next` is where it goes on."""
+
+    total: int
+    next: str | None
+
+
+class BoardPage(Page):
+    """Boards by name."""
+
+    items: list[Board]
+
+
+class CampaignPage(Page):
+    """Campaigns, the newest first."""
+
+    items: list[Campaign]
+
+
+class SweepPage(Page):
+    """Sweeps, the newest first."""
+
+    items: list[Sweep]
+
+
+class RecordPage(Page):
+    """Records, by board type and falling work."""
+
+    items: list[Record]
+
+
+class EventList(_Model):
+    """Events, the newest first."""
+
+    items: list[Event]
+
+
+class BoardOrder(_Model):
+    """What is done to a board, and why."""
+
+    reason: str = pydantic.Field("", max_length=500)
+
+
+class BudgetChange(_Model):
+    """Limits that change; what is left out stays, null takes a limit away."""
+
+    trials: int | None = pydantic.Field(None, ge=1, le=10**9)
+    per_workload: int | None = pydantic.Field(None, ge=1, le=10**9)
+    wall_clock_s: float | None = pydantic.Field(None, gt=0, le=1e9)
+    board_s: float | None = pydantic.Field(None, gt=0, le=1e9)

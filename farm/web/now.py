@@ -1,0 +1,234 @@
+"""What the first page says: how it stands with every board, campaign and the farm, worst first. No HTML here.
+
+Rows are made one by one, so that the live updates (`live.py`) make those that changed and no others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from farm import units
+from farm.crew.health import Kind
+from farm.report import campaign_rows
+from farm.store import Store
+from farm.values import CampaignState, FleetCampaign, Health, State
+from farm.web import gauges
+from farm.web.gauges import Gauges
+from farm.web.golden import GoldenRuns
+
+EVENTS = 20
+# What an operator would call a fault of a board.
+FAULTS = frozenset(
+    {
+        Kind.FAULT, Kind.PROBE_FAILED, Kind.NONSENSE, Kind.THROTTLED, Kind.DRIFTED, Kind.SLOW_SENSORS, Kind.MISFIT,
+        Kind.UNSAFE, Kind.HOSTILE, Kind.LOST,
+    }
+)  # fmt: skip
+_RANKS = {
+    Health.UNSAFE: 0,
+    Health.QUARANTINED: 1,
+    Health.SUSPECT: 2,
+    Health.GOOD: 4,
+    Health.MAINTENANCE: 5,
+    Health.RETIRED: 6,
+}
+# A reading older than this says nothing of how warm a board is now.
+_STALE_S = 900.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Filters:
+    """Which boards the page shows; empty: all. `text` is looked for in names, types, labels and holders."""
+
+    text: str = ""
+    board_type: str = ""
+    state: str = ""
+    health: str = ""
+    made: str = ""
+
+    @property
+    def chooses(self) -> bool:
+        """Whether any board may be left out."""
+        return self != Filters()
+
+    def matches(self, board: Mapping[str, Any]) -> bool:
+        """Whether a board, as the store shows it, is meant."""
+        lease = board["lease"] or {}
+        texts = [board["name"], board["board_type"], lease.get("owner", ""), lease.get("purpose", "")]
+        texts += [f"{key}={value}" for key, value in board["labels"].items()]
+        return (
+            (not self.text or any(self.text.lower() in str(each).lower() for each in texts))
+            and self.board_type in ("", board["board_type"])
+            and self.state in ("", board["state"])
+            and self.health in ("", board["health"])
+            and (not self.made or (self.made == "simulated") == bool(board["simulated"]))
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What is known of boards beside the store's own rows. `points` are the operating points that campaigns hold."""
+
+    golden: GoldenRuns
+    gauges: Gauges
+    faults: Mapping[str, Mapping[str, Any]]
+    points: Mapping[str, str]
+
+
+def to_board_row(board: Mapping[str, Any], known: Known, now: float) -> dict[str, Any]:
+    """A board's line: the store's own fields, and what else there is to say of it."""
+    name = board["name"]
+    reading, drift = known.gauges.find_latest(name), known.golden.find(name)
+    fresh = reading is not None and now - reading.at < _STALE_S
+    limit_c = gauges.find_limit_c(board["board_type"])
+    warm_c = reading.temperature_c if fresh and reading is not None else None
+    margin_c = None if limit_c is None or warm_c is None else limit_c - warm_c
+    lease = board["lease"]
+    held = known.points.get(name, "") if lease else ""
+    if lease and not held and fresh and reading is not None and reading.at >= lease["acquired_at"]:
+        held = reading.point
+    fault = known.faults.get(name)
+    healthy = board["health"] == Health.GOOD
+    # The reason that matters is that of what is wrong; of a good board at work, what it does stands under its holder.
+    why, since = (
+        (board["state_reason"], board["state_since"])
+        if healthy and board["state"] == State.OFFLINE
+        else ("", board["state_since"])
+        if healthy
+        else (board["health_reason"], board["health_since"])
+    )
+    return {
+        "name": name,
+        "board_type": board["board_type"],
+        "simulated": bool(board["simulated"]),
+        "labels": board["labels"],
+        "state": board["state"],
+        "health": board["health"],
+        "why": why,
+        "since": since,
+        "lease": lease,
+        "temperature_c": warm_c,
+        "margin_c": margin_c,
+        "held": units.format_point(held) if held else "",
+        "drift": drift,
+        "fault": fault,
+        "rank": _rank(board, drift is not None and drift.is_large, margin_c),
+    }
+
+
+def _rank(board: Mapping[str, Any], drifted: bool, margin_c: float | None) -> tuple[Any, ...]:
+    rank = _RANKS[Health(board["health"])]
+    if board["health"] == Health.GOOD and board["state"] == State.OFFLINE:
+        rank = 3
+    order = {State.OFFLINE: 0, State.LEASED: 1, State.IDLE: 2}[State(board["state"])]
+    return rank, not drifted, order, 1e9 if margin_c is None else margin_c, board["name"]
+
+
+def list_rows(boards: Iterable[Mapping[str, Any]], known: Known, filters: Filters) -> list[dict[str, Any]]:
+    """The lines of the boards that are meant, worst first."""
+    now = time.time()
+    rows = [to_board_row(board, known, now) for board in boards if filters.matches(board)]
+    return sorted(rows, key=lambda row: row["rank"])
+
+
+def count_boards(boards: Collection[Mapping[str, Any]]) -> dict[str, int]:
+    """How many boards there are, are at work, free, out of reach, in doubt, out of service."""
+    healths = [str(board["health"]) for board in boards]
+    good = [board for board in boards if board["health"] == Health.GOOD]
+    return {
+        "boards": len(boards),
+        "at work": sum(board["state"] == State.LEASED for board in good),
+        "free": sum(board["state"] == State.IDLE for board in good),
+        "offline": sum(board["state"] == State.OFFLINE for board in good),
+        "in doubt": sum(each in (Health.SUSPECT, Health.QUARANTINED, Health.UNSAFE) for each in healths),
+        "out of service": sum(each in (Health.MAINTENANCE, Health.RETIRED) for each in healths),
+    }
+
+
+def to_campaign_row(campaign: FleetCampaign, boards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A campaign's line; `boards` are all of the farm."""
+    progress = campaign.progress or {}
+    used_s, counted = progress.get("wall_clock_s") or 0.0, progress.get("counted") or 0
+    mine = progress.get("boards") or []
+    limit = campaign.budget.get("trials")
+    if limit is None and campaign.budget.get("per_workload") is not None:
+        limit = campaign.budget["per_workload"] * len(progress.get("tasks") or ()) or None
+    return {
+        "name": campaign.name,
+        "owner": campaign.owner,
+        "state": str(campaign.state),
+        "wanted": campaign.wanted,
+        "models": [str(each["name"]) for each in campaign.order["models"]],
+        "types": [str(each["board_type"]) for each in campaign.order["types"]],
+        "simulated": any(each["simulated"] for each in campaign.order["types"]),
+        "counted": counted,
+        "limit": limit,
+        "share": min(1.0, counted / limit) if limit else None,
+        "limits": campaign_rows.list_limits(progress, campaign.budget),
+        "per_minute": counted / used_s * 60 if used_s else None,
+        "faults": campaign_rows.list_faults(progress),
+        "busy": sum(each["doing"] != "idle" for each in mine),
+        "boards": len(mine),
+        "eta_s": progress.get("eta_s") if campaign.state in (CampaignState.RUNNING, CampaignState.VERIFYING) else None,
+        "why_idle": explain_idle(campaign, boards),
+        "started_at": campaign.started_at,
+        "finished_at": campaign.finished_at,
+        "reason": campaign.reason,
+        "over": campaign.over,
+    }
+
+
+def explain_idle(campaign: FleetCampaign, boards: Sequence[Mapping[str, Any]]) -> str:
+    """Why a campaign, or some of the boards that it might use, stands still; empty where all of them work for it."""
+    if campaign.over:
+        return ""
+    if campaign.engine is None and campaign.state not in (CampaignState.PAUSED, CampaignState.SUBMITTED):
+        return f"{campaign.reason}; `farm campaign resume {campaign.name}` goes on"
+    if campaign.state not in (CampaignState.RUNNING, CampaignState.VERIFYING):
+        return campaign.reason
+    mine = {each["name"]: each["doing"] for each in (campaign.progress or {}).get("boards") or ()}
+    kinds = {(each["board_type"], bool(each["simulated"])) for each in campaign.order["types"]}
+    counts: dict[str, int] = {}
+    for board in boards:
+        if (board["board_type"], bool(board["simulated"])) not in kinds or mine.get(board["name"], "idle") != "idle":
+            continue
+        lease = board["lease"]
+        if board["health"] != Health.GOOD:
+            why = str(board["health"])
+        elif board["state"] == State.OFFLINE:
+            why = "offline"
+        elif lease and board["name"] not in mine:
+            why = f"held by {lease['owner']} for {lease['purpose']}"
+        elif board["name"] in mine:
+            why = "waiting for candidates"
+        else:
+            why = "not taken"
+        counts[why] = counts.get(why, 0) + 1
+    return ", ".join(f"{count} {why}" for why, count in sorted(counts.items(), key=lambda each: -each[1])[:4])
+
+
+def list_points(campaigns: Iterable[FleetCampaign]) -> dict[str, str]:
+    """By board, the operating point that a campaign holds it at."""
+    return {
+        each["name"]: each["point"]
+        for campaign in campaigns
+        for each in (campaign.progress or {}).get("boards") or ()
+        if not campaign.over and each.get("point") not in (None, "", "default")
+    }
+
+
+def list_events(store: Store, subject: str | None = None, limit: int = EVENTS) -> list[dict[str, Any]]:
+    """The newest events, each with where it leads: a board's or a campaign's page."""
+    rows = store.fetch_newest_events(limit, subject)
+    for row in rows:
+        # Board events say by whom; of others only some are about a board or a campaign of this name.
+        of_board = row["by"] or row["kind"] in ("stopped", "board_lied")
+        of_campaign = row["kind"].startswith(("campaign_", "search_", "model_"))
+        row["page"] = "campaigns" if of_campaign else "boards" if of_board else ""
+        row["name"] = row["subject"].rpartition("/")[2]
+        row["said"] = row["kind"].removeprefix("campaign_").replace("_", " ")
+        row["bad"] = row["kind"] in FAULTS or row["kind"] in ("campaign_failed", "campaign_interrupted")
+    return rows

@@ -1,0 +1,343 @@
+"""The pages' routes: each asks for what its template shows. Lists and boards; campaigns and sweeps have their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import time
+import urllib.parse
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+
+from farm.crew.board_calibration import fetch_calibration
+from farm.report.record_choice import Filters as RecordFilters
+from farm.report.record_choice import require_workload
+from farm.store import Store
+from farm.web import gauges, now, orders, svg
+from farm.web.access import COOKIE
+from farm.web.api import Text
+from farm.web.view import View
+
+PER_PAGE = 50
+BOARDS_PER_PAGE = 500
+_COOKIE_S = 30 * 86400
+_USERS = 15
+_EVENTS = 60
+
+router = APIRouter(include_in_schema=False)
+
+PageNumber = Annotated[int, Query(ge=1, le=10**6)]
+
+
+def get_view(request: Request) -> View:
+    """What the routes share."""
+    view: View = request.app.state.view
+    return view
+
+
+def show(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+    """A page. `command` is what shows the same on the command line."""
+    view = get_view(request)
+    may_change = view.access.may_change(request.headers, request.cookies.get(COOKIE, ""))
+    html = view.render(
+        template,
+        may_change=may_change,
+        path=request.url.path,
+        query=dict(request.query_params),
+        here=request.url.path + (f"?{request.url.query}" if request.url.query else ""),
+        **values,
+    )
+    return HTMLResponse(html, status)
+
+
+def turn(request: Request, number: int, total: int, per_page: int) -> dict[str, Any]:
+    """Where the pages of a list before and after this one are."""
+
+    def link(to: int) -> str:
+        return "?" + urllib.parse.urlencode({**request.query_params, "page": to})
+
+    last = max(1, -(-total // per_page))
+    return {
+        "number": number,
+        "last": last,
+        "total": total,
+        "before": link(number - 1) if number > 1 else "",
+        "after": link(number + 1) if number < last else "",
+    }
+
+
+@router.get("/")
+def show_now(
+    request: Request,
+    text: Text = "",
+    board_type: Text = "",
+    state: Text = "",
+    health: Text = "",
+    made: Text = "",
+    page: PageNumber = 1,
+) -> HTMLResponse:
+    """How it stands with everything."""
+    view, filters = get_view(request), now.Filters(text.strip(), board_type, state, health, made)
+    with view.stores.lend() as store:
+        view.learn(store)
+        boards = store.fetch_boards()
+        campaigns = store.fetch_fleet_campaigns(over=False)
+        rows = now.list_rows(boards, view.find_known(store, campaigns), filters)
+        first = (page - 1) * BOARDS_PER_PAGE
+        return show(
+            request,
+            "now.html",
+            campaigns=[now.to_campaign_row(each, boards) for each in campaigns],
+            queue=_list_queue(store),
+            rows=rows[first : first + BOARDS_PER_PAGE],
+            turning=turn(request, page, len(rows), BOARDS_PER_PAGE),
+            counts=now.count_boards(boards),
+            types=sorted({board["board_type"] for board in boards}),
+            events=now.list_events(store),
+            filters=filters,
+            command="farm board list",
+        )
+
+
+def _list_queue(store: Store) -> list[dict[str, Any]]:
+    """Who waits for a board, where the store keeps a queue."""
+    fetch = getattr(store, "fetch_queue", None)
+    return [] if fetch is None else [dict(each) for each in fetch()]
+
+
+@router.get("/boards/{name}")
+def show_board(request: Request, name: str) -> HTMLResponse:
+    """A board: what it is, what it did, how it is."""
+    view = get_view(request)
+    with view.stores.lend() as store:
+        view.learn(store)
+        board = store.require_board(name)
+        known = view.find_known(store, store.fetch_fleet_campaigns(over=False))
+        faults = store.fetch_last_faults(now.FAULTS, name)
+        row = now.to_board_row(board, dataclasses.replace(known, faults=faults), time.time())
+        calibration = fetch_calibration(store, board)
+        readings = view.gauges.list_since(name, time.time() - gauges.KEPT_S)
+        return show(
+            request,
+            "board.html",
+            board=board,
+            row=row,
+            calibration=calibration,
+            charts=[*_draw_readings(readings), *_draw_golden(calibration)],
+            readings=len(readings),
+            events=now.list_events(store, name, _EVENTS),
+            users=store.fetch_board_users(name, _USERS),
+            facts=_list_facts(board),
+            orders=[str(each) for each in orders.BOARD_ORDERS],
+            limit_c=gauges.find_limit_c(board["board_type"]),
+            command=f"farm board show {shlex.quote(name)}",
+        )
+
+
+def _draw_readings(readings: Any) -> list[tuple[str, Any]]:
+    """Clocks, power and temperature of the last hour, each where the board can tell it."""
+    lines: dict[str, list[tuple[str, list[tuple[float, float]]]]] = {"Clocks": [], "Power": [], "Temperature": []}
+    for domain in ("cpu", "gpu", "memory"):
+        found = [(each.at, each.clocks_hz[domain] / 1e6) for each in readings if domain in each.clocks_hz]
+        if len(found) > 1:
+            lines["Clocks"].append((domain, found))
+    for title, values in (
+        ("Power", [(each.at, each.power_w) for each in readings if each.power_w is not None]),
+        ("Temperature", [(each.at, each.temperature_c) for each in readings if each.temperature_c is not None]),
+    ):
+        if len(values) > 1:
+            lines[title].append((title.lower(), values))
+    units_of = {"Clocks": "MHz", "Power": "W", "Temperature": "°C"}
+    charts = []
+    for title, drawn in lines.items():
+        if drawn:
+            said = f"{title}, {units_of[title]}: {', '.join(name for name, _ in drawn)}"
+            charts.append((said, svg.draw_lines(drawn, units_of[title], f"{title} of the last hour", say_time)))
+    return charts
+
+
+def _draw_golden(calibration: Any) -> list[tuple[str, Any]]:
+    if calibration is None or len(calibration.samples) < 2:
+        return []
+    runs = [(each.at, each.median_s * 1e3) for each in calibration.samples]
+    return [("Golden kernel, ms", svg.draw_lines([("golden kernel", runs)], "ms", "Golden kernel's times", say_time))]
+
+
+def say_time(at: float) -> str:
+    """A tick of an axis of time."""
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
+def _list_facts(board: dict[str, Any]) -> list[tuple[str, Any]]:
+    """What a board says of itself, short things first; nothing is hidden, only folded."""
+    flat: list[tuple[str, Any]] = []
+    for key, value in board["description"].items():
+        if isinstance(value, str | int | float) or value is None:
+            flat.append((key, value))
+        elif value:
+            flat.append((key, f"{len(value)} entries" if len(str(value)) > 300 else str(value)))
+    return flat
+
+
+@router.post("/boards/{name}/orders")
+async def order_board(request: Request, name: str) -> Response:
+    """What a form on the board's page orders."""
+    form = await read_form(request)
+
+    def work() -> None:
+        with get_view(request).stores.lend() as store:
+            orders.order_board(store, name, form.get("order", ""), form.get("reason", "")[:500])
+
+    await run_apart(work)
+    return RedirectResponse(f"/boards/{urllib.parse.quote(name, safe='')}", 303)
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """A form's fields; `Guard` has seen to its size and to how long it may take."""
+    body = await request.body()
+    return dict(urllib.parse.parse_qsl(body.decode("utf-8", "replace"), max_num_fields=20))
+
+
+async def run_apart(work: Any) -> Any:
+    """Do what blocks on a thread of its own."""
+    import anyio.to_thread
+
+    return await anyio.to_thread.run_sync(work)
+
+
+@router.get("/records")
+def list_records(
+    request: Request,
+    workload: Text = "",
+    operator: Text = "",
+    board_type: Text = "",
+    target: Text = "",
+    operating_point: Text = "",
+    since: Text = "",
+    campaign: Text = "",
+    made: Text = "",
+    page: PageNumber = 1,
+) -> HTMLResponse:
+    """Records, chosen by the words of `farm record list`."""
+    given = {"workload": workload, "operator": operator, "board_type": board_type, "target": target}
+    given |= {"operating_point": operating_point, "since": since, "campaign": campaign}
+    with get_view(request).stores.lend() as store:
+        # Real ones unless simulated ones are asked for: the two never mix. Where there are only those, say so.
+        wanted = RecordFilters(
+            workload, operator, board_type, target, operating_point, since, "", campaign, made == "simulated"
+        )
+        records = wanted.fetch(store)
+        hint = "" if records else wanted.explain_none(store)
+    words = [f"--{key.replace('_', '-')} {shlex.quote(value)}" for key, value in given.items() if value]
+    words += ["--simulated"] if made == "simulated" else []
+    first = (page - 1) * PER_PAGE
+    return show(
+        request,
+        "records.html",
+        records=records[first : first + PER_PAGE],
+        turning=turn(request, page, len(records), PER_PAGE),
+        filters=given | {"made": made},
+        hint=hint.partition(":")[0],
+        api="/api/v1/records?"
+        + urllib.parse.urlencode({k: v for k, v in given.items() if v} | ({"simulated": "true"} if made else {})),
+        command=" ".join(["farm record list", *words]),
+        export=" ".join(["farm record export records.json", *words]),
+    )
+
+
+@router.get("/records/{workload}")
+def show_record(request: Request, workload: str) -> HTMLResponse:
+    """A workload's records beside each other, and its best trials where they were measured."""
+    with get_view(request).stores.lend() as store:
+        key, name = require_workload(store, workload)
+        about = store.fetch_workload_rows([key])[key]
+        records = store.fetch_records(workloads=[key], simulated=None)
+        best = [
+            (place, point, simulated, store.fetch_best_trials(key, place, point, simulated=simulated, limit=5))
+            for simulated in (False, True)
+            for place, point in store.fetch_operating_points(key, simulated=simulated)[:20]
+        ]
+    return show(
+        request,
+        "record.html",
+        about=about,
+        name=name,
+        records=sorted(records, key=lambda each: each.median_s),
+        best=best,
+        command=f"farm record show {key}",
+    )
+
+
+@router.get("/artifacts")
+def list_artifacts(request: Request, page: PageNumber = 1) -> HTMLResponse:
+    """What was compiled of campaigns, and what would compile it again."""
+    from farm.artifacts.listed import list_artifacts as list_wanted
+    from farm.campaign.artifacts import list_made
+    from farm.report.campaign_document import summarise
+
+    with get_view(request).stores.lend() as store:
+        campaigns, total = store.fetch_campaign_page(PER_PAGE, (page - 1) * PER_PAGE)
+    rows = []
+    for campaign in campaigns:
+        made = {each["name"]: (index, each) for index, each in enumerate(list_made(campaign))}
+        for wanted in list_wanted(summarise(campaign)):
+            index, done = made.get(wanted.name, (None, None))
+            rows.append({"campaign": campaign.name, "wanted": wanted, "index": index, "made": done})
+    return show(
+        request, "artifacts.html", rows=rows, turning=turn(request, page, total, PER_PAGE), command="farm campaign list"
+    )
+
+
+@router.get("/artifacts/{campaign}/{index}")
+def download_artifact(request: Request, campaign: str, index: int) -> Response:
+    """The package that was made of a campaign: a path that the store names, and no other."""
+    from pathlib import Path
+
+    from fastapi.responses import FileResponse
+
+    from farm.campaign.artifacts import list_made
+    from farm.errors import UsageError
+
+    with get_view(request).stores.lend() as store:
+        made = list_made(store.fetch_fleet_campaign(campaign))
+    package = made[index]["package"] if 0 <= index < len(made) else None
+    if not package or not Path(package).is_file():
+        raise UsageError(f"there is no package {index} of campaign {campaign!r} on this machine")
+    return FileResponse(package, filename=Path(package).name)
+
+
+@router.get("/sign-in")
+def show_sign_in(request: Request, to: Text = "/") -> HTMLResponse:
+    """Where the token is typed."""
+    return show(request, "sign_in.html", to=_keep_here(to), command="farm web token")
+
+
+@router.post("/sign-in")
+async def sign_in(request: Request) -> Response:
+    """The token for a cookie that no script and no other site gets."""
+    form, access = await read_form(request), get_view(request).access
+    session = access.open_session(form.get("token", ""))
+    answer = RedirectResponse(_keep_here(form.get("to", "/")), 303)
+    answer.set_cookie(COOKIE, session, max_age=_COOKIE_S, httponly=True, samesite="strict", secure=access.secure)
+    return answer
+
+
+@router.post("/sign-out")
+async def sign_out(request: Request) -> Response:
+    """Forget the cookie."""
+    answer = RedirectResponse("/", 303)
+    answer.delete_cookie(COOKIE)
+    return answer
+
+
+def _keep_here(to: str) -> str:
+    """A path of ours: whoever signs in is sent nowhere else."""
+    return to if to.startswith("/") and not to.startswith(("//", "/\\")) and to.isprintable() else "/"
+
+
+@router.get("/healthz")
+def show_health() -> JSONResponse:
+    """For whoever watches the watcher."""
+    return JSONResponse({"ok": True})

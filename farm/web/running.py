@@ -1,0 +1,86 @@
+"""Which process serves the page of a FARM_HOME: found, started on its own feet, ended. Loads no part of the server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from farm.connectivity.services_state import is_locked
+from farm.errors import DeadlineError, UnavailableError
+from farm.processes import children
+from farm.settings import Settings
+
+LOCK, FILE, LOG = "web.lock", "web.json", "web.out"
+_START_TIMEOUT_S, _STOP_TIMEOUT_S, _LOOK_S = 30.0, 10.0, 0.05
+
+
+def find_url(home: Path) -> str | None:
+    """Where the page is served; None where it is not."""
+    found = _read(home)
+    return None if found is None else found[1]
+
+
+def start(settings: Settings) -> str:
+    """Have a process serve the page until `stop`; returns where. Raises UnavailableError, DeadlineError."""
+    home = settings.home_path
+    if (url := find_url(home)) is not None:
+        return url
+    logs = home / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    with (logs / LOG).open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "farm.web"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=os.environ | {"FARM_HOME": str(home)},
+            cwd="/",
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if (url := find_url(home)) is not None:
+            return url
+        if process.poll() is not None:
+            raise UnavailableError(f"the page's server ended at once{_tail(logs)}")
+        time.sleep(_LOOK_S)
+    process.kill()
+    raise DeadlineError(f"the page's server was not ready within {_START_TIMEOUT_S:g} s{_tail(logs)}")
+
+
+def stop(home: Path) -> bool:
+    """End the process that serves the page; returns whether there was one. Raises DeadlineError."""
+    found = _read(home)
+    if found is None:
+        return False
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(found[0])
+        process.terminate()
+        try:
+            process.wait(_STOP_TIMEOUT_S)
+        except psutil.TimeoutExpired:
+            process.kill()
+            raise DeadlineError(f"the page's server (pid {found[0]}) did not end, and was killed") from None
+    return True
+
+
+def _read(home: Path) -> tuple[int, str] | None:
+    """Process and address. The lock is the truth: the file of a killed server says nothing."""
+    if not is_locked(home / LOCK):
+        return None
+    try:
+        document = json.loads((home / FILE).read_text())
+        return int(document["pid"]), str(document["url"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _tail(logs: Path) -> str:
+    return f": {children.explain_end(logs / LOG)}"

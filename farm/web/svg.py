@@ -1,0 +1,245 @@
+"""Pictures of pages as SVG text: lines, bars, a scatter, a timeline of boards. Colours are the style sheet's, so that
+they follow light, dark and print; every text in them is escaped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from farm import foreign
+
+WIDTH = 960
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 12, 40
+_SERIES = 8
+# Values above are seconds since the epoch, whose ticks are these apart.
+_LEAST_TIME = 1e9
+_TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 7 * 86400)
+# Where energies differ by more than this, only factors tell them apart.
+_LOG_FROM = 4.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """From values to places between two ends; `log` for values that differ by factors."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def place(self, value: float) -> float:
+        """Where a value stands."""
+        low, high = self._scale(self.low), self._scale(self.high)
+        share = (self._scale(min(max(value, self.low), self.high)) - low) / ((high - low) or 1.0)
+        return round(self.start + share * (self.end - self.start), 1)
+
+    def ticks(self, about: int = 6) -> list[float]:
+        """Round values on it; of times (s since the epoch) whole minutes and hours."""
+        if self.low > _LEAST_TIME:
+            apart = next((each for each in _TIME_STEPS if (self.high - self.low) / each <= about), _TIME_STEPS[-1])
+            return [float(n * apart) for n in range(math.ceil(self.low / apart), math.floor(self.high / apart) + 1)]
+        if self.log:
+            found = [m * 10.0**e for e in range(-12, 13) for m in (1, 2, 5) if self.low <= m * 10.0**e <= self.high]
+            if len(found) > 2:
+                return found[:: max(1, len(found) // about)]
+        step = _round_step((self.high - self.low) / about)
+        first = math.ceil(self.low / step)
+        return [n * step for n in range(first, math.floor(self.high / step) + 1)] if step else [self.low]
+
+    def _scale(self, value: float) -> float:
+        return math.log(value) if self.log else value
+
+
+def span_axis(values: Iterable[float], start: float, end: float, *, zero: bool = False, log: bool = False) -> Axis:
+    """An axis that has room for all values."""
+    known = list(values) or [0.0, 1.0]
+    low, high = min(known), max(known)
+    if log:
+        return Axis(low / 1.08, high * 1.08, start, end, log=True)
+    extent = (high - low) or abs(high) or 1.0
+    return Axis(0.0 if zero else low - 0.06 * extent, high + 0.06 * extent, start, end)
+
+
+def _round_step(rough: float) -> float:
+    if rough <= 0:
+        return 0.0
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(float(m * power) for m in (1, 2, 5, 10) if rough <= m * power * 1.0001)
+
+
+def _say(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.6g}"
+
+
+def text(value: object) -> Markup:
+    """A text that somebody else may have written."""
+    return escape(foreign.show_controls(str(value)))
+
+
+def picture(parts: Iterable[str], height: float, label: str, *, width: float = WIDTH, kind: str = "") -> Markup:
+    """The whole picture; `label` says in words what it shows."""
+    head = f'<svg class="chart {kind}" viewBox="0 0 {width} {height:.0f}" role="img" aria-label="{text(label)}">'
+    return Markup(f"{head}{''.join(parts)}</svg>")  # noqa: S704 - texts in the parts are escaped
+
+
+def frame(x: Axis, y: Axis, x_title: str, y_title: str, say_x: Callable[[float], str] = _say) -> Iterator[str]:
+    """Grid, ticks and titles. `y.start` is the bottom."""
+    for value in y.ticks(5):
+        at = y.place(value)
+        yield f'<line class="grid" x1="{x.start}" x2="{x.end}" y1="{at}" y2="{at}"/>'
+        yield f'<text class="tick" x="{x.start - 6}" y="{at + 3.5}" text-anchor="end">{_say(value)}</text>'
+    for value in x.ticks(8):
+        at = x.place(value)
+        yield f'<line class="grid" x1="{at}" x2="{at}" y1="{y.start}" y2="{y.start + 4}"/>'
+        yield f'<text class="tick" x="{at}" y="{y.start + 16}" text-anchor="middle">{text(say_x(value))}</text>'
+    yield f'<line class="axis" x1="{x.start}" x2="{x.end}" y1="{y.start}" y2="{y.start}"/>'
+    yield f'<text class="title" x="{x.end}" y="{y.start + 32}" text-anchor="end">{text(x_title)}</text>'
+    yield f'<text class="title" x="{x.start - 58}" y="{y.end - 1}">{text(y_title)}</text>'
+
+
+def draw_steps(
+    series: Sequence[tuple[str, Sequence[tuple[float, float]]]], x_title: str, y_title: str, label: str, end: float
+) -> Markup:
+    """Values that hold until the next one, as best latencies do, up to `end`."""
+    height = 250.0
+    points = [point for _, steps in series for point in steps]
+    x = Axis(0.0, max(end, 1.0), _LEFT, WIDTH - _RIGHT)
+    y = span_axis([value for _, value in points], height - _BOTTOM, _TOP + 8, log=bool(points))
+    parts = list(frame(x, y, x_title, y_title))
+    for index, (name, steps) in enumerate(series):
+        if not steps:
+            continue
+        path = [f"M{x.place(steps[0][0])} {y.place(steps[0][1])}"]
+        path += [f"H{x.place(at)}V{y.place(value)}" for at, value in steps[1:]]
+        path.append(f"H{x.place(end)}")
+        parts.append(f'<path class="line s{index % _SERIES}" d="{"".join(path)}"><title>{text(name)}</title></path>')
+    return picture(parts, height, label)
+
+
+def draw_lines(
+    series: Sequence[tuple[str, Sequence[tuple[float, float]]]], y_title: str, label: str, say_x: Callable[[float], str]
+) -> Markup:
+    """Values over time."""
+    height = 170.0
+    points = [point for _, line in series for point in line]
+    x = span_axis([at for at, _ in points], _LEFT, WIDTH - _RIGHT)
+    y = span_axis([value for _, value in points], height - _BOTTOM, _TOP + 8)
+    parts = list(frame(x, y, "", y_title, say_x))
+    for index, (name, line) in enumerate(series):
+        path = "L".join(f"{x.place(at)} {y.place(value)}" for at, value in line)
+        parts.append(f'<path class="line s{index % _SERIES}" d="M{path}"><title>{text(name)}</title></path>')
+    return picture(parts, height, label)
+
+
+def draw_bars(values: Sequence[float], minutes: float, label: str) -> Markup:
+    """Trials per minute, a bar for each part of the time."""
+    height = 130.0
+    x = Axis(0.0, len(values) * minutes, _LEFT, WIDTH - _RIGHT)
+    y = Axis(0.0, max([*values, 1.0]) * 1.05, height - _BOTTOM, _TOP + 8)
+    width = max(0.5, (x.end - x.start) / max(1, len(values)) - 0.6)
+    parts = list(frame(x, y, "minutes", "trials per minute"))
+    for index, value in enumerate(values):
+        top, at = y.place(value), x.place(index * minutes)
+        parts.append(f'<rect class="bar" x="{at}" y="{top}" width="{width:.1f}" height="{y.start - top:.1f}"/>')
+    return picture(parts, height, label)
+
+
+def draw_spark(values: Sequence[tuple[float, float]], end: float, label: str) -> Markup:
+    """A line of a table's row: how a latency fell."""
+    width, height = 120.0, 22.0
+    if not values:
+        return Markup("")
+    x, y = Axis(0.0, max(end, 1.0), 1, width - 1), span_axis([v for _, v in values], height - 2, 2, log=True)
+    path = [f"M{x.place(values[0][0])} {y.place(values[0][1])}"]
+    path += [f"H{x.place(at)}V{y.place(value)}" for at, value in values[1:]]
+    return picture([f'<path class="line s0" d="{"".join(path)}H{x.end}"/>'], height, label, width=width, kind="spark")
+
+
+@dataclasses.dataclass(frozen=True)
+class Lane:
+    """A board's line in a timeline: when it worked, and breaks with their cause (all s since the epoch)."""
+
+    name: str
+    spans: Sequence[Sequence[float]]
+    gaps: Sequence[tuple[float, float, str]]
+
+
+def draw_timeline(lanes: Sequence[Lane], began: float, ended: float, say: Callable[[float], str], label: str) -> Markup:
+    """Who worked when: a lane for each board."""
+    lane_height, left = 20.0, 150.0
+    height = _TOP + lane_height * len(lanes) + 26
+    x = Axis(began, max(ended, began + 1.0), left, WIDTH - _RIGHT)
+    parts = []
+    for index, lane in enumerate(lanes):
+        top = _TOP + index * lane_height
+        name = lane.name if len(lane.name) <= 20 else lane.name[:19] + "…"
+        parts.append(f'<text class="tick" x="{left - 8}" y="{top + 13}" text-anchor="end">{text(name)}</text>')
+        parts.append(f'<rect class="lane" x="{left}" y="{top + 2}" width="{x.end - left}" height="{lane_height - 5}"/>')
+        path = []
+        for start, end in lane.spans:
+            # A piece of work is seen, however short it was.
+            from_, to = x.place(start), max(x.place(end), x.place(start) + 0.4)
+            path.append(f"M{from_} {top + 2}H{to:.1f}v{lane_height - 5}H{from_}z")
+        parts.append(f'<path class="work" d="{"".join(path)}"/>')
+        for start, end, why in lane.gaps:
+            from_ = x.place(start)
+            width = max(1.0, x.place(end) - from_)
+            parts.append(
+                f'<rect class="gap" x="{from_}" y="{top + 2}" width="{width:.1f}" height="{lane_height - 5}">'
+                f"<title>{text(f'{lane.name}: {end - start:.0f} s idle: {why}')}</title></rect>"
+            )
+    for value in x.ticks(7):
+        at = x.place(value)
+        parts.append(f'<text class="tick" x="{at}" y="{height - 8}" text-anchor="middle">{text(say(value))}</text>')
+    return picture(parts, height, label)
+
+
+def draw_scatter(document: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = ()) -> Markup:
+    """A sweep's points, latency against energy (or power where no energy is known): the front, what it dominates, the
+    pick of each series. `others` are sweeps that are drawn beside it.
+    """
+    height = 430.0
+    drawn = [(which, each) for which, one in enumerate((document, *others)) for each in one["series"]]
+    points = [(row, series, which) for which, series in drawn for row in series["rows"] if _is_shown(row)]
+    x = span_axis([row["latency_s"]["value"] * 1e3 for row, _, _ in points], _LEFT, WIDTH - _RIGHT, log=bool(points))
+    energies = [row["energy_j"]["value"] * 1e3 for row, _, _ in points]
+    wide = bool(energies) and max(energies) > _LOG_FROM * min(energies)
+    y = span_axis(energies, height - _BOTTOM, _TOP + 8, log=wide)
+    parts = list(frame(x, y, "latency, ms", "energy per inference, mJ"))
+    for index, (_, series) in enumerate(drawn):
+        front = [row for key in series["front"] for row in series["rows"] if row["key"] == key and _is_shown(row)]
+        if front:
+            path = "L".join(f"{_at(x, row, 'latency_s')} {_at(y, row, 'energy_j')}" for row in front)
+            parts.append(f'<path class="front s{index % _SERIES}" d="M{path}"/>')
+    for index, (_, series) in enumerate(drawn):
+        parts += [_draw_point(x, y, row, series, index) for row in series["rows"] if _is_shown(row)]
+    return picture(parts, height, f"Latency against energy of {len(points)} operating points", kind="scatter")
+
+
+def _draw_point(x: Axis, y: Axis, row: Mapping[str, Any], series: Mapping[str, Any], index: int) -> str:
+    at, height = _at(x, row, "latency_s"), _at(y, row, "energy_j")
+    picked = bool(series["pick"]) and series["pick"]["key"] == row["key"]
+    kind = "front" if row["on_front"] else "measured" if row["measured"] else "predicted"
+    power = f", {row['power_w']['value']:.3g} W" if row["power_w"] else ""
+    said = f"{series['variant']} x{series['batch']}, {row['key']}: {row['latency_s']['value'] * 1e3:.4g} ms"
+    said += f", {row['energy_j']['value'] * 1e3:.4g} mJ{power}{'' if row['measured'] else ', predicted'}"
+    ring = f'<circle class="ring s{index % _SERIES}" cx="{at}" cy="{height}" r="9"/>' if picked else ""
+    size = 5 if row["on_front"] else 3.2
+    return (
+        f'{ring}<circle class="point {kind} s{index % _SERIES}" cx="{at}" cy="{height}" r="{size}" '
+        f'data-key="{text(row["key"])}" data-series="{index}"><title>{text(said)}</title></circle>'
+    )
+
+
+def _at(axis: Axis, row: Mapping[str, Any], quantity: str) -> float:
+    return axis.place(row[quantity]["value"] * 1e3)
+
+
+def _is_shown(row: Mapping[str, Any]) -> bool:
+    return bool(row["latency_s"] and row["energy_j"]) and not row["invalid"] and not row["throttled"]

@@ -1,0 +1,194 @@
+"""What pages are made of, in one place: the stores, what is kept in memory beside them, and the templates."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+import urllib.parse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import markupsafe
+
+from farm import foreign, units
+from farm.report import campaign_rows
+from farm.settings import Settings
+from farm.store import Store
+from farm.store.overview import Mark
+from farm.values import FleetCampaign
+from farm.web import now
+from farm.web.access import Access
+from farm.web.courses import Courses
+from farm.web.gauges import Gauges
+from farm.web.golden import GoldenRuns
+from farm.web.live import Part
+from farm.web.now import Known
+from farm.web.stores import Stores
+from farm.web.sweeps import SweepDocuments
+
+_FOLDER = Path(__file__).parent
+# Events of boards after which their golden kernel's history begins anew.
+_NEW_HISTORY = ("golden_forgotten", "replaced", "removed")
+# A campaign under way saves its progress once a second, and a page need not follow each of them.
+_CAMPAIGNS_PERIOD_S = 1.0
+
+
+class View:
+    """What the routes share. Thread-safe, but for `look`, which is the hub's."""
+
+    def __init__(self, settings: Settings, access: Access) -> None:
+        self.settings, self.access = settings, access
+        self.stores = Stores(settings.store_location)
+        self.golden, self.gauges = GoldenRuns(), Gauges()
+        self.courses, self.sweeps = Courses(), SweepDocuments()
+        self._mark: Mark | None = None
+        self._campaigns_at = 0.0
+        self._campaigns: dict[str, str] = {}
+
+    def close(self) -> None:
+        """Let go of the stores."""
+        self.stores.close()
+
+    def learn(self, store: Store) -> Mark:
+        """Take in what is kept in memory and new in the store."""
+        mark = store.fetch_overview_mark()
+        self.golden.update(store)
+        self.gauges.update(store, mark.trial)
+        return mark
+
+    def warm(self) -> None:
+        """Read at the start what the first look at a page would wait for: golden kernels, campaigns under way."""
+        with self.stores.lend() as store:
+            self.learn(store)
+            for campaign in store.fetch_fleet_campaigns(over=False):
+                with self.courses.read(store, campaign.id):
+                    pass
+
+    def find_known(self, store: Store, campaigns: Sequence[FleetCampaign]) -> Known:
+        """What is known of boards beside their rows; `campaigns` are those under way."""
+        faults = store.fetch_last_faults(now.FAULTS)
+        return Known(self.golden, self.gauges, faults, now.list_points(campaigns))
+
+    # Live updates
+
+    def look(self) -> Sequence[Part]:
+        """The pieces of pages that changed since the last call."""
+        with self.stores.lend() as store:
+            before, mark = self._mark, self.learn(store)
+            self._mark = mark
+            if before is None:
+                return ()
+            parts: list[Part] = []
+            if mark.board_event != before.board_event:
+                parts += self._list_board_parts(store, before)
+            if (mark.event, mark.board_event) != (before.event, before.board_event):
+                parts.append(("events", self.render("parts.html", "events", now.list_events(store))))
+            if mark.event != before.event or time.monotonic() - self._campaigns_at > _CAMPAIGNS_PERIOD_S:
+                self._campaigns_at = time.monotonic()
+                parts += self._list_campaign_parts(store)
+            return parts
+
+    def _list_board_parts(self, store: Store, before: Mark) -> list[Part]:
+        names = store.fetch_changed_boards(before.board_event)
+        for event in store.fetch_board_news(before.board_event, _NEW_HISTORY):
+            self.golden.forget(event["board"])
+        known = self.find_known(store, store.fetch_fleet_campaigns(over=False))
+        rows = [now.to_board_row(board, known, time.time()) for board in store.fetch_some_boards(names)]
+        parts = [(f"board-{row['name']}", self.render("parts.html", "board_row", row)) for row in rows]
+        return [*parts, ("counts", self.render("parts.html", "counts", now.count_boards(store.fetch_boards())))]
+
+    def _list_campaign_parts(self, store: Store) -> list[Part]:
+        """Campaigns whose line has changed; those that are over by now once more."""
+        open_ = store.fetch_fleet_campaigns(over=False)
+        if not open_ and not self._campaigns:
+            return []
+        left = self._campaigns.keys() - {each.name for each in open_}
+        boards = store.fetch_boards() if open_ else []
+        rows = [now.to_campaign_row(each, boards) for each in open_]
+        rows += [now.to_campaign_row(store.fetch_fleet_campaign(name), []) for name in sorted(left)]
+        texts = {row["name"]: self.render("parts.html", "campaign_row", row) for row in rows}
+        changed = [row for row in rows if self._campaigns.get(row["name"]) != texts[row["name"]]]
+        self._campaigns = {each.name: texts[each.name] for each in open_}
+        parts = [(f"campaign-{row['name']}", texts[row["name"]]) for row in changed]
+        heads = [(f"head-{row['name']}", self.render("parts.html", "campaign_head", row)) for row in changed]
+        return [*parts, *heads]
+
+    # Templates
+
+    def render(self, template: str, macro: str = "", *values: Any, **named: Any) -> str:
+        """A template, or one macro of it with its arguments."""
+        loaded = _environment().get_template(template)
+        return str(getattr(loaded.module, macro)(*values)) if macro else loaded.render(**named)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_finalise,
+    )
+    environment.filters |= {
+        "moment": _moment, "stamp": _stamp, "age": _age, "span": campaign_rows.format_clock, "percent": _percent,
+        "latency": campaign_rows.format_latency, "number": units.format_number, "point": units.format_point,
+        "url": lambda text: urllib.parse.quote(str(text), safe=""), "cut": _cut, "bytes": units.format_bytes,
+        "asdict": dataclasses.asdict,
+    }  # fmt: skip
+    environment.globals |= {"clock": time.time}
+    return environment
+
+
+def _finalise(value: Any) -> Any:
+    """Controls and marks that turn letters around are shown, in whatever text; what is unknown is a dash."""
+    if value is None:
+        return units.NOTHING
+    if type(value) is str:
+        return foreign.show_controls(value)
+    return value
+
+
+def _cut(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _moment(at: float | None) -> str:
+    """A time of day, with its date where that is another."""
+    if at is None:
+        return units.NOTHING
+    ago = time.time() - at
+    form = "%H:%M:%S" if ago < 12 * 3600 else "%b %d %H:%M" if ago < 300 * 86400 else "%Y-%m-%d"
+    return time.strftime(form, time.localtime(at))
+
+
+def _stamp(at: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(at))
+
+
+def _age(at: float | None) -> str | markupsafe.Markup:
+    """How long ago, as the page's script counts on from there; its title says when."""
+    if at is None:
+        return units.NOTHING
+    stamp = _stamp(at)
+    title = stamp[:19].replace("T", " ")
+    # Nothing in it is anybody's text, and a page has a thousand of them.
+    return markupsafe.Markup(  # noqa: S704
+        f'<time datetime="{stamp}" title="{title}" data-at="{at:.0f}">{say_age(time.time() - at)}</time>'
+    )
+
+
+def say_age(seconds: float) -> str:
+    """A span in its largest unit, as `farm.js` says it too."""
+    for limit, divisor, unit in ((100, 1, "s"), (6000, 60, "min"), (172800, 3600, "h")):
+        if seconds < limit:
+            return f"{max(0, seconds) / divisor:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"
+
+
+def _percent(ratio: float) -> str:
+    return f"{(ratio - 1) * 100:+.1f} %"

@@ -1,0 +1,352 @@
+"""The pages of campaigns and sweeps: their routes, and what their templates show."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request
+from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+
+from farm.errors import UsageError
+from farm.points.values import Goal, Objective
+from farm.report import campaign_rows, sweep_answer
+from farm.report.campaign_document import draw_curves, list_winners
+from farm.report.sweep_variants import pair_variants
+from farm.store import Store
+from farm.sweep import rows as sweep_rows
+from farm.sweep import stored
+from farm.values import FleetCampaign
+from farm.web import now, orders, svg
+from farm.web.api import Text
+from farm.web.courses import Course
+from farm.web.pages import PER_PAGE, PageNumber, get_view, read_form, run_apart, say_time, show, turn
+from farm.web.svg import Lane
+
+router = APIRouter(include_in_schema=False)
+
+# What one picture can hold, the busiest first; and bars.
+_MOST_LANES, _BARS, _MOST_CURVES = 60, 160, 8
+# A break of a board is told from this share of a campaign's time on.
+_GAP_SHARE = 0.015
+SweepNumber = Annotated[int, Path(ge=0, le=2**63 - 1)]
+
+
+@router.get("/campaigns")
+def list_campaigns(request: Request, page: PageNumber = 1) -> HTMLResponse:
+    """Campaigns, the newest first."""
+    with get_view(request).stores.lend() as store:
+        campaigns, total = store.fetch_campaign_page(PER_PAGE, (page - 1) * PER_PAGE)
+        boards = store.fetch_boards() if any(not each.over for each in campaigns) else []
+    return show(
+        request,
+        "campaigns.html",
+        campaigns=[now.to_campaign_row(each, boards) for each in campaigns],
+        turning=turn(request, page, total, PER_PAGE),
+        command="farm campaign list",
+    )
+
+
+@router.get("/campaigns/{name}")
+def show_campaign(request: Request, name: str) -> HTMLResponse:
+    """A campaign: how far it is, what it found, who measured when."""
+    view = get_view(request)
+    with view.stores.lend() as store:
+        campaign = store.fetch_fleet_campaign(name)
+        boards = [] if campaign.over else store.fetch_boards()
+        hashes = sorted({each["hash"] for kind in campaign.order["types"] for each in kind["workloads"]})
+        winners = list_winners(campaign, store.fetch_records(workloads=hashes, simulated=None))
+        progress = campaign.progress or {}
+        with view.courses.read(store, campaign.id) as course:
+            curves = draw_curves(campaign.order, course.gains)
+            pace, minutes = course.pace(_BARS)
+            lanes, left_out = _list_lanes(store, campaign, course)
+            tasks = list(_list_tasks(progress, course))
+            counted, began, ended = course.counted, course.began, course.ended
+    lines = [
+        (_name_curve(each, curves), [(at, s * 1e3) for at, s in each["steps"]]) for each in curves if each["steps"]
+    ]
+    return show(
+        request,
+        "campaign.html",
+        row=now.to_campaign_row(campaign, boards),
+        groups=campaign_rows.list_groups({**progress, "tasks": tasks}),
+        finals=[campaign_rows.describe_final(each) for each in campaign_rows.list_finals(progress)],
+        winners=[each for each in winners if each["median_s"] is not None],
+        tasks=len(winners),
+        best={(each["board_type"], each["point"], each["workload"]): each for each in tasks},
+        course=svg.draw_steps(lines[:_MOST_CURVES], "trials", "latency, ms", "Best latency of each model", counted)
+        if lines
+        else "",
+        lines=[name for name, _ in lines[:_MOST_CURVES]],
+        plot=json.dumps(_to_plot(lines[:_MOST_CURVES], counted)),
+        pace=svg.draw_bars(pace, minutes, "Trials per minute") if pace else "",
+        timeline=svg.draw_timeline(lanes, began, ended, say_time, "Who measured when") if lanes else "",
+        left_out=left_out,
+        gaps=_sum_gaps(lanes),
+        events=now.list_events(store, name, PER_PAGE),
+        budget=orders.list_fields(campaign),
+        submitted=f"farm {campaign.command}",
+        command=f"farm campaign show {shlex.quote(name)}",
+    )
+
+
+def _list_tasks(progress: Mapping[str, Any], course: Course) -> Iterator[dict[str, Any]]:
+    """The tasks of a campaign's progress, each with how it got faster."""
+    steps: dict[Any, list[tuple[float, float]]] = {}
+    for counted, key, median_s in course.gains:
+        steps.setdefault(key, []).append((counted, median_s))
+    for task in progress.get("tasks", ()):
+        mine = steps.get((task["board_type"], task["point"], task["workload"]), [])
+        spark = svg.draw_spark(mine, course.counted, f"{len(mine)} improvements") if len(mine) > 1 else ""
+        yield {**task, "spark": spark, "first_s": mine[0][1] if mine else None}
+
+
+def _name_curve(curve: Mapping[str, Any], curves: Sequence[Mapping[str, Any]]) -> str:
+    several = len({(each["board_type"], each["point"]) for each in curves}) > 1
+    return f"{curve['model']} on {curve['board_type']} @ {curve['point']}" if several else str(curve["model"])
+
+
+def _to_plot(lines: Sequence[tuple[str, Sequence[tuple[float, float]]]], end: int) -> dict[str, Any]:
+    """The same lines for uPlot: one column of trials, one of each line, null before it begins."""
+    places = sorted({at for _, steps in lines for at, _ in steps} | {float(end)})
+    columns: list[list[float | None]] = []
+    for _, steps in lines:
+        known, value, column = dict(steps), None, []
+        for at in places:
+            value = known.get(at, value)
+            column.append(value)
+        columns.append(column)
+    return {"names": [name for name, _ in lines], "data": [places, *columns]}
+
+
+def _list_lanes(store: Store, campaign: FleetCampaign, course: Course) -> tuple[list[Lane], int]:
+    """A lane for each board, the busiest where there are too many; and how many are left out."""
+    names = sorted(course.boards, key=lambda name: -course.boards[name].held_s)[:_MOST_LANES]
+    until = course.ended if campaign.over else max(course.ended, min(time.time(), course.ended + 3600))
+    least_s = max(5.0, _GAP_SHARE * (until - course.began))
+    gaps = {name: course.boards[name].list_gaps(least_s, until) for name in names}
+    explained = _explain_gaps(store, campaign, {name: found for name, found in gaps.items() if found})
+    lanes = [Lane(name, course.boards[name].spans, explained.get(name, [])) for name in sorted(names)]
+    return lanes, len(course.boards) - len(names)
+
+
+def _explain_gaps(
+    store: Store, campaign: FleetCampaign, gaps: Mapping[str, Sequence[tuple[float, float]]]
+) -> dict[str, list[tuple[float, float, str]]]:
+    """The breaks of boards, each with what is known of its cause: what happened to the board, else to the campaign."""
+    if not gaps:
+        return {}
+    first = min(start for found in gaps.values() for start, _ in found)
+    last = max(end for found in gaps.values() for _, end in found)
+    told: dict[str, list[tuple[float, str]]] = {}
+    for row in store.fetch_board_gaps(gaps, first - 5.0, last):
+        if row["kind"] not in ("probe_passed", "lease_expired"):
+            why = row["reason"] or str(row["kind"]).replace("_", " ")
+            told.setdefault(row["board"], []).append((row["at"], why))
+    own = [
+        (row["at"], row["kind"].removeprefix("campaign_").replace("_", " ") + f": {row['message']}")
+        for row in store.fetch_newest_events(PER_PAGE, campaign.name)
+        if row["kind"] in ("campaign_paused", "campaign_interrupted", "campaign_waiting", "campaign_verifying")
+    ]
+    explained = {}
+    for board, found in gaps.items():
+        mine = [*told.get(board, []), *own]
+        explained[board] = [
+            (start, end, next((why for at, why in mine if start - 5.0 <= at <= end), "no candidate was ready"))
+            for start, end in found
+        ]
+    return explained
+
+
+def _sum_gaps(lanes: Sequence[Lane]) -> list[tuple[str, int, float]]:
+    """By cause: how many breaks, and how long they were together (s); the longest first."""
+    causes: dict[str, tuple[int, float]] = {}
+    for lane in lanes:
+        for start, end, why in lane.gaps:
+            count, seconds = causes.get(why, (0, 0.0))
+            causes[why] = (count + 1, seconds + end - start)
+    found = [(why, count, seconds) for why, (count, seconds) in causes.items()]
+    return sorted(found, key=lambda each: -each[2])[:8]
+
+
+@router.post("/campaigns/{name}/orders")
+async def order_campaign(request: Request, name: str) -> Response:
+    """What a form on the campaign's page orders."""
+    form, view = await read_form(request), get_view(request)
+
+    def work() -> None:
+        with view.stores.lend() as store:
+            if form.get("order") == "budget":
+                orders.change_budget(store, name, orders.read_budget(form))
+            else:
+                orders.order_campaign(view.settings, store, name, form.get("order", ""))
+
+    await run_apart(work)
+    return RedirectResponse(f"/campaigns/{urllib.parse.quote(name, safe='')}", 303)
+
+
+@router.get("/sweeps")
+def list_sweeps(request: Request, page: PageNumber = 1) -> HTMLResponse:
+    """Sweeps, the newest first."""
+    with get_view(request).stores.lend() as store:
+        rows, total = store.fetch_sweep_page(PER_PAGE, (page - 1) * PER_PAGE)
+    return show(
+        request,
+        "sweeps.html",
+        sweeps=[stored.summarise(row) for row in rows],
+        turning=turn(request, page, total, PER_PAGE),
+        command="farm sweep list",
+    )
+
+
+@router.get("/sweeps/{sweep}")
+def show_sweep(
+    request: Request,
+    sweep: SweepNumber,
+    deadline: Text = "",
+    max_power: Text = "",
+    objective: Text = "",
+    beside: Text = "",
+) -> HTMLResponse:
+    """A sweep, its pick for the limits that are asked for, and another one beside it."""
+    view = get_view(request)
+    with view.stores.lend() as store:
+        own = stored.goal_from_dict(store.require_sweep(sweep)["goal"])
+        goal = _read_goal(own, deadline, max_power, objective)
+        document = view.sweeps.find(store, sweep, goal)
+        other = view.sweeps.find(store, _read_number(beside)) if beside else None
+        choices = [row for row in store.fetch_sweep_page(PER_PAGE, 0)[0] if row["id"] != sweep]
+    words = [f"--deadline {goal.deadline_s * 1e3:.6g}ms"] if goal.deadline_s else []
+    words += [f"--max-power {goal.max_power_w:.6g}W"] if goal.max_power_w else []
+    words += [f"--objective {goal.objective}"]
+    return show(
+        request,
+        "sweep.html",
+        document=document,
+        other=other,
+        choices=[stored.summarise(row) for row in choices],
+        beside=beside,
+        answers=sweep_answer.write_answers(document),
+        goal=goal,
+        said_goal=sweep_answer.describe_goal(document["goal"]),
+        objectives=[str(each) for each in Objective],
+        scatter=svg.draw_scatter(document, [other] if other else []) if sweep_rows.has_energy(document) else "",
+        compared=sweep_answer.compare_variants(document),
+        pairs=pair_variants(document),
+        series=sweep_rows.order_series(document),
+        ends=_find_ends(document),
+        points=json.dumps(_to_points(document)),
+        both=_compare(document, other),
+        command=" ".join([f"farm sweep pick {sweep}", *words]),
+        export=f"farm sweep export {sweep} --as sh",
+    )
+
+
+def _read_number(text: str) -> int:
+    if not text.isdecimal() or len(text) > 18:
+        raise UsageError(f"there is no sweep {text[:40]!r}", "`farm sweep list` shows those that there are.")
+    return int(text)
+
+
+def _read_goal(own: Goal, deadline: str, max_power: str, objective: str) -> Goal:
+    """The sweep's own goal with what was asked for: milliseconds and watts; 0 takes a limit away. Raises UsageError."""
+    if objective and objective not in list(Objective):
+        raise UsageError(f"objective {objective[:40]!r} is unknown", f"Known: {', '.join(Objective)}.")
+    return Goal(
+        Objective(objective) if objective else own.objective,
+        _read_limit("deadline", deadline, own.deadline_s, 1e-3),
+        _read_limit("max_power", max_power, own.max_power_w, 1.0),
+        own.deadline_on_p95,
+    )
+
+
+def _read_limit(what: str, text: str, own: float | None, factor: float) -> float | None:
+    if not text.strip():
+        return own
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise UsageError(f"{what} {text[:40]!r} is no number", "deadline is in ms, max_power in W; 0: no limit.")
+    return value * factor or None
+
+
+def _find_ends(document: Mapping[str, Any]) -> dict[str, tuple[float, float] | None]:
+    """Between which values the sliders of deadline (ms) and power (W) move."""
+    rows = [row for series in document["series"] for row in sweep_rows.measured(series)]
+    times = [row["latency_s"]["high"] * 1e3 for row in rows]
+    powers = [row["power_w"]["high"] for row in rows if row["power_w"]]
+    return {
+        "deadline": (min(times) * 0.95, max(times) * 1.02) if times else None,
+        "max_power": (min(powers) * 0.95, max(powers) * 1.02) if powers else None,
+    }
+
+
+def _to_points(document: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
+    """For each series what its pick is chosen by, so that a slider moves it at once: the rule is `fit.pick`'s."""
+    objective = document["goal"]["objective"]
+
+    def weigh(row: Mapping[str, Any]) -> float | None:
+        latency, power, energy = (row[key] and row[key]["value"] for key in ("latency_s", "power_w", "energy_j"))
+        if objective == "latency" or not power or not energy:
+            return float(latency)
+        return float({"edp": energy * latency, "power": power}.get(objective, energy))
+
+    return [
+        [
+            {
+                "key": row["key"],
+                "latency": row["latency_s"]["high"] * 1e3,
+                "power": row["power_w"] and row["power_w"]["high"],
+                "cost": weigh(row),
+            }
+            for row in sweep_rows.measured(series)
+        ]
+        for series in document["series"]
+    ]
+
+
+def _compare(document: Mapping[str, Any], other: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Two sweeps at the points that both measured; none where they are of different kinds."""
+    if other is None:
+        return []
+    from farm.sweep.export.compare import compare_sweeps
+
+    try:
+        pairs = compare_sweeps(document, other, mixed=True)
+    except UsageError:
+        return []
+    return [{"one": pair.one, "other": pair.other, "points": pair.points, "left_out": pair.left_out} for pair in pairs]
+
+
+@router.get("/sweeps/{sweep}/export")
+def export_sweep(request: Request, sweep: SweepNumber, form: Text = "json") -> Response:
+    """A sweep's pick as a file for a board: `json`, `sh` or `nvpmodel`; `document` is the whole sweep."""
+    from farm.inventory.board_types import require_board_type
+    from farm.sweep.export import chosen as exporting
+    from farm.sweep.export.nvpmodel import export_nvpmodel
+    from farm.sweep.export.script import export_script
+
+    view = get_view(request)
+    with view.stores.lend() as store:
+        document = view.sweeps.find(store, sweep)
+    if not document["series"]:
+        raise UsageError(f"there is no pick of sweep {sweep}: nothing is measured yet")
+    board_type = require_board_type(document["board"]["type"])
+    point = exporting.choose_point(document, sweep_rows.order_series(document)[0], rank=1, key=None)
+    writers = {
+        "sh": lambda: export_script(point, board_type),
+        "nvpmodel": lambda: export_nvpmodel(point, board_type, None),
+        "json": lambda: exporting.export_json(point, board_type),
+    }
+    if form not in writers:
+        raise UsageError(f"a sweep is not exported as {form[:40]!r}", f"It is as {', '.join(writers)}.")
+    suffix = {"nvpmodel": "conf"}.get(form, form)
+    headers = {"content-disposition": f'attachment; filename="sweep-{sweep}.{suffix}"'}
+    return PlainTextResponse(writers[form](), headers=headers)

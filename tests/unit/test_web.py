@@ -1,0 +1,349 @@
+"""The page and the API without a server: documents, who may what, what is refused, how others' texts are shown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pydantic
+import pytest
+import typer.testing
+from fastapi.testclient import TestClient
+
+from farm import settings as farm_settings
+from farm.cli.main import make_app
+from farm.errors import UsageError
+from farm.store import Store
+from farm.values import Virtual
+from farm.web import app as web_app
+from farm.web import documents
+from farm.web.access import Access, read_token
+from farm.web.live import MOST_WATCHERS, Hub
+from farm.web.serve import Place
+from tests import web_store
+
+PROBLEM = "application/problem+json"
+SCRIPT = "<script>alert(1)</script>"
+# Letters that would be read backwards from the mark on, and more of them than any page has room for.
+HOSTILE = f"{SCRIPT}\u202egnp.exe\x1b[31m\"'&{'x' * 10_000}"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A FARM_HOME with boards in every state, a campaign under way, sweeps and records."""
+    folder = tmp_path_factory.mktemp("home")
+    with Store(folder / "farm.db") as store:
+        web_store.fill(store, boards=24, trials=400)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(home: pathlib.Path) -> Iterator[TestClient]:
+    """Somebody on this machine."""
+    with make_client(home) as client:
+        yield client
+
+
+def make_client(home: pathlib.Path, *, private: bool = True) -> TestClient:
+    """A client of the application of a home, as a browser on this machine or elsewhere would be."""
+    settings = farm_settings.load({"FARM_HOME": str(home)})
+    app = web_app.make_app(settings, Access(home, private=private, secure=False))
+    return TestClient(app, base_url="http://localhost", follow_redirects=False, raise_server_exceptions=False)
+
+
+def call(home: pathlib.Path, *words: str) -> Any:
+    """What the command line prints with --json."""
+    runner = typer.testing.CliRunner(env={"FARM_HOME": str(home)})
+    done = runner.invoke(make_app(*words[:2]), [*words, "--json"])
+    assert done.exit_code == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("words", "path", "model"),
+    [
+        (("board", "list"), "/boards?limit=500", documents.BoardPage),
+        (("board", "show", "nano-01"), "/boards/nano-01", documents.BoardInFull),
+        (("sweep", "list"), "/sweeps", documents.SweepPage),
+        (("sweep", "show", "1"), "/sweeps/1", documents.SweepInFull),
+        (("record", "list", "--simulated"), "/records?simulated=true&limit=500", documents.RecordPage),
+        (("record", "show", "re01eeeeeeeeeeee"), "/records/re01eeeeeeeeeeee", documents.WorkloadRecords),
+        (("campaign", "list"), "/campaigns", documents.CampaignPage),
+        (("campaign", "show", web_store.CAMPAIGN), f"/campaigns/{web_store.CAMPAIGN}", documents.CampaignInFull),
+    ],
+)
+def test_the_api_says_what_the_command_line_prints(
+    home: pathlib.Path, client: TestClient, words: tuple[str, ...], path: str, model: type[pydantic.BaseModel]
+) -> None:
+    """Both documents are one, and are what the API's description says, without a field more or less."""
+    printed, answer = call(home, *words), client.get(f"/api/v1{path}")
+    assert answer.status_code == 200, answer.text
+    document = answer.json()
+    model.model_validate(document)
+    answered = document.get("items", document)
+    for each in (*answered, *printed) if words == ("board", "list") else ():
+        if each["quarantine"]:
+            each["quarantine"].pop("cooling_s")  # it grows
+    assert answered == printed
+
+
+def test_lists_come_in_parts(client: TestClient) -> None:
+    """Following `next` leads through all of a list once."""
+    names, path = [], "/api/v1/boards?limit=10"
+    while path:
+        page = client.get(path).json()
+        names += [each["name"] for each in page["items"]]
+        path = page["next"]
+    assert names == sorted(names)
+    assert len(names) == page["total"] == 24
+
+
+def test_the_api_describes_itself(client: TestClient) -> None:
+    """OpenAPI names every route, its documents, and the problem that it may answer with."""
+    described = client.get("/api/v1/openapi.json").json()
+    assert {"/api/v1/boards", "/api/v1/campaigns/{name}", "/api/v1/campaigns/{name}/{order}"} <= set(described["paths"])
+    assert all(path.startswith("/api/v1/") for path in described["paths"])
+    assert "Problem" in described["components"]["schemas"]
+
+
+PAGES = ("/", "/campaigns", f"/campaigns/{web_store.CAMPAIGN}", "/boards/nano-01", "/sweeps", "/sweeps/1?beside=2")
+PAGES += ("/records?made=simulated", "/records/re01eeeeeeeeeeee", "/artifacts", "/sign-in")
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_pages_need_nothing_from_elsewhere(client: TestClient, path: str) -> None:
+    """Each page is whole, loads only files of its own, and tells the browser to allow no others."""
+    answer = client.get(path)
+    assert answer.status_code == 200, answer.text
+    sources = re.findall(r'(?:src|href|action)="([^"#?]*)', answer.text)
+    assert not [each for each in sources if each and not each.startswith("/")]
+    assert not re.search(r"<script(?! src=)|<style| style=| on\w+=", answer.text)
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert client.get("/static/farm.js").headers["x-content-type-options"] == "nosniff"
+
+
+def test_worst_boards_come_first(client: TestClient) -> None:
+    """Boards that an operator must look at stand above those at work, each with its reason and last fault."""
+    rows = re.findall(r'<tr id="board-([^"]+)" class="h-(\w+) s-(\w+)"', client.get("/").text)
+    ranks = [("quarantined", "suspect", "good", "maintenance").index(health) for _, health, _ in rows]
+    assert ranks == sorted(ranks)
+    assert len(rows) == 24
+    good = [state for _, health, state in rows if health == "good"]
+    assert good[0] == "offline"
+    text = client.get("/?health=quarantined").text
+    assert "3 board-side faults within 10 min" in text
+    assert 'value="quarantined"' in text or "<option selected>quarantined" in text
+
+
+def test_why_a_campaign_stands_still(client: TestClient) -> None:
+    """Boards that it might use and does not are counted by what keeps them."""
+    text = client.get("/").text
+    assert "2 quarantined" in text
+    assert "waiting for candidates" in text
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/api/v1/boards/nobody", 404),
+        ("/api/v1/campaigns/nobody", 404),
+        ("/api/v1/sweeps/99", 404),
+        ("/api/v1/sweeps/x", 422),
+        (f"/api/v1/sweeps/{10**30}", 422),
+        ("/api/v1/records/nothing", 404),
+        ("/api/v1/records?since=yesterdayish", 422),
+        ("/api/v1/records?board_type=vax", 422),
+        (f"/api/v1/records?workload={'x' * 501}", 422),
+        ("/api/v1/boards?limit=1000000", 422),
+        ("/api/v1/boards?offset=-1", 422),
+        (f"/api/v1/boards?{'x' * 5000}", 414),
+        ("/api/v1/nothing", 404),
+    ],
+)
+def test_what_cannot_be_answered_is_a_problem(client: TestClient, path: str, status: int) -> None:
+    """Unknown ids, impossible numbers, huge filters: a problem document that says what is wrong."""
+    answer = client.get(path)
+    assert (answer.status_code, answer.headers["content-type"]) == (status, PROBLEM)
+    problem = documents.Problem.model_validate(answer.json())
+    assert problem.status == status
+    assert problem.detail
+    assert len(answer.text) < 3000
+
+
+@pytest.mark.parametrize("path", ["/boards/nobody", "/sweeps/1?deadline=soon", "/sweeps/1?beside=x", "/?page=0"])
+def test_pages_tell_people_what_is_wrong(client: TestClient, path: str) -> None:
+    """What a person asked for in vain is a page, not a document."""
+    answer = client.get(path)
+    assert answer.status_code in (404, 422)
+    assert "<h1>" in answer.text
+
+
+ORDER = f"/api/v1/campaigns/{web_store.CAMPAIGN}/pause"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 403),
+        ({"sec-fetch-site": "same-origin"}, 401),
+        ({"authorization": "Bearer wrong"}, 401),
+        ({"authorization": "Basic x"}, 401),
+        ({"origin": "http://elsewhere.example", "cookie": "farm_session=x"}, 403),
+        ({"origin": "http://localhost", "cookie": "farm_session=x"}, 401),
+        ({"sec-fetch-site": "cross-site", "cookie": "farm_session=x"}, 403),
+        ({"host": "evil.example", "authorization": "Bearer TOKEN"}, 421),
+    ],
+)
+def test_nobody_changes_anything_without_the_token(
+    home: pathlib.Path, client: TestClient, headers: dict[str, str], status: int
+) -> None:
+    """No token, a wrong one, a page of another origin, a name that is not ours: refused, and nothing has changed."""
+    headers = {name: value.replace("TOKEN", read_token(home)) for name, value in headers.items()}
+    answer = client.post(ORDER, headers=headers)
+    assert (answer.status_code, answer.headers["content-type"]) == (status, PROBLEM)
+    with Store(home / "farm.db") as store:
+        assert store.fetch_fleet_campaign(web_store.CAMPAIGN).wanted == "run"
+
+
+def test_a_good_cookie_from_another_site_is_refused(home: pathlib.Path, client: TestClient) -> None:
+    """Signing in gives a cookie that no script reads and no other site sends; a page elsewhere cannot use it."""
+    signed = client.post(
+        "/sign-in", data={"token": read_token(home), "to": "//evil.example"}, headers={"origin": "http://localhost"}
+    )
+    assert (signed.status_code, signed.headers["location"]) == (303, "/")
+    cookie = signed.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    session = {"cookie": cookie.partition(";")[0]}
+    client.cookies.clear()
+    elsewhere = session | {"origin": "http://elsewhere.example"}
+    order = "/api/v1/boards/nano-02/drain"
+    assert client.post(order, json={"reason": "x"}, headers=elsewhere).status_code == 403
+    here = session | {"origin": "http://localhost"}
+    drained = client.post(order, json={"reason": "new fan"}, headers=here)
+    assert (drained.status_code, drained.json()["health"]) == (200, "maintenance")
+    documents.Board.model_validate(drained.json())
+    read_token(home, renew=True)
+    assert client.post("/api/v1/boards/nano-02/undrain", json={}, headers=here).status_code == 401
+
+
+def test_orders(home: pathlib.Path, client: TestClient) -> None:
+    """With the token in a header: a budget is changed, an impossible order and a huge body are refused."""
+    token = {"authorization": f"Bearer {read_token(home)}"}
+    path = f"/api/v1/campaigns/{web_store.CAMPAIGN}"
+    changed = client.patch(f"{path}/budget", json={"trials": 130_000, "wall_clock_s": None}, headers=token)
+    assert (changed.status_code, changed.json()["budget"]["trials"]) == (200, 130_000)
+    assert changed.json()["budget"]["wall_clock_s"] is None
+    assert client.patch(f"{path}/budget", json={"trials": 0}, headers=token).status_code == 422
+    assert client.patch(f"{path}/budget", json={}, headers=token).status_code == 422
+    assert client.post(f"{path}/explode", headers=token).status_code == 422
+    assert client.post("/api/v1/boards/nano-03/drain", json={"x": 1}, headers=token).status_code == 422
+    assert client.post("/api/v1/boards/nano-03/drain", content=b"{" * 70_000, headers=token).status_code == 413
+    assert client.post("/api/v1/boards/nano-03/drain", content=b"{half", headers=token).status_code == 422
+
+
+def test_strangers_read_nothing(home: pathlib.Path) -> None:
+    """Where other machines reach the server, reading needs the token too."""
+    with make_client(home, private=False) as client:
+        assert client.get("/api/v1/boards").status_code == 401
+        assert client.get("/live").status_code == 401
+        assert client.get("/").headers["location"] == "/sign-in"
+        assert client.get("/sign-in").status_code == 200
+        token = {"authorization": f"Bearer {read_token(home)}"}
+        assert client.get("/api/v1/boards?limit=1", headers=token).status_code == 200
+
+
+@pytest.mark.parametrize("options", [{"host": "0.0.0.0"}, {"host": "192.0.2.1", "cert": pathlib.Path("c")}])  # noqa: S104
+def test_other_machines_are_not_served_without_tls(options: dict[str, Any]) -> None:
+    """An address beyond loopback needs a certificate and its key."""
+    with pytest.raises(UsageError):
+        Place(**options)
+
+
+def test_hostile_texts_are_shown(tmp_path: pathlib.Path) -> None:
+    """Names and reasons that others wrote are text: no markup, no controls, no letters turned around."""
+    with Store(tmp_path / "farm.db") as store:
+        web_store.fill(store, boards=4, trials=40)
+        store.register_board("bad", "jetson-nano", Virtual(), {"note": HOSTILE}, by=HOSTILE)
+        store.save_description("bad", {"cpu_model": HOSTILE, "board_type": HOSTILE}, simulated=True)
+        store.add_event("campaign_failed", HOSTILE, HOSTILE)
+        store.add_event("campaign_failed", web_store.CAMPAIGN, HOSTILE)
+        campaign = store.fetch_fleet_campaign(web_store.CAMPAIGN)
+        with store._writing() as connection:
+            from farm.store import schema
+
+            connection.execute(schema.workloads.update().values(name=HOSTILE))
+            connection.execute(schema.sweeps.update().values(model=HOSTILE))
+            order = json.loads(json.dumps(campaign.order))
+            order["models"][0]["name"] = HOSTILE
+            for kind in order["types"]:
+                for each in kind["workloads"]:
+                    each["name"] = HOSTILE
+            connection.execute(schema.fleet_campaigns.update().values(order=order, owner=HOSTILE))
+    with make_client(tmp_path) as client:
+        paths = ("/", "/boards/bad", "/campaigns", f"/campaigns/{web_store.CAMPAIGN}", "/sweeps", "/sweeps/1")
+        for path in (*paths, "/records?made=simulated", "/artifacts", f"/?text={SCRIPT}", f"/boards/{SCRIPT}"):
+            text = client.get(path).text
+            assert SCRIPT not in text, path
+            assert "\u202e" not in text, path
+            assert "\x1b" not in text, path
+
+
+def test_what_changes_is_sent_in_pieces(home: pathlib.Path) -> None:
+    """A look at the store gives the lines that changed since the last one, and no others."""
+    from farm.crew.health import Kind, Observation, decide_by
+    from farm.web.view import View
+
+    view = View(farm_settings.load({"FARM_HOME": str(home)}), Access(home, private=True, secure=False))
+    view.look()
+    view.look()
+    assert view.look() == [] or all(name.startswith(("campaign-", "head-")) for name, _ in view.look())
+    with Store(home / "farm.db") as store:
+        store.observe_board("nano-04", Kind.DRAIN, "ana", decide_by(Observation(Kind.DRAIN, "new fan")))
+    parts = dict(view.look())
+    assert {"board-nano-04", "counts", "events"} <= parts.keys()
+    assert not [name for name in parts if name.startswith("board-") and name != "board-nano-04"]
+    assert "new fan" in parts["board-nano-04"]
+    view.close()
+
+
+def test_a_watcher_that_never_reads_holds_up_nobody() -> None:
+    """Whoever is far behind is told to load its page again, and others get every update meanwhile."""
+
+    async def watch_both() -> tuple[list[str], list[str]]:
+        numbers = iter(range(200))
+        hub = Hub(lambda: [("counts", str(next(numbers)))])
+        slow, quick = hub.watch(), hub.watch()
+        await anext(slow), await anext(quick)
+        got = []
+        for _ in range(150):
+            await hub._turn()
+            got.append((await anext(quick)).raw_data or "")
+        late = await anext(slow)
+        await hub.end()
+        assert hub.watchers == 2 <= MOST_WATCHERS
+        await slow.aclose(), await quick.aclose()  # type: ignore[attr-defined]
+        assert hub.watchers == 0
+        return got, [late.event or ""]
+
+    got, late = asyncio.run(watch_both())
+    assert [json.loads(text)[0][1] for text in got] == [str(number) for number in range(150)]
+    assert late == ["stale"]
+
+
+def test_what_was_vendored_is_what_was_published() -> None:
+    """Others' files are as their checksums, beside their licences."""
+    import hashlib
+
+    root = pathlib.Path(__file__).parents[2]
+    for folder in (root / "farm/web/static/vendor", root / "tests/acceptance/axe"):
+        lines = (folder / "SHA256SUMS").read_text().splitlines()
+        assert lines
+        for line in lines:
+            digest, name = line.split()
+            assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+        assert list(folder.glob("*LICENSE"))
