@@ -188,6 +188,7 @@ class Record(_Model):
     gflops: float
     max_rel_error: float
     simulated: bool
+    virtual_code: str | None
     verified_at: float
     origin: dict[str, Any] | None
 
