@@ -67,57 +67,52 @@ Reason = Annotated[str, typer.Option("--reason", help="Reason, kept with the boa
 
 
 @app.command("list")
-def list_boards(json: options.Json = False, debug: options.Debug = False) -> None:
+@output.command
+def list_boards(json: options.Json = False) -> None:
     """List the boards in the store: state, health, and who holds them since when."""
-
-    def work() -> None:
-        with options.open_store() as store:
-            boards = store.fetch_boards()
-        _note_age(boards)
-        if json:
-            output.print_json(boards)
-            return
-        tables.print_table(
-            ("Name", "Type", "Simulated", "State", "Health", "Held by", "Labels", "Last seen"),
-            [
-                (
-                    board["name"],
-                    board["board_type"],
-                    "yes" if board["simulated"] else "no",
-                    board["state"],
-                    board["health"],
-                    output.holder(board["lease"]),
-                    ", ".join(f"{key}={value}" for key, value in board["labels"].items()) or "–",
-                    output.moment(board["seen_at"]),
-                )
-                for board in boards
-            ],
-            left=(0, 1, 2, 3, 4, 5, 6, 7),
-            spare=("Labels", "Last seen", "Simulated", "Held by"),
-            empty="no boards yet; `farm quickstart` and `farm tune` add this machine, `farm board add` others",
-        )
-
-    output.run(work, debug)
+    with options.open_store() as store:
+        boards = store.fetch_boards()
+    _note_age(boards)
+    if json:
+        output.print_json(boards)
+        return
+    tables.print_table(
+        ("Name", "Type", "Simulated", "State", "Health", "Held by", "Labels", "Last seen"),
+        [
+            (
+                board["name"],
+                board["board_type"],
+                "yes" if board["simulated"] else "no",
+                board["state"],
+                board["health"],
+                output.holder(board["lease"]),
+                ", ".join(f"{key}={value}" for key, value in board["labels"].items()) or "–",
+                output.moment(board["seen_at"]),
+            )
+            for board in boards
+        ],
+        left=(0, 1, 2, 3, 4, 5, 6, 7),
+        spare=("Labels", "Last seen", "Simulated", "Held by"),
+        empty="no boards yet; `farm quickstart` and `farm tune` add this machine, `farm board add` others",
+    )
 
 
 @app.command("types")
-def list_types(json: options.Json = False, debug: options.Debug = False) -> None:
+@output.command
+def list_types(json: options.Json = False) -> None:
     """List the board types: the farm's own, and those in the folder that FARM_BOARD_TYPES names."""
+    from farm.cli import board_types
+    from farm.inventory.board_types import load_board_types
 
-    def work() -> None:
-        from farm.cli import board_types
-        from farm.inventory.board_types import load_board_types
-
-        types = load_board_types()
-        if json:
-            output.print_json([board_type.model_dump(mode="json", by_alias=True) for board_type in types.values()])
-            return
-        board_types.print_types(types.values())
-
-    output.run(work, debug)
+    types = load_board_types()
+    if json:
+        output.print_json([board_type.model_dump(mode="json", by_alias=True) for board_type in types.values()])
+        return
+    board_types.print_types(types.values())
 
 
 @app.command("add")
+@output.command
 def add(
     name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.list_boards)],
     board_type: Annotated[str | None, typer.Option("--board-type", metavar="TYPE", help="Type of the board.")] = None,
@@ -153,67 +148,58 @@ def add(
     label: Annotated[
         list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Label of the board; repeatable.")
     ] = None,
-    debug: options.Debug = False,
 ) -> None:
     """Register a board, or several virtual ones. It is `suspect` until it has been probed."""
+    from farm.crew.virtual import require_model
+    from farm.inventory.board_types import require_board_type
 
-    def work() -> None:
-        from farm.crew.virtual import require_model
-        from farm.inventory.board_types import require_board_type
-
-        labels = _read_labels(label or [])
-        if (ssh is None) == (virtual is None):
+    labels = _read_labels(label or [])
+    if (ssh is None) == (virtual is None):
+        raise UsageError("say how the board is reached", "Give --ssh USER@HOST with --board-type, or --virtual TYPE.")
+    if virtual is None and board_type is None:
+        raise UsageError("--ssh needs --board-type", "`farm board types` lists them.")
+    kind = require_board_type(virtual or board_type or "")
+    wanted: list[tuple[str, Transport]]
+    if virtual is not None:
+        require_model(kind)
+        if board_type not in (None, virtual) or key_file or host_key:
+            raise UsageError("--virtual goes with neither --board-type nor a key", "Give the type once.")
+        if not 1 <= count <= fleet_ranges.MAX_EXPANDED:
+            raise UsageError(f"--count must be 1 to {fleet_ranges.MAX_EXPANDED}, not {count}")
+        names = [name] if count == 1 else fleet_ranges.number(name, count)
+        wanted = [(each, Virtual(seed, live=time == "live")) for seed, each in enumerate(names)]
+    else:
+        if count != 1:
             raise UsageError(
-                "say how the board is reached", "Give --ssh USER@HOST with --board-type, or --virtual TYPE."
+                "--count is for virtual boards", "A fleet file registers many at once: `farm fleet apply`."
             )
-        if virtual is None and board_type is None:
-            raise UsageError("--ssh needs --board-type", "`farm board types` lists them.")
-        kind = require_board_type(virtual or board_type or "")
-        wanted: list[tuple[str, Transport]]
-        if virtual is not None:
-            require_model(kind)
-            if board_type not in (None, virtual) or key_file or host_key:
-                raise UsageError("--virtual goes with neither --board-type nor a key", "Give the type once.")
-            if not 1 <= count <= fleet_ranges.MAX_EXPANDED:
-                raise UsageError(f"--count must be 1 to {fleet_ranges.MAX_EXPANDED}, not {count}")
-            names = [name] if count == 1 else fleet_ranges.number(name, count)
-            wanted = [(each, Virtual(seed, live=time == "live")) for seed, each in enumerate(names)]
-        else:
-            if count != 1:
-                raise UsageError(
-                    "--count is for virtual boards", "A fleet file registers many at once: `farm fleet apply`."
-                )
-            way = dataclasses.replace(
-                options.read_ssh(ssh or "", key_file, host_key), agent_port=agent_port, tracker_port=tracker_port
-            )
-            wanted = [(name, way)]
-        with options.open_store() as store:
-            known = {board["name"] for board in store.fetch_boards()}
-            if taken := sorted(known & {each for each, _ in wanted}):  # all or none
-                raise UsageError(f"there is a board {taken[0]!r} already", "Remove it first, or give another name.")
-            for each, transport in wanted:
-                store.register_board(each, kind.name, transport, labels, by=name_user())
-        for each, _ in wanted:
-            output.stdout.print(f"added {each}, {kind.name}{' (simulated)' if virtual else ''}")
-
-    output.run(work, debug)
+        way = dataclasses.replace(
+            options.read_ssh(ssh or "", key_file, host_key), agent_port=agent_port, tracker_port=tracker_port
+        )
+        wanted = [(name, way)]
+    with options.open_store() as store:
+        known = {board["name"] for board in store.fetch_boards()}
+        if taken := sorted(known & {each for each, _ in wanted}):  # all or none
+            raise UsageError(f"there is a board {taken[0]!r} already", "Remove it first, or give another name.")
+        for each, transport in wanted:
+            store.register_board(each, kind.name, transport, labels, by=name_user())
+    for each, _ in wanted:
+        output.stdout.print(f"added {each}, {kind.name}{' (simulated)' if virtual else ''}")
 
 
 @app.command("remove")
-def remove(names: Names, debug: options.Debug = False) -> None:
+@output.command
+def remove(names: Names) -> None:
     """Forget boards, all or none. Their trials and events stay; a board that is leased is refused."""
-
-    def work() -> None:
-        with options.open_store() as store:
-            chosen = dict.fromkeys(names)
-            store.remove_board(*chosen, by=name_user())
-        for name in chosen:
-            output.stdout.print(f"removed {name}")
-
-    output.run(work, debug)
+    with options.open_store() as store:
+        chosen = dict.fromkeys(names)
+        store.remove_board(*chosen, by=name_user())
+    for name in chosen:
+        output.stdout.print(f"removed {name}")
 
 
 @app.command("replace")
+@output.command
 def replace(
     name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.list_boards)],
     ssh: Annotated[
@@ -227,94 +213,88 @@ def replace(
         str, typer.Option("--serial", metavar="TEXT", help="Serial number, kept as the label serial.")
     ] = "",
     reason: Reason = "",
-    debug: options.Debug = False,
 ) -> None:
     """Another machine takes a board's name and place: its host key is new, and nothing of the old one counts for it.
 
     Trials and events of the old one stay, with an event between the two. A probe decides about the new one.
     """
+    from farm.inventory.fleet_document import check_labels
 
-    def work() -> None:
-        from farm.inventory.fleet_document import check_labels
-
-        known_hosts = KnownHosts(settings.load().home_path / FILE_NAME)
-        with options.open_store() as store:
-            board = store.require_board(name)
-            before = parse_transport(board["transport"])
-            after = before
-            if isinstance(before, Ssh):
-                key = require_fingerprint(host_key) if host_key else ""
-                after = dataclasses.replace(before, host_key=key)
-                if ssh is not None:
-                    where = options.read_ssh(ssh, before.identity_file, key)
-                    after = dataclasses.replace(after, host=where.host, user=where.user, port=where.port)
-            elif ssh is not None or host_key:
-                raise UsageError(
-                    f"{name} is not reached over SSH: it has no host key", "Leave --ssh and --host-key out."
-                )
-            labels = check_labels(board["labels"] | {"serial": serial}) if serial else None
-            told = "; ".join(part for part in (f"serial {serial}" if serial else "", reason) if part)
-            store.replace_board(name, transport=after, labels=labels, reason=told, by=name_user())
+    known_hosts = KnownHosts(settings.load().home_path / FILE_NAME)
+    with options.open_store() as store:
+        board = store.require_board(name)
+        before = parse_transport(board["transport"])
+        after = before
         if isinstance(before, Ssh):
-            known_hosts.remove(before.host, before.port)
-        output.stdout.print(f"{name} is another machine now: suspect until it has been probed", markup=False)
-        if isinstance(after, Ssh) and not host_key:
-            output.stdout.print(f"its host key is to be confirmed: farm board trust {name}", markup=False)
-
-    output.run(work, debug)
+            key = require_fingerprint(host_key) if host_key else ""
+            after = dataclasses.replace(before, host_key=key)
+            if ssh is not None:
+                where = options.read_ssh(ssh, before.identity_file, key)
+                after = dataclasses.replace(after, host=where.host, user=where.user, port=where.port)
+        elif ssh is not None or host_key:
+            raise UsageError(f"{name} is not reached over SSH: it has no host key", "Leave --ssh and --host-key out.")
+        labels = check_labels(board["labels"] | {"serial": serial}) if serial else None
+        told = "; ".join(part for part in (f"serial {serial}" if serial else "", reason) if part)
+        store.replace_board(name, transport=after, labels=labels, reason=told, by=name_user())
+    if isinstance(before, Ssh):
+        known_hosts.remove(before.host, before.port)
+    output.stdout.print(f"{name} is another machine now: suspect until it has been probed", markup=False)
+    if isinstance(after, Ssh) and not host_key:
+        output.stdout.print(f"its host key is to be confirmed: farm board trust {name}", markup=False)
 
 
 @app.command("drain")
-def drain(names: Names, reason: Reason = "", debug: options.Debug = False) -> None:
+@output.command
+def drain(names: Names, reason: Reason = "") -> None:
     """Give boards no new work, until `undrain`."""
-    _order(Kind.DRAIN, names, reason, debug)
+    _order(Kind.DRAIN, names, reason)
 
 
 @app.command("undrain")
-def undrain(names: Names, reason: Reason = "", debug: options.Debug = False) -> None:
+@output.command
+def undrain(names: Names, reason: Reason = "") -> None:
     """Put drained boards back in service; a probe decides."""
-    _order(Kind.UNDRAIN, names, reason, debug)
+    _order(Kind.UNDRAIN, names, reason)
 
 
 @app.command("quarantine")
-def quarantine(names: Names, reason: Reason = "", debug: options.Debug = False) -> None:
+@output.command
+def quarantine(names: Names, reason: Reason = "") -> None:
     """Keep boards out of service until `clear`."""
-    _order(Kind.QUARANTINE, names, reason, debug)
+    _order(Kind.QUARANTINE, names, reason)
 
 
 @app.command("clear")
-def clear(names: Names, reason: Reason = "", debug: options.Debug = False) -> None:
+@output.command
+def clear(names: Names, reason: Reason = "") -> None:
     """Trust boards again that were quarantined, unsafe or retired; a probe decides."""
-    _order(Kind.CLEAR, names, reason, debug)
+    _order(Kind.CLEAR, names, reason)
 
 
 @app.command("retire")
-def retire(names: Names, reason: Reason = "", debug: options.Debug = False) -> None:
+@output.command
+def retire(names: Names, reason: Reason = "") -> None:
     """Keep boards for their history only."""
-    _order(Kind.RETIRE, names, reason, debug)
+    _order(Kind.RETIRE, names, reason)
 
 
 @app.command("release")
+@output.command
 def release(
     name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.list_boards)],
     force: Annotated[bool, typer.Option("--force", help="Revoke the current lease.")] = False,
     reason: Reason = "",
-    debug: options.Debug = False,
 ) -> None:
     """End the lease that a board has, whoever holds it; who did it and why is kept."""
-
-    def work() -> None:
-        with options.open_store() as store:
-            lease = store.require_board(name)["lease"]
-            if lease is not None and not force:
-                raise UsageError(
-                    f"{name} is held by {output.holder(lease)}",
-                    "It is given back by its holder, or taken with --force --reason TEXT.",
-                )
-            ended = lease is not None and store.force_release(name, name_user(), reason)
-        output.stdout.print(f"released {name}" if ended else f"nobody holds {name}")
-
-    output.run(work, debug)
+    with options.open_store() as store:
+        lease = store.require_board(name)["lease"]
+        if lease is not None and not force:
+            raise UsageError(
+                f"{name} is held by {output.holder(lease)}",
+                "It is given back by its holder, or taken with --force --reason TEXT.",
+            )
+        ended = lease is not None and store.force_release(name, name_user(), reason)
+    output.stdout.print(f"released {name}" if ended else f"nobody holds {name}")
 
 
 def _note_age(boards: list[dict[str, Any]]) -> None:
@@ -324,18 +304,14 @@ def _note_age(boards: list[dict[str, Any]]) -> None:
         output.stderr.print("the farm's services are not running, so states are those of the last time; see `farm up`")
 
 
-def _order(kind: Kind, names: list[str], reason: str, debug: bool) -> None:
+def _order(kind: Kind, names: list[str], reason: str) -> None:
     """Give an order for each board, or for none where one of them refuses it; what it leads to is printed."""
-
-    def work() -> None:
-        with options.open_store() as store:
-            chosen = list(dict.fromkeys(names))
-            results = store.observe_boards(chosen, str(kind), name_user(), decide_by(Observation(kind, reason)))
-        for name, result in results.items():
-            said = f"; {result.reason}" if result.reason else " already"
-            output.stdout.print(f"{name}: {result.standing.health}{said}")
-
-    output.run(work, debug)
+    with options.open_store() as store:
+        chosen = list(dict.fromkeys(names))
+        results = store.observe_boards(chosen, str(kind), name_user(), decide_by(Observation(kind, reason)))
+    for name, result in results.items():
+        said = f"; {result.reason}" if result.reason else " already"
+        output.stdout.print(f"{name}: {result.standing.health}{said}")
 
 
 def _read_labels(texts: list[str]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from farm.report.certificate import JSON, PAGE, write_certificate
 _NOT_REACHED, _FAILED = 3, 1
 
 
+@output.command
 def certify(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A board, as `farm board list` names it.")],
     out: Annotated[
@@ -30,7 +31,6 @@ def certify(
         bool, typer.Option("--names", help="Keep names of boards, hosts and folders, and addresses, in the report.")
     ] = False,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Check a board's hardware for a minute or two, harmlessly, and write a report that can be sent away.
 
@@ -38,29 +38,25 @@ def certify(
     power, what would tell of throttling, and what programs take beside what the model of the core says. Every clock is
     as before afterwards; Ctrl-C leaves nothing behind.
     """
+    from farm.artifacts.priced import plan_prices
+    from farm.services.board_certify import certify_board
 
-    def work() -> None:
-        from farm.artifacts.priced import plan_prices
-        from farm.services.board_certify import certify_board
-
-        timeout_s = read_duration_s("--timeout", timeout)
-        folder = out or Path(f"certify-{name}")
-        if folder.exists() and (not folder.is_dir() or any(one.name not in (PAGE, JSON) for one in folder.iterdir())):
-            raise UsageError(f"{folder} holds something else than a report", "Give a folder of its own with --out.")
-        show = (lambda check: None) if json else print_check
-        settings = farm_settings.load()
-        prices = plan_prices(settings)
-        found = certify_board(settings, name, timeout_s, names, show, output.stderr.print, prices)
-        if found.document is not None:
-            paths = write_certificate(found.document, folder)
-            if json:
-                output.print_json(found.document | {"report": paths})
-            else:
-                output.say(f"{found.document['result']}; report: {paths['page']}")
-        elif json:
-            output.print_json({"result": "unsafe" if found.unsafe else "not reached"})
-        if not found.passed:
-            code = BoardUnsafeError.exit_code if found.unsafe else _FAILED if found.reached else _NOT_REACHED
-            raise SystemExit(code)
-
-    output.run(work, debug)
+    timeout_s = read_duration_s("--timeout", timeout)
+    folder = out or Path(f"certify-{name}")
+    if folder.exists() and (not folder.is_dir() or any(one.name not in (PAGE, JSON) for one in folder.iterdir())):
+        raise UsageError(f"{folder} holds something else than a report", "Give a folder of its own with --out.")
+    show = (lambda check: None) if json else print_check
+    settings = farm_settings.load()
+    prices = plan_prices(settings)
+    found = certify_board(settings, name, timeout_s, names, show, output.stderr.print, prices)
+    if found.document is not None:
+        paths = write_certificate(found.document, folder)
+        if json:
+            output.print_json(found.document | {"report": paths})
+        else:
+            output.say(f"{found.document['result']}; report: {paths['page']}")
+    elif json:
+        output.print_json({"result": "unsafe" if found.unsafe else "not reached"})
+    if not found.passed:
+        code = BoardUnsafeError.exit_code if found.unsafe else _FAILED if found.reached else _NOT_REACHED
+        raise SystemExit(code)

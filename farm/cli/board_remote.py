@@ -58,6 +58,7 @@ class CommandWithRest(typer.core.TyperCommand):
         return super().parse_args(ctx, args[:at])
 
 
+@output.command
 def execute(
     context: typer.Context,
     names: Annotated[
@@ -66,46 +67,40 @@ def execute(
     timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="Time limit for each board.")] = "60s",
     accept_host_key: Accept = None,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Run a command on boards over SSH; ends with its exit code, of several boards with the greatest.
 
     One word after `--` is a line for the board's shell; several are a program and its arguments, passed as they are.
     """
+    boards, command = once(names), _to_line(context.meta[_REST])
+    timeout_s = read_duration_s("--timeout", timeout)
+    settings = farm_settings.load()
+    with options.open_store(settings) as store:
+        addresses = {name: to_ssh_address(require_ssh(name, fetch_transport(store, name), "`exec`")) for name in boards}
+        for row in store.fetch_boards():
+            if row["name"] in addresses and row["lease"]:
+                output.stderr.print(
+                    f"note: {row['name']} is held by {row['lease']['owner']} for {row['lease']['purpose']}; "
+                    "what runs beside that disturbs it",
+                    soft_wrap=True,
+                    markup=False,
+                )
+    many = len(addresses) > 1
 
-    def work() -> None:
-        boards, command = once(names), _to_line(context.meta[_REST])
-        timeout_s = read_duration_s("--timeout", timeout)
-        settings = farm_settings.load()
-        with options.open_store(settings) as store:
-            addresses = {
-                name: to_ssh_address(require_ssh(name, fetch_transport(store, name), "`exec`")) for name in boards
-            }
-            for row in store.fetch_boards():
-                if row["name"] in addresses and row["lease"]:
-                    output.stderr.print(
-                        f"note: {row['name']} is held by {row['lease']['owner']} for {row['lease']['purpose']}; "
-                        "what runs beside that disturbs it",
-                        soft_wrap=True,
-                        markup=False,
-                    )
-        many = len(addresses) > 1
+    def show(name: str, done: _Done) -> None:
+        if not json:
+            _print_done(name, done, many)
 
-        def show(name: str, done: _Done) -> None:
-            if not json:
-                _print_done(name, done, many)
-
-        done = _run_everywhere(settings, addresses, command, timeout_s, accept_host_key or [], show)
-        if json:
-            output.print_json([done[name].to_document(name) for name in boards])
-        elif not many:
-            raise_first({name: one.error for name, one in done.items() if one.error})
-        if code := max(one.code for one in done.values()):
-            raise SystemExit(code)
-
-    output.run(work, debug)
+    done = _run_everywhere(settings, addresses, command, timeout_s, accept_host_key or [], show)
+    if json:
+        output.print_json([done[name].to_document(name) for name in boards])
+    elif not many:
+        raise_first({name: one.error for name, one in done.items() if one.error})
+    if code := max(one.code for one in done.values()):
+        raise SystemExit(code)
 
 
+@output.command
 def logs(
     name: Annotated[str, typer.Argument(metavar="NAME")],
     lines: Annotated[
@@ -116,30 +111,25 @@ def logs(
     ] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
     accept_host_key: Accept = None,
-    debug: options.Debug = False,
 ) -> None:
     """Show the logs of a board's agent and clock helper."""
-
-    def work() -> None:
-        settings = farm_settings.load()
-        with options.open_store(settings) as store:
-            transport = fetch_transport(store, name)
-        if not isinstance(transport, Ssh):
-            board_following.print_log(_local_log(settings, name, transport), lines, follow)
-            return
-        if follow:
-            _follow(settings, name, transport, plan_follow_command(lines, prefix), accept_host_key or [])
-            return
-        command = plan_log_command(lines, prefix)
-        done = _run_everywhere(
-            settings, {name: to_ssh_address(transport)}, command, _LOG_TIMEOUT_S, accept_host_key or [], lambda *_: None
-        )[name]
-        if done.error:
-            raise done.error
-        _print_done(name, done, False)
-        _require_logs(name, done.code)
-
-    output.run(work, debug)
+    settings = farm_settings.load()
+    with options.open_store(settings) as store:
+        transport = fetch_transport(store, name)
+    if not isinstance(transport, Ssh):
+        board_following.print_log(_local_log(settings, name, transport), lines, follow)
+        return
+    if follow:
+        _follow(settings, name, transport, plan_follow_command(lines, prefix), accept_host_key or [])
+        return
+    command = plan_log_command(lines, prefix)
+    done = _run_everywhere(
+        settings, {name: to_ssh_address(transport)}, command, _LOG_TIMEOUT_S, accept_host_key or [], lambda *_: None
+    )[name]
+    if done.error:
+        raise done.error
+    _print_done(name, done, False)
+    _require_logs(name, done.code)
 
 
 def _follow(settings: Settings, name: str, transport: Ssh, command: str, accept: list[str]) -> None:

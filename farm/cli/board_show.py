@@ -17,31 +17,27 @@ if TYPE_CHECKING:  # loads NumPy
 _EVENTS = 30
 
 
+@output.command
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME|TYPE", help="A board, or a board type.")],
     events: Annotated[int, typer.Option("--events", metavar="N", min=0, help="Number of recent events.")] = _EVENTS,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Show a board and what happened to it; or a board type with its clocks, sensors and power modes."""
+    from farm.crew.board_calibration import fetch_calibration, to_document
 
-    def work() -> None:
-        from farm.crew.board_calibration import fetch_calibration, to_document
-
-        with options.open_store() as store:
-            board = next((board for board in store.fetch_boards() if board["name"] == name), None)
-            happened = store.fetch_board_events(name) if board else []
-            calibration = fetch_calibration(store, board) if board else None
-        if board is None:
-            _show_type(name, json)
-        elif json:
-            output.print_json(to_document(board, calibration, happened))
-        else:
-            _print_board(board, calibration)
-            output.stdout.print()
-            _print_events(happened, events)
-
-    output.run(work, debug)
+    with options.open_store() as store:
+        board = next((board for board in store.fetch_boards() if board["name"] == name), None)
+        happened = store.fetch_board_events(name) if board else []
+        calibration = fetch_calibration(store, board) if board else None
+    if board is None:
+        _show_type(name, json)
+    elif json:
+        output.print_json(to_document(board, calibration, happened))
+    else:
+        _print_board(board, calibration)
+        output.stdout.print()
+        _print_events(happened, events)
 
 
 def _show_type(name: str, json: bool) -> None:

@@ -26,6 +26,7 @@ _AT_ONCE = 16
 Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them.")]
 
 
+@output.command
 def trust(
     names: Names,
     fingerprint: Annotated[
@@ -35,34 +36,29 @@ def trust(
     forget: Annotated[
         bool, typer.Option("--forget", help="Remove the pinned keys, for instance after a reinstallation.")
     ] = False,
-    debug: options.Debug = False,
 ) -> None:
     """Confirm the host keys of boards reached over SSH: shows each fingerprint and asks, or takes the one given."""
-
-    def work() -> None:
-        if forget and fingerprint:
-            raise UsageError("--forget and --fingerprint contradict each other", "First forget, then trust.")
-        settings = farm_settings.load()
-        known_hosts = KnownHosts(settings.home_path / FILE_NAME)
-        with options.open_store(settings) as store:
-            transports = {
-                name: board_remote.require_ssh(name, board_remote.fetch_transport(store, name), "a host key")
-                for name in board_remote.once(names)
-            }
-            if forget:
-                for name, transport in transports.items():
-                    _forget(store, known_hosts, name, transport)
-                return
-        addresses = {name: to_ssh_address(transport) for name, transport in transports.items()}
-        before = {name for name, address in addresses.items() if _is_pinned(address, known_hosts)}
-        failed = _compare_pinned({name: addresses[name] for name in before}, known_hosts, fingerprint or ())
-        failed |= first_contact.confirm_host_keys(addresses, known_hosts, fingerprint or (), first_contact.find_asker())
-        for name in addresses.keys() - failed.keys():
-            output.stdout.print(f"{name}: {'its key is the pinned one' if name in before else 'trusted'}")
-        _reconnect(settings, list(addresses.keys() - failed.keys()))
-        board_remote.raise_first(failed)
-
-    output.run(work, debug)
+    if forget and fingerprint:
+        raise UsageError("--forget and --fingerprint contradict each other", "First forget, then trust.")
+    settings = farm_settings.load()
+    known_hosts = KnownHosts(settings.home_path / FILE_NAME)
+    with options.open_store(settings) as store:
+        transports = {
+            name: board_remote.require_ssh(name, board_remote.fetch_transport(store, name), "a host key")
+            for name in board_remote.once(names)
+        }
+        if forget:
+            for name, transport in transports.items():
+                _forget(store, known_hosts, name, transport)
+            return
+    addresses = {name: to_ssh_address(transport) for name, transport in transports.items()}
+    before = {name for name, address in addresses.items() if _is_pinned(address, known_hosts)}
+    failed = _compare_pinned({name: addresses[name] for name in before}, known_hosts, fingerprint or ())
+    failed |= first_contact.confirm_host_keys(addresses, known_hosts, fingerprint or (), first_contact.find_asker())
+    for name in addresses.keys() - failed.keys():
+        output.stdout.print(f"{name}: {'its key is the pinned one' if name in before else 'trusted'}")
+    _reconnect(settings, list(addresses.keys() - failed.keys()))
+    board_remote.raise_first(failed)
 
 
 def _is_pinned(address: SshAddress, known_hosts: KnownHosts) -> bool:

@@ -21,6 +21,7 @@ app = typer.Typer(help="Bundles: everything that a board is given, in one file."
 
 
 @app.command("build")
+@output.command
 def build(
     arch: Annotated[
         str | None, typer.Option("--arch", metavar="aarch64|x86_64", help="Architecture of the board.")
@@ -45,33 +46,27 @@ def build(
         typer.Option("--out", metavar="PATH", help="File or folder to write; default: a name made up here."),
     ] = None,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Fetch and pack what boards of one machine need. Equal inputs give equal files."""
-
-    def work() -> None:
-        if (arch is None) == (board_type is None):
-            raise UsageError("say what the bundle is for", "Give --arch aarch64, --arch x86_64, or --board-type TYPE.")
-        machine = arch or _find_arch(board_type or "")
-        # One with an interpreter of its own serves every board; else the commonest is meant.
-        pythons = tuple(dict.fromkeys(python or (() if python_archive else (MANAGED_PYTHON,))))
-        recipe = BundleRecipe(machine, pythons, managed_python and python_archive is None, python_archive)
-        called = f"tvm-farm-{machine}-{'-'.join(pythons) or 'python'}.tar"
-        path = Path(called) if out is None else out / called if out.is_dir() else out
-        require_room(path.parent)
-        bundle = build_bundle(recipe, path.absolute(), lambda text: output.stderr.print(text, markup=False))
-        _print(bundle, json)
-
     farm_settings.load().share_linker_cache()
-    output.run(work, debug)
+    if (arch is None) == (board_type is None):
+        raise UsageError("say what the bundle is for", "Give --arch aarch64, --arch x86_64, or --board-type TYPE.")
+    machine = arch or _find_arch(board_type or "")
+    # One with an interpreter of its own serves every board; else the commonest is meant.
+    pythons = tuple(dict.fromkeys(python or (() if python_archive else (MANAGED_PYTHON,))))
+    recipe = BundleRecipe(machine, pythons, managed_python and python_archive is None, python_archive)
+    called = f"tvm-farm-{machine}-{'-'.join(pythons) or 'python'}.tar"
+    path = Path(called) if out is None else out / called if out.is_dir() else out
+    require_room(path.parent)
+    bundle = build_bundle(recipe, path.absolute(), lambda text: output.stderr.print(text, markup=False))
+    _print(bundle, json)
 
 
 @app.command("show")
-def show(
-    file: Annotated[Path, typer.Argument(metavar="FILE")], json: options.Json = False, debug: options.Debug = False
-) -> None:
+@output.command
+def show(file: Annotated[Path, typer.Argument(metavar="FILE")], json: options.Json = False) -> None:
     """Check every file of a bundle and say what it holds."""
-    output.run(lambda: _print(open_bundle(file), json), debug)
+    _print(open_bundle(file), json)
 
 
 def _find_arch(name: str) -> str:

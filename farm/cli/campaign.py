@@ -29,31 +29,28 @@ _LIMITS = {
 
 
 @app.command("plan")
-def plan(file: File, json: options.Json = False, debug: options.Debug = False) -> None:
+@output.command
+def plan(file: File, json: options.Json = False) -> None:
     """Say what a campaign would do: workloads, boards, what records cover, trials, board-hours, time."""
+    # Imported here: a tenth of a second that no other command should wait for.
+    from farm.campaign.plan import to_document
+    from farm.campaign.plan_kept import keep_plan
+    from farm.campaign.planning import make_plan
+    from farm.campaign.spec import read_campaign
 
-    def work() -> None:
-        # Imported here: a tenth of a second that no other command should wait for.
-        from farm.campaign.plan import to_document
-        from farm.campaign.plan_kept import keep_plan
-        from farm.campaign.planning import make_plan
-        from farm.campaign.spec import read_campaign
-
-        campaign = read_campaign(file)
-        settings = farm_settings.load()
-        with options.open_store(settings) as store:
-            planned = make_plan(campaign, store, settings, output.note)
-        document = {"file": str(file.absolute()), **to_document(planned)}
-        for line in _compare(settings.home_path, document):
-            output.note(line)
-        kept = keep_plan(settings.home_path, document)
-        if json:
-            output.print_json(document)
-            return
-        _print_plan(planned)
-        output.say(f"kept as {kept}")
-
-    output.run(work, debug)
+    campaign = read_campaign(file)
+    settings = farm_settings.load()
+    with options.open_store(settings) as store:
+        planned = make_plan(campaign, store, settings, output.note)
+    document = {"file": str(file.absolute()), **to_document(planned)}
+    for line in _compare(settings.home_path, document):
+        output.note(line)
+    kept = keep_plan(settings.home_path, document)
+    if json:
+        output.print_json(document)
+        return
+    _print_plan(planned)
+    output.say(f"kept as {kept}")
 
 
 def _compare(home: Path, document: Mapping[str, Any]) -> Iterator[str]:

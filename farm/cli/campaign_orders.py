@@ -31,65 +31,58 @@ def register(app: typer.Typer) -> None:
     app.command("budget")(budget)
 
 
-def list_campaigns(json: options.Json = False, debug: options.Debug = False) -> None:
+@output.command
+def list_campaigns(json: options.Json = False) -> None:
     """List the campaigns in the store, the newest first."""
-
-    def work() -> None:
-
-        with options.open_store_to_show() as store:
-            campaigns = store.fetch_fleet_campaigns()[::-1]
-        if json:
-            output.print_json([shorten(each) for each in campaigns])
-            return
-        tables.print_table(
-            ("Campaign", "Owner", "Models", "Board types", "State", "Trials", "Budget", "Started", "Why"),
-            [_row(each) for each in campaigns],
-            left=(0, 1, 2, 3, 4, 6, 7, 8),
-            spare=("Owner", "Why", "Started", "Budget", "Board types"),
-            empty="no campaigns yet; `farm campaign run FILE` makes one",
-        )
-
-    output.run(work, debug)
+    with options.open_store_to_show() as store:
+        campaigns = store.fetch_fleet_campaigns()[::-1]
+    if json:
+        output.print_json([shorten(each) for each in campaigns])
+        return
+    tables.print_table(
+        ("Campaign", "Owner", "Models", "Board types", "State", "Trials", "Budget", "Started", "Why"),
+        [_row(each) for each in campaigns],
+        left=(0, 1, 2, 3, 4, 6, 7, 8),
+        spare=("Owner", "Why", "Started", "Budget", "Board types"),
+        empty="no campaigns yet; `farm campaign run FILE` makes one",
+    )
 
 
-def show(name: Name, json: options.Json = False, debug: options.Debug = False) -> None:
+@output.command
+def show(name: Name, json: options.Json = False) -> None:
     """Show a campaign: its tasks, how far each is, its boards and winners."""
-
-    def work() -> None:
-
-        with options.open_store_to_show() as store:
-            campaign = store.fetch_fleet_campaign(name)
-            document = make_document(store, name)
-        if json:
-            output.print_json(document)
-            return
-        output.stdout.print(
-            campaign_table.draw(
-                campaign.name,
-                campaign.state,
-                campaign.reason,
-                campaign.budget,
-                campaign.progress,
-                None,
-                output.stdout.width if output.stdout.is_terminal else None,
-            )
+    with options.open_store_to_show() as store:
+        campaign = store.fetch_fleet_campaign(name)
+        document = make_document(store, name)
+    if json:
+        output.print_json(document)
+        return
+    output.stdout.print(
+        campaign_table.draw(
+            campaign.name,
+            campaign.state,
+            campaign.reason,
+            campaign.budget,
+            campaign.progress,
+            None,
+            output.stdout.width if output.stdout.is_terminal else None,
         )
-        for final in campaign_rows.list_finals(document["progress"]):
-            output.say(campaign_rows.describe_final(final))
-        found = sum(each["median_s"] is not None for each in document["winners"])
-        if is_pending(campaign, document):
-            print(f"`farm campaign resume {name}` makes its artifacts in {find_folder(campaign)}")
-        for each in list_artifacts(document) if found else ():
-            output.stdout.print(f"to compile: {each.command}", soft_wrap=True, markup=False)  # to be copied
-        for line in (
-            f"{found} of {len(document['winners'])} tasks have a record",
-            f"owner {campaign.owner}, submitted {_date(campaign.started_at)} by `farm {campaign.command}`",
-        ):
-            output.say(line)
+    )
+    for final in campaign_rows.list_finals(document["progress"]):
+        output.say(campaign_rows.describe_final(final))
+    found = sum(each["median_s"] is not None for each in document["winners"])
+    if is_pending(campaign, document):
+        print(f"`farm campaign resume {name}` makes its artifacts in {find_folder(campaign)}")
+    for each in list_artifacts(document) if found else ():
+        output.stdout.print(f"to compile: {each.command}", soft_wrap=True, markup=False)  # to be copied
+    for line in (
+        f"{found} of {len(document['winners'])} tasks have a record",
+        f"owner {campaign.owner}, submitted {_date(campaign.started_at)} by `farm {campaign.command}`",
+    ):
+        output.say(line)
 
-    output.run(work, debug)
 
-
+@output.command
 def report(
     name: Name,
     out: Annotated[
@@ -97,37 +90,35 @@ def report(
         typer.Option("--out", metavar="DIR", help="Folder for the report; default: ./campaign-NAME."),
     ] = None,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Write a campaign's report: a page with its pictures and tables, as HTML and Markdown, and JSON. At any time."""
+    # Here, as it loads Matplotlib.
+    from farm.report.campaign_page import write_campaign_report
 
-    def work() -> None:
-        # Here, as it loads Matplotlib.
-        from farm.report.campaign_page import write_campaign_report
-
-        with options.open_store_to_show() as store:
-            document = make_document(store, name)
-        if out is None and not is_name(name):  # one of an earlier version's, which took any
-            raise UsageError(f"{name!r} cannot name a folder", "Say with --out where the report is to go.")
-        paths = write_campaign_report(document, out or pathlib.Path(f"campaign-{name}"))
-        if json:
-            output.print_json({"campaign": name, "report": paths})
-        else:
-            print(paths["page"])
-
-    output.run(work, debug)
+    with options.open_store_to_show() as store:
+        document = make_document(store, name)
+    if out is None and not is_name(name):  # one of an earlier version's, which took any
+        raise UsageError(f"{name!r} cannot name a folder", "Say with --out where the report is to go.")
+    paths = write_campaign_report(document, out or pathlib.Path(f"campaign-{name}"))
+    if json:
+        output.print_json({"campaign": name, "report": paths})
+    else:
+        print(paths["page"])
 
 
-def pause(name: Name, json: options.Json = False, debug: options.Debug = False) -> None:
+@output.command
+def pause(name: Name, json: options.Json = False) -> None:
     """Stop a campaign for now: boards end what they measure and go to others. `resume` lets it go on."""
-    _change(name, "pause", CampaignState.PAUSED, json, debug)
+    _change(name, "pause", CampaignState.PAUSED, json)
 
 
-def cancel(name: Name, json: options.Json = False, debug: options.Debug = False) -> None:
+@output.command
+def cancel(name: Name, json: options.Json = False) -> None:
     """End a campaign for good. Its trials stay, and help later ones; winners are not looked for."""
-    _change(name, "cancel", CampaignState.CANCELLED, json, debug)
+    _change(name, "cancel", CampaignState.CANCELLED, json)
 
 
+@output.command
 def budget(
     name: Name,
     trials: campaign_options.Trials = None,
@@ -135,43 +126,35 @@ def budget(
     board_hours: campaign_options.BoardHours = None,
     per_workload: campaign_options.PerWorkload = None,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Change the budget of a campaign, under way or not. What is not named stays; `none` takes a limit away."""
+    from farm.campaign.engine import control
 
-    def work() -> None:
-        from farm.campaign.engine import control
-
-        changes = campaign_options.read_budget(trials, wall_clock, board_hours, per_workload)
-        if not changes:
-            raise UsageError("no limit was given", "Give --trials, --wall-clock, --board-hours or --per-workload.")
-        with options.open_store() as store:
-            control.change_budget(store, name, changes, name_user())
-            campaign = store.fetch_fleet_campaign(name)
-        if json:
-            output.print_json(shorten(campaign))
-        else:
-            limits = ", ".join(f"{key} {value:g}" for key, value in campaign.budget.items() if value is not None)
-            print(f"campaign {name} may use: {limits}")
-
-    output.run(work, debug)
+    changes = campaign_options.read_budget(trials, wall_clock, board_hours, per_workload)
+    if not changes:
+        raise UsageError("no limit was given", "Give --trials, --wall-clock, --board-hours or --per-workload.")
+    with options.open_store() as store:
+        control.change_budget(store, name, changes, name_user())
+        campaign = store.fetch_fleet_campaign(name)
+    if json:
+        output.print_json(shorten(campaign))
+    else:
+        limits = ", ".join(f"{key} {value:g}" for key, value in campaign.budget.items() if value is not None)
+        print(f"campaign {name} may use: {limits}")
 
 
-def _change(name: str, verb: str, wanted: CampaignState, json: bool, debug: bool) -> None:
-    def work() -> None:
-        from farm.campaign.engine import control
+def _change(name: str, verb: str, wanted: CampaignState, json: bool) -> None:
+    from farm.campaign.engine import control
 
-        settings = farm_settings.load()
-        with options.open_store(settings) as store:
-            campaign = (control.pause if verb == "pause" else control.cancel)(settings, store, name, name_user())
-        if json:
-            output.print_json(shorten(campaign))
-        elif campaign.state is wanted:
-            print(f"campaign {name} is {campaign.state}")
-        else:
-            print(f"campaign {name} is {campaign.state}; it will be {wanted} as soon as its engine comes to it")
-
-    output.run(work, debug)
+    settings = farm_settings.load()
+    with options.open_store(settings) as store:
+        campaign = (control.pause if verb == "pause" else control.cancel)(settings, store, name, name_user())
+    if json:
+        output.print_json(shorten(campaign))
+    elif campaign.state is wanted:
+        print(f"campaign {name} is {campaign.state}")
+    else:
+        print(f"campaign {name} is {campaign.state}; it will be {wanted} as soon as its engine comes to it")
 
 
 def _row(campaign: FleetCampaign) -> tuple[object, ...]:

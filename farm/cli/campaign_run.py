@@ -32,6 +32,7 @@ def register(app: typer.Typer) -> None:
     app.command("clone")(clone)
 
 
+@output.command
 def run(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="A campaign file; docs/howto/run-a-campaign.md says what happens.")
@@ -39,87 +40,73 @@ def run(
     detach: Detach = False,
     compile_to: ordered_packages.CompileTo = None,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Carry out a campaign. Ctrl-C pauses it; `farm campaign resume NAME` goes on."""
+    if detach and compile_to is not None:
+        raise UsageError(
+            "--compile waits for the campaign's end, --detach does not",
+            "Leave one of both out; `farm campaign resume NAME --compile DIR` does it later.",
+        )
+    if compile_to is not None:
+        require_room(compile_to)
+    # Imported here: a tenth of a second that no other command should wait for.
+    from farm.campaign.spec import read_campaign
+    from farm.campaign.submit import submit
 
-    def work() -> None:
-        if detach and compile_to is not None:
-            raise UsageError(
-                "--compile waits for the campaign's end, --detach does not",
-                "Leave one of both out; `farm campaign resume NAME --compile DIR` does it later.",
-            )
-        if compile_to is not None:
-            require_room(compile_to)
-        # Imported here: a tenth of a second that no other command should wait for.
-        from farm.campaign.spec import read_campaign
-        from farm.campaign.submit import submit
-
-        campaign = read_campaign(file)
-        settings = farm_settings.load()
-        screen = CampaignScreen()
-        with options.open_store(settings) as store, engine_ahead(settings) as engine:
-            command = f"campaign run {file}"
-            folder = ordered_packages.to_folder(compile_to)
-            name = submit(campaign, store, settings, name_user(), command, screen.note, engine.begin, folder)
-            _carry_out(engine, settings, store, name, screen, detach, json)
-        if not detach:
-            ordered_packages.make(settings, name, screen.note, json)
-
-    output.run(work, debug)
+    campaign = read_campaign(file)
+    settings = farm_settings.load()
+    screen = CampaignScreen()
+    with options.open_store(settings) as store, engine_ahead(settings) as engine:
+        command = f"campaign run {file}"
+        folder = ordered_packages.to_folder(compile_to)
+        name = submit(campaign, store, settings, name_user(), command, screen.note, engine.begin, folder)
+        _carry_out(engine, settings, store, name, screen, detach, json)
+    if not detach:
+        ordered_packages.make(settings, name, screen.note, json)
 
 
-def attach(name: Name, json: options.Json = False, debug: options.Debug = False) -> None:
+@output.command
+def attach(name: Name, json: options.Json = False) -> None:
     """Show a campaign until it ends. Ctrl-C ends the showing alone; the campaign goes on."""
-
-    def work() -> None:
-        settings = farm_settings.load()
-        screen = CampaignScreen()
-        with options.open_store(settings) as store:
-            try:
-                _follow(settings, store, name, screen, json)
-            except KeyboardInterrupt:
-                screen.note(f"detached; `farm campaign attach {name}` shows the campaign again")
-                raise SystemExit(output.INTERRUPTED) from None
-
-    output.run(work, debug)
+    settings = farm_settings.load()
+    screen = CampaignScreen()
+    with options.open_store(settings) as store:
+        try:
+            _follow(settings, store, name, screen, json)
+        except KeyboardInterrupt:
+            screen.note(f"detached; `farm campaign attach {name}` shows the campaign again")
+            raise SystemExit(output.INTERRUPTED) from None
 
 
+@output.command
 def resume(
-    name: Name,
-    detach: Detach = False,
-    compile_to: ordered_packages.CompileTo = None,
-    json: options.Json = False,
-    debug: options.Debug = False,
+    name: Name, detach: Detach = False, compile_to: ordered_packages.CompileTo = None, json: options.Json = False
 ) -> None:
     """Let a campaign go on that was paused or interrupted: every trial that it made is kept, and none is made twice.
 
     What it was ordered to be compiled into is made once it is finished, also where a command was ended meanwhile.
     """
+    from farm.campaign import artifacts
+    from farm.campaign.engine import control
+    from farm.report.campaign_document import summarise
 
-    def work() -> None:
-        from farm.campaign import artifacts
-        from farm.campaign.engine import control
-        from farm.report.campaign_document import summarise
-
-        settings = farm_settings.load()
-        screen = CampaignScreen()
+    settings = farm_settings.load()
+    screen = CampaignScreen()
+    if compile_to is not None:
+        require_room(compile_to)
+    with options.open_store(settings) as store:
         if compile_to is not None:
-            require_room(compile_to)
-        with options.open_store(settings) as store:
-            if compile_to is not None:
-                store.change_folder(name, str(ordered_packages.to_folder(compile_to)), name_user())
-            campaign = store.fetch_fleet_campaign(name)
-            if not artifacts.is_pending(campaign, summarise(campaign)):
-                control.resume(store, name, name_user())
-                with engine_ahead(settings) as engine:
-                    _carry_out(engine, settings, store, name, screen, detach, json)
-        if not detach:
-            ordered_packages.make(settings, name, screen.note, json)
-
-    output.run(work, debug)
+            store.change_folder(name, str(ordered_packages.to_folder(compile_to)), name_user())
+        campaign = store.fetch_fleet_campaign(name)
+        if not artifacts.is_pending(campaign, summarise(campaign)):
+            control.resume(store, name, name_user())
+            with engine_ahead(settings) as engine:
+                _carry_out(engine, settings, store, name, screen, detach, json)
+    if not detach:
+        ordered_packages.make(settings, name, screen.note, json)
 
 
+@output.command
 def clone(
     name: Name,
     new: Annotated[str, typer.Argument(metavar="NEW-NAME", help="Name of the new campaign.")],
@@ -129,21 +116,16 @@ def clone(
     per_workload: campaign_options.PerWorkload = None,
     detach: Detach = False,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Carry out a campaign's order once more under another name, maybe with another budget. Needs no file."""
+    from farm.campaign.submit import clone as submit_clone
 
-    def work() -> None:
-        from farm.campaign.submit import clone as submit_clone
-
-        changes = campaign_options.read_budget(trials, wall_clock, board_hours, per_workload)
-        settings = farm_settings.load()
-        with options.open_store(settings) as store:
-            submit_clone(store, name, new, changes, name_user(), f"campaign clone {name} {new}")
-            with engine_ahead(settings) as engine:
-                _carry_out(engine, settings, store, new, CampaignScreen(), detach, json)
-
-    output.run(work, debug)
+    changes = campaign_options.read_budget(trials, wall_clock, board_hours, per_workload)
+    settings = farm_settings.load()
+    with options.open_store(settings) as store:
+        submit_clone(store, name, new, changes, name_user(), f"campaign clone {name} {new}")
+        with engine_ahead(settings) as engine:
+            _carry_out(engine, settings, store, new, CampaignScreen(), detach, json)
 
 
 def _carry_out(

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from farm import settings
-from farm.cli import options, output
+from farm.cli import output
 from farm.errors import UsageError
 
 # Set by the script in the shell; what it holds says which shell asks, and what for.
@@ -21,23 +21,19 @@ SHELLS = ("bash", "zsh", "fish")
 _BUSY_TIMEOUT_S = 0.2
 
 
+@output.command
 def completion(
     shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="The shell to write it for.")],
-    debug: options.Debug = False,
 ) -> None:
     """Print what makes a shell complete commands, options, and names of boards and campaigns.
 
     For bash: `source <(farm completion bash)`, in ~/.bashrc for always.
     """
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
-    def work() -> None:
-        from typer.completion import get_completion_script  # type: ignore[attr-defined]
-
-        if shell not in SHELLS:
-            raise UsageError(f"there is no completion for {shell!r}", f"Known: {', '.join(SHELLS)}.")
-        print(get_completion_script(prog_name="farm", complete_var=VARIABLE, shell=shell))
-
-    output.run(work, debug)
+    if shell not in SHELLS:
+        raise UsageError(f"there is no completion for {shell!r}", f"Known: {', '.join(SHELLS)}.")
+    print(get_completion_script(prog_name="farm", complete_var=VARIABLE, shell=shell))
 
 
 def find_words() -> list[str]:

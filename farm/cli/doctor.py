@@ -19,50 +19,46 @@ from farm.values import Health
 _FAILED = 3
 
 
+@output.command
 def doctor(
     board: Annotated[
         list[str] | None, typer.Option("--board", metavar="NAME", help="Board to use instead; repeatable.")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="All registered boards.")] = False,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Check every part of the farm, ending with a kernel really built here and run on this machine's board.
 
     Of other boards and of the services it says what is known. With --board or --all it goes to those boards instead.
     """
+    if board and every:
+        raise UsageError("--board and --all contradict each other")
+    if board or every:
+        _examine_boards(list(dict.fromkeys(board)) if board else None, json)
+        return
+    from farm.doctor import examine
 
-    def work() -> None:
-        if board and every:
-            raise UsageError("--board and --all contradict each other")
-        if board or every:
-            _examine_boards(list(dict.fromkeys(board)) if board else None, json)
-            return
-        from farm.doctor import examine
+    checks: list[Check] = []
 
-        checks: list[Check] = []
+    def show(check: Check) -> None:
+        checks.append(check)
+        if not json:
+            print_check(check)
 
-        def show(check: Check) -> None:
-            checks.append(check)
-            if not json:
-                print_check(check)
-
-        examine(farm_settings.load(), show)
-        if json:
-            output.print_json([_to_document(check) for check in checks])
-        if any(check.level is Level.FAILED for check in checks):
-            raise SystemExit(_FAILED)
-
-    output.run(work, debug)
+    examine(farm_settings.load(), show)
+    if json:
+        output.print_json([_to_document(check) for check in checks])
+    if any(check.level is Level.FAILED for check in checks):
+        raise SystemExit(_FAILED)
 
 
+@output.command
 def board_doctor(
     names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them.")],
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Go through every hop to a board, from its address to a kernel run on it, and say what to do where one fails."""
-    output.run(lambda: _examine_boards(list(dict.fromkeys(names)), json), debug)
+    _examine_boards(list(dict.fromkeys(names)), json)
 
 
 def _examine_boards(names: list[str] | None, json: bool) -> None:

@@ -24,54 +24,47 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="A fleet file; docs/h
 
 
 @app.command("check")
-def check(file: File, json: options.Json = False, debug: options.Debug = False) -> None:
+@output.command
+def check(file: File, json: options.Json = False) -> None:
     """Say what is wrong with a fleet file, or list the boards that it describes. Nothing is changed."""
-
-    def work() -> None:
-        boards = read_fleet(file).boards
-        if json:
-            output.print_json({"file": str(file), "boards": [_board_document(board) for board in boards]})
-            return
-        for board in boards:
-            _print_line(_describe(board))
-        _print_line(f"{'1 board' if len(boards) == 1 else f'{len(boards)} boards'}, nothing wrong")
-
-    output.run(work, debug)
+    boards = read_fleet(file).boards
+    if json:
+        output.print_json({"file": str(file), "boards": [_board_document(board) for board in boards]})
+        return
+    for board in boards:
+        _print_line(_describe(board))
+    _print_line(f"{'1 board' if len(boards) == 1 else f'{len(boards)} boards'}, nothing wrong")
 
 
 @app.command("apply")
+@output.command
 def apply(
     file: File,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")] = False,
     prune: Annotated[bool, typer.Option("--prune", help="Also remove boards that the file does not name.")] = False,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Make the farm's boards agree with a fleet file; what will be done is shown first."""
-
-    def work() -> None:
-        fleet = read_fleet(file)
-        settings = farm_settings.load()
-        # A dry run makes nothing, not even an empty store.
-        location = settings.store_location
-        is_new = isinstance(location, Path) and not location.exists()
-        with contextlib.nullcontext() if dry_run and is_new else options.open_store(settings) as store:
-            todo = plan(_fetch_registered(store) if store else [], fleet, prune)
-            if not json:
-                _print_plan(todo)
-            if store and not dry_run:
-                _carry_out(todo, store)
-        if json:
-            output.print_json(_plan_document(todo, str(file), dry_run))
-        else:
-            _print_end(todo, dry_run)
-        if todo.held_back and not dry_run:
-            raise TransientError(
-                f"left as they are, because they are leased: {', '.join(held.name for held in todo.held_back)}",
-                "Run this again when they are free; `farm board list` shows who holds them.",
-            )
-
-    output.run(work, debug)
+    fleet = read_fleet(file)
+    settings = farm_settings.load()
+    # A dry run makes nothing, not even an empty store.
+    location = settings.store_location
+    is_new = isinstance(location, Path) and not location.exists()
+    with contextlib.nullcontext() if dry_run and is_new else options.open_store(settings) as store:
+        todo = plan(_fetch_registered(store) if store else [], fleet, prune)
+        if not json:
+            _print_plan(todo)
+        if store and not dry_run:
+            _carry_out(todo, store)
+    if json:
+        output.print_json(_plan_document(todo, str(file), dry_run))
+    else:
+        _print_end(todo, dry_run)
+    if todo.held_back and not dry_run:
+        raise TransientError(
+            f"left as they are, because they are leased: {', '.join(held.name for held in todo.held_back)}",
+            "Run this again when they are free; `farm board list` shows who holds them.",
+        )
 
 
 def _fetch_registered(store: Store) -> list[RegisteredBoard]:

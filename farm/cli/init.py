@@ -18,6 +18,7 @@ from farm.values import Ssh
 _VIRTUAL = 2
 
 
+@output.command
 def init(
     board_type: Annotated[str | None, typer.Option("--board-type", metavar="TYPE", help="Type of the boards.")] = None,
     ssh: Annotated[
@@ -29,43 +30,38 @@ def init(
     ] = 0,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write the files into.")] = Path(),
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Write a fleet file, a first campaign and settings, with comments; say what to do next. Nothing is registered.
 
     Without --ssh and --virtual it asks what boards there are.
     """
-
-    def work() -> None:
-        if ssh or virtual:
-            if board_type is None:
-                raise UsageError("--board-type is missing", "`farm board types` lists them.")
-            start = _check(board_type, [options.read_ssh(text) for text in ssh or []], virtual)
-        elif sys.stdin.isatty() and sys.stderr.isatty():
-            try:
-                start = _ask(board_type)
-            except typer.Abort:
-                raise UsageError("the questions were not answered; nothing was written") from None
-        else:
-            raise UsageError(
-                "nobody is there to be asked what boards there are",
-                "Give --board-type TYPE, with --ssh USER@HOST for each board, or --virtual N. "
-                "docs/howto/describe-a-fleet.md says how to write a fleet file yourself.",
-            )
-        files = _write(out, start)
-        steps = starting.list_next(start)
-        if json:
-            output.print_json(
-                {"files": [str(path) for path in files], "next": [{"command": c, "effect": e} for c, e in steps]}
-            )
-            return
-        for path in files:
-            output.say(f"wrote {path}")
-        output.say("\nNext" + (f", in {out}:" if out != Path() else ":"))
-        for command, effect in steps:
-            output.say(f"    {command}    # {effect}")
-
-    output.run(work, debug)
+    if ssh or virtual:
+        if board_type is None:
+            raise UsageError("--board-type is missing", "`farm board types` lists them.")
+        start = _check(board_type, [options.read_ssh(text) for text in ssh or []], virtual)
+    elif sys.stdin.isatty() and sys.stderr.isatty():
+        try:
+            start = _ask(board_type)
+        except typer.Abort:
+            raise UsageError("the questions were not answered; nothing was written") from None
+    else:
+        raise UsageError(
+            "nobody is there to be asked what boards there are",
+            "Give --board-type TYPE, with --ssh USER@HOST for each board, or --virtual N. "
+            "docs/howto/describe-a-fleet.md says how to write a fleet file yourself.",
+        )
+    files = _write(out, start)
+    steps = starting.list_next(start)
+    if json:
+        output.print_json(
+            {"files": [str(path) for path in files], "next": [{"command": c, "effect": e} for c, e in steps]}
+        )
+        return
+    for path in files:
+        output.say(f"wrote {path}")
+    output.say("\nNext" + (f", in {out}:" if out != Path() else ":"))
+    for command, effect in steps:
+        output.say(f"    {command}    # {effect}")
 
 
 def _check(board_type: str, ways: list[Ssh], virtual: int) -> starting.Start:

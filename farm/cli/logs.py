@@ -14,7 +14,7 @@ import typer
 
 from farm import foreign
 from farm import settings as farm_settings
-from farm.cli import completion, options, output
+from farm.cli import completion, output
 from farm.cli.durations import read_duration_s
 from farm.errors import FarmError, UsageError
 from farm.processes import log_merge
@@ -24,6 +24,7 @@ from farm.store import Store
 _MOST_LINES = 1_000_000
 
 
+@output.command
 def logs(
     campaign: Annotated[
         str,
@@ -44,29 +45,24 @@ def logs(
     since: Annotated[str, typer.Option("--since", metavar="1h", help="Only lines younger than that.")] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON document for each line.")] = False,
-    debug: options.Debug = False,
 ) -> None:
     """Show what the services, the engine, searches, probes, the tracker and virtual boards wrote, in order of time.
 
     Events of the store are among them. A line is about a campaign or a board by its ids, or because it names it.
     """
-
-    def work() -> None:
-        settings = farm_settings.load()
-        since_s = time.time() - read_duration_s("--since", since) if since else None
-        folder = settings.home_path / "logs"
-        with _open_store(settings) as store:
-            wanted = log_merge.Wanted(_find_campaign(store, campaign), _find_board(store, folder, board), since_s)
-            # Before: what is written meanwhile is in both, and told once.
-            following = log_merge.Following(folder, store, wanted) if follow else None
-            last = log_merge.read_last(folder, store, wanted, lines)
-            _show(last, json)
-            if following is not None:
-                # Ctrl-C is how it ends.
-                with contextlib.closing(following), contextlib.suppress(KeyboardInterrupt):
-                    _show(following.listen(last), json)
-
-    output.run(work, debug)
+    settings = farm_settings.load()
+    since_s = time.time() - read_duration_s("--since", since) if since else None
+    folder = settings.home_path / "logs"
+    with _open_store(settings) as store:
+        wanted = log_merge.Wanted(_find_campaign(store, campaign), _find_board(store, folder, board), since_s)
+        # Before: what is written meanwhile is in both, and told once.
+        following = log_merge.Following(folder, store, wanted) if follow else None
+        last = log_merge.read_last(folder, store, wanted, lines)
+        _show(last, json)
+        if following is not None:
+            # Ctrl-C is how it ends.
+            with contextlib.closing(following), contextlib.suppress(KeyboardInterrupt):
+                _show(following.listen(last), json)
 
 
 def _open_store(settings: farm_settings.Settings) -> contextlib.AbstractContextManager[Store | None]:

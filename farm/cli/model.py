@@ -21,44 +21,42 @@ model_quantize.register(app)
 
 
 @app.command("zoo")
-def list_zoo(json: options.Json = False, debug: options.Debug = False) -> None:
+@output.command
+def list_zoo(json: options.Json = False) -> None:
     """List the models that come with the farm: real topologies, seeded random weights."""
-
-    def work() -> None:
-        rows: list[dict[str, Any]] = [
-            {
-                "name": model.name,
-                "description": model.description,
-                "inputs": {name: list(shape) for name, shape in model.input_shapes.items()},
-                "outputs": {name: list(shape) for name, shape in model.output_shapes.items()},
-                "parameters": model.parameters,
-                "flop": model.flop,
-                "published": model.published or None,
-            }
-            for model in zoo.ZOO.values()
-        ]
-        if json:
-            output.print_json(rows)
-            return
-        tables.print_table(
-            ("Name", "Parameters", "GFLOP", "Inputs", "Description"),
-            [
-                (
-                    r["name"],
-                    f"{r['parameters']:,}",
-                    f"{r['flop'] / 1e9:.3g}",
-                    ", ".join(f"{n} {_shape(s)}" for n, s in r["inputs"].items()),
-                    r["description"],
-                )
-                for r in rows
-            ],
-            left=(0, 3, 4),
-        )
-
-    output.run(work, debug)
+    rows: list[dict[str, Any]] = [
+        {
+            "name": model.name,
+            "description": model.description,
+            "inputs": {name: list(shape) for name, shape in model.input_shapes.items()},
+            "outputs": {name: list(shape) for name, shape in model.output_shapes.items()},
+            "parameters": model.parameters,
+            "flop": model.flop,
+            "published": model.published or None,
+        }
+        for model in zoo.ZOO.values()
+    ]
+    if json:
+        output.print_json(rows)
+        return
+    tables.print_table(
+        ("Name", "Parameters", "GFLOP", "Inputs", "Description"),
+        [
+            (
+                r["name"],
+                f"{r['parameters']:,}",
+                f"{r['flop'] / 1e9:.3g}",
+                ", ".join(f"{n} {_shape(s)}" for n, s in r["inputs"].items()),
+                r["description"],
+            )
+            for r in rows
+        ],
+        left=(0, 3, 4),
+    )
 
 
 @app.command("show")
+@output.command
 def show(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a name from `farm model zoo`.")],
     board_type: Annotated[
@@ -69,63 +67,58 @@ def show(
     batch: options.Batch = None,
     trust_model: options.TrustModel = False,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Show what a model is made of, its workloads as `farm tune` would see them, and what TVM cannot import of it.
 
     Exit code 2 where it cannot be imported.
     """
+    named = require_board_type(board_type)
+    source, inputs = options.read_model(model, shape, batch, trust_model)
+    proto = source.load()
+    summary = summarise(proto, inputs)
+    # Imported here: TVM takes a second that wrong usage should not wait for.
+    from farm.campaign.survey import survey_model
+    from farm.search.default_schedule import describe_default
+    from farm.search.graph.importer import find_obstacles
+    from farm.search.graph.pipeline import store_weights
 
-    def work() -> None:
-        named = require_board_type(board_type)
-        source, inputs = options.read_model(model, shape, batch, trust_model)
-        proto = source.load()
-        summary = summarise(proto, inputs)
-        # Imported here: TVM takes a second that wrong usage should not wait for.
-        from farm.campaign.survey import survey_model
-        from farm.search.default_schedule import describe_default
-        from farm.search.graph.importer import find_obstacles
-        from farm.search.graph.pipeline import store_weights
+    options.require_float(source, weights)
+    kind = store_weights(named, weights)
 
-        options.require_float(source, weights)
-        kind = store_weights(named, weights)
-
-        failure: UsageError | None = None
-        obstacles: list[dict[str, Any]] = []
-        try:
-            workloads, pipeline = survey_model(source, inputs, kind)
-        except UsageError as error:
-            failure, workloads, pipeline = error, [], None
-            obstacles = [
-                dataclasses.asdict(each) for each in find_obstacles(proto, {i.name: i.static_shape for i in inputs})
-            ]
-        families = [describe_default(workload) for workload in workloads]
-        total = math.fsum(w.flop * w.weight for w in workloads)
-        document = {
-            "model": source.name,
-            "origin": source.origin,
-            "sha256": source.sha256,
-            "bytes": len(source.onnx_bytes),
-            **dataclasses.asdict(summary),
-            "inputs": [{"name": i.name, "shape": list(i.static_shape), "dtype": i.dtype} for i in inputs],
-            "outputs": [dataclasses.asdict(each) for each in summary.outputs],
-            "pipeline": pipeline,
-            "flop": total if failure is None else None,
-            "workloads": [
-                {"hash": w.hash, "name": w.name, "kind": w.kind, "family": family, "flop": w.flop, "weight": w.weight}
-                for w, family in zip(workloads, families, strict=True)
-            ],
-            "error": None if failure is None else failure.message,
-            "obstacles": obstacles,
-        }
-        if json:
-            output.print_json(document)
-        else:
-            _print(document)
-        if failure is not None:
-            raise failure
-
-    output.run(work, debug)
+    failure: UsageError | None = None
+    obstacles: list[dict[str, Any]] = []
+    try:
+        workloads, pipeline = survey_model(source, inputs, kind)
+    except UsageError as error:
+        failure, workloads, pipeline = error, [], None
+        obstacles = [
+            dataclasses.asdict(each) for each in find_obstacles(proto, {i.name: i.static_shape for i in inputs})
+        ]
+    families = [describe_default(workload) for workload in workloads]
+    total = math.fsum(w.flop * w.weight for w in workloads)
+    document = {
+        "model": source.name,
+        "origin": source.origin,
+        "sha256": source.sha256,
+        "bytes": len(source.onnx_bytes),
+        **dataclasses.asdict(summary),
+        "inputs": [{"name": i.name, "shape": list(i.static_shape), "dtype": i.dtype} for i in inputs],
+        "outputs": [dataclasses.asdict(each) for each in summary.outputs],
+        "pipeline": pipeline,
+        "flop": total if failure is None else None,
+        "workloads": [
+            {"hash": w.hash, "name": w.name, "kind": w.kind, "family": family, "flop": w.flop, "weight": w.weight}
+            for w, family in zip(workloads, families, strict=True)
+        ],
+        "error": None if failure is None else failure.message,
+        "obstacles": obstacles,
+    }
+    if json:
+        output.print_json(document)
+    else:
+        _print(document)
+    if failure is not None:
+        raise failure
 
 
 def _print(model: dict[str, Any]) -> None:

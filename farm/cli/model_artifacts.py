@@ -32,6 +32,7 @@ def register(app: typer.Typer) -> None:
     app.command("package")(package)
 
 
+@output.command
 def compile_(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a name from `farm model zoo`.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the artifact; it is created.")],
@@ -77,46 +78,41 @@ def compile_(
     batch: options.Batch = None,
     trust_model: options.TrustModel = False,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Compile a model for a board type with the best records there are: a folder with a library and its manifest."""
     since = time.monotonic()
+    from farm.artifacts import make
+    from farm.artifacts.brought import bring
+    from farm.search.gpus import list_devices, require_device
+    from farm.search.graph.pipeline import make_exact, store_weights
 
-    def work() -> None:
-        from farm.artifacts import make
-        from farm.artifacts.brought import bring
-        from farm.search.gpus import list_devices, require_device
-        from farm.search.graph.pipeline import make_exact, store_weights
-
-        if missing not in make.MISSING:
-            raise UsageError(f"--missing {missing!r} is unknown", f"Known: {', '.join(make.MISSING)}.")
-        options.require_trials(trials)
-        settings = farm_settings.load()
-        with options.open_store(settings) as store:
-            chosen, for_virtual = _choose_type(store, board_type, board, simulated)
-        own = make_exact(chosen, exact)
-        kinds = [store_weights(require_device(own, each), weights) for each in list_devices(device)]
-        require_place(out)
-        found = bring(model, shape or (), batch, trust_model)
-        options.require_float(found.source, weights)
-        orders = [
-            make.CompileOrder(found, kind, operating_point, for_virtual, missing, _read_labels(labels))
-            for kind in kinds
-        ]
-        with options.open_store(settings) as store:
-            if missing == make.TUNE:
-                for order in orders:
-                    _tune(order, settings, store, trials, since)
-            output.note(f"compiling {found.about.name} for {own.name}; big models take minutes")
-            if len(orders) > 1:
-                artifact = make.make_faster(orders, out, settings, store)
-            else:
-                artifact = make.make_artifact(orders[0], out, settings, store)
-        _show(artifact, json, since, board)
-
-    output.run(work, debug)
+    if missing not in make.MISSING:
+        raise UsageError(f"--missing {missing!r} is unknown", f"Known: {', '.join(make.MISSING)}.")
+    options.require_trials(trials)
+    settings = farm_settings.load()
+    with options.open_store(settings) as store:
+        chosen, for_virtual = _choose_type(store, board_type, board, simulated)
+    own = make_exact(chosen, exact)
+    kinds = [store_weights(require_device(own, each), weights) for each in list_devices(device)]
+    require_place(out)
+    found = bring(model, shape or (), batch, trust_model)
+    options.require_float(found.source, weights)
+    orders = [
+        make.CompileOrder(found, kind, operating_point, for_virtual, missing, _read_labels(labels)) for kind in kinds
+    ]
+    with options.open_store(settings) as store:
+        if missing == make.TUNE:
+            for order in orders:
+                _tune(order, settings, store, trials, since)
+        output.note(f"compiling {found.about.name} for {own.name}; big models take minutes")
+        if len(orders) > 1:
+            artifact = make.make_faster(orders, out, settings, store)
+        else:
+            artifact = make.make_artifact(orders[0], out, settings, store)
+    _show(artifact, json, since, board)
 
 
+@output.command
 def verify(
     folder: Folder,
     board: Annotated[
@@ -131,54 +127,48 @@ def verify(
     ] = None,
     wait: Wait = "60s",
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Compare an artifact's outputs on a board with ONNX Runtime's. Exit code 1 where they differ."""
+    from farm.artifacts import checking, on_board
+    from farm.artifacts.brought import bring_again
+    from farm.artifacts.runtime.inputs import InputError, read_arrays
 
-    def work() -> None:
-        from farm.artifacts import checking, on_board
-        from farm.artifacts.brought import bring_again
-        from farm.artifacts.runtime.inputs import InputError, read_arrays
-
-        artifact = open_artifact(folder)
-        artifact.require_whole()
-        wait_s = read_duration_s("--wait", wait)
-        source = bring_again(artifact.manifest, model).source
-        try:
-            given = [(str(path), read_arrays(path)) for path in inputs or ()]
-        except InputError as error:
-            raise UsageError(str(error)) from error
-        cases = checking.make_cases(artifact.manifest, given)
-        settings = farm_settings.load()
-        on_board.prepare_gpu(artifact.manifest, settings)
-        with (
-            options.open_store(settings) as store,
-            on_board.hold_board(
-                settings, store, board, wait_s, f"verify {artifact.manifest.name}", output.note
-            ) as held,
-        ):
-            verified = checking.verify_artifact(artifact, held, source, cases)
-        if json:
-            output.print_json(verified.model_dump(mode="json"))
-        else:
-            off = "no number" if verified.max_rel_error is None else f"{verified.max_rel_error:.1e} of the peak"
-            if (halved := artifact.manifest.weights.workloads) and verified.rms_rel_error is not None:
-                off += f", root mean square {verified.rms_rel_error:.1e} (weights of {halved} workloads in 16 bits)"
-            said = "agrees with" if verified.matches else "DOES NOT AGREE with"
-            output.say(
-                f"{artifact.manifest.name} on {verified.board} {said} {verified.reference}: largest error {off}, "
-                f"{len(verified.inputs)} inputs"
-            )
-        if not verified.matches:
-            raise PermanentError(
-                f"{artifact.manifest.name} computes something else on {verified.board}: {verified.reason}",
-                "It cannot be packaged. Compile it again, with --exact and without --weights where it is a matter of "
-                "rounding.",
-            )
-
-    output.run(work, debug)
+    artifact = open_artifact(folder)
+    artifact.require_whole()
+    wait_s = read_duration_s("--wait", wait)
+    source = bring_again(artifact.manifest, model).source
+    try:
+        given = [(str(path), read_arrays(path)) for path in inputs or ()]
+    except InputError as error:
+        raise UsageError(str(error)) from error
+    cases = checking.make_cases(artifact.manifest, given)
+    settings = farm_settings.load()
+    on_board.prepare_gpu(artifact.manifest, settings)
+    with (
+        options.open_store(settings) as store,
+        on_board.hold_board(settings, store, board, wait_s, f"verify {artifact.manifest.name}", output.note) as held,
+    ):
+        verified = checking.verify_artifact(artifact, held, source, cases)
+    if json:
+        output.print_json(verified.model_dump(mode="json"))
+    else:
+        off = "no number" if verified.max_rel_error is None else f"{verified.max_rel_error:.1e} of the peak"
+        if (halved := artifact.manifest.weights.workloads) and verified.rms_rel_error is not None:
+            off += f", root mean square {verified.rms_rel_error:.1e} (weights of {halved} workloads in 16 bits)"
+        said = "agrees with" if verified.matches else "DOES NOT AGREE with"
+        output.say(
+            f"{artifact.manifest.name} on {verified.board} {said} {verified.reference}: largest error {off}, "
+            f"{len(verified.inputs)} inputs"
+        )
+    if not verified.matches:
+        raise PermanentError(
+            f"{artifact.manifest.name} computes something else on {verified.board}: {verified.reason}",
+            "It cannot be packaged. Compile it again, with --exact and without --weights where it is a matter of "
+            "rounding.",
+        )
 
 
+@output.command
 def package(
     folder: Folder,
     form: Annotated[str, typer.Option("--format", metavar="tar|wheel|c", help="Format to write.")] = "wheel",
@@ -201,21 +191,16 @@ def package(
         ),
     ] = None,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Pack a verified artifact into one file. One that was not verified, or was changed since, is refused."""
+    from farm.artifacts.package import write_package
 
-    def work() -> None:
-        from farm.artifacts.package import write_package
-
-        farm_settings.load().share_linker_cache()
-        path = write_package(open_artifact(folder), form, out, name, runtime)
-        if json:
-            output.print_json({"package": str(path), "format": form, "bytes": path.stat().st_size})
-        else:
-            output.stdout.print(f"{path} ({format_bytes(path.stat().st_size)})", soft_wrap=True, markup=False)
-
-    output.run(work, debug)
+    farm_settings.load().share_linker_cache()
+    path = write_package(open_artifact(folder), form, out, name, runtime)
+    if json:
+        output.print_json({"package": str(path), "format": form, "bytes": path.stat().st_size})
+    else:
+        output.stdout.print(f"{path} ({format_bytes(path.stat().st_size)})", soft_wrap=True, markup=False)
 
 
 def _choose_type(store: Store, board_type: str, board: str, simulated: bool) -> tuple[BoardType, bool]:

@@ -32,62 +32,58 @@ def register(app: typer.Typer) -> None:
     app.command("bench")(bench)
 
 
-def deploy(
-    folder: Folder, board: Board = "local", wait: Wait = "60s", json: options.Json = False, debug: options.Debug = False
-) -> None:
+@output.command
+def deploy(folder: Folder, board: Board = "local", wait: Wait = "60s", json: options.Json = False) -> None:
     """Put a verified artifact on a board, as a Python package that the board's TVM runtime runs."""
+    from farm.artifacts import checking, on_board
+    from farm.artifacts.deploy import deploy_here, deploy_over_ssh
+    from farm.cli.board_remote import fetch_transport
+    from farm.connectivity.addresses import to_ssh_address
+    from farm.connectivity.host_keys import FILE_NAME, KnownHosts
+    from farm.connectivity.ssh import SshConnection
+    from farm.values import Ssh
 
-    def work() -> None:
-        from farm.artifacts import checking, on_board
-        from farm.artifacts.deploy import deploy_here, deploy_over_ssh
-        from farm.cli.board_remote import fetch_transport
-        from farm.connectivity.addresses import to_ssh_address
-        from farm.connectivity.host_keys import FILE_NAME, KnownHosts
-        from farm.connectivity.ssh import SshConnection
-        from farm.values import Ssh
-
-        artifact = open_artifact(folder)
-        checking.require_verified(artifact)
-        wait_s = read_duration_s("--wait", wait)
-        settings = farm_settings.load()
-        settings.share_linker_cache()
-        on_board.prepare_gpu(artifact.manifest, settings)
-        purpose = f"deploy {artifact.manifest.name}"
-        with (
-            options.open_store(settings) as store,
-            on_board.hold_board(settings, store, board, wait_s, purpose, output.note) as held,
-        ):
-            held.require_fit(artifact.manifest)
-            _, known = on_board.find_board(store, board)
-            transport = fetch_transport(store, known) if known else None
-            if isinstance(transport, Ssh):
-                known_hosts = KnownHosts(settings.home_path / FILE_NAME)
-                with SshConnection.connect(to_ssh_address(transport), known_hosts) as connection:
-                    done = deploy_over_ssh(artifact, connection)
-            else:
-                done = deploy_here(artifact, settings.home_path / "models" / held.name)
-            name = held.name
-        if json:
-            output.print_json(
-                {
-                    "board": name,
-                    "package": done.package,
-                    "folder": done.folder,
-                    "command": done.command,
-                    "bytes": done.bytes,
-                    "sent_bytes": done.sent_bytes,
-                }
-            )
-            return
-        for line in (
-            f"{done.package} is on {name} in {done.folder} ({_say_sent(done.bytes, done.sent_bytes)})",
-            f"there: {done.command} INPUT",
-        ):
-            output.say(line)
-
-    output.run(work, debug)
+    artifact = open_artifact(folder)
+    checking.require_verified(artifact)
+    wait_s = read_duration_s("--wait", wait)
+    settings = farm_settings.load()
+    settings.share_linker_cache()
+    on_board.prepare_gpu(artifact.manifest, settings)
+    purpose = f"deploy {artifact.manifest.name}"
+    with (
+        options.open_store(settings) as store,
+        on_board.hold_board(settings, store, board, wait_s, purpose, output.note) as held,
+    ):
+        held.require_fit(artifact.manifest)
+        _, known = on_board.find_board(store, board)
+        transport = fetch_transport(store, known) if known else None
+        if isinstance(transport, Ssh):
+            known_hosts = KnownHosts(settings.home_path / FILE_NAME)
+            with SshConnection.connect(to_ssh_address(transport), known_hosts) as connection:
+                done = deploy_over_ssh(artifact, connection)
+        else:
+            done = deploy_here(artifact, settings.home_path / "models" / held.name)
+        name = held.name
+    if json:
+        output.print_json(
+            {
+                "board": name,
+                "package": done.package,
+                "folder": done.folder,
+                "command": done.command,
+                "bytes": done.bytes,
+                "sent_bytes": done.sent_bytes,
+            }
+        )
+        return
+    for line in (
+        f"{done.package} is on {name} in {done.folder} ({_say_sent(done.bytes, done.sent_bytes)})",
+        f"there: {done.command} INPUT",
+    ):
+        output.say(line)
 
 
+@output.command
 def run(
     folder: Folder,
     inputs: Annotated[
@@ -100,49 +96,45 @@ def run(
     operating_point: Point = "default",
     wait: Wait = "60s",
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Run an artifact on a board, on an input of yours: latency, energy, and for a classifier the best classes."""
+    from farm.artifacts import on_board, running
+    from farm.points.requests import parse_point
 
-    def work() -> None:
-        from farm.artifacts import on_board, running
-        from farm.points.requests import parse_point
-
-        if out is not None:
-            require_room(out.parent)
-        artifact = open_artifact(folder)
-        artifact.require_whole()
-        manifest = artifact.manifest
-        arrays, scale = running.read_input(manifest, inputs)
-        point = parse_point(operating_point)
-        wait_s = read_duration_s("--wait", wait)
-        settings = farm_settings.load()
-        on_board.prepare_gpu(manifest, settings)
-        with (
-            options.open_store(settings) as store,
-            on_board.hold_board(settings, store, board, wait_s, f"run {manifest.name}", output.note) as held,
-        ):
-            held.require_fit(manifest)
-            held.pin(point, operating_point)
-            ran = running.run_artifact(artifact, held, arrays, repeat)
-        if out is not None:
-            running.write_outputs(ran.outputs, out)
-        document: dict[str, Any] = {
-            "artifact": str(folder),
-            **ran.measured.model_dump(mode="json"),
-            "outputs": {name: list(array.shape) for name, array in ran.outputs.items()},
-            "out": str(out) if out else None,
-            "found": running.find(artifact, ran.outputs, 5, scale),
-            "device": manifest.device,
-        }
-        if json:
-            output.print_json(document)
-        else:
-            _print_run(document)
-
-    output.run(work, debug)
+    if out is not None:
+        require_room(out.parent)
+    artifact = open_artifact(folder)
+    artifact.require_whole()
+    manifest = artifact.manifest
+    arrays, scale = running.read_input(manifest, inputs)
+    point = parse_point(operating_point)
+    wait_s = read_duration_s("--wait", wait)
+    settings = farm_settings.load()
+    on_board.prepare_gpu(manifest, settings)
+    with (
+        options.open_store(settings) as store,
+        on_board.hold_board(settings, store, board, wait_s, f"run {manifest.name}", output.note) as held,
+    ):
+        held.require_fit(manifest)
+        held.pin(point, operating_point)
+        ran = running.run_artifact(artifact, held, arrays, repeat)
+    if out is not None:
+        running.write_outputs(ran.outputs, out)
+    document: dict[str, Any] = {
+        "artifact": str(folder),
+        **ran.measured.model_dump(mode="json"),
+        "outputs": {name: list(array.shape) for name, array in ran.outputs.items()},
+        "out": str(out) if out else None,
+        "found": running.find(artifact, ran.outputs, 5, scale),
+        "device": manifest.device,
+    }
+    if json:
+        output.print_json(document)
+    else:
+        _print_run(document)
 
 
+@output.command
 def bench(
     models: Annotated[list[str], typer.Argument(metavar="MODEL|ARTIFACT…", help="Models or artifacts.")],
     board: Board = "local",
@@ -155,49 +147,44 @@ def bench(
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for charts and figures.")] = None,
     wait: Wait = "60s",
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Time models on a board beside ONNX Runtime and untuned code, in turns. Exit code 1 where outputs are wrong."""
+    from farm.artifacts import bench as benching
+    from farm.artifacts import on_board
+    from farm.points.requests import parse_point
+    from farm.report.bench_page import write_report
 
-    def work() -> None:
-        from farm.artifacts import bench as benching
-        from farm.artifacts import on_board
-        from farm.points.requests import parse_point
-        from farm.report.bench_page import write_report
-
-        rivals = benching.read_rivals(against)
-        point = parse_point(operating_point)
-        wait_s = read_duration_s("--wait", wait)
-        if out is not None:
-            require_room(out)
-        subjects = [_read_subject(text, shape, device) for text in models]
-        settings = farm_settings.load()
-        for subject in subjects:
-            if subject.artifact is not None:
-                on_board.prepare_gpu(subject.artifact.manifest, settings)
-        with (
-            options.open_store(settings) as store,
-            on_board.hold_board(settings, store, board, wait_s, "bench", output.note) as held,
-        ):
-            held.pin(point, operating_point)
-            kind, _ = on_board.find_board(store, board)
-            document = benching.bench(subjects, held, kind, rivals, settings, store, output.note)
-        if out is not None:
-            document["report"] = write_report(document, out)
-        if json:
-            output.print_json(document)
-        else:
-            _print_bench(document)
-        wrong = [
-            f"{model['model']}, {each['label']}: {each['reason']}"
-            for model in document["models"]
-            for each in model["variants"].values()
-            if each.get("matches") is False
-        ]
-        if wrong:
-            raise PermanentError(f"not all compute what ONNX Runtime does: {'; '.join(wrong)}")
-
-    output.run(work, debug)
+    rivals = benching.read_rivals(against)
+    point = parse_point(operating_point)
+    wait_s = read_duration_s("--wait", wait)
+    if out is not None:
+        require_room(out)
+    subjects = [_read_subject(text, shape, device) for text in models]
+    settings = farm_settings.load()
+    for subject in subjects:
+        if subject.artifact is not None:
+            on_board.prepare_gpu(subject.artifact.manifest, settings)
+    with (
+        options.open_store(settings) as store,
+        on_board.hold_board(settings, store, board, wait_s, "bench", output.note) as held,
+    ):
+        held.pin(point, operating_point)
+        kind, _ = on_board.find_board(store, board)
+        document = benching.bench(subjects, held, kind, rivals, settings, store, output.note)
+    if out is not None:
+        document["report"] = write_report(document, out)
+    if json:
+        output.print_json(document)
+    else:
+        _print_bench(document)
+    wrong = [
+        f"{model['model']}, {each['label']}: {each['reason']}"
+        for model in document["models"]
+        for each in model["variants"].values()
+        if each.get("matches") is False
+    ]
+    if wrong:
+        raise PermanentError(f"not all compute what ONNX Runtime does: {'; '.join(wrong)}")
 
 
 def _say_sent(size: int, sent: int | None) -> str:

@@ -17,6 +17,7 @@ def register(app: typer.Typer) -> None:
     app.command("quantize")(quantize)
 
 
+@output.command
 def quantize(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a name from `farm model zoo`.")],
     calibration: Annotated[
@@ -30,59 +31,54 @@ def quantize(
     shape: options.Shapes = None,
     batch: options.Batch = None,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Write a model in 8 bits (QDQ, weights per channel); show how far its outputs are from the float model's."""
+    if out.is_dir():
+        raise UsageError(f"--out {out} is a folder", "Give the name of a file.")
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"--out {out}: there is no folder {out.absolute().parent}")
+    source, inputs = options.read_model(model, shape, batch)
+    # Imported here: ONNX Runtime's tools take a second that wrong usage should not wait for.
+    from farm.models import quantise
 
-    def work() -> None:
-        if out.is_dir():
-            raise UsageError(f"--out {out} is a folder", "Give the name of a file.")
-        if not out.absolute().parent.is_dir():
-            raise UsageError(f"--out {out}: there is no folder {out.absolute().parent}")
-        source, inputs = options.read_model(model, shape, batch)
-        # Imported here: ONNX Runtime's tools take a second that wrong usage should not wait for.
-        from farm.models import quantise
-
-        given = quantise.read_calibration(calibration, inputs, examples)
-        done = quantise.quantise(source, given)
-        partly = out.with_name(f".{out.name}.part")
-        try:
-            partly.write_bytes(done.onnx_bytes)
-            partly.replace(out)
-        except OSError as error:
-            raise UsageError(f"--out {out} cannot be written: {error.strerror}") from error
-        finally:
-            partly.unlink(missing_ok=True)
-        before, after = len(source.onnx_bytes), len(done.onnx_bytes)
-        if json:
-            output.print_json(
-                {
-                    "model": source.name,
-                    "out": str(out),
-                    "bytes_before": before,
-                    "bytes": after,
-                    "examples": done.examples,
-                    "random": calibration == quantise.RANDOM,
-                    "losses": [dataclasses.asdict(loss) for loss in done.losses],
-                }
-            )
-            return
-        tables.print_table(
-            ("Output", "Error (RMS)", "Largest error", "Same top 1"),
-            [
-                (
-                    loss.output,
-                    f"{100 * loss.rms:.2f} %",
-                    f"{100 * loss.largest:.2f} %",
-                    None if loss.top1 is None else f"{100 * loss.top1:.1f} %",
-                )
-                for loss in done.losses
-            ],
+    given = quantise.read_calibration(calibration, inputs, examples)
+    done = quantise.quantise(source, given)
+    partly = out.with_name(f".{out.name}.part")
+    try:
+        partly.write_bytes(done.onnx_bytes)
+        partly.replace(out)
+    except OSError as error:
+        raise UsageError(f"--out {out} cannot be written: {error.strerror}") from error
+    finally:
+        partly.unlink(missing_ok=True)
+    before, after = len(source.onnx_bytes), len(done.onnx_bytes)
+    if json:
+        output.print_json(
+            {
+                "model": source.name,
+                "out": str(out),
+                "bytes_before": before,
+                "bytes": after,
+                "examples": done.examples,
+                "random": calibration == quantise.RANDOM,
+                "losses": [dataclasses.asdict(loss) for loss in done.losses],
+            }
         )
-        kind = "random inputs" if calibration == quantise.RANDOM else "inputs"
-        sizes = f"{after:,} bytes, was {before:,}"
-        output.say(f"{out}: {sizes}; calibrated and compared on {done.examples} {kind}")
-        if calibration == quantise.RANDOM:
-            output.stderr.print("Random inputs calibrate for a try; give real ones before shipping.", soft_wrap=True)
-
-    output.run(work, debug)
+        return
+    tables.print_table(
+        ("Output", "Error (RMS)", "Largest error", "Same top 1"),
+        [
+            (
+                loss.output,
+                f"{100 * loss.rms:.2f} %",
+                f"{100 * loss.largest:.2f} %",
+                None if loss.top1 is None else f"{100 * loss.top1:.1f} %",
+            )
+            for loss in done.losses
+        ],
+    )
+    kind = "random inputs" if calibration == quantise.RANDOM else "inputs"
+    sizes = f"{after:,} bytes, was {before:,}"
+    output.say(f"{out}: {sizes}; calibrated and compared on {done.examples} {kind}")
+    if calibration == quantise.RANDOM:
+        output.stderr.print("Random inputs calibrate for a try; give real ones before shipping.", soft_wrap=True)

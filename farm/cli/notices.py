@@ -19,35 +19,27 @@ app = typer.Typer(no_args_is_help=True, help="Notices: who hears of what, by a c
 
 
 @app.command("list")
-def list_ways(json: options.Json = False, debug: options.Debug = False) -> None:
+@output.command
+def list_ways(json: options.Json = False) -> None:
     """Show the ways of FARM_HOME/notices.yaml and what each hears of; never a URL's path, a header or an argument."""
-
-    def work() -> None:
-        ways = _read(farm_settings.load().home_path)
-        rows = [{"name": name, "way": way.shown, "classes": list(way.classes)} for name, way in ways.items()]
-        if json:
-            output.print_json(rows)
-        for row in () if json else rows:
-            output.stdout.print(
-                f"{row['name']}  {row['way']}  {', '.join(row['classes'])}", markup=False, soft_wrap=True
-            )
-
-    output.run(work, debug)
+    ways = _read(farm_settings.load().home_path)
+    rows = [{"name": name, "way": way.shown, "classes": list(way.classes)} for name, way in ways.items()]
+    if json:
+        output.print_json(rows)
+    for row in () if json else rows:
+        output.stdout.print(f"{row['name']}  {row['way']}  {', '.join(row['classes'])}", markup=False, soft_wrap=True)
 
 
 @app.command("test")
-def try_way(name: Annotated[str, typer.Argument(metavar="NAME", help="A way.")], debug: options.Debug = False) -> None:
+@output.command
+def try_way(name: Annotated[str, typer.Argument(metavar="NAME", help="A way.")]) -> None:
     """Send a notice by a way now, once. Exit code 1 where it does not arrive."""
-
-    def work() -> None:
-        ways = _read(farm_settings.load().home_path)
-        if name not in ways:
-            hint = f"{foreign.suggest(name, ways)} There are: {', '.join(ways)}.".strip()
-            raise UsageError(f"there is no way {name!r} in {notices.FILE_NAME}", hint)
-        send(ways[name], Notice("test", ways[name].classes[0], time.time(), "a test", "nothing happened"))
-        output.say(f"sent: {ways[name].shown}")
-
-    output.run(work, debug)
+    ways = _read(farm_settings.load().home_path)
+    if name not in ways:
+        hint = f"{foreign.suggest(name, ways)} There are: {', '.join(ways)}.".strip()
+        raise UsageError(f"there is no way {name!r} in {notices.FILE_NAME}", hint)
+    send(ways[name], Notice("test", ways[name].classes[0], time.time(), "a test", "nothing happened"))
+    output.say(f"sent: {ways[name].shown}")
 
 
 def _read(home: Path) -> dict[str, notices.WayDocument]:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from farm.models.source import ModelSource
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 Trials = Annotated[int, typer.Option("--trials", metavar="N", help="Number of candidates to measure.")]
 Exact = Annotated[
     bool, typer.Option("--exact", help="Leave out algorithms that round worse than the model as it stands.")

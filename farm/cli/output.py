@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import json
 import logging
 import os
@@ -13,8 +15,9 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TextIO
+from typing import Annotated, Any, NoReturn, TextIO
 
+import typer
 from rich import markup
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -23,6 +26,7 @@ from farm import foreign
 from farm.errors import FarmError
 
 INTERRUPTED = 130
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 # Seconds; a store of gigabytes is looked over when somebody asks for it.
 _QUICKLY_CHECKED_BYTES = 256 << 20
 
@@ -89,6 +93,21 @@ def interruptible() -> Iterator[None]:
     finally:
         for each, handler in zip(signals, before, strict=True):
             signal.signal(each, handler)
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command `--debug`, and the edge at which its errors become exit codes; see `run`."""
+
+    @functools.wraps(function)
+    def carried_out(*values: Any, debug: bool = False, **options: Any) -> None:
+        run(lambda: function(*values, **options), debug)
+
+    # Typer reads both: what the function takes, and one option more.
+    signature = inspect.signature(function, eval_str=True)
+    last = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
+    whole = signature.replace(parameters=[*signature.parameters.values(), last])
+    carried_out.__signature__ = whole  # type: ignore[attr-defined]
+    return carried_out
 
 
 def run(work: Callable[[], None], debug: bool) -> None:

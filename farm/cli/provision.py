@@ -40,6 +40,7 @@ _PROBE_TIMEOUT_S = 90.0
 _OUT_OF_SERVICE = (Health.MAINTENANCE, Health.RETIRED, Health.UNSAFE)
 
 
+@output.command
 def provision(
     names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them.")],
     bundle: Annotated[
@@ -68,42 +69,33 @@ def provision(
         ),
     ] = None,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Install the agent on boards over SSH, or bring it up to date, and prove that it works. Safe to run again."""
-
-    def work() -> None:
-        settings = farm_settings.load()
-        settings.share_linker_cache()
-        targets = _find_targets(settings, names)
-        known_hosts = KnownHosts(settings.home_path / FILE_NAME)
-        addresses = {target.name: target.address for target in targets}
-        unknown = [name for name, at in addresses.items() if not at.host_key and not known_hosts.find(at.host, at.port)]
-        refused = first_contact.confirm_host_keys(
-            addresses, known_hosts, accept_host_key or (), first_contact.find_asker()
+    settings = farm_settings.load()
+    settings.share_linker_cache()
+    targets = _find_targets(settings, names)
+    known_hosts = KnownHosts(settings.home_path / FILE_NAME)
+    addresses = {target.name: target.address for target in targets}
+    unknown = [name for name, at in addresses.items() if not at.host_key and not known_hosts.find(at.host, at.port)]
+    refused = first_contact.confirm_host_keys(addresses, known_hosts, accept_host_key or (), first_contact.find_asker())
+    going = [target for target in targets if target.name not in refused]
+    reports = {name: _refused(name, error) for name, error in refused.items()}
+    with contextlib.ExitStack() as stack:
+        proof = _Proof(settings, [target.name for target in going], set(unknown), stack)
+        job = ProvisioningJob(
+            BundleCache(settings.home_path / "cache" / "bundles", bundle, _note),
+            proof,
+            known_hosts,
+            prefix,
+            dry_run,
+            uninstall,
+            StoreHold(lambda: options.open_store(settings), f"{name_user()}:{os.getpid()}"),
+            _show_step,
         )
-        going = [target for target in targets if target.name not in refused]
-        reports = {name: _refused(name, error) for name, error in refused.items()}
-        with contextlib.ExitStack() as stack:
-            proof = _Proof(settings, [target.name for target in going], set(unknown), stack)
-            job = ProvisioningJob(
-                BundleCache(settings.home_path / "cache" / "bundles", bundle, _note),
-                proof,
-                known_hosts,
-                prefix,
-                dry_run,
-                uninstall,
-                StoreHold(lambda: options.open_store(settings), f"{name_user()}:{os.getpid()}"),
-                _show_step,
-            )
-            if going:
-                reports |= {report.board: report for report in provision_boards(going, job, jobs)}
-            notes = proof.record_health(
-                [r.board for r in reports.values() if r.outcome is ProvisioningOutcome.PROVISIONED]
-            )
-        _print([reports[name] for name in addresses], notes, json)
-
-    output.run(work, debug)
+        if going:
+            reports |= {report.board: report for report in provision_boards(going, job, jobs)}
+        notes = proof.record_health([r.board for r in reports.values() if r.outcome is ProvisioningOutcome.PROVISIONED])
+    _print([reports[name] for name in addresses], notes, json)
 
 
 class _Proof:

@@ -15,33 +15,30 @@ app = typer.Typer(help="The queue for boards: what waits, who asked, why not yet
 
 
 @app.callback(invoke_without_command=True)
-def show(context: typer.Context, json: options.Json = False, debug: options.Debug = False) -> None:
+@output.command
+def show(context: typer.Context, json: options.Json = False) -> None:
     """Show what waits for boards, who asked, why it has none yet, and who has which board now."""
     if context.invoked_subcommand is not None:
         return
-
-    def work() -> None:
-        with options.open_store(farm_settings.load()) as store:
-            document = to_document(store)
-        if json:
-            output.print_json(document)
-            return
+    with options.open_store(farm_settings.load()) as store:
+        document = to_document(store)
+    if json:
+        output.print_json(document)
+        return
+    tables.print_table(
+        ["ID", "For", "Who", "Since", "Priority", "Boards", "Why not yet"],
+        [_to_row(request) for request in document["requests"]],
+        left=(0, 1, 2, 3, 5, 6),
+        empty="nothing waits for a board",
+        spare=("Who", "Since", "Boards"),
+    )
+    if held := [board for board in document["boards"] if board["owner"]]:
+        output.stdout.print()
         tables.print_table(
-            ["ID", "For", "Who", "Since", "Priority", "Boards", "Why not yet"],
-            [_to_row(request) for request in document["requests"]],
-            left=(0, 1, 2, 3, 5, 6),
-            empty="nothing waits for a board",
-            spare=("Who", "Since", "Boards"),
+            ["Board", "Held for", "Who", "Since"],
+            [[b["name"], b["purpose"], b["owner"], output.moment(b["acquired_at"])] for b in held],
+            left=(0, 1, 2, 3),
         )
-        if held := [board for board in document["boards"] if board["owner"]]:
-            output.stdout.print()
-            tables.print_table(
-                ["Board", "Held for", "Who", "Since"],
-                [[b["name"], b["purpose"], b["owner"], output.moment(b["acquired_at"])] for b in held],
-                left=(0, 1, 2, 3),
-            )
-
-    output.run(work, debug)
 
 
 def _to_row(request: dict[str, Any]) -> list[Any]:
@@ -60,22 +57,18 @@ def _to_row(request: dict[str, Any]) -> list[Any]:
 
 
 @app.command("priority", context_settings={"ignore_unknown_options": True})
+@output.command
 def priority(
     number: Annotated[int, typer.Argument(metavar="ID", help="Number of what waits, as `farm queue` shows it.")],
     value: Annotated[
         int, typer.Argument(metavar="N", help="Priority from -10 to 10; each step doubles the share. Usually 0.")
     ],
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Give what waits another priority. Interactive work below 0 takes only boards that no campaign wants."""
-
-    def work() -> None:
-        with options.open_store(farm_settings.load()) as store:
-            request = store.set_queue_priority(number, value)
-        if json:
-            output.print_json({"id": request.id, "purpose": request.purpose, "priority": request.priority})
-        else:
-            output.say(f"{request.purpose} has priority {request.priority} now")
-
-    output.run(work, debug)
+    with options.open_store(farm_settings.load()) as store:
+        request = store.set_queue_priority(number, value)
+    if json:
+        output.print_json({"id": request.id, "purpose": request.purpose, "priority": request.priority})
+    else:
+        output.say(f"{request.purpose} has priority {request.priority} now")

@@ -18,6 +18,7 @@ from farm.inventory.board_types import require_board_type
 _WAIT_S = 3600.0
 
 
+@output.command
 def quickstart(
     model: Annotated[
         str,
@@ -41,41 +42,36 @@ def quickstart(
         bool, typer.Option("--no-wait", help="Refuse, instead of waiting, while another farm measures on this machine.")
     ] = False,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Tune a model on this machine, compile it, check it, time it against untuned TVM and ONNX Runtime."""
     since = time.monotonic()
+    options.require_trials(trials)
+    settings = farm_settings.load()
+    source, inputs = options.read_model(model, shape)
+    require_room(out)
+    screen = CampaignScreen()
+    # Imported here: Ray takes a second that wrong usage should not wait for.
+    from farm.campaign.tune import find_failure
+    from farm.quickstart import run as job
+    from farm.search.graph.pipeline import make_exact
 
-    def work() -> None:
-        options.require_trials(trials)
-        settings = farm_settings.load()
-        source, inputs = options.read_model(model, shape)
-        require_room(out)
-        screen = CampaignScreen()
-        # Imported here: Ray takes a second that wrong usage should not wait for.
-        from farm.campaign.tune import find_failure
-        from farm.quickstart import run as job
-        from farm.search.graph.pipeline import make_exact
-
-        with options.open_store(settings) as store:
-            try:
-                request = job.QuickstartRequest(
-                    source, inputs, trials, out.absolute(), fresh, since, sweep, 0.0 if no_wait else _WAIT_S
-                )
-                kind = make_exact(require_board_type("local"), exact)
-                document = job.run(request, settings, store, kind, screen)
-            finally:
-                screen.close()
-        if json:
-            output.print_json(document)
-        else:
-            _print(document)
-        if document["outputs_match"] is False:
-            raise SystemExit(1)
-        if error := find_failure(document["trials"], document["records"]["used"]):
-            raise error
-
-    output.run(work, debug)
+    with options.open_store(settings) as store:
+        try:
+            request = job.QuickstartRequest(
+                source, inputs, trials, out.absolute(), fresh, since, sweep, 0.0 if no_wait else _WAIT_S
+            )
+            kind = make_exact(require_board_type("local"), exact)
+            document = job.run(request, settings, store, kind, screen)
+        finally:
+            screen.close()
+    if json:
+        output.print_json(document)
+    else:
+        _print(document)
+    if document["outputs_match"] is False:
+        raise SystemExit(1)
+    if error := find_failure(document["trials"], document["records"]["used"]):
+        raise error
 
 
 def _print(document: dict[str, Any]) -> None:

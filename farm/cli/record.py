@@ -32,6 +32,7 @@ _Which = Annotated[
 
 
 @app.command("list")
+@output.command
 def list_records(
     workload: filters.Workload = "",
     operator: filters.Operator = "",
@@ -44,59 +45,52 @@ def list_records(
     imported: filters.Imported = False,
     simulated: filters.Simulated = False,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """List the records in the store."""
     wanted = Filters(
         workload, operator, board_type, target, operating_point, since, until, campaign, simulated, imported
     )
-
-    def work() -> None:
-        with options.open_store() as store:
-            records = wanted.fetch(store)
-            codes = name_codes(store, records)
-            others = "" if records else wanted.explain_none(store)
-        if json:
-            output.print_json([to_document(each, codes) for each in records])
-            return
-        empty = "no records that were asked for" if wanted.chooses else "no records yet; `farm tune MODEL` makes some"
-        _print_records(records, codes, empty)
-        if others:
-            output.stderr.print(others)
-
-    output.run(work, debug)
+    with options.open_store() as store:
+        records = wanted.fetch(store)
+        codes = name_codes(store, records)
+        others = "" if records else wanted.explain_none(store)
+    if json:
+        output.print_json([to_document(each, codes) for each in records])
+        return
+    empty = "no records that were asked for" if wanted.chooses else "no records yet; `farm tune MODEL` makes some"
+    _print_records(records, codes, empty)
+    if others:
+        output.stderr.print(others)
 
 
 @app.command("show")
-def show_record(workload: _Which, json: options.Json = False, debug: options.Debug = False) -> None:
+@output.command
+def show_record(workload: _Which, json: options.Json = False) -> None:
     """Show all records of a workload: where they hold, how they were verified, where they are from."""
-
-    def work() -> None:
-        with options.open_store() as store:
-            key, name = require_workload(store, workload)
-            about = store.fetch_workload_rows([key])[key]
-            records = store.fetch_records(workloads=[key], simulated=None)
-            codes = name_codes(store, records)
-        if json:
-            output.print_json(make_document(about, records, codes))
-            return
-        shapes = ", ".join(f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}" for shape, dtype in about["arguments"])
-        told = (f"workload {key}", name, f"arguments: {shapes}", f"pipeline: {about['pipeline']}")
-        for line in (*told, "target: " + " ".join(f"{k}={v}" for k, v in about["target"].items())):
-            output.say(line)
-        _print_records(records, codes, "no record; `farm record best` shows what was measured")
-        for each in records:
-            where = f"{each.board_type} at {each.operating_point}"
-            output.say(f"{where}: {_tell_evidence(each)}")
-            if codes.get(each.workload) == emulation.NATIVE and each.simulated:
-                output.say(f"{where}: {_NATIVE}")
-            if each.origin:
-                output.say(f"{where}: {_tell_origin(each)}")
-
-    output.run(work, debug)
+    with options.open_store() as store:
+        key, name = require_workload(store, workload)
+        about = store.fetch_workload_rows([key])[key]
+        records = store.fetch_records(workloads=[key], simulated=None)
+        codes = name_codes(store, records)
+    if json:
+        output.print_json(make_document(about, records, codes))
+        return
+    shapes = ", ".join(f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}" for shape, dtype in about["arguments"])
+    told = (f"workload {key}", name, f"arguments: {shapes}", f"pipeline: {about['pipeline']}")
+    for line in (*told, "target: " + " ".join(f"{k}={v}" for k, v in about["target"].items())):
+        output.say(line)
+    _print_records(records, codes, "no record; `farm record best` shows what was measured")
+    for each in records:
+        where = f"{each.board_type} at {each.operating_point}"
+        output.say(f"{where}: {_tell_evidence(each)}")
+        if codes.get(each.workload) == emulation.NATIVE and each.simulated:
+            output.say(f"{where}: {_NATIVE}")
+        if each.origin:
+            output.say(f"{where}: {_tell_origin(each)}")
 
 
 @app.command("best")
+@output.command
 def best_trials(
     workload: _Which,
     board_type: filters.BoardType = "",
@@ -104,63 +98,59 @@ def best_trials(
     top: Annotated[int, typer.Option("--top", metavar="N", help="Number of candidates.")] = 5,
     simulated: filters.Simulated = False,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Show the fastest candidates of a workload, verified or not, at each place where it was measured."""
-
-    def work() -> None:
-        if not 1 <= top <= 1000:
-            raise UsageError(f"--top must be between 1 and 1000, not {top}")
-        kind = require_board_type(board_type).name if board_type else None
-        with options.open_store() as store:
-            key, name = require_workload(store, workload)
-            places = [
-                (each, point)
-                for each, point in store.fetch_operating_points(key, simulated=simulated)
-                if kind in (None, each) and operating_point in ("", point)
-            ]
-            others = 0 if places else len(store.fetch_operating_points(key, simulated=not simulated))
-            records = store.fetch_records(workloads=[key], simulated=simulated)
-            verified = {(each.board_type, each.operating_point, each.candidate) for each in records}
-            flop = float(store.fetch_workload_rows([key])[key]["flop"])
-            rows = [
-                {"board_type": each, "operating_point": point, "rank": rank, "gflops": flop / row["median_s"] / 1e9}
-                | row
-                | {"record": (each, point, row["candidate"]) in verified}
-                for each, point in places
-                for rank, row in enumerate(store.fetch_best_trials(key, each, point, simulated=simulated, limit=top), 1)
-            ]
-        if json:
-            output.print_json({"workload": key, "name": name, "simulated": simulated, "candidates": rows})
-            return
-        output.say(f"{key} {name}" + (" (simulated)" if simulated else ""))
-        tables.print_table(
-            ("Board type", "Clocks", "Rank", "Candidate", "GFLOPS", "Latency (us)", "Board", "Measured", "Record"),
-            [
-                (
-                    row["board_type"],
-                    _show_point(row["operating_point"]),
-                    row["rank"],
-                    row["candidate"],
-                    f"{row['gflops']:.2f}",
-                    f"{row['median_s'] * 1e6:,.1f}",
-                    row["board"],
-                    _show_time(row["recorded_at"]),
-                    "yes" if row["record"] else "",
-                )
-                for row in rows
-            ],
-            left=(0, 1, 3, 6, 7, 8),
-            spare=("Measured", "GFLOPS", "Board"),
-            empty="nothing was measured there; `farm tune MODEL` does",
-        )
-        if others:
-            output.stderr.print(point_to_others("trials", simulated))
-
-    output.run(work, debug)
+    if not 1 <= top <= 1000:
+        raise UsageError(f"--top must be between 1 and 1000, not {top}")
+    kind = require_board_type(board_type).name if board_type else None
+    with options.open_store() as store:
+        key, name = require_workload(store, workload)
+        places = [
+            (each, point)
+            for each, point in store.fetch_operating_points(key, simulated=simulated)
+            if kind in (None, each) and operating_point in ("", point)
+        ]
+        others = 0 if places else len(store.fetch_operating_points(key, simulated=not simulated))
+        records = store.fetch_records(workloads=[key], simulated=simulated)
+        verified = {(each.board_type, each.operating_point, each.candidate) for each in records}
+        flop = float(store.fetch_workload_rows([key])[key]["flop"])
+        rows = [
+            {"board_type": each, "operating_point": point, "rank": rank, "gflops": flop / row["median_s"] / 1e9}
+            | row
+            | {"record": (each, point, row["candidate"]) in verified}
+            for each, point in places
+            for rank, row in enumerate(store.fetch_best_trials(key, each, point, simulated=simulated, limit=top), 1)
+        ]
+    if json:
+        output.print_json({"workload": key, "name": name, "simulated": simulated, "candidates": rows})
+        return
+    output.say(f"{key} {name}" + (" (simulated)" if simulated else ""))
+    tables.print_table(
+        ("Board type", "Clocks", "Rank", "Candidate", "GFLOPS", "Latency (us)", "Board", "Measured", "Record"),
+        [
+            (
+                row["board_type"],
+                _show_point(row["operating_point"]),
+                row["rank"],
+                row["candidate"],
+                f"{row['gflops']:.2f}",
+                f"{row['median_s'] * 1e6:,.1f}",
+                row["board"],
+                _show_time(row["recorded_at"]),
+                "yes" if row["record"] else "",
+            )
+            for row in rows
+        ],
+        left=(0, 1, 3, 6, 7, 8),
+        spare=("Measured", "GFLOPS", "Board"),
+        empty="nothing was measured there; `farm tune MODEL` does",
+    )
+    if others:
+        output.stderr.print(point_to_others("trials", simulated))
 
 
 @app.command("prune")
+@output.command
 def prune(
     workload: filters.Workload = "",
     operator: filters.Operator = "",
@@ -174,32 +164,25 @@ def prune(
     simulated: filters.Simulated = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show which, and remove nothing.")] = False,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Forget records; their trials stay, and a search begins from those. Something must say which."""
     wanted = Filters(
         workload, operator, board_type, target, operating_point, since, until, campaign, simulated, imported
     )
-
-    def work() -> None:
-        if not wanted.chooses:
-            raise UsageError("which records?", "Choose with --until 90d, --imported, --board-type TYPE or the like.")
-        with options.open_store() as store:
-            records = wanted.fetch(store)
-            codes = name_codes(store, records)
-            others = "" if records else wanted.explain_none(store)
-            gone = 0 if dry_run else store.remove_records(records)
-        if json:
-            output.print_json({"forgotten": gone, "records": [to_document(each, codes) for each in records]})
-            return
-        _print_records(records, codes, "no records that were asked for")
-        output.stderr.print(
-            f"{len(records)} records would be forgotten" if dry_run else f"{gone} records are forgotten"
-        )
-        if others:
-            output.stderr.print(others)
-
-    output.run(work, debug)
+    if not wanted.chooses:
+        raise UsageError("which records?", "Choose with --until 90d, --imported, --board-type TYPE or the like.")
+    with options.open_store() as store:
+        records = wanted.fetch(store)
+        codes = name_codes(store, records)
+        others = "" if records else wanted.explain_none(store)
+        gone = 0 if dry_run else store.remove_records(records)
+    if json:
+        output.print_json({"forgotten": gone, "records": [to_document(each, codes) for each in records]})
+        return
+    _print_records(records, codes, "no records that were asked for")
+    output.stderr.print(f"{len(records)} records would be forgotten" if dry_run else f"{gone} records are forgotten")
+    if others:
+        output.stderr.print(others)
 
 
 def _name_place(record: Record, codes: Mapping[str, str]) -> str:

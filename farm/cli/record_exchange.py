@@ -28,6 +28,7 @@ def register(app: typer.Typer) -> None:
     app.command("merge")(merge)
 
 
+@output.command
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
     workload: filters.Workload = "",
@@ -41,33 +42,29 @@ def export(
     imported: filters.Imported = False,
     simulated: filters.Simulated = False,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Write records as a MetaSchedule database that any TVM script applies, with all that another farm needs."""
     wanted = Filters(
         workload, operator, board_type, target, operating_point, since, until, campaign, simulated, imported
     )
-
-    def work() -> None:
-        with options.open_store() as store:
-            records = wanted.fetch(store)
-            if not records:
-                hint = wanted.explain_none(store) or "`farm record list` shows those that there are"
-                raise UsageError("there are no such records", f"{hint}.")
-            bundle = store.fetch_bundle(records)
-        written = exchange.write_folder(bundle, folder)
-        if json:
-            output.print_json({"folder": str(folder), "records": written, "trials": len(bundle.trials)})
-        else:
-            output.stderr.print(
-                f"{written} records and {len(bundle.trials)} trials of their candidates are in {folder}",
-                markup=False,
-                soft_wrap=True,
-            )
-
-    output.run(work, debug)
+    with options.open_store() as store:
+        records = wanted.fetch(store)
+        if not records:
+            hint = wanted.explain_none(store) or "`farm record list` shows those that there are"
+            raise UsageError("there are no such records", f"{hint}.")
+        bundle = store.fetch_bundle(records)
+    written = exchange.write_folder(bundle, folder)
+    if json:
+        output.print_json({"folder": str(folder), "records": written, "trials": len(bundle.trials)})
+    else:
+        output.stderr.print(
+            f"{written} records and {len(bundle.trials)} trials of their candidates are in {folder}",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
+@output.command
 def import_(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Folder that `farm record export` or MetaSchedule wrote.")
@@ -82,63 +79,50 @@ def import_(
     ] = "script",
     simulated: Annotated[bool, typer.Option("--simulated", help="Take them as results of virtual boards.")] = False,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Take in another farm's records, or the candidates of MetaSchedule's files: those count as unverified trials."""
-
-    def work() -> None:
-        bundle = exchange.read_folder(folder)
-        if bundle is not None:
-            if board_type:
-                raise UsageError(
-                    "these records say themselves which board type they are for", "Leave out --board-type."
-                )
-            with options.open_store() as store:
-                taken = store.take_in(bundle, str(folder.absolute()), name_user())
-            _tell(taken, json)
-            return
-        if not board_type:
-            raise UsageError("MetaSchedule's files do not say where they were measured", "Say --board-type TYPE.")
-        kind = require_board_type(board_type).name
-        workloads, trials = exchange.read_database(
-            folder, kind, operating_point, simulated=simulated, pipeline=pipeline
-        )
+    bundle = exchange.read_folder(folder)
+    if bundle is not None:
+        if board_type:
+            raise UsageError("these records say themselves which board type they are for", "Leave out --board-type.")
         with options.open_store() as store:
-            about = {"origin": {"source": str(folder.absolute()), "by": name_user()}}
-            number = store.start_campaign("farm record import", folder.name, "", kind, 0, about)
-            store.save_workloads(number, [dict(each) | {"weight": 1} for each in workloads])
-            count = store.add_trials([dataclasses.replace(each, campaign=number) for each in trials])
-            store.finish_campaign(number, "imported")
-        _tell(Taken(workloads=len(workloads), trials=count), json)
-        if not json:
-            output.stderr.print("nobody verified them here: a search begins from them, and makes records")
+            taken = store.take_in(bundle, str(folder.absolute()), name_user())
+        _tell(taken, json)
+        return
+    if not board_type:
+        raise UsageError("MetaSchedule's files do not say where they were measured", "Say --board-type TYPE.")
+    kind = require_board_type(board_type).name
+    workloads, trials = exchange.read_database(folder, kind, operating_point, simulated=simulated, pipeline=pipeline)
+    with options.open_store() as store:
+        about = {"origin": {"source": str(folder.absolute()), "by": name_user()}}
+        number = store.start_campaign("farm record import", folder.name, "", kind, 0, about)
+        store.save_workloads(number, [dict(each) | {"weight": 1} for each in workloads])
+        count = store.add_trials([dataclasses.replace(each, campaign=number) for each in trials])
+        store.finish_campaign(number, "imported")
+    _tell(Taken(workloads=len(workloads), trials=count), json)
+    if not json:
+        output.stderr.print("nobody verified them here: a search begins from them, and makes records")
 
-    output.run(work, debug)
 
-
+@output.command
 def merge(
     other: Annotated[str, typer.Argument(metavar="STORE", help="Another farm's farm.db, or its postgresql://… URL.")],
     board_type: filters.BoardType = "",
     simulated: filters.Simulated = False,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Take in all records of another farm. Where both have one, both keep their trials and the better verified wins."""
-
-    def work() -> None:
-        place = parse_store(other)
-        if isinstance(place, Path) and not place.is_file():
-            raise UsageError(f"there is no store {place}", "Give another farm's farm.db.")
-        with Store(place) as theirs, options.open_store() as store:
-            if theirs.fetch_identity() == store.fetch_identity():
-                raise UsageError(f"{other} is this farm's own store, or a copy of it")
-            wanted = Filters(board_type=board_type, simulated=simulated)
-            bundle = theirs.fetch_bundle(wanted.fetch(theirs, simulated=True if simulated else None))
-            exchange.require_sound(bundle, other)
-            taken = store.take_in(bundle, other, name_user())
-        _tell(taken, json)
-
-    output.run(work, debug)
+    place = parse_store(other)
+    if isinstance(place, Path) and not place.is_file():
+        raise UsageError(f"there is no store {place}", "Give another farm's farm.db.")
+    with Store(place) as theirs, options.open_store() as store:
+        if theirs.fetch_identity() == store.fetch_identity():
+            raise UsageError(f"{other} is this farm's own store, or a copy of it")
+        wanted = Filters(board_type=board_type, simulated=simulated)
+        bundle = theirs.fetch_bundle(wanted.fetch(theirs, simulated=True if simulated else None))
+        exchange.require_sound(bundle, other)
+        taken = store.take_in(bundle, other, name_user())
+    _tell(taken, json)
 
 
 def _tell(taken: Taken, json: bool) -> None:

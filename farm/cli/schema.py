@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from farm.cli import options, output
+from farm.cli import output
 from farm.errors import UsageError
 
 # A file's kind -> the module and the model of its outermost keys.
@@ -23,24 +23,20 @@ KINDS = {
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
+@output.command
 def schema(
     kind: Annotated[str, typer.Argument(metavar="campaign|fleet", help="The kind of file.")],
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="File to write, instead of stdout.")] = None,
-    debug: options.Debug = False,
 ) -> None:
     """Print the JSON Schema of campaign or fleet files, with which editors complete and check them.
 
     A file names it in its first line: `# yaml-language-server: $schema=campaign.schema.json`.
     """
-
-    def work() -> None:
-        text = make_schema(kind)
-        if out is None:
-            print(text, end="")
-        else:
-            out.write_text(text, encoding="utf-8")
-
-    output.run(work, debug)
+    text = make_schema(kind)
+    if out is None:
+        print(text, end="")
+    else:
+        out.write_text(text, encoding="utf-8")
 
 
 def make_schema(kind: str) -> str:

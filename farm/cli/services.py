@@ -25,6 +25,7 @@ _LOOK_S = 0.25
 _OUT_OF_SERVICE = (Health.MAINTENANCE, Health.RETIRED, Health.UNSAFE)
 
 
+@output.command
 def up(
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in the foreground and log to the terminal.")
@@ -34,121 +35,101 @@ def up(
     ] = "",
     web: Annotated[bool, typer.Option("--web", help="Serve the farm's page as well.")] = False,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Start the farm's services: the tracker, the way to every board, probes of their health, metrics."""
+    settings = farm_settings.load()
+    wait_s = read_duration_s("--wait", wait) if wait else 0.0
+    if foreground:
+        from farm.services import daemon
 
-    def work() -> None:
-        settings = farm_settings.load()
-        wait_s = read_duration_s("--wait", wait) if wait else 0.0
-        if foreground:
-            from farm.services import daemon
+        raise SystemExit(daemon.main(["--stay", "--foreground"]))
+    services, started = start_services(settings)
+    if started:
+        output.stderr.print("the farm's services are up; `farm down` ends them")
+    else:
+        output.stderr.print("the farm's services were up already")
+    if web:
+        from farm.cli.web import require_server
+        from farm.web import running
 
-            raise SystemExit(daemon.main(["--stay", "--foreground"]))
-        services, started = start_services(settings)
-        if started:
-            output.stderr.print("the farm's services are up; `farm down` ends them")
-        else:
-            output.stderr.print("the farm's services were up already")
-        if web:
-            from farm.cli.web import require_server
-            from farm.web import running
-
-            require_server()
-            output.stderr.print(f"the farm's page: {running.start(settings)}")
-        if wait_s:
-            _wait_probed(settings, services, wait_s)
-        _show(settings, services, json)
-
-    output.run(work, debug)
+        require_server()
+        output.stderr.print(f"the farm's page: {running.start(settings)}")
+    if wait_s:
+        _wait_probed(settings, services, wait_s)
+    _show(settings, services, json)
 
 
-def down(
-    force: Annotated[bool, typer.Option("--force", help="Stop even if boards are leased.")] = False,
-    debug: options.Debug = False,
-) -> None:
+@output.command
+def down(force: Annotated[bool, typer.Option("--force", help="Stop even if boards are leased.")] = False) -> None:
     """End the farm's services and everything they started. Boards and their agents elsewhere stay up.
 
     With --force campaigns under way are interrupted first; `farm campaign resume` lets them go on.
     """
+    settings = farm_settings.load()
+    if force:
+        from farm.campaign.engine.client import stop_engine
 
-    def work() -> None:
-        settings = farm_settings.load()
-        if force:
-            from farm.campaign.engine.client import stop_engine
+        if stop_engine(settings):
+            output.stderr.print("the engine of campaigns has ended; campaigns under way are interrupted")
+    from farm.web import running
 
-            if stop_engine(settings):
-                output.stderr.print("the engine of campaigns has ended; campaigns under way are interrupted")
-        from farm.web import running
-
-        services = find_services(settings)
-        if services is not None and not force:
-            _require_unused(settings, services)
-        if running.stop(settings.home_path):
-            output.stderr.print("the farm's page is served no more")
-        if services is None:
-            if is_held(settings.home_path):
-                raise TransientError("the farm's services are starting or ending just now", "Try again in a moment.")
-            output.stderr.print("the farm's services are not running")
-            return
-        services.stop()
-        output.stderr.print("the farm's services have ended")
-
-    output.run(work, debug)
+    services = find_services(settings)
+    if services is not None and not force:
+        _require_unused(settings, services)
+    if running.stop(settings.home_path):
+        output.stderr.print("the farm's page is served no more")
+    if services is None:
+        if is_held(settings.home_path):
+            raise TransientError("the farm's services are starting or ending just now", "Try again in a moment.")
+        output.stderr.print("the farm's services are not running")
+        return
+    services.stop()
+    output.stderr.print("the farm's services have ended")
 
 
-def status(json: options.Json = False, debug: options.Debug = False) -> None:
+@output.command
+def status(json: options.Json = False) -> None:
     """Show the farm's services and how each board is reached. Exit code 3 where they do not run."""
-
-    def work() -> None:
-        settings = farm_settings.load()
-        services = find_services(settings)
-        if services is None:
-            if json:
-                output.print_json({"running": False})
-            else:
-                output.stdout.print("the farm's services are not running; `farm up` starts them")
-            raise SystemExit(3)
-        _show(settings, services, json)
-
-    output.run(work, debug)
+    settings = farm_settings.load()
+    services = find_services(settings)
+    if services is None:
+        if json:
+            output.print_json({"running": False})
+        else:
+            output.stdout.print("the farm's services are not running; `farm up` starts them")
+        raise SystemExit(3)
+    _show(settings, services, json)
 
 
+@output.command
 def probe(
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Boards; default: all in service.")] = None,
     timeout: Annotated[
         str, typer.Option("--timeout", metavar="2m", help="Time limit for all of them together.")
     ] = "2m",
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Run the golden kernel on boards now, and let the result decide about their health."""
-
-    def work() -> None:
-        # A virtual board takes seconds to start, and a rack of them a minute.
-        timeout_s = read_duration_s("--timeout", timeout)
-        settings = farm_settings.load()
-        with options.open_store(settings) as store:
-            chosen = list(dict.fromkeys(names or ())) or [row["name"] for row in list_in_service(store)]
-            for name in chosen:
-                require_kept(store.require_board(name))
-        if not chosen:
-            raise UsageError("there are no boards to probe", "`farm board add` registers one.")
-        with using_services(settings, chosen, output.stderr.print) as services:
-            reports = services.probe(chosen, timeout_s)
-        if json:
-            output.print_json(reports)
-        else:
-            _print_reports(reports)
-        failed = [report["board"] for report in reports if not report["passed"]]
-        if failed and all(report.get("skipped") or report["passed"] for report in reports):
-            raise TransientError(
-                f"{len(failed)} of {len(reports)} boards could not be probed", "See the reasons above."
-            )
-        if failed:
-            raise PermanentError(f"{len(failed)} of {len(reports)} boards did not pass", "See the reasons above.")
-
-    output.run(work, debug)
+    # A virtual board takes seconds to start, and a rack of them a minute.
+    timeout_s = read_duration_s("--timeout", timeout)
+    settings = farm_settings.load()
+    with options.open_store(settings) as store:
+        chosen = list(dict.fromkeys(names or ())) or [row["name"] for row in list_in_service(store)]
+        for name in chosen:
+            require_kept(store.require_board(name))
+    if not chosen:
+        raise UsageError("there are no boards to probe", "`farm board add` registers one.")
+    with using_services(settings, chosen, output.stderr.print) as services:
+        reports = services.probe(chosen, timeout_s)
+    if json:
+        output.print_json(reports)
+    else:
+        _print_reports(reports)
+    failed = [report["board"] for report in reports if not report["passed"]]
+    if failed and all(report.get("skipped") or report["passed"] for report in reports):
+        raise TransientError(f"{len(failed)} of {len(reports)} boards could not be probed", "See the reasons above.")
+    if failed:
+        raise PermanentError(f"{len(failed)} of {len(reports)} boards did not pass", "See the reasons above.")
 
 
 def _print_reports(reports: list[dict[str, Any]]) -> None:

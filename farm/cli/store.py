@@ -15,77 +15,63 @@ from farm.errors import PermanentError, UsageError
 app = typer.Typer(help="Check and upgrade the store.", no_args_is_help=True)
 
 
+@output.command
 def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write the copy to.")],
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
-    debug: options.Debug = False,
 ) -> None:
     """Copy the farm's store into FILE, whole and consistent, while services and campaigns go on."""
-
-    def work() -> None:
-        farm_backup.back_up(_require_file(farm_settings.load(), "pg_dump --format=custom --file=FILE"), file, force)
-        output.stderr.print(f"the store is copied to {file}", markup=False, soft_wrap=True)
-
-    output.run(work, debug)
+    farm_backup.back_up(_require_file(farm_settings.load(), "pg_dump --format=custom --file=FILE"), file, force)
+    output.stderr.print(f"the store is copied to {file}", markup=False, soft_wrap=True)
 
 
-def restore(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `farm backup` wrote.")],
-    debug: options.Debug = False,
-) -> None:
+@output.command
+def restore(file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `farm backup` wrote.")]) -> None:
     """Make FILE the farm's store. What is there now is kept beside it; nothing of the farm may be running."""
-
-    def work() -> None:
-        home = _require_file(farm_settings.load(), "pg_restore --clean --if-exists FILE --dbname")
-        farm_backup.put_back(home, file)
-        kept = f"; the one before it is {home / farm_backup.REPLACED_FILE}"
-        there = kept if (home / farm_backup.REPLACED_FILE).exists() else ""
-        output.stderr.print(f"the store is as {file} has it{there}", markup=False, soft_wrap=True)
-
-    output.run(work, debug)
+    home = _require_file(farm_settings.load(), "pg_restore --clean --if-exists FILE --dbname")
+    farm_backup.put_back(home, file)
+    kept = f"; the one before it is {home / farm_backup.REPLACED_FILE}"
+    there = kept if (home / farm_backup.REPLACED_FILE).exists() else ""
+    output.stderr.print(f"the store is as {file} has it{there}", markup=False, soft_wrap=True)
 
 
 @app.command("check")
+@output.command
 def check(
     remove: Annotated[
         bool, typer.Option("--remove", help="Remove workloads that are not what they say, with records and trials.")
     ] = False,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Look for damage: pages, indexes, tables, values that no farm writes, workloads that are not what they say.
 
     Exit code 1 where there is any.
     """
-
-    def work() -> None:
-        settings = farm_settings.load()
-        problems = farm_backup.check_any(settings)
-        impostors = {} if problems else farm_backup.find_impostors(settings, _tell_progress)
-        removed = 0
-        if remove and impostors:
-            with options.open_store(settings) as store:
-                removed = store.remove_workloads(list(impostors))
-        elif impostors:
-            problems = [f"workload {key} ({about})" for key, about in impostors.items()]
-        if json:
-            about = {"removed_workloads": sorted(impostors) if remove else [], "removed_trials": removed}
-            output.print_json({"store": str(settings.store_location), "problems": problems} | about)
-        if remove and impostors and not json:
-            output.stderr.print(f"removed {len(impostors)} workloads with their records and {removed} trials")
-        for problem in [] if json else problems:
-            output.say(problem)
-        if problems:
-            raise PermanentError(
-                f"the store has {len(problems)} problem{'s' if len(problems) > 1 else ''}",
-                "`farm db check --remove` removes these workloads with their records and trials."
-                if impostors
-                else "Put a backup in its place; docs/howto/run-the-farm.md says how.",
-            )
-        if not json:
-            output.stderr.print("the store is whole")
-
-    output.run(work, debug)
+    settings = farm_settings.load()
+    problems = farm_backup.check_any(settings)
+    impostors = {} if problems else farm_backup.find_impostors(settings, _tell_progress)
+    removed = 0
+    if remove and impostors:
+        with options.open_store(settings) as store:
+            removed = store.remove_workloads(list(impostors))
+    elif impostors:
+        problems = [f"workload {key} ({about})" for key, about in impostors.items()]
+    if json:
+        about = {"removed_workloads": sorted(impostors) if remove else [], "removed_trials": removed}
+        output.print_json({"store": str(settings.store_location), "problems": problems} | about)
+    if remove and impostors and not json:
+        output.stderr.print(f"removed {len(impostors)} workloads with their records and {removed} trials")
+    for problem in [] if json else problems:
+        output.say(problem)
+    if problems:
+        raise PermanentError(
+            f"the store has {len(problems)} problem{'s' if len(problems) > 1 else ''}",
+            "`farm db check --remove` removes these workloads with their records and trials."
+            if impostors
+            else "Put a backup in its place; docs/howto/run-the-farm.md says how.",
+        )
+    if not json:
+        output.stderr.print("the store is whole")
 
 
 def _tell_progress(done: int, of: int) -> None:
@@ -94,21 +80,18 @@ def _tell_progress(done: int, of: int) -> None:
 
 
 @app.command("upgrade")
-def upgrade(json: options.Json = False, debug: options.Debug = False) -> None:
+@output.command
+def upgrade(json: options.Json = False) -> None:
     """Bring the store to this version's schema; everything on every host that uses it must have ended."""
-
-    def work() -> None:
-        location = farm_settings.load().store_location
-        before = farm_backup.upgrade(location)
-        after = farm_backup.SCHEMA
-        if json:
-            output.print_json({"store": str(location), "before": before, "after": after})
-        elif before == after:
-            output.stderr.print(f"the store has schema {after} already")
-        else:
-            output.stderr.print(f"the store has schema {after} now; it had {before or 'none'}")
-
-    output.run(work, debug)
+    location = farm_settings.load().store_location
+    before = farm_backup.upgrade(location)
+    after = farm_backup.SCHEMA
+    if json:
+        output.print_json({"store": str(location), "before": before, "after": after})
+    elif before == after:
+        output.stderr.print(f"the store has schema {after} already")
+    else:
+        output.stderr.print(f"the store has schema {after} now; it had {before or 'none'}")
 
 
 def _require_file(settings: farm_settings.Settings, tool: str) -> Path:

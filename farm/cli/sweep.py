@@ -29,6 +29,7 @@ LOCAL = "local"
 
 
 @app.command("run")
+@output.command
 def run(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a name from `farm model zoo`.")],
     board: Annotated[
@@ -83,115 +84,101 @@ def run(
     wait: Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait for a board.")] = "60s",
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for the report.")] = None,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Measure a model at the clocks that a board has; say which setting to ship. Exit code 1 where none can be."""
+    from farm.sweep.plan.order import SweepOrder, SweepPlace
+    from farm.sweep.run import programs, runner
 
-    def work() -> None:
-        from farm.sweep.plan.order import SweepOrder, SweepPlace
-        from farm.sweep.run import programs, runner
-
-        goal, named = read_goal(Goal(), deadline, max_power, objective), bool(objective)
-        if boards is not None and boards < 1:
-            raise UsageError(f"--boards must be at least 1, not {boards}")
-        if out is not None:
-            require_room(out)
-        order = SweepOrder(
-            model,
-            tuple(shape or ()),
-            programs.read_variants(variants),
-            programs.read_batches(batch),
-            tuple(cpu_freqs or ()),
-            cores,
-            gpu_freqs,
-            mem_freqs,
-            power_modes,
-            read_duration_s("--window", window, "500ms, 5s"),
-            repeat,
-            _read_ambient(ambient),
-            exhaustive,
-            budget_points,
-            top_k=top_k,
-            device=device,
-        )
-        wait_s = read_duration_s("--wait", wait)
-        settings = farm_settings.load()
-        with options.open_store(settings) as store:
-            kind, name = _choose_boards(store, board_type, board)
-            where = SweepPlace(kind.name, name, boards, wait_s)
-            sweep = runner.run_sweep(order, where, goal, named, settings, store, output.note)
-            _finish(store, sweep, out, json)
-
-    output.run(work, debug)
+    goal, named = read_goal(Goal(), deadline, max_power, objective), bool(objective)
+    if boards is not None and boards < 1:
+        raise UsageError(f"--boards must be at least 1, not {boards}")
+    if out is not None:
+        require_room(out)
+    order = SweepOrder(
+        model,
+        tuple(shape or ()),
+        programs.read_variants(variants),
+        programs.read_batches(batch),
+        tuple(cpu_freqs or ()),
+        cores,
+        gpu_freqs,
+        mem_freqs,
+        power_modes,
+        read_duration_s("--window", window, "500ms, 5s"),
+        repeat,
+        _read_ambient(ambient),
+        exhaustive,
+        budget_points,
+        top_k=top_k,
+        device=device,
+    )
+    wait_s = read_duration_s("--wait", wait)
+    settings = farm_settings.load()
+    with options.open_store(settings) as store:
+        kind, name = _choose_boards(store, board_type, board)
+        where = SweepPlace(kind.name, name, boards, wait_s)
+        sweep = runner.run_sweep(order, where, goal, named, settings, store, output.note)
+        _finish(store, sweep, out, json)
 
 
 @app.command("resume")
+@output.command
 def resume(
     sweep: Sweep,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for the report.")] = None,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Go on with a sweep that was interrupted, from the visits that it holds."""
+    from farm.sweep.run import runner
 
-    def work() -> None:
-        from farm.sweep.run import runner
-
-        if out is not None:
-            require_room(out)
-        settings = farm_settings.load()
-        with options.open_store(settings) as store:
-            runner.resume_sweep(sweep, settings, store, output.note)
-            _finish(store, sweep, out, json)
-
-    output.run(work, debug)
+    if out is not None:
+        require_room(out)
+    settings = farm_settings.load()
+    with options.open_store(settings) as store:
+        runner.resume_sweep(sweep, settings, store, output.note)
+        _finish(store, sweep, out, json)
 
 
 @app.command("list")
-def list_sweeps(json: options.Json = False, debug: options.Debug = False) -> None:
+@output.command
+def list_sweeps(json: options.Json = False) -> None:
     """List the sweeps in the store, the newest first."""
-
-    def work() -> None:
-        with options.open_store_to_show() as store:
-            rows = [stored.summarise(row) for row in store.fetch_sweeps()]
-        if json:
-            output.print_json(rows)
-            return
-        tables.print_table(
-            ("Sweep", "Model", "Board type", "Series", "Points", "Visits", "State", "Started"),
-            [
-                (
-                    row["sweep"],
-                    row["model"],
-                    row["board_type"] + (" (simulated)" if row["simulated"] else ""),
-                    ", ".join(row["series"]),
-                    row["points"],
-                    row["visits"],
-                    row["state"],
-                    time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started_at"])),
-                )
-                for row in rows
-            ],
-            spare=("Visits", "Started", "Series"),
-            left=(1, 2, 3, 6, 7),
-            empty="no sweeps yet; `farm sweep run MODEL --board NAME` makes one",
-        )
-
-    output.run(work, debug)
+    with options.open_store_to_show() as store:
+        rows = [stored.summarise(row) for row in store.fetch_sweeps()]
+    if json:
+        output.print_json(rows)
+        return
+    tables.print_table(
+        ("Sweep", "Model", "Board type", "Series", "Points", "Visits", "State", "Started"),
+        [
+            (
+                row["sweep"],
+                row["model"],
+                row["board_type"] + (" (simulated)" if row["simulated"] else ""),
+                ", ".join(row["series"]),
+                row["points"],
+                row["visits"],
+                row["state"],
+                time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started_at"])),
+            )
+            for row in rows
+        ],
+        spare=("Visits", "Started", "Series"),
+        left=(1, 2, 3, 6, 7),
+        empty="no sweeps yet; `farm sweep run MODEL --board NAME` makes one",
+    )
 
 
 @app.command("show")
-def show(sweep: Sweep, json: options.Json = False, debug: options.Debug = False) -> None:
+@output.command
+def show(sweep: Sweep, json: options.Json = False) -> None:
     """Show what a sweep measured, and its pick."""
-
-    def work() -> None:
-        with options.open_store_to_show() as store:
-            _show(_make_document(store, sweep), json)
-
-    output.run(work, debug)
+    with options.open_store_to_show() as store:
+        _show(_make_document(store, sweep), json)
 
 
 @app.command("pick")
+@output.command
 def pick(
     sweep: Sweep,
     deadline: Deadline = "",
@@ -205,7 +192,6 @@ def pick(
         bool, typer.Option("--measure", help="Measure first what is predicted to be better; needs the board.")
     ] = False,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Choose the setting to ship, among the points that were measured.
 
@@ -213,35 +199,30 @@ def pick(
 
     What is asked for here is what `show`, `report` and `export` answer from then on.
     """
+    settings = farm_settings.load()
+    with options.open_store(settings) as store:
+        close_abandoned_sweeps(store)
+        goal = read_goal(stored.goal_from_dict(store.require_sweep(sweep)["goal"]), deadline, max_power, objective)
+        if measure:
+            from farm.sweep.run import runner
 
-    def work() -> None:
-        settings = farm_settings.load()
-        with options.open_store(settings) as store:
-            close_abandoned_sweeps(store)
-            goal = read_goal(stored.goal_from_dict(store.require_sweep(sweep)["goal"]), deadline, max_power, objective)
-            if measure:
-                from farm.sweep.run import runner
+            runner.resume_sweep(sweep, settings, store, output.note, goal)
+        from farm.sweep.export.document import find_failure, find_series
 
-                runner.resume_sweep(sweep, settings, store, output.note, goal)
-            from farm.sweep.export.document import find_failure, find_series
-
-            document = _make_document(store, sweep, goal)
-            chosen = find_series(document, variant, batch)
-        picks = [
-            {key: each[key] for key in ("variant", "batch", "pick", "no_pick", "unmeasured", "drift")}
-            for each in chosen
-        ]
-        if json:
-            output.print_json({**{key: document[key] for key in ("sweep", "model", "board", "goal")}, "picks": picks})
-        else:
-            sweep_table.print_picks(document, chosen)
-        if error := find_failure(document | {"series": chosen}, every=True):
-            error.hint = "The pick stays as it was. --variant and --batch say which series are meant."
-            raise error
-        with options.open_store(settings) as store:
-            store.keep_sweep_goal(sweep, stored.goal_to_dict(goal))
-
-    output.run(work, debug)
+        document = _make_document(store, sweep, goal)
+        chosen = find_series(document, variant, batch)
+    picks = [
+        {key: each[key] for key in ("variant", "batch", "pick", "no_pick", "unmeasured", "drift")} for each in chosen
+    ]
+    if json:
+        output.print_json({**{key: document[key] for key in ("sweep", "model", "board", "goal")}, "picks": picks})
+    else:
+        sweep_table.print_picks(document, chosen)
+    if error := find_failure(document | {"series": chosen}, every=True):
+        error.hint = "The pick stays as it was. --variant and --batch say which series are meant."
+        raise error
+    with options.open_store(settings) as store:
+        store.keep_sweep_goal(sweep, stored.goal_to_dict(goal))
 
 
 def _make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[str, Any]:

@@ -34,30 +34,27 @@ def register(app: typer.Typer) -> None:
     app.command("compare")(compare)
 
 
+@output.command
 def report(
     sweep: _Sweep,
     out: Annotated[
         pathlib.Path | None, typer.Option("--out", metavar="DIR", help="Folder for the report; default: ./sweep-ID.")
     ] = None,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Write a sweep's report: a page with its pictures and tables, CSV and JSON."""
+    # Here, as it loads Matplotlib.
+    from farm.report import sweep_page
 
-    def work() -> None:
-        # Here, as it loads Matplotlib.
-        from farm.report import sweep_page
-
-        document = _fetch(sweep)
-        paths = sweep_page.write_sweep_report(document, out or pathlib.Path(f"sweep-{sweep}"))
-        if json:
-            output.print_json({"sweep": sweep, "report": paths})
-        else:
-            print(paths["page"])
-
-    output.run(work, debug)
+    document = _fetch(sweep)
+    paths = sweep_page.write_sweep_report(document, out or pathlib.Path(f"sweep-{sweep}"))
+    if json:
+        output.print_json({"sweep": sweep, "report": paths})
+    else:
+        print(paths["page"])
 
 
+@output.command
 def export(
     sweep: _Sweep,
     form: Annotated[
@@ -87,48 +84,39 @@ def export(
     out: Annotated[
         pathlib.Path | None, typer.Option("--out", metavar="FILE", help="File to write instead of stdout.")
     ] = None,
-    debug: options.Debug = False,
 ) -> None:
     """Write a measured operating point so that a board can be set to it, with the evidence as comments."""
-
-    def work() -> None:
-        document = _fetch(sweep, lambda goal: read_goal(goal, deadline, max_power, objective))
-        series = _choose_series(document, variant, batch)
-        chosen = exporting.choose_point(document, series, rank=pick, key=key)
-        text = _export(chosen, form, mode_id)
-        if out is None:
-            print(text, end="")
-        else:
-            out.write_text(text, encoding="utf-8")
-            output.stderr.print(f"{chosen.row['key']} as {form} in {out}", soft_wrap=True, markup=False)
-
-    output.run(work, debug)
+    document = _fetch(sweep, lambda goal: read_goal(goal, deadline, max_power, objective))
+    series = _choose_series(document, variant, batch)
+    chosen = exporting.choose_point(document, series, rank=pick, key=key)
+    text = _export(chosen, form, mode_id)
+    if out is None:
+        print(text, end="")
+    else:
+        out.write_text(text, encoding="utf-8")
+        output.stderr.print(f"{chosen.row['key']} as {form} in {out}", soft_wrap=True, markup=False)
 
 
+@output.command
 def compare(
     one: Annotated[int, typer.Argument(metavar="A", help="Number of the first sweep.")],
     other: Annotated[int, typer.Argument(metavar="B", help="Number of the second sweep.")],
     mixed: Annotated[bool, typer.Option("--mixed", help="Compare even a simulated with a real one.")] = False,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Compare two sweeps at the operating points that both measured; ratios are B over A."""
-
-    def work() -> None:
-        first, second = _fetch(one), _fetch(other)
-        pairs = comparing.compare_sweeps(first, second, mixed=mixed)
-        if json:
-            output.print_json(comparing.comparison_to_dict(first, second, pairs))
-            return
-        for letter, document in (("A", first), ("B", second)):
-            board = document["board"]
-            simulated = ", simulated" if board["simulated"] else ""
-            where = sweep_rows.name_boards(document)
-            print(f"{letter}: sweep {document['sweep']}, {document['model']} on {where}{simulated}")
-        for pair in pairs:
-            _print_pair(pair)
-
-    output.run(work, debug)
+    first, second = _fetch(one), _fetch(other)
+    pairs = comparing.compare_sweeps(first, second, mixed=mixed)
+    if json:
+        output.print_json(comparing.comparison_to_dict(first, second, pairs))
+        return
+    for letter, document in (("A", first), ("B", second)):
+        board = document["board"]
+        simulated = ", simulated" if board["simulated"] else ""
+        where = sweep_rows.name_boards(document)
+        print(f"{letter}: sweep {document['sweep']}, {document['model']} on {where}{simulated}")
+    for pair in pairs:
+        _print_pair(pair)
 
 
 def _fetch(sweep: int, change: Callable[[Goal], Goal] = lambda goal: goal) -> dict[str, Any]:

@@ -33,6 +33,7 @@ LOCAL = "local"
 _MOST_NAMED = 6
 
 
+@output.command
 def tune(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a name from `farm model zoo`.")],
     board_type: Annotated[
@@ -73,73 +74,68 @@ def tune(
     weights: options.Weights = "float32",
     device: options.Device = "cpu",
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Tune a model for a board type; the best verified code of each workload becomes a record.
 
     Exit code 1 where none was found.
     """
     since = time.monotonic()
+    options.require_trials(trials)
+    wait_s = read_duration_s("--wait", wait)
+    if virtual and (board_type is None or board is not None):
+        raise UsageError("--virtual needs --board-type, and goes without --board", "`farm board types` lists them.")
+    if native:
+        _require_native(virtual)
+    folder = Path() if virtual and compile_to is None else compile_to
+    if folder is not None:
+        require_room(folder)
+    settings = farm_settings.load()
+    screen = CampaignScreen()
+    with options.open_store(settings) as store:
+        kind, name = _choose_board(store, board_type, board)
+        if virtual and (added := require_virtual(store, kind, name_user())):
+            screen.note(f"added {' and '.join(added)} (simulated)")
+        source, inputs = options.read_model(model, shape, batch, trust_model)
+        # Imported here: Ray takes a second that wrong usage should not wait for.
+        from farm.campaign.one_model import OneModelRequest
+        from farm.campaign.plan_models import to_variant
+        from farm.campaign.tune import find_failure, tune
+        from farm.search.gpus import require_device
+        from farm.search.graph.pipeline import make_exact, store_weights
 
-    def work() -> None:
-        options.require_trials(trials)
-        wait_s = read_duration_s("--wait", wait)
-        if virtual and (board_type is None or board is not None):
-            raise UsageError("--virtual needs --board-type, and goes without --board", "`farm board types` lists them.")
-        if native:
-            _require_native(virtual)
-        folder = Path() if virtual and compile_to is None else compile_to
-        if folder is not None:
-            require_room(folder)
-        settings = farm_settings.load()
-        screen = CampaignScreen()
+        options.require_float(source, weights)
+        own = store_weights(require_device(make_exact(kind, exact), device), weights)
+        try:
+            request = OneModelRequest(
+                "tune",
+                to_variant(source, inputs),
+                own,
+                trials,
+                board=name,
+                ops=tuple(op.strip() for op in ops.split(",") if op.strip()),
+                fresh=fresh,
+                wait_s=wait_s,
+                virtual=virtual,
+                since=since,
+            )
+            tuned = tune(request, settings, store, screen)
+        finally:
+            screen.close()
+    typed = {"origin": model, "batch": batch, "shapes": shape or ()}
+    used = tuned.board["board_type"], DEFAULT_POINT, bool(tuned.board["simulated"]), own.pipeline
+    compiling = ToCompile(typed, *used, to_name(source.name, tuned.board["board_type"]))
+    document = _document(source.name, tuned) | {"device": device, "compile": compiling.command}
+    error = find_failure(tuned.trials, tuned.records)
+    if not json:
+        _print(document, is_compiled=folder is not None and error is None)
+    if folder is not None and error is None:
         with options.open_store(settings) as store:
-            kind, name = _choose_board(store, board_type, board)
-            if virtual and (added := require_virtual(store, kind, name_user())):
-                screen.note(f"added {' and '.join(added)} (simulated)")
-            source, inputs = options.read_model(model, shape, batch, trust_model)
-            # Imported here: Ray takes a second that wrong usage should not wait for.
-            from farm.campaign.one_model import OneModelRequest
-            from farm.campaign.plan_models import to_variant
-            from farm.campaign.tune import find_failure, tune
-            from farm.search.gpus import require_device
-            from farm.search.graph.pipeline import make_exact, store_weights
-
-            options.require_float(source, weights)
-            own = store_weights(require_device(make_exact(kind, exact), device), weights)
-            try:
-                request = OneModelRequest(
-                    "tune",
-                    to_variant(source, inputs),
-                    own,
-                    trials,
-                    board=name,
-                    ops=tuple(op.strip() for op in ops.split(",") if op.strip()),
-                    fresh=fresh,
-                    wait_s=wait_s,
-                    virtual=virtual,
-                    since=since,
-                )
-                tuned = tune(request, settings, store, screen)
-            finally:
-                screen.close()
-        typed = {"origin": model, "batch": batch, "shapes": shape or ()}
-        used = tuned.board["board_type"], DEFAULT_POINT, bool(tuned.board["simulated"]), own.pipeline
-        compiling = ToCompile(typed, *used, to_name(source.name, tuned.board["board_type"]))
-        document = _document(source.name, tuned) | {"device": device, "compile": compiling.command}
-        error = find_failure(tuned.trials, tuned.records)
-        if not json:
-            _print(document, is_compiled=folder is not None and error is None)
-        if folder is not None and error is None:
-            with options.open_store(settings) as store:
-                store.change_folder(tuned.name, str(ordered_packages.to_folder(folder)), name_user())
-            ordered_packages.make(settings, tuned.name, screen.note, json, document)
-        elif json:
-            output.print_json(document)
-        if error is not None:
-            raise error
-
-    output.run(work, debug)
+            store.change_folder(tuned.name, str(ordered_packages.to_folder(folder)), name_user())
+        ordered_packages.make(settings, tuned.name, screen.note, json, document)
+    elif json:
+        output.print_json(document)
+    if error is not None:
+        raise error
 
 
 def _require_native(virtual: bool) -> None:

@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from farm import settings as farm_settings
-from farm.cli import options, output
+from farm.cli import output
 from farm.errors import UnavailableError
 
 app = typer.Typer(help="The farm's page and API: serve it, its token, its address.")
 
 
 @app.callback(invoke_without_command=True)
+@output.command
 def serve(
     context: typer.Context,
     port: Annotated[
@@ -30,51 +31,39 @@ def serve(
     name: Annotated[
         list[str] | None, typer.Option("--name", metavar="NAME", help="Host name that is answered to; repeatable.")
     ] = None,
-    debug: options.Debug = False,
 ) -> None:
     """Serve the farm's page and API, until Ctrl-C. Reading needs no token on this machine; changing does."""
     if context.invoked_subcommand is not None:
         return
+    require_server()
+    from farm.web import serve as serving
 
-    def work() -> None:
-        require_server()
-        from farm.web import serve as serving
-
-        place = serving.Place(host, port, tls_cert, tls_key, tuple(name or ()))
-        serving.serve(farm_settings.load(), place, lambda url: output.stderr.print(f"the farm's page: {url}"))
-
-    output.run(work, debug)
+    place = serving.Place(host, port, tls_cert, tls_key, tuple(name or ()))
+    serving.serve(farm_settings.load(), place, lambda url: output.stderr.print(f"the farm's page: {url}"))
 
 
 @app.command("token")
+@output.command
 def token(
     new: Annotated[bool, typer.Option("--new", help="Make another token: the old one and all sessions end.")] = False,
-    debug: options.Debug = False,
 ) -> None:
     """Print the token with which the page and the API let you change things."""
+    require_server()
+    from farm.web.access import read_token
 
-    def work() -> None:
-        require_server()
-        from farm.web.access import read_token
-
-        print(read_token(farm_settings.load().home_path, renew=new))
-
-    output.run(work, debug)
+    print(read_token(farm_settings.load().home_path, renew=new))
 
 
 @app.command("url")
-def url(debug: options.Debug = False) -> None:
+@output.command
+def url() -> None:
     """Print where the page is served. Exit code 3 where it is not."""
+    from farm.web.running import find_url
 
-    def work() -> None:
-        from farm.web.running import find_url
-
-        found = find_url(farm_settings.load().home_path)
-        if found is None:
-            raise UnavailableError("the farm's page is not served", "`farm web` or `farm up --web` serves it.")
-        print(found)
-
-    output.run(work, debug)
+    found = find_url(farm_settings.load().home_path)
+    if found is None:
+        raise UnavailableError("the farm's page is not served", "`farm web` or `farm up --web` serves it.")
+    print(found)
 
 
 def require_server() -> None:
