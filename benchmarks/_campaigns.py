@@ -255,7 +255,7 @@ class Spent:
 
     # What a command line holds, and whose it is; the first that fits.
     _PARTS = (
-        ("ray::SearchActor", "search"), ("ray::Builder", "compilers"), ("ray::CampaignBoard", "boards_actors"),
+        ("ray::SearchActor", "search"), ("ray::Builder", "compilers"), ("farm.crew.board_process", "board_processes"),
         ("farm.campaign.engine", "engine"), ("device_agent", "boards"), ("ray", "ray"), ("farm.services", "services"),
     )  # fmt: skip
 

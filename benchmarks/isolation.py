@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import statistics
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -169,47 +167,36 @@ def measure_quietly(settings: Any, probes: Sequence[Probe], threads: int, count:
 @contextlib.contextmanager
 def probed(probes: Sequence[Probe], threads: int, every: int, into: Samples) -> Iterator[None]:
     """Have whatever board is held in the block measure a probe before every so many trials."""
-    import ray
+    from farm.campaign.engine import board_held
+    from farm.crew import board_calls
+    from farm.crew.board_process import Ended, Measure, Request
 
-    from farm.campaign.engine import board_actor
+    orders = [(probe.name, board_calls.measure(probe.with_threads(threads), probe.library)) for probe in probes]
 
-    with tempfile.TemporaryDirectory(prefix="farm-bench-probes-") as folder:
-        path = Path(folder) / "probes.jsonl"
-        ready = [(probe.name, probe.with_threads(threads), probe.library) for probe in probes]
+    class ProbedProcess(board_calls.BoardProcess):
+        """Puts a probe in front of trials, and keeps what came of it; the engine knows nothing of its number."""
 
-        class ProbedBoard(board_actor.CampaignBoard):
-            """Puts a probe in front of trials, and keeps what came of it."""
+        def __init__(self, log: Path | None) -> None:
+            super().__init__(log)
+            self._trials, self._asked = 0, dict[int, str]()
 
-            trials = 0
+        def ask(self, order: board_calls.JobOrder, request: Request) -> int:
+            if isinstance(order.job, Measure):
+                if self._trials % every == 0:
+                    name, probe = orders[self._trials // every % len(orders)]
+                    self._asked[super().ask(probe, dataclasses.replace(request, job=probe.job))] = name
+                self._trials += 1
+            return super().ask(order, request)
 
-            def measure_at(self, number: int, point: Any, spec: Any, library: bytes) -> Any:
-                if self.trials % every == 0:
-                    name, probe, probe_library = ready[self.trials // every % len(ready)]
-                    ended = super().measure_at(number, point, probe, probe_library)
-                    with path.open("a") as file:
-                        file.write(
-                            json.dumps(
-                                [
-                                    name,
-                                    ended.result.to_json()
-                                    if isinstance(getattr(ended, "result", None), Outcome)
-                                    else None,
-                                ]
-                            )
-                            + "\n"
-                        )
-                self.trials += 1
-                return super().measure_at(number, point, spec, library)
-
-        def start(host: str, port: int, key: str, lease: Any, like: Any, request_timeout_s: float) -> Any:
-            kind = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"control": 1})(ProbedBoard)
-            return kind.remote(host, port, key, lease, dict(like), request_timeout_s)
-
-        with mock.patch.object(board_actor, "start_campaign_board", start):
-            yield
-        for name, text in map(json.loads, path.read_text().splitlines()):
-            if text is not None and (latency := median_s(Outcome.from_json(text))) is not None:
+        def receive(self) -> tuple[int, Ended | None]:
+            number, ended = super().receive()
+            name, found = self._asked.pop(number, None), getattr(ended, "result", None)
+            if name is not None and isinstance(found, Outcome) and (latency := median_s(found)) is not None:
                 into.busy.append((name, latency))
+            return number, ended
+
+    with mock.patch.object(board_held, "BoardProcess", ProbedProcess):
+        yield
 
 
 def time_models(

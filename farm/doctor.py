@@ -14,10 +14,12 @@ import numpy as np
 
 from device_agent.protocol import OperatingPoint
 from farm import emulation, linker
-from farm.campaign.engine import board_actor, ray_calls
 from farm.campaign.engine.board_held import REQUEST_TIMEOUT_S
 from farm.campaign.engine.ray_calls import ray_running
-from farm.crew import golden_runs
+from farm.crew import board_calls, golden_runs
+from farm.crew.board_calls import BoardProcess, JobOrder, plan_limit_s
+from farm.crew.board_process import Ended, Open, Request
+from farm.crew.held_board import to_address
 from farm.crew.local import LocalFarm
 from farm.errors import FarmError, PermanentError
 from farm.inventory.board_types import load_board_types
@@ -30,9 +32,6 @@ from farm.store import Store
 
 # What the farm was tested with; a newer tvm-ffi crashes inside TVM's tuning.
 _PINS = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
-
-# A process that loads TVM, on a busy machine, and what it is then asked for.
-_ACTOR_TIMEOUT_S = 180.0
 
 
 def examine(settings: Settings, show: Callable[[Check], None]) -> None:
@@ -71,13 +70,21 @@ def examine(settings: Settings, show: Callable[[Check], None]) -> None:
 
         def agent() -> str:
             at = found["farm"]
-            actor = board_actor.start_campaign_board(
-                at.tracker.host, at.tracker.port, at.key, None, {"board_type": "local"}, REQUEST_TIMEOUT_S
-            )
-            found["board"] = actor
-            stack.callback(ray_calls.kill, actor)
-            connecting = actor.connect.remote(REQUEST_TIMEOUT_S)
-            about = ray_calls.get(connecting, f"connecting to {at.key}", _ACTOR_TIMEOUT_S)
+            process = BoardProcess(settings.home_path / "logs" / "boards.log")
+            stack.callback(process.stop)
+            where = to_address(at.tracker, at.key, None)
+
+            def ask(order: JobOrder) -> Ended:
+                limit_s = plan_limit_s(order.job, REQUEST_TIMEOUT_S)
+                request = Request(where, order.job, OperatingPoint(), REQUEST_TIMEOUT_S, {"board_type": "local"})
+                ended = process.call(order, request, limit_s, lambda: None)
+                assert ended is not None  # nobody takes it back
+                if isinstance(ended.result, FarmError):
+                    raise ended.result
+                return ended
+
+            found["board"] = ask
+            about = ask(JobOrder(Open(REQUEST_TIMEOUT_S))).result.to_dict()
             return (
                 f"protocol {about['protocol_version']}, agent {about['agent_version']}, {about['cpu_model']}, "
                 f"{len(about['cores_online'])} cores, engines {', '.join(about['engines'])}"
@@ -131,14 +138,10 @@ def _emulate(settings: Settings) -> str:
     return f"Unicorn {importlib.metadata.version('unicorn')}, which runs virtual boards' own code"
 
 
-def _kernel(board: Any) -> str:
+def _kernel(ask: Callable[[JobOrder], Ended]) -> str:
     """The golden kernel: built by a compiler process, sent to the board, run there, compared with NumPy."""
     library = golden.build(golden.plan_target(None, platform.machine()))
-    spec, inputs = golden_runs.plan_run(), golden.make_inputs()
-    running = board.run_at.remote(1, OperatingPoint(), spec, library, inputs)
-    ended = ray_calls.get(running, "the golden kernel", _ACTOR_TIMEOUT_S)
+    ended = ask(board_calls.run(golden_runs.plan_run(), library, golden.make_inputs()))
     outcome = ended.result
-    if isinstance(outcome, FarmError):
-        raise outcome
-    golden_runs.check(outcome, ended.outputs)
+    golden_runs.check(outcome, board_calls.read_outputs(ended))
     return f"the golden kernel, a matrix product, in {np.median(outcome.latency_s) * 1e3:.2f} ms, with the right result"

@@ -31,7 +31,7 @@ LOCAL = "local"
 class HeldForModels:
     """One board, held; `description` is its own.
 
-    `run` runs a program on inputs in the order of its arguments; it raises what `ThreadBoard.run` raises.
+    `run` runs a program on inputs in the order of its arguments; it raises what `DrivenBoard.run` raises.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class HeldForModels:
         return self.description.name
 
     def pin(self, point: OperatingPoint, called: str) -> None:
-        """Hold its clocks at a point until the board is given back. Raises what `ThreadBoard.pin` raises."""
+        """Hold its clocks at a point until the board is given back. Raises what `DrivenBoard.pin` raises."""
         self._pin(point)
         self.point = called
 

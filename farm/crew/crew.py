@@ -1,6 +1,6 @@
-"""The boards of a sweep, each on a thread of its own: this machine, one board by name, or several of a type.
+"""The boards of a run, each driven by a thread of its own: this machine, one board by name, or several of a type.
 
-A board's calls block in TVM's client, where no signal reaches them; so the main thread only waits, and can cut them.
+The main thread only waits, so that it hears signals, and can have all boards' work end at once.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 from farm.connectivity.services import using_services
 from farm.crew.choice import plan_choice, plan_pool
+from farm.crew.driven_board import DrivenBoard
 from farm.crew.leased_site import FleetSite
 from farm.crew.local import LocalFarm
 from farm.crew.site import Site
-from farm.crew.thread_board import ThreadBoard
 from farm.errors import FarmError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.processes.machine import machine_lock
@@ -30,8 +30,8 @@ from farm.values import Health
 
 # How often the main thread looks up while it waits.
 _LOOK_S = 0.1
-# Between being told to end and ending: calls are cut, so what is left is giving leases back.
-_END_TIMEOUT_S = 3.0
+# Between being told to end and ending: jobs are cut, so what is left is giving sessions and leases back.
+_END_TIMEOUT_S = 5.0
 # Boards that nobody has probed yet, as after services were started for this command.
 _PROBE_TIMEOUT_S = 45.0
 
@@ -48,12 +48,12 @@ class BoardThread:
         """Start the thread; it takes the board at once (`ready` tells how that went)."""
         self._settings, self._open_site = settings, open_site
         self._stopping, self._note = stopping, note
-        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[ThreadBoard, Store], Any]] | None] = (
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[DrivenBoard, Store], Any]] | None] = (
             queue.SimpleQueue()
         )
-        self._board: ThreadBoard | None = None
+        self._board: DrivenBoard | None = None
         self.ready: Future[None] = Future()
-        self._thread = threading.Thread(target=self._live, name="farm-sweep-board", daemon=True)
+        self._thread = threading.Thread(target=self._live, name="farm-board", daemon=True)
         self._thread.start()
 
     @property
@@ -61,16 +61,11 @@ class BoardThread:
         """The board's name; "" before it is taken."""
         return self._board.name if self._board else ""
 
-    def submit(self, job: Callable[[ThreadBoard, Store], T]) -> Future[T]:
+    def submit(self, job: Callable[[DrivenBoard, Store], T]) -> Future[T]:
         """Have the thread do `job` after what it was given before."""
         future: Future[T] = Future()
         self._jobs.put((future, job))
         return future
-
-    def cut(self) -> None:
-        """End the board's call under way; `stopping` is to be set before."""
-        if self._board is not None:
-            self._board.cut()
 
     def close(self, timeout_s: float) -> None:
         """Give the board back once its work is done; waits for `timeout_s` at most."""
@@ -82,7 +77,8 @@ class BoardThread:
             with contextlib.ExitStack() as stack:
                 store = stack.enter_context(Store(self._settings.store_location))
                 site = stack.enter_context(self._open_site(store))
-                board = self._board = ThreadBoard(site, self._stopping, self._note)
+                log = self._settings.home_path / "logs" / "boards.log"
+                board = self._board = DrivenBoard(site, self._stopping, self._note, log)
                 stack.callback(board.close)
                 self.ready.set_result(None)
                 while (item := self._jobs.get()) is not None:
@@ -128,12 +124,9 @@ class Crew:
         wait_for(board.ready)
         return board
 
-    def end(self, cut: bool) -> None:
-        """Give all boards back; `cut` ends what they are doing."""
+    def end(self) -> None:
+        """Give all boards back, whose jobs under way end."""
         self.stopping.set()
-        if cut:
-            for board in self.boards:
-                board.cut()
         for board in self.boards:
             board.close(_END_TIMEOUT_S)
 
@@ -191,6 +184,6 @@ def open_crew(
                     crew.boards.pop()
                     note(f"going on without {board}: {error}")
 
-        stack.callback(lambda: crew.end(cut=True))
+        stack.callback(crew.end)
         crew.add(first)
         yield crew, add_more

@@ -1,7 +1,7 @@
-"""One board's session as whoever works on it has it: opened when it is needed, and the operating point held there.
+"""One board's session as its process has it: opened when it is needed, and the operating point held there.
 
-Calls wait, each with a deadline, and raise; what trouble says of the board is `blame`'s business. Who takes the board,
-and where its calls are made (an actor, a thread, a child process), is decided elsewhere: see docs/adr/0028.
+Calls wait, each with a deadline, and raise; what trouble says of the board is `blame`'s business. Who takes the board
+is decided elsewhere, and its calls are made in `board_process`: see docs/adr/0028 and 0038.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from device_agent.protocol import (
     RunSpec,
 )
 from farm.connectivity.tracker import Tracker
-from farm.crew.site import Where, find_difference
+from farm.crew.site import find_difference
 from farm.errors import BoardLostError, BoardUnsafeError, FarmError, UnavailableError
 from farm.measure.arrays import Arrays
-from farm.measure.session import BoardSession
+from farm.measure.handed import Handed
+from farm.measure.session import BoardSession, Direct
 from farm.values import Lease
 
 T = TypeVar("T")
@@ -33,28 +34,44 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """`Where` a board is that stays the same."""
+    """Where a board is asked for, its name there, and the lease it is used under. Can be sent to a process."""
 
-    tracker: Tracker
+    tracker: Tracker | Direct
     key: str
     lease: Lease | None
 
 
-class HeldBoard:
-    """The board at a place. Not thread-safe, but for `cut`. `description` is None before `open`."""
+def to_address(tracker: Tracker | Direct, key: str, lease: Lease | None) -> Address:
+    """Where a board is; of a tracker that is a child of ours, where it listens."""
+    plain = tracker if isinstance(tracker, Direct) else Tracker(tracker.host, tracker.port)
+    return Address(plain, key, lease)
 
-    def __init__(self, where: Where, like: Mapping[str, Any] | None = None) -> None:
-        """`like`: fields of a description that every board here must have."""
+
+class HeldBoard:
+    """A board at an address. Not thread-safe, but for `cut`. `description` is None before `open`."""
+
+    def __init__(self) -> None:
+        """There is no board before `turn_to`."""
         self.description: Description | None = None
-        self._where, self._like = where, dict(like or {})
+        self._where: Address | None = None
+        self._like: Mapping[str, Any] = {}
         self._session: BoardSession | None = None
         self._of: tuple[str, int | None] | None = None
         self._held: OperatingPoint | None = None
 
     @property
+    def has_session(self) -> bool:
+        """Whether there is a session, as far as is known."""
+        return self._session is not None
+
+    def turn_to(self, where: Address, like: Mapping[str, Any]) -> None:
+        """From now on it is this board, at the next `open`; `like` are fields of a description that it must have."""
+        self._where, self._like = where, like
+
+    @property
     def name(self) -> str:
         """The board's name."""
-        return self._where.key.partition("/")[2]
+        return self._where.key.partition("/")[2] if self._where else ""
 
     def open(self, timeout_s: float) -> Description:
         """See that there is a session with the board, which is waited for; returns what it says of itself.
@@ -62,6 +79,8 @@ class HeldBoard:
         Raises DeadlineError, BoardLostError, UnavailableError, BoardUnsafeError, LeaseOverError.
         """
         where = self._where
+        if where is None:
+            raise BoardLostError("there is no board yet")
         now = (where.key, where.lease.token if where.lease else None)
         if self._session is None or self.description is None or now != self._of:
             self.close()
@@ -87,12 +106,12 @@ class HeldBoard:
         if report.status is PinStatus.UNSAFE:
             self.close()
             raise BoardUnsafeError(
-                f"the clocks of {self._where.key} could not be restored: {report.message}",
+                f"the clocks of {self.name} could not be restored: {report.message}",
                 "Look at it; then, on the board: device-agent clocks restore",
             )
         return report
 
-    def run(self, spec: RunSpec, program: bytes, inputs: Mapping[str, Any]) -> tuple[Outcome, Arrays]:
+    def run(self, spec: RunSpec, program: bytes | Handed, inputs: Mapping[str, Any]) -> tuple[Outcome, Arrays]:
         """Run a program. Raises what `BoardSession.measure` raises; whatever it is, the session is over then."""
         return self._ask(lambda session: session.run_model(spec, program, inputs))
 

@@ -1,6 +1,6 @@
 """One visit to an operating point: how a board is to be asked, and what its answer says. Pure.
 
-Asking is `thread_board.py`'s business, choosing points `adaptive.py`'s.
+Asking is `driven_board.py`'s business, choosing points `adaptive.py`'s.
 """
 
 from __future__ import annotations

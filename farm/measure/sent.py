@@ -10,6 +10,7 @@ from collections.abc import Callable
 from device_agent.protocol import ProtocolError
 from farm.errors import PermanentError
 from farm.measure import answers
+from farm.measure.handed import Handed
 
 # Below this, asking for a program by name costs as much as sending it.
 LEAST_BYTES = 256 << 10
@@ -22,13 +23,13 @@ _log = logging.getLogger(__name__)
 class SentPrograms:
     """Those of one session. `keep` has the board keep a program, by its digest; it answers what it has then."""
 
-    def __init__(self, keep: Callable[[str, bytes], object]) -> None:
+    def __init__(self, keep: Callable[[str, bytes | Handed], object]) -> None:
         self._keep = keep
         self._there: frozenset[str] = frozenset()
         self._can_keep = True
         self._latest: tuple[bytes, str] = (b"", "")
 
-    def find(self, program: bytes) -> str | None:
+    def find(self, program: bytes | Handed) -> str | None:
         """The digest that a program is run by, once the board has it; None where it is to be sent with the run.
 
         Raises what `keep` raises but for PermanentError: an agent without room for it runs it all the same.
@@ -36,9 +37,12 @@ class SentPrograms:
         """
         if not self._can_keep or len(program) < LEAST_BYTES:
             return None
-        if program is not self._latest[0]:
-            self._latest = program, hashlib.sha256(program).hexdigest()
-        digest = self._latest[1]
+        if isinstance(program, Handed):
+            digest = program.sha256
+        else:
+            if program is not self._latest[0]:
+                self._latest = program, hashlib.sha256(program).hexdigest()
+            digest = self._latest[1]
         if digest not in self._there:
             try:
                 self._there = _read(self._keep(digest, program))

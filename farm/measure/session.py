@@ -49,6 +49,7 @@ from farm.errors import (
 )
 from farm.measure import answers
 from farm.measure.arrays import Arrays, HarmfulArraysError, pack_arrays, unpack_arrays
+from farm.measure.handed import Handed, read
 from farm.measure.sent import SentPrograms
 from farm.values import Lease
 
@@ -150,7 +151,7 @@ class BoardSession:
         return self._ask(protocol.MEASURE, deadline, Outcome, spec.to_json(), library)
 
     def run_model(
-        self, spec: RunSpec, program: bytes, inputs: Mapping[str, npt.NDArray[Any]]
+        self, spec: RunSpec, program: bytes | Handed, inputs: Mapping[str, npt.NDArray[Any]]
     ) -> tuple[Outcome, Arrays]:
         """Run a program on inputs; the outputs come back in order. Raises what `measure` raises.
 
@@ -165,7 +166,7 @@ class BoardSession:
         size = 2 * len(packed) + (2 * len(program) if digest is None else len(program) // 5)
         deadline = plan_deadline_s(spec, size) + self._emulating_s
         if digest is None:
-            answer = self._call(protocol.RUN_MODEL, deadline, spec.to_json(), program, packed)
+            answer = self._call(protocol.RUN_MODEL, deadline, spec.to_json(), read(program), packed)
         else:
             answer = self._call(protocol.RUN_KEPT, deadline, spec.to_json(), digest, packed)
         try:
@@ -254,9 +255,9 @@ class BoardSession:
             raise error
         return report
 
-    def _keep(self, digest: str, program: bytes) -> object:
+    def _keep(self, digest: str, program: bytes | Handed) -> object:
         deadline = _CALL_GRACE_S + 2 * len(program) / _SLOWEST_BYTES_PER_S
-        return self._call(protocol.KEEP_PROGRAM, deadline, digest, program)
+        return self._call(protocol.KEEP_PROGRAM, deadline, digest, read(program))
 
     def _connect(self, match_key: str) -> Any:
         rpc = _import_rpc()

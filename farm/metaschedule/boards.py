@@ -1,35 +1,52 @@
-"""The boards of one script: a child process each, work handed to whichever is free, faults of theirs tried elsewhere.
+"""The boards of one script: work handed to whichever is free, faults of theirs tried elsewhere.
 
-What is measured and what MetaSchedule is told of it is in `runner`.
+Each is driven as a sweep's is (`farm.crew`). What is measured and what MetaSchedule is told of it is in `runner`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from device_agent.protocol import FaultSide, MeasureSpec, Outcome, Status
-from farm.crew.site import COMMON, find_difference
-from farm.errors import FarmError, InternalError, UnavailableError
-from farm.measure.session import plan_deadline_s
-from farm.metaschedule.board_process import REQUEST_TIMEOUT_S, BoardOrder
-from farm.processes.worker_processes import Child
+from farm.connectivity.tracker import Tracker
+from farm.crew.driven_board import DrivenBoard, WorkStoppedError
+from farm.crew.leased_site import FleetSite
+from farm.crew.site import COMMON
+from farm.errors import FarmError, InternalError, TransientError, UnavailableError
+from farm.settings import StoreLocation
+from farm.store import Store
 
 # How often a candidate is measured where nobody can say that it is to blame; on other boards as far as there are any.
 MAX_ATTEMPTS = 3
-# A child that dies on its way to a board so often in a row will not get there.
-_MAX_DEATHS_IN_A_ROW = 3
-# What a call may take besides its own deadline and opening a session, which asks, connects and describes.
-_GRACE_S = 2 * REQUEST_TIMEOUT_S + 30.0
-_MODULE = "farm.metaschedule.board_process"
+# How often a board without work is looked at.
+_LOOK_S = 0.5
+# What is wrong with a board is looked at again this soon.
+_AGAIN_S = 1.0
+# A script that ends cuts its calls; what is left is giving sessions and leases back.
+_END_TIMEOUT_S = 15.0
+
+
+@dataclasses.dataclass(frozen=True)
+class BoardOrder:
+    """Which board is wanted, and where things are. `name` None: any of the type."""
+
+    store: StoreLocation
+    tracker: tuple[str, int]
+    board_type: str
+    name: str | None
+    purpose: str
+
+
+class _Reach:
+    """The tracker that the script's services keep."""
+
+    def __init__(self, tracker: tuple[str, int]) -> None:
+        self.tracker = Tracker(*tracker)
 
 
 class Measurement:
@@ -53,7 +70,7 @@ class Measurement:
     def wait(self) -> Outcome:
         """The outcome, once there is one. Raises UnavailableError where no board can be had.
 
-        Every board's call has a deadline and so has the wait for boards; the pump that minds them ends all waits.
+        Every board's call has a deadline and so has the wait for boards; the threads that drive them end all waits.
         """
         self._ended.wait()
         if self._error is not None:
@@ -62,275 +79,207 @@ class Measurement:
         return self._outcome
 
     def conclude(self, outcome: Outcome) -> None:
-        """Once, by the pump."""
+        """Once, by a board's thread."""
         self._outcome = outcome
         self._ended.set()
 
     def give_up(self, error: FarmError) -> None:
-        """Once, by the pump, or when the script ends."""
+        """Once, by a board's thread, or when the script ends."""
         self._error = error
         self._ended.set()
 
 
 @dataclasses.dataclass(eq=False)
-class _Held:
-    """A child and what is known of its board: "" while it has none."""
+class _Slot:
+    """A thread's board: "" while it has none that may be given work."""
 
-    child: Child
-    board: str = ""
-    work: Measurement | None = None
-    deadline: float = 0.0
+    name: str = ""
+    board: DrivenBoard | None = None
 
 
 class Boards:
-    """Up to `count` boards, minded on a thread. `close` gives them back."""
+    """Up to `count` boards, each driven by a thread. `close` gives them back."""
 
-    def __init__(
-        self,
-        order: BoardOrder,
-        count: int,
-        wait_s: float,
-        log: Path,
-        note: Callable[[str], None],
-    ) -> None:
+    def __init__(self, order: BoardOrder, count: int, wait_s: float, log: Path, note: Callable[[str], None]) -> None:
         """Start to take boards. `wait_s`: how long work may wait while there is no board at all."""
         self._order, self._wait_s, self._log, self._note = order, wait_s, log, note
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._queue: deque[Measurement] = deque()
-        self._closing = False
-        self._deaths = 0
+        self._under_way: set[Measurement] = set()
+        self._stopping = threading.Event()
         self._said = ""
-        self._reasons: dict[Child, str] = {}
         self._described = threading.Event()
         self.description: Mapping[str, Any] = {}
         self.failure: FarmError | None = None
-        self._bell_out, self._bell_in = os.pipe()
-        self._boardless_since = time.monotonic()
-        self._held: list[_Held] = []
-        try:
-            while len(self._held) < count:
-                self._held.append(self._start())
-        except FarmError:
-            for held in self._held:
-                held.child.kill()
-            raise
-        self._thread = threading.Thread(target=self._pump, name="farm-boards", daemon=True)
-        self._thread.start()
+        self._slots = [_Slot() for _ in range(count)]
+        self._threads = [
+            threading.Thread(target=self._live, args=(slot,), name="farm-board", daemon=True) for slot in self._slots
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, spec: MeasureSpec, library: bytes) -> Measurement:
         """Queue a candidate; returns at once."""
         work = Measurement(spec, library)
-        with self._lock:
+        with self._changed:
             if self.failure is None:
                 self._queue.append(work)
+                self._changed.notify_all()
             else:
                 work.give_up(self.failure)
-        self._ring()
         return work
 
     def require_description(self) -> Mapping[str, Any]:
         """What the first board says of itself; waits for one. Raises UnavailableError."""
-        self._described.wait()  # ended by the pump, when boards were waited for in vain too
+        self._described.wait()  # ended by the threads, when boards were waited for in vain too
         if not self.description:
             assert self.failure is not None
             raise self.failure
         return self.description
 
     def pids(self) -> dict[str, int]:
-        """Process id of each board's child, for tests that harm it."""
-        return {held.board: held.child.process.pid for held in self._held if held.board}
+        """Process id of each board's process, for tests that harm it."""
+        found = {slot.name: slot.board.pid for slot in self._slots if slot.name and slot.board is not None}
+        return {name: pid for name, pid in found.items() if pid is not None}
 
     def close(self) -> None:
         """Give the boards back. Safe to call twice."""
-        with self._lock:
-            if self._closing:
-                return
-            self._closing = True
-            self.failure = self.failure or UnavailableError("the runner was closed before this was measured")
-        self._ring()
-        self._thread.join()
-        for held in self._held:
-            held.child.hang_up()
-        for held in self._held:
-            held.child.stop()
-        os.close(self._bell_in)
-        os.close(self._bell_out)
+        self._stopping.set()
+        self._fail(UnavailableError("the runner was closed before this was measured"))
+        for thread in self._threads:
+            thread.join(_END_TIMEOUT_S)
 
-    # The pump; all below runs on its thread.
+    # All below runs on the boards' threads.
 
-    def _pump(self) -> None:
+    def _live(self, slot: _Slot) -> None:
         try:
-            self._mind()
+            with Store(self._order.store) as store:
+                while not self._stopping.is_set():
+                    self._try_to_serve(slot, store)
+        except WorkStoppedError:
+            pass
         except FarmError as error:
-            self.failure = error
-        finally:
-            # Nobody may wait for a thread that is no more.
-            self._fail(self.failure or InternalError("the thread that minds the boards has ended"))
-
-    def _mind(self) -> None:
-        while not self._closing:
-            connections: dict[Any, _Held] = {held.child.connection: held for held in self._held}
-            for ready in wait([self._bell_out, *connections], self._plan_wait_s()):
-                if ready == self._bell_out:
-                    os.read(self._bell_out, 4096)
-                else:
-                    self._receive(connections[ready])
-            self._expire()
-            self._dispatch()
-
-    def _plan_wait_s(self) -> float:
-        ends = [held.deadline for held in self._held if held.work is not None]
-        if not self._has_board:
-            ends.append(self._boardless_since + self._wait_s)
-        return max(0.0, min(ends) - time.monotonic()) if ends else 60.0
-
-    def _receive(self, held: _Held) -> None:
-        connection: Connection = held.child.connection
-        try:
-            message = connection.recv()
-        except (EOFError, OSError):
-            self._replace(held, f"the process that held it died ({held.child.describe_end()})")
-            return
-        match message:
-            case ("board", str(name), description):
-                self._admit(held, name, description)
-            case ("no_board", str(name)):
-                held.board = ""
-                self._note_boardless()
-            case ("note", str(text)):
-                self._reasons[held.child] = text
-                self._say(text)
-            case ("gone", str(text), str(hint)):
-                self._lose(held, UnavailableError(text, hint))
-            case ("measured", str(text), float(board_s)):
-                self._conclude(held, Outcome.from_json(text), board_s)
-
-    def _admit(self, held: _Held, name: str, description: Mapping[str, Any]) -> None:
-        """Take a board into use. The first one says what the others have to be like."""
-        known = self.description or description
-        if different := find_difference(description, {field: known[field] for field in COMMON}):
-            self._lose(held, UnavailableError(f"{name} cannot work for this script: {different}"))
-            return
-        self._deaths = 0
-        self._reasons.pop(held.child, None)
-        held.board = name
-        if not self.description:
-            self.description = dict(description)
-            self._described.set()
-
-    def _conclude(self, held: _Held, outcome: Outcome, board_s: float = 0.0) -> None:
-        work, held.work = held.work, None
-        if work is None:
-            return
-        work.board_s = board_s
-        side = outcome.status.fault_side
-        if side in (None, FaultSide.CANDIDATE):
-            work.conclude(outcome)
-            return
-        work.tried.append(held.board or outcome.board)
-        if len(work.tried) >= MAX_ATTEMPTS:
-            work.conclude(outcome)
-            return
-        with self._lock:
-            self._queue.appendleft(work)
-
-    def _expire(self) -> None:
-        now = time.monotonic()
-        for held in list(self._held):
-            if held.work is not None and held.deadline <= now:
-                self._replace(held, "it did not answer in time")
-        if self._has_board or now < self._boardless_since + self._wait_s:
-            return
-        with self._lock:
-            waiting = bool(self._queue) or not self._described.is_set()
-        if waiting:
-            self._fail(
-                UnavailableError(
-                    f"no {self._order.board_type} could be had for {self._wait_s:g} s"
-                    f" ({'; '.join(dict.fromkeys(self._reasons.values())) or 'no reason was given'})",
-                    "`farm board list` shows who holds what; FarmRunner(wait=600) waits longer.",
-                )
-            )
-        else:
-            self._boardless_since = now
-
-    def _dispatch(self) -> None:
-        for held in self._held:
-            if held.work is not None or not held.board:
-                continue
-            with self._lock:
-                work = self._choose(held.board)
-                if work is None:
-                    continue
-                self._queue.remove(work)
-            held.work = work
-            held.deadline = time.monotonic() + plan_deadline_s(work.spec, len(work.library)) + _GRACE_S
-            # Where the child is gone, its connection's end comes next.
-            held.child.send("measure", work.spec.to_json(), work.library)
-
-    def _choose(self, board: str) -> Measurement | None:
-        """The first candidate that this board may have: one it was tried on only where there is no other board."""
-        others = {held.board for held in self._held if held.board} - {board}
-        return next(
-            (work for work in self._queue if board not in work.tried or not others - set(work.tried)),
-            None,
-        )
-
-    @property
-    def _has_board(self) -> bool:
-        return any(held.board for held in self._held)
-
-    def _note_boardless(self) -> None:
-        if not self._has_board:
-            self._boardless_since = time.monotonic()
-
-    def _replace(self, held: _Held, reason: str) -> None:
-        """A child died or hangs: its work is done again, another takes its place."""
-        self._say(f"{held.board or 'a board'}: {reason}")
-        held.child.kill()
-        self._held.remove(held)
-        self._conclude(held, Outcome(Status.FARM_ERROR, reason, board=held.board))
-        self._deaths += 1
-        if self._deaths >= _MAX_DEATHS_IN_A_ROW and not self._has_board:
-            self._fail(UnavailableError(f"boards cannot be held: {reason}", f"See {self._log}."))
-            return
-        self._note_boardless()
-        self._held.append(self._start())
-
-    def _lose(self, held: _Held, error: FarmError) -> None:
-        """A child found that there is no board for it to wait for."""
-        self._reasons[held.child] = error.message
-        self._held.remove(held)
-        held.child.stop()
-        self._conclude(held, Outcome(Status.FARM_ERROR, error.message, board=held.board))
-        self._note_boardless()
-        if not self._held:
             self._fail(error)
+        finally:
+            # Nobody may wait for threads that are no more.
+            slot.name = ""
+            if not any(thread.is_alive() for thread in self._threads if thread is not threading.current_thread()):
+                self._fail(InternalError("the threads that drive the boards have ended"))
+
+    def _try_to_serve(self, slot: _Slot, store: Store) -> None:
+        """Have a board and serve with it. Raises FarmError where nobody can go on, WorkStoppedError."""
+        order = self._order
+        reach = _Reach(order.tracker)
+        try:
+            with FleetSite(
+                reach,
+                store,
+                order.board_type,
+                order.name,
+                order.purpose,
+                self._wait_s,
+                self._say,
+                stopping=self._stopping,
+            ) as site:
+                slot.board = board = DrivenBoard(site, self._stopping, self._say, self._log)
+                try:
+                    self._serve(slot, board)
+                finally:
+                    slot.name = ""
+                    board.close()
+        except FarmError as error:
+            if self._stopping.is_set():
+                raise WorkStoppedError from None
+            slot.name = ""
+            with self._changed:
+                waiting = bool(self._queue or self._under_way) or not self._described.is_set()
+                others = any(each.name for each in self._slots)
+            if waiting and not others:
+                raise
+            self._say(error.message)
+            self._stopping.wait(_AGAIN_S)
+
+    def _serve(self, slot: _Slot, board: DrivenBoard) -> None:
+        """Measure what comes, on this board or what takes its place. Raises FarmError, WorkStoppedError."""
+        while True:
+            if not slot.name:
+                slot.name = self._open(board)
+            if not board.look():
+                slot.name = ""
+            elif (work := self._take(board.name)) is not None:
+                slot.name = self._measure(board, work)
+
+    def _open(self, board: DrivenBoard) -> str:
+        """Open a session; its board's name. The first one says what the others have to be like."""
+        with self._changed:
+            known = self.description
+        if known:
+            board.require_like({field: known[field] for field in COMMON})
+        try:
+            found = board.open()
+        except TransientError as error:
+            self._say(f"{board.name}: {error.message}")
+            board.pause(_AGAIN_S)
+            return ""
+        with self._changed:
+            self.description = self.description or found.to_dict()
+        self._described.set()
+        return board.name
+
+    def _measure(self, board: DrivenBoard, work: Measurement) -> str:
+        """Measure a candidate; the board's name, "" where it has to be found again."""
+        name = board.name
+        try:
+            outcome = board.measure(work.spec, work.library)
+        except FarmError as error:
+            status = Status.BOARD_LOST if isinstance(error, TransientError) else Status.FARM_ERROR
+            outcome = Outcome(status, error.message, board=name)
+            name = ""
+        work.board_s = board.board_s
+        self._conclude(work, outcome)
+        return name
+
+    def _take(self, board: str) -> Measurement | None:
+        """The first candidate that this board may have: one it was tried on only where there is no other board."""
+        with self._changed:
+            for wait in (True, False):
+                others = {slot.name for slot in self._slots if slot.name} - {board}
+                for work in self._queue:
+                    if board not in work.tried or not others - set(work.tried):
+                        self._queue.remove(work)
+                        self._under_way.add(work)
+                        return work
+                if wait:
+                    self._changed.wait(_LOOK_S)
+        return None
+
+    def _conclude(self, work: Measurement, outcome: Outcome) -> None:
+        with self._changed:
+            self._under_way.discard(work)
+            if work.done:  # given up meanwhile
+                return
+            if outcome.status.fault_side in (None, FaultSide.CANDIDATE):
+                work.conclude(outcome)
+                return
+            work.tried.append(outcome.board)
+            if len(work.tried) >= MAX_ATTEMPTS:
+                work.conclude(outcome)
+                return
+            self._queue.appendleft(work)
+            self._changed.notify_all()
 
     def _fail(self, error: FarmError) -> None:
-        self.failure = error
-        self._give_up(error)
-        self._described.set()
-
-    def _give_up(self, error: FarmError) -> None:
-        with self._lock:
-            waiting = [*self._queue, *(held.work for held in self._held if held.work is not None)]
+        """All that waits, and whatever comes, ends with this."""
+        with self._changed:
+            self.failure = self.failure or error
+            for work in [*self._queue, *self._under_way]:
+                if not work.done:
+                    work.give_up(error)
             self._queue.clear()
-        for work in waiting:
-            work.give_up(error)
         self._described.set()
 
     def _say(self, text: str) -> None:
-        """Tell the script's user, once where several children wait for the same."""
+        """Tell the script's user, once where several threads wait for the same."""
         if text != self._said:
             self._said = text
             self._note(text)
-
-    def _ring(self) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self._bell_in, b"!")
-
-    def _start(self) -> _Held:
-        child = Child.start(_MODULE, self._log, os.environ)
-        child.send("order", self._order)
-        return _Held(child)

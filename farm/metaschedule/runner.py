@@ -21,8 +21,7 @@ from farm.connectivity.services import using_services
 from farm.crew.choice import TargetPlan, plan_pool, plan_target
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
-from farm.metaschedule.board_process import BoardOrder
-from farm.metaschedule.boards import Boards, Measurement
+from farm.metaschedule.boards import BoardOrder, Boards, Measurement
 from farm.metaschedule.measured import MeasuredLately, recent
 from farm.metaschedule.tvm_objects import as_tvm_object, load_for_script
 from farm.processes.machine import name_user
@@ -122,7 +121,7 @@ class FarmRunner(ms.runner.PyRunner):
                 name=board,
                 purpose=f"script {Path(sys.argv[0]).name or 'python'} of {name_user()}",
             )
-            log = settings.home_path / "logs" / "script-boards.log"
+            log = settings.home_path / "logs" / "boards.log"
             self.boards = Boards(order, min(boards or len(pool), len(pool)), wait_s, log, note)
             stack.callback(self.boards.close)
             self._stack = stack.pop_all()

@@ -32,6 +32,8 @@ STOP_TIMEOUT_S = 10.0
 _PARENT_LOOK_S = 1.0
 # How often who waits for an answer hears signals, which a thread of TVM's may have taken from the main one.
 _LOOK_S = 0.1
+# No pickle begins with it.
+_URGENT = b"!"
 _CODE = "import sys; from farm.processes.worker_processes import run; run(*sys.argv[1:])"
 
 
@@ -89,6 +91,11 @@ class Child:
             return False
         return True
 
+    def send_urgent(self, text: str) -> None:
+        """Say something past the messages that wait (`Parent.on_urgent`). A child that is gone is noticed elsewhere."""
+        with contextlib.suppress(OSError):
+            self.connection.send_bytes(_URGENT + text.encode())
+
     def receive(self, timeout_s: float, what: str) -> tuple[Any, ...]:
         """The next message. Raises DeadlineError beginning with `what`, InternalError where the child has ended."""
         deadline = time.monotonic() + timeout_s
@@ -136,6 +143,8 @@ class Parent:
         self._pid = pid
         # Called once, on another thread, when it is time to end: for work that no signal reaches.
         self.on_stop: Callable[[], None] = lambda: None
+        # Called on that thread with what `Child.send_urgent` said.
+        self.on_urgent: Callable[[str], None] = lambda said: None
         self._arrived = threading.Condition()
         self._inbox: list[bytes] = []
         self._stopping = self._leaving = False
@@ -168,6 +177,9 @@ class Parent:
             while os.getppid() == self._pid:
                 if self._connection.poll(_PARENT_LOOK_S):
                     message = self._connection.recv_bytes()
+                    if message.startswith(_URGENT):
+                        self.on_urgent(message.removeprefix(_URGENT).decode())
+                        continue
                     with self._arrived:
                         self._inbox.append(message)
                         self._arrived.notify_all()

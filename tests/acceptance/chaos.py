@@ -20,22 +20,22 @@ import psutil
 
 from tests.acceptance.conftest import Home
 
-# What Ray calls the processes of a campaign, as `ps` shows them: `ray::Builder.build` is a compiler at work.
-_TITLES = {"search": "ray::SearchActor", "builder": "ray::Builder", "actor": "ray::CampaignBoard"}
+# What the processes of a campaign are called, as `ps` shows them: `ray::Builder.build` is a compiler at work.
+_TITLES = {"search": "ray::SearchActor", "builder": "ray::Builder", "actor": "farm.crew.board_process"}
 # How long a moment waits for what it wants to be under way; what comes too seldom is not waited for.
 _PHASE_S = 1.0
 _LOOK_S = 0.005
 
 # How often each is killed, and while what is done (one of them at random; "": whatever is being done).
 VICTIMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "engine": (6, ("", "ray::SearchActor.propose", "ray::Builder.build", "ray::CampaignBoard.measure_at")),
+    "engine": (6, ("", "ray::SearchActor.propose", "ray::Builder.build")),
     "raylet": (1, ("",)),
     "search": (10, ("", "ray::SearchActor.propose", "ray::SearchActor.propose", "ray::SearchActor.observe")),
     "builder": (10, ("ray::Builder.build", "")),
-    "actor": (10, ("ray::CampaignBoard.measure_at", "")),
-    "session": (4, ("ray::CampaignBoard.measure_at",)),
-    "agent": (4, ("ray::CampaignBoard.measure_at", "")),
-    "board": (4, ("ray::CampaignBoard.measure_at", "")),
+    "actor": (10, ("",)),
+    "session": (4, ("",)),
+    "agent": (4, ("",)),
+    "board": (4, ("",)),
     "tracker": (3, ("",)),
     "prober": (3, ("",)),
 }
@@ -215,7 +215,7 @@ def _is(victim: str, process: psutil.Process, services: psutil.Process | None) -
     words = process.cmdline()
     text = " ".join(words)
     if victim in _TITLES:
-        return text.startswith(_TITLES[victim])
+        return text.startswith(_TITLES[victim]) or _TITLES[victim] in words
     is_board = services is not None and process.ppid() == services.pid
     find: dict[str, Callable[[], bool]] = {
         "raylet": lambda: bool(words) and words[0].endswith("/raylet"),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.connection
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -28,7 +31,6 @@ from device_agent.protocol import (
 from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
 from farm.campaign.engine.anchors import Rhythm
 from farm.campaign.engine.boards import Arrived, BoardCrew, BoardEvent, Left, Ran, TrialMeasured
-from farm.campaign.engine.ray_calls import ray_running
 from farm.connectivity.tracker import Tracker
 from farm.crew import health
 from farm.crew.health import Kind, Observation
@@ -75,12 +77,7 @@ class Bench:
 
     def wait(self) -> None:
         """Poll once, after something is there to be seen or a moment has passed."""
-        import ray
-
-        if pending := self.crew.pending:
-            ray.wait(pending, num_returns=1, timeout=0.1)
-        else:
-            time.sleep(0.05)
+        multiprocessing.connection.wait(self.crew.pending, 0.1)
         self.events += self.crew.poll()
 
     def measure(self, board: str, library: bytes, spec: MeasureSpec = QUICK, point: OperatingPoint = DEFAULT) -> int:
@@ -156,7 +153,7 @@ class Bench:
 def fleet(
     tracker: Any, start_agent: Callable[..., Agent], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Store, dict[str, Agent]]]:
-    """Three boards, a store that knows them, and Ray."""
+    """Three boards, and a store that knows them."""
     folder = tmp_path_factory.mktemp("crew")
     where = f"{tracker.host}:{tracker.port}"
     with (
@@ -172,8 +169,7 @@ def fleet(
         for name, agent in agents.items():
             wait_until((agent.folder / f"{name}.json").exists, f"agent {name} to be ready")
             store.save_board(Board(name, TYPE, simulated=True))
-        with ray_running(2):
-            yield store, agents
+        yield store, agents
 
 
 @pytest.fixture(scope="module")
@@ -266,14 +262,14 @@ def test_running_and_waiting_measurements_can_be_taken_back(bench: Bench, matmul
     assert bench.store.require_board(name)["health"] == "good"
 
 
-def test_an_actor_that_dies_takes_one_trial_and_no_board(bench: Bench, matmul: bytes, bad: bytes) -> None:
+def test_a_process_that_dies_takes_one_trial_and_no_board(bench: Bench, matmul: bytes, bad: bytes) -> None:
     """What ran is the farm's fault and to be made again; what waited behind it is measured."""
     name = next(iter(bench.agents))
     running, waiting = bench.measure(name, bad, HANGS), bench.measure(name, matmul)
     bench.wait_busy(name)
-    import ray
-
-    ray.kill(bench.crew._held[name].actor)
+    process = bench.crew._held[name].process
+    assert process is not None
+    os.kill(process.pid, signal.SIGKILL)
     assert bench.measured(running).outcome.status is Status.FARM_ERROR
     assert bench.measured(waiting).outcome.status is Status.OK
     assert bench.store.require_board(name)["health"] == "good"

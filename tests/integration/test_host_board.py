@@ -20,7 +20,6 @@ from device_agent.protocol import FaultSide, Limits, MeasureSpec, OperatingPoint
 from farm.campaign.engine import board_held
 from farm.campaign.engine.boards import Arrived, BoardCrew, Left, TrialMeasured
 from farm.campaign.engine.host import BOARD_TYPE, HostBoard
-from farm.campaign.engine.ray_calls import ray_running
 from farm.errors import UnavailableError
 from farm.processes.machine import machine_lock
 from farm.settings import Settings
@@ -117,7 +116,7 @@ def bench(store: Store) -> Iterator[Bench]:
     home = pathlib.Path(str(store.location)).parent
     settings = Settings(home=str(home), tracker_port=find_free_port())
     others = {each.pid for each in psutil.Process().children()}
-    with ray_running(1), BoardCrew(NoServices(), store, settings, "campaign", lambda text: None) as crew:
+    with BoardCrew(NoServices(), store, settings, "campaign", lambda text: None) as crew:
         name = crew.want_host(True)
         crew.want({BOARD_TYPE: [name]})
         bench = Bench(crew, store, name, others)

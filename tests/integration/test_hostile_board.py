@@ -18,12 +18,12 @@ import tvm_ffi
 
 from device_agent import protocol
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, Status
-from farm.campaign.engine.board_actor import CampaignBoard
 from farm.connectivity.relay import Relay
 from farm.connectivity.tracker import Tracker
+from farm.crew.board_process import BoardHolder, Ended, Measure, Request
+from farm.crew.driven_board import DrivenBoard
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.crew.held_board import Address
-from farm.crew.thread_board import ThreadBoard
 from farm.errors import BoardHostileError, BoardNonsenseError, LeaseOverError
 from farm.inventory.board_types import load_board_types
 from farm.measure.arrays import pack_arrays
@@ -119,20 +119,28 @@ class Place:
     ],
     ids=["attack", "nonsense"],
 )
-def test_tunings_campaigns_and_sweeps_hear_of_it(answer: bytes, error: type[Exception], kind: Kind) -> None:
-    """A tuning's or campaign's actor answers it to its engine; a sweep tells its site and looks for another board."""
+def test_who_drives_a_board_hears_of_it(answer: bytes, error: type[Exception], kind: Kind) -> None:
+    """Its process answers it to whoever drives the board, who tells the farm and looks for another one."""
     with answering(protocol.MEASURE, answer) as board:
-        actor = CampaignBoard(board.host, board.port, KEY, None, None, 1.0)
-        actor._board._where = Address(board, KEY, None)  # type: ignore[arg-type]
-        ended = actor.measure_at(1, OperatingPoint(), MeasureSpec(()), b"")
-        assert ended is not None
+        direct = Direct(board.host, board.port)
+        ended = _measure_once(direct)
         assert isinstance(ended.result, error)
-        place = Place(board)
-        held = ThreadBoard(place, threading.Event(), print)  # type: ignore[arg-type]
-        held.open()
-        with pytest.raises(Exception, match="n1"):
-            held.measure(MeasureSpec(()), b"")
+        place = Place(direct)
+        held = DrivenBoard(place, threading.Event(), print)
+        with contextlib.closing(held):
+            held.open()
+            with pytest.raises(Exception, match="n1"):
+                held.measure(MeasureSpec(()), b"")
         assert place.seen == [kind]
+
+
+def _measure_once(direct: Direct) -> Ended:
+    holder = BoardHolder()
+    with contextlib.closing(holder):
+        request = Request(Address(direct, KEY, None), Measure(MeasureSpec(()), b""), OperatingPoint(), 1.0)
+        ended = holder.carry_out(1, request)
+    assert ended is not None
+    return ended
 
 
 class OneBoard(Tracker):

@@ -6,9 +6,8 @@ import pathlib
 
 import pytest
 
-from farm.errors import TransientError
-from farm.metaschedule.board_process import BoardOrder
-from farm.metaschedule.boards import Boards
+from farm.errors import FarmError, TransientError
+from farm.metaschedule.boards import BoardOrder, Boards
 from farm.processes.worker_processes import Child
 
 
@@ -20,12 +19,11 @@ def test_a_process_for_which_there_is_no_room_is_an_error_of_the_farms(tmp_path:
     assert "short of" in caught.value.hint
 
 
-def test_a_script_hears_why_its_boards_are_not_held_any_more(tmp_path: pathlib.Path) -> None:
-    """Where a child died and no other one can be started, that is the error, not that a thread ended."""
-    order = BoardOrder(tmp_path / "farm.db", ("127.0.0.1", 1), "jetson-nano", None, "script")
+def test_a_script_hears_why_its_boards_cannot_be_had(tmp_path: pathlib.Path) -> None:
+    """What ends the threads that drive its boards is the error of whoever waits for them, not that they ended."""
+    (tmp_path / "full").touch()
+    order = BoardOrder(tmp_path / "full" / "farm.db", ("127.0.0.1", 1), "jetson-nano", None, "script")
     boards = Boards(order, 1, 60.0, tmp_path / "log", print)
-    boards._log = tmp_path / "log" / "log"
-    boards._held[0].child.process.kill()
-    with pytest.raises(TransientError, match="a process cannot be started"):
+    with pytest.raises(FarmError, match="full"):
         boards.require_description()
     boards.close()

@@ -7,12 +7,11 @@ import dataclasses
 import logging
 import statistics
 import time
-from typing import Any
 
 from device_agent.protocol import FaultSide, MeasureSpec, OperatingPoint, Outcome, Status
-from farm.campaign.engine import board_actor, timeouts
 from farm.campaign.engine.anchors import AnchorBook, AnchorRun, AnchorVerdict, Rhythm
-from farm.campaign.engine.board_held import REQUEST_TIMEOUT_S, Call, CrewBoard
+from farm.campaign.engine.board_held import Call, CrewBoard
+from farm.crew import board_calls
 
 _log = logging.getLogger(__name__)
 
@@ -27,8 +26,8 @@ ANCHOR = "anchor"
 class _Anchor:
     """A type's anchor as it is sent, and how often it failed by its own fault."""
 
-    order: tuple[Any, ...]
-    limit_s: float
+    point: OperatingPoint
+    order: board_calls.JobOrder
     book: AnchorBook
     failures: int = 0
 
@@ -50,9 +49,8 @@ class Anchoring:
         """Have boards of a type measure this from now on; the first one stays."""
         if board_type not in self._anchors:
             spec = dataclasses.replace(spec, repeat=max(spec.repeat, _REPEAT), energy=None)
-            limit_s = timeouts.plan_call_timeout_s(spec, len(library), REQUEST_TIMEOUT_S)
-            order = (point, spec, board_actor.put(library))
-            self._anchors[board_type] = _Anchor(order, limit_s, AnchorBook(self._rhythm))
+            order = board_calls.measure(spec, library)
+            self._anchors[board_type] = _Anchor(point, order, AnchorBook(self._rhythm))
 
     def note_trial(self, held: CrewBoard) -> None:
         """A board has measured something else."""
@@ -81,7 +79,7 @@ class Anchoring:
             return
         if not anchor.book.is_due(held.name, time.monotonic()):
             return
-        held.send(Call(ANCHOR, held.board_type, anchor.order, anchor.limit_s))
+        held.send(Call(ANCHOR, held.board_type, anchor.point, anchor.order))
 
     def take_in(self, held: CrewBoard, outcome: Outcome, board_s: float, mark: int) -> None:
         """A board's run of the anchor ended; `mark` as in `Run`."""

@@ -1,4 +1,4 @@
-"""One leased board as the crew has it: its lease, its actor, the calls that were sent there, and what is seen of it.
+"""One leased board as campaigns have it: its lease, its process, the calls sent there, and what is seen of it.
 
 When boards are taken and left, and what the engine is told, is `boards`' business.
 """
@@ -10,13 +10,17 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from farm.campaign.engine import board_actor, ray_calls
+from device_agent.protocol import OperatingPoint
 from farm.campaign.engine.host import HostBoard
 from farm.connectivity.tracker import Tracker
 from farm.crew.blame import Blame
+from farm.crew.board_calls import BoardProcess, JobOrder, plan_limit_s
+from farm.crew.board_process import Open, Request
 from farm.crew.health import Kind
+from farm.crew.held_board import to_address
 from farm.crew.leased_board import LeasedBoard
 from farm.errors import InternalError
 from farm.store import Store
@@ -30,37 +34,48 @@ _CONNECT_TIMEOUT_S = 120.0
 
 @dataclasses.dataclass
 class Call:
-    """Something that a board was asked for. `key` is whose it is (`kind` says what), `order` what its actor is told
-    after the call's number; `limit_s` is for the call itself.
+    """Something that a board was asked for. `key` is whose it is (`kind` says what), `order` what its process is to do
+    at `point`.
 
-    `began_s` is when nothing was before it any more, on the monotonic clock.
+    `number` is the process's for it; `began_s` is when nothing was before it any more, on the monotonic clock.
     """
 
     kind: str
     key: Any
-    order: tuple[Any, ...]
-    limit_s: float
+    point: OperatingPoint
+    order: JobOrder
     number: int = 0
-    reference: Any = None
     began_s: float | None = None
     revoked: bool = False
+
+    @property
+    def limit_s(self) -> float:
+        """When it counts as stuck, once it has begun."""
+        return plan_limit_s(self.order.job, REQUEST_TIMEOUT_S)
 
 
 class CrewBoard(LeasedBoard):
     """A leased board. For `Blame` it is the place that a run works at. Not thread-safe."""
 
     def __init__(
-        self, store: Store, row: Mapping[str, Any], tracker: Tracker | None, purpose: str, host: HostBoard | None = None
+        self,
+        store: Store,
+        row: Mapping[str, Any],
+        tracker: Tracker | None,
+        purpose: str,
+        log: Path | None,
+        host: HostBoard | None = None,
     ) -> None:
-        """Take its lease, start the actor, and have it open a session, which is not waited for.
+        """Take its lease, start the process, and have it open a session, which is not waited for.
 
-        `host` is this machine where that is the board, whose tracker is taken then. Raises what `LeasedBoard` raises.
+        `log` takes what the process prints; `host` is this machine where that is the board, whose tracker is taken
+        then. Raises what `LeasedBoard` raises.
         """
         self.host, self._tracker = host, tracker
         self.board_type, self.labels = str(row["board_type"]), dict(row["labels"] or {})
         # When it was taken (monotonic, s), and the mark of the store's (`Store.fetch_mark`) then.
         self.taken_at, self.taken_mark = time.monotonic(), store.fetch_mark()
-        _ = self.tracker_address  # where there is none, nothing is taken
+        _ = self.tracker  # where there is none, nothing is taken
         find_tracker = (lambda: tracker) if host is None else None
         kind = WorkKind.TRIALS if host is None else None  # this machine is in no queue
         super().__init__(store, f"{self.board_type}/{row['name']}", purpose, find_tracker, kind=kind)
@@ -70,11 +85,11 @@ class CrewBoard(LeasedBoard):
         self.losses = 0  # in a row
         self.blame = Blame(self)
         self._like = {"board_type": self.board_type, "simulated": bool(row["simulated"])}
-        self._number = 0
-        self.actor: Any = None
+        self._log = log
+        self.process: BoardProcess | None = None
         with contextlib.ExitStack() as undo:
             undo.callback(self.give_back)
-            self.start_actor()
+            self.start_process()
             undo.pop_all()
 
     @property
@@ -83,33 +98,27 @@ class CrewBoard(LeasedBoard):
         return self.host is None
 
     @property
-    def tracker_address(self) -> tuple[str, int]:
+    def tracker(self) -> Tracker:
         """Where it is asked for."""
         tracker = self.host.tracker if self.host is not None else self._tracker
         if tracker is None:
             raise InternalError(f"a {self.board_type} is to be taken without a tracker")
-        return tracker.host, tracker.port
-
-    @property
-    def references(self) -> list[Any]:
-        """What is still to come from the actor: the session, or the call that is carried out."""
-        if self.connecting is not None:
-            return [self.connecting]
-        return [self.calls[0].reference] if self.calls else []
+        return tracker
 
     @property
     def work(self) -> list[Call]:
         """The calls that the engine waits for."""
         return [call for call in self.calls if call.kind != "anchor" and not call.revoked]
 
-    def start_actor(self) -> None:
-        """Put an actor in the place of the one before, if any, and send it what is still to do."""
-        if self.actor is not None:
-            ray_calls.kill(self.actor)
-        self.actor = board_actor.start_campaign_board(
-            *self.tracker_address, self.key, self.lease, self._like, REQUEST_TIMEOUT_S
-        )
-        self.connecting: Any = self.actor.connect.remote(REQUEST_TIMEOUT_S)
+    def start_process(self) -> None:
+        """Put a process in the place of the one before, if any, and send it what is still to do.
+
+        Raises TransientError where there is no room for one.
+        """
+        if self.process is not None:
+            self.process.kill()
+        self.process = BoardProcess(self._log)
+        self.connecting: int | None = self._ask(JobOrder(Open(REQUEST_TIMEOUT_S)))
         self.connect_by = time.monotonic() + _CONNECT_TIMEOUT_S
         for call in list(self.calls):
             if call.revoked:
@@ -119,25 +128,36 @@ class CrewBoard(LeasedBoard):
 
     def send(self, call: Call) -> None:
         """Have a call carried out after those before it."""
-        self._number += 1
-        call.number = self._number
         self._hand_over(call)
         self.calls.append(call)
 
     def _hand_over(self, call: Call) -> None:
-        method = self.actor.run_at if call.kind == "run" else self.actor.measure_at
-        call.reference, call.began_s = method.remote(call.number, *call.order), None
+        call.number, call.began_s = self._ask(call.order, call.point), None
+
+    def _ask(self, order: JobOrder, point: OperatingPoint | None = None) -> int:
+        assert self.process is not None  # since `__init__`
+        reopen_s = None if point is None else REQUEST_TIMEOUT_S
+        where = to_address(self.tracker, self.key, self.lease)
+        return self.process.ask(order, Request(where, order.job, point, reopen_s, self._like))
 
     def revoke(self, call: Call) -> None:
         """Take a call back, begun or not."""
         call.revoked = True
-        board_actor.revoke(self.actor, call.number)
+        if self.process is not None:
+            self.process.revoke(call.number)
 
     def observe(self, kind: Kind, detail: str) -> None:
         """See `Site.observe`. This machine is judged by whoever sits at it."""
         if self.host is None:
             super().observe(kind, detail)
 
-    def end_actor(self) -> None:
-        """End the session; the board's agent puts its clocks back."""
-        ray_calls.kill(self.actor)
+    def hang_up(self) -> None:
+        """Have the process end the session; the board's agent puts its clocks back. Waits for nothing."""
+        if self.process is not None:
+            self.process.hang_up()
+
+    def give_back(self) -> None:
+        """End the process, then give the lease back. Waits for both. Safe to call twice."""
+        if self.process is not None:
+            self.process.stop()
+        super().give_back()

@@ -48,12 +48,19 @@ class BoardKeeping:
     """Every board that is held, and what there is to tell of them. Not thread-safe, like the store it is given."""
 
     def __init__(
-        self, services: Reach, store: Store, purpose: str, note: Callable[[str], None], host: HostBoard
+        self,
+        services: Reach,
+        store: Store,
+        purpose: str,
+        note: Callable[[str], None],
+        host: HostBoard,
+        log: Path | None,
     ) -> None:
         """Nothing is leased before `want`. `purpose` is what leases say; `note` is told what an operator may want.
 
-        `host` is this machine, whose agent runs while it is wanted.
+        `host` is this machine, whose agent runs while it is wanted; `log` takes what boards' processes print.
         """
+        self._log = log
         self._host = host
         self._host_is_wanted = False
         self._services, self._store, self._purpose, self._note = services, store, purpose, note
@@ -97,7 +104,7 @@ class BoardKeeping:
     def close(self) -> None:
         """Leave every board. Waits for some seconds at most; what is not given back by then expires."""
         for held in self._held.values():
-            held.end_actor()
+            held.hang_up()
             self._give_back(held)
         self._held.clear()
         self._queue.close()
@@ -146,11 +153,14 @@ class BoardKeeping:
             if not self._host_is_wanted:
                 host.close()
             return
-        before = held.tracker_address
+        before = (held.tracker.host, held.tracker.port)
         for what in host.ensure_alive():
             self._store.add_event("restarted", what, "its process had died")
-        if held.tracker_address != before:
-            held.start_actor()
+        if (held.tracker.host, held.tracker.port) != before:
+            try:
+                held.start_process()
+            except TransientError as error:  # there is no room for one: it is taken again at the next look
+                self._leave(held, error.message)
 
     def _take(self, rows: Mapping[str, Mapping[str, Any]]) -> None:
         """Lease what is wanted and free."""
@@ -184,7 +194,7 @@ class BoardKeeping:
         for name in names:
             host = self._host if tracker is None else None
             try:
-                self._held[name] = CrewBoard(self._store, rows[name], tracker, self._purpose, host)
+                self._held[name] = CrewBoard(self._store, rows[name], tracker, self._purpose, self._log, host)
             except _NOT_TAKEN as error:  # somebody was faster, or the store is busy
                 _log.info("%s is not taken: %s", name, error.message, extra={"board": name})
 
@@ -213,7 +223,7 @@ class BoardKeeping:
             self._paused[held.name] = time.monotonic() + pause_s
         held.note_leaving(reason)
         self._note(f"left {held.name}: {reason}")
-        held.end_actor()
+        held.hang_up()
         self._give_back(held)
         if held.arrived:
             self._events.append(Left(held.name, reason, False, doubted_after))

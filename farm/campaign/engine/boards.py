@@ -8,27 +8,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, RunSpec, Status
-from farm.campaign.engine import board_actor, board_anchors, ray_calls, timeouts
+from farm.campaign.engine import board_anchors
 from farm.campaign.engine.anchors import Rhythm
 from farm.campaign.engine.board_events import Arrived, AskedBack, BoardEvent, Left, Ran, TrialMeasured
-from farm.campaign.engine.board_held import REQUEST_TIMEOUT_S, Call, CrewBoard
+from farm.campaign.engine.board_held import Call, CrewBoard
 from farm.campaign.engine.board_keeping import BoardKeeping, Reach
 from farm.campaign.engine.host import HostBoard
-from farm.campaign.engine.ray_calls import ActorLostError
+from farm.crew import board_calls
+from farm.crew.board_calls import ProcessLostError
+from farm.crew.board_process import Ended
 from farm.crew.health import Kind
-from farm.errors import BoardBusyError, FarmError, InternalError, UnavailableError
+from farm.errors import BoardBusyError, FarmError, InternalError, TransientError, UnavailableError
 from farm.measure.arrays import Arrays
 from farm.settings import Settings
 from farm.store import Store
 
-# An answer that has been found to be there is fetched within this.
-_FETCH_TIMEOUT_S = 30.0
 # How long a board is left alone that could not be used, by why: another client has it; it is not what it is registered
-# as, or lacks what was asked for; its actor died or could not reach it, which may be this machine's doing.
+# as, or lacks what was asked for; its process died or could not reach it, which may be this machine's doing.
 _BUSY_PAUSE_S, _MISFIT_PAUSE_S, _TROUBLE_PAUSE_S = 10.0, 300.0, 10.0
 # Once may be chance.
 _LOSSES_IN_A_ROW = 2
@@ -50,7 +51,8 @@ class BoardCrew(BoardKeeping):
         host: HostBoard | None = None,
     ) -> None:
         """See `BoardKeeping`. `rhythm`: how often boards measure their type's anchor."""
-        super().__init__(services, store, purpose, note, host or HostBoard(settings, store, note))
+        log = settings.home_path / "logs" / "boards.log"
+        super().__init__(services, store, purpose, note, host or HostBoard(settings, store, note), log)
         self._anchoring = board_anchors.Anchoring(rhythm or Rhythm())
 
     def __enter__(self) -> BoardCrew:
@@ -62,9 +64,9 @@ class BoardCrew(BoardKeeping):
         self.close()
 
     @property
-    def pending(self) -> list[Any]:
-        """Ray's references: as soon as one of them is done, `poll` has something to say."""
-        return [reference for held in self._held.values() for reference in held.references]
+    def pending(self) -> list[Connection]:
+        """As soon as one of them can be read, `poll` has something to say."""
+        return [held.process.connection for held in self._held.values() if held.process is not None]
 
     @property
     def anchor_s(self) -> float:
@@ -98,9 +100,8 @@ class BoardCrew(BoardKeeping):
         for held in list(self._held.values()):
             if held.over:
                 self._leave(held, held.over)
-        by_reference = {reference: held for held in self._held.values() for reference in held.references}
-        for reference in board_actor.find_done(list(by_reference)):
-            if (held := by_reference[reference]).name in self._held:  # another's answer may have us leave it
+        for held in list(self._held.values()):
+            while held.name in self._held and held.process is not None and held.process.has_answer:
                 self._collect(held)
         now = time.monotonic()
         for held in list(self._held.values()):
@@ -114,14 +115,11 @@ class BoardCrew(BoardKeeping):
 
     def measure(self, assignment: Any, board: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> None:
         """Time a candidate; up to two at a board, one runs and one waits there. Raises InternalError for no board."""
-        limit_s = timeouts.plan_call_timeout_s(spec, len(library), REQUEST_TIMEOUT_S)
-        self._require(board).send(Call("measure", assignment, (point, spec, board_actor.put(library)), limit_s))
+        self._require(board).send(Call("measure", assignment, point, board_calls.measure(spec, library)))
 
     def run(self, job: Any, board: str, point: OperatingPoint, spec: RunSpec, program: bytes, inputs: Arrays) -> None:
         """Run a program, after what the board has to do already. Raises InternalError for a board that is not here."""
-        size = 2 * (len(program) + sum(array.nbytes for array in inputs.values()))
-        limit_s = timeouts.plan_call_timeout_s(spec, size, REQUEST_TIMEOUT_S)
-        self._require(board).send(Call("run", job, (point, spec, board_actor.put(program), inputs), limit_s))
+        self._require(board).send(Call("run", job, point, board_calls.run(spec, program, inputs)))
 
     def revoke(self, assignment: int) -> None:
         """Take a measurement back: no `TrialMeasured` follows. One that has ended meanwhile is forgotten too."""
@@ -139,7 +137,7 @@ class BoardCrew(BoardKeeping):
         return held is not None and bool(held.work)
 
     def _look_at_clock(self, held: CrewBoard, now: float) -> None:
-        """End what takes too long at its actor."""
+        """End what takes too long at its process."""
         if held.connecting is not None:
             if now > held.connect_by:
                 self._leave(held, "its session was not opened in time", _TROUBLE_PAUSE_S)
@@ -150,34 +148,40 @@ class BoardCrew(BoardKeeping):
         if call.began_s is None:
             call.began_s = now
         elif now > call.began_s + call.limit_s:
-            message = f"the {call.kind} on {held.key} did not end within {call.limit_s:.0f} s: its actor is stuck"
+            message = f"the {call.kind} on {held.key} did not end within {call.limit_s:.0f} s: its process is stuck"
             self._end_call(held, held.blame.judge(Outcome(Status.BOARD_LOST, message, board=held.name)), call.limit_s)
             self._leave(held, message, _TROUBLE_PAUSE_S)
 
     # Collecting
 
     def _collect(self, held: CrewBoard) -> None:
-        """Take in what a board's actor answered."""
-        if held.connecting is not None:
-            self._finish_connecting(held)
-            return
-        call = held.calls[0]
+        """Take in what a board's process answered."""
+        assert held.process is not None
         try:
-            ended = ray_calls.get(call.reference, f"the {call.kind} on {held.key}", _FETCH_TIMEOUT_S)
-        except ActorLostError as error:
-            self._replace_actor(held, error.message)
+            number, ended = held.process.receive()
+        except ProcessLostError as error:
+            self._replace_process(held, error)
             return
-        except FarmError as error:
-            ended = board_actor.Ended(Outcome(Status.FARM_ERROR, error.message, board=held.name), 0.0)
-        if ended is None or call.revoked:
+        if number == held.connecting:
+            self._finish_connecting(held, ended)
+            return
+        if not held.calls or held.calls[0].number != number:
+            return  # that call was given up before
+        if ended is None or held.calls[0].revoked:
             held.calls.popleft()
             self._begin_next(held)
             return
-        if isinstance(ended.result, FarmError):
-            outcome = held.blame.judge_error(ended.result)
+        outputs: Arrays = {}
+        try:
+            outputs = board_calls.read_outputs(ended)
+        except TransientError as error:  # its process has died since
+            outcome = held.blame.judge(Outcome(Status.FARM_ERROR, error.message, board=held.name), blameless=True)
         else:
-            outcome = held.blame.judge(ended.result, ended.pin)
-        self._end_call(held, outcome, ended.board_s, ended.outputs)
+            if isinstance(ended.result, FarmError):
+                outcome = held.blame.judge_error(ended.result)
+            else:
+                outcome = held.blame.judge(ended.result, ended.pin)
+        self._end_call(held, outcome, ended.board_s, outputs)
 
     def _end_call(self, held: CrewBoard, outcome: Outcome, board_s: float = 0.0, outputs: Arrays | None = None) -> None:
         """The call at the head is over, and its outcome judged: tell of it, and leave a board that does not do."""
@@ -235,25 +239,34 @@ class BoardCrew(BoardKeeping):
         if held.calls:
             held.calls[0].began_s = time.monotonic()
 
-    def _finish_connecting(self, held: CrewBoard) -> None:
-        reference, held.connecting = held.connecting, None
-        try:
-            held.description = dict(ray_calls.get(reference, f"connecting to {held.key}", _FETCH_TIMEOUT_S))
-        except FarmError as error:
-            if not isinstance(error, UnavailableError):  # what it is registered as, a probe judges
-                held.blame.judge_error(error)
-            pauses = {BoardBusyError: _BUSY_PAUSE_S, UnavailableError: _MISFIT_PAUSE_S}
-            self._leave(held, error.message, pauses.get(type(error), _TROUBLE_PAUSE_S))
-        else:
+    def _finish_connecting(self, held: CrewBoard, ended: Ended | None) -> None:
+        held.connecting = None
+        error = ended.result if ended is not None else InternalError("it was not opened")
+        if not isinstance(error, FarmError):
+            held.description = error.to_dict()
+            self._begin_next(held)
             self._welcome(held)
+            return
+        if not isinstance(error, UnavailableError):  # what it is registered as, a probe judges
+            held.blame.judge_error(error)
+        pauses = {BoardBusyError: _BUSY_PAUSE_S, UnavailableError: _MISFIT_PAUSE_S}
+        self._leave(held, error.message, pauses.get(type(error), _TROUBLE_PAUSE_S))
 
-    def _replace_actor(self, held: CrewBoard, message: str) -> None:
+    def _replace_process(self, held: CrewBoard, error: ProcessLostError) -> None:
         """The process that held the session is gone, through no fault of the board: what ran ends, the rest goes on."""
-        self._store.add_event("restarted", f"actor of {held.key}", message)
-        outcome = Outcome(Status.FARM_ERROR, message, board=held.name)
-        self._end_call(held, held.blame.judge(outcome, blameless=True))
-        if held.name in self._held:
-            held.start_actor()
+        self._store.add_event("restarted", f"process of {held.key}", error.message)
+        if held.connecting is not None:
+            self._leave(held, error.message, _TROUBLE_PAUSE_S)
+            return
+        if held.calls:
+            outcome = Outcome(Status.FARM_ERROR, error.message, board=held.name)
+            self._end_call(held, held.blame.judge(outcome, blameless=True))
+        if held.name not in self._held:
+            return
+        try:
+            held.start_process()
+        except TransientError as refused:
+            self._leave(held, refused.message, _TROUBLE_PAUSE_S)
 
     def _require(self, board: str) -> CrewBoard:
         held = self._held.get(board)

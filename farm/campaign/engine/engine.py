@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-import ray
-
 from device_agent.protocol import FaultSide, Outcome, Status
 from farm.campaign.engine import boards, builds, searches
 from farm.campaign.engine.active import Active, Work, to_measure_spec
@@ -27,6 +25,7 @@ from farm.campaign.engine.orders import CampaignOrders, to_search_settings
 from farm.campaign.engine.ray_nodes import farm_ray
 from farm.campaign.engine.roster import Roster
 from farm.campaign.engine.verifying import Verifying
+from farm.campaign.engine.waiting import Waiting
 from farm.campaign.order import Order, SearchOrder
 from farm.campaign.scheduler import scheduler as fleet_scheduler
 from farm.campaign.scheduler import values as v
@@ -112,6 +111,7 @@ class CampaignEngine:
         self._works: dict[int, Work] = {}
         self._outcomes: dict[int, boards.TrialMeasured] = {}
         self._wake_s: float | None = None
+        self._waiting = Waiting()
 
     def prepare(self, search: SearchOrder, on_host: bool) -> None:
         """Begin what a campaign that is about to be ordered needs: its search's process, and this machine's session."""
@@ -134,14 +134,11 @@ class CampaignEngine:
             self._orders.report(self._state, self._roster, self._verifying)
             if idle and not self._verifying.busy and not expected:
                 return
-            pending = [*self._crew.pending, *self._compilers.pending, *self._searches.pending]
-            if pending:
-                ray.wait(pending, num_returns=1, timeout=_TICK_S)
-            else:
-                time.sleep(_TICK_S)
+            self._waiting.wait([*self._compilers.pending, *self._searches.pending], self._crew.pending, _TICK_S)
 
     def close(self) -> None:
         """End searches, and let go of campaigns."""
+        self._waiting.close()
         self._verifying.close()
         self._searches.close_all()
         self._orders.release()

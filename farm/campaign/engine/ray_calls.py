@@ -1,6 +1,6 @@
 """Ray on this machine for the length of a block, and waiting for its answers.
 
-What its actors do is in `searches`, `board_actor` and `farm.search.build.build_pool`.
+What its actors do is in `searches` and `farm.search.build.build_pool`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -245,3 +245,11 @@ def get(reference: Any, what: str, timeout_s: float) -> Any:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def find_done(references: Sequence[Any]) -> list[Any]:
+    """Those of the references whose answer, or failure, is there. Never waits."""
+    if not references:
+        return []
+    done, _ = ray.wait(list(references), num_returns=len(references), timeout=0, fetch_local=False)
+    return list(done)

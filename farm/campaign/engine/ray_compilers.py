@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from farm.campaign.engine import board_actor, ray_calls
+from farm.campaign.engine import ray_calls
 from farm.search.build.build_pool import Builder, BuildPool, CompilerLostError, Job
 from farm.search.tvm_errors import find_reason
 from farm.settings import Settings
@@ -32,7 +32,7 @@ class RayBuildPool(BuildPool[Job]):
         return compiler.build.remote(*order)
 
     def _find_done(self, references: Sequence[Any]) -> list[Any]:
-        return board_actor.find_done(references)
+        return ray_calls.find_done(references)
 
     def _fetch(self, reference: Any) -> Any:
         try:

@@ -1,12 +1,9 @@
-"""How long the parts of one measurement may take: run, the whole call, and the wait before it. Pure; times in seconds.
+"""How long one measurement may run. Pure; times in seconds.
 
-A time-out of the board ends in an outcome, one of ours only in a lost session; so ours are the longer ones.
+When the call that carries it counts as stuck is in `farm.crew.board_calls`.
 """
 
 from __future__ import annotations
-
-from device_agent.protocol import MeasureSpec, RunSpec
-from farm.measure import session
 
 # A candidate so much slower than the best so far is worth no more than that it is slow. Wide enough for the first
 # trials of a search, whose best is far from what it ends with.
@@ -22,8 +19,6 @@ _GROWTH_MARGIN = 1.2
 _CALLS_BESIDE = 1
 # Loading is the board's file system and linker, which know nothing of how fast a candidate is.
 LOAD_S = 10.0
-# An actor's process on a busy machine answers late.
-_SLACK_S = 15.0
 
 
 def plan_run_timeout_s(
@@ -41,13 +36,3 @@ def plan_run_timeout_s(
     if number * best_s < min_repeat_s:  # samples of good candidates are made longer, in a second round
         wanted_s += samples * (_STARVED * _GROWTH_MARGIN * min_repeat_s + _CALLS_BESIDE * slow_s)
     return min(limit_s, wanted_s)
-
-
-def plan_call_timeout_s(spec: MeasureSpec | RunSpec, size: int, request_timeout_s: float) -> float:
-    """When a call that carries `size` bytes and has begun counts as stuck at its actor.
-
-    The session has a deadline for each step, all of which end before: finding the board, connecting, asking who it is,
-    holding the point, the call itself.
-    """
-    opening_s = request_timeout_s + session.CONNECT_TIMEOUT_S + session.CLAIM_TIMEOUT_S + session.DESCRIBE_TIMEOUT_S
-    return opening_s + session.PIN_TIMEOUT_S + session.plan_deadline_s(spec, size) + _SLACK_S

@@ -18,7 +18,7 @@ from device_agent.protocol import Description, Status
 from farm.crew import visits
 from farm.crew.choice import TargetPlan, plan_target
 from farm.crew.crew import BoardThread, open_crew, wait_for
-from farm.crew.thread_board import ThreadBoard, WorkStoppedError
+from farm.crew.driven_board import DrivenBoard, WorkStoppedError
 from farm.errors import BoardUnsafeError, FarmError, PermanentError, TransientError, UnavailableError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.models.source import ModelSource
@@ -266,7 +266,7 @@ class SweepSession:
         wait_for(self.first.submit(lambda board, _: board.pin(anchor.point)))
         for series, program in self.programs.items():
 
-            def job(board: ThreadBoard, _: Store, program: SweepProgram = program) -> Any:
+            def job(board: DrivenBoard, _: Store, program: SweepProgram = program) -> Any:
                 own = dataclasses.replace(spec, device=program.device)
                 return board.run(own, program.library, program.inputs)
 
@@ -344,12 +344,12 @@ class SweepSession:
         }
 
 
-def _hold(point: GridPoint) -> Callable[[ThreadBoard, Store], object]:
+def _hold(point: GridPoint) -> Callable[[DrivenBoard, Store], object]:
     return lambda board, _: board.pin(point.point)
 
 
-def _work(visitor: Visitor, opened: bool) -> Callable[[ThreadBoard, Store], None]:
-    def job(board: ThreadBoard, store: Store) -> None:
+def _work(visitor: Visitor, opened: bool) -> Callable[[DrivenBoard, Store], None]:
+    def job(board: DrivenBoard, store: Store) -> None:
         if not opened:
             board.open()
         with contextlib.suppress(WorkStoppedError):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from device_agent.protocol import Outcome
 from farm.crew import visits
-from farm.crew.thread_board import ThreadBoard
+from farm.crew.driven_board import DrivenBoard
 from farm.crew.visits import Window
 from farm.errors import BoardLostError, PermanentError, TransientError, UsageError
 from farm.points.values import GridPoint, PointMeasurement
@@ -59,14 +59,14 @@ class Visitor:
         self._before_s = max((visit.at_s for each in conductor.visits.values() for visit in each), default=0.0)
         self.measuring_s = self.pinning_s = self.running_s = 0.0
 
-    def work(self, board: ThreadBoard, store: Store) -> None:
+    def work(self, board: DrivenBoard, store: Store) -> None:
         """Until the sweep has ended. Raises StoppedError, and what ends a board's part in it."""
         try:
             self._work(board, store)
         finally:
             self._conductor.leave(board.name)
 
-    def _work(self, board: ThreadBoard, store: Store) -> None:
+    def _work(self, board: DrivenBoard, store: Store) -> None:
         losses = 0
         while True:
             try:
@@ -89,7 +89,7 @@ class Visitor:
             finally:
                 self._conductor.done(name)
 
-    def _find_again(self, board: ThreadBoard, error: TransientError) -> None:
+    def _find_again(self, board: DrivenBoard, error: TransientError) -> None:
         if not isinstance(error, BoardLostError):
             board.pause(_PAUSE_S)
             return
@@ -99,7 +99,7 @@ class Visitor:
             self._conductor.leave(before)
             self._orders.say(f"going on with {board.name}, the anchor first")
 
-    def _carry_out(self, task: VisitTask, board: ThreadBoard, store: Store) -> None:
+    def _carry_out(self, task: VisitTask, board: DrivenBoard, store: Store) -> None:
         if board.name not in self._idle_c:
             self._idle_c[board.name] = board.read_temperature_c()
         began = time.monotonic()
@@ -121,7 +121,7 @@ class Visitor:
                 if not measurement.is_valid:
                     break
 
-    def _visit(self, series: Series, point: GridPoint, board: ThreadBoard, store: Store) -> PointMeasurement:
+    def _visit(self, series: Series, point: GridPoint, board: DrivenBoard, store: Store) -> PointMeasurement:
         """Measure once; written to the store before anything else is done. Raises PermanentError for a bad program."""
         for _ in range(_TRIES):
             at_s = time.time() - self._orders.started_at
@@ -141,7 +141,7 @@ class Visitor:
             self._orders.say(f"{point.key} on {board.name}: {outcome.message or outcome.status}; again")
         raise PermanentError(f"{board.name} does not run the model at {point.key}: {outcome.status} {outcome.message}")
 
-    def _run(self, series: Series, point: GridPoint, board: ThreadBoard) -> Outcome:
+    def _run(self, series: Series, point: GridPoint, board: DrivenBoard) -> Outcome:
         orders = self._orders
         program = orders.programs[series]
         known = [*self._conductor.known_latencies(series), orders.first_latency_s[series]]

@@ -1,0 +1,83 @@
+"""A board's process as whoever drives it has it: what it is handed, and how it ends, dies and hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from device_agent.protocol import Engine, MeasureSpec, OperatingPoint, RunSpec
+from farm.crew import board_calls
+from farm.crew.board_calls import BoardProcess, JobOrder, ProcessLostError, plan_limit_s
+from farm.crew.board_process import Open, Request
+from farm.crew.held_board import Address
+from farm.errors import DeadlineError, TransientError
+from farm.measure.handed import Given, read
+from farm.measure.session import Direct
+
+# Nobody listens there.
+NOWHERE = Address(Direct("127.0.0.1", 1), "jetson-nano/n1", None)
+BIG = bytes(4 << 20)
+
+
+@pytest.fixture
+def process(tmp_path: pathlib.Path) -> Iterator[BoardProcess]:
+    """A process that holds no board."""
+    process = BoardProcess(tmp_path / "log")
+    yield process
+    process.kill()
+    assert not psutil.pid_exists(process.pid)
+
+
+def test_what_is_handed_over_is_gone_with_its_giver() -> None:
+    """Small data is itself, big data can be read under its name for as long as its giver keeps it."""
+    assert Given(b"small").handed == b"small"
+    given = Given(BIG)
+    handed = given.handed
+    assert (len(handed), read(handed)) == (len(BIG), BIG)
+    del given
+    with pytest.raises(TransientError, match="gone"):
+        read(handed)
+
+
+def test_a_program_is_handed_over_once() -> None:
+    """However often it is run, and whichever board runs it."""
+    first, second = (board_calls.measure(MeasureSpec(()), BIG).job for _ in range(2))
+    assert first == second
+
+
+def test_a_stopped_process_holds_nobody_up(process: BoardProcess) -> None:
+    """Sending big programs to one returns at once; who waits hears in time that it is stuck, and it is ended."""
+    os.kill(process.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    order = board_calls.run(RunSpec(Engine.KERNEL), BIG, {})
+    request = Request(NOWHERE, order.job, OperatingPoint(), 1.0)
+    for _ in range(50):
+        process.ask(order, request)
+    with pytest.raises(ProcessLostError, match="stuck"):
+        process.call(order, request, 0.2, lambda: None)
+    assert time.monotonic() - began < 20
+
+
+def test_a_job_that_waits_is_taken_back_and_a_dead_process_says_so(process: BoardProcess) -> None:
+    """A job revoked before it began ends with None; the end of the process is heard by whoever waits for it."""
+    os.kill(process.pid, signal.SIGSTOP)
+    order = JobOrder(Open(0.2))
+    numbers = [process.ask(order, Request(NOWHERE, order.job, OperatingPoint(), 0.2)) for _ in range(2)]
+    process.revoke(numbers[1])
+    process.revoke(numbers[0])
+    os.kill(process.pid, signal.SIGCONT)
+    assert [process.receive() for _ in numbers] == [(number, None) for number in numbers]
+    ended = process.call(order, Request(NOWHERE, order.job), plan_limit_s(order.job, 0.2), lambda: None)
+    assert ended is not None
+    assert isinstance(ended.result, TransientError)
+    assert not isinstance(ended.result, DeadlineError)
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(ProcessLostError, match="signal 9"), contextlib.closing(process.connection):
+        process.receive()
