@@ -14,7 +14,7 @@ from concurrent.futures import Future
 
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, Status
 from farm.crew.crew import BoardThread
-from farm.crew.thread_board import ThreadBoard
+from farm.crew.driven_board import DrivenBoard
 from farm.errors import BoardUnsafeError, FarmError, TransientError, UnavailableError
 from farm.selection.rounds import BOARDS, Contest, RoundRun
 from farm.selection.tie import TieRule
@@ -95,7 +95,7 @@ class Retrials:
         rival = self._rivals[workload][lane.candidate]
         spec, point = self._plan_spec(rival), self._point
 
-        def job(board: ThreadBoard, _: Store) -> Outcome:
+        def job(board: DrivenBoard, _: Store) -> Outcome:
             board.pin(point)  # another board that took a lost one's place is not there yet
             return board.measure(spec, rival.library)
 
