@@ -40,7 +40,9 @@ def make_pages() -> dict[str, str]:
         command = whole.commands[name]
         page = [*_begin(f"farm-{name}", line)]
         if verbs := getattr(command, "commands", None):
-            page += [".SH DESCRIPTION", *_prose(command.help), ".SH COMMANDS"]
+            # Some do something without a verb, too.
+            own = _describe(command) if command.invoke_without_command else _prose(command.help)
+            page += [".SH DESCRIPTION", *own, ".SH COMMANDS"]
             for verb, each in verbs.items():
                 page += [f".SS farm {name} {_escape(verb)}{_usage(each)}", *_describe(each)]
         else:

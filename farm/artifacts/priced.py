@@ -44,7 +44,7 @@ _FIT = "`farm board calibrate-model REPORT` fits the model's two constants to th
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class PricedProgram:
     """Code for the board, and what it is given; run on so many threads, one after the other."""
 
     name: str
@@ -111,11 +111,11 @@ def _judge(hardware: HardwareChecks, core: CoreType, runs: Sequence[PricedRun]) 
     return Doubt(said, _FIT) if middle > _MIDDLE or worst > _WORST else said
 
 
-def _take_golden(kernel: golden.GoldenKernel) -> Program:
-    return Program("golden matmul", Engine.KERNEL, golden.ENTRY, kernel.library, golden.make_inputs(), (1,))
+def _take_golden(kernel: golden.GoldenKernel) -> PricedProgram:
+    return PricedProgram("golden matmul", Engine.KERNEL, golden.ENTRY, kernel.library, golden.make_inputs(), (1,))
 
 
-def _build_apart(kind: BoardType, target: Target, cores: int, models: Sequence[str]) -> list[Program]:
+def _build_apart(kind: BoardType, target: Target, cores: int, models: Sequence[str]) -> list[PricedProgram]:
     threads = tuple(sorted({1, cores}))
     found = [resolve_model(name) for name in models]
     inputs = [resolve_inputs(read_inputs(source.load()), {}) for source in found]
@@ -127,7 +127,8 @@ def _build_apart(kind: BoardType, target: Target, cores: int, models: Sequence[s
     names = [*((each.name, Engine.KERNEL, streams.ENTRY) for each in streams.STREAMS)]
     names += [(name, Engine.RELAX_VM, "main") for name in models]
     return [
-        Program(*about, library, arrays, threads) for about, library, arrays in zip(names, built, given, strict=True)
+        PricedProgram(*about, library, arrays, threads)
+        for about, library, arrays in zip(names, built, given, strict=True)
     ]
 
 
@@ -143,12 +144,12 @@ def _build(
     return made
 
 
-def _list_runs(programs: Sequence[Program]) -> list[tuple[Program, int]]:
+def _list_runs(programs: Sequence[PricedProgram]) -> list[tuple[PricedProgram, int]]:
     return [(program, threads) for program in programs for threads in program.threads]
 
 
 def _measure(
-    hardware: HardwareChecks, settings: Settings, programs: Sequence[Program]
+    hardware: HardwareChecks, settings: Settings, programs: Sequence[PricedProgram]
 ) -> tuple[float, dict[tuple[str, int], float], dict[str, str]]:
     """The clock of its open clusters, what every run took there, and why programs do not run."""
     clocks = hardware.before
@@ -187,7 +188,7 @@ def _list_open(kind: BoardType) -> set[str]:
 
 
 def _count(
-    kind: BoardType, natives: Path, settings: Settings, programs: Sequence[Program]
+    kind: BoardType, natives: Path, settings: Settings, programs: Sequence[PricedProgram]
 ) -> tuple[dict[tuple[str, int], list[Any]], dict[str, str]]:
     """The segments of every run, and why programs cannot be priced. Raises InternalError, DeadlineError."""
     runs = _list_runs(programs)

@@ -64,6 +64,7 @@ EXAMPLES: Mapping[str, str] = {
     "board provision": "board provision nano-01 --dry-run",
     "board doctor": "board doctor nano-01",
     "board certify": "board certify nano-01 --out certificate",
+    "queue": "queue",
     "queue priority": "queue priority 12 3",
     "board calibrate-model": "board calibrate-model certificate/report.json --out core-types",
     "fleet check": "fleet check fleet.yaml",

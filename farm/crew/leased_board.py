@@ -8,7 +8,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping
+import re
+import socket
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from farm.connectivity.tracker import Tracker
@@ -16,16 +19,44 @@ from farm.crew.choice import find_unfit
 from farm.crew.health import Kind, Observation, decide_by
 from farm.crew.lease_keeper import LeaseKeeper
 from farm.crew.site import find_trouble
-from farm.errors import LeaseOverError, UsageError
+from farm.errors import LeaseOverError, TransientError, UsageError
 from farm.processes.machine import name_user
 from farm.store import Store
 from farm.store.leases import LEASE_TTL_S
 from farm.values import Lease, WorkKind
 
+# What `name_owner` writes.
+_OWNER = re.compile(r"@(\S+) pid (\d+)$")
+
 
 def name_owner() -> str:
     """Who we are, so that a person can find us."""
     return f"{name_user(str(os.getuid()))} pid {os.getpid()}"
+
+
+def free_orphans(
+    store: Store, rows: Mapping[str, Mapping[str, Any]], names: Collection[str], purpose: str | None = None
+) -> list[str]:
+    """End the leases on boards among `names` whose owner was killed, instead of waiting for them to expire.
+
+    `purpose`: those for it alone. A session of the owner's ended with it; what may be left is fenced off. Returns the
+    boards that are free.
+    """
+    freed = []
+    for name in names:
+        lease = rows[name]["lease"] if name in rows else None
+        if lease is None or purpose not in (None, lease["purpose"]):
+            continue
+        found = _OWNER.search(lease["owner"])
+        # In a store that hosts share, another host's processes cannot be seen from here: their leases expire.
+        if found is None or found.group(1) != socket.gethostname() or Path(f"/proc/{found.group(2)}").exists():
+            continue
+        try:
+            if store.force_release(name, name_owner(), f"its process {found.group(2)} is gone"):
+                freed.append(name)
+        except TransientError:  # the store is busy: at the next look
+            continue
+    return freed
 
 
 class LeasedBoard:

@@ -133,7 +133,7 @@ class Provisioner:
             try:
                 stack.enter_context(self._job.hold(self.target.name))
             except FarmError as error:
-                if _disturbing(plan):
+                if plan.disturbs:
                     self._note_step("hold", StepStatus.FAILED, str(error))
                     raise
                 busy = error.message
@@ -245,7 +245,7 @@ class Provisioner:
             return f"listens on the board's loopback, port {self._port}"
 
         try:
-            if _disturbing(plan):
+            if plan.disturbs:
                 self._state = f"between {self._version or 'nothing'} and {key}; run the command again"
             self._change(plan, "services", services)
             self._change(plan, "switch", switch)
@@ -395,8 +395,3 @@ class Provisioner:
         report = StepReport(name, status, detail, seconds)
         self._steps.append(report)
         self._job.show(self.target.name, report)
-
-
-def _disturbing(plan: ProvisioningPlan) -> bool:
-    """Whether the agent that runs would notice."""
-    return bool({"services", "switch", "start"} & plan.needed)

@@ -37,6 +37,11 @@ class ProvisioningPlan:
     python: str
     series: str
 
+    @property
+    def disturbs(self) -> bool:
+        """Whether the agent that runs would notice."""
+        return bool({"services", "switch", "start"} & self.needed)
+
 
 def check_board(survey: BoardSurvey, layout: Layout, now: float) -> list[str]:
     """What an operator should know of a board that can have an agent. Raises PermanentError for one that cannot."""

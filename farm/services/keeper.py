@@ -20,6 +20,7 @@ from farm import emulation
 from farm.connectivity.host_keys import FILE_NAME, KnownHosts
 from farm.connectivity.tracker import Tracker
 from farm.crew.health import Kind, Observation, decide_by
+from farm.crew.leased_board import free_orphans
 from farm.errors import FarmError
 from farm.gpu import native
 from farm.inventory.board_types import require_board_type
@@ -154,6 +155,9 @@ class Keeper:
                 self._leases_at = now
                 for name in self._store.expire_leases(BY):
                     _log.info("the lease of %s expired", name, extra={"board": name})
+                rows = {row["name"]: row for row in self._store.fetch_boards()}
+                for name in free_orphans(self._store, rows, rows):
+                    _log.info("the holder of %s is gone", name, extra={"board": name})
             if now - self._tidied_at >= _TIDY_PERIOD_S:
                 self._tidied_at = now
                 self._tidy()

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse
 
+from farm.crew import queue_place
 from farm.crew.board_calibration import fetch_calibration
 from farm.crew.board_calibration import to_document as to_board_document
 from farm.report.campaign_document import make_document, shorten
@@ -160,6 +161,13 @@ def show_record(request: Request, workload: Name) -> JSONResponse:
         about = store.fetch_workload_rows([key])[key]
         records = store.fetch_records(workloads=[key], simulated=None)
         return JSONResponse(make_workload_document(about, records, name_codes(store, records)))
+
+
+@router.get("/queue", responses=_answer(documents.Queue))
+def show_queue(request: Request) -> JSONResponse:
+    """Who waits for boards and why not yet, and who has them, as `farm queue --json` prints it."""
+    with _view(request).stores.lend() as store:
+        return JSONResponse(queue_place.to_document(store))
 
 
 @router.get("/events", responses=_answer(documents.EventList))

@@ -34,6 +34,7 @@ class Lease(_Model):
     ttl_s: float
     acquired_at: float
     expires_at: float
+    kind: str
 
 
 class Board(_Model):
@@ -250,6 +251,43 @@ class RecordPage(Page):
     """Records, by board type and falling work."""
 
     items: list[Record]
+
+
+class Waiting(_Model):
+    """A request for boards of `farm queue --json`: `has` are those that a campaign has of them already."""
+
+    id: int
+    owner: str
+    kind: str
+    purpose: str
+    board_type: str
+    boards: list[str]
+    wanted: int
+    priority: int
+    requested_at: float
+    waited_s: float
+    campaign: str | None
+    has: list[str]
+    why: str
+
+
+class Queued(_Model):
+    """A board of `farm queue --json`, who has it, and to whom it goes."""
+
+    name: str
+    board_type: str
+    owner: str | None
+    purpose: str | None
+    kind: str | None
+    acquired_at: float | None
+    goes_to: int | None
+
+
+class Queue(_Model):
+    """`farm queue --json`."""
+
+    requests: list[Waiting]
+    boards: list[Queued]
 
 
 class EventList(_Model):

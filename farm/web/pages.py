@@ -11,10 +11,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
+from farm.crew import queue_place
 from farm.crew.board_calibration import fetch_calibration
 from farm.report.record_choice import Filters as RecordFilters
 from farm.report.record_choice import require_workload
-from farm.store import Store
 from farm.web import gauges, now, orders, svg
 from farm.web.access import COOKIE
 from farm.web.api import Text
@@ -90,7 +90,7 @@ def show_now(
             request,
             "now.html",
             campaigns=[now.to_campaign_row(each, boards) for each in campaigns],
-            queue=_list_queue(store),
+            queue=queue_place.to_document(store)["requests"],
             rows=rows[first : first + BOARDS_PER_PAGE],
             turning=turn(request, page, len(rows), BOARDS_PER_PAGE),
             counts=now.count_boards(boards),
@@ -99,12 +99,6 @@ def show_now(
             filters=filters,
             command="farm board list",
         )
-
-
-def _list_queue(store: Store) -> list[dict[str, Any]]:
-    """Who waits for a board, where the store keeps a queue."""
-    fetch = getattr(store, "fetch_queue", None)
-    return [] if fetch is None else [dict(each) for each in fetch()]
 
 
 @router.get("/boards/{name}")

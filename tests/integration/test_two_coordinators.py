@@ -13,8 +13,9 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from farm.campaign.engine import board_keeping, control
+from farm.campaign.engine import control
 from farm.campaign.engine.heartbeat import beating
+from farm.crew import leased_board
 from farm.errors import LeaseOverError
 from farm.processes.machine import process_identity
 from farm.store import Store
@@ -130,7 +131,7 @@ def test_another_hosts_leases_are_not_taken_for_orphans(store: Store) -> None:
         store.save_board(Board(name, "local", simulated=False))
         lease = store.acquire_lease(name, f"ann@{host} pid {nobody}", purpose)
         rows = {each["name"]: each for each in store.fetch_boards()}
-        freed = board_keeping.free_orphans(store, rows, [name], purpose)
+        freed = leased_board.free_orphans(store, rows, [name], purpose)
         assert freed == ([] if name == "far" else ["near"])
         if name == "far":
             assert store.renew_lease(lease).token == lease.token

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import zipfile
 
@@ -56,7 +55,7 @@ def test_files_of_the_onnx_package(path: pathlib.Path) -> None:
         (b"", "is empty"),
         (b"\x00" * 500, "is not an ONNX file"),
         (b"just some text\n" * 20, "is not an ONNX file"),
-        (os.urandom(16).replace(b"\x08", b"\x09").join([b"\xff", b"\xff"]), "is not an ONNX file"),
+        (bytes(range(240, 256)).replace(b"\x08", b"\x09").join([b"\xff", b"\xff"]), "is not an ONNX file"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "Git LFS pointer"),
         (b"PK\x03\x04rest", "neither a program of torch.export nor an ONNX file: it is a zip archive that breaks off"),
         (b"\x80\x02}q\x00.", "pickle"),

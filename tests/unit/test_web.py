@@ -73,6 +73,7 @@ def call(home: pathlib.Path, *words: str) -> Any:
         (("record", "list", "--simulated"), "/records?simulated=true&limit=500", documents.RecordPage),
         (("record", "show", "re01eeeeeeeeeeee"), "/records/re01eeeeeeeeeeee", documents.WorkloadRecords),
         (("campaign", "list"), "/campaigns", documents.CampaignPage),
+        (("queue",), "/queue", documents.Queue),
         (("campaign", "show", web_store.CAMPAIGN), f"/campaigns/{web_store.CAMPAIGN}", documents.CampaignInFull),
     ],
 )

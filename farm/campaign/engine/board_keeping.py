@@ -6,8 +6,6 @@ What they are given to do is in `boards`.
 from __future__ import annotations
 
 import logging
-import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,7 +19,7 @@ from farm.campaign.engine.board_queue import BoardsAsked, TrialQueue
 from farm.campaign.engine.host import HostBoard
 from farm.connectivity.tracker import Tracker
 from farm.crew.choice import find_unfit, plan_choice
-from farm.crew.leased_board import name_owner
+from farm.crew.leased_board import free_orphans
 from farm.crew.site import find_trouble
 from farm.errors import BoardUnsafeError, TransientError, UnavailableError, UsageError
 from farm.store import Store
@@ -31,7 +29,6 @@ _LOOK_S = 0.5
 _CLOSE_TIMEOUT_S = 4.0
 # What taking a board may raise; anything else is a bug of ours, and ends the engine.
 _NOT_TAKEN = (TransientError, UnavailableError, BoardUnsafeError, UsageError)
-_OWNER = re.compile(r"@(\S+) pid (\d+)$")
 
 _log = logging.getLogger(__name__)
 
@@ -233,28 +230,3 @@ class BoardKeeping:
         thread = threading.Thread(target=held.give_back, name=f"farm-leave-{held.name}", daemon=True)
         thread.start()
         self._closing.append(thread)
-
-
-def free_orphans(
-    store: Store, rows: Mapping[str, Mapping[str, Any]], names: Collection[str], purpose: str
-) -> list[str]:
-    """End the leases on boards among `names` whose owner was killed, instead of waiting for them to expire.
-
-    Only one engine per home gives leases this `purpose`, and it is us: a process of that number that is gone was one
-    before us. Whatever session it had ended with it; what may be left is fenced off. Returns the boards that are free.
-    """
-    freed = []
-    for name in names:
-        lease = rows[name]["lease"] if name in rows else None
-        if lease is None or lease["purpose"] != purpose:
-            continue
-        found = _OWNER.search(lease["owner"])
-        # In a store that hosts share, another host's processes cannot be seen from here: their leases expire.
-        if found is None or found.group(1) != socket.gethostname() or Path(f"/proc/{found.group(2)}").exists():
-            continue
-        try:
-            if store.force_release(name, name_owner(), f"its process {found.group(2)} is gone"):
-                freed.append(name)
-        except TransientError:  # the store is busy: at the next look
-            continue
-    return freed
