@@ -36,7 +36,7 @@ def test_every_command_is_there_with_its_example(manual: types.ModuleType) -> No
     pages = manual.make_pages()
     for words, example in examples.EXAMPLES.items():
         page = pages[f"farm-{words.split()[0]}.1"]
-        assert f"farm {words}" in page.replace("\\fB", "").replace("\\fR", "")
+        assert manual._escape(f"farm {words}") in page.replace("\\fB", "").replace("\\fR", "")
         assert manual._escape(f"farm {example}") in page
     known = re.compile(r"\.(TH|SH|SS|TP|PP|B|BR|I|nf|fi|RS|RE)\b")
     assert not [
