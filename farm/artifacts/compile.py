@@ -22,7 +22,7 @@ from farm.errors import InternalError, PermanentError
 from farm.gpu.ptx import Usage
 from farm.search import default_schedule, gpus, traces, tvm_env, workloads
 from farm.search.build import gpu_code
-from farm.search.graph import pipeline
+from farm.search.graph import pipeline, recurrent
 from farm.search.graph.prepared import Prepared, prepare_model
 from farm.search.tvm_errors import find_reason
 from farm.values import Record
@@ -214,5 +214,6 @@ def _count_scheduled(module: Any) -> int:
         isinstance(function, tirx.PrimFunc)
         and bool(function.attrs and "tirx.is_scheduled" in function.attrs)
         and not variable.name_hint.endswith("_weight_prepack")
+        and not recurrent.is_loop(function)
         for variable, function in module.functions.items()
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from farm.search import names, tvm_env
 from farm.search.families.winograd import count_direct_flop
-from farm.search.graph import half_precision, in_place_concat
+from farm.search.graph import half_precision, in_place_concat, recurrent
 from farm.search.graph import pipeline as graph_pipeline
 
 
@@ -124,7 +124,7 @@ def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline
     found = []
     for task in ms.relax_integration.extract_tasks(module, target):
         mod = task.dispatched[0]
-        if in_place_concat.is_join(mod["main"]):
+        if in_place_concat.is_join(mod["main"]) or recurrent.is_loop(mod["main"]):
             continue
         arguments = list_arguments(mod)
         name = str(task.task_name).replace(half_precision.PREFIX, "", 1)

@@ -97,8 +97,9 @@ REFUSED: Mapping[str, tuple[str, str, Callable[[Writer], str]]] = {
         "Cast", w.op("Range", np.array(0), w.op("Squeeze", largest(w), [0]), np.array(1)), to=1)),
     "expand": ("Expand", SIZE, lambda w: w.op("Expand", np.float32(1), largest(w))),
     "top-k": ("TopK", SIZE, lambda w: w.op("TopK", "x", largest(w), outputs=2, axis=1)[0]),
-    "lstm": ("LSTM", "no converter", lambda w: w.op(
-        "LSTM", w.op("Unsqueeze", "x", [0]), random(1, 32, 4), random(1, 32, 8), outputs=3, hidden_size=8)[0]),
+    "lstm": ("LSTM", "lengths of its own", lambda w: w.op(
+        "LSTM", w.op("Unsqueeze", "x", [0]), random(1, 32, 4), random(1, 32, 8), random(1, 64), np.array([1], "int32"),
+        outputs=3, hidden_size=8)[0]),
     "position in a sequence": ("SequenceAt", "constant position", lambda w: w.op(
         "SequenceAt", w.op("SplitToSequence", "x", np.array(1), axis=1), w.op("Squeeze", largest(w), [0]))),
 }  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from farm.search import tvm_env
-from farm.search.graph import bindings
+from farm.search.graph import bindings, recurrent
 
 
 @functools.cache
@@ -26,6 +26,9 @@ def importer_class() -> Any:
     from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
     class Importer(ONNXGraphImporter):
+        def _check_for_unsupported_ops(self, graph: Any) -> None:
+            """`obstacles` has looked, and knows our converters too."""
+
         def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
             convert = _CONVERTERS.get(op_name)
             converted = convert(inputs, attrs) if convert else None
@@ -218,4 +221,5 @@ _CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
     "Pad": _convert_pad,
     "RMSNormalization": _convert_rms_norm,
     "Sum": functools.partial(_convert_variadic, "add"),
+    **{name: functools.partial(recurrent.convert, name) for name in recurrent.OPERATORS},
 }

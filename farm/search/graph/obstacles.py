@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable
 import onnx
 
 from farm.errors import UsageError
-from farm.search.graph import converters
+from farm.search.graph import converters, recurrent
 from farm.search.graph.onnx_graph import STANDARD_DOMAINS, list_nodes, names_read, node_label, node_name
 
 # Those whose converter says it is ONNX Runtime's (TVM 0.27, onnx_frontend.py).
@@ -107,6 +107,8 @@ def _judge(node: onnx.NodeProto, known: frozenset[str], read: set[str]) -> tuple
 def _find_misread(node: onnx.NodeProto, read: set[str]) -> str:
     """What TVM 0.27 imports without a word and computes wrongly."""
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    if node.op_type in recurrent.OPERATORS:
+        return recurrent.find_unsupported(node.op_type, attributes, node.input)
     return {
         "BatchNormalization": "training mode" if attributes.get("training_mode") else "",
         # The importer has left those alone that are, or may be, in training.

@@ -26,6 +26,7 @@ from farm.search.graph import (
     half_precision,
     in_place_concat,
     quantised,
+    recurrent,
     transposes,
     uncompiled,
     vector_math,
@@ -216,7 +217,8 @@ def _split_preprocessing() -> Any:
         apart = {
             variable: function
             for variable, function in module.functions_items()
-            if isinstance(function, tirx.PrimFunc) and "tirx.is_scheduled" not in (function.attrs or {})
+            if isinstance(function, tirx.PrimFunc)
+            and ("tirx.is_scheduled" not in (function.attrs or {}) or recurrent.is_loop(function))
         }
         done = transform.SplitLayoutRewritePreproc()(
             tvm.IRModule({v: f for v, f in module.functions_items() if v not in apart}, attrs=module.attrs)
