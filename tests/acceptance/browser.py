@@ -43,8 +43,10 @@ class Browser:
         return self.page
 
     def list_complaints(self) -> list[str]:
-        """What was wrong since the last call; updates that end as a page is left are not."""
-        found, self.complaints = [each for each in self.complaints if "/live" not in each], []
+        """What was wrong since the last call; requests that end as a page is left are not."""
+        left = ("/live", "net::ERR_ABORTED")
+        found = [each for each in self.complaints if not any(word in each for word in left)]
+        self.complaints = []
         return found
 
     def list_barriers(self) -> list[str]:

@@ -147,10 +147,10 @@ def test_a_stopped_coordinator_comes_back_to_nothing(real: Store, place: StoreLo
 
 _OBSERVER = """
 import sys
-from farm.crew.health import Kind, Limits, Observation, decide_by
+from farm.crew.health import Kind, HealthLimits, Observation, decide_by
 from farm.settings import parse_store
 from farm.store import Store
-decide = decide_by(Observation(Kind.FAULT), Limits(faults=1000, window_s=1e6))
+decide = decide_by(Observation(Kind.FAULT), HealthLimits(faults=1000, window_s=1e6))
 with Store(parse_store(sys.argv[1])) as store:
     for _ in range(50):
         store.observe_board("b0", "fault", sys.argv[2], decide)
