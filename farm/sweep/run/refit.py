@@ -135,7 +135,7 @@ def _refit_point(bench: Bench, tuned: SweepProgram, point: GridPoint, tried: Seq
     model = _measure_model(bench, tuned, point, records) if better else None
     if model:
         ratio = model["after"]["latency_s"]["value"] / model["before"]["latency_s"]["value"]
-        bench.say(f"{point.key}: with them the model takes {ratio - 1:+.1%} of the time")
+        bench.say(f"{point.key}: with them the model takes {100 * ratio:.1f} % of the time that it took")
     return {"key": point.key, "batch": tuned.batch, "workloads": lines, "model": model}
 
 
