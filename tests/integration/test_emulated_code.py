@@ -224,7 +224,8 @@ def test_a_client_that_leaves_takes_its_machine_along(emulator: Emulator, bad: b
     [server] = [
         each
         for each in own.children()
-        if "device_agent.emulated" in each.cmdline() and str(emulator.socket) in each.cmdline()
+        if each.status() != psutil.STATUS_ZOMBIE  # other tests' processes that nobody has waited for
+        and {"device_agent.emulated", str(emulator.socket)} <= set(each.cmdline())
     ]
     before = set(server.children())  # those of other clients may be ending
     script = (
