@@ -45,7 +45,7 @@ _NOTE_INTERVAL_S = 15.0
 
 
 class Notes:
-    """Tells stderr how a tuning goes; see `farm.campaign.tune.Listener`."""
+    """Tells stderr how a tuning goes; see `farm.campaign.tune.TuneListener`."""
 
     def __init__(self) -> None:
         self._said_at = 0.0

@@ -78,7 +78,7 @@ class ModelFacts(StrictModel):
 
 
 class RecordUsed(StrictModel):
-    """The record that serves a workload: its trial's `candidate` and where it was measured. See `choice.Fit`."""
+    """The record that serves a workload: its trial's `candidate` and where it was measured. See `choice.RecordFit`."""
 
     fit: str
     candidate: str
