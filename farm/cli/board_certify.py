@@ -30,6 +30,10 @@ def certify(
     names: Annotated[
         bool, typer.Option("--names", help="Keep names of boards, hosts and folders, and addresses, in the report.")
     ] = False,
+    prices: Annotated[
+        bool,
+        typer.Option("--prices/--no-prices", help="Compare what programs take with the model of the core, or do not."),
+    ] = True,
     json: options.Json = False,
 ) -> None:
     """Check a board's hardware for a minute or two, harmlessly, and write a report that can be sent away.
@@ -47,8 +51,8 @@ def certify(
         raise UsageError(f"{folder} holds something else than a report", "Give a folder of its own with --out.")
     show = (lambda check: None) if json else print_check
     settings = farm_settings.load()
-    prices = plan_prices(settings)
-    found = certify_board(settings, name, timeout_s, names, show, output.stderr.print, prices)
+    more = plan_prices(settings) if prices else (lambda hardware: [])
+    found = certify_board(settings, name, timeout_s, names, show, output.stderr.print, more)
     if found.document is not None:
         paths = write_certificate(found.document, folder)
         if json:
