@@ -24,6 +24,7 @@ from farm.search import default_schedule, gpus, traces, tvm_env, workloads
 from farm.search.build import gpu_code
 from farm.search.graph import pipeline, recurrent
 from farm.search.graph.prepared import Prepared, prepare_model
+from farm.search.target import make_code_target
 from farm.search.tvm_errors import find_reason
 from farm.values import Record
 
@@ -117,7 +118,7 @@ def compile_prepared(
     with gpu_code.making(target_config) as made:
         if gpus.is_gpu(target_config):
             finished = gpu_code.bind_rest(finished, compile_target)
-        compiled = build_library(finished, compile_target, link_triple, used.name, tuple(served))
+        compiled = build_library(finished, make_code_target(target_config), link_triple, used.name, tuple(served))
     usages = tuple(usage for each in made for usage in each.usages)
     return dataclasses.replace(
         compiled, applied=min(applied, scheduled), by_rule=min(by_rule, scheduled), usages=usages

@@ -72,6 +72,7 @@ class CoreType(documents.StrictModel):
     in bytes (per cycle of one core but for memory, which all cores share). `l1_bytes` and `l2_bytes` are of the cache
     that a core sees, `l2_cores` how many share it.
     `lane_fma`: a multiply-add may take one lane of a register as its factor. `freq_hz` is typical, for seconds.
+    `compiled_as` is, by what LLVM calls it, another core with the same instructions whose code is better.
     """
 
     name: str
@@ -95,6 +96,7 @@ class CoreType(documents.StrictModel):
     l2_bytes_per_cycle: Rate
     far_bytes_per_cycle: Rate
     memory_bytes_per_s: Rate
+    compiled_as: Mapping[str, str] = pydantic.Field(default_factory=dict)
     pipeline: Pipeline | None = None
 
     def list_costs(self) -> Mapping[str, Any]:

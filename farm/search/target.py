@@ -1,4 +1,7 @@
-"""Turn a board type's target into TVM's, asking LLVM where the target is this machine itself."""
+"""Turn a board type's target into TVM's, asking LLVM where the target is this machine itself.
+
+What code is made for may go by another name than what it is for: some of LLVM's descriptions of cores are poor.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from farm.errors import UsageError
+from farm.inventory.core_types import find_core_type
 from farm.search import tvm_env
 
 
@@ -34,3 +38,13 @@ def make_target(config: Mapping[str, Any]) -> Any:
         return Target(dict(config))
     except (ValueError, TypeError, RuntimeError) as error:
         raise UsageError(f"TVM refuses the target {dict(config)}: {error}") from error
+
+
+def make_code_target(config: Mapping[str, Any]) -> Any:
+    """The target that code is generated for: the same, but for a core that is better `compiled_as` another one.
+
+    Schedules, records and files name the core itself. Raises UsageError where TVM refuses it.
+    """
+    mcpu, machine = str(config.get("mcpu", "")), str(config.get("mtriple", "")).partition("-")[0]
+    core = find_core_type(mcpu, machine) if mcpu else None
+    return make_target({**config, "mcpu": core.compiled_as[mcpu]} if core and mcpu in core.compiled_as else config)
