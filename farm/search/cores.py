@@ -11,6 +11,8 @@ from farm.inventory.core_types import CoreType, find_core_type
 
 # What a parallel region costs TVM's pool to start and to join, threads spinning: two to ten microseconds were seen.
 _REGION_S = 5e-6
+# Instructions that a core looks ahead where its type does not say how many, and one that executes in order.
+_WINDOW, _IN_ORDER = 120.0, 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +22,7 @@ class Core:
     Rates are per cycle: `fma_pipes` and `load_pipes` each work on `datapath_bits`. `lane_fma` says whether a
     multiply-add can take one lane of a vector as its factor (Arm), else each factor is a load of its own. Caches in
     bytes: `l2_bytes` is what one core has with `threads` of them at work. `region_s` is what a parallel region costs.
+    `window` is how many instructions a core looks ahead.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Core:
     far_bytes_per_cycle: float
     memory_bytes_per_s: float
     region_s: float = _REGION_S
+    window: float = _WINDOW
 
     def lanes(self, element_bytes: int) -> int:
         """Elements of one full vector."""
@@ -67,7 +71,7 @@ def core_of(target: Mapping[str, Any], threads: int | None = None) -> Core:
 
 
 def _make_core(kind: CoreType, threads: int) -> Core:
-    sharing = min(threads, kind.l2_cores)
+    sharing, pipeline = min(threads, kind.l2_cores), kind.pipeline
     return Core(
         name=kind.name,
         threads=threads,
@@ -86,4 +90,5 @@ def _make_core(kind: CoreType, threads: int) -> Core:
         l2_bytes_per_cycle=kind.l2_bytes_per_cycle,
         far_bytes_per_cycle=kind.far_bytes_per_cycle,
         memory_bytes_per_s=kind.memory_bytes_per_s,
+        window=_WINDOW if pipeline is None else _IN_ORDER if pipeline.in_order else float(pipeline.window),
     )

@@ -172,20 +172,22 @@ def test_the_data_of_a_tile_of_joined_pixels_fit_registers(host: Any) -> None:
     assert plan["pixels"] * plan["steps"] in sizes
 
 
-def test_where_lanes_are_factors_a_pads_border_is_apart(host: Any) -> None:
-    """Columns between are copied without a comparison there; for other cores plans stay what they were."""
+def test_a_depthwise_pad_is_compared_where_it_is_read_or_copied_as_its_option_says(host: Any) -> None:
+    """Data are read where they lie by the best plan; a copy compares all columns, or where lanes are factors, few."""
     tvm = tvm_env.load()
     _, shapes, build = CASES["depthwise 3x3"]
     function = _build(shapes, build, host)
-    for config, pad in ((NEON, depthwise.PAD_APART), (AVX512, depthwise.PAD_ROWS)):
+    for config in (NEON, AVX512):
         outlook = _read(function, config)
         assert outlook is not None
-        plan = next(plan for _, plan in outlook.plans() if plan["pad"] != depthwise.PAD_COPY)
-        assert plan["pad"] == pad
-        schedule = tvm.s_tir.Schedule(tvm.IRModule({"main": function}))
-        outlook.apply(schedule, plan)
-        copies = schedule.mod.script().count("= T.if_then_else(")
-        assert copies > 1 if pad == depthwise.PAD_APART else copies == 1
+        plans = [plan for _, plan in outlook.plans()]
+        assert plans[0]["pad"] == depthwise.PAD_NONE
+        for pad in outlook.options["pad"]:
+            schedule = tvm.s_tir.Schedule(tvm.IRModule({"main": function}))
+            outlook.apply(schedule, next(plan for plan in plans if plan["pad"] == pad))
+            copies = schedule.mod.script().count("= T.if_then_else(")
+            assert (copies > 1) if pad == depthwise.PAD_APART else copies == (pad != depthwise.PAD_NONE)
+        assert (depthwise.PAD_APART in outlook.options["pad"]) == (config is NEON)
 
 
 def _build(shapes: tuple[Any, ...], build: Callable[..., Any], host: Any) -> Any:
