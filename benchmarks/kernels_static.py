@@ -1,15 +1,20 @@
 """The innermost loops of compiled kernels for cores that are not here: multiply-adds, spills, cycles as predicted.
 
 Compiles the zoo's dense convolutions for each core and reads the objects with `llvm-objdump` and `llvm-mca` (Debian:
-package `llvm`). Cycles are the loop's own with all data in the first-level cache; the share is that of one 128-bit
-fused multiply-add per cycle, what the busiest loop comes to. Where LLVM has no model of a core, or does not know its
-name, `modelled_as` says whose was taken. Default budget: about 15 minutes on two cores.
+package `llvm`). Cycles are the loop's own with all data in the first-level cache; the share is what the busiest loop
+comes to of one 128-bit fused multiply-add per cycle, on x86 of those of full vectors that the core begins. Where LLVM
+has no model of a core, or does not know its name, `modelled_as` says whose was taken. `--against` names the output of
+an earlier run: what lost more than 3 % since is told, and the exit code is 1. Default budget: about 40 minutes on two
+cores.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import _farm
@@ -18,6 +23,9 @@ import _machine
 
 from farm.models import zoo
 from farm.search.workloads import Workload
+
+# Changes of a share that are no loss.
+_TOLERATED = 0.03
 
 
 def main() -> None:
@@ -29,22 +37,46 @@ def main() -> None:
     )
     parser.add_argument("--pipeline", default="graph/1", help="graph pipeline (default: graph/1)")
     parser.add_argument("--least-mflop", type=float, default=0.0, help="leave smaller convolutions out (default: 0)")
+    parser.add_argument("--against", type=Path, help="output of an earlier run, to compare with")
     options = parser.parse_args()
     if options.quick:
         options.models, options.cores = "tiny-cnn", "cortex-a57"
+    earlier = None if options.against is None else json.loads(options.against.read_text())
+    settings = vars(options) | {"against": options.against and str(options.against)}
     with _machine.only_json() as emit:
         try:
             for tool in _loops.TOOLS:
                 _loops.require_tool(tool)
         except RuntimeError as error:
-            emit("kernels_static", vars(options), {"cores": None, "reason": str(error)})
+            emit("kernels_static", settings, {"cores": None, "reason": str(error)})
             return
         cores = {name: measure_core(name, options) for name in options.cores.split(",")}
-        emit("kernels_static", vars(options), {"cores": cores})
+        lost = [] if earlier is None else compare(earlier, cores)
+        emit("kernels_static", settings, {"lost": lost, "cores": cores})
+    for each in lost:
+        _machine.say(f"lost: {each}")
+    sys.exit(1 if lost else 0)
+
+
+def compare(earlier: Mapping[str, Any], cores: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Workloads whose share of the core's multiply-adds is more than 3 % less than it was, or that spill since."""
+    lost = []
+    for core, now in cores.items():
+        before = {each["workload"]: each for each in earlier["cores"].get(core, {}).get("rows", ())}
+        for each in now["rows"]:
+            was = before.get(each["workload"], {})
+            slower = (each.get("share") or 0.0) < (was.get("share") or 0.0) * (1 - _TOLERATED)
+            if slower or (each.get("vector_spills") and was and not was.get("vector_spills")):
+                lost.append({"core": core, "workload": each["workload"], "was": _told(was), "is": _told(each)})
+    return lost
+
+
+def _told(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: row.get(key) for key in ("share", "fmas", "instructions", "vector_spills")}
 
 
 def measure_core(core: str, options: Any) -> dict[str, Any]:
-    config = {"kind": "llvm", "mtriple": _loops.TRIPLE, "mcpu": core, "mattr": ["+neon"], "num-cores": 4}
+    config = _loops.make_config(core, 4)
     rows: dict[str, dict[str, Any]] = {}
     for name in options.models.split(","):
         for workload in _farm.read_model(name).prepare(config, options.pipeline):
