@@ -144,7 +144,7 @@ def inspect_kernel(module: Any, target_config: Mapping[str, Any]) -> list[Loop]:
     """
     core = str(target_config["mcpu"])
     assembly, model = _assembly_of(core), MODELLED_AS.get(core, core)
-    loops = find_loops(disassemble(compile_objects(module, target_config)), assembly)
+    loops = find_loops(disassemble(compile_objects(module, target_config)), core)
     # An Arm core's is one, whatever its pipes: what these figures have always been shares of.
     unit = core_of(target_config)
     rate = 1.0 if assembly is _AARCH64 else unit.fma_per_cycle(unit.vector_bits)
@@ -182,9 +182,9 @@ def disassemble(objects: Sequence[bytes]) -> str:
     return "\n".join(texts)
 
 
-def find_loops(listing: str, assembly: _Assembly) -> list[Loop]:
-    """Innermost loops of a disassembly that hold multiply-adds; a loop is what a branch backwards goes around."""
-    found = []
+def find_loops(listing: str, core: str) -> list[Loop]:
+    """A disassembly's innermost loops that hold multiply-adds; a loop is what a branch backwards goes around."""
+    found, assembly = [], _assembly_of(core)
     for name, lines in _functions(listing, assembly.comment):
         addresses = [address for address, _ in lines]
         spans = [
@@ -202,7 +202,7 @@ def find_loops(listing: str, assembly: _Assembly) -> list[Loop]:
 
 
 def _functions(listing: str, comment: str) -> Iterator[tuple[str, list[tuple[int, str]]]]:
-    name, lines = "", []
+    name, lines = "", list[tuple[int, str]]()
     for line in listing.splitlines():
         if heading := _FUNCTION.match(line):
             if lines:

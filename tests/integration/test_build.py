@@ -19,6 +19,7 @@ import ray
 from device_agent.protocol import Status
 from farm.campaign.engine.ray_compilers import RayBuildPool
 from farm.errors import UsageError
+from farm.inventory.core_types import find_core_type, load_core_types
 from farm.search import target, tvm_env
 from farm.search.build import builder
 from farm.search.build.build_pool import BuildPool, BuildResult
@@ -55,6 +56,17 @@ def host() -> dict[str, Any]:
 
 
 # One build
+
+
+def test_code_may_be_made_as_for_another_core_with_the_same_instructions() -> None:
+    """What a core is called stays; who it is compiled as is of its own kind, and only where its type says so."""
+    for kind in load_core_types():
+        assert all(find_core_type(name, kind.machine) is kind for pair in kind.compiled_as.items() for name in pair)
+    config = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "znver3", "num-cores": 2}
+    assert target.make_target(config).attrs["mcpu"] == "znver3"
+    assert target.make_code_target(config).attrs["mcpu"] == "znver2"
+    for mcpu in ("znver4", "haswell"):
+        assert target.make_code_target(config | {"mcpu": mcpu}).attrs["mcpu"] == mcpu
 
 
 @pytest.mark.core

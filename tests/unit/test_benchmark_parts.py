@@ -39,6 +39,20 @@ Disassembly of section .text:
 """
 
 
+X86_LISTING = """
+0000000000000000 <main_compute_>:
+       0:      \tvxorps\t%xmm0, %xmm0, %xmm0
+      10:      \tvbroadcastss\t4(%rbx,%r14), %ymm15
+      17:      \tvfmadd213ps\t(%r11), %ymm15, %ymm13  # ymm13 = (ymm15 * ymm13) + mem
+      20:      \tvmovups\t%ymm13, 192(%rsp)
+      29:      \tvfmadd231ps\t160(%rsp), %ymm14, %ymm12
+      30:      \tvfmadd231ss\t%xmm1, %xmm2, %xmm3
+      37:      \taddq\t$8, %r14
+      3b:      \tjne\t0x10 <main_compute_+0x10>
+      41:      \tretq
+"""
+
+
 @pytest.fixture
 def part(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> ModuleType:
     """A module of benchmarks/."""
@@ -49,11 +63,35 @@ def part(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Mod
 @pytest.mark.parametrize("part", ["_loops"], indirect=True)
 def test_innermost_loops_are_found_and_read(part: ModuleType) -> None:
     """Loops around loops, jumps to other functions and loops without arithmetic are left out; spills are counted."""
-    first, second = part.find_loops(LISTING)
+    first, second = part.find_loops(LISTING, "cortex-a57")
     assert (first.function, first.instructions, first.fmas, first.partial_fmas) == ("outer", 7, 2, 0)
     assert (first.stack_loads, first.stack_stores, first.vector_spills, first.vector_stores) == (1, 1, 1, 1)
     assert (second.function, second.fmas, second.partial_fmas) == ("other", 0, 2)
     assert (second.stack_loads, second.stack_stores, second.vector_spills, second.vector_stores) == (0, 0, 0, 1)
+
+
+@pytest.mark.parametrize("part", ["_loops"], indirect=True)
+@pytest.mark.parametrize(("core", "full"), [("znver3", 2), ("sapphirerapids", 0)])
+def test_loops_of_x86_are_read_by_the_length_of_the_cores_vectors(part: ModuleType, core: str, full: int) -> None:
+    """Destinations come last there: a store to the stack ends with it, and 256 bits are half a vector of AVX-512."""
+    (loop,) = part.find_loops(X86_LISTING, core)
+    assert (loop.fmas, loop.partial_fmas) == (full, 3 - full)
+    assert (loop.stack_loads, loop.stack_stores, loop.vector_stores) == (1, 1, 1)
+    assert loop.vector_spills == full
+
+
+@pytest.mark.parametrize("part", ["kernels_static"], indirect=True)
+def test_what_a_change_cost_a_core_is_told(part: ModuleType) -> None:
+    """A share that fell by more than 3 %, and spills that were not there; what was not compared before is no loss."""
+    before = [{"workload": name, "share": 0.9, "vector_spills": 0} for name in "abc"]
+    after = [
+        {"workload": "a", "share": 0.88, "vector_spills": 0},
+        {"workload": "b", "share": 0.85, "vector_spills": 0},
+        {"workload": "c", "share": 0.9, "vector_spills": 2},
+        {"workload": "d", "share": 0.1, "vector_spills": 9},
+    ]
+    lost = part.compare({"cores": {"zen": {"rows": before}}}, {"zen": {"rows": after}})
+    assert [(each["core"], each["workload"]) for each in lost] == [("zen", "b"), ("zen", "c")]
 
 
 @pytest.mark.parametrize("part", ["_small_models"], indirect=True)
