@@ -22,7 +22,7 @@ TOGETHER := --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder --reru
 SUITE := tests/acceptance tests/integration tests/contract tests/unit
 
 .PHONY: help setup quickstart test test-all test-rest test-real-kernel test-real-kernel-core test-gpu test-torch check \
-	lint unit bench generated dist dist-check sbom release lock clean
+	lint unit bench generated docs dist dist-check sbom release lock clean
 
 help:
 	@echo "make quickstart   set up .venv, then tune, compile and time a real model on this machine"
@@ -37,6 +37,7 @@ help:
 	@echo "make bench        what the speed claims rest on, as JSON"
 	@echo "make setup        only .venv, with everything for the above"
 	@echo "make generated    write manual pages and JSON Schemas again, after a change of commands or files"
+	@echo "make docs         the documents as pages, in build/docs/html; 10 MB to fetch the first time"
 	@echo "make dist         wheel and source archive in dist/; make dist-check tries the wheel where it is alone"
 	@echo "make sbom         licences of all pinned packages, and dist/sbom.cdx.json"
 	@echo "make release      check, build, write notes and tag; VERSION=x.y.z, ARGS=--dry-run"
@@ -116,6 +117,16 @@ generated: setup
 	@$(BIN)/python deploy/release/manual.py
 	@for kind in campaign fleet; do $(BIN)/farm schema $$kind --out inventory/schemas/$$kind.schema.json; done
 
+# What makes the pages lies beside .venv and shares its farm, whose docstrings are the Python pages.
+build/docs/packages: requirements/docs.txt | setup
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "error: the pages take Python 3.11 or later in .venv: make clean setup PYTHON=python3.11" >&2; exit 2; }
+	@rm -rf $@ && $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --only-binary=:all: \
+		--no-deps --require-hashes --requirement requirements/docs.txt --target $@
+
+docs: build/docs/packages
+	@PYTHONPATH=$< $(BIN)/python deploy/release/pages.py --out build/docs/html
+
 # The same sources make the same bytes, here and by `python -m build`.
 dist: setup
 	@rm -rf dist && $(BIN)/python -m hatchling build --directory dist
@@ -137,6 +148,7 @@ lock:
 		--generate-hashes --only-binary :all: --no-header --no-annotate "$$@"; }; \
 	compile pyproject.toml --extra emulator --extra gpu --extra postgresql --extra web --extra dev --output-file requirements/all.txt; \
 	compile --group torch --constraint requirements/all.txt --output-file requirements/torch.txt; \
+	compile --group docs --constraint requirements/all.txt --output-file requirements/docs.txt; \
 	compile --group agent --constraint requirements/all.txt --output-file requirements/agent.txt
 	@! grep -nE '://|^-|@ ' requirements/*.txt || { echo "error: requirements/ must hold pins and hashes only" >&2; exit 1; }
 

@@ -26,6 +26,7 @@ LOCKED = {
     "all.txt": "the farm, with all extras but `torch`, and what it is developed with",
     "torch.txt": "programs of `torch.export`",
     "board-tools.txt": "provisioning boards",
+    "docs.txt": "the documents as pages",
 }
 # What metadata of before SPDX expressions says, by what it means.
 _SPDX = {

@@ -72,7 +72,7 @@ class FarmRunner(ms.runner.PyRunner):
 
     `board_type` says which boards, `board` names a single one, `boards` is how many at most (all of the type that are
     free). `number`, `repeat`, `min_repeat_ms` and `timeout_sec` are per candidate, by default the farm's settings
-    (FARM_MEASURE_…). `wait` is how long there may be no board while there is work, in seconds or as `"10m"`.
+    (`FARM_MEASURE_…`). `wait` is how long there may be no board while there is work, in seconds or as `"10m"`.
 
     Boards are leased from now on and given back by `close`, at the end of a `with` block, or with the script.
     """

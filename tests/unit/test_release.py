@@ -26,7 +26,7 @@ def load(name: str) -> types.ModuleType:
     return module
 
 
-release, sbom = load("release"), load("sbom")
+release, sbom, pages = load("release"), load("sbom"), load("pages")
 
 
 @pytest.fixture
@@ -113,3 +113,21 @@ def test_the_list_has_every_pin_with_its_hashes() -> None:
     assert tvm["purl"] == "pkg:pypi/apache-tvm@0.27.0.post1"
     assert sum(each["name"] == "tvm-farm:wheel-sha256" for each in tvm["properties"]) >= 2
     assert unicorn["licenses"] == [{"expression": "GPL-2.0-only"}]
+
+
+def test_pages_that_would_fetch_are_found(tmp_path: pathlib.Path) -> None:
+    """Scripts, pictures, style sheets and fonts from elsewhere are named with their page; links are none of these."""
+    (tmp_path / "quiet.html").write_text(
+        '<link rel="canonical" href="https://a.example/"><a href="https://a.example/">x</a>'
+        '<img src="b.png" srcset="c.png 2x">'
+    )
+    (tmp_path / "loud.html").write_text(
+        '<script src="//a.example/x.js"></script><link rel="stylesheet" href="https://a.example/x.css">'
+        '<img src="x.png" srcset="https://a.example/x.png 2x"><p style="background: url(https://a.example/p.png)">'
+        "<style>@import 'https://a.example/y.css';</style>"
+    )
+    (tmp_path / "font.css").write_text(
+        "@font-face { src: url('https://a.example/f.woff2') } a { background: url(x.png) }"
+    )
+    found = list(pages.find_foreign(tmp_path))
+    assert [each.partition(":")[0] for each in found] == ["font.css", *["loud.html"] * 5]
