@@ -3,4 +3,4 @@
 Nothing here imports `farm`, ray or a database: a board installs this package alone.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

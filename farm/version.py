@@ -1,3 +1,3 @@
 """Which farm this is. It stands alone, so that whoever only wants to know it imports nothing else."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
