@@ -22,7 +22,7 @@ TOGETHER := --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder --reru
 SUITE := tests/acceptance tests/integration tests/contract tests/unit
 
 .PHONY: help setup quickstart test test-all test-rest test-real-kernel test-real-kernel-core test-gpu test-torch check \
-	lint unit bench generated docs dist dist-check sbom release lock clean
+	lint unit bench generated docs pictures dist dist-check sbom release lock clean
 
 help:
 	@echo "make quickstart   set up .venv, then tune, compile and time a real model on this machine"
@@ -38,6 +38,7 @@ help:
 	@echo "make setup        only .venv, with everything for the above"
 	@echo "make generated    write manual pages and JSON Schemas again, after a change of commands or files"
 	@echo "make docs         the documents as pages, in build/docs/html; 10 MB to fetch the first time"
+	@echo "make pictures     follow docs/tutorial.md, and draw what its commands print"
 	@echo "make dist         wheel and source archive in dist/; make dist-check tries the wheel where it is alone"
 	@echo "make sbom         licences of all pinned packages, and dist/sbom.cdx.json"
 	@echo "make release      check, build, write notes and tag; VERSION=x.y.z, ARGS=--dry-run"
@@ -126,6 +127,9 @@ build/docs/packages: requirements/docs.txt | setup
 
 docs: build/docs/packages
 	@PYTHONPATH=$< $(BIN)/python deploy/release/pages.py --out build/docs/html
+
+pictures: setup
+	@$(BIN)/python deploy/release/tutorial.py --pictures docs/images
 
 # The same sources make the same bytes, here and by `python -m build`.
 dist: setup

@@ -9,6 +9,7 @@ import argparse
 import html.parser
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -44,7 +45,7 @@ class _Opened(html.parser.HTMLParser):
 
 
 def find_foreign(folder: pathlib.Path) -> Iterator[str]:
-    """What the pages and style sheets of a folder would fetch from elsewhere, each with the file that does."""
+    """What pages, style sheets and drawings of a folder would fetch from elsewhere, each with the file that does."""
     for path in sorted(folder.rglob("*")):
         if path.suffix == ".html":
             text = path.read_text(encoding="utf-8")
@@ -53,7 +54,7 @@ def find_foreign(folder: pathlib.Path) -> Iterator[str]:
             found = page.found + [
                 each for style in re.findall(r"(?s)<style.*?</style>", text) for each in _IN_CSS.findall(style)
             ]
-        elif path.suffix == ".css":
+        elif path.suffix in (".css", ".svg"):
             found = _IN_CSS.findall(path.read_text(encoding="utf-8"))
         else:
             continue
@@ -63,8 +64,24 @@ def find_foreign(folder: pathlib.Path) -> Iterator[str]:
 
 def make(out: pathlib.Path) -> None:
     """Write the pages. Raises SystemExit where a reference is broken or something would be fetched."""
-    trees = out.with_name(f"{out.name}.trees")
-    command = ["-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-c", "docs", "-d", str(trees), ".", str(out)]
+    # What is left of another run would keep its list of pages.
+    shutil.rmtree(out, ignore_errors=True)
+    command = [
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-q",
+        "-E",
+        "-b",
+        "html",
+        "-c",
+        "docs",
+        "-d",
+        str(out.with_name("trees")),
+        ".",
+        str(out),
+    ]
     if subprocess.run([sys.executable, *command], cwd=ROOT, check=False).returncode:
         raise SystemExit("error: the documents have faults, named above")
     (out / "index.html").write_text(_SENDS_ON, encoding="utf-8")

@@ -1,0 +1,57 @@
+"""docs/tutorial.md, followed as it is written, with virtual boards that run their own aarch64 code."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pathlib
+import sys
+import types
+import zipfile
+
+import pytest
+
+from tests.acceptance.conftest import new_home
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def load_tutorial() -> types.ModuleType:
+    """The script that reads the page, which is in no package."""
+    spec = importlib.util.spec_from_file_location("release_tutorial", ROOT / "deploy" / "release" / "tutorial.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tutorial_ends_with_a_wheel() -> None:
+    """Every command of the page works in its order, and the fleet's campaign ends with a verified aarch64 wheel."""
+    tutorial = load_tutorial()
+    steps = tutorial.read_steps(tutorial.PAGE.read_text(encoding="utf-8"))
+    assert sum(isinstance(step, tutorial.Command) for step in steps) > 8
+    with new_home() as home:
+        for step in steps:
+            if isinstance(step, tutorial.File):
+                (home.path / step.path).write_text(step.text)
+                continue
+            assert not step.picture or (ROOT / "docs" / "images" / step.picture).is_file(), step.picture
+            done = home.run(*step.words, FARM_VIRTUAL_CODE="emulated", timeout_s=400.0)
+            assert done.code == 0, f"{step.words}: {done.err}"
+        manifest = json.loads((home.path / "packages" / "mlp-jetson-nano" / "manifest.json").read_text())
+        assert manifest["verified"]["matches"]
+        assert {one["source"] for one in manifest["workloads"]} <= {"record", "rule"}
+        (wheel,) = (home.path / "packages").glob("mlp-*aarch64.whl")
+        assert any(name.endswith(".so") for name in zipfile.ZipFile(wheel).namelist())
+        assert home.count_trials() >= 12
+        home.expect_no_processes()
+
+
+def test_a_block_that_is_no_step_is_refused() -> None:
+    """A page whose blocks nobody could follow does not pass for one that was followed."""
+    tutorial = load_tutorial()
+    for block in ("```sh\nls\n```\n", "```yaml\nname: first\n```\n"):
+        with pytest.raises(ValueError, match="no"):
+            tutorial.read_steps(block)
