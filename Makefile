@@ -36,7 +36,7 @@ help:
 	@echo "make check        lint, types, import directions and unit tests (what CI runs first)"
 	@echo "make bench        what the speed claims rest on, as JSON"
 	@echo "make setup        only .venv, with everything for the above"
-	@echo "make generated    write manual pages and JSON Schemas again, after a change of commands or files"
+	@echo "make generated    write manual pages, completion and JSON Schemas again, after a change of commands or files"
 	@echo "make docs         the documents as pages, in build/docs/html; 10 MB to fetch the first time"
 	@echo "make pictures     follow docs/tutorial.md, and draw what its commands print"
 	@echo "make dist         wheel and source archive in dist/; make dist-check tries the wheel where it is alone"
@@ -116,6 +116,7 @@ bench: setup
 # What is made of the code and checked in; tests say when it is not current.
 generated: setup
 	@$(BIN)/python deploy/release/manual.py
+	@$(BIN)/python deploy/release/completion.py
 	@for kind in campaign fleet; do $(BIN)/farm schema $$kind --out inventory/schemas/$$kind.schema.json; done
 
 # What makes the pages lies beside .venv and shares its farm, whose docstrings are the Python pages.

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from farm import settings
-from farm.cli import board_show, completion, options, output, tables
+from farm.cli import board_show, options, output, tables
 from farm.connectivity.host_keys import FILE_NAME, KnownHosts, require_fingerprint
 from farm.connectivity.services_state import is_held
 from farm.crew.health import Kind, Observation, decide_by
@@ -59,9 +59,7 @@ def make_app(verb: str | None = None) -> typer.Typer:
 
 Names = Annotated[
     list[str],
-    typer.Argument(
-        metavar="NAME…", help="Boards, as `farm board list` names them.", autocompletion=completion.list_boards
-    ),
+    typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them."),
 ]
 Reason = Annotated[str, typer.Option("--reason", help="Reason, kept with the board's events.")]
 
@@ -114,7 +112,7 @@ def list_types(json: options.Json = False) -> None:
 @app.command("add")
 @output.command
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.list_boards)],
+    name: Annotated[str, typer.Argument(metavar="NAME")],
     board_type: Annotated[str | None, typer.Option("--board-type", metavar="TYPE", help="Type of the board.")] = None,
     ssh: Annotated[
         str | None,
@@ -201,7 +199,7 @@ def remove(names: Names) -> None:
 @app.command("replace")
 @output.command
 def replace(
-    name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.list_boards)],
+    name: Annotated[str, typer.Argument(metavar="NAME")],
     ssh: Annotated[
         str | None,
         typer.Option("--ssh", metavar="USER@HOST[:PORT]", help="SSH address of the new machine, if it differs."),
@@ -281,7 +279,7 @@ def retire(names: Names, reason: Reason = "") -> None:
 @app.command("release")
 @output.command
 def release(
-    name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.list_boards)],
+    name: Annotated[str, typer.Argument(metavar="NAME")],
     force: Annotated[bool, typer.Option("--force", help="Revoke the current lease.")] = False,
     reason: Reason = "",
 ) -> None:

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from farm.cli import completion
 from farm.cli.durations import read_duration_s
 from farm.errors import UsageError
 
@@ -14,9 +13,7 @@ NONE = "none"
 
 Name = Annotated[
     str,
-    typer.Argument(
-        metavar="NAME", help="A campaign; `farm campaign list` shows them.", autocompletion=completion.list_campaigns
-    ),
+    typer.Argument(metavar="NAME", help="A campaign; `farm campaign list` shows them."),
 ]
 Trials = Annotated[
     str | None, typer.Option("--trials", metavar="N|none", help="Limit of candidates measured, in total.")

@@ -1,64 +1,56 @@
-"""`farm completion SHELL`, and the names that a shell completes: read from the store as it is, without a word."""
+"""`farm completion SHELL`: the script with which a shell asks what may be typed. `completing.py` answers."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sqlite3
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from farm import settings
 from farm.cli import output
+from farm.cli.completing import VARIABLE
 from farm.errors import UsageError
 
-# Set by the script in the shell; what it holds says which shell asks, and what for.
-VARIABLE = "_FARM_COMPLETE"
-SHELLS = ("bash", "zsh", "fish")
-# A shell waits for this at every tab.
-_BUSY_TIMEOUT_S = 0.2
+# Each hands over the words up to the cursor. Where nothing is found, the shell completes names of files.
+_SCRIPTS = {
+    "bash": """\
+_farm_completion() {
+    local IFS=$'\\n'
+    COMPREPLY=($(VARIABLE=bash farm "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+}
+complete -o default -F _farm_completion farm
+""",
+    "zsh": """\
+#compdef farm
+_farm_completion() {
+    local -a found
+    found=(${(f)"$(VARIABLE=zsh farm "${(@)words[2,CURRENT]}" 2>/dev/null)"})
+    if (( $#found )); then _describe farm found; else _files; fi
+}
+compdef _farm_completion farm
+""",
+    "fish": """\
+function __farm_completion
+    set -l words (commandline -opc) (commandline -ct)
+    set -l found (VARIABLE=fish farm $words[2..] 2>/dev/null)
+    if test -n "$found"
+        printf '%s\\n' $found
+    else
+        __fish_complete_path (commandline -ct)
+    end
+end
+complete --command farm --no-files --arguments '(__farm_completion)'
+""",
+}
 
 
 @output.command
 def completion(
     shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="The shell to write it for.")],
 ) -> None:
-    """Print what makes a shell complete commands, options, and names of boards and campaigns.
+    """Print what makes a shell complete commands, options, and names of boards, board types, campaigns and models.
 
     For bash: `source <(farm completion bash)`, in ~/.bashrc for always.
     """
-    from typer.completion import get_completion_script  # type: ignore[attr-defined]
-
-    if shell not in SHELLS:
-        raise UsageError(f"there is no completion for {shell!r}", f"Known: {', '.join(SHELLS)}.")
-    print(get_completion_script(prog_name="farm", complete_var=VARIABLE, shell=shell))
-
-
-def find_words() -> list[str]:
-    """The words typed so far, of which a shell asks for the last; what it says depends on the shell."""
-    typed = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
-    return typed.split()[1:]
-
-
-def list_boards(incomplete: str) -> list[str]:
-    """Names of registered boards."""
-    return _read_names("boards", incomplete)
-
-
-def list_campaigns(incomplete: str) -> list[str]:
-    """Names of campaigns."""
-    return _read_names("fleet_campaigns", incomplete)
-
-
-def _read_names(table: str, incomplete: str) -> list[str]:
-    # Past the store, which would make or migrate one; of a database elsewhere nobody waits for an answer here.
-    with contextlib.suppress(Exception):
-        location = settings.load().store_location
-        if isinstance(location, Path) and location.is_file():
-            uri = f"{location.absolute().as_uri()}?mode=ro"
-            with contextlib.closing(sqlite3.connect(uri, _BUSY_TIMEOUT_S, uri=True)) as connection:
-                rows = connection.execute(f"SELECT name FROM {table} ORDER BY name")  # noqa: S608 - one of ours
-                return [name for (name,) in rows if str(name).startswith(incomplete)]
-    return []
+    if shell not in _SCRIPTS:
+        raise UsageError(f"there is no completion for {shell!r}", f"Known: {', '.join(_SCRIPTS)}.")
+    print(_SCRIPTS[shell].replace("VARIABLE", VARIABLE), end="")

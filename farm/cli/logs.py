@@ -14,7 +14,7 @@ import typer
 
 from farm import foreign
 from farm import settings as farm_settings
-from farm.cli import completion, output
+from farm.cli import output
 from farm.cli.durations import read_duration_s
 from farm.errors import FarmError, UsageError
 from farm.processes import log_merge
@@ -32,14 +32,11 @@ def logs(
             "--campaign",
             metavar="NAME",
             help="Only lines about a campaign, by its name or number.",
-            autocompletion=completion.list_campaigns,
         ),
     ] = "",
     board: Annotated[
         str,
-        typer.Option(
-            "--board", metavar="NAME", help="Only lines about a board.", autocompletion=completion.list_boards
-        ),
+        typer.Option("--board", metavar="NAME", help="Only lines about a board."),
     ] = "",
     lines: Annotated[int, typer.Option("--lines", min=0, max=_MOST_LINES, help="Number of last lines.")] = 100,
     since: Annotated[str, typer.Option("--since", metavar="1h", help="Only lines younger than that.")] = "",

@@ -1,4 +1,4 @@
-"""Puts the nouns together; `main` is the console script."""
+"""Puts the nouns together; `main` is what the console script (`entry.py`) runs."""
 
 from __future__ import annotations
 
@@ -115,14 +115,6 @@ def main() -> None:
     # Most of what a command makes are modules, which stay: looking for garbage among them took a fifth of its start.
     gc.set_threshold(50_000, 20, 20)
     words = sys.argv[1:]
-    if "_FARM_COMPLETE" in os.environ:
-        # A shell asks what could stand there; the noun that is typed already is all that has to be loaded.
-        from typer.completion import completion_init  # type: ignore[attr-defined]
-
-        from farm.cli.completion import find_words
-
-        completion_init()
-        words = find_words()
     command = typer.main.get_command(make_app(*words[:2], names_only=_runs_none(words)))
     examples.complete(command)
     try:

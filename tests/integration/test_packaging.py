@@ -57,7 +57,7 @@ def test_console_scripts(wheel: pathlib.Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (entry_points,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
     text = archive.read(entry_points).decode()
-    assert "farm = farm.cli.main:main" in text
+    assert "farm = farm.cli.entry:main" in text
     assert "device-agent = device_agent.agent:main" in text
 
 
