@@ -23,6 +23,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from farm import foreign
+from farm.cli import howto
 from farm.errors import FarmError
 
 INTERRUPTED = 130
@@ -122,7 +123,8 @@ def run(work: Callable[[], None], debug: bool) -> None:
                 # Now, while an error can still be told: at exit Python would print a traceback for it.
                 sys.stdout.flush()
     except FarmError as error:
-        _fail(str(error), error.exit_code, debug)
+        more = f"\n  More: {page}" if (page := howto.find_page(error)) else ""
+        _fail(f"{error}{more}", error.exit_code, debug)
     except KeyboardInterrupt:
         _print("interrupted; finished trials are kept")
         raise SystemExit(INTERRUPTED) from None
