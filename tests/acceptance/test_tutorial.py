@@ -1,4 +1,4 @@
-"""docs/tutorial.md, followed as it is written, with virtual boards that run their own aarch64 code."""
+"""docs/tutorial.md, followed as it is written, with virtual boards that run their own aarch64 code; its notebook."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def load_tutorial() -> types.ModuleType:
 
 
 def test_the_tutorial_ends_with_a_wheel() -> None:
-    """Every command of the page works in its order, and the fleet's campaign ends with a verified aarch64 wheel."""
+    """Every command works in its order, the campaign ends with a verified aarch64 wheel, and the notebook reads it."""
     tutorial = load_tutorial()
     steps = tutorial.read_steps(tutorial.PAGE.read_text(encoding="utf-8"))
     assert sum(isinstance(step, tutorial.Command) for step in steps) > 8
@@ -46,6 +46,9 @@ def test_the_tutorial_ends_with_a_wheel() -> None:
         (wheel,) = (home.path / "packages").glob("mlp-*aarch64.whl")
         assert any(name.endswith(".so") for name in zipfile.ZipFile(wheel).namelist())
         assert home.count_trials() >= 12
+        shown = json.loads(tutorial.run_notebook(home.environment))
+        kinds = [each["output_type"] for cell in shown for each in cell]
+        assert kinds == ["stream", "stream", "stream", "display_data", "stream"]
         home.expect_no_processes()
 
 
