@@ -9,6 +9,7 @@ import time
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
 from farm.store import Store
+from farm.store.records import RecordChoice
 from farm.units import parse_duration_s
 from farm.values import Record
 
@@ -37,28 +38,39 @@ class Filters:
 
     def fetch(self, store: Store, *, simulated: bool | None = None) -> list[Record]:
         """The records that are meant. Raises UsageError for a board type, campaign or time that cannot be."""
+        return store.fetch_records(**self._choose(store, simulated))
+
+    def fetch_page(self, store: Store, limit: int, offset: int) -> tuple[list[Record], int]:
+        """Some of them, and how many there are."""
+        return store.fetch_record_page(limit, offset, **self._choose(store))
+
+    def _choose(self, store: Store, simulated: bool | None = None) -> RecordChoice:
+        return {
+            "workloads": self._list_workloads(store) if self.workload or self.operator else None,
+            "board_type": require_board_type(self.board_type).name if self.board_type else None,
+            "operating_point": self.operating_point or None,
+            "simulated": self.simulated if simulated is None else simulated,
+            "campaign": find_campaign(store, self.campaign) if self.campaign else None,
+            "target": self.target or None,
+            "since": _to_time("--since", self.since) if self.since else None,
+            "until": _to_time("--until", self.until) if self.until else None,
+            "imported": True if self.imported else None,
+        }
+
+    def _list_workloads(self, store: Store) -> list[str]:
+        # By name, of which there is one for many records; what a name says of its operator is no business of SQL's.
         from farm.search.workloads import operator_kind  # the farm's search is large
 
-        found = store.fetch_records(
-            board_type=require_board_type(self.board_type).name if self.board_type else None,
-            operating_point=self.operating_point or None,
-            simulated=self.simulated if simulated is None else simulated,
-            campaign=find_campaign(store, self.campaign) if self.campaign else None,
-            target=self.target or None,
-            since=_to_time("--since", self.since) if self.since else None,
-            until=_to_time("--until", self.until) if self.until else None,
-            imported=True if self.imported else None,
-        )
         return [
-            each
-            for each in found
-            if (not self.workload or is_meant(each.workload, each.workload_name, self.workload))
-            and (not self.operator or operator_kind(each.workload_name) == self.operator)
+            key
+            for key, name in store.fetch_workload_names()
+            if (not self.workload or is_meant(key, name, self.workload))
+            and (not self.operator or operator_kind(name) == self.operator)
         ]
 
     def explain_none(self, store: Store) -> str:
         """What to do where none are meant but would be of virtual boards in place of real ones, or the reverse."""
-        others = len(self.fetch(store, simulated=not self.simulated))
+        others = store.count_records(**self._choose(store, not self.simulated))
         return point_to_others(f"{others} records", self.simulated) if others else ""
 
 

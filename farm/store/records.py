@@ -6,7 +6,7 @@ Merging those of another farm is in `merging`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import sqlalchemy as sa
 
@@ -14,6 +14,27 @@ from device_agent.protocol import Status
 from farm.store import schema
 from farm.store.base import Base
 from farm.values import UNTUNED, Record
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class RecordChoice(TypedDict, total=False):
+    """Which records are meant; None, as what is left out, asks for nothing, and of `simulated` for both kinds.
+
+    `campaign`: those whose candidate it tried. `target`: whose target has this text in one of its values.
+    `since` and `until` bound when they were verified, in seconds since the epoch.
+    """
+
+    workloads: Sequence[str] | None
+    board_type: str | None
+    operating_point: str | None
+    simulated: bool | None
+    campaign: int | None
+    target: str | None
+    since: float | None
+    until: float | None
+    imported: bool | None
 
 
 class RecordQueries(Base):
@@ -36,43 +57,46 @@ class RecordQueries(Base):
             self._put_record(connection, record, self._wall_clock())
         return True
 
-    def fetch_records(
-        self,
-        *,
-        workloads: Sequence[str] | None = None,
-        board_type: str | None = None,
-        operating_point: str | None = None,
-        simulated: bool | None = False,
-        campaign: int | None = None,
-        target: str | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        imported: bool | None = None,
-    ) -> list[Record]:
-        """Records, by board type and falling FLOP. `simulated` None asks for both kinds.
+    def fetch_records(self, **choice: Unpack[RecordChoice]) -> list[Record]:
+        """Records, by board type and falling FLOP; real ones alone unless asked for others."""
+        return [to_record(row) for row in self._rows(self._choose(choice))]
 
-        `campaign`: those whose candidate it tried. `target`: whose target has this text in one of its values.
-        `since` and `until` bound when they were verified, in seconds since the epoch.
-        """
-        query = _select_records()
-        table = schema.records
+    def fetch_record_page(self, limit: int, offset: int, **choice: Unpack[RecordChoice]) -> tuple[list[Record], int]:
+        """Some of these, in the same order, and how many there are."""
+        rows = self._rows(self._choose(choice).limit(limit).offset(offset))
+        return [to_record(row) for row in rows], self.count_records(**choice)
+
+    def count_records(self, **choice: Unpack[RecordChoice]) -> int:
+        """How many there are."""
+        count = sa.func.count().label("count")
+        chosen = self._choose(choice).order_by(None).with_only_columns(count, maintain_column_froms=True)
+        return int(self._rows(chosen)[0]["count"])
+
+    def _choose(self, choice: RecordChoice) -> sa.Select[Any]:
+        table, query = schema.records, _select_records()
+        workloads, simulated = choice.get("workloads"), choice.get("simulated", False)
+        target, imported = choice.get("target"), choice.get("imported")
         conditions: list[tuple[Any, Any]] = [
             (workloads, lambda: table.c.workload.in_(list(workloads or ()))),
-            (board_type, lambda: table.c.board_type == board_type),
-            (operating_point, lambda: table.c.operating_point == operating_point),
+            (choice.get("board_type"), lambda: table.c.board_type == choice["board_type"]),
+            (choice.get("operating_point"), lambda: table.c.operating_point == choice["operating_point"]),
             (simulated, lambda: table.c.simulated == simulated),
-            (campaign, lambda: _was_tried(campaign)),
-            (since, lambda: table.c.verified_at >= since),
-            (until, lambda: table.c.verified_at < until),
+            (choice.get("campaign"), lambda: _was_tried(choice["campaign"])),
+            (target, lambda: table.c.workload.in_(self._list_with_target(str(target)))),
+            (choice.get("since"), lambda: table.c.verified_at >= choice["since"]),
+            (choice.get("until"), lambda: table.c.verified_at < choice["until"]),
             (imported, lambda: table.c.origin.is_not(None) if imported else table.c.origin.is_(None)),
         ]
         for value, condition in conditions:
             if value is not None:
                 query = query.where(condition())
-        rows = self._rows(query)
-        if target is not None:
-            rows = [row for row in rows if any(target in str(value) for value in row["target"].values())]
-        return [to_record(row) for row in rows]
+        return query
+
+    def _list_with_target(self, text: str) -> list[str]:
+        # Read here: what a target is made of is JSON, and workloads are few beside their records.
+        about = schema.workloads
+        rows = self._rows(sa.select(about.c.hash, about.c.target))
+        return [row["hash"] for row in rows if any(text in str(value) for value in row["target"].values())]
 
     def fetch_best_trials(
         self, workload: str, board_type: str, operating_point: str, *, simulated: bool, limit: int = 10
@@ -196,7 +220,9 @@ def _select_records() -> sa.Select[Any]:
     table, about = schema.records, schema.workloads
     query = sa.select(table, about.c.name, about.c.flop, about.c.pipeline, about.c.target)
     query = query.join(about, about.c.hash == table.c.workload).where(schema.is_sound(table.c.median_s))
-    return query.order_by(table.c.board_type, about.c.flop.desc(), about.c.name, table.c.operating_point)
+    # Down to what tells any two apart: parts of a list share no record and leave none out.
+    last = (table.c.operating_point, table.c.workload, table.c.simulated)
+    return query.order_by(table.c.board_type, about.c.flop.desc(), about.c.name, *last)
 
 
 def _was_tried(campaign: int | None) -> sa.ColumnElement[bool]:

@@ -13,12 +13,13 @@ from farm.crew import queue_place
 from farm.crew.board_calibration import fetch_calibration
 from farm.crew.board_calibration import to_document as to_board_document
 from farm.report.campaign_document import make_document, shorten
-from farm.report.record_choice import Filters, require_workload
+from farm.report.record_choice import require_workload
 from farm.report.record_document import make_document as make_workload_document
 from farm.report.record_document import name_codes
 from farm.report.record_document import to_document as to_record_document
 from farm.sweep import stored
 from farm.web import documents, orders
+from farm.web.record_filters import RecordFilters, Text
 from farm.web.view import View
 
 PREFIX = "/api/v1"
@@ -27,7 +28,6 @@ _MOST_ROWS = 2**31
 
 Limit = Annotated[int, Query(ge=1, le=MOST, description="Number of entries.")]
 Offset = Annotated[int, Query(ge=0, le=_MOST_ROWS, description="Entries to skip.")]
-Text = Annotated[str, Query(max_length=500)]
 Name = Annotated[str, Path(max_length=500)]
 
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -126,31 +126,12 @@ def show_sweep(request: Request, sweep: Annotated[int, Path(ge=0, le=2**63 - 1)]
 
 
 @router.get("/records", responses=_answer(documents.RecordPage))
-def list_records(
-    request: Request,
-    workload: Text = "",
-    operator: Text = "",
-    board_type: Text = "",
-    target: Text = "",
-    operating_point: Text = "",
-    since: Text = "",
-    until: Text = "",
-    campaign: Text = "",
-    simulated: bool = False,
-    imported: bool = False,
-    limit: Limit = 100,
-    offset: Offset = 0,
-) -> JSONResponse:
+def list_records(request: Request, wanted: RecordFilters, limit: Limit = 100, offset: Offset = 0) -> JSONResponse:
     """Records, as `farm record list --json` prints them; the same words choose among them."""
-    wanted = Filters(
-        workload, operator, board_type, target, operating_point, since, until, campaign, simulated, imported
-    )
     with _view(request).stores.lend() as store:
-        records = wanted.fetch(store)
-        shown = records[offset : offset + limit]
+        shown, total = wanted.fetch_page(store, limit, offset)
         codes = name_codes(store, shown)
-    items = [to_record_document(each, codes) for each in shown]
-    return _page(request, items, len(records), limit, offset)
+    return _page(request, [to_record_document(each, codes) for each in shown], total, limit, offset)
 
 
 @router.get("/records/{workload}", responses=_answer(documents.WorkloadRecords))

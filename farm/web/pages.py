@@ -13,11 +13,10 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 
 from farm.crew import queue_place
 from farm.crew.board_calibration import fetch_calibration
-from farm.report.record_choice import Filters as RecordFilters
 from farm.report.record_choice import require_workload
 from farm.web import gauges, now, orders, svg
 from farm.web.access import COOKIE
-from farm.web.api import Text
+from farm.web.record_filters import RecordFilters, Text
 from farm.web.view import View
 
 PER_PAGE = 50
@@ -202,40 +201,24 @@ async def run_apart(work: Any) -> Any:
 
 
 @router.get("/records")
-def list_records(
-    request: Request,
-    workload: Text = "",
-    operator: Text = "",
-    board_type: Text = "",
-    target: Text = "",
-    operating_point: Text = "",
-    since: Text = "",
-    campaign: Text = "",
-    made: Text = "",
-    page: PageNumber = 1,
-) -> HTMLResponse:
+def list_records(request: Request, wanted: RecordFilters, page: PageNumber = 1) -> HTMLResponse:
     """Records, chosen by the words of `farm record list`."""
-    given = {"workload": workload, "operator": operator, "board_type": board_type, "target": target}
-    given |= {"operating_point": operating_point, "since": since, "campaign": campaign}
     with get_view(request).stores.lend() as store:
-        # Real ones unless simulated ones are asked for: the two never mix. Where there are only those, say so.
-        wanted = RecordFilters(
-            workload, operator, board_type, target, operating_point, since, "", campaign, made == "simulated"
-        )
-        records = wanted.fetch(store)
-        hint = "" if records else wanted.explain_none(store)
-    words = [f"--{key.replace('_', '-')} {shlex.quote(value)}" for key, value in given.items() if value]
-    words += ["--simulated"] if made == "simulated" else []
-    first = (page - 1) * PER_PAGE
+        records, total = wanted.fetch_page(store, PER_PAGE, (page - 1) * PER_PAGE)
+        # Where there are only those of the other kind, say so.
+        hint = "" if total else wanted.explain_none(store)
+    given = {key: value for key, value in dataclasses.asdict(wanted).items() if value}
+    flags = ((f"--{key.replace('_', '-')}", value) for key, value in given.items())
+    words = [flag if value is True else f"{flag} {shlex.quote(value)}" for flag, value in flags]
+    asked = urllib.parse.urlencode({key: "true" if value is True else value for key, value in given.items()})
     return show(
         request,
         "records.html",
-        records=records[first : first + PER_PAGE],
-        turning=turn(request, page, len(records), PER_PAGE),
-        filters=given | {"made": made},
+        records=records,
+        turning=turn(request, page, total, PER_PAGE),
+        filters=wanted,
         hint=hint.partition(":")[0],
-        api="/api/v1/records?"
-        + urllib.parse.urlencode({k: v for k, v in given.items() if v} | ({"simulated": "true"} if made else {})),
+        api=f"/api/v1/records?{asked}",
         command=" ".join(["farm record list", *words]),
         export=" ".join(["farm record export records.json", *words]),
     )

@@ -22,9 +22,9 @@ from farm.sweep import rows as sweep_rows
 from farm.sweep import stored
 from farm.values import FleetCampaign
 from farm.web import now, orders, svg
-from farm.web.api import Text
 from farm.web.courses import Course
 from farm.web.pages import PER_PAGE, PageNumber, get_view, read_form, run_apart, say_time, show, turn
+from farm.web.record_filters import Text
 from farm.web.svg import Lane
 
 router = APIRouter(include_in_schema=False)

@@ -72,7 +72,7 @@ def open_store(home: Home) -> Store:
         ("/boards/nano-1", "Golden kernel"),
         ("/sweeps", "sweep 1"),
         ("/sweeps/1", "Latency against energy"),
-        ("/records?made=simulated", "Records"),
+        ("/records?simulated=true", "Records"),
         ("/artifacts", "farm model compile"),
         ("/sign-in", "Token"),
     ],

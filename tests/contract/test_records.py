@@ -125,6 +125,19 @@ def test_records_are_chosen(store: Store) -> None:
     assert ask(since=first.verified_at) == ["c1", "c2"]
 
 
+def test_records_come_in_parts(store: Store) -> None:
+    """Each once over all parts, in the order of the whole, with the count of all that are meant."""
+    for number in range(5):
+        store.save_record(make_record(1.0, f"c{number}", operating_point=f"p{number}"))
+    store.save_record(make_record(1.0, "s", operating_point="p1", simulated=True))
+    whole = [each.candidate for each in store.fetch_records(simulated=None)]
+    parts = [store.fetch_record_page(2, start, simulated=None) for start in (0, 2, 4, 6)]
+    assert [each.candidate for part, _ in parts for each in part] == whole
+    assert {total for _, total in parts} == {store.count_records(simulated=None)} == {6}
+    assert store.fetch_record_page(2, 0, target="carmel") == ([], 0)
+    assert store.fetch_record_page(9, 0, workloads=["w1"], operating_point="p3")[1] == store.count_records() - 4 == 1
+
+
 def test_forgotten_records_leave_their_trials(store: Store) -> None:
     """A record that was replaced meanwhile stays; what a search begins from is still there."""
     store.add_trials([make_trial("c1")])

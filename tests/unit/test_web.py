@@ -112,7 +112,7 @@ def test_the_api_describes_itself(client: TestClient) -> None:
 
 
 PAGES = ("/", "/campaigns", f"/campaigns/{web_store.CAMPAIGN}", "/boards/nano-01", "/sweeps", "/sweeps/1?beside=2")
-PAGES += ("/records?made=simulated", "/records/re01eeeeeeeeeeee", "/artifacts", "/sign-in")
+PAGES += ("/records?simulated=true", "/records/re01eeeeeeeeeeee", "/artifacts", "/sign-in")
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -287,7 +287,7 @@ def test_hostile_texts_are_shown(tmp_path: pathlib.Path) -> None:
             connection.execute(schema.fleet_campaigns.update().values(order=order, owner=HOSTILE))
     with make_client(tmp_path) as client:
         paths = ("/", "/boards/bad", "/campaigns", f"/campaigns/{web_store.CAMPAIGN}", "/sweeps", "/sweeps/1")
-        for path in (*paths, "/records?made=simulated", "/artifacts", f"/?text={SCRIPT}", f"/boards/{SCRIPT}"):
+        for path in (*paths, "/records?simulated=true", "/artifacts", f"/?text={SCRIPT}", f"/boards/{SCRIPT}"):
             text = client.get(path).text
             assert SCRIPT not in text, path
             assert "\u202e" not in text, path
