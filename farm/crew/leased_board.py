@@ -20,7 +20,7 @@ from farm.crew.health import Kind, Observation, decide_by
 from farm.crew.lease_keeper import LeaseKeeper
 from farm.crew.site import find_trouble
 from farm.errors import LeaseOverError, TransientError, UsageError
-from farm.processes.machine import name_user
+from farm.processes.machine import name_coordinator, name_user
 from farm.store import Store
 from farm.store.leases import LEASE_TTL_S
 from farm.values import Lease, WorkKind
@@ -82,7 +82,9 @@ class LeasedBoard:
         self.key, self.name = key, key.partition("/")[2]
         self._store, self._purpose, self._find_tracker = store, purpose, find_tracker
         self._over = ""
-        lease = store.acquire_lease(self.name, name_owner(), purpose, ttl_s=ttl_s, kind=kind, request=request)
+        lease = store.acquire_lease(
+            *(self.name, name_owner(), purpose), ttl_s=ttl_s, kind=kind, request=request, through=name_coordinator()
+        )
         self._keeper = LeaseKeeper(functools.partial(Store, store.location), lease)
         with contextlib.ExitStack() as undo:
             undo.callback(self._keeper.close)

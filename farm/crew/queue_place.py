@@ -15,6 +15,7 @@ from farm.crew.choice import find_unfit, plan_choice
 from farm.crew.leased_board import name_owner
 from farm.crew.queue_rules import QueueBoard, QueuePlan, plan_queue
 from farm.errors import FarmError
+from farm.processes.machine import name_coordinator
 from farm.store import Store
 from farm.store.queue import REQUEST_TTL_S, BoardQueue
 from farm.values import BoardRequest, WorkKind
@@ -74,6 +75,7 @@ class QueuePlace:
                 campaign=self._campaign,
                 waited_s=now - self._since,
                 ttl_s=self._ttl_s,
+                through=name_coordinator(),
             )
         self._sign_at = now + self._ttl_s / _SIGNS_PER_TTL
 

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import psutil
 
+from farm import settings as farm_settings
 from farm.errors import MachineBusyError, UnavailableError
 from farm.store import Store
 
@@ -37,6 +38,11 @@ def name_user(otherwise: str = "unknown") -> str:
     except (OSError, KeyError):  # no such user in this container
         user = otherwise
     return f"{user}@{socket.gethostname()}"
+
+
+def name_coordinator(home: Path | None = None) -> str:
+    """Which of the coordinators that share a store this is, by a name that no other has: `host:FARM_HOME`."""
+    return f"{socket.gethostname()}:{home or farm_settings.load().home_path}"
 
 
 def process_identity() -> dict[str, Any]:

@@ -33,6 +33,7 @@ from farm.measure.session import BoardSession
 from farm.search.build import golden
 from farm.services.checks import Doubt, Work
 from farm.settings import Settings
+from farm.processes.machine import name_coordinator
 from farm.store import Store
 from farm.values import Health, Lease
 
@@ -176,7 +177,9 @@ class AgentHops:
         owner = f"farm doctor on {socket.gethostname()}, pid {os.getpid()}"
         while True:
             try:
-                self._lease = self._store.acquire_lease(self._name, owner, "doctor", allowed=_ALLOWED)
+                self._lease = self._store.acquire_lease(
+                    *(self._name, owner, "doctor"), allowed=_ALLOWED, through=name_coordinator()
+                )
                 break
             except TransientError as error:
                 held = self._store.require_board(self._name)["lease"]

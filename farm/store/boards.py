@@ -115,7 +115,7 @@ class BoardQueries(Base):
             for name in names:
                 row = require_row(connection, name)
                 self._require_free(row, "be removed")
-                for table in (schema.leases, schema.golden_samples):
+                for table in (schema.leases, schema.golden_samples, schema.board_ways):
                     connection.execute(table.delete().where(table.c.board == name))
                 connection.execute(schema.boards.delete().where(schema.boards.c.name == name))
                 was = f"was a {row['board_type']}"

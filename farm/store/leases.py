@@ -18,6 +18,7 @@ from farm.errors import BoardUnsafeError, FarmError, LeaseOverError, TransientEr
 from farm.store import schema
 from farm.store.queue import QueueQueries
 from farm.store.standing import has_lapsed, require_row, select_boards, to_standing
+from farm.store.ways import find_bar
 from farm.values import Health, Lease, Standing, State, WorkKind
 
 # Long enough for a holder that renews every third of it to miss one on a busy machine, short enough to wait for.
@@ -43,11 +44,13 @@ class LeaseQueries(QueueQueries):
         allowed: Collection[Health] = WORK,
         kind: WorkKind | None = None,
         request: int | None = None,
+        through: str = "",
     ) -> Lease:
         """Take a board that is idle and whose health is `allowed`; a lease on it that has expired is ended.
 
         `owner` says who holds it so that a person can find them; `kind` is the work that its time is counted as, None
-        for what is none. With `request`, the place in the queue that this fulfils is given up with it.
+        for what is none. With `request`, the place in the queue that this fulfils is given up with it. `through` is the
+        coordinator whose way to the board the holder needs: the way goes there (`ways`).
 
         Raises TransientError where the board is leased, offline, or its health may mend by itself, BoardUnsafeError
         where it is unsafe, UnavailableError where an operator took it out of service, UsageError where there is no such
@@ -63,6 +66,8 @@ class LeaseQueries(QueueQueries):
             standing = to_standing(row, now)
             if refusal := _find_refusal(row, standing, allowed):
                 raise refusal
+            if through and (bar := find_bar(connection, board, through, now)) is not None:
+                raise TransientError(f"board {board!r} cannot be reached through {through}: {bar}")
             if row["lease_token"] is not None:
                 self._end(connection, row, "lease_expired", f"the lease of {row['lease_owner']} expired", owner)
             expires_at = wall + ttl_s
@@ -80,6 +85,7 @@ class LeaseQueries(QueueQueries):
                     nonce=nonce,
                     kind="" if kind is None else str(kind),
                     since_s=now.seconds,
+                    through=through,
                 )
             )
             if request is not None:

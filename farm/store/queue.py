@@ -16,6 +16,7 @@ from farm.errors import UsageError
 from farm.store import schema
 from farm.store.boards import BoardQueries
 from farm.store.clock import Instant
+from farm.store.ways import list_bars
 from farm.values import BoardRequest, WorkKind
 
 # A waiting command shows itself every third of it: who was killed is out of the queue within seconds.
@@ -55,11 +56,12 @@ class QueueQueries(BoardQueries):
         campaign: str | None = None,
         waited_s: float = 0.0,
         ttl_s: float = REQUEST_TTL_S,
+        through: str = "",
     ) -> int:
         """Ask for `wanted` of some boards of a type; returns the request's number.
 
-        It lasts for `ttl_s` unless `stay_in_queue` is called meanwhile. `waited_s`: since when it waits already. Raises
-        UsageError where nobody asks for anything.
+        It lasts for `ttl_s` unless `stay_in_queue` is called meanwhile. `waited_s`: since when it waits already.
+        `through`: as for a lease. Raises UsageError where nobody asks for anything.
         """
         if not owner.strip() or not purpose.strip() or wanted < 1 or not boards:
             raise UsageError("a request needs an owner, a purpose, and boards to choose from")
@@ -81,6 +83,7 @@ class QueueQueries(BoardQueries):
                     clock=now.clock,
                     since_s=now.seconds - waited_s,
                     expires_s=now.seconds + ttl_s,
+                    through=through,
                 )
             )
             assert done.inserted_primary_key
@@ -114,7 +117,8 @@ class QueueQueries(BoardQueries):
     def fetch_queue(self) -> BoardQueue:
         """What waits now, and what everybody has had."""
         rows, now = self._rows(schema.board_requests.select().order_by(schema.board_requests.c.id)), self._clock()
-        requests = [_to_request(row, now) for row in rows if _is_alive(row, now)]
+        bars = list_bars(self._rows(schema.board_ways.select()), now)
+        requests = [_without_bars(row, _to_request(row, now), bars) for row in rows if _is_alive(row, now)]
         used_s = {
             (row["board"], row["owner"], WorkKind(row["kind"])): fade(row["used_s"], now.seconds - row["at_s"])
             for row in self._rows(schema.board_usage.select())
@@ -190,6 +194,15 @@ def fade(used_s: float, since_s: float) -> float:
 def count_use(held_s: float) -> float:
     """What having held a board for so long up to now is worth, in s: each moment of it fades."""
     return HALF_LIFE_S / math.log(2) * (1.0 - fade(1.0, held_s))
+
+
+def _without_bars(row: Mapping[str, Any], request: BoardRequest, bars: Collection[tuple[str, str]]) -> BoardRequest:
+    """A request without the boards that cannot be reached from where they are asked for."""
+    if not bars:
+        return request
+    return dataclasses.replace(
+        request, boards=tuple(name for name in request.boards if (row["through"], name) not in bars)
+    )
 
 
 def _is_alive(row: Mapping[str, Any], now: Instant) -> bool:

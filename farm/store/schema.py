@@ -38,7 +38,8 @@ boards = sa.Table(
 
 # Open leases only; how one ended is a board event. AUTOINCREMENT never gives a number twice, so a token only grows. A
 # store that was put back to an earlier state gives numbers again; the nonce, drawn for each lease, tells them apart.
-# `kind` is a `WorkKind`, "" for what is no work (a probe, say); `since_s` is when it was taken, by the clock `clock`.
+# `kind` is a `WorkKind`, "" for what is no work (a probe, say); `since_s` is when it was taken, by the clock `clock`;
+# `through` is the coordinator whose way to the board its holder needs, "" for whichever there is.
 leases = sa.Table(
     "leases",
     metadata,
@@ -54,8 +55,25 @@ leases = sa.Table(
     sa.Column("nonce", Text, nullable=False, server_default=""),
     sa.Column("kind", Text, nullable=False, server_default=""),
     sa.Column("since_s", sa.Float, nullable=False, server_default="0"),
+    sa.Column("through", Text, nullable=False, server_default=""),
     sa.UniqueConstraint("board", name="uq_leases_board"),
     sqlite_autoincrement=True,
+)
+
+# Which coordinator keeps the way to a board, asks for it, or has found that it leads nowhere from there (`part`).
+# `session` names what a connection is on the board. A row is believed until `expires_s` by the clock `clock`.
+board_ways = sa.Table(
+    "board_ways",
+    metadata,
+    sa.Column("board", Text, primary_key=True),
+    sa.Column("keeper", Text, primary_key=True),
+    sa.Column("part", Text, nullable=False),
+    sa.Column("session", Text, nullable=False),
+    sa.Column("handed", sa.Boolean, nullable=False),
+    sa.Column("reason", Text, nullable=False),
+    sa.Column("clock", Text, nullable=False),
+    sa.Column("since_s", sa.Float, nullable=False),
+    sa.Column("expires_s", sa.Float, nullable=False),
 )
 
 # Who wants boards: `wanted` of those named in `boards`. A row is believed until `expires_s` by the clock `clock`, which
@@ -76,6 +94,7 @@ board_requests = sa.Table(
     sa.Column("clock", Text, nullable=False),
     sa.Column("since_s", sa.Float, nullable=False),
     sa.Column("expires_s", sa.Float, nullable=False),
+    sa.Column("through", Text, nullable=False, server_default=""),
     sqlite_autoincrement=True,
 )
 

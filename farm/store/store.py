@@ -23,6 +23,7 @@ from farm.store.overview import OverviewQueries
 from farm.store.pruning import PruningQueries
 from farm.store.similar import SimilarQueries
 from farm.store.sweeps import SweepQueries
+from farm.store.ways import WayQueries
 
 
 class Store(
@@ -39,6 +40,7 @@ class Store(
     MergingQueries,
     DecisionQueries,
     OverviewQueries,
+    WayQueries,
 ):
     """The farm's memory in one database. Safe for several processes; one thread per instance."""
 

@@ -1,0 +1,251 @@
+"""Whose the way to each board is, of the coordinators that share a store: kept, asked for, handed on, taken over.
+
+A way is a lease of its own kind: it says through whose services a board is reached and who speaks of its reachability;
+who works on the board is the lease's to say (`leases`). Opening and closing connections is `farm.services`' business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from farm.store import schema
+from farm.store.base import Base
+from farm.store.clock import Instant
+
+# A coordinator that is gone is followed by another within 30 s: this, a look of the other's, a connection, and the 2 s
+# after which an agent tries its tracker again. Longer than a machine that is busy keeps a process waiting.
+WAY_TTL_S = 20.0
+_RENEWALS_PER_TTL = 4
+# An ask is repeated at each look; one that is not was a coordinator's that is gone, or has what it wanted.
+_ASK_TTL_S = 10.0
+# A board that has been out of reach for so long through one coordinator may be within reach of another.
+PATIENCE_S = 30.0
+# A coordinator that was handed a way and could not reach the board leaves it to others for so long.
+BAR_S = 120.0
+
+_KEEPS, _ASKS, _BARRED = "keeps", "asks", "barred"
+
+
+@dataclasses.dataclass(frozen=True)
+class BoardWay:
+    """Whose a board's way is. `session` is what the coordinator before left on the board, to be ended where it is in
+    the way; `handed`: it gave the way by itself. `asked_by` is who is to have it next, "" where nobody is.
+    """
+
+    keeper: str
+    session: str = ""
+    handed: bool = False
+    asked_by: str = ""
+
+
+@dataclasses.dataclass
+class _Facts:
+    """What is known of one board's way, as far as it is still believed; of `keeps` what has lapsed, too."""
+
+    keeps: Mapping[str, Any] | None = None
+    lapsed: bool = False
+    asks: list[str] = dataclasses.field(default_factory=list)
+    barred: set[str] = dataclasses.field(default_factory=set)
+    # Through whom a lease on the board is used: "" for nobody's services, None where there is no lease.
+    leased: str | None = None
+    lost: bool = False
+
+    @property
+    def keeper(self) -> str:
+        """Whose it is; "" where it is nobody's."""
+        return "" if self.keeps is None or self.lapsed else str(self.keeps["keeper"])
+
+    def find_next(self) -> str:
+        """To whom it is to be handed now; "" where to nobody."""
+        if self.leased is not None:
+            return self.leased if self.leased in self.asks else ""
+        return self.asks[0] if self.asks else ""
+
+    def may_ask(self, keeper: str, wanted: bool) -> bool:
+        """Whether a coordinator that does not have it may want it."""
+        if self.leased is not None:
+            return self.leased == keeper
+        return keeper not in self.barred and (wanted or self.lost)
+
+
+class WayQueries(Base):
+    """Queries on `board_ways`."""
+
+    def keep_ways(self, keeper: str, boards: Mapping[str, str], wanted: Collection[str] = ()) -> dict[str, BoardWay]:
+        """Keep what is ours of these boards' ways, take what is nobody's, ask for what our leases, or those who
+        `wanted` boards, need; returns whose each way is now.
+
+        `boards` has the session that each connection of ours is on the board, "" for none. To be called more often than
+        every `WAY_TTL_S`: who does not has lost its ways. Where nothing is to be written, nothing is.
+        """
+        facts, now = self._read_ways(None)
+        if any(_find_work(keeper, name, session, facts, wanted, now) for name, session in boards.items()):
+            with self._writing() as connection:
+                facts, now = self._read_ways(connection)
+                for name, session in boards.items():
+                    work = _find_work(keeper, name, session, facts, wanted, now)
+                    self._do(connection, work, keeper, name, session, facts.get(name, _Facts()), now)
+        found = {}
+        for name in boards:
+            fact = facts.get(name, _Facts())
+            taken = not fact.keeper and keeper not in fact.barred
+            session = str(fact.keeps["session"]) if fact.keeps is not None else ""
+            handed = fact.keeps is not None and bool(fact.keeps["handed"]) and not fact.lapsed
+            asked = fact.find_next() if fact.keeper == keeper else ""
+            found[name] = BoardWay(keeper if taken else fact.keeper, session, handed, asked)
+        return found
+
+    def hand_way(self, keeper: str, board: str, to: str, session: str) -> bool:
+        """Give a way of ours, whose connection is closed, to who asks for it; False where that is so no more.
+
+        `session` is what may be left of our connection on the board.
+        """
+        with self._writing() as connection:
+            facts, now = self._read_ways(connection)
+            fact = facts.get(board, _Facts())
+            if fact.keeper != keeper or to not in fact.asks:
+                return False
+            table = schema.board_ways
+            gone = table.c.keeper.in_([keeper, to]) & (table.c.board == board)
+            connection.execute(table.delete().where(gone))
+            self._insert_way(connection, board, to, _KEEPS, now, WAY_TTL_S, session=session, handed=True)
+            return True
+
+    def bar_way(self, keeper: str, board: str, reason: str) -> None:
+        """Leave a way that was handed to us and leads nowhere from here to others for `BAR_S`."""
+        table = schema.board_ways
+        with self._writing() as connection:
+            now = self._clock()
+            connection.execute(table.delete().where(table.c.board == board, table.c.keeper == keeper))
+            self._insert_way(connection, board, keeper, _BARRED, now, BAR_S, reason=reason)
+
+    def leave_ways(self, keeper: str) -> None:
+        """Let go of all that is ours: we end."""
+        table = schema.board_ways
+        with self._writing() as connection:
+            connection.execute(table.delete().where(table.c.keeper == keeper, table.c.part != _BARRED))
+
+    def fetch_ways(self) -> dict[str, str]:
+        """Who keeps the way to each board, for people; boards whose way nobody keeps are left out."""
+        facts, _ = self._read_ways(None)
+        return {name: fact.keeper for name, fact in facts.items() if fact.keeper}
+
+    # Inside a transaction, or a read
+
+    def _read_ways(self, connection: sa.Connection | None) -> tuple[dict[str, _Facts], Instant]:
+        ways, boards, leases = schema.board_ways, schema.boards, schema.leases
+        standing = sa.select(
+            boards.c.name, boards.c.reachable, boards.c.state_since, leases.c.through, leases.c.clock, leases.c.expires_s
+        ).select_from(boards.outerjoin(leases, leases.c.board == boards.c.name))
+        queries = (ways.select().order_by(ways.c.since_s), standing)
+        if connection is None:
+            rows, standings = (self._rows(query) for query in queries)
+        else:
+            rows, standings = ([dict(row) for row in connection.execute(query).mappings()] for query in queries)
+        now, wall = self._clock(), self._wall_clock()
+        facts: dict[str, _Facts] = {}
+        for row in rows:
+            fact = facts.setdefault(row["board"], _Facts())
+            alive = row["clock"] == now.clock and row["expires_s"] > now.seconds
+            if row["part"] == _KEEPS:
+                fact.keeps, fact.lapsed = row, not alive
+            elif alive and row["part"] == _ASKS:
+                fact.asks.append(row["keeper"])
+            elif alive:
+                fact.barred.add(row["keeper"])
+        for row in standings:
+            fact = facts.setdefault(row["name"], _Facts())
+            if row["clock"] == now.clock and row["expires_s"] > now.seconds:
+                fact.leased = row["through"]
+            fact.lost = not row["reachable"] and wall - row["state_since"] >= PATIENCE_S
+        return facts, now
+
+    def _do(
+        self,
+        connection: sa.Connection,
+        work: str,
+        keeper: str,
+        board: str,
+        session: str,
+        fact: _Facts,
+        now: Instant,
+    ) -> None:
+        table = schema.board_ways
+        mine = (table.c.board == board) & (table.c.keeper == keeper)
+        match work:
+            case "take":
+                old = "" if fact.keeps is None else str(fact.keeps["keeper"])
+                connection.execute(
+                    table.delete().where(table.c.board == board, table.c.keeper.in_(sorted({old, keeper})))
+                )
+                self._insert_way(connection, board, keeper, _KEEPS, now, WAY_TTL_S, session=session)
+            case "renew":
+                values = {"expires_s": now.seconds + WAY_TTL_S, "session": session, "handed": False}
+                connection.execute(table.update().where(mine).values(clock=now.clock, **values))
+            case "ask":
+                connection.execute(table.delete().where(mine))
+                self._insert_way(connection, board, keeper, _ASKS, now, _ASK_TTL_S)
+
+    def _insert_way(
+        self,
+        connection: sa.Connection,
+        board: str,
+        keeper: str,
+        part: str,
+        now: Instant,
+        ttl_s: float,
+        *,
+        session: str = "",
+        handed: bool = False,
+        reason: str = "",
+    ) -> None:
+        connection.execute(
+            schema.board_ways.insert().values(
+                board=board,
+                keeper=keeper,
+                part=part,
+                session=session,
+                handed=handed,
+                reason=reason,
+                clock=now.clock,
+                since_s=now.seconds,
+                expires_s=now.seconds + ttl_s,
+            )
+        )
+
+
+def find_bar(connection: sa.Connection, board: str, keeper: str, now: Instant) -> str | None:
+    """Why a board cannot be reached through a coordinator for now; None where nothing is known against it."""
+    table = schema.board_ways
+    query = table.select().where(table.c.board == board, table.c.keeper == keeper, table.c.part == _BARRED)
+    row = connection.execute(query).mappings().first()
+    if row is None or row["clock"] != now.clock or row["expires_s"] <= now.seconds:
+        return None
+    return str(row["reason"])
+
+
+def list_bars(rows: Iterable[Mapping[str, Any]], now: Instant) -> set[tuple[str, str]]:
+    """Of rows of `board_ways`, which coordinator cannot reach which board for now: keeper and board."""
+    return {
+        (row["keeper"], row["board"])
+        for row in rows
+        if row["part"] == _BARRED and row["clock"] == now.clock and row["expires_s"] > now.seconds
+    }
+
+
+def _find_work(
+    keeper: str, board: str, session: str, facts: Mapping[str, _Facts], wanted: Collection[str], now: Instant
+) -> str:
+    """What is to be written of a board's way: `take`, `renew`, `ask`, or nothing ("")."""
+    fact = facts.get(board, _Facts())
+    if not fact.keeper:
+        return "" if keeper in fact.barred else "take"
+    if fact.keeper == keeper:
+        keeps = fact.keeps or {}
+        due = keeps["expires_s"] - now.seconds < WAY_TTL_S * (1 - 1 / _RENEWALS_PER_TTL)
+        return "renew" if due or keeps["handed"] or (session and keeps["session"] != session) else ""
+    return "ask" if fact.may_ask(keeper, board in wanted) else ""
