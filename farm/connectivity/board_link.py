@@ -6,6 +6,7 @@ A wrong key is not tried again; everything else is, with growing pauses, until `
 from __future__ import annotations
 
 import dataclasses
+import re
 import threading
 import time
 from types import TracebackType
@@ -23,12 +24,17 @@ from farm.processes.restarts import Backoff, Restarts
 _JOIN_S = 5.0
 _FIND_TIMEOUT_S = 10.0
 
-# Who on the board carries this connection: the nearest process above that is one of sshd's (`sshd-session` since 9.8).
+# Who on the board carries this connection: the nearest process above that is one of sshd's (`sshd-session` since 9.8),
+# by its number and when it began (proc(5): field 22 of stat; sshd's name has no blanks), which no other process shares
+# until the board boots again.
 _FIND_SESSION = (
-    'p=$$; while [ "$p" -gt 1 ]; do case $(cat /proc/$p/comm) in sshd*) echo $p; exit;; esac; '
-    "p=$(awk '/^PPid:/{print $2}' /proc/$p/status); done; exit 1"
+    'p=$$; while [ "$p" -gt 1 ]; do case $(cat /proc/$p/comm) in sshd*) echo $p $(cut -d" " -f22 /proc/$p/stat); exit;;'
+    " esac; p=$(awk '/^PPid:/{print $2}' /proc/$p/status); done; exit 1"
 )
-_END_SESSION = "case $(cat /proc/{pid}/comm) in sshd*) kill -9 {pid};; esac"
+_END_SESSION = (
+    'case $(cat /proc/{pid}/comm) in sshd*) [ "$(cut -d" " -f22 /proc/{pid}/stat)" = {began} ] && kill -9 {pid};; esac'
+)
+_SESSION = re.compile(r"\d{1,10} \d{1,20}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +61,9 @@ class BoardLink:
         known_hosts: KnownHosts | None = None,
         backoff: Backoff | None = None,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        left: str = "",
     ) -> None:
+        """`left`: the `session` of an earlier connection, another coordinator's too, that may still have our ports."""
         self.address = address
         self._known_hosts = known_hosts
         self._backoff = backoff or Backoff()
@@ -65,7 +73,9 @@ class BoardLink:
         self._stop = threading.Event()
         self._changed = threading.Condition()
         self._connection: SshConnection | None = None
-        self._session_pid: int | None = None
+        # A connection that may be dead and still have our ports on the board: the last one of ours, or what was told.
+        self._left = [left] if _SESSION.fullmatch(left) else []
+        self.session = ""
         self._state = LinkState(False, time.monotonic())
         self._thread = threading.Thread(target=self._keep, name="farm-board-link", daemon=True)
 
@@ -201,7 +211,9 @@ class BoardLink:
             for reverse in self._reverses:
                 self._attach(reverse, connection)
             found = connection.exec(_FIND_SESSION, _FIND_TIMEOUT_S)
-            self._session_pid = int(found.out) if found.code == 0 and found.out.strip().isdigit() else None
+            session = found.out.decode(errors="replace").strip()
+            self.session = session if found.code == 0 and _SESSION.fullmatch(session) else ""
+            self._left = [self.session] if self.session else []
             with self._changed:
                 if self._stop.is_set():
                     raise TransientError(f"the link to {self.address} was closed")
@@ -217,10 +229,10 @@ class BoardLink:
             reverse.attach(connection)
         except TransientError:
             # A connection that died without a farewell keeps its ports until the board's kernel gives up on it.
-            if self._session_pid is None or connection.lost.is_set():
+            if not self._left or connection.lost.is_set():
                 raise
-            connection.exec(_END_SESSION.format(pid=self._session_pid), _FIND_TIMEOUT_S)
-            self._session_pid = None
+            pid, began = self._left.pop().split()
+            connection.exec(_END_SESSION.format(pid=pid, began=began), _FIND_TIMEOUT_S)
             reverse.attach(connection)
 
     def _set(self, up: bool, error: FarmError | None = None, failures: int = 0, final: bool = False) -> None:

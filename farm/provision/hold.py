@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 from farm.crew.lease_keeper import LeaseKeeper
 from farm.errors import TransientError
+from farm.processes.machine import name_coordinator
 from farm.store import Store
 from farm.values import Health, State
 
@@ -37,7 +38,9 @@ class StoreHold:
             with self._open_store() as store:
                 board = store.require_board(name)
                 try:
-                    lease = store.acquire_lease(name, self._owner, PURPOSE, allowed=frozenset(Health))
+                    lease = store.acquire_lease(
+                        *(name, self._owner, PURPOSE), allowed=frozenset(Health), through=name_coordinator()
+                    )
                     break
                 except TransientError:
                     if board["lease"] is None and board["state"] == State.OFFLINE:

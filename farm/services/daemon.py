@@ -189,6 +189,7 @@ class Daemon:
                     "name": board.name,
                     "key": board.key,
                     "transport": board.transport.kind,
+                    "kept_by": keeper.leases.find(board.name).keeper,
                     "way_up": board.state.up,
                     "registered": board.registered,
                     "reachable": board.reachable,

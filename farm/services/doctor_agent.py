@@ -30,10 +30,10 @@ from farm.errors import (
 )
 from farm.inventory.board_types import require_board_type
 from farm.measure.session import BoardSession
+from farm.processes.machine import name_coordinator
 from farm.search.build import golden
 from farm.services.checks import Doubt, Work
 from farm.settings import Settings
-from farm.processes.machine import name_coordinator
 from farm.store import Store
 from farm.values import Health, Lease
 

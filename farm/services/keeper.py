@@ -25,14 +25,16 @@ from farm.errors import FarmError
 from farm.gpu import native
 from farm.inventory.board_types import require_board_type
 from farm.processes import children
+from farm.processes.machine import name_coordinator
 from farm.processes.restarts import Backoff, Restarts
 from farm.services.probing import Probing
 from farm.services.strangers import Strangers
-from farm.services.ways import DirectWay, VirtualWay, Way, WayState, make_way
+from farm.services.way_leases import WayLeases
+from farm.services.ways import DirectWay, OthersWay, VirtualWay, Way, WayState, make_way
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import is_on_demand, parse_transport, unknown_board
-from farm.values import Health, State, Transport
+from farm.values import Health, Ssh, State, Transport
 
 BY = "services"
 # How often everything is looked at when nothing happens: a lost board is in the store this much later.
@@ -93,6 +95,7 @@ class Keeper:
     ) -> None:
         """Start the tracker. Raises UnavailableError where it cannot."""
         self._settings, self._store, self._logs = settings, store, logs
+        self._me = name_coordinator(settings.home_path)
         self._wanted: set[str] | None = None if wanted is None else set(wanted)
         self._most_starting = _STARTING_PER_CORE * cores
         self._known_hosts = KnownHosts(settings.home_path / FILE_NAME)
@@ -107,6 +110,7 @@ class Keeper:
         self._boards_at = self._leases_at = self._tidied_at = 0.0
         self.probing = Probing(settings, (self.tracker.host, self.tracker.port), logs, self._defer)
         self._strangers = Strangers(store)
+        self.leases = WayLeases(store, self._me)
         # Told of every turn; the exporter of metrics, for one.
         self.watchers: list[Callable[[Keeper], None]] = []
 
@@ -150,6 +154,7 @@ class Keeper:
             if now - self._boards_at >= _BOARDS_PERIOD_S:
                 self._boards_at = now
                 self._rows = self._store.fetch_boards()
+                self._look_at_leases()
                 self._reconcile()
             if now - self._leases_at >= _LEASES_PERIOD_S:
                 self._leases_at = now
@@ -162,7 +167,7 @@ class Keeper:
                 self._tidied_at = now
                 self._tidy()
             self._look_at_boards()
-            self.probing.step(self._rows, {name for name, board in self._boards.items() if board.reachable})
+            self.probing.step(self._rows, set(self._list_lent()))
         except FarmError as error:  # the store is busy or its disk is full: what is up stays up
             _log.warning("%s", error)
         for watch in self.watchers:
@@ -188,6 +193,7 @@ class Keeper:
                 raise unknown_board(missing[0], known)
             if self._wanted is not None:
                 self._wanted |= set(names)
+            self.leases.want(names)
         self._boards_at = 0.0
 
     def retry(self, names: Collection[str]) -> None:
@@ -205,9 +211,13 @@ class Keeper:
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
             list(pool.map(lambda board: board.way.close(), boards))
         for board in boards:
-            if board.registered or board.state.up:
+            if (board.registered or board.state.up) and self.leases.is_mine(board.name):
                 self._tell(board.name, Kind.LOST, "the farm's services ended")
         self._boards.clear()
+        try:
+            self.leases.close()
+        except FarmError as error:  # others have them once they have expired
+            _log.warning("%s", error)
         self.tracker.stop()
 
     def _run_inbox(self, timeout_s: float) -> None:
@@ -249,29 +259,62 @@ class Keeper:
         seen = set()
         for row in self._rows:
             name = row["name"]
-            if row["health"] == Health.RETIRED or (self._wanted is not None and name not in self._wanted):
-                continue
-            if is_on_demand(row):  # whoever uses it starts its agent, at a tracker that is not ours
+            if not self._is_wanted(row):
                 continue
             seen.add(name)
             transport = parse_transport(row["transport"])
-            kept = self._boards.get(name)
-            if kept is not None and (kept.transport, kept.board_type) == (transport, row["board_type"]):
+            kept, leased = self._boards.get(name), self.leases.find(name)
+            # What we play ourselves is there whoever speaks for it; a board elsewhere has one way.
+            others = isinstance(transport, Ssh) and not self.leases.is_mine(name)
+            same = kept is not None and (kept.transport, kept.board_type) == (transport, row["board_type"])
+            if kept is not None and same and others == isinstance(kept.way, OthersWay):
+                kept.way = OthersWay(leased.keeper) if others else kept.way
                 continue
             if kept is not None:
                 kept.way.close()
+            if others:
+                way: Way = OthersWay(leased.keeper)
+                self._boards[name] = KeptBoard(name, row["board_type"], transport, way, way.look())
+                continue
             tracker = (self.tracker.host, self.tracker.port)
             work = self._settings.home_path / "cache" / "work"
             gpu = native.find_folder(self._settings.home_path)
             emulator = functools.partial(self._find_emulator, row["board_type"])
             about = (name, row["board_type"], transport)
-            way = make_way(*about, tracker, self._known_hosts, self._logs, work, gpu, emulator)
+            way = make_way(*about, tracker, self._known_hosts, self._logs, work, gpu, emulator, leased.session)
             if isinstance(way, VirtualWay):
                 way.may_start = self._may_start
-            untried = WayState(False, time.monotonic(), "not tried yet")
+            gone = leased.before if leased.before not in ("", self._me) else ""
+            why = f"{gone} kept the way to it and is gone" if gone else "not tried yet"
+            untried = WayState(False, time.monotonic(), why)
             self._boards[name] = KeptBoard(name, row["board_type"], transport, way, untried)
         for name in [name for name in self._boards if name not in seen]:
             self._boards.pop(name).way.close()
+
+    def _list_lent(self) -> list[str]:
+        """The boards in reach for which we speak."""
+        return [name for name, board in self._boards.items() if board.reachable and self.leases.is_mine(name)]
+
+    def _look_at_leases(self) -> None:
+        """Renew what is ours, and let go of what others are to have."""
+        names = [row["name"] for row in self._rows if self._is_wanted(row)]
+        sessions = {name: self._boards[name].way.session if name in self._boards else "" for name in names}
+        self.leases.look(sessions)
+        for name, to in self.leases.list_asked().items():
+            board = self._boards.get(name)
+            session = ""
+            if board is not None and isinstance(board.transport, Ssh):
+                session = board.way.session
+                board.way.close()
+                del self._boards[name]
+            self.leases.hand(name, to, session)
+
+    def _is_wanted(self, row: Mapping[str, Any]) -> bool:
+        """Whether a board is to be kept in reach here, or elsewhere. On-demand ones are whoever's that uses them: their
+        agents are started at a tracker that is not ours.
+        """
+        chosen = self._wanted is None or row["name"] in self._wanted
+        return chosen and row["health"] != Health.RETIRED and not is_on_demand(row)
 
     def _find_emulator(self, board_type: str) -> Path | None:
         """The emulator's parts where virtual boards of the type run their own code. Raises FarmError."""
@@ -288,9 +331,18 @@ class Keeper:
                 self._tell(board.name, Kind.HOSTILE, f"it sent a client {refused}")
         summary = self._note_registered()
         said = {row["name"]: row for row in self._rows}
-        for board in self._boards.values():
+        for board in list(self._boards.values()):
             row = said.get(board.name)
-            if row is None or board.reachable == (row["state"] != State.OFFLINE):
+            if row is None or not self.leases.is_mine(board.name):
+                continue
+            if board.reachable:
+                self.leases.note_up(board.name)
+            elif self.leases.is_settling(board.name):
+                continue
+            elif self.leases.give_up(board.name, board.trouble):
+                board.way.close()
+                self._boards.pop(board.name)
+            if board.reachable == (row["state"] != State.OFFLINE):
                 continue
             if board.reachable:
                 self._tell(board.name, Kind.BACK, "")
@@ -301,7 +353,7 @@ class Keeper:
             row["health"] = str(Health.SUSPECT) if row["health"] == Health.GOOD else row["health"]
             self._boards_at = 0.0
         if summary:
-            keys = {board.name: board.key for board in self._boards.values() if board.reachable}
+            keys = {name: self._boards[name].key for name in self._list_lent()}
             self._strangers.look(summary, keys, self._rows, time.monotonic())
 
     def _note_registered(self) -> dict[str, Any]:

@@ -58,6 +58,10 @@ class Way(Protocol):
     def metrics_address(self) -> tuple[str, int] | None:
         """Where the board's own metrics are reached here, if its way carries them."""
 
+    @property
+    def session(self) -> str:
+        """What its connection is on the board, for whoever has the way next; "" where there is none."""
+
     def look(self) -> WayState:
         """How it stands; what ended by itself is started again. Never waits."""
 
@@ -74,12 +78,21 @@ class SshWay:
     starting = False
     metrics_address: tuple[str, int] | None = None
 
-    def __init__(self, transport: Ssh, key: str, tracker: tuple[str, int], known_hosts: KnownHosts) -> None:
+    def __init__(
+        self, transport: Ssh, key: str, tracker: tuple[str, int], known_hosts: KnownHosts, left: str = ""
+    ) -> None:
+        """`left` is what another coordinator's connection was on the board; it is ended where it has our port."""
+        self._left = left
         self._transport, self._key, self._tracker, self._known_hosts = transport, key, tracker, known_hosts
         self._link: BoardLink | None = None
         self._agent: Forward | None = None
         self._failed = WayState(False, time.monotonic(), "not tried yet")
         self._connects = 0
+
+    @property
+    def session(self) -> str:
+        """See `Way`."""
+        return "" if self._link is None else self._link.session
 
     def look(self) -> WayState:
         """See `Way`."""
@@ -114,7 +127,7 @@ class SshWay:
             self._link = self.metrics_address = None
 
     def _open(self) -> BoardLink:
-        link = BoardLink(to_ssh_address(self._transport), self._known_hosts)
+        link = BoardLink(to_ssh_address(self._transport), self._known_hosts, left=self._left)
         try:
             self._agent = forward = link.add_agent(self._transport.agent_port)
             link.add_tracker(self._transport.tracker_port, self._tracker, self._key, forward)
@@ -134,6 +147,7 @@ class VirtualWay:
     """A virtual board: an agent of our own, which lives as long as we do. Start from the main thread only."""
 
     metrics_address = None
+    session = ""
 
     def __init__(
         self,
@@ -227,6 +241,7 @@ class DirectWay:
 
     starting = False
     metrics_address = None
+    session = ""
 
     def __init__(self) -> None:
         self._state = WayState(True, time.monotonic())
@@ -243,6 +258,15 @@ class DirectWay:
         """See `Way`."""
 
 
+class OthersWay(DirectWay):
+    """A board whose way another coordinator keeps."""
+
+    def __init__(self, keeper: str) -> None:
+        self.keeper = keeper
+        text = f"{keeper} keeps the way to it" if keeper else "it is left to other coordinators for a while"
+        self._state = WayState(False, time.monotonic(), text)
+
+
 def make_way(
     name: str,
     board_type: str,
@@ -253,11 +277,12 @@ def make_way(
     work: Path,
     gpu: Path | None = None,
     emulator: Callable[[], Path | None] = lambda: None,
+    left: str = "",
 ) -> Way:
-    """The way that a transport asks for. Starts nothing yet."""
+    """The way that a transport asks for. Starts nothing yet. `left`: see `SshWay`."""
     match transport:
         case Ssh():
-            return SshWay(transport, f"{board_type}/{name}", tracker, known_hosts)
+            return SshWay(transport, f"{board_type}/{name}", tracker, known_hosts, left)
         case Virtual(seed, faults, live):
             return VirtualWay(name, board_type, seed, tracker, logs / "boards", faults, work, live, gpu, emulator)
         case Direct():

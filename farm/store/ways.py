@@ -16,9 +16,12 @@ from farm.store import schema
 from farm.store.base import Base
 from farm.store.clock import Instant
 
-# A coordinator that is gone is followed by another within 30 s: this, a look of the other's, a connection, and the 2 s
-# after which an agent tries its tracker again. Longer than a machine that is busy keeps a process waiting.
-WAY_TTL_S = 20.0
+# A coordinator that is gone is followed by another within 30 s: this, `OVERDUE_S` of the other's looking at it, a
+# connection, and the 2 s after which an agent tries its tracker again.
+WAY_TTL_S = 15.0
+# For so long another one has to see that a way was not renewed: after an outage of the store all are late, and whoever
+# still has the connection comes back first.
+OVERDUE_S = 5.0
 _RENEWALS_PER_TTL = 4
 # An ask is repeated at each look; one that is not was a coordinator's that is gone, or has what it wanted.
 _ASK_TTL_S = 10.0
@@ -32,14 +35,19 @@ _KEEPS, _ASKS, _BARRED = "keeps", "asks", "barred"
 
 @dataclasses.dataclass(frozen=True)
 class BoardWay:
-    """Whose a board's way is. `session` is what the coordinator before left on the board, to be ended where it is in
-    the way; `handed`: it gave the way by itself. `asked_by` is who is to have it next, "" where nobody is.
+    """Whose a board's way is; `lapsed`: it has not renewed that in time. `asked_by` is who is to have it next, "" where
+    nobody is.
+
+    Where it is ours and new, `before` is who had it, and `session` what that one left on the board, to be ended where
+    it is in the way; `handed`: it gave the way by itself.
     """
 
     keeper: str
+    lapsed: bool = False
+    asked_by: str = ""
+    before: str = ""
     session: str = ""
     handed: bool = False
-    asked_by: str = ""
 
 
 @dataclasses.dataclass
@@ -75,29 +83,31 @@ class _Facts:
 class WayQueries(Base):
     """Queries on `board_ways`."""
 
-    def keep_ways(self, keeper: str, boards: Mapping[str, str], wanted: Collection[str] = ()) -> dict[str, BoardWay]:
+    def keep_ways(
+        self, keeper: str, boards: Mapping[str, str], wanted: Collection[str] = (), overdue: Collection[str] = ()
+    ) -> dict[str, BoardWay]:
         """Keep what is ours of these boards' ways, take what is nobody's, ask for what our leases, or those who
         `wanted` boards, need; returns whose each way is now.
 
-        `boards` has the session that each connection of ours is on the board, "" for none. To be called more often than
-        every `WAY_TTL_S`: who does not has lost its ways. Where nothing is to be written, nothing is.
+        `boards` has the session that each connection of ours is on the board, "" for none; of `overdue` ones it is
+        known that their keeper is late for `OVERDUE_S`. To be called more often than every `WAY_TTL_S`: who does not
+        may have lost its ways. Where nothing is to be written, nothing is.
         """
         facts, now = self._read_ways(None)
-        if any(_find_work(keeper, name, session, facts, wanted, now) for name, session in boards.items()):
+
+        def find_works() -> dict[str, str]:
+            return {
+                name: _find_work(keeper, name, session, facts.get(name, _Facts()), wanted, overdue, now)
+                for name, session in boards.items()
+            }
+
+        if any((works := find_works()).values()):
             with self._writing() as connection:
                 facts, now = self._read_ways(connection)
-                for name, session in boards.items():
-                    work = _find_work(keeper, name, session, facts, wanted, now)
-                    self._do(connection, work, keeper, name, session, facts.get(name, _Facts()), now)
-        found = {}
-        for name in boards:
-            fact = facts.get(name, _Facts())
-            taken = not fact.keeper and keeper not in fact.barred
-            session = str(fact.keeps["session"]) if fact.keeps is not None else ""
-            handed = fact.keeps is not None and bool(fact.keeps["handed"]) and not fact.lapsed
-            asked = fact.find_next() if fact.keeper == keeper else ""
-            found[name] = BoardWay(keeper if taken else fact.keeper, session, handed, asked)
-        return found
+                works = find_works()
+                for name, work in works.items():
+                    self._do(connection, work, keeper, name, boards[name], facts.get(name, _Facts()), now)
+        return {name: _show(keeper, facts.get(name, _Facts()), work) for name, work in works.items()}
 
     def hand_way(self, keeper: str, board: str, to: str, session: str) -> bool:
         """Give a way of ours, whose connection is closed, to who asks for it; False where that is so no more.
@@ -139,7 +149,12 @@ class WayQueries(Base):
     def _read_ways(self, connection: sa.Connection | None) -> tuple[dict[str, _Facts], Instant]:
         ways, boards, leases = schema.board_ways, schema.boards, schema.leases
         standing = sa.select(
-            boards.c.name, boards.c.reachable, boards.c.state_since, leases.c.through, leases.c.clock, leases.c.expires_s
+            boards.c.name,
+            boards.c.reachable,
+            boards.c.state_since,
+            leases.c.through,
+            leases.c.clock,
+            leases.c.expires_s,
         ).select_from(boards.outerjoin(leases, leases.c.board == boards.c.name))
         queries = (ways.select().order_by(ways.c.since_s), standing)
         if connection is None:
@@ -237,15 +252,32 @@ def list_bars(rows: Iterable[Mapping[str, Any]], now: Instant) -> set[tuple[str,
     }
 
 
+def _show(keeper: str, fact: _Facts, work: str) -> BoardWay:
+    """Whose a way is once `work` is done, given how it was before."""
+    keeps = fact.keeps or {"keeper": "", "session": "", "handed": False}
+    before, session = str(keeps["keeper"]), str(keeps["session"])
+    if work == "take":
+        return BoardWay(keeper, before=before, session=session)
+    if fact.keeper == keeper:
+        return BoardWay(keeper, asked_by=fact.find_next(), session=session, handed=bool(keeps["handed"]))
+    return BoardWay(before, lapsed=fact.lapsed)
+
+
 def _find_work(
-    keeper: str, board: str, session: str, facts: Mapping[str, _Facts], wanted: Collection[str], now: Instant
+    keeper: str,
+    board: str,
+    session: str,
+    fact: _Facts,
+    wanted: Collection[str],
+    overdue: Collection[str],
+    now: Instant,
 ) -> str:
     """What is to be written of a board's way: `take`, `renew`, `ask`, or nothing ("")."""
-    fact = facts.get(board, _Facts())
-    if not fact.keeper:
-        return "" if keeper in fact.barred else "take"
+    keeps = fact.keeps
+    if keeps is None or fact.lapsed:
+        mine = keeps is None or keeps["keeper"] == keeper or board in overdue
+        return "take" if mine and keeper not in fact.barred else ""
     if fact.keeper == keeper:
-        keeps = fact.keeps or {}
         due = keeps["expires_s"] - now.seconds < WAY_TTL_S * (1 - 1 / _RENEWALS_PER_TTL)
         return "renew" if due or keeps["handed"] or (session and keeps["session"] != session) else ""
     return "ask" if fact.may_ask(keeper, board in wanted) else ""

@@ -119,9 +119,10 @@ def test_a_store_of_before_there_was_a_queue_gets_one(place: StoreLocation) -> N
     """Its boards and leases stay, which count as no work, and it can be waited in."""
     with open_fleet(place, Clocks()) as store:
         take(store, ttl_s=1e6)
+    execute(place, "DROP TABLE board_ways")
     execute(place, "DROP TABLE board_requests")
     execute(place, "DROP TABLE board_usage")
-    for column in ("kind", "since_s"):
+    for column in ("kind", "since_s", "through"):
         execute(place, f"ALTER TABLE leases DROP COLUMN {column}")
     execute(place, "UPDATE alembic_version SET version_num = '0007'")
     opened = database.connect(place)
