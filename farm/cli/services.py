@@ -34,16 +34,25 @@ def up(
         str, typer.Option("--wait", metavar="60s", help="Longest wait for boards to be reached and probed.")
     ] = "",
     web: Annotated[bool, typer.Option("--web", help="Serve the farm's page as well.")] = False,
+    take_over: Annotated[
+        bool | None,
+        typer.Option(
+            "--take-over/--no-take-over",
+            help="Go on here with campaigns whose engine was killed, on any host of a shared store.",
+        ),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Start the farm's services: the tracker, the way to every board, probes of their health, metrics."""
     settings = farm_settings.load()
     wait_s = read_duration_s("--wait", wait) if wait else 0.0
+    if take_over:
+        _require_shared(settings)
     if foreground:
         from farm.services import daemon
 
-        raise SystemExit(daemon.main(["--stay", "--foreground"]))
-    services, started = start_services(settings)
+        raise SystemExit(daemon.main(["--stay", "--foreground", *(["--take-over"] if take_over else [])]))
+    services, started = start_services(settings, take_over)
     if started:
         output.stderr.print("the farm's services are up; `farm down` ends them")
     else:
@@ -175,6 +184,14 @@ def list_in_service(store: Store) -> list[dict[str, Any]]:
     return [row for row in store.fetch_boards() if row["health"] not in _OUT_OF_SERVICE and not is_on_demand(row)]
 
 
+def _require_shared(settings: Settings) -> None:
+    if not isinstance(settings.store_location, str):
+        raise UsageError(
+            "--take-over is for a store that several hosts share",
+            "This one is a file of this host; `farm campaign resume` goes on with a campaign that was interrupted.",
+        )
+
+
 def _require_unused(settings: Settings, services: Services) -> None:
     with options.open_store(settings) as store:
         leases = [
@@ -206,6 +223,7 @@ def _show(settings: Settings, services: Services, json: bool) -> None:
         f"tracker   {tracker['host']}:{tracker['port']}{'' if tracker['up'] else ', DOWN'}, "
         f"restarted {tracker['restarts']} times",
         f"metrics   {status['metrics'] or 'off'}",
+        *(["take-over campaigns whose engine was killed go on here"] if status["takes_over"] else []),
     ]
     for line in lines:
         output.say(line)

@@ -69,9 +69,11 @@ class Services:
                 raise DeadlineError(f"board {name!r} could not be reached within {timeout_s:g} s: {trouble}")
             time.sleep(_LOOK_S * 4)
 
-    def stay(self) -> dict[str, Any]:
-        """Have them stay up for all boards, whoever started them."""
-        return dict(self._control.ask("stay", _GRACE_S + 30.0))
+    def stay(self, take_over: bool | None = None) -> dict[str, Any]:
+        """Have them stay up for all boards, whoever started them; `take_over`: whether they have campaigns go on whose
+        engine was killed, None to leave that as it is.
+        """
+        return dict(self._control.ask("stay", _GRACE_S + 30.0, take_over=take_over))
 
     def hold(self, boards: Collection[str] | None) -> tuple[socket.socket, dict[str, Any]]:
         """Keep them up, for these boards at least, as long as the socket is open."""
@@ -116,13 +118,16 @@ def using_services(
             _wait_released(settings, services)
 
 
-def start_services(settings: Settings) -> tuple[Services, bool]:
-    """Services that stay; returns them and whether they had to be started. Raises UnavailableError, DeadlineError."""
+def start_services(settings: Settings, take_over: bool | None = None) -> tuple[Services, bool]:
+    """Services that stay; returns them and whether they had to be started. `take_over`: see `Services.stay`.
+
+    Raises UnavailableError, DeadlineError.
+    """
     found = find_services(settings)
     if found is not None:
-        found.stay()
+        found.stay(take_over)
         return found, False
-    process = _spawn(settings, ["--stay"])
+    process = _spawn(settings, ["--stay", *(["--take-over"] if take_over else [])])
     return _wait_ready(settings, process), True
 
 

@@ -19,6 +19,7 @@ import psutil
 from farm import settings as farm_settings
 from farm.errors import MachineBusyError, UnavailableError
 from farm.store import Store
+from farm.store.engines import name_engine
 
 _LOOK_S = 0.2
 
@@ -82,6 +83,14 @@ def is_gone(identity: Mapping[str, Any] | None) -> bool:
         return process.create_time() != identity["created"] or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def find_engines_gone(store: Store) -> Callable[[Mapping[str, Any]], bool]:
+    """Tells of an engine (`process_identity`) in a store that hosts share whether it is no more: its process was here
+    and is gone, or it is another host's and has given no sign of life for long.
+    """
+    living = store.fetch_living_engines()
+    return lambda engine: is_gone(engine) or (not is_here(engine) and name_engine(engine) not in living)
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from farm.processes import log_lines
 from farm.processes.listening import raise_descriptor_limit
 from farm.services.keeper import Keeper
 from farm.services.notices.notifier import Notifier
+from farm.services.take_over import TakeOver
 from farm.services.telemetry import Telemetry
 from farm.services.worker import skipped
 from farm.store import Store
@@ -47,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m farm.services")
     parser.add_argument("--stay", action="store_true", help="until told to end, whether anybody needs it or not")
     parser.add_argument("--boards", default=None, help="only these, comma-separated")
+    parser.add_argument("--take-over", action="store_true", help="go on with campaigns whose engine was killed")
     parser.add_argument("--foreground", action="store_true", help="log to stderr")
     options = parser.parse_args(argv)
     try:
@@ -56,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         log_lines.start_log("services", path, rotated=True, foreground=options.foreground)
         wanted = None if options.boards is None else [name for name in options.boards.split(",") if name]
         with services_lock(settings.home_path):
-            Daemon(settings, wanted, options.stay).run()
+            Daemon(settings, wanted, options.stay, options.take_over).run()
     except FarmError as error:
         _log.error("%s", error)
         print(f"error: {error}", file=sys.stderr)
@@ -71,7 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 class Daemon:
     """The services of one FARM_HOME."""
 
-    def __init__(self, settings: farm_settings.Settings, wanted: Sequence[str] | None, stay: bool) -> None:
+    def __init__(
+        self, settings: farm_settings.Settings, wanted: Sequence[str] | None, stay: bool, take_over: bool = False
+    ) -> None:
+        self._takes_over = take_over
         self._settings, self._wanted, self._stay = settings, wanted, stay
         self._started_at = time.time()
         self._began = time.monotonic()
@@ -88,6 +93,9 @@ class Daemon:
             cores = len(os.sched_getaffinity(0))
             self._keeper = Keeper(self._settings, store, cores, self._wanted, home / "logs")
             stack.callback(self._keeper.close)
+            self._take_over = TakeOver(store, home / "logs", on=self._takes_over)
+            self._keeper.watchers.append(self._take_over.watch)
+            stack.callback(self._take_over.close)
             telemetry = Telemetry(self._settings)
             stack.callback(telemetry.close)
             self._keeper.watchers.append(telemetry.watch)
@@ -121,6 +129,8 @@ class Daemon:
             case "stay":
                 self._do(lambda: self._keeper.need(None))
                 self._stay = True
+                if arguments.get("take_over") is not None:
+                    self._take_over.on = bool(arguments["take_over"])
                 return self._do(self._show)
             case "retry":
                 return self._do(lambda: self._keeper.retry(list(arguments["boards"])))
@@ -173,6 +183,7 @@ class Daemon:
             "started_at": self._started_at,
             "stays": self._stay,
             "held_by": self._control.holds,
+            "takes_over": self._take_over.on,
             "tracker": {
                 "host": keeper.tracker.host,
                 "port": keeper.tracker.port,

@@ -18,6 +18,8 @@ from farm.store.workloads import WorkloadQueries
 from farm.values import CampaignState, FleetCampaign
 
 RUN, PAUSE, CANCEL = "run", "pause", "cancel"
+# How the reason of a campaign begins whose engine went without a word.
+KILLED = "its engine was killed while it was"
 
 
 class CampaignQueries(WorkloadQueries):
@@ -238,7 +240,7 @@ class CampaignQueries(WorkloadQueries):
                 if not is_abandoned(each.engine or {}):
                     continue
                 why = explain(each.engine or {})
-                reason = f"its engine ended: {why}" if why else f"its engine was killed while it was {each.state}"
+                reason = f"its engine ended: {why}" if why else f"{KILLED} {each.state}"
                 after = CampaignState.INTERRUPTED
                 if each.wanted == CANCEL:
                     after = CampaignState.CANCELLED

@@ -6,11 +6,11 @@ On one machine a lock and the process table say that better; see `farm.campaign.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from farm.store import schema
-from farm.store.campaigns import RUN, CampaignQueries, find_open
+from farm.store.campaigns import KILLED, RUN, CampaignQueries, find_open
 from farm.values import CampaignState
 
 # As long as a lease: whoever is believed dead has lost its boards by then, too.
@@ -31,6 +31,19 @@ class EngineQueries(CampaignQueries):
             table = schema.fleet_campaigns
             connection.execute(table.update().where(table.c.campaign == campaign).values(engine=dict(engine)))
             return True
+
+    def fetch_left_campaigns(self, is_gone: Callable[[Mapping[str, Any]], bool]) -> list[str]:
+        """The names of campaigns that are to go on and whose engine was killed, whether that was noted yet or not."""
+        return [
+            each.name
+            for each in self.fetch_fleet_campaigns(over=False)
+            if each.wanted == RUN
+            and (
+                is_gone(each.engine)
+                if each.engine
+                else each.state is CampaignState.INTERRUPTED and each.reason.startswith(KILLED)
+            )
+        ]
 
     def note_engine(self, engine: Mapping[str, Any], ttl_s: float = ENGINE_TTL_S) -> None:
         """Note that an engine is there, and is believed to be for `ttl_s`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +34,23 @@ class Coordinator:
     def lends(self) -> set[str]:
         """The boards that its tracker lists."""
         return {name for name, board in self.status().items() if board["registered"]}
+
+    @property
+    def name(self) -> str:
+        """What the farm calls it."""
+        return f"{socket.gethostname()}:{self.home.environment['FARM_HOME']}"
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """For the block its machine stands still: nothing runs, and no connection of it ends."""
+        processes = self.home.processes()
+        for process in processes:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in processes:
+                process.resume()
 
     def kill_everything(self) -> None:
         """As if its machine had lost its power: every process that it started, by kill -9."""

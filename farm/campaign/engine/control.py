@@ -14,10 +14,9 @@ from farm.campaign.engine import progress
 from farm.campaign.engine.state import engine_lock, find_engine, is_held, read_last_words
 from farm.campaign.scheduler.values import Budget
 from farm.errors import UnavailableError, UsageError
-from farm.processes.machine import is_gone, is_here
+from farm.processes.machine import find_engines_gone, is_gone, is_here
 from farm.settings import Settings
 from farm.store import Store
-from farm.store.engines import name_engine
 from farm.values import CampaignState, FleetCampaign
 
 RUN, PAUSE, CANCEL = "run", "pause", "cancel"
@@ -45,11 +44,11 @@ def close_abandoned(store: Store, me: Mapping[str, Any] | None = None) -> list[s
     """
     home = farm_settings.load().home_path if isinstance(store.location, str) else store.location.parent
 
-    living = store.fetch_living_engines()
+    are_gone = find_engines_gone(store)
 
     def is_abandoned(engine: Mapping[str, Any]) -> bool:
         if isinstance(store.location, str):  # engines of several hosts and homes
-            return engine != me and (is_gone(engine) or (not is_here(engine) and name_engine(engine) not in living))
+            return engine != me and are_gone(engine)
         if me is not None:
             return engine != me
         # Asked after the campaign was read: whoever wrote itself there had the lock before.
